@@ -1,0 +1,46 @@
+# Each goal sets up what it needs: a Python 3.10-3.12 with venv and pip, and this file, are enough.
+#   make demo    the whole pipeline on a small trained model, then where the files are
+#   make test    the tests, under ten minutes on two cores
+
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3 python; do \
+    $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: demo test test-slow test-faults check bench clean-venv
+
+demo: $(VENV)/.ready
+	@$(BIN)/tvmflow run recipes/digits.yaml
+
+test: $(VENV)/.ready-to-test
+	$(PYTEST)
+
+test-slow: $(VENV)/.ready-to-test
+	$(PYTEST) -m slow
+
+test-faults: $(VENV)/.ready-to-test
+	$(PYTEST) -m faults
+
+check: $(VENV)/.ready-to-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.ready-to-test
+	$(BIN)/python benchmarks/noop.py
+
+clean-venv:
+	rm -rf $(VENV)
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "tvmflow needs Python 3.10, 3.11 or 3.12: name one with make PYTHON=/path/to/python"; exit 1; }
+	@echo "setting up $(VENV) with $(PYTHON) (once; about a minute)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot make virtual environments: install its venv package"; exit 1; }
+	@$(PIP) install -c constraints.txt -e '.[mxnet]'
+	@touch $@
+
+$(VENV)/.ready-to-test: $(VENV)/.ready
+	@$(PIP) install -c constraints.txt -e '.[mxnet,test]'
+	@touch $@
