@@ -1,0 +1,1 @@
+"""Machines that libraries are built for: presets, this host, linking, devices."""
