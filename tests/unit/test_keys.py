@@ -1,0 +1,104 @@
+"""Keys: what changes one, what must not, and how the difference reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvmflow.keys import canonical, difference, digest_of, key_of
+from tvmflow.values import InputFile, StageSpec
+
+MACHINE = "linux-x86_64"
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def spec(**changes: Any) -> StageSpec:
+    """A tune stage, with some fields changed."""
+    base = StageSpec(
+        id="digits:tune/host",
+        stage="tune",
+        recipe="digits",
+        target="host",
+        version=1,
+        settings={"tune": {"trials": 4, "seed": 0}, "target": {"tvm": {"mcpu": "znver4"}}},
+        files=(),
+        needs=(),
+        tools=("apache-tvm",),
+        timeout_s=1.0,
+    )
+    return base._replace(**changes)
+
+
+def key(stage: StageSpec, inputs: dict[str, str] | None = None, tvm: str = "0.27+aa") -> Any:
+    return key_of(
+        stage, inputs or {"extract_tasks/tasks.json": "1" * 64}, {"apache-tvm": tvm}, MACHINE
+    )
+
+
+def test_paths_names_and_places_do_not_matter() -> None:
+    """The same stage of another recipe, elsewhere, under another name, has the same key."""
+    other = spec(
+        id="x:tune/y", recipe="x", target="y", timeout_s=9.0,
+        files=(InputFile("model", "/elsewhere", "a.yaml:1:1"),),
+    )  # fmt: skip
+    assert key(spec()).digest == key(other).digest
+
+
+@given(JSON)
+def test_key_order_does_not_matter(value: Any) -> None:
+    """Equal JSON values have one spelling, whatever order their fields were written in."""
+
+    def turned(inner: Any) -> Any:
+        if isinstance(inner, dict):
+            return {name: turned(inner[name]) for name in reversed(list(inner))}
+        return [turned(item) for item in inner] if isinstance(inner, list) else inner
+
+    assert canonical(value) == canonical(turned(value))
+
+
+@given(JSON, JSON)
+def test_different_settings_have_different_digests(one: Any, two: Any) -> None:
+    """Two values share a digest only when they are spelled alike."""
+    assert (digest_of(one) == digest_of(two)) == (canonical(one) == canonical(two))
+
+
+def test_swapped_inputs_are_another_key() -> None:
+    """Which content plays which role is part of the key."""
+    one = key(spec(), {"symbol": "1" * 64, "params": "2" * 64})
+    two = key(spec(), {"symbol": "2" * 64, "params": "1" * 64})
+    assert one.digest != two.digest
+
+
+def test_difference_speaks_the_recipes_words() -> None:
+    """Each cause of a new key is one phrase that names the field, file, stage or tool."""
+    before = key(spec(), {"import/model.json": "1" * 64, "data": "3" * 64, "symbol": "5" * 64})
+    settings = {"tune": {"trials": 8, "seed": 0}, "target": {"tvm": {"mcpu": "znver5"}}, "k": 1}
+    after = key(
+        spec(version=2, settings=settings),
+        {"import/model.json": "2" * 64, "data": "4" * 64, "external/w": "6" * 64},
+        tvm="0.27+bb",
+    )
+    assert difference(before.preimage, after.preimage) == [
+        "this tvmflow does tune differently",
+        "tune.k (not set) -> 1",
+        'target.tvm.mcpu "znver4" -> "znver5"',
+        "tune.trials 4 -> 8",
+        "the content of file 'data' changed (33333333 -> 44444444)",
+        "file 'external/w' is new",
+        "import gave another model.json",
+        "file 'symbol' is no longer used",
+        'apache-tvm "0.27+aa" -> "0.27+bb"',
+    ]
+
+
+def test_no_difference_between_equal_keys() -> None:
+    """Nothing changed, nothing said."""
+    assert difference(key(spec()).preimage, key(spec()).preimage) == []

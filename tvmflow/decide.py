@@ -1,0 +1,95 @@
+"""Which stages of a plan are up to date, which must run, and why: one truth for plan, explain and run."""
+
+from tvmflow import tools
+from tvmflow.errors import RecipeError
+from tvmflow.keys import difference, key_of
+from tvmflow.stores.filestat import FileDigests
+from tvmflow.stores.local import LocalStore
+from tvmflow.values import Artifact, Decision, InputFile, Plan, StageKey, StageSpec
+
+
+class Survey:
+    """What is known of a plan's stages so far. Filled in topological order, first by `look`, then by the run."""
+
+    def __init__(self, store: LocalStore, digests: FileDigests) -> None:
+        self._store = store
+        self._digests = digests
+        self._tools: dict[str, str] = {}
+        self._machine = tools.machine()
+        self.keys: dict[str, StageKey] = {}
+        self.artifacts: dict[str, Artifact] = {}
+        self.decisions: dict[str, Decision] = {}
+
+    def look(self, plan: Plan) -> None:
+        """Decide about every stage as far as that is possible before anything runs."""
+        for spec in plan.stages:
+            self.decide(spec)
+
+    def decide(self, spec: StageSpec) -> Decision:
+        """Decide about one stage; those that it needs must have been decided about before."""
+        waiting = [need.stage for need in spec.needs if need.stage_id not in self.artifacts]
+        if waiting:
+            decision = Decision(spec.id, "wait", f"after {' and '.join(waiting)}")
+        else:
+            key = self._key(spec)
+            self.keys[spec.id] = key
+            artifact = self._store.find(key.digest)
+            if artifact is not None:
+                self.artifacts[spec.id] = artifact
+                decision = Decision(spec.id, "hit", "unchanged")
+            else:
+                decision = Decision(spec.id, "run", self._reason(spec, key))
+        self.decisions[spec.id] = decision
+        return decision
+
+    def forget(self, spec: StageSpec) -> None:
+        """A stage's result turned out to be damaged."""
+        self.artifacts.pop(spec.id, None)
+
+    def _key(self, spec: StageSpec) -> StageKey:
+        inputs = {file.role: self._digest(file) for file in spec.files}
+        for need in spec.needs:
+            found = self.artifacts[need.stage_id].digests(need.files)
+            inputs.update({f"{need.stage}/{name}": digest for name, digest in found.items()})
+        for name in spec.tools:
+            if name not in self._tools:
+                self._tools[name] = self._tool(name)
+        return key_of(spec, inputs, self._tools, self._machine)
+
+    def _tool(self, distribution: str) -> str:
+        """A tool's identity; the digest of its RECORD is remembered by the record's own content stamp."""
+        try:
+            version, record = tools.record_file(distribution)
+        except tools.NotInstalled:
+            return "absent"
+        note = self._digests.digest(record)
+        known = self._store.read_note("facts", f"tool-{note}")
+        if known is None:
+            known = tools.digest_record(record)
+            self._store.write_note(known, "facts", f"tool-{note}")
+        return f"{version}+{known}"
+
+    def _digest(self, file: InputFile) -> str:
+        if file.url:
+            return file.sha256
+        try:
+            digest = self._digests.digest(file.path)
+        except OSError as error:
+            raise RecipeError(f"{file.where}: {file.path}: {error.strerror}") from error
+        if file.sha256 and digest != file.sha256:
+            raise RecipeError(
+                f"{file.sha256_where or file.where}: sha256: {file.path} has the digest {digest}",
+                fix="fetch the file again, or write its digest into the recipe if this is the right one",
+            )
+        return digest
+
+    def _reason(self, spec: StageSpec, key: StageKey) -> str:
+        last = self._store.last_key(spec.recipe, spec.label)
+        if last is None:
+            return "never ran"
+        if last == key.digest:
+            return "its result is no longer in the store"
+        before = self._store.preimage(last)
+        if before is None:
+            return "its last result is no longer in the store"
+        return "; ".join(difference(before, key.preimage)) or "changed"
