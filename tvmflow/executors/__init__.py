@@ -1,0 +1,1 @@
+"""Where stages run: the names that `--executor` takes."""

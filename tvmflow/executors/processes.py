@@ -1,0 +1,67 @@
+"""Runs each stage in an isolated worker on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from tvmflow.errors import VerifyFailed
+from tvmflow.executors.nursery import Nursery, Outcome
+from tvmflow.values import StageCall, StageResult
+
+_PRELOAD: Final = ("numpy", "tvm", "tvm.s_tir.meta_schedule", "tvmflow.executors.worker")
+
+_OUTCOMES: Final = {
+    "ok": "ok",
+    "crashed": "crashed",
+    "timeout": "timeout",
+    "cancelled": "cancelled",
+}
+
+
+class ProcessExecutor:
+    """One freshly forked process a stage, from a server that has TVM loaded; the server starts when first needed."""
+
+    def __init__(self) -> None:
+        self._nursery: Nursery | None = None
+
+    def start(self) -> None:
+        """Start the server: it loads TVM while the caller goes on."""
+        if self._nursery is None:
+            self._nursery = Nursery.start(_PRELOAD)
+
+    def execute(
+        self, call: StageCall, log: Path, on_event: Callable[[dict[str, Any]], None]
+    ) -> StageResult:
+        """Run a stage to its end, whatever that is: a crash is a result, not an exception."""
+        self.start()
+        assert self._nursery is not None
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)
+        outcome = self._nursery.call(
+            "tvmflow.executors.worker:run_stage",
+            call._asdict(),
+            timeout_s=call.timeout_s,
+            log=log,
+            emit=on_event,
+        )
+        return _result(outcome, log)
+
+    def cancel(self) -> None:
+        """Stop every stage that runs, and let none start."""
+        if self._nursery is not None:
+            self._nursery.cancel()
+
+    def close(self) -> None:
+        """End the server."""
+        if self._nursery is not None:
+            self._nursery.close()
+
+
+def _result(outcome: Outcome, log: Path) -> StageResult:
+    kind: Any = _OUTCOMES.get(outcome.kind, "failed")
+    if outcome.error == VerifyFailed.__name__:
+        kind = "rejected"
+    facts = outcome.value if outcome.kind == "ok" else {}
+    return StageResult(kind, outcome.message, outcome.fix, facts, outcome.seconds, str(log))
