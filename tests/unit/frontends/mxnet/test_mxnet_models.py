@@ -1,0 +1,35 @@
+"""A trained model as people published it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.mxnet_runs import checkpoint, compute, specs
+from tvmflow.frontends import mxnet as frontend
+
+
+@pytest.mark.models
+@pytest.mark.slow
+def test_a_plate_detector_gives_the_outputs_that_mxnet_recorded() -> None:
+    """A checkpoint of MXNet 1.5 with six outputs; the recorded ones came from MXNet 1.9.1."""
+    folder = os.environ.get("TVMFLOW_TEST_MODELS")
+    if not folder:
+        pytest.skip("TVMFLOW_TEST_MODELS does not name the folder of public models")
+    lffd = Path(folder) / "lffd"
+    recorded = np.load(lffd / "plate_small_io.npz")
+    feed = {"data": recorded["x"]}
+    model = frontend.load(checkpoint(lffd, "plate_small"), specs(feed), {})
+    assert [spec.name for spec in model.outputs] == [
+        "slice_axis12_output",
+        "conv10_3_bbox_output",
+        "slice_axis13_output",
+        "conv13_3_bbox_output",
+        "slice_axis14_output",
+        "conv16_3_bbox_output",
+    ]
+    for index, found in enumerate(compute(model, feed)):
+        np.testing.assert_allclose(found, recorded[f"y{index}"], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,35 @@
+"""Every converter against MXNet itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.mxnet_cases import CASES, ZOO
+from tests.support.mxnet_runs import compare, generate
+
+pytestmark = pytest.mark.mxnet
+
+
+@pytest.fixture(scope="session")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return generate(tmp_path_factory.mktemp("cases"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_computes_what_mxnet_computes(cases: Path, name: str) -> None:
+    """Names, shapes, dtypes and values of all outputs are MXNet's."""
+    compare(cases, name, CASES[name].rtol, CASES[name].atol)
+
+
+def test_a_detector_computes_what_mxnet_computes(tmp_path: Path) -> None:
+    """A whole single-shot detector: heads of three scales, anchors, decoding, suppression."""
+    compare(generate(tmp_path, "ssd"), "ssd", 1e-4, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
+def test_a_network_of_the_zoo_computes_what_mxnet_computes(tmp_path: Path, name: str) -> None:
+    """Gluon's own networks, exported with seeded weights."""
+    compare(generate(tmp_path, name), name, 1e-4, 1e-5)
