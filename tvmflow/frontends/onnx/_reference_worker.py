@@ -1,0 +1,68 @@
+"""The process in which ONNX Runtime runs: `python -m tvmflow.frontends.onnx._reference_worker`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tvmflow.frontends._frames import Array, Message, serve
+
+
+class _Session:
+    """ONNX Runtime on the CPU."""
+
+    def __init__(self, model: str, threads: int) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"]
+        )
+        self.version = str(onnxruntime.__version__)
+
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        results = self._session.run(None, dict(arrays))
+        return {str(index): np.asarray(value) for index, value in enumerate(results)}
+
+    def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
+        feed = dict(arrays)
+        return lambda: self._session.run(None, feed)
+
+
+class _Evaluator:
+    """The ONNX project's own evaluator: slow, and takes models that ONNX Runtime does not."""
+
+    def __init__(self, model: str) -> None:
+        import onnx
+        from onnx.reference import ReferenceEvaluator
+
+        self._evaluator: Any = ReferenceEvaluator(model)
+        self.version = f"refuses this model; ONNX's reference evaluator {onnx.__version__}"
+
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        results = self._evaluator.run(None, dict(arrays))
+        return {str(index): np.asarray(value) for index, value in enumerate(results)}
+
+    def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
+        feed = dict(arrays)
+        return lambda: self._evaluator.run(None, feed)
+
+
+def _load(first: Message) -> _Session | _Evaluator:
+    try:
+        return _Session(first["model"], first["threads"])
+    except ImportError:
+        raise
+    except Exception as refused:
+        try:
+            return _Evaluator(first["model"])
+        except Exception:
+            raise refused from None
+
+
+if __name__ == "__main__":
+    serve(_load)
