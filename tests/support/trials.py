@@ -1,0 +1,27 @@
+"""Records for tests of the ledger, and the target that they are about. Needs no TVM."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+from tvmflow.tuning.ledger import Trial, trial_id
+
+TARGET = {"kind": "llvm", "mtriple": f"{platform.machine()}-linux-gnu", "num-cores": 2}
+DEVICE = {"kind": "cpu", "class": "any"}
+
+
+def trial(number: int, *, seconds: float = 1e-3, **changes: Any) -> Trial:
+    """A record as good as any; two with one number are the same trial."""
+    trace = [[["EnterPostproc", [], [number], []]], []]
+    return Trial(
+        id=trial_id(trace),
+        trace=trace,
+        run_secs=(seconds, seconds * 2, seconds * 3),
+        failure=None,
+        when="2024-01-01T00:00:00.000+00:00",
+        tvm="0",
+        host={"model": "any"},
+        load=(0.0, 0.0, 0.0),
+        seed=0,
+    )._replace(**changes)

@@ -1,0 +1,231 @@
+"""The search spends what the budget asks for and the ledger lacks: never more, never twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tuning import (
+    dense,
+    model,
+    open_ledger,
+    options,
+    relu,
+    softmax,
+    tasks_of,
+)
+from tvmflow.executors.nursery import Nursery
+from tvmflow.tuning.ledger import Trial, trial_id
+from tvmflow.tuning.search import BATCH, Options, Task
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Nursery]:
+    with Nursery.start(["tests.support.tuning", "tvm.s_tir.meta_schedule"]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tasks() -> list[Task]:
+    """A matrix product that can be scheduled in many ways, and a softmax."""
+    return tasks_of(model(dense(32), relu, softmax, shape=(32, 32)))
+
+
+def payload(folder: Path, tasks: Sequence[Task], chosen: Options) -> dict[str, Any]:
+    return {
+        "folder": str(folder),
+        "tasks": [list(task) for task in tasks],
+        "options": chosen._asdict(),
+    }
+
+
+class Tuning:
+    """Tunes in a worker, on one ledger."""
+
+    def __init__(self, workers: Nursery, folder: Path) -> None:
+        self._workers = workers
+        self.folder = folder
+        self.events: list[dict[str, Any]] = []
+
+    def __call__(self, tasks: Sequence[Task], chosen: Options) -> dict[str, dict[str, Any]]:
+        self.events = []
+        outcome = self._workers.call(
+            "tests.support.tuning:tune_in_worker",
+            payload(self.folder, tasks, chosen),
+            timeout_s=120,
+            log=self.folder / "log",
+            emit=self.events.append,
+        )
+        assert outcome.kind == "ok", outcome.message + (self.folder / "log").read_text()
+        return {each["name"]: each for each in outcome.value}
+
+    def measured(self, tasks: Sequence[Task], chosen: Options) -> int:
+        return sum(each["measured"] for each in self(tasks, chosen).values())
+
+    def trials(self, task: Task) -> list[Trial]:
+        return list(open_ledger(self.folder).workload(task.key).trials.values())
+
+
+@pytest.fixture
+def tune(workers: Nursery, tmp_path: Path) -> Tuning:
+    return Tuning(workers, tmp_path)
+
+
+def test_a_budget_is_spent_once(tune: Tuning, tasks: list[Task]) -> None:
+    """Eight trials are measured; the same budget again measures none; twelve measure four."""
+    assert tune.measured(tasks, options(8)) == 8
+    assert tune.measured(tasks, options(8)) == 0
+    assert tune.measured(tasks, options(12)) == 4
+    assert sum(len(tune.trials(task)) for task in tasks) == 12
+
+
+def test_every_trial_is_recorded_with_all_that_is_known_of_it(
+    tune: Tuning, tasks: list[Task]
+) -> None:
+    """Times of each repeat, the trace that its id stands for, the build, the host, the load, the seed."""
+    tune(tasks, options(4, seed=7))
+    for trial in tune.trials(tasks[0]):
+        assert len(trial.run_secs) == 2 and trial.failure is None
+        assert trial.id == trial_id(trial.trace)
+        assert (trial.tvm, trial.host, trial.seed) == ("test", {"model": "any"}, 7)
+        assert len(trial.load) == 3 and trial.when.endswith("+00:00")
+
+
+def test_progress_is_told_at_every_trial(tune: Tuning, tasks: list[Task]) -> None:
+    """Done counts to the total, and the best of the workload never gets worse."""
+    tune(tasks[:1], options(5))
+    assert [(event["done"], event["total"]) for event in tune.events] == [
+        (done, 5) for done in range(1, 6)
+    ]
+    best = [event["best_us"] for event in tune.events]
+    assert best == sorted(best, reverse=True)
+
+
+def test_a_workload_that_another_model_measured_is_not_measured_again(
+    tune: Tuning, tasks: list[Task]
+) -> None:
+    """Its trials count, and what they save is not spent elsewhere."""
+    tune(tasks[:1], options(10))
+    results = tune(tasks, options(8))
+    assert (results[tasks[0].name]["reused"], results[tasks[0].name]["measured"]) == (5, 0)
+    assert (results[tasks[1].name]["reused"], results[tasks[1].name]["measured"]) == (0, 3)
+
+
+def test_a_task_may_be_capped(tune: Tuning, tasks: list[Task]) -> None:
+    """No workload gets more than trials_per_task, and nothing is spent beyond that."""
+    assert tune.measured(tasks, options(20, trials_per_task=2)) == 4
+
+
+@pytest.mark.parametrize("cost_model", ["random", "xgb"])
+def test_evolution_goes_on_from_the_ledger(
+    tune: Tuning, tasks: list[Task], cost_model: str
+) -> None:
+    """A first batch is random; a later run breeds from what the first has measured."""
+    evolve = {"strategy": "evolutionary", "cost_model": cost_model}
+    assert tune.measured(tasks[:1], options(BATCH, **evolve)) == BATCH
+    assert tune.measured(tasks[:1], options(BATCH + 3, **evolve)) == 3
+    assert len({trial.id for trial in tune.trials(tasks[0])}) == BATCH + 3
+
+
+def test_failed_trials_count(tune: Tuning, tasks: list[Task]) -> None:
+    """A budget is not spent for ever on schedules that fail, and each failure says how."""
+    results = tune(tasks[:1], options(3, trial_timeout_s=0.001))
+    assert results[tasks[0].name]["failed"] == 3
+    assert results[tasks[0].name]["best_s"] is None
+    assert {trial.failure.kind for trial in tune.trials(tasks[0]) if trial.failure} == {"timeout"}
+    assert tune.measured(tasks[:1], options(3)) == 0
+
+
+def test_an_exhausted_space_ends_the_search_and_leaves_the_rest_to_others(
+    tune: Tuning, tasks: list[Task]
+) -> None:
+    """A kernel with few schedules stops when they are known; the next run does not look again."""
+    small = tasks_of(model(relu, shape=(4,)))
+    asked = options(60)
+    first = tune(small, asked)["relu"]
+    assert first["exhausted"] and 0 < first["measured"] < 60
+    again = tune([*small, *tasks[1:]], options(first["measured"] + 6))
+    assert again["relu"]["measured"] == 0
+    assert again["relu"]["asked"] == first["measured"]
+    assert again[tasks[1].name]["measured"] == 6
+
+
+def test_a_record_that_no_longer_applies_is_set_aside_and_replaced(
+    tune: Tuning, tasks: list[Task]
+) -> None:
+    """The search goes on with the others, and measures one more in its place."""
+    tune(tasks[:1], options(3))
+    records = open_ledger(tune.folder).workload(tasks[0].key)
+    broken = [[["GetSBlock", [], ["no such block", "main"], ["b9"]]], []]
+    records.append(records.valid()[0]._replace(id=trial_id(broken), trace=broken))
+    assert tune.measured(tasks[:1], options(6)) == 3
+    assert len(tune.trials(tasks[0])) == 6
+    assert trial_id(broken) not in {trial.id for trial in tune.trials(tasks[0])}
+    assert len(records.quarantine_path.read_text().splitlines()) == 1
+
+
+def start(folder: Path, tasks: Sequence[Task], chosen: Options) -> subprocess.Popen[str]:
+    """The same search in a process of its own, which has begun when this returns."""
+    (folder / "payload.json").write_text(json.dumps(payload(folder, tasks, chosen)))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.tuning", str(folder / "payload.json")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+def finish(process: subprocess.Popen[str]) -> int:
+    """How many trials it has reported when it has ended by itself."""
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    return len(out.splitlines())
+
+
+def test_two_runs_at_once_share_the_work(tmp_path: Path, tasks: list[Task]) -> None:
+    """Both end with the whole budget in the ledger, and together they measured it once."""
+    runs = [start(tmp_path, tasks, options(12)) for _ in range(2)]
+    reported = [finish(run) for run in runs]
+    ledger = open_ledger(tmp_path)
+    assert sum(reported) == 12
+    assert sum(len(ledger.workload(task.key)) for task in tasks) == 12
+    for task in tasks:
+        assert not ledger.workload(task.key).quarantine_path.exists()
+
+
+@pytest.mark.parametrize("kills", [pytest.param(5), pytest.param(20, marks=pytest.mark.faults)])
+def test_killed_at_any_moment_it_goes_on_where_it_stopped(
+    tmp_path: Path, tasks: list[Task], kills: int
+) -> None:
+    """After kills at random instants, exactly the asked trials are there, each once, and all reported ones."""
+    rng = random.Random(kills)
+    chosen = options(6 + 2 * kills)
+    reported = 0
+    for _ in range(kills):
+        process = start(tmp_path, tasks, chosen)
+        time.sleep(rng.uniform(0.0, 0.6))
+        os.kill(process.pid, signal.SIGKILL)
+        out, _ = process.communicate()
+        reported += sum(1 for line in out.splitlines(keepends=True) if line.endswith("\n"))
+        held = sum(len(open_ledger(tmp_path).workload(task.key)) for task in tasks)
+        assert reported <= held <= chosen.trials
+    finish(start(tmp_path, tasks, chosen))
+    lines = [
+        json.loads(line)
+        for task in tasks
+        for line in open_ledger(tmp_path).workload(task.key).path.read_text().splitlines()
+    ]
+    assert len(lines) == chosen.trials
+    assert len({line["id"] for line in lines}) == chosen.trials

@@ -1,0 +1,223 @@
+"""extract_tasks, tune and pick_best, run as a worker runs them, and what build makes of their choice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tests.support.trials import TARGET
+from tests.support.tuning import conv, lowered, model, recipe, relu, resolved_target, softmax
+from tvmflow.errors import StageError
+from tvmflow.executors.nursery import Nursery, Outcome
+from tvmflow.stages import _lowering, extract_tasks, pick_best, tune
+from tvmflow.stages.pick_best import Finalist, choose
+from tvmflow.tuning.apply import apply_chosen
+from tvmflow.tuning.workloads import workloads_of
+
+STAGES: dict[str, Any] = {"extract_tasks": extract_tasks, "tune": tune, "pick_best": pick_best}
+IMAGE = (1, 4, 12, 12)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Nursery]:
+    with Nursery.start(["tests.support.tuning", "tvm.s_tir.meta_schedule"]) as server:
+        yield server
+
+
+class Pipeline:
+    """Runs the three stages one after another, with what each gives at hand."""
+
+    def __init__(self, workers: Nursery, folder: Path) -> None:
+        self._workers = workers
+        self.folder = folder
+        self.runs = 0
+
+    def stage(
+        self, name: str, chosen: Any, inputs: dict[str, str], why_not: str = ""
+    ) -> tuple[Outcome, dict[str, str]]:
+        folder = self.folder / f"{self.runs}-{name}"
+        outcome = self._workers.call(
+            "tests.support.tuning:run_stage",
+            {
+                "name": name,
+                "settings": STAGES[name].settings(chosen, resolved_target(why_not)),
+                "inputs": inputs,
+                "folder": str(folder),
+                "ledger": str(self.folder / "ledger"),
+            },
+            timeout_s=120,
+            log=self.folder / "log",
+            emit=lambda _: None,
+        )
+        return outcome, {f"{name}/{file.name}": str(file) for file in (folder / "out").iterdir()}
+
+    def __call__(self, mod: tvm.IRModule, chosen: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        """The facts of each stage, and all files by `<stage>/<file>`."""
+        self.runs += 1
+        ir = self.folder / f"{self.runs}-model.json"
+        ir.write_text(tvm.ir.save_json(mod))
+        files = {"import/model.json": str(ir)}
+        facts = {}
+        for name in STAGES:
+            outcome, made = self.stage(name, chosen, files)
+            assert outcome.kind == "ok", outcome.message + (self.folder / "log").read_text()
+            files |= made
+            facts[name] = outcome.value
+        return facts, files
+
+
+@pytest.fixture
+def pipeline(workers: Nursery, tmp_path: Path) -> Pipeline:
+    return Pipeline(workers, tmp_path)
+
+
+def read(path: str) -> Any:
+    return json.loads(Path(path).read_text())
+
+
+def run_model(mod: tvm.IRModule, arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """What a lowered module computes."""
+    library = tvm.compile(mod, _lowering.make_target(TARGET))
+    machine = relax.VirtualMachine(library, tvm.cpu())
+    result: np.ndarray[Any, Any] = machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
+    return result
+
+
+def test_what_is_chosen_is_applied_and_computes_the_same(pipeline: Pipeline) -> None:
+    """Every choice ends up as a schedule in the module that is built, and no number changes."""
+    mod = model(conv(8), relu, conv(8), relu, conv(8), relu, shape=IMAGE)
+    facts, files = pipeline(mod, recipe(trials=8))
+    chosen = read(files["pick_best/chosen.json"])
+    assert chosen, facts
+    plain = lowered(mod)
+    target = _lowering.make_target(TARGET)
+    tuned, names = apply_chosen(plain, chosen, read(files["extract_tasks/workloads.json"]), target)
+    scheduled = [
+        var.name_hint
+        for var, function in tuned.functions_items()
+        if isinstance(function, tvm.tirx.PrimFunc) and function.attrs.get("tirx.is_scheduled")
+    ]
+    assert names == sorted(scheduled)
+    assert len(names) == facts["pick_best"]["tuned"]
+    random = np.random.default_rng(1)
+    shapes = [tuple(int(n) for n in param.ty.shape) for param in mod["main"].params]
+    arrays = [random.standard_normal(shape).astype("float32") for shape in shapes]
+    np.testing.assert_allclose(
+        run_model(tuned, arrays), run_model(plain, arrays), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_second_run_measures_nothing_and_chooses_from_the_same(pipeline: Pipeline) -> None:
+    """The ledger holds the budget, so tune's output is the same to the byte."""
+    mod = model(conv(8), relu, shape=IMAGE)
+    first, files = pipeline(mod, recipe(trials=4))
+    again, same = pipeline(mod, recipe(trials=4))
+    assert (first["tune"]["measured"], again["tune"]["measured"]) == (4, 0)
+    assert again["tune"]["reused"] == 4
+    for name in ("extract_tasks/tasks.json", "extract_tasks/workloads.json", "tune/records.json"):
+        assert Path(files[name]).read_bytes() == Path(same[name]).read_bytes()
+
+
+def test_only_the_changed_layer_is_tuned_again(pipeline: Pipeline) -> None:
+    """A model with one other layer measures that layer's workload and no other."""
+    _, _ = pipeline(model(conv(8), relu, conv(4), relu, shape=IMAGE), recipe(trials=6))
+    facts, _ = pipeline(model(conv(8), relu, conv(4), relu, softmax, shape=IMAGE), recipe(trials=9))
+    measured = {each["name"]: each["measured"] for each in facts["tune"]["workloads"]}
+    assert len(measured) == 3
+    assert {name: count for name, count in measured.items() if count} == {"softmax": 3}
+
+
+def test_what_tuning_bought_is_in_the_facts(pipeline: Pipeline) -> None:
+    """How many kernels are tuned, which share of the time they are, and how much faster they became."""
+    facts, files = pipeline(model(conv(16), relu, shape=(1, 16, 24, 24)), recipe(trials=6))
+    bought = facts["pick_best"]
+    assert (bought["tuned"], bought["tunable"], bought["coverage"]) == (1, 1, 1.0)
+    assert bought["speedup"] > 1 and bought["tuned_us"] < bought["untuned_us"]
+    chosen = read(files["pick_best/chosen.json"])
+    report = read(files["pick_best/finalists.json"])
+    assert list(chosen) == list(report)
+    assert [len(each["samples_us"]) for each in report[next(iter(report))]["finalists"]] == [9, 9]
+
+
+def test_without_trials_nothing_is_measured_and_nothing_chosen(pipeline: Pipeline) -> None:
+    """A budget of zero gives the same empty output whatever the ledger holds."""
+    mod = model(conv(8), relu, shape=IMAGE)
+    pipeline(mod, recipe(trials=4))
+    facts, files = pipeline(mod, recipe(trials=0))
+    assert facts["tune"]["measured"] == 0
+    assert Path(files["tune/records.json"]).read_text() == "{}"
+    assert Path(files["pick_best/chosen.json"]).read_text() == "{}"
+
+
+def test_when_every_trial_fails_the_stage_fails_with_the_first_reason(pipeline: Pipeline) -> None:
+    """Silence would end in an untuned library."""
+    mod = model(conv(8), relu, shape=IMAGE)
+    pipeline.runs += 1
+    ir = pipeline.folder / "model.json"
+    ir.write_text(tvm.ir.save_json(mod))
+    chosen = recipe(trials=2, trial_timeout_s=0.001)
+    _, files = pipeline.stage("extract_tasks", chosen, {"import/model.json": str(ir)})
+    outcome, _ = pipeline.stage("tune", chosen, files)
+    assert (outcome.kind, outcome.error) == ("error", "StageError")
+    assert outcome.message.startswith("all 2 trials failed; the first: ")
+    assert "took longer than 0.001 s" in outcome.message
+    assert "trial_timeout_s" in outcome.fix
+
+
+def test_a_target_that_cannot_run_here_is_refused(pipeline: Pipeline) -> None:
+    """Measuring on another machine's behalf would give times that mean nothing."""
+    mod = model(conv(8), relu, shape=IMAGE)
+    ir = pipeline.folder / "model.json"
+    ir.write_text(tvm.ir.save_json(mod))
+    _, files = pipeline.stage("extract_tasks", recipe(), {"import/model.json": str(ir)})
+    outcome, _ = pipeline.stage("tune", recipe(), files, why_not="it is for another machine")
+    assert outcome.kind == "error" and "it is for another machine" in outcome.message
+
+
+def test_a_choice_that_fits_no_kernel_is_an_error() -> None:
+    """A record that is not applied would be a silently slow library."""
+    mod = lowered(model(conv(8), relu, shape=IMAGE))
+    other = lowered(model(softmax, shape=(4, 4)))
+    workload = workloads_of(other)[0]
+    with pytest.raises(StageError, match="1 of 1 chosen schedules fit no kernel"):
+        apply_chosen(
+            mod,
+            {workload.key: [[], []]},
+            {workload.key: workload.mod},
+            _lowering.make_target(TARGET),
+        )
+
+
+# ---------------------------------------------------------------- the choice
+
+
+def finalist(name: str, ledger_s: float, *samples: float) -> Finalist:
+    return Finalist(name, ledger_s, samples)
+
+
+def test_the_clearly_fastest_finalist_wins() -> None:
+    """What the ledger said of it before does not matter then."""
+    slow = finalist("a", 1.0, 2.0, 2.0, 2.0)
+    fast = finalist("b", 9.0, 1.0, 1.0, 1.0)
+    assert choose([slow, fast], untuned_s=5.0) == fast
+
+
+def test_within_the_noise_the_ledger_decides() -> None:
+    """So that measuring again does not change the choice."""
+    one = finalist("a", 1.01, 1.00, 1.00, 1.00)
+    two = finalist("b", 1.00, 1.01, 1.01, 1.01)
+    assert choose([one, two], untuned_s=5.0) == two
+    assert choose([two, one], untuned_s=5.0) == two
+
+
+def test_nothing_is_kept_that_is_not_faster_than_untuned() -> None:
+    """A tie within the noise is no gain."""
+    assert choose([finalist("a", 1.0, 1.0, 1.0)], untuned_s=1.01) is None
+    assert choose([], untuned_s=1.0) is None

@@ -1,0 +1,211 @@
+"""Measuring: builds one scheduled kernel in process, runs it on this machine and gives its seconds.
+
+The functions here run in a freshly forked child, so a crash or a hang of the compiler or of
+a kernel costs one trial. What they are told and what they say is JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import tvm
+from tvm.s_tir.schedule import Schedule, Trace
+
+from tvmflow.values import Json
+
+Send = Callable[[dict[str, Any]], None]
+
+# Which of TVM's modules of tensor instructions a CPU's schedules may name. The package imports all
+# of them, and the one for CUDA alone takes ten seconds.
+_INTRINSICS: Final[Mapping[str, tuple[str, ...]]] = {
+    "x86_64": ("x86",),
+    "i686": ("x86",),
+    "aarch64": ("arm_cpu",),
+    "arm64": ("arm_cpu",),
+    "arm": ("arm_cpu",),
+    "armv7l": ("arm_cpu",),
+    "riscv64": ("riscv_cpu",),
+    "hexagon": ("hexagon",),
+}
+_SLOW_S: Final = 0.1
+_PACKAGE: Final = "tvm.s_tir.tensor_intrin"
+
+
+class Timing(NamedTuple):
+    """How a kernel is timed: TVM's `time_evaluator`, whose first call is a warm-up."""
+
+    number: int
+    repeat: int
+    min_repeat_ms: int
+    flush_cache: bool = False
+
+
+def load_intrinsics(target: Mapping[str, Json]) -> None:
+    """Register the tensor instructions that schedules for `target` may name, and no others."""
+    if _PACKAGE not in sys.modules:
+        package = types.ModuleType(_PACKAGE)
+        package.__path__ = [str(Path(tvm.__file__).parent / "s_tir" / "tensor_intrin")]
+        sys.modules[_PACKAGE] = package
+    arch = str(target.get("mtriple") or os.uname().machine).partition("-")[0]
+    for name in _INTRINSICS.get(arch, ()):
+        __import__(f"{_PACKAGE}.{name}")
+
+
+def trace_json(trace: Any) -> Json:
+    """A trace as plain JSON: what the ledger keeps, and what `scheduled` applies."""
+    return _plain(trace.as_json(remove_postproc=False))
+
+
+def _plain(value: Any) -> Json:
+    if isinstance(value, tvm.tirx.IntImm | tvm.tirx.FloatImm):
+        return value.value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(entry) for entry in value]
+    return value
+
+
+def scheduled(mod: tvm.IRModule, trace: Json | None) -> tvm.IRModule:
+    """A workload with a recorded trace applied; without a trace, as it is."""
+    if trace is None:
+        return mod
+    schedule = Schedule(mod, seed=1)
+    Trace.apply_json_to_schedule(trace, schedule)
+    return schedule.mod
+
+
+def measure_one(payload: Json, send: Send) -> Json:
+    """Apply, build and run one trace.
+
+    Takes `mod` (saved), `trace`, `target`, `timing`. Gives `{"run_secs": [...], "spent": {phase: s}}`
+    or `{"failure": {"phase", "message"}, "spent": …}`. Sends `{"event": "phase", "phase": …}` as it
+    goes, so that whoever waits knows where a crash or a hang happened.
+    """
+    clock = _Phases(send)
+    try:
+        with clock.phase("apply"):
+            load_intrinsics(payload["target"])
+            mod = scheduled(tvm.ir.load_json(payload["mod"]), payload["trace"])
+        with clock.phase("build"):
+            kernel = _build(mod, payload["target"])
+        with clock.phase("run"):
+            _use_threads(payload["target"])
+            run_secs = _time(kernel, _arguments(mod), Timing(**payload["timing"]))
+    # whatever TVM raises here is this candidate's failure and no one else's
+    except Exception as error:
+        return {
+            "failure": {"phase": clock.now, "message": _first_line(error)},
+            "spent": clock.spent,
+        }
+    return {"run_secs": run_secs, "spent": clock.spent}
+
+
+def measure_finalists(payload: Json, send: Send) -> Json:
+    """Time several traces of one workload in turns, and the unscheduled kernel in the first and last.
+
+    Takes `mod`, `traces`, `target`, `timing`, `rounds`. Gives `{"untuned": [s…], "secs": [[s…], …]}`,
+    one sample a round for each trace. Turns make what disturbs the machine disturb all alike.
+    """
+    load_intrinsics(payload["target"])
+    mod = tvm.ir.load_json(payload["mod"])
+    timing = Timing(**payload["timing"])
+    untuned = _build(mod, payload["target"])
+    kernels = [_build(scheduled(mod, trace), payload["target"]) for trace in payload["traces"]]
+    _use_threads(payload["target"])
+    arguments = _arguments(mod)
+    # one call of a kernel without a schedule can take seconds, and then one is enough
+    untuned_secs = _time(untuned, arguments, Timing(number=1, repeat=1, min_repeat_ms=0))
+    is_slow = untuned_secs[0] > _SLOW_S
+    baseline = timing._replace(number=1, repeat=3)
+    secs: list[list[float]] = [[] for _ in kernels]
+    for turn in range(payload["rounds"]):
+        # every second round runs backwards, so that nobody always follows the same neighbour
+        order = list(enumerate(kernels))
+        for place, kernel in order if turn % 2 == 0 else reversed(order):
+            secs[place] += _time(kernel, arguments, timing._replace(repeat=1))
+        if not is_slow and turn in (0, payload["rounds"] - 1):
+            untuned_secs += _time(untuned, arguments, baseline)
+    return {"untuned": untuned_secs, "secs": secs}
+
+
+class _Phases:
+    """Says which phase has begun, and keeps the seconds of each."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._started = 0.0
+        self.now = ""
+        self.spent: dict[str, float] = {}
+
+    def phase(self, name: str) -> _Phases:
+        self.now = name
+        self._send({"event": "phase", "phase": name})
+        return self
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.spent[self.now] = time.perf_counter() - self._started
+
+
+def _build(mod: tvm.IRModule, target: Mapping[str, Json]) -> Any:
+    return tvm.tirx.build(mod, target=tvm.target.Target(dict(target)))
+
+
+def _use_threads(target: Mapping[str, Json]) -> None:
+    """Run kernels with as many threads as they are tuned for.
+
+    TVM reads this when its pool starts, and would otherwise obey OMP_NUM_THREADS or take half of
+    the logical CPUs.
+    """
+    os.environ["TVM_NUM_THREADS"] = str(target.get("num-cores", os.cpu_count() or 1))
+
+
+def _time(kernel: Any, arguments: list[Any], timing: Timing) -> list[float]:
+    evaluate = kernel.time_evaluator(
+        "main",
+        tvm.cpu(),
+        number=timing.number,
+        repeat=timing.repeat,
+        min_repeat_ms=timing.min_repeat_ms,
+        f_preproc="cache_flush_cpu_non_first_arg" if timing.flush_cache else "",
+    )
+    return [float(seconds) for seconds in evaluate(*arguments).results]
+
+
+def _arguments(mod: tvm.IRModule) -> list[Any]:
+    """An array for every parameter: floats from 0 to 1, and integers that are valid as small indices."""
+    random = np.random.default_rng(0)
+    arrays = []
+    for variable in mod["main"].params:
+        shape = tuple(int(extent) for extent in variable.ty.shape)
+        dtype = str(variable.ty.dtype.dtype)
+        arrays.append(tvm.runtime.tensor(_array(random, shape, dtype)))
+    return arrays
+
+
+def _array(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+    if dtype in ("float32", "float64"):
+        return random.random(shape, dtype=np.dtype(dtype).type)
+    if dtype == "float16":
+        return random.random(shape, dtype=np.float32).astype(np.float16)
+    if dtype in ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"):
+        return random.integers(0, 2, shape).astype(dtype)
+    raise ValueError(f"arguments of type {dtype} cannot be made up")
+
+
+def _first_line(error: Exception) -> str:
+    """The sentence of a TVM error, which stands last behind a long trace."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"[:500]
