@@ -1,0 +1,64 @@
+"""Makes a small bundle the way the stages do, for tests of what comes after."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+
+def make_bundle(path: Path) -> Path:
+    """A bundle of a model `x -> (x + 1, 2 x)`, compiled in a process of its own."""
+    subprocess.run([sys.executable, "-m", "tests.support.bundles", str(path)], check=True)
+    return path
+
+
+def _make(path: Path) -> None:
+    import numpy as np
+    import tvm
+    import tvm_ffi
+    from tvm import relax
+
+    from tvmflow.exporters import EXPORTERS
+    from tvmflow.exporters._base import Built
+    from tvmflow.targets.host import read_host
+    from tvmflow.targets.linking import link_shared
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    with builder.function("main", [x], attrs={"num_input": 1}):
+        with builder.dataflow():
+            one = builder.emit(relax.op.add(x, relax.const(np.float32(1))))
+            two = builder.emit(relax.op.multiply(x, relax.const(np.float32(2))))
+            both = builder.emit_output(relax.Tuple([one, two]))
+        builder.emit_func_output(both)
+    triple = f"{read_host().arch}-linux-gnu"
+    target = {"kind": "llvm", "mtriple": triple}
+    library = path.parent / "library.so"
+
+    def link(output: str, files: list[str], **_: object) -> None:
+        link_shared([Path(file) for file in files], Path(output), triple)
+
+    tvm.compile(builder.get(), tvm.target.Target(target)).export_library(
+        str(library), fcompile=link
+    )
+    entry = {"shape": [2, 3], "dtype": "float32"}
+    signature = {
+        "inputs": [{"name": "x", **entry}],
+        "outputs": [{"name": name, **entry} for name in ("plus_one", "twice")],
+    }
+    manifest = {
+        "bundle": 1,
+        "name": "small",
+        "target": {"name": "host", "tvm": target, "features": []},
+        "verified_against": "none",
+        "tvm": tvm.__version__,
+        "tvm_ffi": tvm_ffi.__version__,
+        "sha256": {"library.so": hashlib.sha256(library.read_bytes()).hexdigest()},
+    }
+    EXPORTERS["bundle"].export(Built("small", library, signature, manifest), path)
+
+
+if __name__ == "__main__":
+    _make(Path(sys.argv[1]))

@@ -1,0 +1,18 @@
+"""Every stage, by the name that pipelines and the command line use, in the order in which they depend on each other."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tvmflow.stages import build, export, extract_tasks, import_model, pick_best, tune, verify
+from tvmflow.stages._base import Stage
+
+STAGES: Final[dict[str, Stage]] = {
+    "import": import_model,
+    "extract_tasks": extract_tasks,
+    "tune": tune,
+    "pick_best": pick_best,
+    "build": build,
+    "export": export,
+    "verify": verify,
+}

@@ -1,0 +1,129 @@
+"""The one road from imported Relax to the kernels that are tuned and built.
+
+`extract_tasks` and `build` both call `lower`. A tuned record finds its kernel by the
+structure of the lowered function, so a second road would silently give untuned kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tvm
+from tvm import relax
+
+LOWERING_VERSION: Final = 1
+"""Enters the key of every stage that lowers; raise it when the passes below change."""
+
+# Weights are transformed on the machine that builds, for a CPU level that every x86-64 machine has and
+# without fused multiply-add, so that two builders give the same bytes.
+_FOLDING_TARGET: Final = {"kind": "llvm"}
+
+
+def load_ir(path: Path) -> tvm.IRModule:
+    """The module that `import` wrote."""
+    return tvm.ir.load_json(path.read_text())
+
+
+def make_target(mapping: Mapping[str, Any]) -> tvm.target.Target:
+    """TVM's target for a resolved mapping (see `targets.resolve`)."""
+    return tvm.target.Target(dict(mapping))
+
+
+def _simplify(mod: tvm.IRModule) -> tvm.IRModule:
+    """Operators in their form for inference; what nobody reads is gone."""
+    return tvm.transform.Sequential(
+        [
+            relax.transform.DecomposeOpsForInference(),
+            relax.transform.CanonicalizeBindings(),
+            relax.transform.DeadCodeElimination(),
+        ]
+    )(mod)
+
+
+def _split(mod: tvm.IRModule) -> tuple[tvm.IRModule, tvm.IRModule | None]:
+    """`(inference, weight arithmetic)`: what depends on weights alone moves into a function of its own.
+
+    A batch norm's `sqrt(var + eps)` is computed once when the library is built, not on each call.
+    The second part is None when the model has no weights.
+    """
+    if len(mod["main"].params) == int(mod["main"].attrs["num_input"]):
+        return mod, None
+    lifted = relax.transform.LiftTransformParams()(mod)
+    parts = {var.name_hint: function for var, function in lifted.functions_items()}
+    inference = tvm.IRModule({"main": parts["main"]})
+    weights = tvm.IRModule(
+        {"main": parts["main_transform_params"].with_attr("global_symbol", "main")}
+    )
+    return inference, weights
+
+
+def lower(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Fused, legalized kernels and a `main` that calls them, with weights as arguments.
+
+    The weights that `main` then takes are those that `fold_weights` gives, in its order.
+    """
+    inference, _ = _split(_simplify(mod))
+    with target, tvm.transform.PassContext(opt_level=3):
+        return tvm.transform.Sequential(
+            [
+                relax.backend.DispatchSampling(),
+                relax.backend.DispatchSortScan(),
+                relax.transform.LegalizeOps(),
+                relax.transform.AnnotateTIROpPattern(),
+                relax.transform.FoldConstant(),
+                relax.transform.FuseOps(),
+                relax.transform.FuseTIR(),
+                relax.transform.DeadCodeElimination(),
+            ]
+        )(inference)
+
+
+def fold_weights(
+    mod: tvm.IRModule, params: Mapping[str, np.ndarray[Any, Any]]
+) -> list[tvm.runtime.Tensor]:
+    """The weights that `lower(mod, …)["main"]` takes after its inputs, computed from the model's own.
+
+    `params` maps the names of the imported `main`'s weight arguments to arrays.
+    """
+    simple = _simplify(mod)
+    main = simple["main"]
+    names = [var.name for var in main.params[int(main.attrs["num_input"]) :]]
+    arrays = [tvm.runtime.tensor(params[name]) for name in names]
+    _, weights = _split(simple)
+    if weights is None:
+        return []
+    library = tvm.compile(weights, tvm.target.Target(_FOLDING_TARGET))
+    folded = relax.VirtualMachine(library, tvm.cpu())["main"](arrays)
+    return list(folded)
+
+
+def load_weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The weights that `import` wrote, by the names of the imported `main`'s arguments."""
+    from safetensors.numpy import load_file
+
+    return dict(load_file(path))
+
+
+def compile_with_weights(
+    lowered: tvm.IRModule, weights: list[tvm.runtime.Tensor], target: tvm.target.Target
+) -> relax.VMExecutable:
+    """A library that carries its weights: `main` takes the model's inputs alone."""
+    main = lowered["main"]
+    names = [var.name for var in main.params[int(main.attrs["num_input"]) :]]
+    if len(names) != len(weights):
+        raise AssertionError(f"main takes {len(names)} weights, folding gave {len(weights)}")
+    bound = relax.transform.BindParams("main", dict(zip(names, weights, strict=True)))(lowered)
+    with target:
+        return tvm.compile(bound, target)
+
+
+def kernel_names(lowered: tvm.IRModule) -> list[str]:
+    """The kernels that `main` calls, sorted."""
+    return sorted(
+        var.name_hint
+        for var, function in lowered.functions_items()
+        if isinstance(function, tvm.tirx.PrimFunc)
+    )

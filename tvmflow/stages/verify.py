@@ -1,0 +1,341 @@
+"""`verify`: the library that users will load, run on real inputs, against the framework the model came from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from tvmflow.errors import StageError, VerifyFailed
+from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends._base import Reference
+from tvmflow.stages._base import StageContext
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tvmflow.runtime import Module
+
+    Array = np.ndarray[Any, Any]
+    Feed = dict[str, Array]
+
+VERSION: Final = 1
+SCOPE: Final[Literal["model", "target"]] = "target"
+NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "import": ("model.json", "params.safetensors", "signature.json"),
+    "build": ("kernels.json",),
+    "export": ("module.tvmflow",),
+}
+READS: Final = ("model", "data")
+TOOLS: Final = ("apache-tvm", "apache-tvm-ffi", "numpy")
+TIMEOUT_S: Final = 4 * 3600.0
+
+VERDICT: Final = "verdict.json"
+
+# An untuned ResNet takes seconds a call: fewer repeats then, but never fewer than this.
+_MIN_REPEATS: Final = 3
+_SECONDS_PER_SUBJECT: Final = 20.0
+_MIN_SECONDS_PER_REPEAT: Final = 0.02
+
+
+def settings(recipe: Any, target: Any) -> dict[str, Any]:
+    """The checks, the ranges of random inputs, and the machine whose latency is reported."""
+    kind = recipe.model.kind
+    verify = recipe.verify.model_dump(mode="json", exclude={"data"})
+    return {
+        "verify": {**verify, "data": recipe.verify.data is not None},
+        "inputs": {
+            name: {"range": list(spec.range)} if spec.range else {}
+            for name, spec in recipe.inputs.items()
+        },
+        "model": {"kind": kind, **FRONTENDS[kind].settings(recipe.model)},
+        "target": {
+            "tvm": target.tvm,
+            "cores": target.cores,
+            "device": target.device,
+            "why_not": target.why_not,
+        },
+    }
+
+
+def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
+    """Write the verdict; raise VerifyFailed when a check fails."""
+    from tvmflow import runtime
+    from tvmflow.targets.devices import exclusive
+
+    checks, target = settings["verify"], settings["target"]
+    if checks["against"] == "none" and target["why_not"]:
+        return _conclude({"passed": True, "against": "none", "not_run": target["why_not"]}, ctx)
+    module = runtime.load(ctx.inputs["export/module.tvmflow"])
+    data = _read_data(module, settings, ctx.inputs.get("data"))
+    verdict: dict[str, Any] = {"against": checks["against"], "samples": data.samples}
+    ours = _run_all(module.run, data)
+    with _reference(settings, module, ctx) as reference:
+        if reference is not None:
+            theirs = _run_all(reference.run, data)
+            verdict["reference"] = reference.name
+            verdict["outputs"] = {
+                spec.name: _compare(ours[spec.name], theirs[spec.name], checks)
+                for spec in module.outputs
+            }
+            if data.labels is not None:
+                verdict["reference_accuracy"] = _accuracy(theirs, module, data.labels)
+        if data.labels is not None:
+            verdict["accuracy"] = _accuracy(ours, module, data.labels)
+        with exclusive(ctx.locks, target["device"]):
+            verdict["latency"] = _latencies(module, reference, data.batches[0], settings, ctx)
+    verdict["failures"] = _failures(verdict, checks)
+    verdict["passed"] = not verdict["failures"]
+    return _conclude(verdict, ctx)
+
+
+def _conclude(verdict: dict[str, Any], ctx: StageContext) -> dict[str, Any]:
+    (ctx.out / VERDICT).write_text(json.dumps(verdict, indent=1, sort_keys=True) + "\n")
+    if not verdict["passed"]:
+        raise VerifyFailed(
+            "; ".join(verdict["failures"]),
+            fix="look at verdict.json in the stage's folder; loosen verify.rtol/atol only if the difference is benign",
+        )
+    return verdict
+
+
+# ---------------------------------------------------------------- inputs
+
+
+class _Data(NamedTuple):
+    """Whole batches of inputs; `samples` of them are real, the rest of the last batch is padding."""
+
+    batches: list[Feed]
+    samples: int
+    labels: Array | None
+
+
+def _read_data(module: Module, settings: Mapping[str, Any], path: Path | None) -> _Data:
+    return _recorded(module, settings, path) if path else _random(module, settings)
+
+
+def _random(module: Module, settings: Mapping[str, Any]) -> _Data:
+    """Seeded inputs, uniform in each input's range; integers include both ends but the last."""
+    import numpy as np
+
+    checks = settings["verify"]
+    rng = np.random.default_rng(checks["seed"])
+    batches: list[Feed] = []
+    for _ in range(checks["samples"]):
+        feed: Feed = {}
+        for spec in module.inputs:
+            dtype = np.dtype(spec.dtype)
+            whole = dtype.kind in "iub"
+            low, high = settings["inputs"].get(spec.name, {}).get("range") or (0, 2 if whole else 1)
+            drawn = (
+                rng.integers(low, high, spec.shape) if whole else rng.uniform(low, high, spec.shape)
+            )
+            feed[spec.name] = drawn.astype(dtype)
+        batches.append(feed)
+    return _Data(batches, checks["samples"], None)
+
+
+def _recorded(module: Module, settings: Mapping[str, Any], path: Path) -> _Data:
+    """The arrays of an npz, cut into batches; the last is filled up with its own last sample."""
+    import numpy as np
+
+    label = settings["verify"]["label"]
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except Exception as error:
+        raise StageError(
+            f"verify.data is not an npz file of plain arrays: {error}",
+            fix="write it with numpy.savez(path, <input name>=array, label=labels)",
+        ) from error
+    problems = []
+    for spec in module.inputs:
+        array = arrays.get(spec.name)
+        if array is None:
+            problems.append(f"there is no array '{spec.name}' (there are {sorted(arrays)})")
+        elif array.shape[1:] != spec.shape[1:] or not len(array):
+            problems.append(f"'{spec.name}' has shape {array.shape}, the model takes {spec.shape}")
+    counts = {len(arrays[spec.name]) for spec in module.inputs if spec.name in arrays}
+    labels = arrays.get(label)
+    if settings["verify"]["min_accuracy"] is not None and labels is None:
+        problems.append(f"verify.min_accuracy is set and there is no array '{label}' with labels")
+    if len(counts | ({len(labels)} if labels is not None else set())) > 1:
+        problems.append("its arrays do not have the same number of samples")
+    if problems:
+        raise StageError(
+            "verify.data does not fit the model: " + "; ".join(problems),
+            fix="one array per input, named like it, samples first",
+        )
+    samples, size = counts.pop(), module.inputs[0].shape[0]
+    batches: list[Feed] = []
+    for start in range(0, samples, size):
+        index = np.minimum(np.arange(start, start + size), samples - 1)
+        batches.append({s.name: arrays[s.name][index].astype(s.dtype) for s in module.inputs})
+    return _Data(batches, samples, labels)
+
+
+def _run_all(run: Any, data: _Data) -> dict[str, Array]:
+    """Every output over all batches, one after the other along the first axis, padding cut off."""
+    import numpy as np
+
+    results = [run(feed) for feed in data.batches]
+    joined = {}
+    for name in results[0]:
+        parts = [np.atleast_1d(result[name]) for result in results]
+        whole = np.concatenate(parts)
+        padded = data.labels is not None and len(whole) > data.samples
+        joined[name] = whole[: data.samples] if padded else whole
+    return joined
+
+
+# ---------------------------------------------------------------- judging
+
+
+@contextlib.contextmanager
+def _reference(
+    settings: Mapping[str, Any], module: Module, ctx: StageContext
+) -> Iterator[Reference | None]:
+    if settings["verify"]["against"] == "none":
+        yield None
+        return
+    model = dict(settings["model"])
+    frontend = FRONTENDS[model.pop("kind")]
+    scratch = ctx.work / "reference"
+    scratch.mkdir(exist_ok=True)
+    files = {role: path for role, path in ctx.inputs.items() if role != "data"}
+    with frontend.reference(
+        files,
+        module.inputs,
+        module.outputs,
+        model,
+        threads=settings["target"]["cores"],
+        scratch=scratch,
+    ) as reference:
+        yield reference
+
+
+def _compare(ours: Array, theirs: Array, checks: Mapping[str, Any]) -> dict[str, Any]:
+    """Largest absolute and relative error, and how many elements are out of tolerance.
+
+    An element is in tolerance when |ours − theirs| ≤ atol + rtol·|theirs| (as in numpy.isclose);
+    NaN equals NaN, and an infinity equals itself.
+    """
+    import numpy as np
+
+    if ours.shape != theirs.shape:
+        return {"passed": False, "shape": f"{ours.shape} instead of {theirs.shape}"}
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    good = np.isclose(a, b, rtol=checks["rtol"], atol=checks["atol"], equal_nan=True)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(a - b)
+    error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, error)
+    error = np.where(np.isnan(error), np.inf, error)
+    relative = error / np.maximum(np.abs(b), np.finfo(np.float64).tiny)
+    meaningful = error > checks["atol"]
+    result = {
+        "max_abs_error": _finite(error.max(initial=0.0)),
+        "max_rel_error": _finite(relative.max(initial=0.0)),
+        "max_rel_error_above_atol": _finite(relative[meaningful].max(initial=0.0)),
+        "elements": int(good.size),
+        "outside": int(good.size - np.count_nonzero(good)),
+        "passed": bool(good.all()),
+    }
+    if not result["passed"]:
+        worst = np.unravel_index(int(np.argmax(np.where(good, -1.0, error))), error.shape)
+        result["worst"] = {
+            "index": [int(i) for i in worst],
+            "ours": _finite(a[worst]),
+            "reference": _finite(b[worst]),
+        }
+    return result
+
+
+def _finite(value: Any) -> float | str:
+    """JSON has no infinity and no NaN."""
+    number = float(value)
+    return number if number - number == 0.0 else str(number)
+
+
+def _accuracy(outputs: Mapping[str, Array], module: Module, labels: Array) -> float:
+    """Top-1 accuracy of the first output: the share of samples whose largest score is the label's."""
+    scores = outputs[module.outputs[0].name].reshape(len(labels), -1)
+    return float((scores.argmax(axis=1) == labels.reshape(-1)).mean())
+
+
+def _failures(verdict: Mapping[str, Any], checks: Mapping[str, Any]) -> list[str]:
+    failures = []
+    for name, found in verdict.get("outputs", {}).items():
+        if found["passed"]:
+            continue
+        if "shape" in found:
+            failures.append(f"output '{name}' has shape {found['shape']}")
+        else:
+            worst = found["worst"]
+            failures.append(
+                f"output '{name}': {found['outside']} of {found['elements']} elements are out of tolerance "
+                f"(rtol {checks['rtol']:g}, atol {checks['atol']:g}); the worst, at {worst['index']}, "
+                f"is {worst['ours']} where {verdict['reference']} gives {worst['reference']}"
+            )
+    wanted = checks["min_accuracy"]
+    if wanted is not None and verdict["accuracy"] < wanted:
+        failures.append(
+            f"accuracy {verdict['accuracy']:.4f} is below verify.min_accuracy {wanted:g}"
+        )
+    return failures
+
+
+# ---------------------------------------------------------------- latency
+
+
+def _latencies(
+    module: Module,
+    reference: Reference | None,
+    feed: Feed,
+    settings: Mapping[str, Any],
+    ctx: StageContext,
+) -> dict[str, Any]:
+    """Seconds per call of the library, of the same model untuned, and of the reference; one after the other."""
+    repeat = settings["verify"]["repeat"]
+    tuned = json.loads(ctx.inputs["build/kernels.json"].read_text())["tuned"]
+    found = {"library": _summary(_measure(module, feed, repeat))}
+    if tuned:
+        found["untuned"] = _summary(_measure(_untuned(module, settings, ctx), feed, repeat))
+    if reference is not None:
+        found["reference"] = _summary(_measure(reference, feed, repeat))
+    return found
+
+
+def _measure(subject: Module | Reference, feed: Feed, repeat: int) -> list[float]:
+    once = subject.latency(feed, repeat=1, min_seconds=0.0)[0]
+    affordable = int(_SECONDS_PER_SUBJECT / max(once, _MIN_SECONDS_PER_REPEAT))
+    repeats = max(_MIN_REPEATS, min(repeat, affordable))
+    return subject.latency(feed, repeat=repeats, min_seconds=_MIN_SECONDS_PER_REPEAT)
+
+
+def _untuned(module: Module, settings: Mapping[str, Any], ctx: StageContext) -> Module:
+    """The same model with the schedules that it has without tuning, compiled in this process."""
+    from tvmflow.runtime import Module
+    from tvmflow.stages import _lowering
+
+    target = _lowering.make_target(settings["target"]["tvm"])
+    mod = _lowering.load_ir(ctx.inputs["import/model.json"])
+    params = _lowering.load_weights(ctx.inputs["import/params.safetensors"])
+    library = _lowering.compile_with_weights(
+        _lowering.lower(mod, target), _lowering.fold_weights(mod, params), target
+    )
+    signature = json.loads(ctx.inputs["import/signature.json"].read_text())
+    return Module(library.jit(), signature, module.manifest)
+
+
+def _summary(seconds: Sequence[float]) -> dict[str, float]:
+    return {
+        "mean": statistics.fmean(seconds),
+        "median": statistics.median(seconds),
+        "min": min(seconds),
+        "max": max(seconds),
+        "std": statistics.stdev(seconds) if len(seconds) > 1 else 0.0,
+        "repeats": len(seconds),
+    }
