@@ -1,0 +1,188 @@
+"""What a change makes necessary runs again, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.project import STAGES, Project
+
+HEAVY = ("tvm", "numpy", "onnx", "mxnet")
+
+
+def test_from_a_recipe_to_a_verified_library_and_then_nothing(project: Project) -> None:
+    """All seven stages run once; the second run does nothing, says so, and delivers the same files."""
+    project.write_recipe(trials=4)
+    first = project.run()
+    assert first.code == 0, first.out + first.err
+    assert [label.partition("/")[0] for label in first.ran] == list(STAGES)
+    delivered = sorted(Path(path).name for path in first.events[-1]["delivered"])
+    assert delivered == ["tiny.so", "tiny.tvmflow", "verify.json"]
+    assert all((project.folder / path).is_file() for path in first.events[-1]["delivered"])
+    verdict = json.loads((project.folder / "dist/tiny/host/verify.json").read_text())
+    assert verdict["passed"]
+    assert set(verdict["latency"]) >= {"library", "reference"}
+    again = project.run()
+    assert (again.code, again.ran) == (0, [])
+    assert "nothing to run" in project.tvmflow("run", "tiny.yaml").out
+    assert project.debris() == []
+
+
+def imported(project: Project, *words: str) -> list[str]:
+    """Which of the heavy modules a command imports."""
+    code = (
+        "import sys; sys.argv = ['tvmflow', *sys.argv[1:]]; from tvmflow.__main__ import main; "
+        f"code = main(); print([n for n in {HEAVY!r} if n in sys.modules], file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=project.folder, env=project.environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    names: list[str] = json.loads(done.stderr.splitlines()[-1].replace("'", '"'))
+    return names
+
+
+def test_planning_and_an_up_to_date_run_import_no_framework(project: Project) -> None:
+    """`plan`, before and after, and a run with nothing to do load neither TVM nor numpy nor a frontend's framework."""
+    assert imported(project, "plan", "tiny.yaml") == []
+    project.run()
+    assert imported(project, "plan", "tiny.yaml") == []
+    assert imported(project, "run", "tiny.yaml") == []
+    project.edit_recipe("# a small", "# an edited, small")
+    assert imported(project, "run", "tiny.yaml") == []
+
+
+def test_cosmetic_edits_run_nothing(project: Project) -> None:
+    """A comment, the order of keys and an unused file are no reasons."""
+    project.run()
+    project.edit_recipe("# a small convolutional net", "# another comment")
+    assert project.run().ran == []
+    project.edit_recipe("name: tiny\n", "")
+    project.edit_recipe("recipe: 1\n", "name: tiny\nrecipe: 1\n")
+    project.edit_recipe("repeat: 2, samples: 2", "samples: 2, repeat: 2")
+    assert project.run().ran == []
+    (project.folder / "unused.onnx").write_bytes(b"x")
+    assert project.run().ran == []
+
+
+def test_resaving_a_model_runs_import_and_nothing_below(project: Project) -> None:
+    """The same ONNX graph from another producer is imported again and found to be the same."""
+    project.run()
+    project.write_model(producer="somebody else")
+    again = project.run()
+    assert again.ran == ["import"]
+    assert again.stages["import"]["reason"].startswith("the content of file 'model' changed")
+
+
+def test_new_weights_build_again_and_measure_nothing(project: Project) -> None:
+    """A retrained model of the same architecture keeps its tuning."""
+    project.write_recipe(trials=4)
+    project.run()
+    measured = project.trials()
+    project.write_model(seed=1)
+    again = project.run()
+    assert again.ran == ["import", "build/host", "export/host", "verify/host"]
+    assert again.stages["build/host"]["reason"] == "import gave another params.safetensors"
+    assert project.trials() == measured
+
+
+def test_more_trials_measure_only_the_difference(project: Project) -> None:
+    """4 trials and then 7 are 7 measured trials, each once."""
+    project.write_recipe(trials=4)
+    project.run()
+    before = project.trials()
+    assert len(before) == 4
+    project.write_recipe(trials=7)
+    again = project.run()
+    after = project.trials()
+    assert again.outcome("import") == "hit"
+    assert again.stages["tune/host"]["reason"] == "tune.trials 4 -> 7"
+    assert len(after) == len(set(after)) == 7
+    assert set(before) <= set(after)
+
+
+def test_going_back_finds_the_old_results(project: Project) -> None:
+    """A, then B, then A again: the third run finds everything."""
+    project.run()
+    project.edit_recipe("rtol: 1.0e-3", "rtol: 2.0e-3")
+    assert project.run().ran == ["verify/host"]
+    project.edit_recipe("rtol: 2.0e-3", "rtol: 1.0e-3")
+    assert project.run().ran == []
+
+
+def test_another_output_exports_again_and_builds_nothing(project: Project) -> None:
+    """What is delivered changes; what is compiled does not, nor what was verified."""
+    project.run()
+    project.edit_recipe("[shared-library, bundle]", "[bundle]")
+    assert project.run().ran == ["export/host"]
+
+
+def test_removed_files_in_dist_come_back_without_running_anything(project: Project) -> None:
+    """`dist` is a copy: deleting or editing it costs a copy."""
+    project.run()
+    library = project.folder / "dist/tiny/host/tiny.so"
+    content = library.read_bytes()
+    library.unlink()
+    (project.folder / "dist/tiny/host/tiny.tvmflow").write_bytes(b"edited")
+    assert project.run().ran == []
+    assert library.read_bytes() == content
+    assert (project.folder / "dist/tiny/host/tiny.tvmflow").stat().st_size > 100
+
+
+def test_plan_says_what_would_run_and_explain_says_why(project: Project) -> None:
+    """The reasons of `plan` and `explain` are the differences in the recipe's words."""
+    project.run()
+    project.edit_recipe("samples: 2", "samples: 3")
+    plan = project.tvmflow("plan", "tiny.yaml").out.splitlines()
+    assert plan[0].split()[:4] == ["tiny:import", "up", "to", "date"]
+    assert plan[-1].split(maxsplit=2) == ["tiny:verify/host", "run", "verify.samples 2 -> 3"]
+    explained = project.tvmflow("explain", "tiny.yaml", "verify/host").out
+    assert explained.startswith("verify/host: must run: verify.samples 2 -> 3\n")
+    unknown = project.tvmflow("explain", "tiny.yaml", "verify/mars")
+    assert (unknown.code, "has no stage 'verify/mars'" in unknown.err) == (2, True)
+
+
+def test_two_targets_share_what_they_can(project: Project) -> None:
+    """One import for all targets; adding a target runs its own stages alone."""
+    project.write_recipe(targets=["host"])
+    project.run()
+    project.write_recipe(targets=["host", "x86-64-v2"])
+    again = project.run()
+    assert again.ran == [f"{stage}/x86-64-v2" for stage in STAGES[1:]]
+    only = project.run("--target", "host")
+    assert {label.partition("/")[2] for label in only.stages} == {"", "host"}
+
+
+def test_until_stops_early_and_a_later_run_goes_on(project: Project) -> None:
+    """`--until` runs a prefix of the pipeline, which the whole run then finds done."""
+    first = project.run("--until", "extract_tasks")
+    assert first.ran == ["import", "extract_tasks/host"]
+    assert project.run().outcome("extract_tasks/host") == "hit"
+
+
+def test_deleting_doits_database_runs_nothing(project: Project) -> None:
+    """Through plain `doit`, too, it is the store that remembers."""
+    dodo = Path(__file__).resolve().parents[2] / "pipelines" / "dodo.py"
+    environment = {**project.environment, "TVMFLOW_RECIPES": "tiny.yaml"}
+
+    def doit(*words: str) -> str:
+        command = [sys.executable, "-m", "doit", "-f", str(dodo), "--dir", ".", *words]
+        done = subprocess.run(
+            command,
+            cwd=project.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "tiny:verify/host" in doit("list", "--all")
+    assert doit("run").count("done") == len(STAGES)
+    for database in project.folder.glob("cache/doit.db*"):
+        database.unlink()
+    assert doit("run").count("up to date") == len(STAGES)
+    assert project.run().ran == []

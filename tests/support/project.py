@@ -1,0 +1,204 @@
+"""A folder with a small model and a recipe, and the real command to run on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+RECIPE = """\
+# a small convolutional net
+recipe: 1
+name: tiny
+model:
+  onnx: tiny.onnx
+inputs:
+  data: {{shape: [1, 3, 8, 8], dtype: float32}}
+targets:
+{targets}
+tune: {{trials: {trials}, repeat: 2, min_repeat_ms: 2}}
+outputs: [shared-library, bundle]
+verify: {{against: reference, repeat: 2, samples: 2, rtol: {rtol}, atol: 1.0e-4}}
+"""
+
+STAGES = ("import", "extract_tasks", "tune", "pick_best", "build", "export", "verify")
+
+
+class Ran(NamedTuple):
+    """One finished command."""
+
+    code: int
+    out: str
+    err: str
+    events: list[dict[str, Any]]
+
+    @property
+    def stages(self) -> dict[str, dict[str, Any]]:
+        """Label -> the stage's report, from the last event of `--json`."""
+        finished = self.events[-1]
+        return {stage["stage_id"].partition(":")[2]: stage for stage in finished["stages"]}
+
+    @property
+    def ran(self) -> list[str]:
+        """The labels of the stages that really ran, in the plan's order."""
+        return [label for label, stage in self.stages.items() if stage["outcome"] == "ran"]
+
+    def outcome(self, label: str) -> str:
+        return str(self.stages[label]["outcome"])
+
+
+class Project:
+    """A recipe, its model and its store in one folder; nothing outside is touched."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("TVMFLOW_")
+        }
+        self.write_model()
+        self.write_recipe()
+
+    def write_recipe(
+        self,
+        *,
+        trials: int = 0,
+        targets: Sequence[str] = ("host",),
+        rtol: str = "1.0e-3",
+        name: str = "tiny.yaml",
+    ) -> None:
+        lines = "\n".join(f"  - {target}" for target in targets)
+        text = RECIPE.format(trials=trials, targets=lines, rtol=rtol)
+        (self.folder / name).write_text(text)
+
+    def edit_recipe(self, old: str, new: str, name: str = "tiny.yaml") -> None:
+        path = self.folder / name
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    def write_model(self, *, seed: int = 0, producer: str = "tests", channels: int = 4) -> None:
+        """conv 3x3, relu, global average pooling, dense: `data` (1, 3, 8, 8) to `scores` (1, 5)."""
+        rng = np.random.default_rng(seed)
+
+        def weight(name: str, *shape: int) -> onnx.TensorProto:
+            return numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
+
+        nodes = [
+            helper.make_node("Conv", ["data", "w", "b"], ["c"], pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", ["c"], ["r"]),
+            helper.make_node("GlobalAveragePool", ["r"], ["p"]),
+            helper.make_node("Flatten", ["p"], ["f"]),
+            helper.make_node("Gemm", ["f", "dense"], ["scores"], transB=1),
+        ]
+        weights = [
+            weight("w", channels, 3, 3, 3),
+            weight("b", channels),
+            weight("dense", 5, channels),
+        ]
+        graph = helper.make_graph(
+            nodes,
+            "tiny",
+            [helper.make_tensor_value_info("data", TensorProto.FLOAT, [1, 3, 8, 8])],
+            [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, 5])],
+            weights,
+        )
+        model = helper.make_model(
+            graph, producer_name=producer, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]
+        )
+        onnx.save(model, str(self.folder / "tiny.onnx"))
+
+    # ------------------------------------------------------------ running
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "tvmflow", *words]
+
+    def tvmflow(self, *words: str) -> Ran:
+        """Run one command to its end."""
+        done = subprocess.run(
+            self.command(*words),
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr, _events(words, done.stdout))
+
+    def run(self, *words: str) -> Ran:
+        """`tvmflow run tiny.yaml --json …`, which must not end in a bug of ours."""
+        result = self.tvmflow("run", "tiny.yaml", "--json", *words)
+        assert "Traceback" not in result.err, result.err
+        assert result.code in (0, 1, 3), result.err
+        return result
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a run and do not wait for it."""
+        return subprocess.Popen(
+            self.command("run", "tiny.yaml", "--json", *words),
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def kill_after(self, seconds: float) -> bool:
+        """Start a run and kill it with SIGKILL; whether it was still running then."""
+        process = self.start()
+        time.sleep(seconds)
+        running = process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        return running
+
+    # ------------------------------------------------------------ looking
+
+    def digests(self, *labels: str) -> dict[str, str]:
+        """`label/file -> digest` of the last results of these stages."""
+        from tvmflow.stores.local import LocalStore
+
+        store = LocalStore(str(self.folder / "cache"))
+        found = {}
+        for label in labels:
+            artifact = store.find(store.last_key("tiny", label) or "")
+            assert artifact is not None, label
+            found.update({f"{label}/{file.name}": file.digest for file in artifact.files})
+        return found
+
+    def trials(self) -> list[str]:
+        """The id of every measured trial in the ledger."""
+        ids = []
+        for path in sorted((self.folder / "cache" / "ledger").rglob("*.jsonl")):
+            lines = path.read_text().splitlines()
+            ids += [f"{path.stem}/{json.loads(line)['id']}" for line in lines if line]
+        return ids
+
+    def debris(self) -> list[str]:
+        """What a kill may have left: work folders and temporary files."""
+        cache = self.folder / "cache"
+        return sorted(
+            str(path.relative_to(cache))
+            for name in ("work", "tmp")
+            for path in (cache / name).glob("*")
+        )
+
+    def forget_results(self) -> None:
+        """Remove the store."""
+        shutil.rmtree(self.folder / "cache", ignore_errors=True)
+
+
+def _events(words: Sequence[str], text: str) -> list[dict[str, Any]]:
+    if "--json" not in words:
+        return []
+    return [json.loads(line) for line in text.splitlines()]

@@ -1,0 +1,63 @@
+"""Found by every Python process of a sabotaged run: makes one stage crash, hang or fill the disk in its worker."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, NoReturn
+
+STAGE, HOW, TARGET = (os.environ.get("SABOTAGE") or "::").split(":")
+
+
+def _misbehave() -> NoReturn:
+    if HOW == "segfault":
+        ctypes.string_at(0)
+    if HOW == "full-disk":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    time.sleep(1000)
+    raise AssertionError(f"unknown sabotage {HOW!r}")
+
+
+def _mcpu(settings: Mapping[str, Any]) -> str:
+    return str(settings.get("target", {}).get("mcpu", ""))
+
+
+class _Saboteur(importlib.abc.MetaPathFinder):
+    """Wraps `run` of the chosen stage's module as it is imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != f"tvmflow.stages.{STAGE}":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
+        plain = spec.loader.exec_module
+
+        def execute(module: ModuleType) -> None:
+            plain(module)
+            run = module.run
+
+            def sabotaged(settings: Mapping[str, Any], ctx: Any) -> Any:
+                if TARGET in ("", _mcpu(settings)):
+                    _misbehave()
+                return run(settings, ctx)
+
+            module.run = sabotaged  # type: ignore[attr-defined]
+
+        spec.loader.exec_module = execute  # type: ignore[method-assign]
+        return spec
+
+
+if STAGE:
+    sys.meta_path.insert(0, _Saboteur())

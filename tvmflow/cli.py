@@ -1,0 +1,267 @@
+"""The command line: one function a command. The only module that prints or exits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tvmflow import __version__, fastpath, plancache
+from tvmflow.decide import Survey
+from tvmflow.errors import (
+    EXIT_BUG,
+    EXIT_CODES,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    TvmflowError,
+    UsageError,
+)
+from tvmflow.plancache import Planned
+from tvmflow.prepare import Asked, Prepared, prepare
+from tvmflow.progress import Printer
+from tvmflow.report import render
+from tvmflow.stores.filestat import FileDigests
+from tvmflow.stores.local import LocalStore
+
+
+def run(args: argparse.Namespace) -> int:
+    """Bring recipes up to date and deliver their libraries."""
+    from tvmflow import runner
+    from tvmflow.executors.processes import ProcessExecutor
+
+    store = _open_store(args)
+    prepared = prepare(_asked(args), store)
+    _remember_plan(args, store, prepared)
+    printer = Printer(sys.stdout, as_json=args.json, many=len(args.recipes) > 1)
+    executor = ProcessExecutor()
+    options = runner.RunOptions(args.jobs, args.keep_going, args.dist, args.stage_timeout)
+    try:
+        with runner.interruptible(executor, printer.interrupted):
+            report = runner.run(prepared.plan, store, executor, printer.event, options)
+    finally:
+        executor.close()
+    printer.end()
+    sys.stdout.write(render(report, as_json=args.json))
+    return report.exit_code
+
+
+def plan(args: argparse.Namespace) -> int:
+    """Show what `run` would do, and why, without doing it."""
+    store = _open_store(args)
+    prepared = prepare(_asked(args), store)
+    survey = Survey(store, FileDigests(store))
+    survey.look(prepared.plan)
+    decisions = [survey.decisions[spec.id] for spec in prepared.plan.stages]
+    if args.json:
+        print(json.dumps({"stages": [decision._asdict() for decision in decisions]}))
+        return EXIT_OK
+    width = max(len(decision.stage_id) for decision in decisions)
+    for decision in decisions:
+        word = {"hit": "up to date", "run": "run", "wait": "may run"}[decision.kind]
+        print(f"{decision.stage_id:<{width}}  {word:<10}  {decision.reason}")
+    return EXIT_OK
+
+
+def explain(args: argparse.Namespace) -> int:
+    """Say why one stage must run or need not, and what its result depends on."""
+    store = _open_store(args)
+    prepared = prepare(Asked((args.recipe,), args.pipeline), store)
+    survey = Survey(store, FileDigests(store))
+    survey.look(prepared.plan)
+    wanted = [s for s in prepared.plan.stages if args.stage in (s.label, s.stage, s.id)]
+    if not wanted:
+        labels = ", ".join(spec.label for spec in prepared.plan.stages)
+        raise UsageError(f"{args.recipe} has no stage '{args.stage}'", fix=f"it has: {labels}")
+    for spec in wanted:
+        decision = survey.decisions[spec.id]
+        word = {"hit": "up to date", "run": "must run", "wait": "cannot be told yet"}[decision.kind]
+        print(f"{spec.label}: {word}: {decision.reason}")
+        key = survey.keys.get(spec.id)
+        if key is not None:
+            print(json.dumps(key.preimage, indent=2, sort_keys=True))
+    return EXIT_OK
+
+
+def clean(args: argparse.Namespace) -> int:
+    """Remove results; measured trials stay unless asked for by name."""
+    from tvmflow.stores.cleaning import clean_store
+
+    store = LocalStore(
+        fastpath.store_of(sys.argv[1:] if args.store is None else ["--store", args.store])
+    )
+    freed = clean_store(store, ledger=args.ledger)
+    print(
+        f"{store.root}: {freed / 1e6:.1f} MB removed"
+        + ("" if args.ledger else "; measured trials are kept")
+    )
+    return EXIT_OK
+
+
+def schema(args: argparse.Namespace) -> int:
+    """Print the JSON Schema of recipes, for editors."""
+    from tvmflow.recipe import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+    return EXIT_OK
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Check this installation piece by piece."""
+    from tvmflow.doctor import examine
+
+    store = LocalStore(fastpath.store_of([] if args.store is None else ["--store", args.store]))
+    findings = examine(store)
+    for finding in findings:
+        print(f"{'ok  ' if finding.good else 'BAD '} {finding.what}: {finding.found}")
+        if not finding.good and finding.fix:
+            print(f"     fix: {finding.fix}")
+    return EXIT_OK if all(finding.good or finding.optional for finding in findings) else 4
+
+
+# ---------------------------------------------------------------- words
+
+
+def _asked(args: argparse.Namespace) -> Asked:
+    return Asked(tuple(args.recipes), args.pipeline, tuple(args.target), args.until)
+
+
+def _open_store(args: argparse.Namespace) -> LocalStore:
+    words = [] if args.store is None else ["--store", args.store]
+    store = LocalStore(fastpath.store_of(words))
+    store.create()
+    return store
+
+
+def _remember_plan(args: argparse.Namespace, store: LocalStore, prepared: Prepared) -> None:
+    planned = Planned(prepared.plan, prepared.reads, args.dist, args.json)
+    plancache.save(store, args.argv, planned, FileDigests(store))
+
+
+def _parser() -> argparse.ArgumentParser:
+    codes = "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
+    parser = argparse.ArgumentParser(
+        prog="tvmflow",
+        description="From a trained model to tuned, verified, packaged libraries, redoing only what a change makes necessary.",
+        epilog=f"exit codes:\n{codes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"tvmflow {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(function: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        text = (function.__doc__ or "").strip()
+        sub = commands.add_parser(
+            function.__name__, help=text, description=text, allow_abbrev=False
+        )
+        sub.set_defaults(command=function)
+        sub.add_argument(
+            "--store", metavar="DIR", help="where results are kept ($TVMFLOW_STORE, or ./cache)"
+        )
+        return sub
+
+    def about_recipes(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("recipes", nargs="+", metavar="RECIPE", help="a recipe file")
+        sub.add_argument(
+            "--target",
+            action="append",
+            default=[],
+            metavar="T",
+            help="only this target (may be repeated)",
+        )
+        sub.add_argument("--until", metavar="STAGE", help="stop after this stage")
+        sub.add_argument(
+            "--pipeline",
+            metavar="NAME",
+            help="another pipeline than the recipe names: compile, tune, or a file",
+        )
+        sub.add_argument(
+            "--json", action="store_true", help="events and results as JSON, one object a line"
+        )
+
+    sub = command(run)
+    about_recipes(sub)
+    sub.add_argument(
+        "--jobs",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="stages at a time (measurements stay exclusive)",
+    )
+    sub.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="after a failure, go on with what does not depend on it",
+    )
+    sub.add_argument(
+        "--dist", default="dist", metavar="DIR", help="where finished files go (./dist)"
+    )
+    sub.add_argument(
+        "--stage-timeout", type=float, metavar="SECONDS", help="stop any stage that takes longer"
+    )
+    about_recipes(command(plan))
+    sub = command(explain)
+    sub.add_argument("recipe", metavar="RECIPE")
+    sub.add_argument("stage", metavar="STAGE[/TARGET]")
+    sub.add_argument("--pipeline", metavar="NAME")
+    sub = command(clean)
+    sub.add_argument("--ledger", action="store_true", help="also forget every measured trial")
+    command(schema)
+    command(doctor)
+    return parser
+
+
+def _count(word: str) -> int:
+    number = int(word)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+# ---------------------------------------------------------------- the end of every command
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command; its exit code. Every error ends here, as a sentence."""
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as stop:
+        return EXIT_USAGE if stop.code else EXIT_OK
+    args.argv = list(argv)
+    try:
+        command: Callable[[argparse.Namespace], int] = args.command
+        return command(args)
+    except TvmflowError as error:
+        print(f"tvmflow: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("tvmflow: interrupted; what was finished is kept", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # whoever read our output has gone, as in `tvmflow plan … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except Exception as bug:
+        return _report_bug(bug)
+
+
+def _report_bug(bug: Exception) -> int:
+    """Our mistake: say so, and keep the details out of the user's way but within reach."""
+    name = f"tvmflow-bug-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    path = Path(tempfile.gettempdir(), name)
+    details: Any = traceback.format_exc()
+    try:
+        path.write_text(details)
+        where = f"the details are in {path}"
+    except OSError:
+        where = f"the details could not be saved:\n{details}"
+    print(f"tvmflow: a bug in tvmflow: {type(bug).__name__}: {bug}\n  {where}", file=sys.stderr)
+    return EXIT_BUG

@@ -1,0 +1,59 @@
+"""Answers `tvmflow run` when there is nothing to do, before anything heavy is imported."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from tvmflow import delivery, plancache
+from tvmflow.decide import Survey
+from tvmflow.errors import TvmflowError
+from tvmflow.report import RunReport, StageReport, render
+from tvmflow.stores.filestat import FileDigests
+from tvmflow.stores.local import FORMAT, LocalStore
+
+DEFAULT_STORE = "cache"
+STORE_VARIABLE = "TVMFLOW_STORE"
+
+
+def store_of(argv: Sequence[str]) -> str:
+    """The store that a command line means: `--store DIR`, $TVMFLOW_STORE, or `cache` in this folder."""
+    chosen = os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
+    for index, word in enumerate(argv):
+        if word == "--store" and index + 1 < len(argv):
+            chosen = argv[index + 1]
+        elif word.startswith("--store="):
+            chosen = word.partition("=")[2]
+    return os.path.abspath(chosen)
+
+
+def answer(argv: Sequence[str]) -> int | None:
+    """The exit code of a run that has nothing to do; None when it must be looked at properly."""
+    started = time.monotonic()
+    store = LocalStore(store_of(argv))
+    if store.read_note("format") != FORMAT:
+        return None
+    digests = FileDigests(store)
+    try:
+        planned = plancache.load(store, argv, digests)
+        if planned is None:
+            return None
+        survey = Survey(store, digests)
+        survey.look(planned.plan)
+        if any(decision.kind != "hit" for decision in survey.decisions.values()):
+            return None
+        if delivery.pending(planned.plan, survey.artifacts, store, planned.dist):
+            return None
+        delivered = delivery.deliver(planned.plan, survey.artifacts, store, planned.dist)
+        for spec in planned.plan.stages:
+            store.remember(spec.recipe, spec.label, survey.artifacts[spec.id].key)
+    except TvmflowError:
+        # the long way meets the same trouble and explains it
+        return None
+    stages = tuple(
+        StageReport(spec.id, "hit", "unchanged", 0.0, survey.artifacts[spec.id].facts)
+        for spec in planned.plan.stages
+    )
+    report = RunReport(stages, tuple(delivered), (), time.monotonic() - started)
+    sys.stdout.write(render(report, as_json=planned.json))
+    return report.exit_code

@@ -1,0 +1,149 @@
+"""Turns recipes into a plan: which stages, with which settings, fed by which. Pure: no disk, no TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tvmflow.errors import RecipeError
+from tvmflow.frontends import FRONTENDS
+from tvmflow.recipe import LoadedRecipe, Recipe
+from tvmflow.stages import STAGES, export, verify
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.values import Delivery, InputFile, Need, Plan, StageSpec
+
+
+class PlannedRecipe(NamedTuple):
+    """A recipe with all that its plan depends on: stages in order, targets resolved, source files named."""
+
+    loaded: LoadedRecipe
+    stages: tuple[str, ...]
+    targets: tuple[ResolvedTarget, ...]
+    model_files: tuple[InputFile, ...]
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.loaded.recipe
+
+
+def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
+    """The stages of all recipes, each after those that it needs.
+
+    Raises RecipeError when two recipes have one name, or when a target would have to run
+    on a machine that cannot run it.
+    """
+    problems = _name_clashes(recipes)
+    for planned in recipes:
+        problems += _unrunnable(planned)
+    if problems:
+        raise RecipeError(problems)
+    stages: list[StageSpec] = []
+    deliveries: list[Delivery] = []
+    for planned in recipes:
+        specs = _stages_of(planned)
+        stages += specs
+        deliveries += _deliveries_of(planned, {spec.id for spec in specs})
+    return Plan(tuple(stages), tuple(deliveries))
+
+
+def _name_clashes(recipes: Sequence[PlannedRecipe]) -> list[str]:
+    seen: dict[str, LoadedRecipe] = {}
+    problems = []
+    for planned in recipes:
+        first = seen.setdefault(planned.recipe.name, planned.loaded)
+        if first is not planned.loaded:
+            where = planned.loaded.where("name")
+            problems.append(
+                f"{where}: name: '{planned.recipe.name}' is also the name of {first.path}"
+            )
+    return problems
+
+
+def _unrunnable(planned: PlannedRecipe) -> list[str]:
+    """A target that cannot run here can be built, but not tuned or verified here."""
+    recipe, problems = planned.recipe, []
+    for index, target in enumerate(planned.targets):
+        if not target.why_not:
+            continue
+        where = planned.loaded.where("targets", index)
+        asked = []
+        if "tune" in planned.stages and recipe.tune.trials:
+            asked.append("tuned (tune.trials: 0 turns that off)")
+        if "verify" in planned.stages and recipe.verify.against != "none":
+            asked.append("verified (verify.against: none turns that off)")
+        if asked:
+            problems.append(
+                f"{where}: targets: '{target.name}' cannot be {' or '.join(asked)} here: {target.why_not}"
+            )
+    return problems
+
+
+def _stages_of(planned: PlannedRecipe) -> list[StageSpec]:
+    specs: list[StageSpec] = []
+    for name in planned.stages:
+        targets = planned.targets if STAGES[name].SCOPE == "target" else (None,)
+        specs += [_spec(planned, name, target) for target in targets]
+    return specs
+
+
+def _stage_id(recipe: Recipe, stage: str, target: ResolvedTarget | None) -> str:
+    scoped = target is not None and STAGES[stage].SCOPE == "target"
+    return f"{recipe.name}:{stage}/{target.name}" if scoped and target else f"{recipe.name}:{stage}"
+
+
+def _spec(planned: PlannedRecipe, name: str, target: ResolvedTarget | None) -> StageSpec:
+    recipe, stage = planned.recipe, STAGES[name]
+    needs = tuple(
+        Need(other, _stage_id(recipe, other, target), files)
+        for other, files in stage.NEEDS.items()
+        if other in planned.stages
+    )
+    return StageSpec(
+        id=_stage_id(recipe, name, target),
+        stage=name,
+        recipe=recipe.name,
+        target=target.name if target else "",
+        version=stage.VERSION,
+        settings=stage.settings(recipe, target),
+        files=_files(planned, stage.READS),
+        needs=needs,
+        tools=(*stage.TOOLS, *_frontend_tools(recipe, name)),
+        timeout_s=stage.TIMEOUT_S,
+    )
+
+
+def _frontend_tools(recipe: Recipe, stage: str) -> tuple[str, ...]:
+    frontend = FRONTENDS[recipe.model.kind]
+    extra: Mapping[str, tuple[str, ...]] = {
+        "import": frontend.TOOLS,
+        "verify": frontend.REFERENCE_TOOLS if recipe.verify.against != "none" else (),
+    }
+    return tuple(name for name in extra.get(stage, ()) if name not in STAGES[stage].TOOLS)
+
+
+def _files(planned: PlannedRecipe, reads: tuple[str, ...]) -> tuple[InputFile, ...]:
+    files: list[InputFile] = []
+    if "model" in reads:
+        files += planned.model_files
+    data = planned.recipe.verify.data
+    if "data" in reads and data is not None:
+        path = Path(planned.loaded.path).parent / data
+        where = planned.loaded.where("verify", "data")
+        files.append(InputFile("data", str(path.absolute()), where))
+    return tuple(files)
+
+
+def _deliveries_of(planned: PlannedRecipe, ids: set[str]) -> list[Delivery]:
+    recipe, found = planned.recipe, []
+    for target in planned.targets:
+        exported = _stage_id(recipe, "export", target)
+        verified = _stage_id(recipe, "verify", target)
+        gate = verified if verified in ids else ""
+        if exported in ids:
+            files = export.delivered(recipe)
+            found.append(Delivery(recipe.name, target.name, exported, files, gate))
+        if gate:
+            report = ((verify.VERDICT, "verify.json"),)
+            found.append(Delivery(recipe.name, target.name, verified, report, gate))
+    return found

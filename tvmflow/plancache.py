@@ -1,0 +1,95 @@
+"""Remembers the plan that a command line gave, so that an up-to-date run need not read YAML.
+
+An entry is valid while every file that planning read has the content it had, this machine
+is the same, and tvmflow's own code is. Then the same words in the same folder mean the same
+plan.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tvmflow.keys import digest_of
+from tvmflow.stores.filestat import FileDigests
+from tvmflow.stores.local import LocalStore
+from tvmflow.targets.host import read_host
+from tvmflow.values import Delivery, InputFile, Json, Need, Plan, StageSpec
+
+
+class Planned(NamedTuple):
+    """A plan, what planning read, and the options of the command line that matter to an up-to-date run."""
+
+    plan: Plan
+    reads: tuple[str, ...]
+    dist: str
+    json: bool
+
+
+def save(store: LocalStore, argv: Sequence[str], planned: Planned, digests: FileDigests) -> None:
+    """Remember what `argv` gave in the current folder."""
+    entry = {
+        "circumstances": _circumstances(),
+        "reads": [[path, digests.digest(path)] for path in planned.reads],
+        "plan": planned.plan,
+        "dist": planned.dist,
+        "json": planned.json,
+    }
+    store.write_note(json.dumps(entry), "plans", _name(argv))
+
+
+def load(store: LocalStore, argv: Sequence[str], digests: FileDigests) -> Planned | None:
+    """What `argv` gave the last time, if it would give the same now."""
+    try:
+        entry = json.loads(store.read_note("plans", _name(argv)) or "null")
+        if not entry or entry["circumstances"] != _circumstances():
+            return None
+        if any(digests.digest(path) != digest for path, digest in entry["reads"]):
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    reads = tuple(path for path, _ in entry["reads"])
+    return Planned(_plan(entry["plan"]), reads, entry["dist"], entry["json"])
+
+
+def _name(argv: Sequence[str]) -> str:
+    return digest_of([os.getcwd(), list(argv)])
+
+
+def _circumstances() -> str:
+    """This machine and this code: a digest over the stamps of all modules of this package."""
+    digest = hashlib.sha256(json.dumps(read_host().fingerprint()).encode())
+    root = os.path.dirname(os.path.abspath(__file__))
+    for folder in _folders(root):
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            if entry.name.endswith(".py"):
+                status = entry.stat()
+                digest.update(f"{entry.path} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _folders(root: str) -> list[str]:
+    found = [root]
+    for folder in found:
+        found += [entry.path for entry in os.scandir(folder) if entry.is_dir()]
+    return [folder for folder in found if not folder.endswith("__pycache__")]
+
+
+def _plan(value: Json) -> Plan:
+    stages, deliveries = value
+    return Plan(tuple(_spec(entry) for entry in stages), tuple(_delivery(e) for e in deliveries))
+
+
+def _spec(value: Json) -> StageSpec:
+    spec = StageSpec(*value)
+    return spec._replace(
+        files=tuple(InputFile(*entry) for entry in spec.files),
+        needs=tuple(Need(stage, of, tuple(files)) for stage, of, files in spec.needs),
+        tools=tuple(spec.tools),
+    )
+
+
+def _delivery(value: Json) -> Delivery:
+    delivery = Delivery(*value)
+    return delivery._replace(files=tuple((stored, name) for stored, name in delivery.files))

@@ -1,0 +1,161 @@
+"""What a run did, as values; and as text and JSON for people and programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from tvmflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_VERIFY
+
+_EXITS: Final[Mapping[str, int]] = {
+    "hit": EXIT_OK,
+    "ran": EXIT_OK,
+    "cancelled": EXIT_INTERRUPTED,
+    "rejected": EXIT_VERIFY,
+}
+_SEVERITY: Final = (EXIT_INTERRUPTED, EXIT_FAILED, EXIT_VERIFY, EXIT_OK)
+
+
+class StageReport(NamedTuple):
+    """How one stage of a run ended.
+
+    `outcome` is `hit`, `ran`, `failed`, `crashed`, `timeout`, `rejected` (verify found the
+    library wanting), `cancelled`, or `skipped` (because of one before it).
+    """
+
+    stage_id: str
+    outcome: str
+    reason: str
+    seconds: float
+    facts: dict[str, Any]
+    message: str = ""
+    fix: str = ""
+    log: str = ""
+
+
+class RunReport(NamedTuple):
+    """A whole run."""
+
+    stages: tuple[StageReport, ...]
+    delivered: tuple[str, ...]
+    damage: tuple[str, ...]
+    seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        """The worst of what happened."""
+        codes = {_EXITS.get(s.outcome, EXIT_FAILED) for s in self.stages if s.outcome != "skipped"}
+        return next((code for code in _SEVERITY if code in codes), EXIT_OK)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "stages": [stage._asdict() for stage in self.stages],
+            "delivered": list(self.delivered),
+            "damage": list(self.damage),
+            "seconds": self.seconds,
+            "exit_code": self.exit_code,
+        }
+
+
+def render(report: RunReport, *, as_json: bool) -> str:
+    """The end of a run, for people or as one line of JSON."""
+    if as_json:
+        return json.dumps({"event": "run_finished", **report.to_json()}) + "\n"
+    return summary(report) + "\n"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration for people: 12 ms, 3.4 s, 2 min 05 s, 3 h 10 min."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def latency_text(seconds: float) -> str:
+    """A latency for people: 31.2 µs, 4.56 ms, 1.23 s."""
+    for unit, scale in (("µs", 1e6), ("ms", 1e3)):
+        if seconds * scale < 1000:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def summary(report: RunReport) -> str:
+    """The last lines of a run: what it did, what is wrong, what was measured, and where the files are."""
+    lines = [*_failures(report), *_findings(report.stages)]
+    ran = sum(stage.outcome == "ran" for stage in report.stages)
+    hits = sum(stage.outcome == "hit" for stage in report.stages)
+    counts = [f"{ran} ran", f"{hits} up to date"] if ran else [f"all {hits} stages are up to date"]
+    for outcome in ("failed", "crashed", "timeout", "rejected", "cancelled", "skipped"):
+        number = sum(stage.outcome == outcome for stage in report.stages)
+        counts += [f"{number} {outcome}"] if number else []
+    if not ran and len(counts) == 1:
+        counts.append("nothing to run")
+    lines.append(f"{', '.join(counts)}  ({seconds_text(report.seconds)})")
+    lines += [f"  {path}" for path in report.delivered]
+    return "\n".join(lines)
+
+
+def _failures(report: RunReport) -> list[str]:
+    lines = [f"damaged and set aside, made again: {path}" for path in report.damage]
+    for stage in report.stages:
+        if not stage.message:
+            continue
+        lines.append(f"{stage.stage_id}: {stage.outcome}: {stage.message}")
+        lines += [f"  fix: {stage.fix}"] if stage.fix else []
+        lines += [f"  log: {stage.log}"] if stage.log else []
+    return lines
+
+
+def _findings(stages: Iterable[StageReport]) -> list[str]:
+    """What tuning and verify found out, for each recipe and target."""
+    lines = []
+    for stage in stages:
+        _, _, label = stage.stage_id.partition(":")
+        describe = _DESCRIBE.get(label.partition("/")[0])
+        if describe and stage.facts:
+            lines += [f"{stage.stage_id}: {text}" for text in describe(stage.facts)]
+    return lines
+
+
+def _describe_verify(facts: Mapping[str, Any]) -> list[str]:
+    if "not_run" in facts:
+        return [f"NOT VERIFIED (verify.against: none): {facts['not_run']}"]
+    lines = []
+    for name, found in facts.get("outputs", {}).items():
+        lines.append(
+            f"{name} agrees with {facts['reference']} on {facts['samples']} samples "
+            f"(largest error: absolute {found['max_abs_error']:.2g}, relative {found['max_rel_error']:.2g})"
+        )
+    if facts["against"] == "none":
+        lines.append("NOT VERIFIED against a reference (verify.against: none)")
+    if "accuracy" in facts:
+        theirs = facts.get("reference_accuracy")
+        beside = f" (the reference: {theirs:.2%})" if theirs is not None else ""
+        lines.append(
+            f"accuracy {facts['accuracy']:.2%} on {facts['samples']} held-out samples{beside}"
+        )
+    return lines + _describe_latency(facts)
+
+
+def _describe_latency(facts: Mapping[str, Any]) -> list[str]:
+    names = {
+        "library": "this library",
+        "untuned": "untuned",
+        "reference": facts.get("reference", ""),
+    }
+    rows = [
+        f"    {names[which]:<24} {latency_text(row['median']):>9} {latency_text(row['mean']):>9} "
+        f"{latency_text(row['min']):>9} {latency_text(row['max']):>9} {latency_text(row['std']):>9}"
+        for which, row in facts.get("latency", {}).items()
+    ]
+    head = f"    {'':<24} {'median':>9} {'mean':>9} {'min':>9} {'max':>9} {'std':>9}"
+    return ["latency of one call\n" + "\n".join([head, *rows])] if rows else []
+
+
+_DESCRIBE: Final = {"verify": _describe_verify}
