@@ -23,26 +23,29 @@ from tvmflow.stores.local import LocalStore
 
 ROOT = Path(__file__).resolve().parent.parent
 
-DOIT_CONFIG = {"dep_file": str(Path(fastpath.store_of([]), "doit.db"))}
+STORE = LocalStore(fastpath.store_of([]))
+# doit opens its database before it asks for tasks
+STORE.create()
+
+DOIT_CONFIG = {"dep_file": f"{STORE.root}/doit.db"}
 
 
 def task_tvmflow() -> Iterator[dict[str, Any]]:
     """All stages of all recipes, and the delivery of each."""
     named = os.environ.get("TVMFLOW_RECIPES", "").split()
-    store = LocalStore(fastpath.store_of([]))
-    store.create()
-    plan = prepare(Asked(tuple(named or [str(ROOT / "recipes" / "digits.yaml")])), store).plan
+    asked = Asked(tuple(named or [str(ROOT / "recipes" / "digits.yaml")]))
+    plan = prepare(asked, STORE).plan
     # doit ends the process when it is done, and with it what this holds
     held = contextlib.ExitStack()
     atexit.register(held.close)
-    held.enter_context(store.running())
+    held.enter_context(STORE.running())
     executor = ProcessExecutor()
     held.callback(executor.close)
     printer = Printer(sys.stdout, as_json=False, many=True)
-    session = runner.Session(plan, store, executor, printer.event, runner.RunOptions())
+    session = runner.Session(plan, STORE, executor, printer.event, runner.RunOptions())
 
     def deliver() -> None:
-        for path in delivery.deliver(plan, session.survey.artifacts, store, "dist"):
+        for path in delivery.deliver(plan, session.survey.artifacts, STORE, "dist"):
             sys.stdout.write(f"  {path}\n")
 
     yield from runner.doit_tasks(session, plan, deliver)

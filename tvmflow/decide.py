@@ -47,7 +47,7 @@ class Survey:
         self.artifacts.pop(spec.id, None)
 
     def _key(self, spec: StageSpec) -> StageKey:
-        inputs = {file.role: self._digest(file) for file in spec.files}
+        inputs = {file.role: self._digest(file) for file in spec.files if file.keyed}
         for need in spec.needs:
             found = self.artifacts[need.stage_id].digests(need.files)
             inputs.update({f"{need.stage}/{name}": digest for name, digest in found.items()})

@@ -126,6 +126,9 @@ def _files(planned: PlannedRecipe, reads: tuple[str, ...]) -> tuple[InputFile, .
     files: list[InputFile] = []
     if "model" in reads:
         files += planned.model_files
+    if "reference" in reads:
+        # import has already said what the model means; a file that means the same verifies the same
+        files += [file._replace(keyed=False) for file in planned.model_files]
     data = planned.recipe.verify.data
     if "data" in reads and data is not None:
         path = Path(planned.loaded.path).parent / data

@@ -31,6 +31,7 @@ class InputFile(NamedTuple):
     `role` is the name by which the stage asks for it. A file that has yet to be downloaded
     has a `url` and no `path`, and must then carry its `sha256` (hex), which is what the key
     uses. `where` is the place in the recipe that named it (`file:line:column`), for errors.
+    A file that is not `keyed` is known by what another stage made of it.
     """
 
     role: str
@@ -39,6 +40,7 @@ class InputFile(NamedTuple):
     url: str = ""
     sha256: str = ""
     sha256_where: str = ""
+    keyed: bool = True
 
 
 class Need(NamedTuple):

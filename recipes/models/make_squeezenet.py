@@ -43,7 +43,8 @@ def main() -> None:
     mx.random.seed(SEED)
     net = mx.gluon.model_zoo.vision.squeezenet1_1(pretrained=pretrained)
     if not pretrained:
-        net.initialize(mx.init.Xavier())
+        # He's variance, with which signals neither fade nor grow on their way through the ReLUs
+        net.initialize(mx.init.MSRAPrelu(slope=0.0))
     net.hybridize()
     net(mx.nd.zeros((1, 3, 224, 224)))  # Gluon can export only what has run once
     prefix = Path(__file__).resolve().parent / PREFIX

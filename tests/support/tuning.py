@@ -14,6 +14,7 @@ import tvm
 from tvm import relax
 
 from tests.support.trials import DEVICE, TARGET
+from tvmflow.recipe import Tune
 from tvmflow.stages import _lowering
 from tvmflow.stages._base import StageContext
 from tvmflow.targets.resolve import ResolvedTarget
@@ -37,9 +38,6 @@ def recipe(**tune: Any) -> Any:
     """As much of a recipe as the tuning stages look at."""
     values = {
         "trials": 6,
-        "trials_per_task": None,
-        "seed": 0,
-        "strategy": "evolutionary",
         "cost_model": "random",
         "number": 1,
         "repeat": 2,
@@ -48,9 +46,7 @@ def recipe(**tune: Any) -> Any:
         "finalists": 2,
         **tune,
     }
-    return SimpleNamespace(
-        tune=SimpleNamespace(**values, model_dump=lambda mode: dict(values)),
-    )
+    return SimpleNamespace(tune=Tune(**values))
 
 
 def model(*layers: Callable[[Any, Any], Any], shape: tuple[int, ...] = (16, 16)) -> tvm.IRModule:

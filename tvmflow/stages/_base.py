@@ -39,8 +39,8 @@ class Stage(Protocol):
     NEEDS: Mapping[str, tuple[str, ...]]
     """Stage -> the files of its artifact that this one reads."""
 
-    READS: tuple[Literal["model", "data"], ...]
-    """Files from outside the store: the model's own, and the recorded inputs of `verify.data`."""
+    READS: tuple[Literal["model", "reference", "data"], ...]
+    """Files from outside the store: the model's own, the same outside the key, those of `verify.data`."""
 
     TOOLS: tuple[str, ...]
     """Distributions whose code can change the output."""

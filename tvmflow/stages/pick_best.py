@@ -84,6 +84,12 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
                         "failed": sum(1 for each in report.values() if each["error"]),
                     }
                 )
+    errors = [each["error"] for each in report.values() if each["error"]]
+    if errors and len(errors) == len(report):
+        raise StageError(
+            f"no workload could be measured again; the first: {errors[0]}",
+            fix="look at finalists.log in the stage's work folder; a longer tune.trial_timeout_s may help",
+        )
     (ctx.out / CHOSEN).write_text(json.dumps(chosen, indent=1, sort_keys=True))
     (ctx.out / FINALISTS).write_text(json.dumps(report, indent=1, sort_keys=True))
     return _facts(tasks, report)

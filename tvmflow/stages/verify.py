@@ -29,7 +29,7 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "build": ("kernels.json",),
     "export": ("module.tvmflow",),
 }
-READS: Final = ("model", "data")
+READS: Final = ("reference", "data")
 TOOLS: Final = ("apache-tvm", "apache-tvm-ffi", "numpy")
 TIMEOUT_S: Final = 4 * 3600.0
 

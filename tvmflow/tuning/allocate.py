@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -20,26 +21,29 @@ def allocate(
     """
     caps = caps or {}
     order = sorted(shares, key=lambda share: (-share[1], share[0]))
-    given = {key: 0 for key, _ in order}
+    # what has no arithmetic at all still gets a trial now and then, behind everything else
+    work = {key: share or 1e-9 for key, share in order}
+    given = dict.fromkeys(work, 0)
 
-    def room(key: str) -> bool:
+    def has_room(key: str) -> bool:
         return given[key] < caps.get(key, trials)
 
     left = trials
     for level in range(1, FLOOR + 1):
-        for key, _ in order:
-            if left and given[key] < level and room(key):
+        for key in given:
+            if left and given[key] < level and has_room(key):
                 given[key] += 1
                 left -= 1
-    while left:
-        # what has no arithmetic at all still gets a trial now and then, behind everything else
-        bids = [
-            ((share or 1e-9) / (2 * given[key] + 1), -place, key)
-            for place, (key, share) in enumerate(order)
-            if room(key)
-        ]
-        if not bids:
-            break
-        given[max(bids)[2]] += 1
+    queue = [
+        (-work[key] / (2 * given[key] + 1), place, key)
+        for place, key in enumerate(given)
+        if has_room(key)
+    ]
+    heapq.heapify(queue)
+    while left and queue:
+        _, place, key = heapq.heappop(queue)
+        given[key] += 1
         left -= 1
+        if has_room(key):
+            heapq.heappush(queue, (-work[key] / (2 * given[key] + 1), place, key))
     return given

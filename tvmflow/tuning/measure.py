@@ -39,7 +39,10 @@ _PACKAGE: Final = "tvm.s_tir.tensor_intrin"
 
 
 class Timing(NamedTuple):
-    """How a kernel is timed: TVM's `time_evaluator`, whose first call is a warm-up."""
+    """How a kernel is timed: TVM's `time_evaluator`, whose first call is a warm-up.
+
+    `number` calls are one repeat, more where they take less than `min_repeat_ms`; 0 is 1.
+    """
 
     number: int
     repeat: int
@@ -176,7 +179,7 @@ def _time(kernel: Any, arguments: list[Any], timing: Timing) -> list[float]:
     evaluate = kernel.time_evaluator(
         "main",
         tvm.cpu(),
-        number=timing.number,
+        number=max(timing.number, 1),
         repeat=timing.repeat,
         min_repeat_ms=timing.min_repeat_ms,
         f_preproc="cache_flush_cpu_non_first_arg" if timing.flush_cache else "",

@@ -141,10 +141,11 @@ class _Run:
         self._reused = dict.fromkeys(self._records, 0)
         self._searches: dict[str, Search] = {}
         self._cost_model = None
-        for key, asked in self._asked().items():
+        self._asked = self._share_out()
+        for key, asked in self._asked.items():
             self._reused[key] = min(asked, len(self._records[key]))
 
-    def _asked(self) -> dict[str, int]:
+    def _share_out(self) -> dict[str, int]:
         """Each workload's share of the budget; what an exhausted one leaves goes to the others."""
         caps = {
             key: len(records)
@@ -159,17 +160,19 @@ class _Run:
 
     def round(self) -> bool:
         """A batch for every workload that lacks trials; False when none does."""
-        asked = self._asked()
-        lacking = [task for task in self._tasks if len(self._records[task.key]) < asked[task.key]]
+        self._asked = self._share_out()
+        lacking = [task for task in self._tasks if self._missing(task) > 0]
         for task in lacking:
             started = time.monotonic()
             with self._records[task.key].searching():
                 # another run may have measured some while we waited
-                missing = asked[task.key] - len(self._records[task.key])
-                if missing > 0:
+                if (missing := self._missing(task)) > 0:
                     self._batch(task, min(missing, BATCH))
             self._seconds[task.key] += time.monotonic() - started
         return bool(lacking)
+
+    def _missing(self, task: Task) -> int:
+        return self._asked[task.key] - len(self._records[task.key])
 
     def _batch(self, task: Task, size: int) -> None:
         search = self._search(task)
@@ -198,7 +201,7 @@ class _Run:
         return self._searches[task.key]
 
     def _measure(self, task: Task, candidate: Candidate) -> Trial:
-        phases: list[str] = ["apply"]
+        phases: list[str] = []
         payload = {
             "mod": task.mod,
             "trace": candidate.trace,
@@ -218,7 +221,13 @@ class _Run:
             raise StageError(
                 "tuning was cancelled", fix="run it again; it goes on where it stopped"
             )
-        run_secs, failure = _read(outcome, phases[-1])
+        if outcome.kind in ("error", "crashed") and not phases:
+            # nothing of this candidate has been touched yet: it is not its fault
+            raise StageError(
+                f"trials cannot be run: {outcome.message}",
+                fix="run it again; it goes on where it stopped. `tvmflow doctor` checks the installation",
+            )
+        run_secs, failure = _read(outcome, phases[-1] if phases else "start")
         return Trial(
             id=candidate.id,
             trace=candidate.trace,
@@ -232,17 +241,16 @@ class _Run:
         )
 
     def _report(self, task: Task) -> None:
-        asked = self._asked()
         best = self._records[task.key].valid()
         self._emit(
             {
                 "event": "progress",
                 "stage": "tune",
-                "done": sum(min(asked[key], len(self._records[key])) for key in asked),
-                "total": sum(asked.values()),
+                "done": sum(min(n, len(self._records[key])) for key, n in self._asked.items()),
+                "total": sum(self._asked.values()),
                 "workload": task.name,
                 "best_us": round(best[0].seconds * 1e6, 3) if best else None,
-                "failed": sum(self._failed(key) for key in asked),
+                "failed": sum(self._failed(key) for key in self._asked),
             }
         )
 
@@ -250,8 +258,8 @@ class _Run:
         return sum(1 for trial in self._records[key].trials.values() if trial.failure)
 
     def results(self) -> list[Tuned]:
-        asked = self._asked()
-        return [self._result(task, asked[task.key]) for task in self._tasks]
+        """What became of each workload, the heaviest first."""
+        return [self._result(task, self._asked[task.key]) for task in self._tasks]
 
     def _result(self, task: Task, asked: int) -> Tuned:
         records = self._records[task.key]
@@ -388,6 +396,8 @@ class Search:
         ]
         candidates, trials = [], []
         for trial in unknown[-_RECALL:]:
+            if trial.failure and trial.failure.phase == "apply":
+                continue
             try:
                 candidates.append(Candidate(trial.id, trial.trace, self._replay(trial.trace)))
             except Exception as error:

@@ -22,15 +22,7 @@ Converter = Callable[["Op"], "Expr | list[Expr]"]
 
 # What these say changes speed, memory or training, not the result
 _WITHOUT_EFFECT: Final = frozenset(
-    {
-        "workspace",
-        "cudnn_tune",
-        "cudnn_off",
-        "cudnn_algo_verbose",
-        "momentum",
-        "ctx",
-        "num_group_hint",
-    }
+    {"workspace", "cudnn_tune", "cudnn_off", "cudnn_algo_verbose", "momentum", "ctx"}
 )
 # Attributes for the optimizer and the scheduler that MXNet lets users put on any operator
 _USER_KEYS: Final = ("lr_mult", "wd_mult", "ctx_group", "force_mirroring", "mirror_stage")

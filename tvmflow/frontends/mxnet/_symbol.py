@@ -63,9 +63,10 @@ def _version(graph: dict[str, Any]) -> int:
 
 
 def _node(raw: dict[str, Any]) -> Node:
-    # up to 0.8 `param` held the operator's and `attr` the user's attributes; then `attr`, then `attrs` held both
+    # 0.8 kept the operator's attributes in `param` and the user's in `attr`; since then `attr`, later `attrs`, is all
+    keys = ("param",) if "param" in raw else ("attr", "attrs")
     attrs: dict[str, str] = {}
-    for key in ("attr", "attrs", "param"):
+    for key in keys:
         attrs.update(raw.get(key) or {})
     return Node(
         str(raw["op"]), str(raw["name"]), attrs, tuple(_entry(entry) for entry in raw["inputs"])

@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.mxnet_runs import checkpoint, compute, params_bytes, specs, write_checkpoint
+from tests.support.mxnet_runs import (
+    array_v2,
+    checkpoint,
+    compute,
+    params_bytes,
+    specs,
+    write_checkpoint,
+)
 from tvmflow.errors import ImportFailed, RecipeError
 from tvmflow.frontends import mxnet as frontend
+from tvmflow.frontends.mxnet._params import read_params
 from tvmflow.values import TensorSpec
 
 Node = dict[str, Any]
@@ -74,6 +82,25 @@ def test_other_weights_give_the_same_module(tmp_path: Path) -> None:
         files = write_checkpoint(folder, dense_net(), [[5, 0, 0]], weights(seed))
         saved.append(tvm.ir.save_json(frontend.load(files, DATA, {}).mod))
     assert saved[0] == saved[1]
+
+
+def test_retrained_digits_give_the_same_module(tmp_path: Path) -> None:
+    """So it is for a network with convolutions and batch norms, whose arithmetic on weights stays in the graph."""
+    import tvm
+
+    files = checkpoint(DIGITS, "digits", 10)
+    retrained = tmp_path / "digits-0011.params"
+    arrays = read_params(files["params"])
+    retrained.write_bytes(
+        params_bytes({name: array_v2(value * 0.5 + 0.1, 0) for name, value in arrays.items()})
+    )
+    inputs = (TensorSpec("data", (1, 1, 8, 8), "float32"),)
+    first, second = (
+        frontend.load({**files, "params": path}, inputs, {})
+        for path in (files["params"], retrained)
+    )
+    assert tvm.ir.save_json(first.mod) == tvm.ir.save_json(second.mod)
+    assert not np.array_equal(first.params["conv1_weight"], second.params["conv1_weight"])
 
 
 def test_the_digits_that_ship_are_recognised() -> None:
@@ -221,7 +248,7 @@ def old_batch_norm() -> list[Node]:
             "op": "BatchNorm",
             "name": "bn",
             "param": {"eps": "0.25", "fix_gamma": "False", "momentum": "0.9"},
-            "attr": {"weight_lr_mult": "2"},
+            "attr": {"weight_lr_mult": "2", "note": "the user's"},
             "inputs": [[0, 0], [1, 0], [2, 0]],
             "backward_source_id": -1,
         },

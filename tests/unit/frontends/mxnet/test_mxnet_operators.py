@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.mxnet_cases import CASES, ZOO
@@ -32,4 +33,7 @@ def test_a_detector_computes_what_mxnet_computes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ZOO)
 def test_a_network_of_the_zoo_computes_what_mxnet_computes(tmp_path: Path, name: str) -> None:
     """Gluon's own networks, exported with seeded weights."""
-    compare(generate(tmp_path, name), name, 1e-4, 1e-5)
+    folder = generate(tmp_path, name)
+    # single outputs may come out near zero where large numbers cancel
+    largest = float(abs(np.load(folder / f"{name}.npz")["out:0"]).max())
+    compare(folder, name, 1e-4, 1e-5 * largest)
