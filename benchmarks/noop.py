@@ -21,7 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.support.project import Project
 
-TARGETS = ["host", "x86-64-v2", "{name: generic, tvm: {kind: llvm, mtriple: x86_64-linux-gnu, mcpu: x86-64}}"]
+TARGETS = [
+    "host",
+    "x86-64-v2",
+    "{name: generic, tvm: {kind: llvm, mtriple: x86_64-linux-gnu, mcpu: x86-64}}",
+]
 TARGETS += [f"{{name: cores-{n}, preset: host, num_cores: {n}}}" for n in range(1, 6)]
 
 

@@ -174,6 +174,6 @@ def probe_onnxruntime(_: Any, emit: Callable[..., None]) -> str:
 
 def probe_mxnet(_: Any, emit: Callable[..., None]) -> str:
     """The reference for MXNet models."""
-    from tvmflow.frontends.mxnet import reference_version
+    from tvmflow.frontends.mxnet import _reference
 
-    return reference_version()
+    return f"MXNet {_reference.version()}"

@@ -369,7 +369,9 @@ class _Doit(TaskLoader2):  # type: ignore[misc]
             raise AssertionError("doit could not run the plan")
 
 
-def doit_tasks(session: Session, plan: Plan, deliver: Callable[[], None]) -> Iterator[dict[str, Any]]:
+def doit_tasks(
+    session: Session, plan: Plan, deliver: Callable[[], None]
+) -> Iterator[dict[str, Any]]:
     """The plan as tasks of a dodo file, named `recipe:stage/target`, and one that delivers: `recipe:deliver`."""
     names = {spec.id for spec in plan.stages}
     for spec in plan.stages:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -165,12 +166,13 @@ class _Reader:
             if not isinstance(key, yaml.ScalarNode) or key.tag != f"{_TAG}str":
                 self._problem(key, f"a field's name must be text{self._quote(key)}")
                 continue
+            place = (*loc, name)
             if name in values:
-                line = self.keys[(*loc, name)][0]
+                line = self.keys[place][0]
                 self._problem(key, f"{name}: stands here a second time (first in line {line})")
                 continue
-            self.keys[(*loc, name)] = (key.start_mark.line + 1, key.start_mark.column + 1)
-            values[name] = self.read(value, (*loc, name), depth + 1)
+            self.keys[place] = (key.start_mark.line + 1, key.start_mark.column + 1)
+            values[name] = self.read(value, place, depth + 1)
         return values
 
     def _quote(self, key: yaml.Node) -> str:
@@ -215,7 +217,7 @@ class _Reader:
         self.raw[loc] = node.value
 
 
-_READERS: Final = {
+_READERS: Final[dict[str, Callable[[_Reader, Any, Loc, int], Any]]] = {
     "map": _Reader._mapping,
     "seq": _Reader._list,
     "str": _Reader._text,

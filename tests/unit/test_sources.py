@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import random
 import signal
@@ -202,8 +203,8 @@ def test_a_redirect_that_gives_up_encryption_is_refused() -> None:
     handler = _Redirects()
     secure = Request("https://example.org/m")
     with pytest.raises(DownloadError, match="is not allowed"):
-        handler.redirect_request(secure, None, 302, "", {}, "http://example.org/m")
-    followed = handler.redirect_request(secure, None, 302, "", {}, "https://example.com/m")
+        handler.redirect_request(secure, io.BytesIO(), 302, "", {}, "http://example.org/m")
+    followed = handler.redirect_request(secure, io.BytesIO(), 302, "", {}, "https://example.com/m")
     assert followed is not None and followed.full_url == "https://example.com/m"
 
 

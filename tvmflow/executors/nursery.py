@@ -281,8 +281,9 @@ def _serve(control: socket.socket) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     children: dict[int, int] = {}
+    sources: list[socket.socket | int] = [control, wake_read]
     while True:
-        ready, _, _ = select.select([control, wake_read], [], [])
+        ready, _, _ = select.select(sources, [], [])
         if wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 while os.read(wake_read, 4096):

@@ -37,9 +37,7 @@ class Reference(Protocol):
     name: str
     """Framework and version as reports show it, e.g. `ONNX Runtime 1.31.1`."""
 
-    def run(
-        self, feed: Mapping[str, np.ndarray[Any, Any]]
-    ) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """The reference outputs for one batch, by the same output names as `LoadedModel.outputs`."""
         ...
 

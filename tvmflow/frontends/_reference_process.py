@@ -136,7 +136,7 @@ def start(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=_environment(environment),
+            env=worker_environment(environment),
         )
     reference = ReferenceProcess(framework, install, process, log, inputs, outputs)
     try:
@@ -147,8 +147,8 @@ def start(
         _stop(process)
 
 
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The worker's environment. The package may be used from a source folder."""
+def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a Python process of ours. The package may be used from a source folder."""
     root = str(Path(tvmflow.__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH")
     return {

@@ -30,23 +30,29 @@ class StageContext(NamedTuple):
 class Stage(Protocol):
     """One module in this folder."""
 
-    VERSION: int
-    """Raised whenever the same inputs would give another output."""
+    @property
+    def VERSION(self) -> int:
+        """Raised whenever the same inputs would give another output."""
 
-    SCOPE: Literal["model", "target"]
-    """Once per model, or once per model and target."""
+    @property
+    def SCOPE(self) -> Literal["model", "target"]:
+        """Once per model, or once per model and target."""
 
-    NEEDS: Mapping[str, tuple[str, ...]]
-    """Stage -> the files of its artifact that this one reads."""
+    @property
+    def NEEDS(self) -> Mapping[str, tuple[str, ...]]:
+        """Stage -> the files of its artifact that this one reads."""
 
-    READS: tuple[Literal["model", "reference", "data"], ...]
-    """Files from outside the store: the model's own, the same outside the key, those of `verify.data`."""
+    @property
+    def READS(self) -> tuple[str, ...]:
+        """Files from outside the store: `model`: its own, `reference`: the same outside the key, `data`: `verify.data`."""
 
-    TOOLS: tuple[str, ...]
-    """Distributions whose code can change the output."""
+    @property
+    def TOOLS(self) -> tuple[str, ...]:
+        """Distributions whose code can change the output."""
 
-    TIMEOUT_S: float
-    """Seconds after which a run is taken to hang."""
+    @property
+    def TIMEOUT_S(self) -> float:
+        """Seconds after which a run is taken to hang."""
 
     def settings(self, recipe: Any, target: Any) -> dict[str, Any]:
         """The slice of the recipe (and of the resolved target) that the output depends on: plain JSON."""

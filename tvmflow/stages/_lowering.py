@@ -52,12 +52,21 @@ def _split(mod: tvm.IRModule) -> tuple[tvm.IRModule, tvm.IRModule | None]:
     if len(mod["main"].params) == int(mod["main"].attrs["num_input"]):
         return mod, None
     lifted = relax.transform.LiftTransformParams()(mod)
-    parts = {var.name_hint: function for var, function in lifted.functions_items()}
-    inference = tvm.IRModule({"main": parts["main"]})
-    weights = tvm.IRModule(
-        {"main": parts["main_transform_params"].with_attr("global_symbol", "main")}
-    )
-    return inference, weights
+    return _only(lifted, "main"), _only(lifted, "main_transform_params")
+
+
+def _only(mod: tvm.IRModule, name: str) -> tvm.IRModule:
+    """A module whose `main` is the function `name` of `mod`, with the kernels that it calls and no others."""
+    functions = dict(mod.functions_items())
+    chosen = next(function for var, function in functions.items() if var.name_hint == name)
+    kernels = {
+        var: function
+        for var, function in functions.items()
+        if isinstance(function, tvm.tirx.PrimFunc)
+    }
+    main = tvm.ir.GlobalVar("main")
+    alone = tvm.IRModule({**kernels, main: chosen.with_attr("global_symbol", "main")})
+    return relax.transform.DeadCodeElimination(["main"])(alone)
 
 
 def lower(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
@@ -112,10 +121,11 @@ def compile_with_weights(
 ) -> relax.VMExecutable:
     """A library that carries its weights: `main` takes the model's inputs alone."""
     main = lowered["main"]
-    names = [var.name for var in main.params[int(main.attrs["num_input"]) :]]
-    if len(names) != len(weights):
-        raise AssertionError(f"main takes {len(names)} weights, folding gave {len(weights)}")
-    bound = relax.transform.BindParams("main", dict(zip(names, weights, strict=True)))(lowered)
+    params = list(main.params[int(main.attrs["num_input"]) :])
+    if len(params) != len(weights):
+        raise AssertionError(f"main takes {len(params)} weights, folding gave {len(weights)}")
+    # by variable, not by name: lifting may give two parameters one name
+    bound = relax.transform.BindParams("main", dict(zip(params, weights, strict=True)))(lowered)
     with target:
         return tvm.compile(bound, target)
 

@@ -235,7 +235,7 @@ def _compare(ours: Array, theirs: Array, checks: Mapping[str, Any]) -> dict[str,
     error = np.where(np.isnan(error), np.inf, error)
     relative = error / np.maximum(np.abs(b), np.finfo(np.float64).tiny)
     meaningful = error > checks["atol"]
-    result = {
+    result: dict[str, Any] = {
         "max_abs_error": _finite(error.max(initial=0.0)),
         "max_rel_error": _finite(relative.max(initial=0.0)),
         "max_rel_error_above_atol": _finite(relative[meaningful].max(initial=0.0)),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.stores import filestat
+from tvmflow.stores import filestat, local
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
 
@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> LocalStore:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths that were really read, in order."""
     paths: list[str] = []
-    plain = filestat.hash_file
+    plain = local.hash_file
 
     def recording(path: str) -> str:
         paths.append(path)
@@ -38,7 +38,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def settle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ten seconds pass."""
     later = time.time_ns() + 10_000_000_000
-    monkeypatch.setattr(filestat.time, "time_ns", lambda: later)
+    monkeypatch.setattr(time, "time_ns", lambda: later)
 
 
 def test_an_unchanged_file_is_read_once(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,6 +15,10 @@ from tvmflow.frontends import _reference_process
 from tvmflow.frontends._base import Reference
 from tvmflow.values import TensorSpec
 
+_ASK_VERSION: Final = (
+    "from tvmflow.frontends.mxnet._reference_worker import import_mxnet; "
+    "print(import_mxnet().__version__)"
+)
 _INSTALL: Final = "pip install 'tvmflow[mxnet]'"
 
 
@@ -48,3 +54,19 @@ def start(
         scratch=scratch,
         install=_INSTALL,
     )
+
+
+def version(*, timeout_s: float = 60.0) -> str:
+    """MXNet's version, as its own process tells it. Raises EnvironmentProblem when it cannot be imported there."""
+    told = subprocess.run(
+        [sys.executable, "-c", _ASK_VERSION],
+        env=_reference_process.worker_environment({}),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if told.returncode != 0:
+        last = (told.stderr.strip().splitlines() or [f"exit code {told.returncode}"])[-1]
+        raise EnvironmentProblem(f"MXNet cannot be imported: {last}", fix=_INSTALL)
+    return told.stdout.strip()

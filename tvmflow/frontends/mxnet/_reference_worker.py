@@ -15,7 +15,8 @@ import numpy as np
 from tvmflow.frontends._frames import Array, Message, serve
 
 
-def _import_mxnet() -> Any:
+def import_mxnet() -> Any:
+    """The module `mxnet`, in a process that runs nothing else. Raises ImportError, whatever went wrong."""
     warnings.simplefilter("ignore")
     for alias in (bool, int, float, complex, object, str):
         if alias.__name__ not in vars(np):
@@ -69,4 +70,4 @@ class _Model:
 
 
 if __name__ == "__main__":
-    serve(lambda first: _Model(_import_mxnet(), first))
+    serve(lambda first: _Model(import_mxnet(), first))

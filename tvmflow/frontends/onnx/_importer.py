@@ -57,10 +57,14 @@ def import_prepared(model: ModelProto) -> LoadedModel:
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         mod = importer.from_onnx(model.graph, opset_of(model))
-    mod = tvm.transform.Sequential([relax.transform.Normalize(), relax.transform.DeadCodeElimination()])(mod)
+    mod = tvm.transform.Sequential(
+        [relax.transform.Normalize(), relax.transform.DeadCodeElimination()]
+    )(mod)
     mod, params = _weights_apart(mod, importer.weights)
     if not relax.analysis.check_well_formed(mod):
-        raise ImportFailed("TVM's importer made a module that is not well formed", fix="please report the model")
+        raise ImportFailed(
+            "TVM's importer made a module that is not well formed", fix="please report the model"
+        )
     main = mod["main"]
     inputs = main.params[: int(main.attrs["num_input"])]
     names = [value.name for value in model.graph.input]

@@ -160,7 +160,10 @@ def _set_input_shape(value: Any, spec: TensorSpec | None, any_given: bool) -> st
         not size or size == wanted for size, wanted in zip(sizes, spec.shape, strict=True)
     )
     if tensor.HasField("shape") and not fits:
-        shown = [size or (dim.dim_param or "?") for size, dim in zip(sizes, tensor.shape.dim, strict=True)]
+        shown = [
+            size or (dim.dim_param or "?")
+            for size, dim in zip(sizes, tensor.shape.dim, strict=True)
+        ]
         return f"input '{value.name}' has shape {shown}, which {list(spec.shape)} does not fit"
     tensor.shape.ClearField("dim")
     for size in spec.shape:
@@ -209,7 +212,12 @@ def _constant_value(node: NodeProto) -> np.ndarray[Any, Any] | None:
     value = helper.get_attribute_value(attribute)
     if attribute.name == "value":
         return np.asarray(numpy_helper.to_array(value))
-    dtypes = {"value_float": "float32", "value_floats": "float32", "value_int": "int64", "value_ints": "int64"}
+    dtypes = {
+        "value_float": "float32",
+        "value_floats": "float32",
+        "value_int": "int64",
+        "value_ints": "int64",
+    }
     return np.asarray(value, dtypes[attribute.name]) if attribute.name in dtypes else None
 
 
@@ -219,7 +227,8 @@ def _constant_value(node: NodeProto) -> np.ndarray[Any, Any] | None:
 def _infer_shapes(model: ModelProto) -> ModelProto:
     try:
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception:  # a graph that inference rejects may still be importable: TVM infers for itself
+    except Exception:
+        # a graph that inference rejects may still be importable: TVM infers for itself
         return model
 
 
