@@ -27,7 +27,7 @@ from tvmflow.errors import (
 from tvmflow.plancache import Planned
 from tvmflow.prepare import Asked, Prepared, prepare
 from tvmflow.progress import Printer
-from tvmflow.report import render
+from tvmflow.report import explanation, render
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
 
@@ -80,13 +80,17 @@ def explain(args: argparse.Namespace) -> int:
     if not wanted:
         labels = ", ".join(spec.label for spec in prepared.plan.stages)
         raise UsageError(f"{args.recipe} has no stage '{args.stage}'", fix=f"it has: {labels}")
-    for spec in wanted:
-        decision = survey.decisions[spec.id]
-        word = {"hit": "up to date", "run": "must run", "wait": "cannot be told yet"}[decision.kind]
-        print(f"{spec.label}: {word}: {decision.reason}")
-        key = survey.keys.get(spec.id)
-        if key is not None:
-            print(json.dumps(key.preimage, indent=2, sort_keys=True))
+    decisions = [survey.decisions[spec.id] for spec in wanted]
+    keys = [survey.keys.get(spec.id) for spec in wanted]
+    if args.json:
+        found = [
+            {**decision._asdict(), "key": key and key.digest, "depends_on": key and key.preimage}
+            for decision, key in zip(decisions, keys, strict=True)
+        ]
+        print(json.dumps({"stages": found}))
+        return EXIT_OK
+    for decision, key in zip(decisions, keys, strict=True):
+        print(explanation(decision, key))
     return EXIT_OK
 
 
@@ -211,7 +215,8 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(explain)
     sub.add_argument("recipe", metavar="RECIPE")
     sub.add_argument("stage", metavar="STAGE[/TARGET]")
-    sub.add_argument("--pipeline", metavar="NAME")
+    sub.add_argument("--pipeline", metavar="NAME", help="another pipeline than the recipe names")
+    sub.add_argument("--json", action="store_true", help="the same as one line of JSON")
     sub = command(clean)
     sub.add_argument("--ledger", action="store_true", help="also forget every measured trial")
     command(schema)

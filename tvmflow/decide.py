@@ -7,6 +7,9 @@ from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
 from tvmflow.values import Artifact, Decision, InputFile, Plan, StageKey, StageSpec
 
+# What one line has room for; `tvmflow explain` shows them all.
+_SHOWN_CAUSES = 3
+
 
 class Survey:
     """What is known of a plan's stages so far. Filled in topological order, first by `look`, then by the run."""
@@ -38,7 +41,8 @@ class Survey:
                 self.artifacts[spec.id] = artifact
                 decision = Decision(spec.id, "hit", "unchanged")
             else:
-                decision = Decision(spec.id, "run", self._reason(spec, key))
+                causes = self._causes(spec, key)
+                decision = Decision(spec.id, "run", _in_short(causes), causes)
         self.decisions[spec.id] = decision
         return decision
 
@@ -83,13 +87,19 @@ class Survey:
             )
         return digest
 
-    def _reason(self, spec: StageSpec, key: StageKey) -> str:
+    def _causes(self, spec: StageSpec, key: StageKey) -> tuple[str, ...]:
         last = self._store.last_key(spec.recipe, spec.label)
         if last is None:
-            return "never ran"
+            return ("never ran",)
         if last == key.digest:
-            return "its result is no longer in the store"
+            return ("its result is no longer in the store",)
         before = self._store.preimage(last)
         if before is None:
-            return "its last result is no longer in the store"
-        return "; ".join(difference(before, key.preimage)) or "changed"
+            return ("its last result is no longer in the store",)
+        return tuple(difference(before, key.preimage)) or ("changed",)
+
+
+def _in_short(causes: tuple[str, ...]) -> str:
+    more = len(causes) - _SHOWN_CAUSES
+    shown = "; ".join(causes[:_SHOWN_CAUSES])
+    return f"{shown}; and {more} more" if more > 0 else shown

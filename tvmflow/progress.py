@@ -76,7 +76,7 @@ class Printer:
     def _progress(self, event: dict[str, Any]) -> None:
         best = f", best {event['best_us']:.1f} µs" if event.get("best_us") else ""
         failed = f", {event['failed']} failed" if event.get("failed") else ""
-        text = f"trial {event['done']}/{event['total']}  {event.get('workload', '')}{best}{failed}"
+        text = f"{event['unit']} {event['done']}/{event['total']}  {event.get('workload', '')}{best}{failed}"
         self._step(event, text)
 
     def _download(self, event: dict[str, Any]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tvmflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_VERIFY
+from tvmflow.values import Decision, StageKey
 
 _EXITS: Final[Mapping[str, int]] = {
     "hit": EXIT_OK,
@@ -101,6 +102,37 @@ def summary(report: RunReport) -> str:
     return "\n".join(lines)
 
 
+def explanation(decision: Decision, key: StageKey | None) -> str:
+    """Why a stage must run or need not, and all that its result depends on."""
+    _, _, label = decision.stage_id.partition(":")
+    if key is None:
+        return f"{label}: cannot be told yet: {decision.reason}"
+    lines = [f"{label}: must run" if decision.kind == "run" else f"{label}: up to date"]
+    lines += [f"  because {cause}" for cause in decision.causes]
+    lines.append("  it depends on")
+    rows = [("tvmflow", f"{key.preimage['stage']} as this version does it", "")]
+    rows += [
+        ("setting", ".".join(path), json.dumps(value))
+        for path, value in _leaves(key.preimage["settings"])
+    ]
+    rows += [("file", name, digest[:12]) for name, digest in sorted(key.preimage["inputs"].items())]
+    rows += [("package", name, found) for name, found in sorted(key.preimage["tools"].items())]
+    rows.append(("machine", key.preimage["machine"], ""))
+    width = max(len(name) for _, name, _ in rows)
+    lines += [f"    {kind:<8} {name:<{width}}  {value}".rstrip() for kind, name, value in rows]
+    lines.append(f"  key {key.digest}")
+    return "\n".join(lines)
+
+
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every setting with its path; lists are leaves."""
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for name in sorted(value):
+        yield from _leaves(value[name], (*path, name))
+
+
 def _failures(report: RunReport) -> list[str]:
     lines = [f"damaged and set aside, made again: {path}" for path in report.damage]
     for stage in report.stages:
@@ -158,4 +190,44 @@ def _describe_latency(facts: Mapping[str, Any]) -> list[str]:
     return ["latency of one call\n" + "\n".join([head, *rows])] if rows else []
 
 
-_DESCRIBE: Final = {"verify": _describe_verify}
+def _describe_tune(facts: Mapping[str, Any]) -> list[str]:
+    if not facts["trials"]:
+        return []
+    done = facts["measured"] + facts["reused"]
+    failed = f", {facts['failed']} failed" if facts["failed"] else ""
+    lines = [
+        f"{done} of {facts['trials']} trials "
+        f"({facts['measured']} measured, {facts['reused']} known before{failed})"
+    ]
+    if facts["exhausted"]:
+        lines.append(f"nothing more to try: {_named(facts['exhausted'])}")
+    if facts["untunable"]:
+        lines.append(f"no candidate worked: {_named(facts['untunable'])}")
+    return lines
+
+
+def _describe_pick_best(facts: Mapping[str, Any]) -> list[str]:
+    if not facts["untuned_us"]:
+        return []
+    lines = [
+        f"{facts['tuned']} of {facts['tunable']} workloads tuned, {facts['coverage']:.0%} of their time; "
+        f"all of them: {latency_text(facts['untuned_us'] / 1e6)} untuned, "
+        f"{latency_text(facts['tuned_us'] / 1e6)} tuned ({facts['speedup']:.3g} times as fast)"
+    ]
+    if facts["untried"]:
+        lines.append(f"{facts['untried']} workloads have no trial that worked: they stay untuned")
+    return lines + [f"not measured again: {name}: {why}" for name, why in facts["errors"].items()]
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN_NAMES
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+_SHOWN_NAMES: Final = 5
+_DESCRIBE: Final = {
+    "tune": _describe_tune,
+    "pick_best": _describe_pick_best,
+    "verify": _describe_verify,
+}

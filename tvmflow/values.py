@@ -116,11 +116,12 @@ class Artifact(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Whether a stage must run, and the sentence we show the user."""
+    """Whether a stage must run; why, in one line; and every cause, a phrase each."""
 
     stage_id: str
     kind: Literal["hit", "run", "wait"]
     reason: str
+    causes: tuple[str, ...] = ()
 
 
 class StageCall(NamedTuple):

@@ -88,17 +88,30 @@ def test_difference_speaks_the_recipes_words() -> None:
     )
     assert difference(before.preimage, after.preimage) == [
         "this tvmflow does tune differently",
-        "tune.k (not set) -> 1",
         'target.tvm.mcpu "znver4" -> "znver5"',
         "tune.trials 4 -> 8",
         "the content of file 'data' changed (33333333 -> 44444444)",
         "file 'external/w' is new",
-        "import gave another model.json",
         "file 'symbol' is no longer used",
+        "import gave another model.json",
         'apache-tvm "0.27+aa" -> "0.27+bb"',
+        "tune.k (not set) -> 1",
     ]
 
 
 def test_no_difference_between_equal_keys() -> None:
     """Nothing changed, nothing said."""
     assert difference(key(spec()).preimage, key(spec()).preimage) == []
+
+
+def test_settings_that_come_together_are_one_phrase() -> None:
+    """Raising trials from 0 names the trials, and says of all that now counts only that it does."""
+    before = key(spec(settings={"tune": {"trials": 0}}), {"tune/a": "1" * 64, "tune/b": "1" * 64})
+    tuned = {"tune": {"trials": 4, "seed": 0, "repeat": 3}, "device": {"kind": "cpu"}}
+    after = key(spec(settings=tuned), {"tune/a": "2" * 64, "tune/b": "2" * 64})
+    assert difference(before.preimage, after.preimage) == [
+        "tune.trials 0 -> 4",
+        "tune gave another a and b",
+        "device, tune.repeat, tune.seed now matter",
+    ]
+    assert difference(after.preimage, before.preimage)[-1].endswith("no longer matter")

@@ -76,7 +76,7 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
                 ctx.emit(
                     {
                         "event": "progress",
-                        "stage": "pick_best",
+                        "unit": "workload",
                         "done": done,
                         "total": len(tasks),
                         "workload": task["names"][0],
@@ -139,7 +139,7 @@ def _judge(
     """The winner's id (None when nothing beats the untuned kernel), and what the report keeps."""
     from tvmflow.tuning.ledger import median
 
-    error = measured.get("error", "") or ("" if trials else "no trial of this workload succeeded")
+    error = measured.get("error", "")
     samples = measured.get("secs", [])
     finalists = [
         Finalist(trial["id"], trial["seconds"], tuple(secs))
@@ -205,6 +205,9 @@ def _facts(tasks: Sequence[Any], report: Mapping[str, Mapping[str, Any]]) -> dic
     return {
         "tuned": len(won),
         "tunable": len(tasks),
+        "untried": sum(
+            1 for each in report.values() if not each["finalists"] and not each["error"]
+        ),
         "coverage": round(covered / untuned, 4) if untuned else 0.0,
         "untuned_us": round(untuned, 3),
         "tuned_us": round(tuned, 3),

@@ -245,7 +245,7 @@ class _Run:
         self._emit(
             {
                 "event": "progress",
-                "stage": "tune",
+                "unit": "trial",
                 "done": sum(min(n, len(self._records[key])) for key, n in self._asked.items()),
                 "total": sum(self._asked.values()),
                 "workload": task.name,
