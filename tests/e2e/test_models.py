@@ -1,0 +1,137 @@
+"""Real models, from the file that was published to a library that agrees with its framework."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.support.project import Project
+
+MODELS: Final = os.environ.get("TVMFLOW_TEST_MODELS", "")
+needs_models = pytest.mark.skipif(
+    not MODELS, reason="TVMFLOW_TEST_MODELS names no folder of models"
+)
+needs_mxnet = pytest.mark.skipif(
+    importlib.util.find_spec("mxnet") is None, reason="the extra tvmflow[mxnet] is not installed"
+)
+
+
+def deliver(project: Project, model: str, inputs: str, verify: str) -> dict[str, Any]:
+    """Build a model without tuning; the verdict that is delivered beside its library."""
+    (project.folder / "real.yaml").write_text(
+        f"recipe: 1\nname: real\nmodel: {model}\ninputs: {inputs}\nverify: {verify}\npipeline: compile\n"
+    )
+    done = project.tvmflow("run", "real.yaml", "--json")
+    assert done.code == 0, done.out + done.err
+    verdict: dict[str, Any] = json.loads(
+        (project.folder / "dist/real/host/verify.json").read_text()
+    )
+    assert verdict["passed"]
+    return verdict
+
+
+def load(project: Project, *, code: str) -> str:
+    """What a program prints that knows nothing of tvmflow but `tvmflow.load`."""
+    program = (
+        f"import numpy as np, tvmflow\nm = tvmflow.load('dist/real/host/real.tvmflow')\n{code}"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=project.folder, env=project.environment, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+
+
+@pytest.mark.models
+@needs_models
+@pytest.mark.parametrize("cut", ["", "_without_postprocessing"])
+def test_ultraface_agrees_with_onnx_runtime(project: Project, cut: str) -> None:
+    """A face detector with depthwise and dilated convolutions, with its box decoding and without."""
+    verdict = deliver(
+        project,
+        f"{{onnx: {MODELS}/ultraface/version-RFB-320{cut}.onnx}}",
+        "{input: {shape: [1, 3, 240, 320], range: [-1, 1]}}",
+        "{samples: 2, repeat: 2}",
+    )
+    assert verdict["reference"].startswith("ONNX Runtime")
+    assert sorted(verdict["outputs"]) == ["boxes", "scores"]
+
+
+@pytest.mark.models
+@pytest.mark.mxnet
+@needs_models
+@needs_mxnet
+def test_lffd_agrees_with_mxnet_and_with_what_was_recorded(project: Project) -> None:
+    """An MXNet 1.5 detector agrees with MXNet here, and with the outputs that MXNet gave elsewhere."""
+    shutil.copy(f"{MODELS}/lffd/plate_small_io.npz", project.folder / "io.npz")
+    recorded = np.load(project.folder / "io.npz")
+    np.savez(project.folder / "data.npz", data=recorded["x"])
+    verdict = deliver(
+        project,
+        f"{{mxnet: {{prefix: {MODELS}/lffd/plate_small, epoch: 0}}}}",
+        "{data: {shape: [1, 3, 128, 128]}}",
+        "{data: data.npz, repeat: 2}",
+    )
+    assert len(verdict["outputs"]) == 6
+    told = load(
+        project,
+        code=(
+            "io = np.load('io.npz')\n"
+            "ours = m.run({'data': io['x']})\n"
+            "print(max(abs(ours[spec.name] - io[f'y{i}']).max() for i, spec in enumerate(m.outputs)))"
+        ),
+    )
+    assert float(told) < 1e-5
+
+
+@pytest.mark.mxnet
+@needs_mxnet
+def test_digits_knows_the_digits(project: Project) -> None:
+    """The model that ships, compiled, reads as many of the held-out digits as MXNet does."""
+    models = ROOT / "recipes/models"
+    verdict = deliver(
+        project,
+        f"{{mxnet: {{prefix: {models}/digits, epoch: 10}}}}",
+        "{data: {shape: [1, 1, 8, 8]}}",
+        f"{{data: {models}/digits-test.npz, min_accuracy: 0.95, repeat: 2}}",
+    )
+    assert verdict["samples"] == 360
+    assert verdict["accuracy"] == verdict["reference_accuracy"] > 0.97
+
+
+def test_squeezenet_and_resnet_recipes_can_be_planned(project: Project) -> None:
+    """The recipes that ship are right; what they need and is not there yet is said with its place."""
+    unmade = shutil.ignore_patterns("squeezenet1.1-*")
+    shutil.copytree(ROOT / "recipes", project.folder / "recipes", ignore=unmade)
+    assert project.tvmflow("plan", "recipes/resnet50.yaml").code == 0
+    missing = project.tvmflow("plan", "recipes/squeezenet-mxnet.yaml")
+    assert missing.code == 2
+    assert "recipes/squeezenet-mxnet.yaml:" in missing.err
+    for name in ("squeezenet1.1-symbol.json", "squeezenet1.1-0000.params"):
+        Path(project.folder, "recipes/models", name).touch()
+    assert project.tvmflow("plan", "recipes/squeezenet-mxnet.yaml").code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.mxnet
+@needs_mxnet
+def test_squeezenet_from_the_gluon_zoo_agrees_with_mxnet(project: Project) -> None:
+    """The shipped recipe, on a checkpoint that MXNet itself wrote."""
+    unmade = shutil.ignore_patterns("squeezenet1.1-*")
+    shutil.copytree(ROOT / "recipes", project.folder / "recipes", ignore=unmade)
+    made = subprocess.run(
+        [sys.executable, "recipes/models/make_squeezenet.py"],
+        cwd=project.folder, env=project.environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    done = project.tvmflow("run", "recipes/squeezenet-mxnet.yaml", "--json")
+    assert done.code == 0, done.out + done.err
