@@ -1,1 +1,1 @@
-"""Where stages run: the names that `--executor` takes."""
+"""Where stages run: forked workers that may crash, hang and be stopped without harm to the run."""
