@@ -1,27 +1,28 @@
-"""The public language: what a recipe and a pipeline may say, and every mistake in one, with its place."""
+"""The public language: what a recipe and a pipeline may say."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
 
 from tvmflow.errors import RecipeError
+from tvmflow.mistakes import check, one_of, wrong
 from tvmflow.targets._presets import PRESETS
 from tvmflow.values import Json
-from tvmflow.yaml_positions import Document, Loc, nearest, read_yaml
+from tvmflow.yaml_positions import Document, Problem, nearest, neighbours, quoted, read_yaml, shown
 
 STAGE_NAMES: Final = ("import", "extract_tasks", "tune", "pick_best", "build", "export", "verify")
 OUTPUT_NAMES: Final = ("bundle", "shared-library")
@@ -37,12 +38,22 @@ _REQUIRES: Final[Mapping[str, tuple[str, ...]]] = {
     "verify": ("export",),
 }
 
+_VERSION: Final = 1
 _DTYPES: Final = (
     "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
 )
 _MAX_ELEMENTS: Final = 1 << 31
+# of a path in a message
+_MAX_PATH: Final = 500
+_MAX_EPOCH: Final = 9999
+_MAX_TRIALS: Final = 10_000_000
+_MAX_SEED: Final = (1 << 31) - 1
 _NAME: Final = r"^[a-z0-9][a-z0-9._-]*$"
+_DIGEST: Final = r"^[0-9a-fA-F]{64}$"
+# those that can be downloaded
+_SCHEMES: Final = ("http", "https", "file")
 
+_STRATEGIES: Final = ("evolutionary", "replay-trace")
 # What people write who know AutoTVM, and what it is called here.
 _OLD_STRATEGIES: Final = {
     "ga": "evolutionary",
@@ -53,23 +64,30 @@ _OLD_STRATEGIES: Final = {
 }
 
 
-_AnyPart = TypeVar("_AnyPart", bound=BaseModel)
-
-
 def _tupled(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _one_of(value: str, valid: Any, what: str) -> str:
-    if value in valid:
-        return value
-    raise PydanticCustomError(
-        "unknown",
-        "{message}",
-        {
-            "message": f"'{value}' is not {what}{nearest(value, valid)} (there are {', '.join(sorted(valid))})"
-        },
-    )
+def _member(valid: Any, what: str) -> AfterValidator:
+    return AfterValidator(lambda value: one_of(value, valid, what))
+
+
+def _enum(valid: Any) -> Any:
+    return Field(json_schema_extra={"enum": list(valid)})
+
+
+def _check_version(value: Any) -> Any:
+    # true and 1.0 are equal to 1, and are mistakes all the same
+    if type(value) is not int or value != _VERSION:
+        raise wrong(f"this tvmflow reads version {_VERSION} only; write {_VERSION}")
+    return value
+
+
+_Version = Annotated[Literal[1], BeforeValidator(_check_version)]
+_Dtype = Annotated[str, _member(_DTYPES, "a dtype"), _enum(_DTYPES)]
+_PresetName = Annotated[str, _member(PRESETS, "a target"), _enum(sorted(PRESETS))]
+_Output = Annotated[str, _member(OUTPUT_NAMES, "an output"), _enum(OUTPUT_NAMES)]
+_StageName = Annotated[str, _member(STAGE_NAMES, "a stage"), _enum(STAGE_NAMES)]
 
 
 class _Part(BaseModel):
@@ -83,15 +101,26 @@ class MxnetSource(_Part):
 
     prefix: str = Field(
         min_length=1,
+        examples=["models/digits"],
         description="Path of the checkpoint without `-symbol.json` and `-0000.params`, from the recipe's folder.",
     )
-    epoch: int = Field(ge=0, le=9999, description="The number in `prefix-NNNN.params`.")
+    epoch: int = Field(
+        ge=0, le=_MAX_EPOCH, examples=[10], description="The number in `prefix-NNNN.params`."
+    )
+
+    def paths(self, base: Path) -> tuple[Path, Path]:
+        """The checkpoint's symbol and parameters; `base` is the recipe's folder."""
+        return _checkpoint(self.prefix, self.epoch, base)
 
 
 class ModelSource(_Part):
     """Where the model comes from: exactly one of `mxnet` and `onnx`."""
 
-    mxnet: MxnetSource | None = Field(default=None, description="An MXNet checkpoint.")
+    mxnet: MxnetSource | None = Field(
+        default=None,
+        examples=[{"prefix": "models/digits", "epoch": 10}],
+        description="An MXNet checkpoint.",
+    )
     onnx: str | None = Field(
         default=None,
         min_length=1,
@@ -99,7 +128,8 @@ class ModelSource(_Part):
     )
     sha256: str | None = Field(
         default=None,
-        description="The sha256 of the ONNX file, in hex; checked, and required for a URL.",
+        json_schema_extra={"pattern": _DIGEST},
+        description="The sha256 of the ONNX file, 64 hexadecimal digits; checked, and required for a URL.",
     )
 
     @property
@@ -115,67 +145,81 @@ class ModelSource(_Part):
     @field_validator("sha256")
     @classmethod
     def _check_digest(cls, value: str | None) -> str | None:
-        if value is not None and (len(value) != 64 or set(value.lower()) - set("0123456789abcdef")):
-            raise PydanticCustomError("digest", "must be 64 hexadecimal digits")
-        return value.lower() if value is not None else None
+        if value is None:
+            return None
+        if len(value) != 64 or set(value) - set("0123456789abcdefABCDEF"):
+            raise wrong(f"must be 64 hexadecimal digits, not the text {quoted(value)}")
+        return value.lower()
 
     @model_validator(mode="after")
     def _check_one_source(self) -> ModelSource:
-        if (self.mxnet is None) == (self.onnx is None):
-            found = "both are given" if self.mxnet else "neither is given"
-            raise PydanticCustomError("source", f"needs exactly one of mxnet and onnx; {found}")
-        if self.is_url and self.sha256 is None:
-            raise PydanticCustomError(
-                "source", "a model from a URL needs its sha256, so that it is always the same"
-            )
+        if self.mxnet is not None and self.onnx is not None:
+            raise wrong("needs exactly one of mxnet and onnx; both are given")
+        if self.mxnet is None and self.onnx is None:
+            raise wrong("needs exactly one of mxnet and onnx; neither is given")
         if self.mxnet is not None and self.sha256 is not None:
-            raise PydanticCustomError("source", "sha256 goes with onnx, not with mxnet")
+            raise wrong("goes with onnx, not with mxnet", "sha256")
+        if self.onnx is not None and self.is_url:
+            scheme = self.onnx.partition("://")[0]
+            if scheme.lower() not in _SCHEMES:
+                raise wrong(f"{quoted(scheme)} is none of {', '.join(_SCHEMES)}", "onnx")
+            if self.sha256 is None:
+                raise wrong(
+                    "a model from a URL needs its sha256, so that it is always the same", "onnx"
+                )
         return self
 
 
 class InputSpec(_Part):
     """One input of the model."""
 
-    shape: Annotated[tuple[int, ...], BeforeValidator(_tupled)] = Field(
-        description="The size of each dimension; all are fixed, the batch too."
+    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_tupled)] = Field(
+        examples=[[1, 3, 224, 224]],
+        description="The size of each dimension; all are fixed, the batch too.",
     )
-    dtype: str = Field(default="float32", description=f"One of {', '.join(_DTYPES)}.")
+    dtype: _Dtype = Field(default="float32", description="The type of its elements.")
     range: Annotated[tuple[float, float] | None, BeforeValidator(_tupled)] = Field(
         default=None,
+        examples=[[-1.0, 1.0]],
         description="Lowest and highest value of seeded random inputs; by default 0 to 1, integers 0 and 1.",
     )
 
     @field_validator("shape")
     @classmethod
-    def _check_shape(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if any(size < 1 for size in value):
-            raise PydanticCustomError("shape", "every dimension must be at least 1")
+    def _check_size(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if math.prod(value) > _MAX_ELEMENTS:
-            raise PydanticCustomError("shape", "has more than 2^31 elements")
+            raise wrong("has more than 2^31 elements")
         return value
 
-    @field_validator("dtype")
+    @field_validator("range", mode="before")
     @classmethod
-    def _check_dtype(cls, value: str) -> str:
-        return _one_of(value, _DTYPES, "a dtype")
+    def _check_two(cls, value: Any) -> Any:
+        if isinstance(value, list) and len(value) != 2:
+            raise wrong(f"must be two numbers, such as [-1.0, 1.0], not {len(value)}")
+        return value
 
     @field_validator("range")
     @classmethod
     def _check_range(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
         if value is not None and not value[0] < value[1]:
-            raise PydanticCustomError("range", "the first number must be below the second")
+            raise wrong("the first number must be below the second")
         return value
 
 
 class TargetSpec(_Part):
     """A machine to build for: a preset's name, or a mapping with a name of its own."""
 
-    name: str = Field(pattern=_NAME, description="Its name: the folder in `dist`.")
-    preset: str | None = Field(
-        default=None, description=f"A named target: {', '.join(sorted(PRESETS))}."
+    name: str = Field(
+        pattern=_NAME,
+        max_length=100,
+        examples=["edge"],
+        description="Its name: the folder in `dist`.",
     )
+    preset: _PresetName | None = Field(default=None, description="A named target.")
     tvm: dict[str, Json] | None = Field(
-        default=None, description="A target as TVM takes it: `{kind: llvm, mtriple: …, mcpu: …}`."
+        default=None,
+        examples=[{"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}],
+        description="A target as TVM takes it: its kind, and attributes such as mtriple and mcpu.",
     )
     num_cores: int | None = Field(
         default=None,
@@ -184,23 +228,18 @@ class TargetSpec(_Part):
         description="Threads to tune for; by default those of this machine.",
     )
 
-    @field_validator("preset")
-    @classmethod
-    def _check_preset(cls, value: str | None) -> str | None:
-        return None if value is None else _one_of(value, PRESETS, "a target")
-
     @field_validator("tvm")
     @classmethod
     def _check_kind(cls, value: dict[str, Json] | None) -> dict[str, Json] | None:
         if value is not None and not isinstance(value.get("kind"), str):
-            raise PydanticCustomError("kind", "needs a kind, such as `kind: llvm`")
+            raise wrong("needs a kind, such as `kind: llvm`")
         return value
 
     @model_validator(mode="after")
     def _check_one_machine(self) -> TargetSpec:
         if (self.preset is None) == (self.tvm is None):
             found = "both are given" if self.preset else "neither is given"
-            raise PydanticCustomError("machine", f"needs exactly one of preset and tvm; {found}")
+            raise wrong(f"needs exactly one of preset and tvm; {found}")
         return self
 
     def tvm_mapping(self) -> dict[str, Json] | None:
@@ -211,26 +250,37 @@ class TargetSpec(_Part):
 
 def _named(value: Any) -> Any:
     """A target given by one word is the preset of that name."""
-    return {"name": value, "preset": value} if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return {"name": value, "preset": one_of(value, PRESETS, "a target")}
 
 
 class Tune(_Part):
     """How much to search for fast kernels, and how to measure."""
 
-    trials: int = Field(default=0, ge=0, description="Measurements in all; 0: no search.")
-    trials_per_task: int | None = Field(
-        default=None, ge=1, description="At most so many measurements for one kernel."
+    trials: int = Field(
+        default=0, ge=0, le=_MAX_TRIALS, description="Measurements in all; 0: no search."
     )
-    seed: int = Field(default=0, ge=0, lt=1 << 31, description="Seed of the search.")
+    trials_per_task: int | None = Field(
+        default=None,
+        ge=1,
+        le=_MAX_TRIALS,
+        description="At most so many measurements for one kernel.",
+    )
+    seed: int = Field(default=0, ge=0, le=_MAX_SEED, description="Seed of the search.")
     strategy: str = Field(
         default="evolutionary",
+        json_schema_extra={"enum": list(_STRATEGIES)},
         description="`evolutionary`, or `replay-trace` (random search).",
     )
     cost_model: Literal["xgb", "mlp", "random"] = Field(
         default="xgb", description="What predicts which candidates are worth measuring."
     )
     number: int = Field(
-        default=0, ge=0, description="Calls in one repeat; 0: as many as `min_repeat_ms` needs."
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Calls in one repeat; 0: as many as `min_repeat_ms` needs.",
     )
     repeat: int = Field(default=3, ge=1, le=1000, description="Repeats of a measurement.")
     min_repeat_ms: int = Field(
@@ -247,10 +297,8 @@ class Tune(_Part):
     @classmethod
     def _check_strategy(cls, value: str) -> str:
         if value in _OLD_STRATEGIES:
-            raise PydanticCustomError(
-                "strategy", f"'{value}' is called {_OLD_STRATEGIES[value]} here"
-            )
-        return _one_of(value, ("evolutionary", "replay-trace"), "a strategy")
+            raise wrong(f"'{value}' is called {_OLD_STRATEGIES[value]} here")
+        return one_of(value, _STRATEGIES, "a strategy")
 
 
 class Verify(_Part):
@@ -273,7 +321,7 @@ class Verify(_Part):
         default=None, ge=0, le=1, description="Least top-1 accuracy on `data`."
     )
     samples: int = Field(default=3, ge=1, le=10_000, description="Random batches, without `data`.")
-    seed: int = Field(default=0, ge=0, lt=1 << 31, description="Seed of the random inputs.")
+    seed: int = Field(default=0, ge=0, le=_MAX_SEED, description="Seed of the random inputs.")
     repeat: int = Field(
         default=10, ge=1, le=10_000, description="Repeats of the latency measurement."
     )
@@ -281,22 +329,27 @@ class Verify(_Part):
     @model_validator(mode="after")
     def _check_accuracy(self) -> Verify:
         if self.min_accuracy is not None and self.data is None:
-            raise PydanticCustomError("accuracy", "min_accuracy needs data with labels")
+            raise wrong("needs data with labels; name it with verify.data", "min_accuracy")
         return self
 
 
 class Recipe(_Part):
     """One model: its source, inputs, targets, tuning, outputs and checks."""
 
-    recipe: Literal[1] = Field(description="Version of this language: 1.")
+    recipe: _Version = Field(examples=[1], description="Version of this language: 1.")
     name: str = Field(
         pattern=_NAME,
         max_length=100,
+        examples=["resnet50"],
         description="Its name: the folder in `dist` and the files there. Small letters, digits, `.`, `_`, `-`.",
     )
-    model: ModelSource = Field(description="Where the model comes from.")
+    model: ModelSource = Field(
+        examples=[{"onnx": "model.onnx"}], description="Where the model comes from."
+    )
     inputs: dict[str, InputSpec] = Field(
         default_factory=dict,
+        validate_default=True,
+        examples=[{"data": {"shape": [1, 3, 224, 224], "dtype": "float32"}}],
         description="The model's inputs by name; may be left out for an ONNX model whose shapes are fixed.",
     )
     targets: Annotated[
@@ -304,47 +357,60 @@ class Recipe(_Part):
     ] = Field(
         default=(TargetSpec(name="host", preset="host"),),
         min_length=1,
+        examples=[["host", {"name": "edge", "preset": "x86-64-v2"}]],
         description="Machines to build for; by default this one.",
     )
-    tune: Tune = Field(default=Tune(), description="How much to search for fast kernels.")
-    outputs: Annotated[tuple[str, ...], BeforeValidator(_tupled)] = Field(
+    tune: Tune = Field(
+        default=Tune(),
+        examples=[{"trials": 1000}],
+        description="How much to search for fast kernels.",
+    )
+    outputs: Annotated[tuple[_Output, ...], BeforeValidator(_tupled)] = Field(
         default=("bundle",),
         min_length=1,
-        description=f"Files to deliver: {', '.join(OUTPUT_NAMES)}.",
+        examples=[["shared-library", "bundle"]],
+        description="Files to deliver.",
     )
-    verify: Verify = Field(default=Verify(), description="Checks that the library must pass.")
+    verify: Verify = Field(
+        default=Verify(),
+        examples=[{"rtol": 0.001}],
+        description="Checks that the library must pass.",
+    )
     pipeline: str = Field(
-        default="tune", description="`tune`, `compile` (no search), or the path of a pipeline file."
+        default="tune",
+        min_length=1,
+        description="`tune`, `compile` (no search), or the path of a pipeline file from the recipe's folder.",
     )
+
+    @field_validator("inputs")
+    @classmethod
+    def _check_inputs(
+        cls, value: dict[str, InputSpec], info: ValidationInfo
+    ) -> dict[str, InputSpec]:
+        model = info.data.get("model")
+        if not value and model is not None and model.kind == "mxnet":
+            raise wrong("an MXNet model needs its inputs and their shapes")
+        return value
+
+    @field_validator("targets")
+    @classmethod
+    def _check_names(cls, value: tuple[TargetSpec, ...]) -> tuple[TargetSpec, ...]:
+        names = [target.name for target in value]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise wrong(f"a second target with the name '{name}'", index)
+        return value
 
     @field_validator("outputs")
     @classmethod
     def _check_outputs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            _one_of(name, OUTPUT_NAMES, "an output")
+        for index, name in enumerate(value):
+            if name in value[:index]:
+                raise wrong(f"'{name}' stands twice", index)
         return value
-
-    @model_validator(mode="after")
-    def _check_whole(self) -> Recipe:
-        if self.model.mxnet is not None and not self.inputs:
-            raise PydanticCustomError("inputs", "an MXNet model needs its inputs and their shapes")
-        names = [target.name for target in self.targets]
-        for name in names:
-            if names.count(name) > 1:
-                raise PydanticCustomError("targets", f"there are two targets named '{name}'")
-        return self
 
 
 # ---------------------------------------------------------------- loading
-
-
-class LoadedRecipe(NamedTuple):
-    """A recipe, and where each part of it stands: `where("targets", 0)` gives `file:line:column`."""
-
-    recipe: Recipe
-    path: Path
-    where: Callable[..., str]
-    read: tuple[Path, ...]
 
 
 class Pipeline(NamedTuple):
@@ -355,214 +421,159 @@ class Pipeline(NamedTuple):
     path: Path
 
 
+class LoadedRecipe(NamedTuple):
+    """A recipe, its pipeline, and where each part stands: `where("targets", 0)` gives `file:line:column`.
+
+    `read` are the files that this was read from.
+    """
+
+    recipe: Recipe
+    path: Path
+    where: Callable[..., str]
+    read: tuple[Path, ...]
+    pipeline: Pipeline
+
+
 def load_recipe(path: Path) -> LoadedRecipe:
     """The recipe in a file. Raises RecipeError with all its mistakes, each `file:line:column: field: what`."""
     document = read_yaml(path)
-    recipe = _validated(document, Recipe)
-    problems = list(_missing_files(recipe, document))
-    if problems:
-        raise RecipeError(problems)
-    return LoadedRecipe(recipe, path, document.where, (path,))
+    recipe, problems = check(document, Recipe)
+    problems += _missing_files(document)
+    if recipe is None or problems:
+        raise document.error(problems)
+    pipeline = load_pipeline(recipe.pipeline, path.parent)
+    return LoadedRecipe(recipe, path, document.where, (path, pipeline.path), pipeline)
 
 
-def _validated(document: Document, model: type[_AnyPart]) -> _AnyPart:
-    if not isinstance(document.value, dict):
-        kind = "a list" if isinstance(document.value, list) else "a single value"
-        raise RecipeError(
-            f"{document.where()}: must hold fields, such as `name: …`; this is {kind}"
-        )
-    try:
-        return model.model_validate(document.value)
-    except ValidationError as error:
-        found = [_problem(document, model, detail) for detail in error.errors()]
-        raise RecipeError([text for _, text in sorted(found)]) from None
+def _missing_files(document: Document) -> Iterator[Problem]:
+    """A problem for every file that the recipe names and that is not there.
 
-
-def _problem(
-    document: Document, model: type[BaseModel], detail: ErrorDetails
-) -> tuple[tuple[int, int], str]:
-    """`(place, sentence)` of one of pydantic's findings."""
-    loc = _in_document(document, detail["loc"])
-    name = ".".join(str(part) for part in loc)
-    unknown = detail["type"] == "extra_forbidden"
-    where = document.where_key(*loc) if unknown else document.where(*loc)
-    text = _unknown_field(model, loc) if unknown else _sentence(document, loc, detail)
-    place = where.rsplit(":", 2)[1:]
-    return (
-        int(place[0]),
-        int(place[1]),
-    ), f"{where}: {name}: {text}" if name else f"{where}: {text}"
-
-
-def _in_document(document: Document, loc: tuple[int | str, ...]) -> Loc:
-    """pydantic's path without what is not in the file: a preset's fields stand in one word."""
-    while len(loc) > 1 and loc[:-1] in document.raw:
-        loc = loc[:-1]
-    return loc
-
-
-def _unknown_field(model: type[BaseModel], loc: Loc) -> str:
-    """The nearest field of this level, or the level where a field of this name belongs."""
-    name = str(loc[-1])
-    here = _fields_at(model, loc[:-1])
-    close = nearest(name, here)
-    if close:
-        return f"there is no such field{close}"
-    for path, fields in _all_levels(model):
-        if name in fields:
-            return f"belongs under {'.'.join(path)}" if path else "belongs at the top of the recipe"
-    return f"there is no such field (there are {', '.join(here)})"
-
-
-def _part_of(annotation: Any) -> type[BaseModel] | None:
-    """The model class inside a field's type, through optionals, lists and mappings."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_part_of(inner) for inner in get_args(annotation))
-    return next((part for part in found if part is not None), None)
-
-
-def _fields_at(model: type[BaseModel], loc: Loc) -> list[str]:
-    current: type[BaseModel] = model
-    for step in loc:
-        field = current.model_fields.get(str(step))
-        inner = _part_of(field.annotation) if field is not None else None
-        current = inner or current
-    return list(current.model_fields)
-
-
-def _all_levels(
-    model: type[BaseModel], path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    yield path, list(model.model_fields)
-    for name, field in model.model_fields.items():
-        inner = _part_of(field.annotation)
-        if inner is not None:
-            yield from _all_levels(inner, (*path, name))
-
-
-_WANTED: Final = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "string_type": "text",
-    "bool_type": "true or false",
-    "dict_type": "fields, such as `name: …`",
-    "model_type": "fields, such as `name: …`",
-    "tuple_type": "a list, such as [1, 3, 224, 224]",
-    "literal_error": "",
-}
-
-
-def _sentence(document: Document, loc: Loc, detail: ErrorDetails) -> str:
-    """pydantic's finding in our words."""
-    kind, context = detail["type"], detail.get("ctx", {})
-    if kind == "missing":
-        return "is missing"
-    if loc == ("recipe",):
-        return f"this tvmflow reads version 1, not {detail['input']!r}"
-    if kind == "literal_error":
-        choices = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
-        close = nearest(str(detail["input"]), choices)
-        return f"{detail['input']!r} is none of {', '.join(choices)}{close}"
-    if kind == "string_pattern_mismatch":
-        return f"'{detail['input']}' is not a name: small letters, digits, '.', '_' and '-' only"
-    if kind in _WANTED:
-        return f"must be {_WANTED[kind]}, not {_shown(document, loc, detail['input'])}"
-    message = detail["msg"]
-    return message[:1].lower() + message[1:].replace("Input should", "should")
-
-
-def _shown(document: Document, loc: Loc, value: Any) -> str:
-    if isinstance(value, dict):
-        return "fields"
-    if isinstance(value, list | tuple):
-        return "a list"
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return f"`{document.raw.get(loc, value)}`, which YAML reads as {str(value).lower()}"
-    kind = "the text" if isinstance(value, str) else "the number"
-    return f"{kind} {str(value)[:60]!r}" if isinstance(value, str) else f"{kind} {value}"
-
-
-def _missing_files(recipe: Recipe, document: Document) -> Iterator[str]:
-    """A sentence for every file that the recipe names and that is not there."""
+    Looks at the document, not at a Recipe, so that it can be told along with other mistakes.
+    """
     base = document.path.parent
-    if recipe.model.mxnet is not None:
-        yield from _missing_checkpoint(recipe.model.mxnet, base, document)
-    elif recipe.model.onnx is not None and not recipe.model.is_url:
-        where = document.where("model", "onnx")
-        yield from _missing_file("model.onnx", base / recipe.model.onnx, where)
-    if recipe.verify.data is not None:
-        where = document.where("verify", "data")
-        yield from _missing_file("verify.data", base / recipe.verify.data, where)
+    prefix, epoch = document.at("model", "mxnet", "prefix"), document.at("model", "mxnet", "epoch")
+    if isinstance(prefix, str) and prefix and type(epoch) is int and 0 <= epoch <= _MAX_EPOCH:
+        yield from _missing_checkpoint(prefix, epoch, document)
+    for loc in (("model", "onnx"), ("verify", "data")):
+        name = document.at(*loc)
+        if isinstance(name, str) and name and "://" not in name and not _is_file(base / name):
+            yield Problem(*document.place(*loc), f"{'.'.join(loc)}: {_no_file(base / name)}")
+    pipeline = document.at("pipeline")
+    if isinstance(pipeline, str) and pipeline:
+        sentence = _no_pipeline(pipeline, base)
+        if sentence:
+            yield Problem(*document.place("pipeline"), f"pipeline: {sentence}")
 
 
-def _missing_checkpoint(source: MxnetSource, base: Path, document: Document) -> Iterator[str]:
-    symbol = base / f"{source.prefix}-symbol.json"
-    params = base / f"{source.prefix}-{source.epoch:04d}.params"
-    if not symbol.is_file():
-        yield from _missing_file(
-            "model.mxnet.prefix", symbol, document.where("model", "mxnet", "prefix")
-        )
-    elif not params.is_file():
-        stem = symbol.name.removesuffix("-symbol.json")
-        found = sorted(symbol.parent.glob(f"{stem}-[0-9][0-9][0-9][0-9].params"))
-        epochs = ", ".join(str(int(path.stem[-4:])) for path in found) or "none"
-        where = document.where("model", "mxnet", "epoch")
-        yield f"{where}: model.mxnet.epoch: there is no file {params} (epochs that are there: {epochs})"
+def _missing_checkpoint(prefix: str, epoch: int, document: Document) -> Iterator[Problem]:
+    symbol, params = _checkpoint(prefix, epoch, document.path.parent)
+    if not _is_file(symbol):
+        place = document.place("model", "mxnet", "prefix")
+        yield Problem(*place, f"model.mxnet.prefix: {_no_file(symbol)}")
+    elif not _is_file(params):
+        place = document.place("model", "mxnet", "epoch")
+        yield Problem(*place, f"model.mxnet.epoch: {_no_file(params, hint=False)}{_epochs(symbol)}")
 
 
-def _missing_file(field: str, path: Path, where: str) -> Iterator[str]:
-    if path.is_file():
-        return
-    siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    yield f"{where}: {field}: there is no file {path}{nearest(path.name, siblings)}"
+def _checkpoint(prefix: str, epoch: int, base: Path) -> tuple[Path, Path]:
+    return base / f"{prefix}-symbol.json", base / f"{prefix}-{epoch:04d}.params"
+
+
+def _epochs(symbol: Path) -> str:
+    """The epochs that are there instead."""
+    stem = symbol.name.removesuffix("symbol.json")
+    ends = [name.removeprefix(stem) for name in neighbours(symbol) if name.startswith(stem)]
+    numbers = [end.removesuffix(".params") for end in ends if end.endswith(".params")]
+    epochs = [str(int(number)) for number in numbers if number.isascii() and number.isdigit()]
+    return f" (epochs that are there: {', '.join(epochs) or 'none'})"
+
+
+def _is_file(path: Path) -> bool:
+    return _holds(path, Path.is_file)
+
+
+def _holds(path: Path, test: Callable[[Path], bool]) -> bool:
+    try:
+        return test(path)
+    except (OSError, ValueError):
+        # not a name that a file can have, or in a folder that cannot be entered
+        return False
+
+
+def _no_file(path: Path, *, hint: bool = True) -> str:
+    name = shown(str(path), _MAX_PATH)
+    if _holds(path, Path.is_dir):
+        return f"{name} is a folder, not a file"
+    return f"there is no file {name}{nearest(path.name, neighbours(path)) if hint else ''}"
 
 
 # ---------------------------------------------------------------- pipelines
 
 
-class _PipelineFile(_Part):
+class PipelineFile(_Part):
     """The stages of a run, in order."""
 
-    pipeline: Literal[1]
-    name: str = Field(pattern=_NAME)
-    description: str = ""
-    stages: Annotated[tuple[str, ...], BeforeValidator(_tupled)] = Field(min_length=1)
+    pipeline: _Version = Field(examples=[1], description="Version of this language: 1.")
+    name: str = Field(
+        pattern=_NAME,
+        max_length=100,
+        examples=["nightly"],
+        description="Its name, for those who read it.",
+    )
+    description: str = Field(default="", description="What it is for.")
+    stages: Annotated[tuple[_StageName, ...], BeforeValidator(_tupled)] = Field(
+        min_length=1,
+        examples=[["import", "build", "export"]],
+        description="Stages, each after those that it needs.",
+    )
 
     @field_validator("stages")
     @classmethod
-    def _check_stages(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_order(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for index, name in enumerate(value):
-            _one_of(name, STAGE_NAMES, "a stage")
             if name in value[:index]:
-                raise PydanticCustomError("stages", f"'{name}' stands twice")
-            for needed in _REQUIRES[name]:
-                if needed not in value[:index]:
-                    raise PydanticCustomError("stages", f"'{name}' needs '{needed}' before it")
+                raise wrong(f"'{name}' stands twice", index)
+            missing = [needed for needed in _REQUIRES[name] if needed not in value[:index]]
+            if missing:
+                raise wrong(f"'{name}' needs '{missing[0]}' before it", index)
         return value
 
 
-def load_pipeline(name: str) -> Pipeline:
-    """A pipeline by name, or from a file whose path ends in `.yaml`. Raises RecipeError."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else _find_pipeline(name)
-    found = _validated(read_yaml(path), _PipelineFile)
+def load_pipeline(name: str, base: Path = Path()) -> Pipeline:
+    """A pipeline by name, or from a file when it ends in `.yaml`, its path from `base`. Raises RecipeError."""
+    sentence = _no_pipeline(name, base)
+    if sentence:
+        raise RecipeError(sentence)
+    path = _pipeline_paths(name, base)[0]
+    document = read_yaml(path)
+    found, problems = check(document, PipelineFile)
+    if found is None:
+        raise document.error(problems)
     return Pipeline(found.name, found.stages, path)
 
 
-def _find_pipeline(name: str) -> Path:
-    folders = [Path("pipelines"), Path(__file__).parent / "pipelines"]
-    folders.append(Path(__file__).parent.parent / "pipelines")
-    names: list[str] = []
-    for folder in folders:
-        path = folder / f"{name}.yaml"
-        if path.is_file():
-            return path
-        names += [other.stem for other in folder.glob("*.yaml")]
-    there = ", ".join(sorted(set(names)))
-    raise RecipeError(f"there is no pipeline '{name}'{nearest(name, names)} (there are {there})")
+def _pipeline_paths(name: str, base: Path) -> list[Path]:
+    """The files that this pipeline can be, the first before the others."""
+    if name.endswith((".yaml", ".yml")):
+        return [base / name]
+    paths = [folder / f"{name}.yaml" for folder in _pipeline_folders()]
+    return [path for path in paths if _is_file(path)]
+
+
+def _pipeline_folders() -> list[Path]:
+    """Where named pipelines are: here, in the installed package, in the checkout."""
+    package = Path(__file__).parent
+    return [Path("pipelines"), package / "pipelines", package.parent / "pipelines"]
+
+
+def _no_pipeline(name: str, base: Path) -> str:
+    """What to say when there is no such pipeline; nothing when there is."""
+    paths = _pipeline_paths(name, base)
+    if paths:
+        return "" if _is_file(paths[0]) else _no_file(paths[0])
+    there = sorted({path.stem for folder in _pipeline_folders() for path in folder.glob("*.yaml")})
+    near = nearest(name, there)
+    return f"there is no pipeline {quoted(name)}{near} (there are {', '.join(there)})"
 
 
 def json_schema() -> dict[str, Any]:

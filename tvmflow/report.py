@@ -190,9 +190,17 @@ def _describe_latency(facts: Mapping[str, Any]) -> list[str]:
     return ["latency of one call\n" + "\n".join([head, *rows])] if rows else []
 
 
+def _describe_tasks(facts: Mapping[str, Any]) -> list[str]:
+    lines = [f"{facts['workloads']} workloads, {facts['tunable']} of them tunable"]
+    if facts["not_tunable"]:
+        told = [f"{name} ({why})" for name, why in facts["not_tunable"].items()]
+        lines[0] += f"; not: {_named(told)}"
+    return lines
+
+
 def _describe_tune(facts: Mapping[str, Any]) -> list[str]:
     if not facts["trials"]:
-        return []
+        return ["not tuned (tune.trials is 0): the library works, and is slow"]
     done = facts["measured"] + facts["reused"]
     failed = f", {facts['failed']} failed" if facts["failed"] else ""
     lines = [
@@ -225,8 +233,9 @@ def _named(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-_SHOWN_NAMES: Final = 5
+_SHOWN_NAMES: Final = 3
 _DESCRIBE: Final = {
+    "extract_tasks": _describe_tasks,
     "tune": _describe_tune,
     "pick_best": _describe_pick_best,
     "verify": _describe_verify,
