@@ -83,5 +83,23 @@ class DownloadError(EnvironmentProblem):
     """A model could not be downloaded, or what came does not have the digest that was asked for."""
 
 
+class Interrupted(TvmflowError):
+    """The user stopped the run while this was under way."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
 class BundleError(TvmflowError, ValueError):
     """A bundle cannot be loaded here, or was called with inputs that do not fit its signature."""
+
+
+_OUTCOMES: Final = {
+    EXIT_ENVIRONMENT: "blocked",
+    EXIT_INTERRUPTED: "cancelled",
+    EXIT_VERIFY: "rejected",
+}
+
+
+def outcome_of(error: type[TvmflowError]) -> str:
+    """How a stage that raises such an error is said to have ended (see `report.StageReport`)."""
+    return _OUTCOMES.get(error.exit_code, "failed")

@@ -14,6 +14,7 @@ _WORDS: Final = {
     "ran": "done",
     "rejected": "REJECTED",
     "failed": "FAILED",
+    "blocked": "BLOCKED",
     "crashed": "CRASHED",
     "timeout": "TIMED OUT",
     "cancelled": "stopped",

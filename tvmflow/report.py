@@ -6,23 +6,24 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from tvmflow.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_VERIFY
+from tvmflow.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_VERIFY
 from tvmflow.values import Decision, StageKey
 
 _EXITS: Final[Mapping[str, int]] = {
     "hit": EXIT_OK,
     "ran": EXIT_OK,
+    "blocked": EXIT_ENVIRONMENT,
     "cancelled": EXIT_INTERRUPTED,
     "rejected": EXIT_VERIFY,
 }
-_SEVERITY: Final = (EXIT_INTERRUPTED, EXIT_FAILED, EXIT_VERIFY, EXIT_OK)
+_SEVERITY: Final = (EXIT_INTERRUPTED, EXIT_FAILED, EXIT_ENVIRONMENT, EXIT_VERIFY, EXIT_OK)
 
 
 class StageReport(NamedTuple):
     """How one stage of a run ended.
 
-    `outcome` is `hit`, `ran`, `failed`, `crashed`, `timeout`, `rejected` (verify found the
-    library wanting), `cancelled`, or `skipped` (because of one before it).
+    `outcome` is `hit`, `ran`, `failed`, `blocked` (this machine is in the way), `crashed`, `timeout`,
+    `rejected` (verify found the library wanting), `cancelled`, or `skipped` (because of one before it).
     """
 
     stage_id: str
@@ -92,7 +93,7 @@ def summary(report: RunReport) -> str:
     ran = sum(stage.outcome == "ran" for stage in report.stages)
     hits = sum(stage.outcome == "hit" for stage in report.stages)
     counts = [f"{ran} ran", f"{hits} up to date"] if ran else [f"all {hits} stages are up to date"]
-    for outcome in ("failed", "crashed", "timeout", "rejected", "cancelled", "skipped"):
+    for outcome in ("failed", "blocked", "crashed", "timeout", "rejected", "cancelled", "skipped"):
         number = sum(stage.outcome == outcome for stage in report.stages)
         counts += [f"{number} {outcome}"] if number else []
     if not ran and len(counts) == 1:

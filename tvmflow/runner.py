@@ -19,7 +19,7 @@ from doit.task import Task
 
 from tvmflow import delivery, sources
 from tvmflow.decide import Survey
-from tvmflow.errors import TvmflowError
+from tvmflow.errors import Interrupted, TvmflowError, outcome_of
 from tvmflow.report import RunReport, StageReport
 from tvmflow.stores.filestat import FileDigests, stamp
 from tvmflow.stores.local import Damaged, LocalStore, Slot
@@ -39,6 +39,8 @@ class Executor(Protocol):
     def start(self) -> None: ...
     def execute(self, call: StageCall, log: Path, on_event: OnEvent) -> StageResult: ...
     def cancel(self) -> None: ...
+    @property
+    def cancelled(self) -> bool: ...
     def close(self) -> None: ...
 
 
@@ -161,7 +163,9 @@ class Session:
             self._mark_damaged(spec, found)
             return TaskFailed("an input is damaged")
         except TvmflowError as error:
-            report = StageReport(spec.id, "failed", "", 0.0, {}, error.message, error.fix)
+            report = StageReport(
+                spec.id, outcome_of(type(error)), "", 0.0, {}, error.message, error.fix
+            )
         self._finish(spec, report)
         return None if report.outcome in ("ran", "hit") else TaskFailed(report.message)
 
@@ -251,10 +255,15 @@ class Session:
                     file.url,
                     file.sha256,
                     Path(self._store.downloads),
-                    emit=lambda event: self._on_event({**event, "stage_id": spec.id}),
+                    emit=lambda event: self._on_download(spec, event),
                 )
                 paths[file.role] = str(fetched)
         return paths, {path: stamp(path) for path in paths.values()}
+
+    def _on_download(self, spec: StageSpec, event: Event) -> None:
+        if self._executor.cancelled:
+            raise Interrupted("stopped while downloading; what has come is kept")
+        self._on_event({**event, "stage_id": spec.id})
 
     def _stored_files(self, spec: StageSpec) -> dict[str, str]:
         """Paths of the other stages' files, each read once and found to have its digest."""
@@ -271,10 +280,14 @@ def interruptible(executor: Executor, on_interrupt: Callable[[], None]) -> Itera
     """While this is open, Ctrl-C and a polite kill stop the running stages and let the run end in order."""
 
     def stop(number: int, frame: Any) -> None:
+        # whoever asks a second time does not want to wait
+        signal.signal(number, before[number])
         executor.cancel()
         on_interrupt()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, stop)
     try:
         yield
     finally:

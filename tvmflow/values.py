@@ -145,7 +145,7 @@ class StageCall(NamedTuple):
 class StageResult(NamedTuple):
     """How a stage ended. `message` and `fix` are empty when `outcome` is `ok`."""
 
-    outcome: Literal["ok", "failed", "rejected", "crashed", "timeout", "cancelled"]
+    outcome: Literal["ok", "failed", "blocked", "rejected", "crashed", "timeout", "cancelled"]
     message: str
     fix: str
     facts: dict[str, Json]

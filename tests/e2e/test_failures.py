@@ -61,6 +61,7 @@ def test_a_full_disk_is_a_sentence_and_the_run_can_go_on_later(project: Project)
     """No space left: the message says where, the finished stages are kept."""
     sabotage(project, "export", "full-disk")
     failed = project.run()
+    assert (failed.code, failed.outcome("export/host")) == (4, "blocked")
     assert "no space left on the disk" in failed.stages["export/host"]["message"]
     repair(project)
     assert project.run().ran == ["export/host", "verify/host"]

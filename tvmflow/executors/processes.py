@@ -6,18 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tvmflow.errors import VerifyFailed
+from tvmflow import errors
 from tvmflow.executors.nursery import Nursery, Outcome
 from tvmflow.values import StageCall, StageResult
 
 _PRELOAD: Final = ("numpy", "tvm", "tvm.s_tir.meta_schedule", "tvmflow.executors.worker")
-
-_OUTCOMES: Final = {
-    "ok": "ok",
-    "crashed": "crashed",
-    "timeout": "timeout",
-    "cancelled": "cancelled",
-}
 
 
 class ProcessExecutor:
@@ -25,6 +18,7 @@ class ProcessExecutor:
 
     def __init__(self) -> None:
         self._nursery: Nursery | None = None
+        self.cancelled = False
 
     def start(self) -> None:
         """Start the server: it loads TVM while the caller goes on."""
@@ -50,6 +44,7 @@ class ProcessExecutor:
 
     def cancel(self) -> None:
         """Stop every stage that runs, and let none start."""
+        self.cancelled = True
         if self._nursery is not None:
             self._nursery.cancel()
 
@@ -60,8 +55,8 @@ class ProcessExecutor:
 
 
 def _result(outcome: Outcome, log: Path) -> StageResult:
-    kind: Any = _OUTCOMES.get(outcome.kind, "failed")
-    if outcome.error == VerifyFailed.__name__:
-        kind = "rejected"
+    kind: Any = outcome.kind
+    if kind == "error":
+        kind = errors.outcome_of(getattr(errors, outcome.error, errors.StageError))
     facts = outcome.value if outcome.kind == "ok" else {}
     return StageResult(kind, outcome.message, outcome.fix, facts, outcome.seconds, str(log))
