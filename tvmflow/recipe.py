@@ -580,7 +580,9 @@ def json_schema() -> dict[str, Any]:
     """The JSON Schema of a recipe, for editors. A target may also be one word."""
     schema = Recipe.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    targets = schema["properties"]["targets"]
+    fields = schema["properties"]
     word = {"type": "string", "enum": sorted(PRESETS), "description": "A preset."}
-    targets["items"] = {"anyOf": [word, targets["items"]]}
+    fields["targets"]["items"] = {"anyOf": [word, fields["targets"]["items"]]}
+    fields["targets"]["default"] = ["host"]
+    fields["inputs"]["default"] = {}
     return schema

@@ -191,6 +191,7 @@ class _Syntax(NamedTuple):
     at_start: bool = False
 
 
+_STRAY: Final = "this does not belong to what stands above; is it indented as it should be?"
 _SYNTAX: Final = (
     _Syntax(_TOO_DEEP, _TOO_DEEP),
     _Syntax(_TOO_MANY, _TOO_MANY),
@@ -205,10 +206,8 @@ _SYNTAX: Final = (
     _Syntax("could not find expected ':'", "here a field should begin, such as `name: …`", True),
     _Syntax("scanning a quoted scalar: found unexpected end", "this quote is never closed", True),
     _Syntax("parsing a flow", "this bracket is not closed, or a comma is missing in it", True),
-    _Syntax(
-        "expected <block end>",
-        "this does not belong to what stands above; is it indented as it should be?",
-    ),
+    _Syntax("expected <block end>", _STRAY),
+    _Syntax("expected '<document start>'", _STRAY),
     _Syntax("that cannot start any token", "text that begins with this character needs quotes"),
 )
 
@@ -348,7 +347,7 @@ class _Reader:
             text = f"YAML reads {shown(node.value)} as a number to base 60; {_QUOTE}"
             return self._problem(node, loc, text)
         if digits[:1] == "0" and digits[1:].isdigit():
-            text = f"YAML reads {shown(node.value)} as an octal number; drop the leading 0"
+            text = f"YAML reads {shown(node.value)} as an octal number; drop the leading 0, or put it in quotes"
             return self._problem(node, loc, text)
         if len(digits) > _MAX_DIGITS:
             return self._problem(node, loc, f"a number with {len(digits)} digits")

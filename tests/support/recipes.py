@@ -1,0 +1,61 @@
+"""A correct recipe to make mistakes in, and the files that it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tvmflow.errors import RecipeError
+from tvmflow.recipe import load_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RECIPE = """\
+recipe: 1
+name: net
+model:
+  onnx: m.onnx
+inputs:
+  data: {shape: [1, 3, 8, 8], dtype: float32}
+targets:
+  - host
+tune:
+  trials: 4
+outputs: [bundle]
+verify:
+  data: data.npz
+  rtol: 1.0e-3
+pipeline: tune
+"""
+FILES = ("m.onnx", "net-symbol.json", "net-0003.params", "net-0010.params", "data.npz")
+
+
+def edited(*edits: tuple[str, str], text: str = RECIPE) -> str:
+    """The recipe with parts replaced, each of which must be there."""
+    for old, new in edits:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+def lay_out(folder: Path) -> None:
+    """Make the files that the recipe can name; they are empty, since a recipe is read without them."""
+    for name in FILES:
+        (folder / name).touch()
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    """Write a recipe as it is, without translating line ends."""
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def problems_in(path: Path) -> list[str]:
+    """What is wrong with a recipe, each problem without the name of the file at its start."""
+    try:
+        load_recipe(path)
+    except RecipeError as error:
+        assert error.exit_code == 2
+        starts = {problem[: len(f"{path}:")] for problem in error.problems}
+        assert starts == {f"{path}:"}
+        return [problem.removeprefix(f"{path}:") for problem in error.problems]
+    return []
