@@ -45,7 +45,7 @@ def prepare(asked: Asked, store: LocalStore) -> Prepared:
     planned = []
     problems: list[str] = []
     for entry in loaded:
-        pipeline = load_pipeline(asked.pipeline or entry.recipe.pipeline)
+        pipeline = load_pipeline(asked.pipeline) if asked.pipeline else entry.pipeline
         reads += [*entry.read, pipeline.path]
         try:
             files = _model_files(entry)

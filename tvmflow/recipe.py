@@ -454,10 +454,12 @@ def _missing_files(document: Document) -> Iterator[Problem]:
     prefix, epoch = document.at("model", "mxnet", "prefix"), document.at("model", "mxnet", "epoch")
     if isinstance(prefix, str) and prefix and type(epoch) is int and 0 <= epoch <= _MAX_EPOCH:
         yield from _missing_checkpoint(prefix, epoch, document)
-    for loc in (("model", "onnx"), ("verify", "data")):
-        name = document.at(*loc)
-        if isinstance(name, str) and name and "://" not in name and not _is_file(base / name):
-            yield Problem(*document.place(*loc), f"{'.'.join(loc)}: {_no_file(base / name)}")
+    onnx, data = document.at("model", "onnx"), document.at("verify", "data")
+    if isinstance(onnx, str) and onnx and "://" not in onnx and not _is_file(base / onnx):
+        yield Problem(*document.place("model", "onnx"), f"model.onnx: {_no_file(base / onnx)}")
+    if isinstance(data, str) and data and not _is_file(base / data):
+        text = "data is not downloaded; name a file" if "://" in data else _no_file(base / data)
+        yield Problem(*document.place("verify", "data"), f"verify.data: {text}")
     pipeline = document.at("pipeline")
     if isinstance(pipeline, str) and pipeline:
         sentence = _no_pipeline(pipeline, base)

@@ -285,7 +285,9 @@ def interruptible(executor: Executor, on_interrupt: Callable[[], None]) -> Itera
         executor.cancel()
         on_interrupt()
 
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     for number in before:
         signal.signal(number, stop)
     try:

@@ -813,6 +813,11 @@ WRONG = [
         "1:1: inputs: an MXNet model needs its inputs and their shapes",
     ),
     wrong(
+        "data at a URL",
+        ("data.npz", "https://example.org/data.npz"),
+        "13:9: verify.data: data is not downloaded; name a file",
+    ),
+    wrong(
         "anchor twice",
         ("name: net\nmodel:", "name: &x net\nmodel: &x"),
         "3:8: this anchor has been given to something else above",
@@ -1047,7 +1052,7 @@ def test_a_model_with_another_digest_is_refused(tmp_path: Path) -> None:
     project.edit_recipe("onnx: tiny.onnx", f"onnx: tiny.onnx\n  sha256: {'a' * 64}")
     ran = project.tvmflow("plan", "tiny.yaml")
     assert ran.code == 2
-    assert ran.err.startswith("tvmflow: tiny.yaml:6:11: sha256: ")
+    assert ran.err.startswith("tvmflow: tiny.yaml:6:11: model.sha256: ")
     assert digest in ran.err
     project.edit_recipe("a" * 64, digest.upper())
     assert project.tvmflow("plan", "tiny.yaml").code == 0

@@ -118,7 +118,7 @@ def _read_data(module: Module, settings: Mapping[str, Any], path: Path | None) -
 
 
 def _random(module: Module, settings: Mapping[str, Any]) -> _Data:
-    """Seeded inputs, uniform in each input's range; integers include both ends but the last."""
+    """Seeded inputs, uniform in each input's range; integers include both ends."""
     import numpy as np
 
     checks = settings["verify"]
@@ -129,9 +129,11 @@ def _random(module: Module, settings: Mapping[str, Any]) -> _Data:
         for spec in module.inputs:
             dtype = np.dtype(spec.dtype)
             whole = dtype.kind in "iub"
-            low, high = settings["inputs"].get(spec.name, {}).get("range") or (0, 2 if whole else 1)
+            low, high = settings["inputs"].get(spec.name, {}).get("range") or (0, 1)
             drawn = (
-                rng.integers(low, high, spec.shape) if whole else rng.uniform(low, high, spec.shape)
+                rng.integers(low, high, spec.shape, endpoint=True)
+                if whole
+                else rng.uniform(low, high, spec.shape)
             )
             feed[spec.name] = drawn.astype(dtype)
         batches.append(feed)

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from tvmflow.errors import RecipeError
 from tvmflow.frontends._base import LoadedModel, Reference
 from tvmflow.values import InputFile, TensorSpec
 
@@ -22,34 +21,12 @@ def settings(model: Any) -> dict[str, Any]:
 
 
 def files(model: Any, base: Path, where: Any) -> tuple[InputFile, ...]:
-    """The symbol and the parameters of the recipe's prefix and epoch. Raises RecipeError when one is not there."""
-    prefix = base / model.mxnet.prefix
-    found = {
-        "symbol": prefix.with_name(f"{prefix.name}-symbol.json"),
-        "params": prefix.with_name(f"{prefix.name}-{model.mxnet.epoch:04d}.params"),
-    }
-    places = {"symbol": where("mxnet", "prefix"), "params": where("mxnet", "epoch")}
-    missing = [
-        f"{places[role]}: there is no file {path}{_epochs(prefix) if role == 'params' else ''}"
-        for role, path in found.items()
-        if not path.is_file()
-    ]
-    if missing:
-        raise RecipeError(
-            missing,
-            fix="a checkpoint of MXNet is PREFIX-symbol.json and PREFIX-EPOCH.params with four digits for the epoch",
-        )
-    return tuple(InputFile(role, str(path), places[role]) for role, path in found.items())
-
-
-def _epochs(prefix: Path) -> str:
-    """What there is instead, for the message."""
-    endings = [
-        path.name.removeprefix(f"{prefix.name}-").removesuffix(".params")
-        for path in prefix.parent.glob(f"{prefix.name}-*.params")
-    ]
-    epochs = sorted(int(ending) for ending in endings if ending.isdecimal())
-    return f" (there is epoch {', '.join(map(str, epochs))})" if epochs else ""
+    """The symbol and the parameters of the recipe's prefix and epoch."""
+    symbol, params = model.mxnet.paths(base)
+    return (
+        InputFile("symbol", str(symbol), where("mxnet", "prefix")),
+        InputFile("params", str(params), where("mxnet", "epoch")),
+    )
 
 
 def load(

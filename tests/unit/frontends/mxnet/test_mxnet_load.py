@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,10 @@ from tests.support.mxnet_runs import (
     specs,
     write_checkpoint,
 )
-from tvmflow.errors import ImportFailed, RecipeError
+from tvmflow.errors import ImportFailed
 from tvmflow.frontends import mxnet as frontend
 from tvmflow.frontends.mxnet._params import read_params
+from tvmflow.recipe import ModelSource, MxnetSource
 from tvmflow.values import TensorSpec
 
 Node = dict[str, Any]
@@ -292,8 +292,8 @@ def test_equal_scores_keep_their_order(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, np.argsort(-data, axis=1, kind="stable"))
 
 
-def source(prefix: str, epoch: int) -> Any:
-    return SimpleNamespace(mxnet=SimpleNamespace(prefix=prefix, epoch=epoch))
+def source(prefix: str, epoch: int) -> ModelSource:
+    return ModelSource(mxnet=MxnetSource(prefix=prefix, epoch=epoch))
 
 
 def where(*path: str) -> str:
@@ -307,15 +307,6 @@ def test_the_files_of_a_checkpoint() -> None:
         "symbol": "digits-symbol.json",
         "params": "digits-0010.params",
     }
-
-
-def test_a_wrong_epoch_tells_which_there_are() -> None:
-    """The message has the place in the recipe and the epochs on disk."""
-    with pytest.raises(RecipeError) as caught:
-        frontend.files(source("models/digits", 3), DIGITS.parent, where)
-    assert caught.value.problems[0].startswith("recipe.yaml:2:1: there is no file ")
-    assert "digits-0003.params" in caught.value.problems[0]
-    assert "(there is epoch 10)" in caught.value.problems[0]
 
 
 def test_parameters_that_are_no_parameters(tmp_path: Path) -> None:
