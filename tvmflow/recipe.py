@@ -259,13 +259,44 @@ class Tune(_Part):
     """How much to search for fast kernels, and how to measure."""
 
     trials: int = Field(
-        default=0, ge=0, le=_MAX_TRIALS, description="Measurements in all; 0: no search."
+        default=0,
+        ge=0,
+        le=_MAX_TRIALS,
+        description="Measurements in all; 0: no search. With `minutes` alone there is no limit.",
+    )
+    minutes: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="The most that tuning one target may take; what was found by then is built.",
     )
     trials_per_task: int | None = Field(
         default=None,
         ge=1,
         le=_MAX_TRIALS,
         description="At most so many measurements for one kernel.",
+    )
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        le=_MAX_TRIALS,
+        description="End a kernel's tuning after so many measurements without a gain of `min_gain`.",
+    )
+    min_gain: float = Field(
+        default=0.01,
+        ge=0,
+        lt=1,
+        description="The least improvement that `patience` counts, relative.",
+    )
+    only: Annotated[tuple[str, ...], BeforeValidator(_tupled)] = Field(
+        default=(),
+        examples=[["conv2d", "fused_dense*"]],
+        description="Tune only these kernels: operators, or patterns of kernels' names.",
+    )
+    skip: Annotated[tuple[str, ...], BeforeValidator(_tupled)] = Field(
+        default=(),
+        examples=[["softmax"]],
+        description="Do not tune these kernels: operators, or patterns of kernels' names.",
     )
     seed: int = Field(default=0, ge=0, le=_MAX_SEED, description="Seed of the search.")
     strategy: str = Field(
@@ -289,9 +320,33 @@ class Tune(_Part):
     trial_timeout_s: float = Field(
         default=30.0, gt=0, le=86_400, description="Seconds after which a trial counts as failed."
     )
+    flush_cache: bool = Field(
+        default=False,
+        description="Empty the CPU's caches before each repeat, as other kernels do in a real inference.",
+    )
     finalists: int = Field(
         default=3, ge=1, le=64, description="How many of a kernel's best are measured again."
     )
+    min_coverage: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Least share of the untuned time that tuned kernels must cover.",
+    )
+    min_speedup: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="How many times as fast as untuned the whole library must be.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _time_alone(cls, value: Any) -> Any:
+        """A limit in minutes and none in trials: as many as there is time for."""
+        if isinstance(value, dict) and "minutes" in value and "trials" not in value:
+            return {**value, "trials": _MAX_TRIALS}
+        return value
 
     @field_validator("strategy")
     @classmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import time
@@ -23,6 +22,7 @@ from tvmflow.errors import Interrupted, TvmflowError, outcome_of
 from tvmflow.report import RunReport, StageReport
 from tvmflow.stores.filestat import FileDigests, stamp
 from tvmflow.stores.local import Damaged, LocalStore, Slot
+from tvmflow.targets import devices
 from tvmflow.values import Artifact, Decision, Plan, StageCall, StageResult, StageSpec
 
 Event = dict[str, Any]
@@ -316,13 +316,8 @@ def _undisturbing(spec: StageSpec) -> Iterator[None]:
     if spec.stage in _MEASURING:
         yield
         return
-    os.makedirs(machine_locks(), mode=0o700, exist_ok=True)
-    descriptor = os.open(f"{machine_locks()}/cpu.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    with devices.shared(Path(machine_locks()), {"kind": "cpu"}):
         yield
-    finally:
-        os.close(descriptor)
 
 
 # ---------------------------------------------------------------- doit

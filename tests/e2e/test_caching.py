@@ -139,7 +139,10 @@ def test_plan_says_what_would_run_and_explain_says_why(project: Project) -> None
     assert plan[0].split()[:4] == ["tiny:import", "up", "to", "date"]
     assert plan[-1].split(maxsplit=2) == ["tiny:verify/host", "run", "verify.samples 2 -> 3"]
     explained = project.tvmflow("explain", "tiny.yaml", "verify/host").out
-    assert explained.startswith("verify/host: must run: verify.samples 2 -> 3\n")
+    assert explained.startswith("verify/host: must run\n  because verify.samples 2 -> 3\n")
+    assert "setting  verify.samples" in explained
+    told = json.loads(project.tvmflow("explain", "tiny.yaml", "verify", "--json").out)["stages"][0]
+    assert told["depends_on"]["settings"]["verify"]["samples"] == 3
     unknown = project.tvmflow("explain", "tiny.yaml", "verify/mars")
     assert (unknown.code, "has no stage 'verify/mars'" in unknown.err) == (2, True)
 

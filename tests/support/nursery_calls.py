@@ -74,3 +74,11 @@ CALLS = "tests.support.nursery_calls"
 
 if __name__ == "__main__":
     main(sys.argv[1])
+
+
+def ask(seconds: float, emit: Emit) -> float:
+    started = time.monotonic()
+    emit({"event": "ready", "ask": True})
+    waited = time.monotonic() - started
+    time.sleep(seconds)
+    return waited

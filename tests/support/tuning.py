@@ -18,9 +18,11 @@ from tvmflow.recipe import Tune
 from tvmflow.stages import _lowering
 from tvmflow.stages._base import StageContext
 from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.tuning.bench import Site
+from tvmflow.tuning.budget import Rules
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measure import Timing, load_intrinsics
-from tvmflow.tuning.search import Options, Site, Task
+from tvmflow.tuning.search import Options, Task
 from tvmflow.tuning.workloads import Workload, workloads_of
 
 Emit = Callable[[dict[str, Any]], None]
@@ -122,16 +124,15 @@ def task_of(mod: tvm.IRModule, index: int = 0) -> Task:
 
 def tasks_of(mod: tvm.IRModule) -> list[Task]:
     return [
-        Task(each.key, each.names[0], each.weight * each.flops, each.mod)
+        Task(each.key, each.names[0], each.weight, each.flops, each.mod)
         for each in workloads(mod)
         if not each.reason
     ]
 
 
-def options(trials: int, **changes: Any) -> Options:
+def options(trials: int, trials_per_task: int | None = None, **changes: Any) -> Options:
     return Options(
-        trials=trials,
-        trials_per_task=None,
+        rules=Rules(trials, trials_per_task),
         seed=0,
         strategy="replay-trace",
         cost_model="random",
@@ -184,15 +185,21 @@ def tune_in_worker(payload: Any, emit: Emit) -> list[dict[str, Any]]:
     load_intrinsics(TARGET)
     chosen = payload["options"]
     with Nursery.fork() as nursery:
-        results = tune(
+        result = tune(
             [Task(*task) for task in payload["tasks"]],
-            Options(**{**chosen, "timing": Timing(*chosen["timing"])}),
+            Options(
+                **{
+                    **chosen,
+                    "timing": Timing(*chosen["timing"]),
+                    "rules": Rules(*chosen["rules"]),
+                }
+            ),
             site(folder),
             open_ledger(folder),
             nursery,
             emit,
         )
-    return [result._asdict() for result in results]
+    return [tuned._asdict() for tuned in result.tuned]
 
 
 def _main(argv: list[str]) -> None:

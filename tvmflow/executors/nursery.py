@@ -101,6 +101,8 @@ class Nursery:
 
         The payload and what comes back are JSON. What the child and its own children print
         goes to the end of `log` (nowhere without one). Seconds beyond `timeout_s` kill it.
+        An event with `ask: true` makes the child wait until `emit` has returned, and that
+        wait does not count.
         """
         started = time.monotonic()
         if self._cancelled:
@@ -119,13 +121,14 @@ class Nursery:
             finally:
                 for descriptor in (write_end, log_fd, request_read):
                     os.close(descriptor)
-            _write_request(request_write, {"function": function, "payload": payload})
-            return self._follow(read_end, started, timeout_s, emit)
+            _tell(request_write, json.dumps({"function": function, "payload": payload}))
+            return self._follow(read_end, request_write, started, timeout_s, emit)
         finally:
             os.close(read_end)
+            os.close(request_write)
 
     def _follow(
-        self, read_end: int, started: float, timeout_s: float, emit: Emit | None
+        self, read_end: int, answers: int, started: float, timeout_s: float, emit: Emit | None
     ) -> Outcome:
         """Read what the child says until the server reports its end."""
         lines = _Lines(read_end)
@@ -147,8 +150,12 @@ class Nursery:
                     if self._cancelled:
                         _kill_group(pid)
                 elif "event" in message:
+                    began = time.monotonic()
                     if emit is not None:
                         emit(message)
+                    if message.get("ask"):
+                        deadline = deadline and deadline + time.monotonic() - began
+                        _tell(answers, "")
                 elif "exit" in message:
                     return self._outcome(message["exit"], result, started, timed_out, timeout_s)
                 else:
@@ -243,10 +250,12 @@ class _Lines:
             self._whole += [line for line in whole if line]
 
 
-def _write_request(descriptor: int, request: dict[str, Any]) -> None:
+def _tell(descriptor: int, line: str) -> None:
     # the child may die before it has read everything
-    with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as stream:
-        stream.write(json.dumps(request).encode())
+    with contextlib.suppress(BrokenPipeError):
+        data = line.encode() + b"\n"
+        while data:
+            data = data[os.write(descriptor, data) :]
 
 
 def _kill_group(pid: int) -> None:
@@ -340,22 +349,26 @@ def _run_child(result: int, log: int, request: int) -> NoReturn:
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable(file=2)
 
+    told = os.fdopen(request, "rb")
+
     def send(message: dict[str, Any]) -> None:
         data = json.dumps(message).encode() + b"\n"
         while data:
             data = data[os.write(result, data) :]
+        if message.get("ask") and not told.readline():
+            # whoever asked for this is gone
+            os._exit(1)
 
     send({"pid": os.getpid()})
-    send(_answer(request, send))
+    send(_answer(told.readline(), send))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def _answer(request: int, send: Emit) -> dict[str, Any]:
+def _answer(request: bytes, send: Emit) -> dict[str, Any]:
     try:
-        with os.fdopen(request, "rb") as stream:
-            call = json.load(stream)
+        call = json.loads(request)
         module, _, name = call["function"].partition(":")
         value = getattr(importlib.import_module(module), name)(call["payload"], send)
         json.dumps(value)

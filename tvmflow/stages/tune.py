@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tvmflow import tools
 from tvmflow.errors import StageError
-from tvmflow.stages._base import StageContext
+from tvmflow.stages._base import Event, StageContext
 
 if TYPE_CHECKING:
     from tvmflow.tuning.ledger import Ledger
-    from tvmflow.tuning.search import Task, Tuned
+    from tvmflow.tuning.search import Emit, Result, Task, Tuned
 
 VERSION: Final = 1
 SCOPE: Final[Literal["model", "target"]] = "target"
@@ -27,7 +30,7 @@ RECORDS: Final = "records.json"
 
 def settings(recipe: Any, target: Any) -> dict[str, Any]:
     """The budget, how to search and to measure, and the machine that is measured on."""
-    tune = recipe.tune.model_dump(mode="json")
+    tune = recipe.tune.model_dump(mode="json", exclude={"min_coverage", "min_speedup"})
     if not recipe.tune.trials:
         # without a search nothing else matters
         return {"tune": {"trials": 0}}
@@ -44,8 +47,9 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     if not settings["tune"]["trials"]:
         (ctx.out / RECORDS).write_text("{}")
         return {"trials": 0, "measured": 0, "reused": 0, "failed": 0, "workloads": []}
-    tasks = _tasks(ctx.inputs)
-    ledger, results = _search(settings, ctx, tasks)
+    tasks = _tasks(ctx.inputs, settings["tune"])
+    ledger, result = _search(settings, ctx, tasks)
+    results = result.tuned
     _complain(results)
     best = {
         task.key: [
@@ -58,32 +62,71 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     return {
         "trials": settings["tune"]["trials"],
         "measured": sum(each.measured for each in results),
-        "reused": sum(each.reused for each in results),
+        "reused": sum(max(each.trials - each.measured, 0) for each in results),
         "failed": sum(each.failed for each in results),
         "exhausted": [each.name for each in results if each.exhausted],
-        "untunable": [each.name for each in results if each.asked and each.best_s is None],
+        "untunable": [each.name for each in results if each.trials and each.best_s is None],
+        "stopped": result.stopped,
+        "seconds": round(sum(each.seconds for each in results), 3),
+        "drift": round(result.drift, 4),
+        "repairs": result.repairs,
         "workloads": [_fact(each) for each in results],
     }
 
 
-def _tasks(inputs: Mapping[str, Path]) -> list[Task]:
-    """The workloads that a search applies to."""
+def _tasks(inputs: Mapping[str, Path], tune: Mapping[str, Any]) -> list[Task]:
+    """The workloads that a search applies to and that the recipe wants tuned."""
     from tvmflow.tuning.search import Task
 
     modules = json.loads(inputs["extract_tasks/workloads.json"].read_text())
-    return [
-        Task(each["key"], each["names"][0], each["weight"] * each["flops"], modules[each["key"]])
+    tunable = [
+        each
         for each in json.loads(inputs["extract_tasks/tasks.json"].read_text())
         if each["tunable"]
     ]
+    names = [each["names"] for each in tunable]
+    wanted = selected(names, only=tune["only"], skip=tune["skip"])
+    return [
+        Task(each["key"], each["names"][0], each["weight"], each["flops"], modules[each["key"]])
+        for each, chosen in zip(tunable, wanted, strict=True)
+        if chosen
+    ]
+
+
+def selected(
+    kernels: Sequence[Sequence[str]], *, only: Sequence[str], skip: Sequence[str]
+) -> list[bool]:
+    """Which kernels (each by all its names) the recipe wants tuned. Raises StageError for a word that names none."""
+    unknown = [
+        f"tune.{field}: '{word}'"
+        for field, words in (("only", only), ("skip", skip))
+        for word in words
+        if not any(_is_meant(word, names) for names in kernels)
+    ]
+    if unknown:
+        there = ", ".join(sorted(names[0] for names in kernels))
+        raise StageError(
+            f"{', '.join(unknown)} names no kernel of this model", fix=f"there are: {there}"
+        )
+    return [
+        (not only or any(_is_meant(word, names) for word in only))
+        and not any(_is_meant(word, names) for word in skip)
+        for names in kernels
+    ]
+
+
+def _is_meant(word: str, names: Sequence[str]) -> bool:
+    """Whether a word is the name of a kernel, a pattern of it, or an operator in it: conv2d in fused_conv2d1_relu."""
+    operator = re.compile(rf"(^|_){re.escape(word)}\d*(_|$)")
+    return any(fnmatch.fnmatchcase(name, word) or operator.search(name) for name in names)
 
 
 def _search(
     settings: Mapping[str, Any], ctx: StageContext, tasks: list[Task]
-) -> tuple[Ledger, list[Tuned]]:
+) -> tuple[Ledger, Result]:
     from tvmflow.executors.nursery import Nursery
     from tvmflow.targets.host import read_host
-    from tvmflow.tuning import measure, search
+    from tvmflow.tuning import bench, budget, measure, search
     from tvmflow.tuning.ledger import Ledger
 
     if why_not := settings.get("why_not"):
@@ -96,15 +139,18 @@ def _search(
     build = tools.identity("apache-tvm")
     ledger = Ledger.open(ctx.ledger, target, build, device)
     options = search.Options(
-        trials=tune["trials"],
-        trials_per_task=tune["trials_per_task"],
+        rules=budget.Rules(
+            tune["trials"], tune["trials_per_task"], tune["patience"], tune["min_gain"]
+        ),
         seed=tune["seed"],
         strategy=tune["strategy"],
         cost_model=tune["cost_model"],
-        timing=measure.Timing(tune["number"], tune["repeat"], tune["min_repeat_ms"]),
+        timing=measure.Timing(
+            tune["number"], tune["repeat"], tune["min_repeat_ms"], tune["flush_cache"]
+        ),
         trial_timeout_s=tune["trial_timeout_s"],
     )
-    site = search.Site(
+    site = bench.Site(
         target=target,
         device=device,
         locks=ctx.locks,
@@ -114,13 +160,49 @@ def _search(
     )
     # both before the search starts its threads: what the children need, and the server they fork from
     measure.load_intrinsics(target)
-    with Nursery.fork() as nursery:
-        return ledger, search.tune(tasks, options, site, ledger, nursery, ctx.emit)
+    with Nursery.fork() as nursery, _Clock(ctx.work / "seconds", tune["minutes"]) as clock:
+        options = options._replace(seconds=clock.left)
+        return ledger, search.tune(tasks, options, site, ledger, nursery, clock.ticking(ctx.emit))
+
+
+class _Clock:
+    """How long this tuning has taken, counting what it took before it was killed."""
+
+    def __init__(self, path: Path, minutes: float | None) -> None:
+        self._path = path
+        self._limit = None if minutes is None else minutes * 60
+        self._before = float(path.read_text()) if path.exists() else 0.0
+        self._started = time.monotonic()
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the limit; None without one."""
+        return None if self._limit is None else max(self._limit - self._before, 0.0)
+
+    def ticking(self, emit: Emit) -> Emit:
+        """The same, and it notes the time."""
+
+        def tick(event: Event) -> None:
+            self._note()
+            emit(event)
+
+        return tick
+
+    def _note(self) -> None:
+        aside = self._path.with_suffix(".part")
+        aside.write_text(str(self._before + time.monotonic() - self._started))
+        aside.replace(self._path)
+
+    def __enter__(self) -> _Clock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._note()
 
 
 def _complain(results: list[Tuned]) -> None:
     """Say which workloads have no schedule that works. Raises StageError when none at all has one."""
-    asked = [each for each in results if each.asked]
+    asked = [each for each in results if each.trials]
     broken = [each for each in asked if each.best_s is None and each.failed]
     if broken and len(broken) == len(asked):
         raise StageError(
@@ -133,10 +215,11 @@ def _fact(result: Tuned) -> dict[str, Any]:
     return {
         "key": result.key,
         "name": result.name,
-        "trials": min(result.asked, result.reused + result.measured),
+        "trials": result.trials,
         "measured": result.measured,
         "failed": result.failed,
         "best_us": None if result.best_s is None else round(result.best_s * 1e6, 3),
+        "spread": round(result.spread, 4),
         "seconds": round(result.seconds, 3),
         **({"first_failure": result.first_failure} if result.first_failure else {}),
     }

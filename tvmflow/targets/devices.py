@@ -9,13 +9,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
+def exclusive(locks: Path, device: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
+    """Hold the device alone, to measure on it. The lock is the operating system's and dies with this process."""
+    return _held(locks, device, fcntl.LOCK_EX)
+
+
+def shared(locks: Path, device: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
+    """Keep the device busy together with others: nothing is measured meanwhile."""
+    return _held(locks, device, fcntl.LOCK_SH)
+
+
 @contextlib.contextmanager
-def exclusive(locks: Path, device: Mapping[str, str]) -> Iterator[None]:
-    """Hold the device alone. The lock is the operating system's and dies with this process."""
-    locks.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(locks / f"{device['kind']}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+def _held(locks: Path, device: Mapping[str, str], how: int) -> Iterator[None]:
+    os.makedirs(locks, mode=0o700, exist_ok=True)
+    path = locks / f"{device['kind']}.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, how)
         yield
     finally:
         os.close(descriptor)

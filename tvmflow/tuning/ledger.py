@@ -50,6 +50,11 @@ class Trial(NamedTuple):
         """The median of the repeats; infinity when the trial failed."""
         return median(self.run_secs) if self.run_secs else float("inf")
 
+    @property
+    def spread(self) -> float:
+        """How far the repeats lie apart, relative to the median; 0 for a single one."""
+        return (max(self.run_secs) - min(self.run_secs)) / self.seconds if self.run_secs else 0.0
+
     def to_json(self) -> Json:
         return {
             "v": RECORD_VERSION,

@@ -35,6 +35,11 @@ _INTRINSICS: Final[Mapping[str, tuple[str, ...]]] = {
     "hexagon": ("hexagon",),
 }
 _SLOW_S: Final = 0.1
+# A candidate whose first repeat is so much slower than the best known needs no second one.
+_HOPELESS: Final = 1.5
+# One that may be the best is measured on while its repeats differ by more than this.
+_NOISY: Final = 0.1
+_MOST_TURNS: Final = 3
 _PACKAGE: Final = "tvm.s_tir.tensor_intrin"
 
 
@@ -90,9 +95,10 @@ def scheduled(mod: tvm.IRModule, trace: Json | None) -> tvm.IRModule:
 def measure_one(payload: Json, send: Send) -> Json:
     """Apply, build and run one trace.
 
-    Takes `mod` (saved), `trace`, `target`, `timing`. Gives `{"run_secs": [...], "spent": {phase: s}}`
-    or `{"failure": {"phase", "message"}, "spent": …}`. Sends `{"event": "phase", "phase": …}` as it
-    goes, so that whoever waits knows where a crash or a hang happened.
+    Takes `mod` (saved), `trace`, `target`, `timing`, `best_s` (of the workload's best trial, or None).
+    Gives `{"run_secs": [...], "spent": {phase: s}}` or `{"failure": {"phase", "message"}, "spent": …}`.
+    Sends `{"event": "phase", "phase": …}` as it goes, so that whoever waits knows where a crash or a
+    hang happened; before it runs it asks, and waits until it may.
     """
     clock = _Phases(send)
     try:
@@ -101,9 +107,10 @@ def measure_one(payload: Json, send: Send) -> Json:
             mod = scheduled(tvm.ir.load_json(payload["mod"]), payload["trace"])
         with clock.phase("build"):
             kernel = _build(mod, payload["target"])
-        with clock.phase("run"):
+            arguments = _arguments(mod)
+        with clock.phase("run", ask=True):
             _use_threads(payload["target"])
-            run_secs = _time(kernel, _arguments(mod), Timing(**payload["timing"]))
+            run_secs = _race(kernel, arguments, Timing(**payload["timing"]), payload["best_s"])
     # whatever TVM raises here is this candidate's failure and no one else's
     except Exception as error:
         return {
@@ -150,9 +157,9 @@ class _Phases:
         self.now = ""
         self.spent: dict[str, float] = {}
 
-    def phase(self, name: str) -> _Phases:
+    def phase(self, name: str, *, ask: bool = False) -> _Phases:
         self.now = name
-        self._send({"event": "phase", "phase": name})
+        self._send({"event": "phase", "phase": name, "ask": ask})
         return self
 
     def __enter__(self) -> None:
@@ -185,6 +192,21 @@ def _time(kernel: Any, arguments: list[Any], timing: Timing) -> list[float]:
         f_preproc="cache_flush_cpu_non_first_arg" if timing.flush_cache else "",
     )
     return [float(seconds) for seconds in evaluate(*arguments).results]
+
+
+def _race(kernel: Any, arguments: list[Any], timing: Timing, best_s: float | None) -> list[float]:
+    """Seconds of each repeat: one for a hopeless candidate, more than asked for when a good one is noisy."""
+    seconds = _time(kernel, arguments, timing._replace(repeat=1))
+    if best_s is not None and seconds[0] > _HOPELESS * best_s:
+        return seconds
+    for turn in range(1, _MOST_TURNS + 1):
+        missing = turn * timing.repeat - len(seconds)
+        if missing:
+            seconds += _time(kernel, arguments, timing._replace(repeat=missing))
+        is_good = best_s is None or min(seconds) < best_s
+        if not is_good or max(seconds) - min(seconds) <= _NOISY * min(seconds):
+            break
+    return seconds
 
 
 def _arguments(mod: tvm.IRModule) -> list[Any]:

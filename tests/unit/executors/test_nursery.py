@@ -104,6 +104,16 @@ def test_calls_from_several_threads_run_side_by_side(nursery: Nursery) -> None:
     assert answers == {number: number + 1 for number in range(8)}
 
 
+def test_a_child_that_asks_waits_and_its_wait_does_not_count(nursery: Nursery) -> None:
+    """It goes on when the caller's function has returned; only its own seconds are limited."""
+    outcome = nursery.call(f"{CALLS}:ask", 0, timeout_s=0.5, emit=lambda _: time.sleep(0.8))
+    assert outcome.kind == "ok"
+    assert outcome.value >= 0.8
+    late = nursery.call(f"{CALLS}:ask", 5, timeout_s=0.5, emit=lambda _: time.sleep(0.8))
+    assert late.kind == "timeout"
+    assert late.seconds < 3
+
+
 def test_a_kill_from_outside_is_told_from_a_crash(nursery: Nursery) -> None:
     """What the out-of-memory killer does reads as such."""
     outcome = nursery.call(f"{CALLS}:kill_itself", None, timeout_s=10)

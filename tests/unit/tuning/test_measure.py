@@ -31,18 +31,51 @@ def task() -> Task:
 
 
 def measure(nursery: Nursery, mod: str, trace: Any, **changes: Any) -> Outcome:
-    payload = {"mod": mod, "trace": trace, "target": TARGET, "timing": TIMING._asdict(), **changes}
+    payload = {
+        "mod": mod,
+        "trace": trace,
+        "target": TARGET,
+        "timing": TIMING._asdict(),
+        "best_s": None,
+        **changes,
+    }
     return nursery.call(
         "tvmflow.tuning.measure:measure_one", payload, timeout_s=30, emit=lambda _: None
     )
 
 
 def test_a_trial_gives_the_seconds_of_every_repeat(nursery: Nursery, task: Task) -> None:
-    """Two repeats were asked for; where the time went is said as well."""
+    """Two repeats were asked for, or more if they differ; where the time went is said as well."""
     value = measure(nursery, task.mod, NO_DECISIONS).value
-    assert len(value["run_secs"]) == 2
+    assert len(value["run_secs"]) in (2, 4, 6)
     assert all(0 < seconds < 1 for seconds in value["run_secs"])
     assert set(value["spent"]) == {"apply", "build", "run"}
+
+
+def test_a_hopeless_candidate_is_not_repeated(nursery: Nursery, task: Task) -> None:
+    """One repeat shows that it is far behind the best; one that may win gets them all."""
+    hopeless = measure(nursery, task.mod, NO_DECISIONS, best_s=1e-12).value
+    assert len(hopeless["run_secs"]) == 1
+    winner = measure(nursery, task.mod, NO_DECISIONS, best_s=1.0).value
+    assert len(winner["run_secs"]) >= 2
+
+
+def test_a_candidate_runs_when_it_may(nursery: Nursery, task: Task) -> None:
+    """It is built at once, then asks; what it asks is answered before it runs."""
+    asked = []
+    nursery.call(
+        "tvmflow.tuning.measure:measure_one",
+        {
+            "mod": task.mod,
+            "trace": NO_DECISIONS,
+            "target": TARGET,
+            "timing": TIMING._asdict(),
+            "best_s": None,
+        },
+        timeout_s=30,
+        emit=lambda event: asked.append((event["phase"], event["ask"])),
+    )
+    assert asked == [("apply", False), ("build", False), ("run", True)]
 
 
 def test_a_trace_that_does_not_apply_is_a_failure_of_that_phase(

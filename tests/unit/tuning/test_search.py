@@ -25,8 +25,9 @@ from tests.support.tuning import (
     tasks_of,
 )
 from tvmflow.executors.nursery import Nursery
+from tvmflow.tuning.budget import BATCH, FLOOR
 from tvmflow.tuning.ledger import Trial, trial_id
-from tvmflow.tuning.search import BATCH, Options, Task
+from tvmflow.tuning.search import Options, Task
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def test_every_trial_is_recorded_with_all_that_is_known_of_it(
     """Times of each repeat, the trace that its id stands for, the build, the host, the load, the seed."""
     tune(tasks, options(4, seed=7))
     for trial in tune.trials(tasks[0]):
-        assert len(trial.run_secs) == 2 and trial.failure is None
+        assert 1 <= len(trial.run_secs) <= 6 and trial.failure is None
         assert trial.id == trial_id(trial.trace)
         assert (trial.tvm, trial.host, trial.seed) == ("test", {"model": "any"}, 7)
         assert len(trial.load) == 3 and trial.when.endswith("+00:00")
@@ -114,11 +115,11 @@ def test_progress_is_told_at_every_trial(tune: Tuning, tasks: list[Task]) -> Non
 def test_a_workload_that_another_model_measured_is_not_measured_again(
     tune: Tuning, tasks: list[Task]
 ) -> None:
-    """Its trials count, and what they save is not spent elsewhere."""
+    """As many of its trials count as it would have been given, and are not measured."""
     tune(tasks[:1], options(10))
-    results = tune(tasks, options(8))
-    assert (results[tasks[0].name]["reused"], results[tasks[0].name]["measured"]) == (5, 0)
-    assert (results[tasks[1].name]["reused"], results[tasks[1].name]["measured"]) == (0, 3)
+    results = tune(tasks, options(2 * FLOOR))
+    assert (results[tasks[0].name]["trials"], results[tasks[0].name]["measured"]) == (FLOOR, 0)
+    assert (results[tasks[1].name]["trials"], results[tasks[1].name]["measured"]) == (FLOOR, FLOOR)
 
 
 def test_a_task_may_be_capped(tune: Tuning, tasks: list[Task]) -> None:
@@ -128,7 +129,7 @@ def test_a_task_may_be_capped(tune: Tuning, tasks: list[Task]) -> None:
 
 def test_evolution_goes_on_from_the_ledger(tune: Tuning, tasks: list[Task]) -> None:
     """A first batch is random; a later run breeds from what the first has measured."""
-    evolve = {"strategy": "evolutionary", "cost_model": "xgb"}
+    evolve: dict[str, Any] = {"strategy": "evolutionary", "cost_model": "xgb"}
     assert tune.measured(tasks[:1], options(BATCH, **evolve)) == BATCH
     assert tune.measured(tasks[:1], options(BATCH + 3, **evolve)) == 3
     assert len({trial.id for trial in tune.trials(tasks[0])}) == BATCH + 3
@@ -153,7 +154,7 @@ def test_an_exhausted_space_ends_the_search_and_leaves_the_rest_to_others(
     assert first["exhausted"] and 0 < first["measured"] < 60
     again = tune([*small, *tasks[1:]], options(first["measured"] + 6))
     assert again["relu"]["measured"] == 0
-    assert again["relu"]["asked"] == first["measured"]
+    assert again["relu"]["trials"] == first["measured"]
     assert again[tasks[1].name]["measured"] == 6
 
 
@@ -220,12 +221,12 @@ def test_killed_at_any_moment_it_goes_on_where_it_stopped(
         out, _ = process.communicate()
         reported += sum(1 for line in out.splitlines(keepends=True) if line.endswith("\n"))
         held = sum(len(open_ledger(tmp_path).workload(task.key)) for task in tasks)
-        assert reported <= held <= chosen.trials
+        assert reported <= held <= chosen.rules.trials
     finish(start(tmp_path, tasks, chosen))
     lines = [
         json.loads(line)
         for task in tasks
         for line in open_ledger(tmp_path).workload(task.key).path.read_text().splitlines()
     ]
-    assert len(lines) == chosen.trials
-    assert len({line["id"] for line in lines}) == chosen.trials
+    assert len(lines) == chosen.rules.trials
+    assert len({line["id"] for line in lines}) == chosen.rules.trials
