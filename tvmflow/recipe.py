@@ -348,6 +348,13 @@ class Tune(_Part):
             return {**value, "trials": _MAX_TRIALS}
         return value
 
+    @model_validator(mode="after")
+    def _check_gates(self) -> Tune:
+        for gate in ("min_coverage", "min_speedup"):
+            if not self.trials and getattr(self, gate) is not None:
+                raise wrong("needs trials; without a search nothing is tuned", gate)
+        return self
+
     @field_validator("strategy")
     @classmethod
     def _check_strategy(cls, value: str) -> str:

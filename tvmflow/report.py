@@ -204,10 +204,18 @@ def _describe_tune(facts: Mapping[str, Any]) -> list[str]:
         return ["not tuned (tune.trials is 0): the library works, and is slow"]
     done = facts["measured"] + facts["reused"]
     failed = f", {facts['failed']} failed" if facts["failed"] else ""
+    asked = "" if facts["stopped"] == "time" else f"of {facts['trials']} "
+    took = f" in {seconds_text(facts['seconds'])}" if facts["measured"] else ""
     lines = [
-        f"{done} of {facts['trials']} trials "
-        f"({facts['measured']} measured, {facts['reused']} known before{failed})"
+        f"{done} {asked}trials "
+        f"({facts['measured']} measured{took}, {facts['reused']} known before{failed})"
     ]
+    lines += [_STOPPED[facts["stopped"]]] if facts["stopped"] in _STOPPED else []
+    if facts["drift"] > _DRIFT:
+        lines.append(
+            f"the machine changed while it was measured on: one kernel's time by {facts['drift']:.0%}"
+        )
+    lines += [f"repaired: {text}" for text in facts["repairs"]]
     if facts["exhausted"]:
         lines.append(f"nothing more to try: {_named(facts['exhausted'])}")
     if facts["untunable"]:
@@ -223,9 +231,28 @@ def _describe_pick_best(facts: Mapping[str, Any]) -> list[str]:
         f"all of them: {latency_text(facts['untuned_us'] / 1e6)} untuned, "
         f"{latency_text(facts['tuned_us'] / 1e6)} tuned ({facts['speedup']:.3g} times as fast)"
     ]
+    rows = facts["kernels"][:_SHOWN_KERNELS]
+    if rows:
+        lines.append(
+            "what each kernel takes in one inference, the longest first\n" + _kernel_table(rows)
+        )
     if facts["untried"]:
         lines.append(f"{facts['untried']} workloads have no trial that worked: they stay untuned")
     return lines + [f"not measured again: {name}: {why}" for name, why in facts["errors"].items()]
+
+
+def _kernel_table(kernels: Sequence[Mapping[str, Any]]) -> str:
+    lines = [f"    {'':<48} {'calls':>5} {'untuned':>9} {'tuned':>9} {'gain':>6}"]
+    for kernel in kernels:
+        name, calls, untuned = kernel["name"], kernel["calls"], kernel["untuned_us"]
+        tuned = untuned if kernel["tuned_us"] is None else kernel["tuned_us"]
+        gain = f"{untuned / tuned:.3g}×" if kernel["tuned_us"] is not None else "–"
+        short = name if len(name) <= 48 else f"{name[:45]}..."
+        lines.append(
+            f"    {short:<48} {calls:>5} {latency_text(calls * untuned / 1e6):>9} "
+            f"{latency_text(calls * tuned / 1e6):>9} {gain:>6}"
+        )
+    return "\n".join(lines)
 
 
 def _named(names: Sequence[str]) -> str:
@@ -234,7 +261,13 @@ def _named(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
+_STOPPED: Final = {
+    "time": "stopped at tune.minutes; raise it and run again to go on",
+    "end": "stopped before the budget was spent: no kernel has anything left to try",
+}
 _SHOWN_NAMES: Final = 3
+_SHOWN_KERNELS: Final = 5
+_DRIFT: Final = 0.1
 _DESCRIBE: Final = {
     "extract_tasks": _describe_tasks,
     "tune": _describe_tune,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from tvmflow.errors import StageError
+from tvmflow.errors import StageError, VerifyFailed
 from tvmflow.stages._base import StageContext
 
 if TYPE_CHECKING:
@@ -46,8 +46,11 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
     tune = recipe.tune.model_dump(mode="json")
     if not recipe.tune.trials:
         return {"tune": {"trials": 0}}
+    names = ["number", "min_repeat_ms", "flush_cache", "trial_timeout_s"]
+    if tune["min_coverage"] is not None:
+        names.append("min_coverage")
     return {
-        "tune": {name: tune[name] for name in ("number", "min_repeat_ms", "trial_timeout_s")},
+        "tune": {name: tune[name] for name in names},
         "target": target.tvm,
         "device": target.device,
     }
@@ -92,7 +95,15 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
         )
     (ctx.out / CHOSEN).write_text(json.dumps(chosen, indent=1, sort_keys=True))
     (ctx.out / FINALISTS).write_text(json.dumps(report, indent=1, sort_keys=True))
-    return _facts(tasks, report)
+    facts = _facts(tasks, report)
+    wanted = settings["tune"].get("min_coverage")
+    if wanted is not None and facts["coverage"] < wanted:
+        raise VerifyFailed(
+            f"tuned kernels cover {facts['coverage']:.0%} of the untuned time, "
+            f"below tune.min_coverage {wanted:g}",
+            fix="raise tune.trials; what was measured is kept",
+        )
+    return facts
 
 
 def _read(inputs: Mapping[str, Path], name: str) -> Any:
@@ -112,7 +123,7 @@ def _measure(
 
     tune = settings["tune"]
     # shorter samples than in the search, but more of them, and spread over time
-    timing = Timing(tune["number"], 1, max(10, tune["min_repeat_ms"] // 5))
+    timing = Timing(tune["number"], 1, max(10, tune["min_repeat_ms"] // 5), tune["flush_cache"])
     payload = {
         "mod": mod,
         "traces": [each["trace"] for each in trials],
@@ -212,5 +223,14 @@ def _facts(tasks: Sequence[Any], report: Mapping[str, Mapping[str, Any]]) -> dic
         "untuned_us": round(untuned, 3),
         "tuned_us": round(tuned, 3),
         "speedup": round(untuned / tuned, 3) if tuned else 1.0,
+        "kernels": [
+            {
+                "name": each["name"],
+                "calls": each["weight"],
+                "untuned_us": round(each["untuned_us"], 3),
+                "tuned_us": None if each["tuned_us"] is None else round(each["tuned_us"], 3),
+            }
+            for each in sorted(timed, key=lambda each: -each["weight"] * each["untuned_us"])
+        ],
         "errors": {each["name"]: each["error"] for each in report.values() if each["error"]},
     }

@@ -43,7 +43,7 @@ _MIN_SECONDS_PER_REPEAT: Final = 0.02
 
 def settings(recipe: Any, target: Any) -> dict[str, Any]:
     """The checks, the ranges of random inputs, and the machine whose latency is reported."""
-    kind = recipe.model.kind
+    kind, speedup = recipe.model.kind, recipe.tune.min_speedup
     verify = recipe.verify.model_dump(mode="json", exclude={"data"})
     return {
         "verify": {**verify, "data": recipe.verify.data is not None},
@@ -52,6 +52,7 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
             for name, spec in recipe.inputs.items()
         },
         "model": {"kind": kind, **FRONTENDS[kind].settings(recipe.model)},
+        **({"tune": {"min_speedup": speedup}} if speedup is not None else {}),
         "target": {
             "tvm": target.tvm,
             "cores": target.cores,
@@ -87,7 +88,7 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
             verdict["accuracy"] = _accuracy(ours, module, data.labels)
         with exclusive(ctx.locks, target["device"]):
             verdict["latency"] = _latencies(module, reference, data.batches[0], settings, ctx)
-    verdict["failures"] = _failures(verdict, checks)
+    verdict["failures"] = _failures(verdict, checks) + _too_slow(verdict, settings)
     verdict["passed"] = not verdict["failures"]
     return _conclude(verdict, ctx)
 
@@ -287,6 +288,19 @@ def _failures(verdict: Mapping[str, Any], checks: Mapping[str, Any]) -> list[str
             f"accuracy {verdict['accuracy']:.4f} is below verify.min_accuracy {wanted:g}"
         )
     return failures
+
+
+def _too_slow(verdict: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """The gate on what tuning must have bought, end to end."""
+    if "tune" not in settings:
+        return []
+    latency, wanted = verdict["latency"], settings["tune"]["min_speedup"]
+    # without a tuned kernel the library is the untuned one
+    untuned = latency.get("untuned", latency["library"])["median"]
+    speedup = untuned / latency["library"]["median"]
+    if speedup >= wanted:
+        return []
+    return [f"tuned is {speedup:.3g} times as fast as untuned, below tune.min_speedup {wanted:g}"]
 
 
 # ---------------------------------------------------------------- latency
