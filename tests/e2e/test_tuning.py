@@ -1,0 +1,92 @@
+"""What a budget buys, what is never measured twice, and gates on the gain."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from tests.support.project import Project
+
+
+def test_gates_on_what_tuning_bought_fail_the_run(project: Project) -> None:
+    """Too little speed: exit code 3, the library is not delivered; the same trials serve the next try."""
+    project.write_recipe(trials=4)
+    project.edit_recipe("trials: 4", "trials: 4, min_speedup: 1000")
+    failed = project.run()
+    assert (failed.code, failed.outcome("verify/host")) == (3, "rejected")
+    assert "below tune.min_speedup 1000" in failed.stages["verify/host"]["message"]
+    assert not (project.folder / "dist/tiny/host/tiny.tvmflow").exists()
+    project.edit_recipe("trials: 4, min_speedup: 1000", "trials: 1, min_coverage: 1.0")
+    failed = project.run()
+    assert (failed.code, failed.outcome("pick_best/host")) == (3, "rejected")
+    assert "below tune.min_coverage 1" in failed.stages["pick_best/host"]["message"]
+    assert failed.stages["tune/host"]["facts"]["measured"] == 0
+
+
+def test_the_same_model_under_another_name_measures_nothing(project: Project) -> None:
+    """The ledger belongs to kernels, not to recipes or weights, and outlives `clean`."""
+    project.write_recipe(trials=6)
+    project.run("--until", "tune")
+    assert project.tvmflow("clean").code == 0
+    project.edit_recipe("name: tiny", "name: other")
+    project.write_model(seed=1)
+    again = project.run("--until", "tune").stages["tune/host"]["facts"]
+    assert (again["measured"], again["reused"]) == (0, 6)
+    assert len(project.trials()) == 6
+
+
+def test_a_changed_layer_is_the_only_one_that_is_measured(project: Project) -> None:
+    """More channels are other kernels; those that stay as they were keep their trials."""
+    project.write_recipe(trials=20)
+    project.run("--until", "tune")
+    before = set(project.trials())
+    project.write_model(channels=5)
+    changed = project.run("--until", "tune").stages["tune/host"]["facts"]
+    new = {trial.partition("/")[0] for trial in set(project.trials()) - before}
+    old = {trial.partition("/")[0] for trial in before}
+    assert changed["measured"] == len(set(project.trials()) - before)
+    assert not new & old
+
+
+def test_only_the_kernels_that_are_meant_are_tuned(project: Project) -> None:
+    """By operator; a word that means none is an error that names those there are."""
+    project.write_recipe(trials=4)
+    project.edit_recipe("trials: 4", "trials: 4, only: [conv2d]")
+    facts = project.run("--until", "tune").stages["tune/host"]["facts"]
+    assert [each["name"] for each in facts["workloads"]] == ["fused_conv2d_add_relu"]
+    project.edit_recipe("only: [conv2d]", "skip: [conv3d]")
+    failed = project.run("--until", "tune").stages["tune/host"]
+    assert "tune.skip: 'conv3d' names no kernel" in failed["message"]
+    assert "fused_conv2d_add_relu" in failed["fix"]
+
+
+def test_a_limit_in_minutes_ends_in_a_library(project: Project) -> None:
+    """Without a number of trials it goes on until the time is over, and builds what it found."""
+    project.write_recipe(trials=4)
+    project.edit_recipe("trials: 4", "minutes: 0.05")
+    done = project.run()
+    facts = done.stages["tune/host"]["facts"]
+    assert done.code == 0
+    assert facts["stopped"] == "time"
+    assert 0 < facts["measured"] == len(project.trials())
+    assert project.run().ran == []
+
+
+def test_ctrl_c_while_tuning_keeps_every_trial(project: Project) -> None:
+    """It stops within seconds; what was reported is in the ledger, and counts the next time."""
+    project.write_recipe(trials=30)
+    process = project.start("--until", "tune")
+    assert process.stdout is not None
+    reported = 0
+    for line in process.stdout:
+        event = json.loads(line)
+        reported = event.get("done", 0) if event["event"] == "progress" else reported
+        if reported >= 5:
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=15)
+    assert process.returncode == 130
+    kept = len(project.trials())
+    assert kept >= reported
+    facts = project.run("--until", "tune").stages["tune/host"]["facts"]
+    assert (facts["measured"], facts["reused"]) == (30 - kept, kept)
