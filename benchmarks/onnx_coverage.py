@@ -141,7 +141,7 @@ def judge(case: Any, folder: Path) -> tuple[str, str]:
     try:
         loaded = frontend.load({"model": path}, specs, {})
     except ImportFailed as error:
-        named = re.match(r"TVM (has no|computes)", error.message)
+        named = re.match(r"TVM (has no operator|computes)", error.message)
         return ("unsupported" if named else "import"), error.message
     try:
         actual = run(loaded, feed)

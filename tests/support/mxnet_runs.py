@@ -58,7 +58,7 @@ def compute(model: LoadedModel, feed: Mapping[str, Array]) -> list[Array]:
         mod = relax.get_pipeline("zero")(mod)
     machine = relax.VirtualMachine(tvm.compile(mod, target), tvm.cpu())
     arrays = [*(feed[spec.name] for spec in model.inputs), *model.params.values()]
-    result = machine["main"](*[tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays])
+    result = machine["main"](*[tvm.runtime.tensor(np.asarray(a, order="C")) for a in arrays])
     return [value.numpy() for value in ([result] if hasattr(result, "numpy") else list(result))]
 
 

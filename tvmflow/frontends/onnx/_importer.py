@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections import Counter
 from contextlib import redirect_stdout
 from typing import Any, Final
 
@@ -17,32 +16,26 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_conver
 
 from tvmflow.errors import ImportFailed
 from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends.onnx._operators import KNOWN_WRONG, View, defining_operands, view_of
 from tvmflow.frontends.onnx._prepare import opset_of
 from tvmflow.values import TensorSpec
 
 _CONVERTERS: Final = frozenset(_get_convert_map()) | {"If", "Constant"}
 
-# Which inputs of an operator are part of its definition rather than data, by position. They are
-# constants even when they are floating-point numbers.
-_DEFINING: Final = {
-    "Clip": (1, 2),
-    "DequantizeLinear": (1, 2),
-    "OneHot": (1, 2),
-    "Pad": (2,),
-    "Pow": (1,),
-    "QuantizeLinear": (1, 2),
-    "Range": (0, 1, 2),
-    "Resize": (1, 2, 3),
-    "ThresholdedRelu": (1,),
-    "Upsample": (1,),
-}
+_MICROSOFTS_OWN: Final = frozenset({"Attention"})
 # An integer tensor of more elements than this is a table that was learned, not a shape.
 _SMALL: Final = 1024
 
 
-def supported(node: NodeProto) -> bool:
-    """Whether TVM's importer has a converter for the node's operator."""
-    return node.domain in ("", "ai.onnx", "com.microsoft") and node.op_type in _CONVERTERS
+def why_not(node: NodeProto, view: View) -> str:
+    """Why TVM's importer must not be given this node; empty when it may."""
+    standard = node.domain in ("", "ai.onnx")
+    known = node.op_type in _CONVERTERS and (standard or node.domain == "com.microsoft")
+    # an operator of one name in both sets is not the same operator
+    if not known or (standard and node.op_type in _MICROSOFTS_OWN):
+        return "TVM has no operator"
+    case = KNOWN_WRONG[node.op_type](node, view) if node.op_type in KNOWN_WRONG else ""
+    return f"TVM computes {case} wrongly" if case else ""
 
 
 def node_name(node: NodeProto) -> str:
@@ -77,20 +70,24 @@ def import_prepared(model: ModelProto) -> LoadedModel:
 
 
 def _refuse_unsupported(model: ModelProto) -> None:
-    missing = [node for node in model.graph.node if not supported(node)]
-    if not missing:
+    """Raise ImportFailed with every operator that cannot be imported, and the first node of each."""
+    view = view_of(model)
+    refused: dict[tuple[str, str], list[NodeProto]] = {}
+    for node in model.graph.node:
+        if reason := why_not(node, view):
+            refused.setdefault((reason, _operator(node)), []).append(node)
+    if not refused:
         return
-    first = {node.op_type: node for node in reversed(missing)}
-    counts = Counter(node.op_type for node in missing)
     shown = [
-        f"{node.domain + '.' if node.domain else ''}{name} (node {node_name(node)}"
-        + (f" and {counts[name] - 1} more)" if counts[name] > 1 else ")")
-        for name, node in sorted(first.items())
+        f"{reason}: {operator} (node {node_name(nodes[0])}"
+        + (f" and {len(nodes) - 1} more)" if len(nodes) > 1 else ")")
+        for (reason, operator), nodes in sorted(refused.items(), key=lambda item: item[0])
     ]
-    raise ImportFailed(
-        f"TVM has no {'operators' if len(shown) > 1 else 'operator'} {', '.join(shown)}",
-        fix="replace it in the model, or cut the model before it",
-    )
+    raise ImportFailed("; ".join(shown), fix="replace it in the model, or cut the model before it")
+
+
+def _operator(node: NodeProto) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type)
 
 
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
@@ -99,14 +96,12 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def __init__(self, model: ModelProto) -> None:
         super().__init__({}, "float32", keep_params_in_input=False, sanitize=False)
         self._dtype = {v.name: _dtype_name(v.type.tensor_type.elem_type) for v in model.graph.input}
-        self._defining = _defining_inputs(model)
-        self._named = {id_of(node): node for node in model.graph.node}
-        self._node: NodeProto | None = None
+        self._defining = {n for node in model.graph.node for n in defining_operands(node)}
         self.weights: dict[str, tuple[relax.Var, np.ndarray[Any, Any]]] = {}
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for tensor in graph.initializer:
-            array = np.ascontiguousarray(numpy_helper.to_array(tensor))
+            array = np.asarray(numpy_helper.to_array(tensor), order="C")
             if tensor.name in self._defining or _is_definition(array):
                 self._nodes[tensor.name] = relax.const(array, str(array.dtype))
                 continue
@@ -116,10 +111,6 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             self._params[name] = (var, tvm.runtime.tensor(array))
             self.weights[name] = (var, array)
         self._keep_params_in_input = True
-
-    def _parse_attr(self, attributes: Any) -> dict[str, Any]:
-        parsed: dict[str, Any] = super()._parse_attr(attributes)
-        return parsed
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         """One node at a time, so that a failure has a name."""
@@ -139,22 +130,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 ) from error
 
 
-def id_of(node: NodeProto) -> str:
-    """A node is known by what it gives."""
-    return str(node.output[0])
-
-
 def _dtype_name(elem_type: int) -> str:
     return str(helper.tensor_dtype_to_np_dtype(elem_type))
-
-
-def _defining_inputs(model: ModelProto) -> set[str]:
-    return {
-        node.input[position]
-        for node in model.graph.node
-        for position in _DEFINING.get(node.op_type, ())
-        if position < len(node.input)
-    }
 
 
 def _is_definition(array: np.ndarray[Any, Any]) -> bool:
@@ -173,7 +150,9 @@ def _weights_apart(
     main = relax.Function(
         [*main.params[:count], *kept], main.body, main.ret_ty, main.is_pure
     ).with_attrs({"num_input": count, "global_symbol": "main"})
-    return tvm.IRModule({"main": main}), {var.name: weights[var.name][1] for var in kept}
+    # kernels that the importer wrote stay beside it
+    mod.update_func(mod.get_global_var("main"), main)
+    return mod, {var.name: weights[var.name][1] for var in kept}
 
 
 def _spec(name: str, kind: Any) -> TensorSpec:

@@ -1,12 +1,12 @@
-"""What is known about single ONNX operators: which operands must be constants for TVM, and which are learned."""
+"""What is known about single ONNX operators: what TVM lacks or has wrong, and which operands must be constants."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
-if TYPE_CHECKING:
-    from onnx import NodeProto
+import numpy as np
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 _REDUCTIONS: Final = (
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
@@ -51,3 +51,128 @@ def static_operands(node: NodeProto) -> Iterator[str]:
     for position in STATIC_OPERANDS.get(node.op_type, ()):
         if position < len(node.input) and node.input[position]:
             yield node.input[position]
+
+
+_DEFINING: Final[Mapping[str, tuple[int, ...]]] = {
+    "Clip": (1, 2),
+    "DequantizeLinear": (1, 2),
+    "OneHot": (1, 2),
+    "Pad": (2,),
+    "Pow": (1,),
+    "QuantizeLinear": (1, 2),
+    "Range": (0, 1, 2),
+    "Resize": (1, 2, 3),
+    "ThresholdedRelu": (1,),
+    "Upsample": (1,),
+}
+
+
+def defining_operands(node: NodeProto) -> Iterator[str]:
+    """The names of operands that are part of the operator's definition rather than data, though they may be floats."""
+    for position in _DEFINING.get(node.op_type, ()):
+        if position < len(node.input):
+            yield node.input[position]
+
+
+# ---------------------------------------------------------------- what TVM cannot be trusted with
+
+
+class View(NamedTuple):
+    """What is known of the values in a graph: constants, and shapes where they are fixed."""
+
+    constants: Mapping[str, np.ndarray[Any, Any]]
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+def view_of(model: ModelProto) -> View:
+    """The constants and the fixed shapes of a model's main graph."""
+    values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
+    shapes = {}
+    for value in values:
+        tensor = value.type.tensor_type
+        if value.type.HasField("tensor_type") and tensor.HasField("shape"):
+            sizes = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
+            if all(size >= 0 for size in sizes):
+                shapes[value.name] = tuple(sizes)
+    shapes.update({tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer})
+    small = [t for t in model.graph.initializer if np.prod(t.dims, dtype=np.int64) <= _SMALL]
+    return View({tensor.name: numpy_helper.to_array(tensor) for tensor in small}, shapes)
+
+
+_SMALL: Final = 64
+
+
+def attributes_of(node: NodeProto) -> dict[str, Any]:
+    """The node's attributes as Python values; texts as str."""
+    found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    return {
+        k: v.decode("utf-8", "replace") if isinstance(v, bytes) else v for k, v in found.items()
+    }
+
+
+def _gives(node: NodeProto, position: int) -> bool:
+    return position < len(node.output) and bool(node.output[position])
+
+
+def _batch_norm(node: NodeProto, _: View) -> str:
+    trains = attributes_of(node).get("training_mode", 0) or _gives(node, 1)
+    return "in training mode" if trains else ""
+
+
+def _conv_transpose(node: NodeProto, _: View) -> str:
+    return "with output_shape" if "output_shape" in attributes_of(node) else ""
+
+
+def _dropout(node: NodeProto, view: View) -> str:
+    if _gives(node, 1):
+        return "with its mask"
+    switch = node.input[2] if len(node.input) > 2 else ""
+    trains = switch and not (switch in view.constants and not view.constants[switch].any())
+    return "in training mode" if trains else ""
+
+
+def _is_inf(node: NodeProto, _: View) -> str:
+    given = attributes_of(node)
+    both = given.get("detect_negative", 1) and given.get("detect_positive", 1)
+    return "" if both else "for one sign only"
+
+
+def _layer_norm(node: NodeProto, _: View) -> str:
+    return "with its mean and deviation" if _gives(node, 1) or _gives(node, 2) else ""
+
+
+def _resize(node: NodeProto, view: View) -> str:
+    """TVM scales by the ratio of the sizes, ONNX by the factor that was given: they differ where it is rounded."""
+    given = attributes_of(node)
+    if given.get("antialias", 0):
+        return "with antialias"
+    name = node.input[2] if len(node.input) > 2 else ""
+    if not name or given.get("coordinate_transformation_mode") == "align_corners":
+        return ""
+    scales, shape = view.constants.get(name), view.shapes.get(node.input[0])
+    if scales is None or shape is None or scales.size != len(shape):
+        return ""
+    sizes = np.asarray(shape) * scales.astype(np.float64)
+    # factors are float32: 1/3 of 6 is 2 for everyone
+    return "" if np.allclose(sizes, np.round(sizes), rtol=1e-5) else "by a factor that is rounded"
+
+
+def _roi_align(node: NodeProto, _: View) -> str:
+    return "with mode max" if attributes_of(node).get("mode") == "max" else ""
+
+
+def _space_to_depth(node: NodeProto, _: View) -> str:
+    return "with mode CRD" if attributes_of(node).get("mode", "DCR") != "DCR" else ""
+
+
+KNOWN_WRONG: Final[Mapping[str, Callable[[NodeProto, View], str]]] = {
+    "BatchNormalization": _batch_norm,
+    "ConvTranspose": _conv_transpose,
+    "Dropout": _dropout,
+    "IsInf": _is_inf,
+    "LayerNormalization": _layer_norm,
+    "Resize": _resize,
+    "RoiAlign": _roi_align,
+    "SpaceToDepth": _space_to_depth,
+}
+"""Where TVM 0.27's importer gives other numbers than ONNX defines: in which case, or an empty text."""

@@ -8,6 +8,7 @@ own terms.
 from __future__ import annotations
 
 import difflib
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tvmflow.errors import ImportFailed
+from tvmflow.frontends.onnx._operators import KNOWN_WRONG, attributes_of, view_of
 from tvmflow.values import TensorSpec
 
 # The operator sets that TVM's importer knows best; others are converted where ONNX can.
@@ -29,7 +31,7 @@ _NOT_FOLDED: Final = frozenset(
     "Bernoulli Conv ConvTranspose Gemm If Loop MatMul Multinomial RandomNormal RandomNormalLike "
     "RandomUniform RandomUniformLike Scan".split()
 )
-_FOLD_LIMIT: Final = 1 << 26
+_FOLD_ELEMENTS: Final = 1 << 23
 _PURE_COPIES: Final = frozenset({"Identity"})
 _MAX_ROUNDS: Final = 8
 
@@ -62,6 +64,10 @@ def read_model(files: Mapping[str, Path]) -> ModelProto:
         raise ImportFailed(
             f"the file is not an ONNX model: {error}", fix="export or download it again"
         ) from error
+    if not model.HasField("graph"):
+        raise ImportFailed(
+            "the file is not an ONNX model: it holds no graph", fix="export or download it again"
+        )
     return model
 
 
@@ -186,12 +192,26 @@ def _convert_opset(model: ModelProto) -> ModelProto:
 
     oldest, newest = _BEST_OPSETS
     wanted = min(max(opset_of(model), oldest), newest)
-    if opset_of(model) == wanted:
+    if opset_of(model) == wanted or _would_lose_attributes(model, wanted):
         return model
     try:
         return version_converter.convert_version(model, wanted)
     except Exception:  # the converter raises whatever it meets; the model may still be importable
         return model
+
+
+def _would_lose_attributes(model: ModelProto, opset: int) -> bool:
+    """Whether a node says something that its operator could not say yet in that set; the converter drops it silently."""
+    for node in model.graph.node:
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        try:
+            there = onnx.defs.get_schema(node.op_type, opset, "").attributes
+        except Exception:  # the converter itself refuses what is not there
+            continue
+        if opset < opset_of(model) and any(each.name not in there for each in node.attribute):
+            return True
+    return False
 
 
 def _constants_to_initializers(model: ModelProto) -> ModelProto:
@@ -208,6 +228,9 @@ def _constants_to_initializers(model: ModelProto) -> ModelProto:
 
 
 def _constant_value(node: NodeProto) -> np.ndarray[Any, Any] | None:
+    if not node.attribute:
+        # an expanded function may refer to an attribute that is not given
+        return None
     attribute = node.attribute[0]
     value = helper.get_attribute_value(attribute)
     if attribute.name == "value":
@@ -232,29 +255,16 @@ def _infer_shapes(model: ModelProto) -> ModelProto:
         return model
 
 
-def _static_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
-    values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
-    known = {}
-    for value in values:
-        tensor = value.type.tensor_type
-        if value.type.HasField("tensor_type") and tensor.HasField("shape"):
-            sizes = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
-            if all(size >= 0 for size in sizes):
-                known[value.name] = tuple(sizes)
-    known.update({tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer})
-    return known
-
-
 def _shapes_become_constants(model: ModelProto) -> ModelProto:
     """`Shape` and `Size` of a tensor whose shape is known are numbers."""
-    shapes = _static_shapes(model)
+    shapes = view_of(model).shapes
     kept = []
     for node in model.graph.node:
         if node.op_type not in ("Shape", "Size") or node.input[0] not in shapes:
             kept.append(node)
             continue
         shape = shapes[node.input[0]]
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        attributes = attributes_of(node)
         if node.op_type == "Shape":
             part = shape[attributes.get("start", 0) : attributes.get("end", len(shape))]
             value = np.asarray(part, np.int64)
@@ -268,9 +278,11 @@ def _shapes_become_constants(model: ModelProto) -> ModelProto:
 def _fold_constants(model: ModelProto) -> ModelProto:
     """A node whose inputs are all known is evaluated by ONNX's own reference evaluator."""
     known = {tensor.name: tensor for tensor in model.graph.initializer}
+    shapes = view_of(model).shapes
     kept = []
     for node in model.graph.node:
-        results = _evaluate(model, node, known)
+        large = any(math.prod(shapes.get(name, ())) > _FOLD_ELEMENTS for name in node.output)
+        results = None if large else _evaluate(model, node, known)
         if results is None:
             kept.append(node)
             continue
@@ -309,7 +321,7 @@ def _evaluate(
         return None
     if not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
         return None
-    if sum(np.asarray(array).nbytes for array in arrays) > _FOLD_LIMIT:
+    if any(np.asarray(array).size > _FOLD_ELEMENTS for array in arrays):
         return None
     return {name: np.asarray(array) for name, array in zip(outputs, arrays, strict=True)}
 
@@ -317,12 +329,15 @@ def _evaluate(
 def _drop_copies(model: ModelProto) -> ModelProto:
     """What only passes a tensor on is bridged, unless it gives a graph output its name."""
     outputs = {value.name for value in model.graph.output}
+    view = view_of(model)
     bridges: dict[str, str] = {}
     kept = []
     for node in model.graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = bridges.get(name, name)
-        copies = node.op_type in _PURE_COPIES or _is_idle_dropout(node)
+        # Dropout does nothing in inference
+        idle = node.op_type == "Dropout" and not KNOWN_WRONG["Dropout"](node, view)
+        copies = node.op_type in _PURE_COPIES or idle
         if copies and node.output[0] not in outputs:
             bridges[node.output[0]] = node.input[0]
         else:
@@ -331,9 +346,28 @@ def _drop_copies(model: ModelProto) -> ModelProto:
     return model
 
 
-def _is_idle_dropout(node: NodeProto) -> bool:
-    """Dropout does nothing in inference; with a mask output or a training flag it may do something."""
-    return node.op_type == "Dropout" and len(node.output) == 1 and len(node.input) < 3
+def _drop_unused_outputs(model: ModelProto) -> ModelProto:
+    """Exporters name masks and statistics that nobody reads; TVM would compute them, or fail to."""
+    used = {value.name for value in model.graph.output}
+    for node in model.graph.node:
+        used.update(node.input)
+        for attribute in node.attribute:
+            used |= _captured(attribute)
+    for node in model.graph.node:
+        while len(node.output) > 1 and node.output[-1] not in used and _is_optional(model, node):
+            del node.output[-1]
+    return model
+
+
+def _is_optional(model: ModelProto, node: NodeProto) -> bool:
+    """Whether the node may do without its last output."""
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset_of(model), node.domain)
+    except Exception:  # nobody knows the operator
+        return False
+    last = len(node.output) - 1
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    return last < len(schema.outputs) and schema.outputs[last].option == optional
 
 
 def _drop_dead(model: ModelProto) -> ModelProto:
@@ -377,14 +411,23 @@ def _expand_unsupported(model: ModelProto) -> ModelProto:
     """Operators that TVM lacks, and that ONNX defines by others, are replaced by those."""
     from onnx import inliner
 
-    from tvmflow.frontends.onnx._importer import supported
+    from tvmflow.frontends.onnx._importer import why_not
 
-    missing = {node.op_type for node in model.graph.node if not supported(node)}
+    view = view_of(model)
+    missing = {node.op_type for node in model.graph.node if why_not(node, view)}
     if not missing:
         return model
+    typed = ModelProto.FromString(model.SerializeToString())
+    known = {each.name for each in typed.graph.value_info}
+    # the inliner asks for the type of everything, and does not look among the initializers
+    typed.graph.value_info.extend(
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in typed.graph.initializer
+        if tensor.name not in known
+    )
     try:
         return inliner.inline_selected_functions(
-            model, [("", name) for name in sorted(missing)], inline_schema_functions=True
+            typed, [("", name) for name in sorted(missing)], inline_schema_functions=True
         )
     except Exception:  # what cannot be expanded is refused by name later
         return model
@@ -394,6 +437,7 @@ _SIMPLIFY: Final[tuple[Callable[[ModelProto], ModelProto], ...]] = (
     _infer_shapes,
     _shapes_become_constants,
     _fold_constants,
+    _drop_unused_outputs,
     _expand_unsupported,
     _constants_to_initializers,
     _drop_copies,

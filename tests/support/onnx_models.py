@@ -1,0 +1,131 @@
+"""ONNX models made by hand, imported and run; and what ONNX Runtime says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.support.mxnet_runs import compute
+from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends._base import LoadedModel
+from tvmflow.values import TensorSpec
+
+Array = np.ndarray[Any, Any]
+Shape = Sequence[int | str | None]
+
+_TYPES = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "int64": TensorProto.INT64,
+    "int32": TensorProto.INT32,
+    "uint8": TensorProto.UINT8,
+    "bool": TensorProto.BOOL,
+}
+
+
+def value(name: str, shape: Shape | None, dtype: str = "float32") -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, _TYPES[dtype], shape)
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    weights: Mapping[str, Array] | None = None,
+    *,
+    opset: int = 17,
+    **more: Any,
+) -> onnx.ModelProto:
+    """A model of the standard operator set, in an IR version that every runtime reads."""
+    initializers = [numpy_helper.from_array(v, name) for name, v in (weights or {}).items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, initializers)
+    more.setdefault("opset_imports", [helper.make_opsetid("", opset)])
+    made = helper.make_model(graph, **more)
+    made.ir_version = 8
+    return made
+
+
+def specs(feed: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, v.shape, str(v.dtype)) for name, v in feed.items())
+
+
+def save(made: onnx.ModelProto, folder: Path) -> dict[str, Path]:
+    """The files of a model by role."""
+    path = folder / "model.onnx"
+    path.write_bytes(made.SerializeToString())
+    return {"model": path}
+
+
+def load(
+    made: onnx.ModelProto, folder: Path, feed: Mapping[str, Array] | None = None
+) -> LoadedModel:
+    """Import a model for the shapes of these inputs, or for its own."""
+    return frontend.load(save(made, folder), specs(feed or {}), {})
+
+
+def agree(
+    made: onnx.ModelProto, folder: Path, feed: Mapping[str, Array], rtol: float = 1e-4
+) -> LoadedModel:
+    """Import, compile and run; every output must be what ONNX Runtime gives."""
+    import onnxruntime
+
+    loaded = load(made, folder, feed)
+    ours = compute(loaded, feed)
+    session = onnxruntime.InferenceSession(
+        made.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    theirs = session.run(None, dict(feed))
+    assert [spec.name for spec in loaded.outputs] == [each.name for each in made.graph.output]
+    for spec, a, b in zip(loaded.outputs, ours, theirs, strict=True):
+        assert (spec.shape, spec.dtype) == (b.shape, str(b.dtype)), spec.name
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol, err_msg=spec.name)
+    return loaded
+
+
+def classifier(
+    seed: int = 0, *, producer: str = "tests", prefix: str = "", doc: str = "", opset: int = 17
+) -> onnx.ModelProto:
+    """conv, batch norm, relu, max pool, dense, softmax: `data` (1, 3, 8, 8) to `prob` (1, 4)."""
+    rng = np.random.default_rng(seed)
+
+    def weight(*shape: int) -> Array:
+        return rng.normal(size=shape).astype(np.float32)
+
+    weights = {
+        "w": weight(6, 3, 3, 3),
+        "b": weight(6),
+        "gamma": weight(6),
+        "beta": weight(6),
+        "mean": weight(6),
+        "var": np.abs(weight(6)) + 1,
+        "dense": weight(4, 96),
+        "bias": weight(4),
+    }
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["data", "w", "b"], ["c"], name=f"{prefix}conv", pads=[1, 1, 1, 1]),
+        node(
+            "BatchNormalization", ["c", "gamma", "beta", "mean", "var"], ["n"], name=f"{prefix}bn"
+        ),
+        node("Relu", ["n"], ["r"], name=f"{prefix}relu"),
+        node("MaxPool", ["r"], ["p"], name=f"{prefix}pool", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Flatten", ["p"], ["f"], name=f"{prefix}flat"),
+        node("Gemm", ["f", "dense", "bias"], ["g"], name=f"{prefix}gemm", transB=1),
+        node("Softmax", ["g"], ["prob"], name=f"{prefix}softmax", axis=1),
+    ]
+    made = model(
+        nodes,
+        [value("data", [1, 3, 8, 8])],
+        [value("prob", [1, 4])],
+        weights,
+        opset=opset,
+        producer_name=producer,
+        doc_string=doc,
+    )
+    made.graph.doc_string = doc
+    return made

@@ -1,0 +1,222 @@
+"""Importing ONNX models: right numbers, names as they are, and refusals that name the node."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import helper
+
+from tests.support.onnx_models import Array, agree, classifier, load, model, save, value
+from tvmflow.errors import ImportFailed
+from tvmflow.values import TensorSpec
+
+node = helper.make_node
+
+
+def draw(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+# ---------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("opset", [7, 9, 11, 13, 17, 21])
+def test_a_classifier_of_any_age_computes_the_same(tmp_path: Path, opset: int) -> None:
+    """From the oldest operator set that is taken to a recent one; its weights are parameters."""
+    made = classifier(opset=opset)
+    loaded = agree(made, tmp_path, {"data": draw(1, 3, 8, 8)})
+    assert {"w", "dense"} <= set(loaded.params)
+    assert loaded.inputs == (TensorSpec("data", (1, 3, 8, 8), "float32"),)
+
+
+def test_inputs_and_outputs_keep_their_order(tmp_path: Path) -> None:
+    """They are the model's, however the recipe lists them."""
+    made = model(
+        [node("Sub", ["b", "a"], ["d"]), node("Add", ["b", "a"], ["s"])],
+        [value("b", [2]), value("a", [2])],
+        [value("s", [2]), value("d", [2])],
+    )
+    loaded = agree(made, tmp_path, {"a": draw(2), "b": draw(2, seed=1)})
+    assert [spec.name for spec in loaded.inputs] == ["b", "a"]
+
+
+@pytest.mark.parametrize("name", ["a/b:0", "with space", "größe", "0", "class", "x.y-z", "main"])
+def test_any_name_is_a_name(tmp_path: Path, name: str) -> None:
+    """Inputs, weights and outputs are called what the model calls them."""
+    made = model(
+        [node("Mul", [name, f"{name}_w"], [f"{name}_out"], name=f"{name}_node")],
+        [value(name, [2])],
+        [value(f"{name}_out", [2])],
+        {f"{name}_w": draw(2)},
+    )
+    loaded = agree(made, tmp_path, {name: draw(2, seed=1)})
+    assert (loaded.inputs[0].name, loaded.outputs[0].name) == (name, f"{name}_out")
+
+
+def test_inputs_weights_and_one_tensor_twice_may_be_outputs(tmp_path: Path) -> None:
+    """An output that nothing computes, and two that are one."""
+    made = model(
+        [
+            node("Relu", ["x"], ["y"]),
+            node("Identity", ["y"], ["z"]),
+            node("Identity", ["x"], ["x2"]),
+        ],
+        [value("x", [3])],
+        [value("x2", [3]), value("w", [2]), value("y", [3]), value("z", [3])],
+        {"w": draw(2)},
+    )
+    agree(made, tmp_path, {"x": draw(3)})
+
+
+def test_scalars_integers_and_truth_values(tmp_path: Path) -> None:
+    """Rank 0, int64, bool and uint8 come in and go out."""
+    made = model(
+        [
+            node("ReduceSum", ["x"], ["total"], keepdims=0),
+            node("Greater", ["x", "i"], ["more"]),
+            node("Cast", ["more"], ["byte"], to=onnx.TensorProto.UINT8),
+            node("And", ["more", "flag"], ["both"]),
+        ],
+        [value("x", [3], "int64"), value("i", [], "int64"), value("flag", [3], "bool")],
+        [value("total", [], "int64"), value("byte", [3], "uint8"), value("both", [3], "bool")],
+    )
+    agree(
+        made,
+        tmp_path,
+        {
+            "x": np.array([1, 5, 9], np.int64),
+            "i": np.array(4, np.int64),
+            "flag": np.array([True, True, False]),
+        },
+    )
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    """float16 in, float16 out."""
+    made = model(
+        [node("MatMul", ["x", "w"], ["y"])],
+        [value("x", [2, 3], "float16")],
+        [value("y", [2, 2], "float16")],
+        {"w": draw(3, 2).astype(np.float16)},
+    )
+    agree(made, tmp_path, {"x": draw(2, 3, seed=1).astype(np.float16)}, rtol=1e-2)
+
+
+def test_a_quantised_model(tmp_path: Path) -> None:
+    """QuantizeLinear and DequantizeLinear around a convolution: the form that quantisers write."""
+    made = model(
+        [
+            node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+            node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+            node("DequantizeLinear", ["wq", "ws"], ["w"]),
+            node("Conv", ["d", "w"], ["y"], pads=[1, 1, 1, 1]),
+        ],
+        [value("x", [1, 2, 4, 4])],
+        [value("y", [1, 3, 4, 4])],
+        {
+            "s": np.array(0.05, np.float32),
+            "z": np.array(3, np.int8),
+            "wq": np.random.default_rng(0).integers(-9, 9, (3, 2, 3, 3)).astype(np.int8),
+            "ws": np.array(0.1, np.float32),
+        },
+        opset=13,
+    )
+    agree(made, tmp_path, {"x": draw(1, 2, 4, 4)})
+
+
+def test_optional_inputs_may_be_left_out(tmp_path: Path) -> None:
+    """An empty name in the middle: Clip with a maximum and no minimum."""
+    made = model(
+        [node("Clip", ["x", "", "top"], ["y"])],
+        [value("x", [4])],
+        [value("y", [4])],
+        {"top": np.array(0.5, np.float32)},
+    )
+    agree(made, tmp_path, {"x": draw(4)})
+
+
+# ---------------------------------------------------------------- what cannot be
+
+
+def test_an_operator_that_is_unknown_is_named_with_its_node(tmp_path: Path) -> None:
+    """Of a domain that nobody knows: the operator, its domain, its node, and how many more there are."""
+    made = model(
+        [
+            node("Frobnicate", ["x"], ["a"], name="first", domain="com.example"),
+            node("Frobnicate", ["a"], ["y"], domain="com.example"),
+        ],
+        [value("x", [2])],
+        [value("y", [2])],
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.example", 1)],
+    )
+    with pytest.raises(ImportFailed) as caught:
+        load(made, tmp_path)
+    assert "com.example.Frobnicate (node 'first' and 1 more)" in caught.value.message
+    assert caught.value.fix
+
+
+def test_a_node_that_tvm_cannot_take_is_named(tmp_path: Path) -> None:
+    """A shape that depends on values: the message has the operator and what it gives."""
+    made = model(
+        [node("NonZero", ["x"], ["where"]), node("Cast", ["where"], ["y"], to=1)],
+        [value("x", [4])],
+        [value("y", [1, None])],
+    )
+    with pytest.raises(ImportFailed) as caught:
+        load(made, tmp_path)
+    assert "'y'" in caught.value.message or "NonZero" in caught.value.message
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model", b"\x08\x07\x12\x04abcd", b"\xff" * 40])
+def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Whatever the bytes are, the answer is a sentence."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    from tvmflow.frontends import onnx as frontend
+
+    with pytest.raises(ImportFailed):
+        frontend.load({"model": path}, (), {})
+
+
+# ---------------------------------------------------------------- what decides the result
+
+
+def text(loaded: Any) -> str:
+    return str(tvm.ir.save_json(loaded.mod))
+
+
+def test_only_the_architecture_is_in_the_module(tmp_path: Path) -> None:
+    """Other weights, producer, texts and node names give the same module to the byte."""
+    first = text(load(classifier(), tmp_path))
+    for other in (
+        classifier(seed=1),
+        classifier(producer="somebody else"),
+        classifier(doc="a long story"),
+        classifier(prefix="other/"),
+    ):
+        assert text(load(other, tmp_path)) == first
+
+
+def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Nothing of the process, such as hash seeds or addresses, gets into the module."""
+    files = save(classifier(), tmp_path)
+    code = (
+        "import sys, tvm; from pathlib import Path; from tvmflow.frontends import onnx as f; "
+        "sys.stdout.write(tvm.ir.save_json(f.load({'model': Path(sys.argv[1])}, (), {}).mod))"
+    )
+    made = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(files["model"])],
+            env={"PYTHONHASHSEED": seed, "PATH": "", "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert made[0] == made[1] == text(load(classifier(), tmp_path))

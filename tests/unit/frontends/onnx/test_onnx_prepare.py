@@ -1,0 +1,225 @@
+"""Preparing ONNX models: each pass leaves the numbers as they are, and the form is one that TVM takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, helper, numpy_helper
+
+from tests.support.onnx_models import agree, classifier, load, model, save, specs, value
+from tests.unit.frontends.onnx.test_onnx_load import draw
+from tvmflow.errors import ImportFailed, RecipeError
+from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends.onnx._prepare import prepare
+from tvmflow.recipe import ModelSource
+
+node = helper.make_node
+
+
+def operators(made: ModelProto) -> list[str]:
+    return [each.op_type for each in made.graph.node]
+
+
+def prepared(made: ModelProto, **feed: np.ndarray) -> ModelProto:  # type: ignore[type-arg]
+    return prepare(made, specs(feed))
+
+
+def test_shapes_that_are_computed_become_constants() -> None:
+    """The flattening that exporters write as Shape, Gather, Concat and Reshape is a plain Reshape."""
+    made = model(
+        [
+            node("Shape", ["x"], ["s"]),
+            node("Gather", ["s", "zero"], ["n"], axis=0),
+            node("Unsqueeze", ["n", "axes"], ["n1"]),
+            node("Concat", ["n1", "rest"], ["shape"], axis=0),
+            node("Reshape", ["x", "shape"], ["y"]),
+        ],
+        [value("x", ["batch", 2, 3])],
+        [value("y", None)],
+        {
+            "zero": np.array(0, np.int64),
+            "axes": np.array([0], np.int64),
+            "rest": np.array([-1], np.int64),
+        },
+    )
+    assert operators(prepared(made, x=draw(4, 2, 3))) == ["Reshape"]
+
+
+def test_copies_dropouts_and_dead_nodes_are_gone() -> None:
+    """Only what contributes to an output is left."""
+    made = model(
+        [
+            node("Identity", ["x"], ["a"]),
+            node("Dropout", ["a"], ["b"]),
+            node("Relu", ["b"], ["y"]),
+            node("Exp", ["b"], ["unused"]),
+        ],
+        [value("x", [2])],
+        [value("y", [2])],
+        {"nobody": draw(2)},
+    )
+    found = prepared(made)
+    assert operators(found) == ["Relu"]
+    assert not found.graph.initializer
+
+
+def test_functions_of_the_model_are_inlined(tmp_path: Path) -> None:
+    """A local function becomes the nodes that it stands for."""
+    square = helper.make_function(
+        "local",
+        "Square",
+        ["a"],
+        ["b"],
+        [node("Mul", ["a", "a"], ["b"])],
+        [helper.make_opsetid("", 17)],
+    )
+    made = model(
+        [node("Square", ["x"], ["y"], domain="local")],
+        [value("x", [3])],
+        [value("y", [3])],
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("local", 1)],
+        functions=[square],
+    )
+    assert operators(prepared(made)) == ["Mul"]
+    agree(made, tmp_path, {"x": draw(3)})
+
+
+def test_a_large_constant_is_not_unfolded() -> None:
+    """Folding a small tensor into gigabytes would cost more than it saves."""
+    made = model(
+        [node("Expand", ["one", "shape"], ["big"]), node("Add", ["x", "big"], ["y"])],
+        [value("x", [1])],
+        [value("y", None)],
+        {"one": draw(1), "shape": np.array([1 << 15, 1 << 13], np.int64)},
+    )
+    assert "Expand" in operators(prepared(made))
+
+
+def test_real_work_is_not_done_at_import() -> None:
+    """A product of two weights depends on what was learned: it stays in the graph."""
+    made = model(
+        [node("MatMul", ["a", "b"], ["w"]), node("MatMul", ["x", "w"], ["y"])],
+        [value("x", [2, 3])],
+        [value("y", [2, 5])],
+        {"a": draw(3, 4), "b": draw(4, 5)},
+    )
+    assert operators(prepared(made)) == ["MatMul", "MatMul"]
+
+
+def test_an_if_with_a_known_condition(tmp_path: Path) -> None:
+    """Exporters leave such branches behind; the numbers are those of the branch that is taken."""
+
+    def branch(name: str, operator: str) -> onnx.GraphProto:
+        return helper.make_graph([node(operator, ["x"], [name])], name, [], [value(name, [3])])
+
+    made = model(
+        [
+            node(
+                "If",
+                ["cond"],
+                ["y"],
+                then_branch=branch("t", "Exp"),
+                else_branch=branch("e", "Neg"),
+            ),
+        ],
+        [value("x", [3])],
+        [value("y", [3])],
+        {"cond": np.array(True)},
+    )
+    agree(made, tmp_path, {"x": draw(3)})
+
+
+def test_weights_that_are_listed_as_inputs_are_weights(tmp_path: Path) -> None:
+    """As up to IR version 3: the model's inputs are those without a value."""
+    made = classifier()
+    made.ir_version = 3
+    for tensor in made.graph.initializer:
+        made.graph.input.append(
+            helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        )
+    assert [spec.name for spec in load(made, tmp_path).inputs] == ["data"]
+
+
+def test_external_data_is_read_from_beside_the_model(tmp_path: Path) -> None:
+    """Planning knows the files without importing onnx; loading gets them by role, wherever they lie."""
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "big.onnx"
+    onnx.save(
+        classifier(),
+        path,
+        save_as_external_data=True,
+        location="weights/../weights.bin".replace("weights/../", ""),
+        size_threshold=0,
+    )
+    found = frontend.files(ModelSource(onnx="in/big.onnx"), tmp_path, lambda *_: "r.yaml:1:1")
+    assert [file.role for file in found] == ["model", "external/weights.bin"]
+    elsewhere = tmp_path / "elsewhere"
+    Path(found[1].path).rename(elsewhere)
+    loaded = frontend.load({"model": path, "external/weights.bin": elsewhere}, (), {})
+    expected = {t.name: numpy_helper.to_array(t) for t in classifier().graph.initializer}
+    np.testing.assert_array_equal(loaded.params["w"], expected["w"])
+    with pytest.raises(RecipeError, match=r"keeps weights in 'weights\.bin', which is not there"):
+        frontend.files(ModelSource(onnx="in/big.onnx"), tmp_path, lambda *_: "r.yaml:1:1")
+
+
+@pytest.mark.parametrize("location", ["../outside.bin", "/etc/passwd"])
+def test_external_data_from_outside_the_folder_is_refused(tmp_path: Path, location: str) -> None:
+    """A model that was downloaded must not read any file of this machine."""
+    made = classifier()
+    tensor = made.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(RecipeError, match="from outside its folder"):
+        frontend.files(ModelSource(onnx="m.onnx"), tmp_path, lambda *_: "r.yaml:1:1")
+
+
+# ---------------------------------------------------------------- inputs of the recipe
+
+
+def problem(made: ModelProto, folder: Path, **feed: np.ndarray) -> str:  # type: ignore[type-arg]
+    with pytest.raises(ImportFailed) as caught:
+        frontend.load(save(made, folder), specs(feed), {})
+    assert caught.value.fix
+    return caught.value.message
+
+
+def test_inputs_that_do_not_fit_are_explained(tmp_path: Path) -> None:
+    """Wrong name, shape, dtype, number: what the model has stands beside what the recipe says."""
+    made = model(
+        [node("Add", ["left", "right"], ["y"])],
+        [value("left", ["n", 3]), value("right", ["n", 3])],
+        [value("y", None)],
+    )
+    good = draw(2, 3)
+    assert "no input 'lefd'; did you mean 'left'?" in problem(made, tmp_path, lefd=good, right=good)
+    assert "'right' is missing" in problem(made, tmp_path, left=good)
+    assert "'left' has shape ['n', 3], which [2, 4] does not fit" in problem(
+        made, tmp_path, left=draw(2, 4), right=good
+    )
+    assert "'left' is float32, not float64" in problem(
+        made, tmp_path, left=good.astype(np.float64), right=good
+    )
+    assert problem(made, tmp_path).count("has no fixed shape") == 2
+
+
+def test_symbolic_dimensions_take_the_recipes_sizes(tmp_path: Path) -> None:
+    """What was inferred for other sizes does not stand in the way."""
+    made = model(
+        [node("Relu", ["x"], ["a"]), node("Softmax", ["a"], ["y"], axis=-1)],
+        [value("x", ["batch", "time"])],
+        [value("y", ["batch", "time"])],
+    )
+    made.graph.value_info.append(value("a", [7, 7]))
+    loaded = agree(made, tmp_path, {"x": draw(2, 5)})
+    assert loaded.outputs[0].shape == (2, 5)
+
+
+def test_an_opset_that_is_too_old_is_refused(tmp_path: Path) -> None:
+    """With the oldest that is taken, and how to convert."""
+    made = classifier(opset=6)
+    assert "opset 6; the oldest that can be imported is 7" in problem(made, tmp_path)

@@ -1,0 +1,85 @@
+"""Finding external data without importing onnx, in whatever bytes there are."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+from tests.support.onnx_models import classifier, model, value
+from tvmflow.frontends.onnx._protobuf import NotAModel, external_locations
+
+MODEL = classifier().SerializeToString()
+
+
+def external(location: str) -> onnx.TensorProto:
+    tensor = onnx.TensorProto(name=location, data_type=1, dims=[1])
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    tensor.external_data.add(key="length", value="4")
+    return tensor
+
+
+def test_every_place_of_a_tensor_is_searched(tmp_path: Path) -> None:
+    """Initializers, constants, branches of an If: each file once, sorted."""
+    inner = helper.make_graph(
+        [helper.make_node("Constant", [], ["c"], value=external("inner"))],
+        "t",
+        [],
+        [value("c", [1])],
+    )
+    made = model(
+        [
+            helper.make_node("Constant", [], ["k"], value=external("constant")),
+            helper.make_node("If", ["cond"], ["y"], then_branch=inner, else_branch=inner),
+        ],
+        [value("cond", [], "bool")],
+        [value("y", [1])],
+    )
+    made.graph.initializer.extend([external("zz"), external("constant")])
+    path = tmp_path / "m.onnx"
+    path.write_bytes(made.SerializeToString())
+    assert external_locations(path) == ("constant", "inner", "zz")
+
+
+def test_planning_does_not_import_onnx(tmp_path: Path) -> None:
+    """It would take a second of every plan."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(MODEL)
+    code = (
+        "import sys; from pathlib import Path; "
+        "from tvmflow.frontends.onnx._protobuf import external_locations as e; "
+        "assert e(Path(sys.argv[1])) == (); print('onnx' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False False\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"a model", MODEL[: len(MODEL) // 2], b"\x0a\x02ab"])
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    """Empty, something else, cut off, or without a graph."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(NotAModel):
+        external_locations(path)
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.integers(0, len(MODEL) - 1), st.binary(min_size=1, max_size=8))
+def test_damage_is_told_or_harmless(tmp_path: Path, at: int, patch: bytes) -> None:
+    """Any bytes anywhere: locations, or NotAModel, and never anything else."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(MODEL[:at] + patch + MODEL[at + len(patch) :])
+    with contextlib.suppress(NotAModel):
+        external_locations(path)

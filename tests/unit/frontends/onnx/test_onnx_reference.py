@@ -1,0 +1,74 @@
+"""ONNX Runtime as the reference, in a process that may die."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.onnx_models import classifier, save
+from tests.unit.frontends.onnx.test_onnx_load import draw
+from tvmflow.errors import StageError
+from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends._base import Reference
+from tvmflow.values import TensorSpec
+
+INPUTS = (TensorSpec("data", (1, 3, 8, 8), "float32"),)
+OUTPUTS = (TensorSpec("prob", (1, 4), "float32"),)
+
+
+def start(files: dict[str, Path], folder: Path):  # type: ignore[no-untyped-def]
+    return frontend.reference(files, INPUTS, OUTPUTS, {}, threads=1, scratch=folder)
+
+
+def test_it_runs_the_model_as_it_came(tmp_path: Path) -> None:
+    """Outputs by name, latency in seconds, and its name with its version."""
+    import onnxruntime
+
+    files = save(classifier(), tmp_path)
+    feed = {"data": draw(1, 3, 8, 8)}
+    (scratch := tmp_path / "scratch").mkdir()
+    reference: Reference
+    with start(files, scratch) as reference:
+        assert reference.name == f"ONNX Runtime {onnxruntime.__version__}"
+        found = reference.run(feed)
+        seconds = reference.latency(feed, repeat=3, min_seconds=0.001)
+    expected = onnxruntime.InferenceSession(str(files["model"])).run(None, feed)[0]
+    np.testing.assert_allclose(found["prob"], expected, rtol=1e-6)
+    assert len(seconds) == 3 and all(0 < each < 1 for each in seconds)
+
+
+def test_a_wrong_input_is_named(tmp_path: Path) -> None:
+    """Before it reaches the framework."""
+    (scratch := tmp_path / "scratch").mkdir()
+    with start(save(classifier(), tmp_path), scratch) as reference:
+        with pytest.raises(StageError, match="'data' has the shape"):
+            reference.run({"data": draw(1, 3, 9, 9)})
+        with pytest.raises(StageError, match="'data'"):
+            reference.run({})
+
+
+def test_its_death_is_a_sentence(tmp_path: Path) -> None:
+    """Whoever asks next is told how it ended and where its log is."""
+    (scratch := tmp_path / "scratch").mkdir()
+    with start(save(classifier(), tmp_path), scratch) as reference:
+        os.kill(reference._process.pid, signal.SIGKILL)
+        with pytest.raises(StageError, match="SIGKILL") as caught:
+            reference.run({"data": draw(1, 3, 8, 8)})
+    assert "log" in caught.value.fix
+
+
+def test_a_model_that_it_refuses_is_its_problem(tmp_path: Path) -> None:
+    """The message says that the framework refused, and the way out."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"nothing")
+    (scratch := tmp_path / "scratch").mkdir()
+    with (
+        pytest.raises(StageError, match="ONNX Runtime cannot run the model") as caught,
+        start({"model": path}, scratch),
+    ):
+        raise AssertionError("it started")
+    assert "against: none" in caught.value.fix
