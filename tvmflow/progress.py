@@ -1,13 +1,15 @@
-"""Shows a run while it runs: one line a stage, a moving line while a stage reports progress, or JSON events."""
+"""Shows a run while it runs: one line a stage, a moving table while one tunes, or JSON events."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TextIO
 
-from tvmflow.report import seconds_text
+from tvmflow.report import latency_text, seconds_text
 
 _WORDS: Final = {
     "hit": "up to date",
@@ -22,6 +24,8 @@ _WORDS: Final = {
 # Without a terminal, progress becomes whole lines, and then not more often than this.
 _PLAIN_SECONDS: Final = 10.0
 _LIVE_SECONDS: Final = 0.1
+_TABLE_ROWS: Final = 8
+_BAR: Final = 20
 
 
 class Printer:
@@ -34,8 +38,9 @@ class Printer:
         self._live = stream.isatty() and not as_json
         # a signal may find this thread in the middle of a line
         self._lock = threading.RLock()
-        self._moving = False
+        self._moving = 0
         self._last_progress = 0.0
+        self._rows: dict[str, dict[str, Mapping[str, Any]]] = {}
 
     def event(self, event: dict[str, Any]) -> None:
         """Show one event."""
@@ -63,7 +68,7 @@ class Printer:
 
     def _stage_started(self, event: dict[str, Any]) -> None:
         if self._live:
-            self._move(f"{self._name(event)}: {event['reason']}")
+            self._move([f"{self._name(event)}: {event['reason']}"])
 
     def _stage_finished(self, event: dict[str, Any]) -> None:
         if event["outcome"] == "hit":
@@ -75,16 +80,17 @@ class Printer:
         )
 
     def _progress(self, event: dict[str, Any]) -> None:
-        best = f", best {event['best_us']:.1f} µs" if event.get("best_us") else ""
-        failed = f", {event['failed']} failed" if event.get("failed") else ""
-        text = f"{event['unit']} {event['done']}/{event['total']}  {event.get('workload', '')}{best}{failed}"
-        self._step(event, text)
+        rows = self._rows.setdefault(event["stage_id"], {})
+        rows[event["workload"]] = event
+        best = f", best {latency_text(event['best_us'] / 1e6)}" if event["best_us"] else ""
+        text = f"{_how_far(event)}  {event['workload']}{best}{_troubles(event)}"
+        self._step(event, text, _table(list(rows.values())) if "trials" in event else ())
 
     def _download(self, event: dict[str, Any]) -> None:
         total = f" of {event['total'] / 1e6:.1f}" if event.get("total") else ""
         self._step(event, f"downloading {event['done'] / 1e6:.1f}{total} MB  {event['url']}")
 
-    def _step(self, event: dict[str, Any], text: str) -> None:
+    def _step(self, event: dict[str, Any], text: str, table: Sequence[str] = ()) -> None:
         now = time.monotonic()
         finished = event.get("done") == event.get("total")
         if not finished and now - self._last_progress < (
@@ -92,17 +98,26 @@ class Printer:
         ):
             return
         self._last_progress = now
-        (self._move if self._live else self._line)(f"{self._name(event)}: {text}")
+        if not self._live:
+            self._line(f"{self._name(event)}: {text}")
+        elif table:
+            bar = _bar(event["done"] / max(event["total"], 1))
+            self._move([f"{self._name(event)}: {bar} {_how_far(event)}{_troubles(event)}", *table])
+        else:
+            self._move([f"{self._name(event)}: {text}"])
 
     def _name(self, event: dict[str, Any]) -> str:
         name = str(event["stage_id"])
         return name if self._many else name.partition(":")[2]
 
-    def _move(self, text: str) -> None:
+    def _move(self, lines: Sequence[str]) -> None:
+        """Show lines that the next output takes away again."""
         self._clear()
-        self._stream.write(text[:110])
+        size = shutil.get_terminal_size((110, 24))
+        shown = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
+        self._stream.write("\n".join(shown))
         self._stream.flush()
-        self._moving = True
+        self._moving = len(shown)
 
     def _line(self, text: str) -> None:
         self._clear()
@@ -111,5 +126,35 @@ class Printer:
 
     def _clear(self) -> None:
         if self._moving:
-            self._stream.write("\r\x1b[K")
-            self._moving = False
+            self._stream.write("\r\x1b[K" + "\x1b[1A\x1b[K" * (self._moving - 1))
+            self._moving = 0
+
+
+def _how_far(event: Mapping[str, Any]) -> str:
+    left = event.get("seconds_left")
+    soon = f", {seconds_text(left)} left" if left else ""
+    return f"{event['unit']} {event['done']}/{event['total']}{soon}"
+
+
+def _troubles(event: Mapping[str, Any]) -> str:
+    return f", {event['failed']} failed" if event["failed"] else ""
+
+
+def _bar(share: float) -> str:
+    full = round(min(max(share, 0.0), 1.0) * _BAR)
+    return "█" * full + "░" * (_BAR - full)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The workloads that take longest, as they stand."""
+    timed = [row for row in rows if row["best_us"]]
+    timed.sort(key=lambda row: -row["calls"] * row["best_us"])
+    lines = [f"  {'':<44} {'trials':>6} {'best':>9} {'gain':>6} {'spread':>6} {'GFLOPS':>7}"]
+    for row in timed[:_TABLE_ROWS]:
+        gain = row["first_us"] / row["best_us"]
+        lines.append(
+            f"  {row['workload'][:44]:<44} {row['trials']:>6} "
+            f"{latency_text(row['best_us'] / 1e6):>9} {gain:>5.1f}× {row['spread']:>6.0%} "
+            f"{row['gflops']:>7.1f}"
+        )
+    return lines
