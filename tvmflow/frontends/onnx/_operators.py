@@ -147,8 +147,6 @@ def _resize(node: NodeProto, view: View) -> str:
     if given.get("antialias", 0):
         return "with antialias"
     name = node.input[2] if len(node.input) > 2 else ""
-    if not name or given.get("coordinate_transformation_mode") == "align_corners":
-        return ""
     scales, shape = view.constants.get(name), view.shapes.get(node.input[0])
     if scales is None or shape is None or scales.size != len(shape):
         return ""
@@ -159,6 +157,14 @@ def _resize(node: NodeProto, view: View) -> str:
 
 def _roi_align(node: NodeProto, _: View) -> str:
     return "with mode max" if attributes_of(node).get("mode") == "max" else ""
+
+
+def _sequence_erase(node: NodeProto, _: View) -> str:
+    return "at a position" if len(node.input) > 1 and node.input[1] else ""
+
+
+def _sequence_insert(node: NodeProto, _: View) -> str:
+    return "at a position" if len(node.input) > 2 and node.input[2] else ""
 
 
 def _space_to_depth(node: NodeProto, _: View) -> str:
@@ -173,6 +179,8 @@ KNOWN_WRONG: Final[Mapping[str, Callable[[NodeProto, View], str]]] = {
     "LayerNormalization": _layer_norm,
     "Resize": _resize,
     "RoiAlign": _roi_align,
+    "SequenceErase": _sequence_erase,
+    "SequenceInsert": _sequence_insert,
     "SpaceToDepth": _space_to_depth,
 }
 """Where TVM 0.27's importer gives other numbers than ONNX defines: in which case, or an empty text."""

@@ -24,6 +24,7 @@ from tvmflow.values import TensorSpec
 
 # The operator sets that TVM's importer knows best; others are converted where ONNX can.
 _BEST_OPSETS: Final = (13, 21)
+# TVM's importer reads older ones wrongly.
 _OLDEST_OPSET: Final = 7
 
 # What a fold must not evaluate: results that are not determined, or that are real work.
@@ -92,7 +93,6 @@ def _load_external(tensor: TensorProto, files: Mapping[str, Path]) -> None:
 
 def prepare(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> ModelProto:
     """The model in the form that the importer takes. `inputs` may be empty when the model's shapes are static."""
-    _check_opset(model)
     _strip_initializers_from_inputs(model)
     _set_input_shapes(model, inputs)
     for convert in (_inline_functions, _convert_opset, _constants_to_initializers):
@@ -104,15 +104,6 @@ def prepare(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> ModelProto:
         if model.SerializeToString(deterministic=True) == before:
             break
     return model
-
-
-def _check_opset(model: ModelProto) -> None:
-    version = opset_of(model)
-    if version < _OLDEST_OPSET:
-        raise ImportFailed(
-            f"the model uses opset {version}; the oldest that can be imported is {_OLDEST_OPSET}",
-            fix="convert it with onnx.version_converter.convert_version(model, 13)",
-        )
 
 
 def opset_of(model: ModelProto) -> int:
@@ -196,8 +187,14 @@ def _convert_opset(model: ModelProto) -> ModelProto:
         return model
     try:
         return version_converter.convert_version(model, wanted)
-    except Exception:  # the converter raises whatever it meets; the model may still be importable
-        return model
+    except Exception as error:  # the converter raises whatever it meets
+        if opset_of(model) >= _OLDEST_OPSET:
+            # TVM may still be able to take the model as it is
+            return model
+        raise ImportFailed(
+            f"the model uses opset {opset_of(model)}, which cannot be converted: {error}",
+            fix=f"export it with opset {_OLDEST_OPSET} or newer",
+        ) from error
 
 
 def _would_lose_attributes(model: ModelProto, opset: int) -> bool:

@@ -220,6 +220,11 @@ def test_symbolic_dimensions_take_the_recipes_sizes(tmp_path: Path) -> None:
 
 
 def test_an_opset_that_is_too_old_is_refused(tmp_path: Path) -> None:
-    """With the oldest that is taken, and how to convert."""
-    made = classifier(opset=6)
-    assert "opset 6; the oldest that can be imported is 7" in problem(made, tmp_path)
+    """Below 7 it must be convertible; what is not says so, and with which opset to export."""
+    made = model(
+        [node("Crop", ["x"], ["y"], border=[0, 0, 1, 1])],
+        [value("x", [1, 1, 2, 2])],
+        [value("y", None)],
+        opset=1,
+    )
+    assert "the model uses opset 1, which cannot be converted" in problem(made, tmp_path)

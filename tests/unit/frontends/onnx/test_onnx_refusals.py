@@ -12,7 +12,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from tests.support.mxnet_runs import compute
-from tests.support.onnx_models import agree, load, model, value
+from tests.support.onnx_models import Array, agree, load, model, value
 from tests.unit.frontends.onnx.test_onnx_load import draw
 from tvmflow.errors import ImportFailed
 from tvmflow.frontends.onnx._operators import KNOWN_WRONG
@@ -60,6 +60,18 @@ def roi_align() -> Any:
     return model(nodes, inputs, [value("y", None)])
 
 
+def sequence(operator: str) -> Any:
+    """Three tensors, one of which is removed or doubled; the first of what is left."""
+    change = ["s", "zero"] if operator == "SequenceErase" else ["s", "x", "zero"]
+    nodes = [
+        node("SequenceConstruct", ["x", "w", "x"], ["s"]),
+        node(operator, change, ["t"]),
+        node("SequenceAt", ["t", "zero"], ["y"]),
+    ]
+    zero: dict[str, Array] = {"zero": np.array(0, np.int64), "w": np.zeros(2, F)}
+    return model(nodes, [value("x", [2])], [value("y", None)], zero)
+
+
 CASES = {
     "BatchNormalization": (batch_norm, "in training mode"),
     "ConvTranspose": (conv_transpose, "with output_shape"),
@@ -67,6 +79,8 @@ CASES = {
     "IsInf": (lambda: unary("IsInf", detect_negative=0), "for one sign only"),
     "Resize": (lambda: resize([1, 1, 0.6, 0.6], mode="linear"), "by a factor that is rounded"),
     "RoiAlign": (roi_align, "with mode max"),
+    "SequenceErase": (lambda: sequence("SequenceErase"), "at a position"),
+    "SequenceInsert": (lambda: sequence("SequenceInsert"), "at a position"),
 }
 
 
