@@ -1,0 +1,101 @@
+"""What every stage in the registry promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.support.engine import recipe, target
+from tvmflow import tools
+from tvmflow.stages import STAGES
+
+HEAVY = ("tvm", "numpy", "onnx", "onnxruntime", "mxnet", "doit", "safetensors", "xgboost")
+each_stage = pytest.mark.parametrize("name", STAGES)
+
+
+@each_stage
+def test_it_needs_only_what_comes_before_it(name: str) -> None:
+    """The registry is in an order in which the stages can run."""
+    earlier = list(STAGES)[: list(STAGES).index(name)]
+    assert set(STAGES[name].NEEDS) <= set(earlier)
+
+
+@each_stage
+def test_its_declarations_are_of_the_right_kind(name: str) -> None:
+    """Version, scope, reads, time limit; its packages are installed."""
+    stage = STAGES[name]
+    assert isinstance(stage.VERSION, int) and stage.VERSION >= 1
+    assert stage.SCOPE in ("model", "target")
+    assert set(stage.READS) <= {"model", "reference", "data"}
+    assert stage.TIMEOUT_S > 60
+    assert all(tools.identity(package) != "absent" for package in stage.TOOLS)
+    assert (stage.run.__doc__ or "").strip()
+
+
+@each_stage
+def test_its_settings_are_plain_and_the_same_every_time(name: str) -> None:
+    """They are a part of the key: JSON, and nothing in them changes between two calls."""
+    made = recipe(tune={"trials": 5}, targets=["host"])
+    one = STAGES[name].settings(made, target())
+    assert json.loads(json.dumps(one, sort_keys=True)) == one
+    assert STAGES[name].settings(recipe(tune={"trials": 5}), target()) == one
+
+
+@each_stage
+def test_its_settings_know_nothing_of_places_and_names(name: str) -> None:
+    """Where the model lies, and what recipe and target are called, makes no new key; but exported files bear their names."""
+    one = recipe("one", model={"onnx": "a/one.onnx"})
+    two = recipe("two", model={"onnx": "b/two.onnx"})
+    same = STAGES[name].settings(one, target()) == STAGES[name].settings(two, target())
+    assert same == (name != "export")
+    if name != "export":
+        renamed = target()._replace(name="another")
+        assert STAGES[name].settings(one, target()) == STAGES[name].settings(one, renamed)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "matters"),
+    [
+        ("import", {"tune": {"trials": 9}}, False),
+        ("import", {"inputs": {"data": {"shape": [1, 2]}}}, True),
+        ("extract_tasks", {"tune": {"trials": 9}}, False),
+        ("extract_tasks", {"verify": {"rtol": 0.5}}, False),
+        ("tune", {"tune": {"trials": 9}}, True),
+        ("tune", {"outputs": ["shared-library"]}, False),
+        ("pick_best", {"tune": {"trials": 5, "seed": 9}}, False),
+        ("build", {"tune": {"trials": 9}}, False),
+        ("build", {"verify": {"rtol": 0.5}}, False),
+        ("export", {"outputs": ["shared-library"]}, True),
+        ("export", {"verify": {"rtol": 0.5}}, False),
+        ("verify", {"verify": {"rtol": 0.5}}, True),
+        ("verify", {"tune": {"trials": 9}}, False),
+    ],
+)
+def test_a_field_reaches_only_the_stages_that_it_matters_to(
+    name: str, fields: dict[str, Any], matters: bool
+) -> None:
+    """The slice of the recipe that a stage sees decides what a change makes run again."""
+    before = STAGES[name].settings(recipe(tune={"trials": 5}), target())
+    after = STAGES[name].settings(recipe(**{"tune": {"trials": 5}, **fields}), target())
+    assert (before != after) == matters
+
+
+def test_without_a_search_its_options_do_not_matter() -> None:
+    """With trials 0, tune and pick_best are the same whatever else is said about tuning."""
+    for name in ("tune", "pick_best"):
+        plain = STAGES[name].settings(recipe(), target())
+        assert plain == STAGES[name].settings(recipe(tune={"seed": 9}), target(cores=64))
+
+
+def test_declarations_import_no_framework() -> None:
+    """Planning loads all stages, frontends and exporters, and must not pay for what they use."""
+    code = (
+        "import sys, tvmflow.stages, tvmflow.frontends, tvmflow.exporters, tvmflow.plan; "
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,54 @@
+"""Recipes, targets and plans for tests of the engine, without a model and without a disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tvmflow.plan import PlannedRecipe, make_plan
+from tvmflow.recipe import LoadedRecipe, Pipeline, Recipe
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.values import Artifact, InputFile, Json, Plan, StageKey, StoredFile
+
+STAGES = ("import", "extract_tasks", "tune", "pick_best", "build", "export", "verify")
+COMPILE = ("import", "build", "export", "verify")
+
+
+def recipe(name: str = "net", **fields: Any) -> Recipe:
+    """A recipe of an ONNX file `net.onnx`."""
+    return Recipe.model_validate(
+        {"recipe": 1, "name": name, "model": {"onnx": "net.onnx"}, **fields}
+    )
+
+
+def target(name: str = "host", *, cores: int = 2, why_not: str = "") -> ResolvedTarget:
+    mapping: dict[str, Json] = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": name}
+    return ResolvedTarget(
+        name, {**mapping, "num-cores": cores}, cores, (), {"kind": "cpu", "class": "any"}, why_not
+    )
+
+
+def planned(
+    made: Recipe,
+    *targets: ResolvedTarget,
+    stages: tuple[str, ...] = STAGES,
+    folder: str = "/recipes",
+) -> PlannedRecipe:
+    path = Path(folder, f"{made.name}.yaml")
+
+    def where(*loc: str | int) -> str:
+        return f"{path}:{'.'.join(map(str, loc))}"
+
+    loaded = LoadedRecipe(made, path, where, (path,), Pipeline("tune", stages, path))
+    model = InputFile("model", f"{folder}/net.onnx", where("model", "onnx"))
+    return PlannedRecipe(loaded, stages, targets or (target(),), (model,))
+
+
+def plan_of(*recipes: PlannedRecipe) -> Plan:
+    return make_plan(recipes)
+
+
+def artifact(key: StageKey, **files: str) -> Artifact:
+    """A result whose files have these digests."""
+    stored = tuple(StoredFile(name, digest, 1) for name, digest in files.items())
+    return Artifact(key.digest, stored, {})
