@@ -1,11 +1,22 @@
 """The `tvmflow` command: an up-to-date run is answered at once, all else by `cli`."""
 
+import os
 import sys
 
 
 def main() -> int:
     """Run the command line of this process; its exit code."""
-    argv = sys.argv[1:]
+    try:
+        code = _main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # whoever read our output has gone, as in `tvmflow plan … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _main(argv: list[str]) -> int:
     if argv[:1] == ["run"]:
         from tvmflow import fastpath
 

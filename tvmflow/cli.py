@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmflow import __version__, fastpath, plancache
+from tvmflow import __version__, fastpath, plancache, records_cli
 from tvmflow.decide import Survey
 from tvmflow.errors import (
     EXIT_BUG,
@@ -221,6 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--ledger", action="store_true", help="also forget every measured trial")
     command(schema)
     command(doctor)
+    records_cli.add_parser(commands)
     return parser
 
 
@@ -251,9 +252,7 @@ def main(argv: Sequence[str]) -> int:
         print("tvmflow: interrupted; what was finished is kept", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # whoever read our output has gone, as in `tvmflow plan … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+        raise
     except Exception as bug:
         return _report_bug(bug)
 

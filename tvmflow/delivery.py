@@ -73,7 +73,11 @@ def _is_there(store: LocalStore, path: str, digest: str) -> bool:
     note = store.read_note("delivered", _note_name(path))
     if note == json.dumps([digest, now]):
         return True
-    if hash_file(path) != digest:
+    try:
+        if hash_file(path) != digest:
+            return False
+    except OSError:
+        # something else stands there; copying will say so
         return False
     _note(store, path, digest)
     return True

@@ -31,10 +31,10 @@ def answer(argv: Sequence[str]) -> int | None:
     """The exit code of a run that has nothing to do; None when it must be looked at properly."""
     started = time.monotonic()
     store = LocalStore(store_of(argv))
-    if store.read_note("format") != FORMAT:
-        return None
     digests = FileDigests(store)
     try:
+        if store.read_note("format") != FORMAT:
+            return None
         planned = plancache.load(store, argv, digests)
         if planned is None:
             return None
@@ -47,7 +47,7 @@ def answer(argv: Sequence[str]) -> int | None:
         delivered = delivery.deliver(planned.plan, survey.artifacts, store, planned.dist)
         for spec in planned.plan.stages:
             store.remember(spec.recipe, spec.label, survey.artifacts[spec.id].key)
-    except TvmflowError:
+    except (TvmflowError, OSError):
         # the long way meets the same trouble and explains it
         return None
     stages = tuple(

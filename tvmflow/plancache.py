@@ -31,7 +31,7 @@ def save(store: LocalStore, argv: Sequence[str], planned: Planned, digests: File
     """Remember what `argv` gave in the current folder."""
     entry = {
         "circumstances": _circumstances(),
-        "reads": [[path, digests.digest(path)] for path in planned.reads],
+        "reads": [[path, _content(path, digests)] for path in planned.reads],
         "plan": planned.plan,
         "dist": planned.dist,
         "json": planned.json,
@@ -45,12 +45,20 @@ def load(store: LocalStore, argv: Sequence[str], digests: FileDigests) -> Planne
         entry = json.loads(store.read_note("plans", _name(argv)) or "null")
         if not entry or entry["circumstances"] != _circumstances():
             return None
-        if any(digests.digest(path) != digest for path, digest in entry["reads"]):
+        if any(_content(path, digests) != digest for path, digest in entry["reads"]):
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
     reads = tuple(path for path, _ in entry["reads"])
     return Planned(_plan(entry["plan"]), reads, entry["dist"], entry["json"])
+
+
+def _content(path: str, digests: FileDigests) -> str:
+    """The file's digest; empty for one that is not there, and that planning would have read if it were."""
+    try:
+        return digests.digest(path)
+    except FileNotFoundError:
+        return ""
 
 
 def _name(argv: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from tvmflow.errors import RecipeError, UsageError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.keys import digest_of
 from tvmflow.plan import PlannedRecipe, make_plan
-from tvmflow.recipe import LoadedRecipe, TargetSpec, load_pipeline, load_recipe
+from tvmflow.recipe import LoadedRecipe, TargetSpec, load_pipeline, load_recipe, pipeline_candidates
 from tvmflow.stages import STAGES
 from tvmflow.stores.local import LocalStore
 from tvmflow.targets.host import read_host
@@ -46,7 +46,9 @@ def prepare(asked: Asked, store: LocalStore) -> Prepared:
     problems: list[str] = []
     for entry in loaded:
         pipeline = load_pipeline(asked.pipeline) if asked.pipeline else entry.pipeline
-        reads += [*entry.read, pipeline.path]
+        # a pipeline of that name may appear where it is looked for first
+        named = asked.pipeline or entry.recipe.pipeline
+        reads += [*entry.read, pipeline.path, *pipeline_candidates(named, entry.path.parent)]
         try:
             files = _model_files(entry)
             targets = _resolve_targets(entry, asked.targets, store)

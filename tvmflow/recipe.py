@@ -616,12 +616,17 @@ def load_pipeline(name: str, base: Path = Path()) -> Pipeline:
     return Pipeline(found.name, found.stages, path)
 
 
-def _pipeline_paths(name: str, base: Path) -> list[Path]:
-    """The files that this pipeline can be, the first before the others."""
+def pipeline_candidates(name: str, base: Path = Path()) -> list[Path]:
+    """The files that this pipeline could be, the first before the others; not all of them are there."""
     if name.endswith((".yaml", ".yml")):
         return [base / name]
-    paths = [folder / f"{name}.yaml" for folder in _pipeline_folders()]
-    return [path for path in paths if _is_file(path)]
+    return [folder / f"{name}.yaml" for folder in _pipeline_folders()]
+
+
+def _pipeline_paths(name: str, base: Path) -> list[Path]:
+    """Those of them that are there; a file that was named by its path, whether it is there or not."""
+    paths = pipeline_candidates(name, base)
+    return paths if paths == [base / name] else [path for path in paths if _is_file(path)]
 
 
 def _pipeline_folders() -> list[Path]:

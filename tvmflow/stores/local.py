@@ -31,6 +31,17 @@ _TAG = (
 _CHUNK = 1 << 20
 
 
+# Something else stands where a file or a folder should be.
+_IN_THE_WAY = (
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.ENOTEMPTY,
+)
+
+
 class Damaged(Exception):
     """A stored file is not what its name says; it has been set aside and its stage must run again."""
 
@@ -54,7 +65,12 @@ def disk_errors(root: str) -> Iterator[None]:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StoreError(
                 f"{error.filename or root}: {error.strerror}",
-                fix="make the store writable for this user, or give another with --store DIR",
+                fix="make it writable for this user, or give another place with --store or --dist",
+            ) from error
+        if error.errno in _IN_THE_WAY:
+            raise StoreError(
+                f"{error.filename2 or error.filename or root}: {error.strerror}",
+                fix="move away what stands there, or give another place with --store or --dist",
             ) from error
         raise
 
@@ -170,7 +186,7 @@ class LocalStore:
         try:
             with open(self._note_path(path), encoding="utf-8") as stream:
                 return stream.read()
-        except (FileNotFoundError, UnicodeDecodeError):
+        except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
             return None
 
     def _note_path(self, path: tuple[str, ...]) -> str:
@@ -189,7 +205,13 @@ class LocalStore:
                     f"{self.root} was written by another version of tvmflow ({known.strip()})",
                     fix="give another store with --store DIR, or remove this one",
                 )
-            os.makedirs(self.root, exist_ok=True)
+            try:
+                os.makedirs(self.root, exist_ok=True)
+            except FileNotFoundError as error:
+                raise StoreError(
+                    f"{self.root} cannot be made: {error.strerror}",
+                    fix="give another place with --store DIR",
+                ) from error
             strangers = set(os.listdir(self.root)) - {
                 "README.md",
                 "CACHEDIR.TAG",
