@@ -118,6 +118,8 @@ def _strip_initializers_from_inputs(model: ModelProto) -> None:
     real = [value for value in model.graph.input if value.name not in weights]
     del model.graph.input[:]
     model.graph.input.extend(real)
+    # the first version in which weights need not be inputs; ONNX's converter insists on it
+    model.ir_version = max(model.ir_version, 4)
 
 
 def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None:

@@ -13,7 +13,7 @@ from tests.support.onnx_models import agree, classifier, load, model, save, spec
 from tests.unit.frontends.onnx.test_onnx_load import draw
 from tvmflow.errors import ImportFailed, RecipeError
 from tvmflow.frontends import onnx as frontend
-from tvmflow.frontends.onnx._prepare import prepare
+from tvmflow.frontends.onnx._prepare import opset_of, prepare
 from tvmflow.recipe import ModelSource
 
 node = helper.make_node
@@ -133,14 +133,15 @@ def test_an_if_with_a_known_condition(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_listed_as_inputs_are_weights(tmp_path: Path) -> None:
-    """As up to IR version 3: the model's inputs are those without a value."""
-    made = classifier()
+    """As up to IR version 3: the model's inputs are those without a value, and it can still be converted."""
+    made = classifier(opset=7)
     made.ir_version = 3
     for tensor in made.graph.initializer:
         made.graph.input.append(
             helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         )
     assert [spec.name for spec in load(made, tmp_path).inputs] == ["data"]
+    assert opset_of(prepared(made)) == 13
 
 
 def test_external_data_is_read_from_beside_the_model(tmp_path: Path) -> None:
