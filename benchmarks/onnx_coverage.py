@@ -1,6 +1,8 @@
 """How much of ONNX imports, compiles and computes the right numbers: the onnx package's own tests, as a table.
 
-    python benchmarks/onnx_coverage.py [--kind KIND ...] [--match TEXT] [--json FILE] [--list OUTCOME ...]
+    python benchmarks/onnx_coverage.py [--kind KIND ...] [--match TEXT] [--peer] [--json FILE] [--list OUTCOME ...]
+
+With --peer, TVM's own importer takes the models as they are, for comparison.
 
 Each test runs in a child process, so a crash in native code ends one test and not the run. An operand
 that ONNX has as an input and TVM needs as a constant (the shape of Reshape, the axes of ReduceSum, …) is
@@ -120,7 +122,7 @@ def bind_constants(model: Any, feed: dict[str, Any]) -> tuple[Any, dict[str, Any
     return bound, {name: value for name, value in feed.items() if name not in wanted}
 
 
-def judge(case: Any, folder: Path) -> tuple[str, str]:
+def judge(case: Any, folder: Path, *, peer: bool = False) -> tuple[str, str]:
     """`(outcome, why)` of one test."""
     import numpy as np
     import onnx
@@ -139,7 +141,9 @@ def judge(case: Any, folder: Path) -> tuple[str, str]:
     onnx.save(model, path)
     specs = tuple(TensorSpec(name, value.shape, str(value.dtype)) for name, value in feed.items())
     try:
-        loaded = frontend.load({"model": path}, specs, {})
+        loaded = import_raw(model, feed) if peer else frontend.load({"model": path}, specs, {})
+    except RawImportFailed as error:
+        return "import", str(error)
     except ImportFailed as error:
         named = re.match(r"TVM (has no operator|computes)", error.message)
         return ("unsupported" if named else "import"), error.message
@@ -150,6 +154,28 @@ def judge(case: Any, folder: Path) -> tuple[str, str]:
         return "compile", f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"
     why = difference(actual, expected, case.rtol, case.atol)
     return ("wrong", why) if why else ("pass", "")
+
+
+class RawImportFailed(Exception):
+    """TVM's importer raised something."""
+
+
+def import_raw(model: Any, feed: dict[str, Any]) -> Any:
+    """The model through TVM's importer alone, as its tutorials do it."""
+    from tvm.relax.frontend.onnx import from_onnx
+
+    from tvmflow.frontends._base import LoadedModel
+    from tvmflow.values import TensorSpec
+
+    shapes = {name: list(value.shape) for name, value in feed.items()}
+    try:
+        mod = from_onnx(model, shape_dict=shapes, keep_params_in_input=False)
+    except Exception as error:
+        raise RawImportFailed(f"{type(error).__name__}: {error}") from error
+    mod["main"] = mod["main"].with_attr("num_input", len(mod["main"].params))
+    names = [value.name for value in _real_inputs(model)]
+    inputs = tuple(TensorSpec(n, feed[n].shape, str(feed[n].dtype)) for n in names)
+    return LoadedModel(mod, {}, inputs, ())
 
 
 def run(loaded: Any, feed: dict[str, Any]) -> list[Any]:
@@ -184,7 +210,7 @@ def difference(actual: list[Any], expected: list[Any], rtol: float, atol: float)
     return ""
 
 
-def child(kinds: tuple[str, ...]) -> None:
+def child(kinds: tuple[str, ...], *, peer: bool) -> None:
     """Read test names, one a line; answer each with a line of JSON."""
     import os
     import warnings
@@ -197,7 +223,7 @@ def child(kinds: tuple[str, ...]) -> None:
     for line in sys.stdin:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                found = judge(cases[line.strip()], Path(folder))
+                found = judge(cases[line.strip()], Path(folder), peer=peer)
             except Exception as error:
                 found = ("crash", f"{type(error).__name__}: {error}")
         print(json.dumps(found), file=answers, flush=True)
@@ -209,9 +235,9 @@ def child(kinds: tuple[str, ...]) -> None:
 class Child:
     """A process that judges tests, one after the other."""
 
-    def __init__(self, kinds: tuple[str, ...]) -> None:
+    def __init__(self, kinds: tuple[str, ...], *, peer: bool) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--child", *kinds],
+            [sys.executable, __file__, *(["--peer"] if peer else []), "--child", *kinds],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -250,16 +276,16 @@ class Child:
         return stream.readline()
 
 
-def measure(kinds: tuple[str, ...], match: str = "") -> dict[str, tuple[str, str]]:
+def measure(kinds: tuple[str, ...], match: str, *, peer: bool) -> dict[str, tuple[str, str]]:
     """`(outcome, why)` of every test whose name matches."""
     results: dict[str, tuple[str, str]] = {}
-    judge_process = Child(kinds)
+    judge_process = Child(kinds, peer=peer)
     for name in judge_process.names:
         if not re.search(match, name):
             continue
         if not judge_process.alive:
             judge_process.close()
-            judge_process = Child(kinds)
+            judge_process = Child(kinds, peer=peer)
         results[name] = judge_process.judge(name)
     judge_process.close()
     return results
@@ -273,6 +299,7 @@ def main() -> None:
     parser.add_argument(
         "--match", default="", help="only the tests that this regular expression finds"
     )
+    parser.add_argument("--peer", action="store_true", help="TVM's importer on the raw models")
     parser.add_argument("--json", type=Path, help="write every outcome here")
     parser.add_argument(
         "--list",
@@ -284,9 +311,9 @@ def main() -> None:
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        child(tuple(args.child))
+        child(tuple(args.child), peer=args.peer)
         return
-    results = measure(tuple(args.kind or KINDS), args.match)
+    results = measure(tuple(args.kind or KINDS), args.match, peer=args.peer)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
     counts = Counter((name.split("/")[0], outcome) for name, (outcome, _) in results.items())
