@@ -161,6 +161,10 @@ def _recorded(module: Module, settings: Mapping[str, Any], path: Path) -> _Data:
             problems.append(f"there is no array '{spec.name}' (there are {sorted(arrays)})")
         elif array.shape[1:] != spec.shape[1:] or not len(array):
             problems.append(f"'{spec.name}' has shape {array.shape}, the model takes {spec.shape}")
+        elif not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+            problems.append(f"'{spec.name}' is {array.dtype}, the model takes {spec.dtype}")
+    if len({spec.shape[:1] for spec in module.inputs}) > 1 or not module.inputs[0].shape:
+        problems.append("the model's inputs do not all have samples along their first axis")
     counts = {len(arrays[spec.name]) for spec in module.inputs if spec.name in arrays}
     labels = arrays.get(label)
     if settings["verify"]["min_accuracy"] is not None and labels is None:
@@ -236,7 +240,8 @@ def _compare(ours: Array, theirs: Array, checks: Mapping[str, Any]) -> dict[str,
         error = np.abs(a - b)
     error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, error)
     error = np.where(np.isnan(error), np.inf, error)
-    relative = error / np.maximum(np.abs(b), np.finfo(np.float64).tiny)
+    scale = np.maximum(np.abs(b), np.finfo(np.float64).tiny)
+    relative = np.divide(error, scale, out=np.zeros_like(error), where=error > 0)
     meaningful = error > checks["atol"]
     result: dict[str, Any] = {
         "max_abs_error": _finite(error.max(initial=0.0)),

@@ -1,0 +1,177 @@
+"""Judging a library: what is within tolerance, what is said of what is not, accuracy, and data from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvmflow.errors import StageError
+from tvmflow.stages import verify
+from tvmflow.values import TensorSpec
+
+CHECKS = {"rtol": 1e-3, "atol": 1e-4, "min_accuracy": None, "label": "label"}
+F = np.float32
+
+
+def compare(ours: Any, theirs: Any, **checks: float) -> dict[str, Any]:
+    return verify._compare(np.asarray(ours, F), np.asarray(theirs, F), {**CHECKS, **checks})
+
+
+def module(*inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = ()) -> Any:
+    return SimpleNamespace(inputs=inputs, outputs=outputs)
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_equal_outputs_have_no_error() -> None:
+    """NaN is NaN and infinity is infinity."""
+    found = compare([1, np.nan, np.inf, -np.inf, 0], [1, np.nan, np.inf, -np.inf, 0])
+    assert found["passed"]
+    assert (found["max_abs_error"], found["max_rel_error"], found["outside"]) == (0, 0, 0)
+
+
+def test_the_tolerance_is_that_of_numpy_isclose() -> None:
+    """atol for small values, rtol for large ones."""
+    assert compare([1000.9], [1000])["passed"]
+    assert not compare([1001.2], [1000])["passed"]
+    assert compare([0.00009], [0])["passed"]
+    assert not compare([0.00011], [0])["passed"]
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 7.0])
+def test_the_worst_element_is_told(wrong: float) -> None:
+    """Its place, what the library gives and what the reference gives."""
+    ours = np.ones((2, 3), F)
+    ours[1, 2] = wrong
+    ours[0, 0] = 1.5
+    found = compare(ours, np.ones((2, 3)))
+    assert not found["passed"]
+    assert found["outside"] == 2
+    assert found["worst"]["index"] == [1, 2]
+    assert found["worst"]["reference"] == 1
+
+
+def test_another_shape_fails_whatever_the_numbers_are() -> None:
+    """Broadcasting must not make two shapes one."""
+    assert compare(np.ones((2, 1)), np.ones((2, 3))) == {
+        "passed": False,
+        "shape": "(2, 1) instead of (2, 3)",
+    }
+
+
+def test_an_empty_output_and_a_scalar_can_be_compared() -> None:
+    """No elements are no errors."""
+    assert compare(np.ones((0, 3)), np.ones((0, 3)))["passed"]
+    assert compare(2.0, 2.0)["passed"]
+    assert not compare(2.0, 3.0)["passed"]
+
+
+def test_what_failed_is_a_sentence_for_each_output() -> None:
+    """How many, by which tolerance, and the worst."""
+    verdict = {
+        "reference": "ONNX Runtime 1.31.1",
+        "outputs": {
+            "good": {"passed": True},
+            "bad": compare([1, 5], [1, 2]),
+            "odd": compare([1], [1, 2]),
+        },
+    }
+    failures = verify._failures(verdict, CHECKS)
+    assert failures[0] == (
+        "output 'bad': 1 of 2 elements are out of tolerance (rtol 0.001, atol 0.0001); "
+        "the worst, at [1], is 5.0 where ONNX Runtime 1.31.1 gives 2.0"
+    )
+    assert failures[1] == "output 'odd' has shape (1,) instead of (2,)"
+
+
+def test_accuracy_below_the_gate_fails() -> None:
+    """Top-1 on the first output, whatever its trailing shape."""
+    spec = TensorSpec("scores", (2, 3, 1), "float32")
+    scores = np.array([[[0], [9], [0]], [[1], [0], [0]]], F)
+    labels = np.array([[1], [2]])
+    accuracy = verify._accuracy({"scores": scores}, module(outputs=(spec,)), labels)
+    assert accuracy == 0.5
+    failures = verify._failures({"accuracy": accuracy}, {**CHECKS, "min_accuracy": 0.9})
+    assert failures == ["accuracy 0.5000 is below verify.min_accuracy 0.9"]
+
+
+def test_the_gate_on_speed() -> None:
+    """The whole library against the same one untuned; without a tuned kernel it is the same one."""
+    latency = {"library": {"median": 1.0}, "untuned": {"median": 3.0}}
+    settings = {"tune": {"min_speedup": 3.5}}
+    assert verify._too_slow({"latency": latency}, {}) == []
+    assert verify._too_slow({"latency": latency}, {"tune": {"min_speedup": 2.5}}) == []
+    assert "3 times as fast" in verify._too_slow({"latency": latency}, settings)[0]
+    only = {"library": {"median": 1.0}}
+    assert "1 times as fast" in verify._too_slow({"latency": only}, settings)[0]
+
+
+# ---------------------------------------------------------------- data
+
+
+def read(inputs: tuple[TensorSpec, ...], path: Path) -> Any:
+    return verify._read_data(module(*inputs), {"verify": CHECKS, "inputs": {}}, path)
+
+
+def save(folder: Path, **arrays: Any) -> Path:
+    np.savez(folder / "data.npz", **arrays)
+    return folder / "data.npz"
+
+
+IMAGE = TensorSpec("data", (2, 3), "float32")
+
+
+def test_samples_are_cut_into_batches_and_the_last_is_filled_up(tmp_path: Path) -> None:
+    """Five samples for a library of batch two: three batches, of which five samples count."""
+    data = np.arange(15, dtype=F).reshape(5, 3)
+    found = read((IMAGE,), save(tmp_path, data=data, label=np.arange(5)))
+    assert [batch["data"].shape for batch in found.batches] == [(2, 3)] * 3
+    assert found.samples == 5
+    np.testing.assert_array_equal(np.concatenate([b["data"] for b in found.batches])[:5], data)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "needle"),
+    [
+        ({"other": np.ones((2, 3), F)}, "data"),
+        ({"data": np.ones((2, 4), F)}, "data"),
+        ({"data": np.ones((2, 3), np.complex64)}, "complex64"),
+        ({"data": np.ones((0, 3), F)}, "data"),
+        ({"data": np.ones((2, 3), F), "label": np.ones(3)}, "same number of samples"),
+    ],
+)
+def test_data_that_does_not_fit_is_explained(
+    tmp_path: Path, arrays: dict[str, Any], needle: str
+) -> None:
+    """Missing, of another shape or type, empty, or with another number of labels."""
+    with pytest.raises(StageError, match=needle) as caught:
+        read((IMAGE,), save(tmp_path, **arrays))
+    assert caught.value.fix
+
+
+def test_a_file_that_is_no_npz_is_explained(tmp_path: Path) -> None:
+    """Whatever it is."""
+    path = tmp_path / "data.npz"
+    path.write_bytes(b"not a zip")
+    with pytest.raises(StageError, match="npz"):
+        read((IMAGE,), path)
+
+
+def test_random_inputs_are_seeded_and_stay_in_their_range() -> None:
+    """The same seed gives the same inputs; integers reach both ends."""
+    specs = (TensorSpec("f", (4, 50), "float32"), TensorSpec("i", (4, 50), "uint8"))
+    settings = {
+        "verify": {**CHECKS, "seed": 3, "samples": 2},
+        "inputs": {"f": {"range": [-2, -1]}, "i": {"range": [7, 9]}},
+    }
+    one, two = (verify._read_data(module(*specs), settings, None) for _ in range(2))
+    for a, b in zip(one.batches, two.batches, strict=True):
+        np.testing.assert_array_equal(a["f"], b["f"])
+        assert a["f"].min() >= -2 and a["f"].max() <= -1
+        assert set(np.unique(a["i"])) == {7, 8, 9}
+        assert (a["f"].dtype, a["i"].dtype) == (np.float32, np.uint8)
