@@ -1,0 +1,263 @@
+"""Tuning against stock MetaSchedule: trials per minute, and the latency after equal time.
+
+    python benchmarks/tuning.py [--model NAME ...] [--trials N] [--json FILE]
+
+For each model the peer (`tune_relax` with its defaults) tunes with the given budget; then ours has
+the same seconds. Both get the same lowered kernels, target, seed, cost model and search strategy,
+each in processes and a folder of its own. The two libraries are then timed in turns, beside the
+untuned one.
+
+    squeezenet     SqueezeNet 1.1 from MXNet's Gluon zoo (needs the checkpoint: recipes/models/make_squeezenet.py)
+    transformer    one encoder block: 64 tokens of 256 numbers, 4 heads
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+SEED = 1
+ROUNDS = 15
+
+
+# ---------------------------------------------------------------- models
+
+
+def load(model: str, folder: Path) -> Any:
+    from tvmflow.frontends import FRONTENDS
+    from tvmflow.values import TensorSpec
+
+    if model == "squeezenet":
+        prefix = ROOT / "recipes/models/squeezenet1.1"
+        files = {
+            "symbol": prefix.with_name(f"{prefix.name}-symbol.json"),
+            "params": prefix.with_name(f"{prefix.name}-0000.params"),
+        }
+        return FRONTENDS["mxnet"].load(
+            files, (TensorSpec("data", (1, 3, 224, 224), "float32"),), {}
+        )
+    path = folder / "transformer.onnx"
+    path.write_bytes(transformer().SerializeToString())
+    return FRONTENDS["onnx"].load({"model": path}, (), {})
+
+
+def transformer(tokens: int = 64, width: int = 256, heads: int = 4) -> Any:
+    """An encoder block as BERT has it: attention and a feed-forward part, each with a residual and a layer norm."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    weights: dict[str, Any] = {}
+    nodes: list[Any] = []
+
+    def weight(name: str, *shape: int) -> str:
+        weights[name] = (rng.normal(size=shape) / np.sqrt(shape[0])).astype(np.float32)
+        return name
+
+    def node(operator: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(operator, inputs, [output], **attributes))
+        return output
+
+    def dense(x: str, name: str, rows: int, columns: int) -> str:
+        product = node("MatMul", [x, weight(f"{name}_w", rows, columns)], f"{name}_p")
+        return node("Add", [product, weight(f"{name}_b", columns)], name)
+
+    def split(x: str, name: str, perm: list[int]) -> str:
+        weights.setdefault("heads", np.array([1, tokens, heads, width // heads], np.int64))
+        return node("Transpose", [node("Reshape", [x, "heads"], f"{name}_r")], name, perm=perm)
+
+    def norm(x: str, name: str) -> str:
+        operands = [x, weight(f"{name}_s", width), weight(f"{name}_o", width)]
+        return node("LayerNormalization", operands, name, axis=-1)
+
+    query = split(dense("x", "q", width, width), "qh", [0, 2, 1, 3])
+    key = split(dense("x", "k", width, width), "kh", [0, 2, 3, 1])
+    value = split(dense("x", "v", width, width), "vh", [0, 2, 1, 3])
+    weights["scale"] = np.array(1 / np.sqrt(width // heads), np.float32)
+    weights["merged"] = np.array([1, tokens, width], np.int64)
+    scores = node("Mul", [node("MatMul", [query, key], "qk"), "scale"], "scaled")
+    mixed = node("MatMul", [node("Softmax", [scores], "attention", axis=-1), value], "mixed")
+    merged = node("Reshape", [node("Transpose", [mixed], "t", perm=[0, 2, 1, 3]), "merged"], "m")
+    first = norm(node("Add", [dense(merged, "out", width, width), "x"], "res1"), "norm1")
+    hidden = node("Relu", [dense(first, "up", width, 4 * width)], "hidden")
+    norm(node("Add", [dense(hidden, "down", 4 * width, width), first], "res2"), "y")
+    shape = [1, tokens, width]
+    graph = helper.make_graph(
+        nodes,
+        "encoder",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+# ---------------------------------------------------------------- in processes of their own
+
+
+def target_here() -> dict[str, Any]:
+    from tvmflow.targets.host import read_host
+    from tvmflow.targets.resolve import query_in_worker, resolve
+
+    host = read_host()
+    (fact,) = query_in_worker([None])
+    return dict(resolve("host", None, None, host, fact).tvm)
+
+
+def tune_peer(model: str, folder: Path, trials: int) -> dict[str, Any]:
+    """Stock MetaSchedule, as TVM's tutorials call it."""
+    import tvm
+    from tvm.s_tir.meta_schedule.relax_integration import tune_relax
+
+    from tvmflow.stages import _lowering
+
+    target = tvm.target.Target(target_here())
+    lowered = _lowering.lower(load(model, folder).mod, target)
+    started = time.monotonic()
+    database = tune_relax(
+        lowered, {}, target, str(folder / "peer"), max_trials_global=trials, seed=SEED
+    )
+    seconds = time.monotonic() - started
+    return {"trials": len(database.get_all_tuning_records()), "seconds": round(seconds, 1)}
+
+
+def tune_ours(model: str, folder: Path, seconds: float) -> dict[str, Any]:
+    """Our search on an empty ledger, for as long."""
+    from tvmflow import tools
+    from tvmflow.executors.nursery import Nursery
+    from tvmflow.stages import _lowering
+    from tvmflow.targets.host import read_host
+    from tvmflow.tuning import bench, measure, search
+    from tvmflow.tuning.budget import Rules
+    from tvmflow.tuning.ledger import Ledger
+    from tvmflow.tuning.workloads import workloads_of
+
+    target, host = target_here(), read_host()
+    lowered = _lowering.lower(load(model, folder).mod, _lowering.make_target(target))
+    tasks = [
+        search.Task(each.key, each.names[0], each.weight, each.flops, each.mod)
+        for each in workloads_of(lowered)
+        if not each.reason
+    ]
+    device = {"kind": "cpu", "class": host.model}
+    ledger = Ledger.open(folder / "ledger", target, tools.identity("apache-tvm"), device)
+    options = search.Options(
+        Rules(10**9), SEED, "evolutionary", "xgb", measure.Timing(0, 3, 40), 30.0, seconds
+    )
+    about = {"arch": host.arch, "model": host.model, "cores": host.cores}
+    site = bench.Site(target, device, folder / "locks", "benchmark", about, None)
+    measure.load_intrinsics(target)
+    started = time.monotonic()
+    with Nursery.fork() as nursery:
+        result = search.tune(tasks, options, site, ledger, nursery, lambda _: None)
+    took = time.monotonic() - started
+    best = {
+        task.key: ledger.workload(task.key).valid()[0].trace
+        for task in tasks
+        if ledger.workload(task.key).valid()
+    }
+    (folder / "ours.json").write_text(json.dumps([best, {task.key: task.mod for task in tasks}]))
+    measured = sum(each.measured for each in result.tuned)
+    return {"trials": measured, "seconds": round(took, 1), "workloads": len(tasks)}
+
+
+def compare(model: str, folder: Path) -> dict[str, Any]:
+    """Medians of calls of the untuned, the peer's and our library, in turns."""
+    import numpy as np
+    import tvm
+    from tvm import relax
+    from tvm.s_tir import meta_schedule as ms
+
+    from tvmflow.stages import _lowering
+    from tvmflow.tuning.apply import apply_chosen
+
+    loaded = load(model, folder)
+    mapping = target_here()
+    target = _lowering.make_target(mapping)
+    lowered = _lowering.lower(loaded.mod, target)
+    weights = _lowering.fold_weights(loaded.mod, loaded.params)
+    database = ms.database.JSONDatabase(work_dir=str(folder / "peer"))
+    with target, database:
+        peer = relax.transform.MetaScheduleApplyDatabase()(lowered)
+    best, modules = json.loads((folder / "ours.json").read_text())
+    ours, _ = apply_chosen(lowered, best, modules, target)
+    spec = loaded.inputs[0]
+    data = tvm.runtime.tensor(np.random.default_rng(0).random(spec.shape, dtype=np.float32))
+    machines = {
+        name: relax.VirtualMachine(
+            _lowering.compile_with_weights(mod, weights, target).jit(), tvm.cpu()
+        )
+        for name, mod in (("untuned", lowered), ("peer", peer), ("ours", ours))
+    }
+    times: dict[str, list[float]] = {name: [] for name in machines}
+    for _ in range(ROUNDS):
+        for name, machine in machines.items():
+            machine["main"](data)
+            started = time.perf_counter()
+            machine["main"](data)
+            times[name].append(time.perf_counter() - started)
+    return {f"{name}_ms": round(statistics.median(t) * 1e3, 4) for name, t in times.items()}
+
+
+STEPS = {"peer": tune_peer, "ours": tune_ours}
+
+
+def child(step: str, model: str, folder: str, amount: str) -> None:
+    found = (
+        compare(model, Path(folder))
+        if step == "compare"
+        else STEPS[step](model, Path(folder), type(1 if step == "peer" else 1.0)(float(amount)))
+    )
+    print(f"\n{json.dumps(found)}", flush=True)
+
+
+def in_process(step: str, model: str, folder: Path, amount: float = 0) -> dict[str, Any]:
+    words = [sys.executable, __file__, "--child", step, model, str(folder), str(amount)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", action="append", choices=("squeezenet", "transformer"))
+    parser.add_argument("--trials", type=int, default=256, help="the peer's budget")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        child(*args.child)
+        return
+    results = {}
+    for model in args.model or ("transformer", "squeezenet"):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            peer = in_process("peer", model, folder, args.trials)
+            ours = in_process("ours", model, folder, peer["seconds"])
+            found = {"peer": peer, "ours": ours, **in_process("compare", model, folder)}
+        rates = [each["trials"] / each["seconds"] * 60 for each in (ours, peer)]
+        found["trials_per_minute"] = [round(rate, 1) for rate in rates]
+        found["rate_ratio"] = round(rates[0] / rates[1], 2)
+        found["latency_ratio"] = round(found["peer_ms"] / found["ours_ms"], 3)
+        results[model] = found
+        print(model, json.dumps(found), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
