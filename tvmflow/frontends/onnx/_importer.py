@@ -12,30 +12,15 @@ import onnx
 import tvm
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from tvm import relax
-from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from tvmflow.errors import ImportFailed
 from tvmflow.frontends._base import LoadedModel
-from tvmflow.frontends.onnx._operators import KNOWN_WRONG, View, defining_operands, view_of
-from tvmflow.frontends.onnx._prepare import opset_of
+from tvmflow.frontends.onnx._operators import defining_operands, opset_of, view_of, why_not
 from tvmflow.values import TensorSpec
 
-_CONVERTERS: Final = frozenset(_get_convert_map()) | {"If", "Constant"}
-
-_MICROSOFTS_OWN: Final = frozenset({"Attention"})
 # An integer tensor of more elements than this is a table that was learned, not a shape.
 _SMALL: Final = 1024
-
-
-def why_not(node: NodeProto, view: View) -> str:
-    """Why TVM's importer must not be given this node; empty when it may."""
-    standard = node.domain in ("", "ai.onnx")
-    known = node.op_type in _CONVERTERS and (standard or node.domain == "com.microsoft")
-    # an operator of one name in both sets is not the same operator
-    if not known or (standard and node.op_type in _MICROSOFTS_OWN):
-        return "TVM has no operator"
-    case = KNOWN_WRONG[node.op_type](node, view) if node.op_type in KNOWN_WRONG else ""
-    return f"TVM computes {case} wrongly" if case else ""
 
 
 def node_name(node: NodeProto) -> str:

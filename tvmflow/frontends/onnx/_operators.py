@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+BEST_OPSETS: Final = (13, 21)
+"""The oldest and the newest operator set that TVM's importer knows well; others are converted where ONNX can."""
 
 _REDUCTIONS: Final = (
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
@@ -184,3 +188,30 @@ KNOWN_WRONG: Final[Mapping[str, Callable[[NodeProto, View], str]]] = {
     "SpaceToDepth": _space_to_depth,
 }
 """Where TVM 0.27's importer gives other numbers than ONNX defines: in which case, or an empty text."""
+
+_MICROSOFTS_OWN: Final = frozenset({"Attention"})
+
+
+def opset_of(model: ModelProto) -> int:
+    """The version of the standard operator set that the model uses."""
+    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    return max(versions, default=BEST_OPSETS[0])
+
+
+@functools.cache
+def _converters() -> frozenset[str]:
+    """The operators that TVM's importer has a converter for."""
+    from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
+
+    return frozenset(_get_convert_map()) | {"If", "Constant"}
+
+
+def why_not(node: NodeProto, view: View) -> str:
+    """Why TVM's importer must not be given this node; empty when it may."""
+    standard = node.domain in ("", "ai.onnx")
+    known = node.op_type in _converters() and (standard or node.domain == "com.microsoft")
+    # an operator of one name in both sets is not the same operator
+    if not known or (standard and node.op_type in _MICROSOFTS_OWN):
+        return "TVM has no operator"
+    case = KNOWN_WRONG[node.op_type](node, view) if node.op_type in KNOWN_WRONG else ""
+    return f"TVM computes {case} wrongly" if case else ""

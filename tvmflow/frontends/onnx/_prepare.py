@@ -19,11 +19,16 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tvmflow.errors import ImportFailed
-from tvmflow.frontends.onnx._operators import KNOWN_WRONG, attributes_of, view_of
+from tvmflow.frontends.onnx._operators import (
+    BEST_OPSETS,
+    KNOWN_WRONG,
+    attributes_of,
+    opset_of,
+    view_of,
+    why_not,
+)
 from tvmflow.values import TensorSpec
 
-# The operator sets that TVM's importer knows best; others are converted where ONNX can.
-_BEST_OPSETS: Final = (13, 21)
 # TVM's importer reads older ones wrongly.
 _OLDEST_OPSET: Final = 7
 
@@ -106,12 +111,6 @@ def prepare(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> ModelProto:
     return model
 
 
-def opset_of(model: ModelProto) -> int:
-    """The version of the standard operator set that the model uses."""
-    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
-    return max(versions, default=_BEST_OPSETS[0])
-
-
 def _strip_initializers_from_inputs(model: ModelProto) -> None:
     """Up to IR version 3 every weight was listed as an input too."""
     weights = {tensor.name for tensor in model.graph.initializer}
@@ -183,7 +182,7 @@ def _convert_opset(model: ModelProto) -> ModelProto:
     """Older and newer operator sets become one that the importer knows well."""
     from onnx import version_converter
 
-    oldest, newest = _BEST_OPSETS
+    oldest, newest = BEST_OPSETS
     wanted = min(max(opset_of(model), oldest), newest)
     if opset_of(model) == wanted or _would_lose_attributes(model, wanted):
         return model
@@ -409,8 +408,6 @@ def _replace_nodes(model: ModelProto, nodes: list[NodeProto]) -> None:
 def _expand_unsupported(model: ModelProto) -> ModelProto:
     """Operators that TVM lacks, and that ONNX defines by others, are replaced by those."""
     from onnx import inliner
-
-    from tvmflow.frontends.onnx._importer import why_not
 
     view = view_of(model)
     missing = {node.op_type for node in model.graph.node if why_not(node, view)}

@@ -13,7 +13,8 @@ from tests.support.onnx_models import agree, classifier, load, model, save, spec
 from tests.unit.frontends.onnx.test_onnx_load import draw
 from tvmflow.errors import ImportFailed, RecipeError
 from tvmflow.frontends import onnx as frontend
-from tvmflow.frontends.onnx._prepare import opset_of, prepare
+from tvmflow.frontends.onnx._operators import opset_of
+from tvmflow.frontends.onnx._prepare import prepare
 from tvmflow.recipe import ModelSource
 
 node = helper.make_node
