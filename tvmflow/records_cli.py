@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow import fastpath
-from tvmflow.errors import EXIT_FAILED, EXIT_OK
+from tvmflow.errors import EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.report import latency_text
-from tvmflow.stores.local import LocalStore
-from tvmflow.tuning import pack, records
-from tvmflow.tuning.ledger import Trial
+from tvmflow.stores.local import FORMAT, LocalStore, disk_errors
 from tvmflow.values import Json
+
+if TYPE_CHECKING:
+    # every command line has these words, and few use them
+    from tvmflow.tuning import pack, records
+    from tvmflow.tuning.ledger import Trial
 
 _SHORT: Final = 12
 _SHOWN_PROBLEMS: Final = 10
@@ -28,6 +32,8 @@ Function = Callable[[argparse.Namespace], int]
 
 def ls(args: argparse.Namespace) -> int:
     """List the targets that there are trials for, and with --workloads their kernels."""
+    from tvmflow.tuning import records
+
     found = records.folders(_ledger(args), args.target_key)
     if args.json:
         _json({"targets": [_target_json(folder, args.workloads) for folder in found]})
@@ -42,6 +48,8 @@ def ls(args: argparse.Namespace) -> int:
 
 def show(args: argparse.Namespace) -> int:
     """Show the trials of one workload, the fastest first."""
+    from tvmflow.tuning import records
+
     shown = records.show(_ledger(args), args.key, args.target_key)
     if args.json:
         fields = [
@@ -63,6 +71,8 @@ def show(args: argparse.Namespace) -> int:
 
 def export(args: argparse.Namespace) -> int:
     """Write trials into one file, to be imported elsewhere."""
+    from tvmflow.tuning import pack
+
     packed = pack.export_pack(
         args.file, _ledger(args), targets=args.target_key, workloads=args.workload, best=args.best
     )
@@ -80,6 +90,8 @@ def export(args: argparse.Namespace) -> int:
 
 def import_(args: argparse.Namespace) -> int:
     """Add the trials in a file that this machine could have measured itself."""
+    from tvmflow.tuning import pack, records
+
     store = _store(args)
     with store.running():
         return _tell(args, pack.import_pack(args.file, Path(store.ledger), records.this_machine()))
@@ -87,6 +99,8 @@ def import_(args: argparse.Namespace) -> int:
 
 def merge(args: argparse.Namespace) -> int:
     """Add the trials of another store that this machine could have measured itself."""
+    from tvmflow.tuning import pack, records
+
     store = _store(args)
     with store.running():
         return _tell(args, pack.merge(args.dir, Path(store.ledger), records.this_machine()))
@@ -94,9 +108,12 @@ def merge(args: argparse.Namespace) -> int:
 
 def prune(args: argparse.Namespace) -> int:
     """Say which trials would be forgotten, and with --yes forget them. They may be measured again."""
+    from tvmflow.tuning import records
+
     doomed = records.Doomed(args.keep_best, args.failed, args.older_than, args.tvm_other)
-    store = _store(args)
-    with store.running():
+    store = _existing_store(args)
+    # what only looks takes no lock, and may look at what it may not write
+    with store.running() if args.yes else contextlib.nullcontext():
         pruned = records.prune(
             Path(store.ledger),
             doomed,
@@ -125,18 +142,33 @@ def prune(args: argparse.Namespace) -> int:
 
 def verify(args: argparse.Namespace) -> int:
     """Read every trial, and repair what is damaged; 1 when something had to be put out of use."""
-    store = _store(args)
+    from tvmflow.tuning import records, replay
+
+    store = _existing_store(args)
+    root = Path(store.ledger)
     with store.running():
-        found = records.verify(Path(store.ledger), args.target_key)
+        found = records.verify(root, args.target_key)
+        replayed = None
+        if args.replay:
+            replayed = replay.replay(root, replay.known_kernels(store), args.target_key)
+    clean = found.clean and not (replayed and replayed.lost)
     if args.json:
-        _json({**found._asdict(), "clean": found.clean})
-    else:
+        again = {"replayed": replayed._asdict()} if replayed else {}
+        _json({**found._asdict(), **again, "clean": clean})
+        return EXIT_OK if clean else EXIT_FAILED
+    _say(
+        *found.findings,
+        f"{found.trials} trials of {found.workloads} workloads on {found.targets} targets can be "
+        f"read; {found.lost} lines were set aside",
+    )
+    if replayed:
         _say(
-            *found.findings,
-            f"{found.trials} trials of {found.workloads} workloads on {found.targets} targets can be "
-            f"used; {found.lost} lines were set aside",
+            *replayed.findings,
+            f"{replayed.trials - replayed.lost} of {replayed.trials} schedules of "
+            f"{replayed.workloads} workloads apply; {replayed.lost} were set aside; "
+            f"{replayed.unknown} workloads are known by their trials alone",
         )
-    return EXIT_OK if found.clean else EXIT_FAILED
+    return EXIT_OK if clean else EXIT_FAILED
 
 
 # ---------------------------------------------------------------- words
@@ -151,7 +183,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     def sub(name: str, function: Function) -> argparse.ArgumentParser:
         text = (function.__doc__ or "").strip()
         added = subs.add_parser(name, help=text, description=text, allow_abbrev=False)
-        added.set_defaults(command=function)
+        added.set_defaults(command=lambda args: _on_disk(function, args))
         added.add_argument(
             "--store", metavar="DIR", help="where the trials are kept ($TVMFLOW_STORE, or ./cache)"
         )
@@ -209,7 +241,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="only what another build of TVM measured than the one installed",
     )
     added.add_argument("--yes", action="store_true", help="do it; without, nothing is changed")
-    about_targets(sub("verify", verify))
+    added = sub("verify", verify)
+    about_targets(added)
+    added.add_argument(
+        "--replay",
+        action="store_true",
+        help="also apply every schedule again to its kernel, if the store has it",
+    )
+
+
+def _on_disk(function: Function, args: argparse.Namespace) -> int:
+    with disk_errors(_root(args)):
+        return function(args)
 
 
 def _count(word: str) -> int:
@@ -230,6 +273,13 @@ def _store(args: argparse.Namespace) -> LocalStore:
     """The store, made if it is none yet: for what writes."""
     store = LocalStore(_root(args))
     store.create()
+    return store
+
+
+def _existing_store(args: argparse.Namespace) -> LocalStore:
+    store = LocalStore(_root(args))
+    if store.read_note("format") != FORMAT:
+        raise UsageError(f"{store.root} is not a tvmflow store", fix="name one with --store DIR")
     return store
 
 
@@ -358,6 +408,8 @@ def _size(size: int) -> str:
 
 
 def _target_json(folder: records.Folder, workloads: bool) -> dict[str, Any]:
+    from tvmflow.tuning import records
+
     summary = records.summarise(folder)._asdict()
     return {
         **summary,

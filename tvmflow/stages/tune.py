@@ -138,6 +138,7 @@ def _search(
     host = read_host()
     build = tools.identity("apache-tvm")
     ledger = Ledger.open(ctx.ledger, target, build, device)
+    _describe(ledger, tasks)
     options = search.Options(
         rules=budget.Rules(
             tune["trials"], tune["trials_per_task"], tune["patience"], tune["min_gain"]
@@ -163,6 +164,28 @@ def _search(
     with Nursery.fork() as nursery, _Clock(ctx.work / "seconds", tune["minutes"]) as clock:
         options = options._replace(seconds=clock.left)
         return ledger, search.tune(tasks, options, site, ledger, nursery, clock.ticking(ctx.emit))
+
+
+def _describe(ledger: Ledger, tasks: Sequence[Task]) -> None:
+    """Note what the workloads are that the ledger knows only by their keys: for people, and for relatives."""
+    import tvm
+
+    from tvmflow.tuning.workloads import family_key
+
+    for task in tasks:
+        if not (ledger.description(task.key) and ledger.kernel(task.key)):
+            mod = tvm.ir.load_json(task.mod)
+            types = [each.ty for each in mod["main"].params]
+            buffers = [
+                f"{each.dtype}[{'×'.join(str(int(n)) for n in each.shape)}]" for each in types
+            ]
+            about = {
+                "name": task.name,
+                "flops": task.flops,
+                "buffers": buffers,
+                "family": family_key(mod),
+            }
+            ledger.describe(task.key, about, task.mod)
 
 
 class _Clock:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
@@ -12,6 +13,7 @@ from tvm.s_tir.schedule import Schedule, Trace
 
 from tvmflow.errors import EnvironmentProblem
 from tvmflow.tuning.budget import BATCH
+from tvmflow.tuning.inherit import inherited
 from tvmflow.tuning.ledger import Trial, WorkloadLedger, trial_id
 from tvmflow.tuning.measure import trace_json
 from tvmflow.values import Json
@@ -22,6 +24,8 @@ _POPULATION: Final = 4 * BATCH
 # How many records of a workload the cost model and the population start from.
 _RECALL: Final = 256
 _DRAWS_BEFORE_GIVING_UP: Final = 6
+# How many of a relative's best schedules are tried.
+_INHERITED: Final = 4
 
 
 class Candidate(NamedTuple):
@@ -32,11 +36,12 @@ class Candidate(NamedTuple):
     proposal: Any
 
 
-def make_cost_model(kind: str, cores: int) -> Any:
+def make_cost_model(kind: str) -> Any:
     """MetaSchedule's cost model by its name. Raises EnvironmentProblem when its package is missing."""
     if kind == "xgb":
-        # our batches are small: it may speak after the first one
-        return ms.cost_model.XGBModel(num_warmup_samples=BATCH, num_tuning_cores=cores)
+        # our batches are small: it may speak after the first one. And threads that wait for each other
+        # in turns of microseconds made its training ten times as long
+        return ms.cost_model.XGBModel(num_warmup_samples=BATCH, num_tuning_cores=1)
     try:
         return ms.cost_model.CostModel.create(kind)
     except ImportError as missing:
@@ -44,6 +49,13 @@ def make_cost_model(kind: str, cores: int) -> Any:
             f"the cost model '{kind}' needs a package that is not installed: {missing.name}",
             fix=f"`pip install {missing.name}`, or choose tune.cost_model: xgb",
         ) from missing
+
+
+class Relative(NamedTuple):
+    """A workload of the same family in another shape: its saved module, and its best trials."""
+
+    mod: str
+    trials: list[Trial]
 
 
 class Proposals:
@@ -62,7 +74,9 @@ class Proposals:
         seed: int,
         records: WorkloadLedger,
         cost_model: Any,
+        relatives: Callable[[], list[Relative]] = list,
     ) -> None:
+        self._relatives = relatives
         self._mod = tvm.ir.load_json(mod)
         self._target = tvm.target.Target(dict(target))
         self._threads = int(target.get("num-cores", 1))
@@ -106,10 +120,12 @@ class Proposals:
     def propose(self, size: int) -> list[Candidate]:
         """Up to `size` schedules that the ledger does not hold; none when the space seems exhausted."""
         self._recall()
+        taken_over = self._inherit()[: max(size // 2, 1)]
         # what was drawn at random and not asked for; once evolution has something to breed from, it knows better
         fresh = {} if self._evolves else self._left_over
         self._left_over = {}
         fresh = {name: each for name, each in fresh.items() if name not in self._records.trials}
+        fresh = {**{each.id: each for each in taken_over}, **fresh}
         for draw in range(_DRAWS_BEFORE_GIVING_UP):
             if len(fresh) >= size:
                 break
@@ -119,6 +135,42 @@ class Proposals:
         chosen = list(fresh.values())
         self._left_over = {each.id: each for each in chosen[size:]}
         return chosen[:size]
+
+    def _inherit(self) -> list[Candidate]:
+        """Relatives' best schedules on this workload, while it knows little of its own."""
+        if len(self._records) >= 2 * BATCH:
+            return []
+        found: dict[str, Candidate] = {}
+        postprocs = self._random.space_generator.postprocs or []
+        for relative in self._relatives():
+            self._learn_from(relative)
+            traces = [trial.trace for trial in relative.trials[:_INHERITED]]
+            for schedule in inherited(self._mod, traces, postprocs, self._seed):
+                trace = trace_json(schedule.trace)
+                proposal = ms.search_strategy.MeasureCandidate(schedule, self._arguments)
+                candidate = Candidate(trial_id(trace), trace, proposal)
+                if candidate.id not in self._records.trials:
+                    found.setdefault(candidate.id, candidate)
+        return list(found.values())
+
+    def _learn_from(self, relative: Relative) -> None:
+        """Show a relative's trials to the cost model, once."""
+        new = [trial for trial in relative.trials if trial.id not in self._learned]
+        self._learned.update(trial.id for trial in new)
+        if not new:
+            return
+        mod = tvm.ir.load_json(relative.mod)
+        arguments = ms.arg_info.ArgInfo.from_entry_func(mod)
+        pairs = []
+        for trial in new:
+            with contextlib.suppress(Exception):
+                schedule = Schedule(mod, seed=1)
+                Trace.apply_json_to_schedule(trial.trace, schedule)
+                pairs.append((ms.search_strategy.MeasureCandidate(schedule, arguments), trial))
+        context = ms.TuneContext(mod, target=self._target, num_threads=self._threads)
+        self._cost_model.update(
+            context, [each for each, _ in pairs], [_result(trial) for _, trial in pairs]
+        )
 
     @property
     def _evolves(self) -> bool:

@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tvmflow.executors.nursery import Nursery
 from tvmflow.tuning.bench import Bench, Job, Site
 from tvmflow.tuning.budget import Budget, Rules, Share
 from tvmflow.tuning.ledger import Ledger, Trial
 from tvmflow.tuning.measure import Timing
-from tvmflow.tuning.proposals import Candidate, Proposals, make_cost_model
+from tvmflow.tuning.proposals import Candidate, Proposals, Relative, make_cost_model
 
 Emit = Callable[[dict[str, Any]], None]
+
+# How many workloads of the same family a new one looks at, and how much of each.
+_RELATIVES: Final = 3
+_RELATIVE_TRIALS: Final = 64
 
 
 class Task(NamedTuple):
@@ -108,12 +112,14 @@ class _Run:
         self._emit = emit
         self._started = time.monotonic()
         self._bench = Bench(site, options.timing, options.trial_timeout_s, nursery)
+        self._ledger = ledger
         self._records = {key: ledger.workload(key) for key in self._tasks}
         shares = [Share(task.key, task.calls, task.flops) for task in tasks]
         self._budget = Budget(shares, options.rules)
         self._measured = dict.fromkeys(self._tasks, 0)
         self._seconds = dict.fromkeys(self._tasks, 0.0)
         self._proposals: dict[str, Proposals] = {}
+        self._kin: dict[str, list[str]] = {}
         self._cost_model: Any = None
         self._in_step = 0
         self._baseline = _Baseline(self._bench, options.seed)
@@ -214,8 +220,7 @@ class _Run:
         if key not in self._proposals:
             target, options = self._site.target, self._options
             if self._cost_model is None:
-                cores = int(target.get("num-cores", 1))
-                self._cost_model = make_cost_model(options.cost_model, cores)
+                self._cost_model = make_cost_model(options.cost_model)
             self._proposals[key] = Proposals(
                 self._tasks[key].mod,
                 target,
@@ -223,8 +228,21 @@ class _Run:
                 options.seed,
                 self._records[key],
                 self._cost_model,
+                lambda: self._relatives(key),
             )
         return self._proposals[key]
+
+    def _relatives(self, key: str) -> list[Relative]:
+        """The nearest workloads of the same family that were measured on this target."""
+        if key not in self._kin:
+            self._kin[key] = self._ledger.relatives(key)
+        found: list[Relative] = []
+        for other in self._kin[key]:
+            records = self._records.get(other) or self._ledger.workload(other)
+            trials, mod = records.valid()[:_RELATIVE_TRIALS], self._ledger.kernel(other)
+            if trials and mod and len(found) < _RELATIVES:
+                found.append(Relative(mod, trials))
+        return found
 
     # ---- what is told of it
 

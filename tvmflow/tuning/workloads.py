@@ -95,6 +95,12 @@ def workload_key(mod: tvm.IRModule) -> str:
         return _Digester().function(mod["main"])
 
 
+def family_key(mod: tvm.IRModule) -> str:
+    """The sha256 (hex) of a workload's structure with all numbers taken out: one for an operator in all its shapes."""
+    with _deep_recursion():
+        return _FamilyDigester().function(mod["main"])
+
+
 class _Digester:
     """Digests a TVM object by reflection: every field that structural equality looks at.
 
@@ -147,6 +153,14 @@ class _Digester:
                 parts += [name, self._of(getter(value))]
             self._known[handle] = _hashed(*parts)
         return self._known[handle]
+
+
+class _FamilyDigester(_Digester):
+    """Digests everything but whole numbers: extents, strides, offsets."""
+
+    def _of(self, value: Any) -> bytes:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        return _hashed(b"int") if is_number else super()._of(value)
 
 
 def _fields(kind: Any) -> list[tuple[bytes, Any]]:

@@ -207,3 +207,62 @@ def test_the_folder_says_what_its_trials_are_about(tmp_path: Path) -> None:
     assert about["tvm"] == "0.27.0+abc"
     assert about["target"] == TARGET
     assert about["device"] == DEVICE
+
+
+def test_many_trials_are_kept_at_once(path: Path) -> None:
+    """Those that are new, each once; how many they were is told."""
+    ledger = WorkloadLedger(path)
+    ledger.append(trial(1))
+    assert ledger.extend([trial(1), trial(2), trial(3), trial(2)]) == 2
+    assert list(WorkloadLedger(path).trials) == [trial(n).id for n in (1, 2, 3)]
+
+
+def test_removed_trials_are_gone_for_everybody_who_has_the_ledger_open(path: Path) -> None:
+    """The file is another one then, or one whose number the file system has used again."""
+    ledger, other = WorkloadLedger(path), WorkloadLedger(path)
+    ledger.extend(trial(number) for number in range(1, 7))
+    other.refresh()
+    for gone in (1, 2, 3):
+        assert ledger.remove([trial(gone).id, "not there"]) == 1
+    other.refresh()
+    assert list(other.trials) == list(ledger.trials) == [trial(n).id for n in (4, 5, 6)]
+    assert other.append(trial(1))
+    assert list(WorkloadLedger(path).trials) == [trial(n).id for n in (4, 5, 6, 1)]
+    assert other.repairs == [] and quarantined(path) == []
+
+
+def test_removing_drops_marks_and_keeps_what_is_newer(path: Path) -> None:
+    """A search that had come to its end has not any more; a newer version's lines are left alone."""
+    newer = b'{"v":99,"anything":"else"}\n'
+    path.write_bytes(newer)
+    ledger = WorkloadLedger(path)
+    ledger.extend([trial(1), trial(2)])
+    ledger.mark_exhausted("evolutionary/0")
+    ledger.remove([trial(1).id])
+    ledger.append(trial(3))
+    assert path.read_bytes().startswith(newer)
+    assert not WorkloadLedger(path).is_exhausted("evolutionary/0")
+
+
+def test_a_search_that_is_under_way_elsewhere_need_not_be_waited_for(path: Path) -> None:
+    """Whoever does not want to wait is told at once."""
+    with (
+        WorkloadLedger(path).searching(),
+        pytest.raises(BlockingIOError),
+        WorkloadLedger(path).searching(wait=False),
+    ):
+        pass
+    with WorkloadLedger(path).searching(wait=False):
+        pass
+
+
+def test_a_workload_is_described_once(tmp_path: Path) -> None:
+    """The first description stays, and is no trial; a damaged one is none."""
+    ledger = Ledger.open(tmp_path, TARGET, "0", DEVICE)
+    assert ledger.description("k") == {}
+    ledger.describe("k", {"name": "first"})
+    ledger.describe("k", {"name": "second"})
+    assert Ledger.open(tmp_path, TARGET, "0", DEVICE).description("k") == {"name": "first"}
+    (ledger.folder / "k.about.json").write_text("{")
+    assert ledger.description("k") == {}
+    assert len(ledger.workload("k")) == 0

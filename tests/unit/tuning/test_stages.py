@@ -11,14 +11,27 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from tvm.s_tir import meta_schedule as ms
 
 from tests.support.trials import TARGET
-from tests.support.tuning import conv, lowered, model, recipe, relu, resolved_target, softmax
+from tests.support.tuning import (
+    conv,
+    lowered,
+    model,
+    recipe,
+    relu,
+    resolved_target,
+    softmax,
+    task_of,
+)
 from tvmflow.errors import StageError
 from tvmflow.executors.nursery import Nursery, Outcome
 from tvmflow.stages import _lowering, extract_tasks, pick_best, tune
 from tvmflow.stages.pick_best import Finalist, choose
 from tvmflow.tuning.apply import apply_chosen
+from tvmflow.tuning.inherit import inherited
+from tvmflow.tuning.ledger import WorkloadLedger, trial_id
+from tvmflow.tuning.measure import trace_json
 from tvmflow.tuning.workloads import workloads_of
 
 STAGES: dict[str, Any] = {"extract_tasks": extract_tasks, "tune": tune, "pick_best": pick_best}
@@ -138,6 +151,30 @@ def test_only_the_changed_layer_is_tuned_again(pipeline: Pipeline) -> None:
     measured = {each["name"]: each["measured"] for each in facts["tune"]["workloads"]}
     assert len(measured) == 3
     assert {name: count for name, count in measured.items() if count} == {"softmax": 3}
+
+
+def test_a_new_shape_starts_from_its_relatives(pipeline: Pipeline) -> None:
+    """The first trials of a convolution in another size are the best schedules of the size that is known."""
+    known, unknown = (
+        model(conv(n), relu, shape=(1, 4, size, size)) for n, size in ((8, 12), (16, 20))
+    )
+    chosen = recipe(trials=12, cost_model="xgb", strategy="evolutionary")
+    _, files = pipeline(known, chosen, until="tune")
+    best = [each["trace"] for each in next(iter(read(files["tune/records.json"]).values()))]
+    task = task_of(unknown)
+    context = ms.TuneContext(
+        tvm.ir.load_json(task.mod),
+        target=tvm.target.Target(TARGET),
+        space_generator="post-order-apply",
+    )
+    expected = {
+        trial_id(trace_json(schedule.trace))
+        for schedule in inherited(context.mod, best, context.space_generator.postprocs, seed=1)
+    }
+    pipeline(unknown, chosen, until="tune")
+    (ledger,) = [path for path in (pipeline.folder / "ledger").iterdir() if path.name != "locks"]
+    measured = WorkloadLedger(ledger / f"{task.key}.jsonl").trials
+    assert expected and expected <= set(measured)
 
 
 def test_what_tuning_bought_is_in_the_facts(pipeline: Pipeline) -> None:
