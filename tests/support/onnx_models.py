@@ -50,6 +50,11 @@ def model(
     return made
 
 
+def draw(*shape: int, seed: int = 0) -> Array:
+    """Seeded values around 0."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
 def specs(feed: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, v.shape, str(v.dtype)) for name, v in feed.items())
 

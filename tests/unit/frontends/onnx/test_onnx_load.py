@@ -13,15 +13,11 @@ import pytest
 import tvm
 from onnx import helper
 
-from tests.support.onnx_models import Array, agree, classifier, load, model, save, value
+from tests.support.onnx_models import agree, classifier, draw, load, model, save, value
 from tvmflow.errors import ImportFailed
 from tvmflow.values import TensorSpec
 
 node = helper.make_node
-
-
-def draw(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 # ---------------------------------------------------------------- numbers

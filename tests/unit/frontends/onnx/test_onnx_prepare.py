@@ -9,8 +9,7 @@ import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from tests.support.onnx_models import agree, classifier, load, model, save, specs, value
-from tests.unit.frontends.onnx.test_onnx_load import draw
+from tests.support.onnx_models import agree, classifier, draw, load, model, save, specs, value
 from tvmflow.errors import ImportFailed, RecipeError
 from tvmflow.frontends import onnx as frontend
 from tvmflow.frontends.onnx._operators import opset_of

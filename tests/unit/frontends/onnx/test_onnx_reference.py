@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.onnx_models import classifier, save
-from tests.unit.frontends.onnx.test_onnx_load import draw
+from tests.support.onnx_models import classifier, draw, save
 from tvmflow.errors import StageError
 from tvmflow.frontends import onnx as frontend
 from tvmflow.frontends._base import Reference

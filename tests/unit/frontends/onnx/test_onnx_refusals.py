@@ -12,8 +12,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from tests.support.mxnet_runs import compute
-from tests.support.onnx_models import Array, agree, load, model, value
-from tests.unit.frontends.onnx.test_onnx_load import draw
+from tests.support.onnx_models import Array, agree, draw, load, model, value
 from tvmflow.errors import ImportFailed
 from tvmflow.frontends.onnx._operators import KNOWN_WRONG
 
