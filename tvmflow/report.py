@@ -148,11 +148,23 @@ def _failures(report: RunReport) -> list[str]:
 def _findings(stages: Iterable[StageReport]) -> list[str]:
     """What tuning and verify found out, for each recipe and target."""
     lines = []
+    seconds: dict[str, float] = {}
     for stage in stages:
         _, _, label = stage.stage_id.partition(":")
-        describe = _DESCRIBE.get(label.partition("/")[0])
-        if describe and stage.facts:
-            lines += [f"{stage.stage_id}: {text}" for text in describe(stage.facts)]
+        name, _, target = label.partition("/")
+        if not stage.facts or name not in _DESCRIBE:
+            continue
+        facts = stage.facts
+        if name == "tune":
+            spent = facts.get("workloads", ())
+            seconds.update({f"{target}/{each['name']}": each["seconds"] for each in spent})
+        elif name == "pick_best":
+            kernels = [
+                {**each, "seconds": seconds.get(f"{target}/{each['name']}", 0.0)}
+                for each in facts["kernels"]
+            ]
+            facts = {**facts, "kernels": kernels}
+        lines += [f"{stage.stage_id}: {text}" for text in _DESCRIBE[name](facts)]
     return lines
 
 
@@ -242,7 +254,10 @@ def _describe_pick_best(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _kernel_table(kernels: Sequence[Mapping[str, Any]]) -> str:
-    lines = [f"    {'':<48} {'calls':>5} {'untuned':>9} {'tuned':>9} {'gain':>6}"]
+    head = (
+        f"    {'':<48} {'calls':>5} {'untuned':>9} {'tuned':>9} {'gain':>6} {'saved a minute':>15}"
+    )
+    lines = [head]
     for kernel in kernels:
         name, calls, untuned = kernel["name"], kernel["calls"], kernel["untuned_us"]
         tuned = untuned if kernel["tuned_us"] is None else kernel["tuned_us"]
@@ -250,9 +265,16 @@ def _kernel_table(kernels: Sequence[Mapping[str, Any]]) -> str:
         short = name if len(name) <= 48 else f"{name[:45]}..."
         lines.append(
             f"    {short:<48} {calls:>5} {latency_text(calls * untuned / 1e6):>9} "
-            f"{latency_text(calls * tuned / 1e6):>9} {gain:>6}"
+            f"{latency_text(calls * tuned / 1e6):>9} {gain:>6} {_rate(kernel, untuned - tuned):>15}"
         )
     return "\n".join(lines)
+
+
+def _rate(kernel: Mapping[str, Any], saved_us: float) -> str:
+    """What an inference became shorter by, for each minute of tuning in this run."""
+    if not kernel["seconds"] or saved_us <= 0:
+        return "–"
+    return latency_text(kernel["calls"] * saved_us / 1e6 / (kernel["seconds"] / 60))
 
 
 def _named(names: Sequence[str]) -> str:

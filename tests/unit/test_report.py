@@ -132,12 +132,13 @@ def test_what_tuning_bought_is_told() -> None:
         ],
         "errors": {},
     }
-    text = summary(report(stage("pick_best/host", facts=facts)))
+    tuning = {**TUNED, "workloads": [{"name": "conv", "seconds": 30.0}]}
+    text = summary(report(stage("tune/host", facts=tuning), stage("pick_best/host", facts=facts)))
     assert "1 of 3 workloads tuned, 90% of their time" in text
     assert "200 µs untuned, 50 µs tuned (4 times as fast)" in text
     rows = [line.split() for line in text.splitlines() if line.startswith("    ")]
-    assert rows[1] == ["conv", "2", "180", "µs", "30", "µs", "6×"]
-    assert rows[2] == ["pool", "1", "20", "µs", "20", "µs", "–"]
+    assert rows[1] == ["conv", "2", "180", "µs", "30", "µs", "6×", "300", "µs"]
+    assert rows[2] == ["pool", "1", "20", "µs", "20", "µs", "–", "–"]
     assert "1 workloads have no trial that worked" in text
 
 

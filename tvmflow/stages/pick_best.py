@@ -155,6 +155,7 @@ def _judge(
     finalists = [
         Finalist(trial["id"], trial["seconds"], tuple(secs))
         for trial, secs in zip(trials, samples, strict=False)
+        if secs
     ]
     untuned = median(measured["untuned"]) if "untuned" in measured else None
     winner = choose(finalists, untuned) if untuned is not None else None

@@ -121,7 +121,7 @@ class Bench:
                 f"trials cannot be run: {outcome.message}",
                 fix="run it again; it goes on where it stopped. `tvmflow doctor` checks the installation",
             )
-        run_secs, failure = _read(outcome, phases[-1] if phases else "start")
+        run_secs, ran, failure = _read(outcome, phases[-1] if phases else "start")
         return Trial(
             id=job.id,
             trace=job.trace,
@@ -132,16 +132,19 @@ class Bench:
             host=self._site.host,
             load=load,
             seed=job.seed,
+            ran=ran,
         )
 
 
-def _read(outcome: Outcome, phase: str) -> tuple[tuple[float, ...], Failure | None]:
-    """Times or a failure, from what a child said or from how it died."""
+def _read(
+    outcome: Outcome, phase: str
+) -> tuple[tuple[float, ...], tuple[float, ...], Failure | None]:
+    """Times and when they were taken, or a failure: from what a child said, or from how it died."""
     if outcome.kind != "ok":
-        return (), Failure(phase, outcome.kind, outcome.message)
+        return (), (), Failure(phase, outcome.kind, outcome.message)
     if "failure" in outcome.value:
-        return (), Failure(kind="error", **outcome.value["failure"])
-    return tuple(outcome.value["run_secs"]), None
+        return (), (), Failure(kind="error", **outcome.value["failure"])
+    return tuple(outcome.value["run_secs"]), tuple(outcome.value["ran"]), None
 
 
 class _Gate:

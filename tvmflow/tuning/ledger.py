@@ -33,7 +33,10 @@ class Failure(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One measured schedule. `run_secs` are the seconds of every repeat; empty when it failed."""
+    """One measured schedule. `run_secs` are the seconds of every repeat; empty when it failed.
+
+    `ran` is when it began and ended to run, in seconds since 1970; empty when that is not known.
+    """
 
     id: str
     trace: Json
@@ -44,6 +47,7 @@ class Trial(NamedTuple):
     host: Json
     load: tuple[float, ...]
     seed: int
+    ran: tuple[float, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -83,6 +87,7 @@ class Trial(NamedTuple):
             host=value["host"],
             load=tuple(float(load) for load in value["load"]),
             seed=int(value["seed"]),
+            ran=tuple(float(moment) for moment in value.get("ran", ())),
         )
 
 

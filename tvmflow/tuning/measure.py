@@ -96,7 +96,7 @@ def measure_one(payload: Json, send: Send) -> Json:
     """Apply, build and run one trace.
 
     Takes `mod` (saved), `trace`, `target`, `timing`, `best_s` (of the workload's best trial, or None).
-    Gives `{"run_secs": [...], "spent": {phase: s}}` or `{"failure": {"phase", "message"}, "spent": …}`.
+    Gives `{"run_secs": [...], "ran": [start, end], "spent": {phase: s}}` or `{"failure": {"phase", "message"}, "spent": …}`.
     Sends `{"event": "phase", "phase": …}` as it goes, so that whoever waits knows where a crash or a
     hang happened; before it runs it asks, and waits until it may.
     """
@@ -110,27 +110,29 @@ def measure_one(payload: Json, send: Send) -> Json:
             arguments = _arguments(mod)
         with clock.phase("run", ask=True):
             _use_threads(payload["target"])
+            began = time.time()
             run_secs = _race(kernel, arguments, Timing(**payload["timing"]), payload["best_s"])
+            ran = [began, time.time()]
     # whatever TVM raises here is this candidate's failure and no one else's
     except Exception as error:
         return {
             "failure": {"phase": clock.now, "message": _first_line(error)},
             "spent": clock.spent,
         }
-    return {"run_secs": run_secs, "spent": clock.spent}
+    return {"run_secs": run_secs, "ran": ran, "spent": clock.spent}
 
 
 def measure_finalists(payload: Json, send: Send) -> Json:
     """Time several traces of one workload in turns, and the unscheduled kernel in the first and last.
 
     Takes `mod`, `traces`, `target`, `timing`, `rounds`. Gives `{"untuned": [s…], "secs": [[s…], …]}`,
-    one sample a round for each trace. Turns make what disturbs the machine disturb all alike.
+    one sample a round for each trace, and none for one that does not apply any more. Turns make what disturbs the machine disturb all alike.
     """
     load_intrinsics(payload["target"])
     mod = tvm.ir.load_json(payload["mod"])
     timing = Timing(**payload["timing"])
     untuned = _build(mod, payload["target"])
-    kernels = [_build(scheduled(mod, trace), payload["target"]) for trace in payload["traces"]]
+    kernels = [_build_or_none(mod, trace, payload["target"]) for trace in payload["traces"]]
     _use_threads(payload["target"])
     arguments = _arguments(mod)
     # one call of a kernel without a schedule can take seconds, and then one is enough
@@ -140,12 +142,21 @@ def measure_finalists(payload: Json, send: Send) -> Json:
     secs: list[list[float]] = [[] for _ in kernels]
     for turn in range(payload["rounds"]):
         # every second round runs backwards, so that nobody always follows the same neighbour
-        order = list(enumerate(kernels))
+        order = [(place, kernel) for place, kernel in enumerate(kernels) if kernel is not None]
         for place, kernel in order if turn % 2 == 0 else reversed(order):
             secs[place] += _time(kernel, arguments, timing._replace(repeat=1))
         if not is_slow and turn in (0, payload["rounds"] - 1):
             untuned_secs += _time(untuned, arguments, baseline)
     return {"untuned": untuned_secs, "secs": secs}
+
+
+def _build_or_none(mod: tvm.IRModule, trace: Json, target: Mapping[str, Json]) -> Any:
+    """A finalist, or None for one whose trace does not apply: the others need not suffer for it."""
+    try:
+        return _build(scheduled(mod, trace), target)
+    # whatever TVM raises
+    except Exception:
+        return None
 
 
 class _Phases:

@@ -17,6 +17,7 @@ from tvmflow.targets import devices
 from tvmflow.tuning.search import Task
 
 NO_DECISIONS: list[Any] = [[], []]
+DOES_NOT_APPLY = [[["GetSBlock", [], ["no such block", "main"], ["b9"]]], []]
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +83,7 @@ def test_a_trace_that_does_not_apply_is_a_failure_of_that_phase(
     nursery: Nursery, task: Task
 ) -> None:
     """The message is one sentence, not a trace of TVM's internals."""
-    trace = [[["GetSBlock", [], ["no such block", "main"], ["b9"]]], []]
-    value = measure(nursery, task.mod, trace).value
+    value = measure(nursery, task.mod, DOES_NOT_APPLY).value
     assert value["failure"]["phase"] == "apply"
     assert "\n" not in value["failure"]["message"]
 
@@ -98,12 +98,12 @@ def test_a_target_that_llvm_refuses_is_a_failure_of_the_build(nursery: Nursery, 
 def test_finalists_are_timed_in_turns_beside_the_untuned_kernel(
     nursery: Nursery, task: Task
 ) -> None:
-    """A sample a round for each, and the baseline in the first and the last round."""
+    """A sample a round for each that applies, and the baseline in the first and the last round."""
     outcome = nursery.call(
         "tvmflow.tuning.measure:measure_finalists",
         {
             "mod": task.mod,
-            "traces": [NO_DECISIONS, NO_DECISIONS],
+            "traces": [NO_DECISIONS, DOES_NOT_APPLY, NO_DECISIONS],
             "target": TARGET,
             "timing": TIMING._asdict(),
             "rounds": 4,
@@ -111,7 +111,7 @@ def test_finalists_are_timed_in_turns_beside_the_untuned_kernel(
         timeout_s=30,
         emit=lambda _: None,
     )
-    assert [len(samples) for samples in outcome.value["secs"]] == [4, 4]
+    assert [len(samples) for samples in outcome.value["secs"]] == [4, 0, 4]
     assert len(outcome.value["untuned"]) == 1 + 3 + 3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -193,11 +194,13 @@ def finish(process: subprocess.Popen[str]) -> int:
 
 
 def test_two_runs_at_once_share_the_work(tmp_path: Path, tasks: list[Task]) -> None:
-    """Both end with the whole budget in the ledger, and together they measured it once."""
+    """Both end with the whole budget in the ledger, measured once, and never two at one time."""
     runs = [start(tmp_path, tasks, options(12)) for _ in range(2)]
     reported = [finish(run) for run in runs]
     ledger = open_ledger(tmp_path)
     assert sum(reported) == 12
+    ran = sorted(trial.ran for task in tasks for trial in ledger.workload(task.key).trials.values())
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(ran))
     assert sum(len(ledger.workload(task.key)) for task in tasks) == 12
     for task in tasks:
         assert not ledger.workload(task.key).quarantine_path.exists()
