@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-slow test-faults check bench clean-venv
+.PHONY: demo test test-slow test-faults check bench bench-slow clean-venv
 
 demo: $(VENV)/.ready
 	@$(BIN)/tvmflow run recipes/digits.yaml
@@ -30,6 +30,13 @@ check: $(VENV)/.ready-to-test
 
 bench: $(VENV)/.ready-to-test
 	$(BIN)/python benchmarks/noop.py
+	$(BIN)/python benchmarks/ledger.py
+
+bench-slow: $(VENV)/.ready-to-test
+	$(BIN)/python benchmarks/onnx_coverage.py
+	$(BIN)/python benchmarks/onnx_coverage.py --peer
+	$(BIN)/python recipes/models/make_squeezenet.py
+	$(BIN)/python benchmarks/tuning.py
 
 clean-venv:
 	rm -rf $(VENV)
