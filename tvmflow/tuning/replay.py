@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from tvmflow.errors import StageError
 from tvmflow.executors.nursery import Nursery
 from tvmflow.stores.local import Damaged, LocalStore
-from tvmflow.tuning.ledger import Trial
+from tvmflow.tuning.ledger import Trial, WorkloadLedger
 from tvmflow.tuning.records import folders
 from tvmflow.values import Json
 
@@ -58,15 +58,23 @@ def replay(root: Path, kernels: Mapping[str, str], targets: Sequence[str] = ()) 
                     unknown += 1
                     continue
                 ledger = folder.ledger.workload(key)
-                chosen = [each for each in ledger.trials.values() if _applied(each)]
-                reasons = _reasons(nursery, mod, folder.about["target"], chosen)
-                for trial_id, reason in reasons.items():
-                    ledger.quarantine([trial_id], f"its trace does not apply: {reason}")
+                tried, bad = set_aside(nursery, mod, folder.about["target"], ledger)
                 workloads += 1
-                trials += len(chosen)
-                lost += len(reasons)
+                trials += tried
+                lost += bad
                 findings += ledger.repairs
     return Replayed(workloads, trials, unknown, findings, lost)
+
+
+def set_aside(
+    nursery: Nursery, mod: str, target: Mapping[str, Json], ledger: WorkloadLedger
+) -> tuple[int, int]:
+    """Quarantine the trials of a workload (saved as `mod`) whose traces do not apply: how many were tried, how many went."""
+    chosen = [each for each in ledger.trials.values() if _applied(each)]
+    reasons = _reasons(nursery, mod, dict(target), chosen) if chosen else {}
+    for trial_id, reason in reasons.items():
+        ledger.quarantine([trial_id], f"its trace does not apply: {reason}")
+    return len(chosen), len(reasons)
 
 
 def _applied(trial: Trial) -> bool:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tvmflow.executors.nursery import Nursery
 from tvmflow.tuning.bench import Bench, Job, Site
 from tvmflow.tuning.budget import Budget, Rules, Share
-from tvmflow.tuning.ledger import Ledger, Trial
+from tvmflow.tuning.ledger import Ledger, Trial, WorkloadLedger
 from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.proposals import Candidate, Proposals, Relative, make_cost_model
+from tvmflow.tuning.replay import set_aside
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -119,6 +121,8 @@ class _Run:
         self._measured = dict.fromkeys(self._tasks, 0)
         self._seconds = dict.fromkeys(self._tasks, 0.0)
         self._proposals: dict[str, Proposals] = {}
+        self._nursery = nursery
+        self._vouched: set[Path] = set()
         self._kin: dict[str, list[str]] = {}
         self._cost_model: Any = None
         self._in_step = 0
@@ -218,6 +222,7 @@ class _Run:
 
     def _search(self, key: str) -> Proposals:
         if key not in self._proposals:
+            self._vouch(self._tasks[key].mod, self._records[key])
             target, options = self._site.target, self._options
             if self._cost_model is None:
                 self._cost_model = make_cost_model(options.cost_model)
@@ -232,6 +237,12 @@ class _Run:
             )
         return self._proposals[key]
 
+    def _vouch(self, mod: str, records: WorkloadLedger) -> None:
+        """Let a child apply what the ledger holds first: a trace that no search wrote can crash the process."""
+        if records.path not in self._vouched:
+            self._vouched.add(records.path)
+            set_aside(self._nursery, mod, self._site.target, records)
+
     def _relatives(self, key: str) -> list[Relative]:
         """The nearest workloads of the same family that were measured on this target."""
         if key not in self._kin:
@@ -239,8 +250,11 @@ class _Run:
         found: list[Relative] = []
         for other in self._kin[key]:
             records = self._records.get(other) or self._ledger.workload(other)
-            trials, mod = records.valid()[:_RELATIVE_TRIALS], self._ledger.kernel(other)
-            if trials and mod and len(found) < _RELATIVES:
+            mod = self._ledger.kernel(other)
+            if len(found) == _RELATIVES or not (len(records) and mod):
+                continue
+            self._vouch(mod, records)
+            if trials := records.valid()[:_RELATIVE_TRIALS]:
                 found.append(Relative(mod, trials))
         return found
 

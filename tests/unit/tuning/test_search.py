@@ -173,6 +173,22 @@ def test_a_record_that_no_longer_applies_is_set_aside_and_replaced(
     assert len(records.quarantine_path.read_text().splitlines()) == 1
 
 
+def test_a_record_that_would_crash_the_search_is_set_aside(tune: Tuning, tasks: list[Task]) -> None:
+    """A trace that no search wrote, such as a tile of size 0, kills TVM: a child finds that out."""
+    tune(tasks[:1], options(3))
+    records = open_ledger(tune.folder).workload(tasks[0].key)
+    good = records.valid()[0]
+    instructions, decisions = good.trace
+    tiles = next(each for each in decisions if isinstance(each[1], list) and len(each[1]) > 1)
+    deadly = [
+        instructions,
+        [[each[0], [0] * len(each[1])] if each is tiles else each for each in decisions],
+    ]
+    records.append(good._replace(id=trial_id(deadly), trace=deadly))
+    assert tune.measured(tasks[:1], options(6)) == 3
+    assert trial_id(deadly) not in {trial.id for trial in tune.trials(tasks[0])}
+
+
 def start(folder: Path, tasks: Sequence[Task], chosen: Options) -> subprocess.Popen[str]:
     """The same search in a process of its own, which has begun when this returns."""
     (folder / "payload.json").write_text(json.dumps(payload(folder, tasks, chosen)))
