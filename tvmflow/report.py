@@ -227,7 +227,7 @@ def _describe_tune(facts: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"the machine changed while it was measured on: one kernel's time by {facts['drift']:.0%}"
         )
-    lines += [f"repaired: {text}" for text in facts["repairs"]]
+    lines += [f"note: {text}" for text in facts["repairs"]]
     if facts["exhausted"]:
         lines.append(f"nothing more to try: {_named(facts['exhausted'])}")
     if facts["untunable"]:

@@ -99,7 +99,7 @@ def test_what_tuning_did_is_told() -> None:
     assert "64 of 64 trials (60 measured in 30.0 s, 4 known before, 2 failed)" in text
     assert "no candidate worked: odd" in text
     assert "one kernel's time by 25%" in text
-    assert "repaired: a torn line" in text
+    assert "note: a torn line" in text
 
 
 def test_an_untuned_library_is_said_to_be_one() -> None:

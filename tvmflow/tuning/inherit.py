@@ -34,7 +34,7 @@ def inherited(
 
 
 def _fitted(mod: tvm.IRModule, recorded: Json, seed: int) -> Schedule | None:
-    """The recorded decisions on another workload, before postprocessing."""
+    """The recorded decisions on another workload, ready for postprocessing."""
     instructions, decisions = _without_postprocessing(recorded)
     # once with sampled decisions, to see which extents there are
     sampled = Schedule(mod, seed=seed)
@@ -49,6 +49,8 @@ def _fitted(mod: tvm.IRModule, recorded: Json, seed: int) -> Schedule | None:
         trace = trace.with_decision(instruction, decision, remove_postproc=True)
     schedule = Schedule(mod, seed=seed)
     trace.apply_to_schedule(schedule, remove_postproc=True)
+    # evolution repeats what stands before this mark, and postprocesses anew
+    schedule.enter_postproc()
     return schedule
 
 

@@ -87,6 +87,7 @@ class Proposals:
         self._arguments = ms.arg_info.ArgInfo.from_entry_func(self._mod)
         self._learned: set[str] = set()
         self._left_over: dict[str, Candidate] = {}
+        self.troubles: list[str] = []
         # another one after each resumption
         self._seed = _seed(seed, records.path.stem, len(records))
         self._random = self._context(ms.search_strategy.ReplayTrace())
@@ -179,10 +180,21 @@ class Proposals:
     def _draw(self, draw: int) -> Iterable[Candidate]:
         """One batch from the strategy; the last draws are random, for what evolution never reaches."""
         breeds = self._evolves and draw < _DRAWS_BEFORE_GIVING_UP // 2
-        context = self._evolution if breeds else self._random
-        for proposal in context.generate_measure_candidates() or []:
+        for proposal in (
+            self._bred() if breeds else self._random.generate_measure_candidates() or []
+        ):
             trace = trace_json(proposal.sch.trace)
             yield Candidate(trial_id(trace), trace, proposal)
+
+    def _bred(self) -> Sequence[Any]:
+        """A batch from evolution. A record that it cannot breed from must not end the tuning."""
+        try:
+            return self._evolution.generate_measure_candidates() or []
+        except RuntimeError as error:
+            self._evolution = None
+            last = str(error).strip().splitlines()[-1]
+            self.troubles.append(f"evolution gave up, random search went on: {last}")
+            return []
 
     def learn(self, candidates: Sequence[Candidate], trials: Sequence[Trial]) -> None:
         """Show measured trials to the population and to the cost model."""

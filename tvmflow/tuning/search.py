@@ -142,6 +142,11 @@ class _Run:
             self._tasks.values(), key=lambda task: (-task.calls * task.flops, task.key)
         )
         repairs = [text for records in self._records.values() for text in records.repairs]
+        repairs += [
+            f"{self._tasks[key].name}: {text}"
+            for key, search in self._proposals.items()
+            for text in search.troubles
+        ]
         tuned = [self._result(task) for task in ordered]
         return Result(tuned, stopped, self._baseline.drift, repairs)
 

@@ -65,6 +65,16 @@ def test_schedules_of_another_shape_apply_and_compute_the_same(small: Task, larg
         tvm.tirx.build(schedule.mod, target=tvm.target.Target(TARGET))
 
 
+def test_evolution_can_breed_from_what_was_taken_over(small: Task, large: Task) -> None:
+    """The mark between a schedule and its postprocessing is there, so that neither is done twice."""
+    for schedule in take_over(large, traces(small)):
+        kinds = [str(each.kind.name) for each in schedule.trace.insts]
+        assert kinds.count("EnterPostproc") == 1
+        again = tvm.s_tir.Schedule(tvm.ir.load_json(large.mod), seed=1)
+        schedule.trace.apply_to_schedule(again, remove_postproc=True)
+        assert all(each.apply(again) for each in context(large).space_generator.postprocs)
+
+
 def test_for_the_same_shape_the_decisions_stay(small: Task) -> None:
     """What fits is not changed."""
     given_ = traces(small)
