@@ -151,10 +151,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     timed.sort(key=lambda row: -row["calls"] * row["best_us"])
     lines = [f"  {'':<44} {'trials':>6} {'best':>9} {'gain':>6} {'spread':>6} {'GFLOPS':>7}"]
     for row in timed[:_TABLE_ROWS]:
-        gain = row["first_us"] / row["best_us"]
+        gain = f"{row['untuned_us'] / row['best_us']:.1f}×" if row["untuned_us"] else "–"
         lines.append(
             f"  {row['workload'][:44]:<44} {row['trials']:>6} "
-            f"{latency_text(row['best_us'] / 1e6):>9} {gain:>5.1f}× {row['spread']:>6.0%} "
+            f"{latency_text(row['best_us'] / 1e6):>9} {gain:>6} {row['spread']:>6.0%} "
             f"{row['gflops']:>7.1f}"
         )
     return lines

@@ -33,7 +33,7 @@ class Site(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One schedule to measure: of which workload (saved module), under which id, how good the best is so far."""
+    """One schedule to measure (None: the kernel as it is): of which workload (saved module), and the best time so far."""
 
     id: str
     mod: str

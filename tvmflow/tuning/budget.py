@@ -27,11 +27,12 @@ _PLAIN_FLOPS_PER_S: Final = 1e9
 
 
 class Share(NamedTuple):
-    """A workload as the budget sees it: `calls` in one inference, `flops` of each."""
+    """A workload as the budget sees it: `calls` in one inference, `flops` of each, seconds of one without tuning."""
 
     key: str
     calls: int
     flops: float
+    untuned_s: float = math.inf
 
 
 class Rules(NamedTuple):
@@ -49,14 +50,15 @@ class _Course:
     def __init__(self, share: Share) -> None:
         self.share = share
         self.spent = 0
-        self.best_s = math.inf
+        # a schedule that is slower than none is no gain
+        self.best_s = share.untuned_s
         self.bests: list[float] = []
         self.last_gain = 0
         self.closed = False
 
     def add(self, seconds: float, min_gain: float) -> None:
         self.spent += 1
-        if seconds < self.best_s * (1 - min_gain) or math.isinf(self.best_s) > math.isinf(seconds):
+        if seconds < self.best_s * (1 - min_gain):
             self.last_gain = self.spent
         self.best_s = min(self.best_s, seconds)
         self.bests.append(self.best_s)

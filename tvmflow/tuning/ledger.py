@@ -202,6 +202,25 @@ class Ledger:
     def _kernel_path(self, key: str) -> Path:
         return self.folder / f"{key}.kernel.json"
 
+    def untuned(self, key: str) -> float | None:
+        """Seconds of a call without any schedule, where that was measured."""
+        try:
+            return float(json.loads(self._untuned_path(key).read_bytes())["seconds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def note_untuned(self, key: str, seconds: float) -> None:
+        """Keep how long a call takes without any schedule. The first note stays, so that decisions made on it do."""
+        if self.untuned(key) is not None:
+            return
+        try:
+            _write_whole(self._untuned_path(key), json.dumps({"seconds": seconds, "when": now()}))
+        except OSError as refused:
+            raise _unusable(self._untuned_path(key), refused) from refused
+
+    def _untuned_path(self, key: str) -> Path:
+        return self.folder / f"{key}.untuned.json"
+
     def relatives(self, key: str) -> list[str]:
         """The other workloads of its family (see `describe`), the nearest in work first."""
         own = self.description(key)

@@ -7,6 +7,7 @@ the search and its cost model, is counted in the budget, and is never measured a
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -116,8 +117,7 @@ class _Run:
         self._bench = Bench(site, options.timing, options.trial_timeout_s, nursery)
         self._ledger = ledger
         self._records = {key: ledger.workload(key) for key in self._tasks}
-        shares = [Share(task.key, task.calls, task.flops) for task in tasks]
-        self._budget = Budget(shares, options.rules)
+        self._budget = Budget((), options.rules)
         self._measured = dict.fromkeys(self._tasks, 0)
         self._seconds = dict.fromkeys(self._tasks, 0.0)
         self._proposals: dict[str, Proposals] = {}
@@ -126,10 +126,19 @@ class _Run:
         self._kin: dict[str, list[str]] = {}
         self._cost_model: Any = None
         self._in_step = 0
+        self._untuned: dict[str, float] = {}
         self._baseline = _Baseline(self._bench, options.seed)
 
     def run(self) -> Result:
         stopped = "budget"
+        self._measure_untuned()
+        self._budget = Budget(
+            [
+                Share(task.key, task.calls, task.flops, self._untuned.get(task.key, math.inf))
+                for task in self._tasks.values()
+            ],
+            self._options.rules,
+        )
         while step := self._budget.next():
             if not self._has_time():
                 stopped = "time"
@@ -149,6 +158,20 @@ class _Run:
         ]
         tuned = [self._result(task) for task in ordered]
         return Result(tuned, stopped, self._baseline.drift, repairs)
+
+    def _measure_untuned(self) -> None:
+        """One look at each kernel without a schedule: what tuning has to beat, and where the time goes."""
+        missing = [task for task in self._tasks.values() if self._ledger.untuned(task.key) is None]
+
+        def keep(index: int, trial: Trial) -> None:
+            if trial.run_secs:
+                self._ledger.note_untuned(missing[index].key, trial.seconds)
+
+        # a single repeat: some take seconds
+        jobs = [Job(task.key, task.mod, None, 0.0, self._options.seed) for task in missing]
+        self._bench.measure(jobs, keep, self._has_time)
+        known = {key: self._ledger.untuned(key) for key in self._tasks}
+        self._untuned = {key: seconds for key, seconds in known.items() if seconds is not None}
 
     def _has_time(self) -> bool:
         limit = self._options.seconds
@@ -222,7 +245,9 @@ class _Run:
 
     def _job(self, key: str, candidate: Candidate) -> Job:
         best = self._records[key].valid()
-        best_s = best[0].seconds if best else None
+        known = [best[0].seconds] if best else []
+        known += [self._untuned[key]] if key in self._untuned else []
+        best_s = min(known, default=None)
         return Job(candidate.id, self._tasks[key].mod, candidate.trace, best_s, self._options.seed)
 
     def _search(self, key: str) -> Proposals:
@@ -268,7 +293,7 @@ class _Run:
     def _report(self, task: Task) -> None:
         records = self._records[task.key]
         best = records.valid()
-        first = next((t.seconds for t in records.trials.values() if t.run_secs), None)
+        untuned = self._untuned.get(task.key)
         measured = sum(self._measured.values())
         done = self._budget.spent + self._in_step
         elapsed = time.monotonic() - self._started
@@ -282,7 +307,7 @@ class _Run:
                 "calls": task.calls,
                 "trials": len(records),
                 "best_us": round(best[0].seconds * 1e6, 3) if best else None,
-                "first_us": round(first * 1e6, 3) if first else None,
+                "untuned_us": round(untuned * 1e6, 3) if untuned else None,
                 "gflops": round(task.flops / best[0].seconds / 1e9, 3) if best else None,
                 "spread": round(best[0].spread, 4) if best else None,
                 "failed": sum(self._failed(key) for key in self._tasks),

@@ -65,6 +65,16 @@ def test_a_batch_goes_where_it_saves_most() -> None:
     assert budget.next() == {"often": BATCH}
 
 
+def test_what_is_fast_without_tuning_promises_little() -> None:
+    """A kernel whose schedules are slower than none leaves its turn to one that they help."""
+    shares = [Share("pool", 1, 1e6, untuned_s=1e-6), Share("conv", 1, 1e6, untuned_s=1e-3)]
+    budget = Budget(shares, Rules(100))
+    for _ in range(2):
+        for key, number in {**budget.next()}.items():
+            budget.spend(key, [5e-6] * number)
+    assert budget.next() == {"conv": BATCH}
+
+
 def test_a_workload_that_stays_where_it_is_gives_way() -> None:
     """After batches without a gain, one of the same weight gets its turn."""
     budget = Budget([Share("a", 1, 1e6), Share("b", 1, 1e6)], Rules(1000))
