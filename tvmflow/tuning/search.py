@@ -117,7 +117,6 @@ class _Run:
         self._bench = Bench(site, options.timing, options.trial_timeout_s, nursery)
         self._ledger = ledger
         self._records = {key: ledger.workload(key) for key in self._tasks}
-        self._budget = Budget((), options.rules)
         self._measured = dict.fromkeys(self._tasks, 0)
         self._seconds = dict.fromkeys(self._tasks, 0.0)
         self._proposals: dict[str, Proposals] = {}
@@ -131,14 +130,12 @@ class _Run:
 
     def run(self) -> Result:
         stopped = "budget"
-        self._measure_untuned()
-        self._budget = Budget(
-            [
-                Share(task.key, task.calls, task.flops, self._untuned.get(task.key, math.inf))
-                for task in self._tasks.values()
-            ],
-            self._options.rules,
-        )
+        self._untuned = self._measure_untuned()
+        shares = [
+            Share(task.key, task.calls, task.flops, self._untuned.get(task.key, math.inf))
+            for task in self._tasks.values()
+        ]
+        self._budget = Budget(shares, self._options.rules)
         while step := self._budget.next():
             if not self._has_time():
                 stopped = "time"
@@ -159,8 +156,8 @@ class _Run:
         tuned = [self._result(task) for task in ordered]
         return Result(tuned, stopped, self._baseline.drift, repairs)
 
-    def _measure_untuned(self) -> None:
-        """One look at each kernel without a schedule: what tuning has to beat, and where the time goes."""
+    def _measure_untuned(self) -> dict[str, float]:
+        """Seconds of each kernel without a schedule, those that can be run: what tuning has to beat."""
         missing = [task for task in self._tasks.values() if self._ledger.untuned(task.key) is None]
 
         def keep(index: int, trial: Trial) -> None:
@@ -171,7 +168,7 @@ class _Run:
         jobs = [Job(task.key, task.mod, None, 0.0, self._options.seed) for task in missing]
         self._bench.measure(jobs, keep, self._has_time)
         known = {key: self._ledger.untuned(key) for key in self._tasks}
-        self._untuned = {key: seconds for key, seconds in known.items() if seconds is not None}
+        return {key: seconds for key, seconds in known.items() if seconds is not None}
 
     def _has_time(self) -> bool:
         limit = self._options.seconds
