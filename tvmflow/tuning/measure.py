@@ -6,6 +6,7 @@ a kernel costs one trial. What they are told and what they say is JSON.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -35,8 +36,10 @@ _INTRINSICS: Final[Mapping[str, tuple[str, ...]]] = {
     "hexagon": ("hexagon",),
 }
 _SLOW_S: Final = 0.1
-# A candidate whose first repeat is so much slower than the best known needs no second one.
+# A candidate that is so much slower than the best known in a first look, this part of a repeat long,
+# is not measured further.
 _HOPELESS: Final = 1.5
+_LOOK: Final = 4
 # One that may be the best is measured on while its repeats differ by more than this.
 _NOISY: Final = 0.1
 _MOST_TURNS: Final = 3
@@ -206,14 +209,17 @@ def _time(kernel: Any, arguments: list[Any], timing: Timing) -> list[float]:
 
 
 def _race(kernel: Any, arguments: list[Any], timing: Timing, best_s: float | None) -> list[float]:
-    """Seconds of each repeat: one for a hopeless candidate, more than asked for when a good one is noisy."""
-    seconds = _time(kernel, arguments, timing._replace(repeat=1))
+    """Seconds of each repeat: a short look for a hopeless candidate, more than asked for when a good one is noisy."""
+    look = timing._replace(repeat=1, min_repeat_ms=timing.min_repeat_ms // _LOOK)
+    seconds = _time(kernel, arguments, look)
     if best_s is not None and seconds[0] > _HOPELESS * best_s:
         return seconds
-    for turn in range(1, _MOST_TURNS + 1):
-        missing = turn * timing.repeat - len(seconds)
-        if missing:
-            seconds += _time(kernel, arguments, timing._replace(repeat=missing))
+    # how many calls fill a repeat is known now: nothing has to be tried out again
+    number = max(timing.number, math.ceil(timing.min_repeat_ms / 1e3 / seconds[0]))
+    steady = timing._replace(number=number, min_repeat_ms=0)
+    seconds = []
+    for _ in range(_MOST_TURNS):
+        seconds += _time(kernel, arguments, steady)
         is_good = best_s is None or min(seconds) < best_s
         if not is_good or max(seconds) - min(seconds) <= _NOISY * min(seconds):
             break
