@@ -204,6 +204,9 @@ def difference(actual: list[Any], expected: list[Any], rtol: float, atol: float)
         if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
             return f"output {index} is {ours.dtype}{ours.shape} instead of {theirs.dtype}{theirs.shape}"
         a, b = ours.astype("float64"), theirs.astype("float64")
+        one_sided = int((np.isnan(a) != np.isnan(b)).sum())
+        if one_sided:
+            return f"output {index} has {one_sided} values that are NaN on one side alone"
         if not np.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True):
             with np.errstate(all="ignore"):
                 return f"output {index} is off by {np.nanmax(np.abs(a - b)):.3g} at {np.nanmax(np.abs(b)):.3g}"
