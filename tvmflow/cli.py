@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmflow import __version__, fastpath, plancache, records_cli
+from tvmflow import __version__, device_cli, fastpath, plancache, records_cli
 from tvmflow.decide import Survey
 from tvmflow.errors import (
     EXIT_BUG,
@@ -222,6 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     command(schema)
     command(doctor)
     records_cli.add_parser(commands)
+    device_cli.add_parser(commands)
     return parser
 
 

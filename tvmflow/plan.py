@@ -68,7 +68,7 @@ def _unrunnable(planned: PlannedRecipe) -> list[str]:
             continue
         where = planned.loaded.where("targets", index)
         asked = []
-        if "tune" in planned.stages and recipe.tune.trials:
+        if "tune" in planned.stages and recipe.tune.trials and target.why_not_tuned:
             asked.append("tuned (tune.trials: 0 turns that off)")
         if "verify" in planned.stages and recipe.verify.against != "none":
             asked.append("verified (verify.against: none turns that off)")

@@ -129,7 +129,9 @@ def _resolve_targets(
             where = entry.where("targets", index)
             problems.append(f"{where}: targets: {fact['error']}{_nearest(spec, fact['near'])}")
         else:
-            resolved.append(resolve(spec.name, _mapping(spec), spec.num_cores, host, fact))
+            remote = spec.remote and spec.remote.model_dump(mode="json", exclude_none=True)
+            mapping = _mapping(spec)
+            resolved.append(resolve(spec.name, mapping, spec.num_cores, host, fact, remote))
     if problems:
         raise RecipeError(problems)
     return tuple(resolved)

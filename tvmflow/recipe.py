@@ -21,6 +21,7 @@ from pydantic import (
 from tvmflow.errors import RecipeError
 from tvmflow.mistakes import check, one_of, wrong
 from tvmflow.targets._presets import PRESETS
+from tvmflow.targets.tracker import VARIABLE, split_address
 from tvmflow.values import Json
 from tvmflow.yaml_positions import Document, Problem, nearest, neighbours, quoted, read_yaml, shown
 
@@ -206,6 +207,52 @@ class InputSpec(_Part):
         return value
 
 
+class Remote(_Part):
+    """Devices elsewhere that are measured on, found through TVM's RPC tracker."""
+
+    key: str = Field(
+        min_length=1,
+        max_length=100,
+        examples=["pi4"],
+        description="What devices of this kind are called at the tracker.",
+    )
+    tracker: str | None = Field(
+        default=None,
+        examples=["192.168.1.10:9190"],
+        description=f"`HOST:PORT` of the tracker; by default the environment variable `{VARIABLE}`.",
+    )
+    priority: int = Field(
+        default=1,
+        ge=0,
+        le=1000,
+        description="Whose request for a device goes first: the higher number's.",
+    )
+    timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        le=86_400,
+        description="The most that one measurement may take on a device, in seconds, with sending what is measured.",
+    )
+
+    @field_validator("key")
+    @classmethod
+    def _check_key(cls, value: str) -> str:
+        if ":" in value or any(sign.isspace() for sign in value):
+            raise wrong("must be one word without a colon")
+        return value
+
+    @field_validator("tracker")
+    @classmethod
+    def _check_tracker(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                split_address(value)
+            except ValueError:
+                text = f"must be HOST:PORT, such as 192.168.1.10:9190, not {quoted(value)}"
+                raise wrong(text) from None
+        return value
+
+
 class TargetSpec(_Part):
     """A machine to build for: a preset's name, or a mapping with a name of its own."""
 
@@ -227,6 +274,11 @@ class TargetSpec(_Part):
         le=4096,
         description="Threads to tune for; by default those of this machine.",
     )
+    remote: Remote | None = Field(
+        default=None,
+        examples=[{"key": "pi4"}],
+        description="Devices of this kind, to tune on them instead of on this machine.",
+    )
 
     @field_validator("tvm")
     @classmethod
@@ -240,6 +292,21 @@ class TargetSpec(_Part):
         if (self.preset is None) == (self.tvm is None):
             found = "both are given" if self.preset else "neither is given"
             raise wrong(f"needs exactly one of preset and tvm; {found}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_remote(self) -> TargetSpec:
+        if self.remote is None:
+            return self
+        mapping = self.tvm_mapping()
+        if mapping is None:
+            raise wrong("goes with a target that says what the device is, not with host", "remote")
+        if mapping["kind"] != "llvm":
+            raise wrong("kernels are measured on CPUs only; the kind must be llvm", "remote")
+        if "mtriple" not in mapping:
+            raise wrong("needs the device's mtriple, such as aarch64-linux-gnu", "tvm")
+        if self.num_cores is None and "num-cores" not in mapping:
+            raise wrong("needs num_cores: how many threads the device runs", "remote")
         return self
 
     def tvm_mapping(self) -> dict[str, Json] | None:

@@ -123,6 +123,7 @@ _SECTIONS: Final[Mapping[str, str]] = {
     "MxnetSource": "model.mxnet",
     "InputSpec": "inputs",
     "TargetSpec": "targets",
+    "Remote": "targets.remote",
     "Tune": "tune",
     "Verify": "verify",
 }

@@ -53,6 +53,7 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
         "tune": {name: tune[name] for name in names},
         "target": target.tvm,
         "device": target.device,
+        **({"remote": target.remote} if target.remote else {}),
     }
 
 
@@ -119,6 +120,7 @@ def _measure(
 ) -> dict[str, Any]:
     """Times of the untuned kernel and of each finalist, or `{"error": sentence}`."""
     from tvmflow.targets import devices
+    from tvmflow.tuning import remote
     from tvmflow.tuning.measure import Timing
 
     tune = settings["tune"]
@@ -131,11 +133,16 @@ def _measure(
         "timing": timing._asdict(),
         "rounds": _ROUNDS,
     }
+    build_s = tune["trial_timeout_s"] * (len(trials) + 2)
+    if "remote" in settings:
+        place = remote.Place.of(settings["remote"])
+        farm = remote.Farm(place, nursery, ctx.work / "finalists.log")
+        return dict(remote.measure_finalists(farm, payload, ctx.work, build_s))
     with devices.exclusive(ctx.locks, settings["device"]):
         outcome = nursery.call(
             "tvmflow.tuning.measure:measure_finalists",
             payload,
-            timeout_s=tune["trial_timeout_s"] * (len(trials) + 2),
+            timeout_s=build_s,
             log=ctx.work / "finalists.log",
             emit=lambda _: None,
         )

@@ -38,7 +38,8 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
         "tune": tune,
         "target": target.tvm,
         "device": target.device,
-        **({"why_not": target.why_not} if target.why_not else {}),
+        **({"why_not": target.why_not_tuned} if target.why_not_tuned else {}),
+        **({"remote": target.remote} if target.remote else {}),
     }
 
 
@@ -126,7 +127,7 @@ def _search(
 ) -> tuple[Ledger, Result]:
     from tvmflow.executors.nursery import Nursery
     from tvmflow.targets.host import read_host
-    from tvmflow.tuning import bench, budget, measure, search
+    from tvmflow.tuning import bench, budget, measure, remote, search
     from tvmflow.tuning.ledger import Ledger
 
     if why_not := settings.get("why_not"):
@@ -163,7 +164,13 @@ def _search(
     measure.load_intrinsics(target)
     with Nursery.fork() as nursery, _Clock(ctx.work / "seconds", tune["minutes"]) as clock:
         options = options._replace(seconds=clock.left)
-        return ledger, search.tune(tasks, options, site, ledger, nursery, clock.ticking(ctx.emit))
+        where: bench.Bench | None = None
+        if "remote" in settings:
+            place = remote.Place.of(settings["remote"])
+            trials = (site, options.timing, options.trial_timeout_s)
+            where = remote.RemoteBench(*trials, nursery, place, ctx.work)
+        emit = clock.ticking(ctx.emit)
+        return ledger, search.tune(tasks, options, site, ledger, nursery, emit, where)
 
 
 def _describe(ledger: Ledger, tasks: Sequence[Task]) -> None:

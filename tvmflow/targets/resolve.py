@@ -53,7 +53,7 @@ class ResolvedTarget(NamedTuple):
     `tvm` is the mapping that TVM takes, `cores` the threads that kernels are tuned for (also in
     `tvm` as `num-cores`), `features` the CPU instructions that code for it may use (kernel
     names on x86), `device` what is measured on. `why_not` says why it cannot run here, or is
-    empty.
+    empty. `remote` says how to reach the devices that it is tuned on, where they are elsewhere.
     """
 
     name: str
@@ -62,6 +62,12 @@ class ResolvedTarget(NamedTuple):
     features: tuple[str, ...]
     device: dict[str, str]
     why_not: str
+    remote: Json = None
+
+    @property
+    def why_not_tuned(self) -> str:
+        """Why nothing can be measured for it, or empty."""
+        return "" if self.remote else self.why_not
 
     @property
     def codegen(self) -> dict[str, Json]:
@@ -79,6 +85,7 @@ def resolve(
     cores: int | None,
     host: Host,
     facts: Mapping[str, Json],
+    remote: Json = None,
 ) -> ResolvedTarget:
     """The target `name`; `mapping` is None for `host`. `facts` is what `query` answered for it."""
     features = [name for name in facts["features"] if name in _X86_INSTRUCTIONS]
@@ -95,13 +102,15 @@ def resolve(
     threads = cores or int(tvm.get("num-cores", host.cores))
     tvm["num-cores"] = threads
     needed = tuple(sorted(_cpuinfo_name(name) for name in features))
+    device = {"kind": "cpu", "class": host.model} if same_arch else {"kind": str(tvm["kind"])}
     return ResolvedTarget(
         name=name,
         tvm=tvm,
         cores=threads,
         features=needed,
-        device={"kind": "cpu", "class": host.model} if same_arch else {"kind": tvm["kind"]},
+        device={"kind": "rpc", "class": remote["key"]} if remote else device,
         why_not=_why_not(str(tvm["kind"]), facts["arch"], needed, host, same_arch),
+        remote=remote,
     )
 
 

@@ -103,23 +103,23 @@ def measure_one(payload: Json, send: Send) -> Json:
     Sends `{"event": "phase", "phase": …}` as it goes, so that whoever waits knows where a crash or a
     hang happened; before it runs it asks, and waits until it may.
     """
-    clock = _Phases(send)
+    clock = Phases(send)
     try:
         with clock.phase("apply"):
             load_intrinsics(payload["target"])
             mod = scheduled(tvm.ir.load_json(payload["mod"]), payload["trace"])
         with clock.phase("build"):
-            kernel = _build(mod, payload["target"])
-            arguments = _arguments(mod)
+            kernel = build(mod, payload["target"])
+            arguments = arguments_for(mod)
         with clock.phase("run", ask=True):
             _use_threads(payload["target"])
             began = time.time()
-            run_secs = _race(kernel, arguments, Timing(**payload["timing"]), payload["best_s"])
+            run_secs = race(kernel, arguments, Timing(**payload["timing"]), payload["best_s"])
             ran = [began, time.time()]
     # whatever TVM raises here is this candidate's failure and no one else's
     except Exception as error:
         return {
-            "failure": {"phase": clock.now, "message": _first_line(error)},
+            "failure": {"phase": clock.now, "message": first_line(error)},
             "spent": clock.spent,
         }
     return {"run_secs": run_secs, "ran": ran, "spent": clock.spent}
@@ -134,21 +134,28 @@ def measure_finalists(payload: Json, send: Send) -> Json:
     load_intrinsics(payload["target"])
     mod = tvm.ir.load_json(payload["mod"])
     timing = Timing(**payload["timing"])
-    untuned = _build(mod, payload["target"])
+    untuned = build(mod, payload["target"])
     kernels = [_build_or_none(mod, trace, payload["target"]) for trace in payload["traces"]]
     _use_threads(payload["target"])
-    arguments = _arguments(mod)
+    arguments = arguments_for(mod)
+    return take_turns(untuned, kernels, arguments, timing, payload["rounds"])
+
+
+def take_turns(
+    untuned: Any, kernels: Sequence[Any], arguments: list[Any], timing: Timing, rounds: int
+) -> Json:
+    """What `measure_finalists` gives, of kernels that are built; None stands for one that could not be."""
     # one call of a kernel without a schedule can take seconds, and then one is enough
     untuned_secs = _time(untuned, arguments, Timing(number=1, repeat=1, min_repeat_ms=0))
     is_slow = untuned_secs[0] > _SLOW_S
     baseline = timing._replace(number=1, repeat=3)
     secs: list[list[float]] = [[] for _ in kernels]
-    for turn in range(payload["rounds"]):
+    for turn in range(rounds):
         # every second round runs backwards, so that nobody always follows the same neighbour
         order = [(place, kernel) for place, kernel in enumerate(kernels) if kernel is not None]
         for place, kernel in order if turn % 2 == 0 else reversed(order):
             secs[place] += _time(kernel, arguments, timing._replace(repeat=1))
-        if not is_slow and turn in (0, payload["rounds"] - 1):
+        if not is_slow and turn in (0, rounds - 1):
             untuned_secs += _time(untuned, arguments, baseline)
     return {"untuned": untuned_secs, "secs": secs}
 
@@ -156,13 +163,13 @@ def measure_finalists(payload: Json, send: Send) -> Json:
 def _build_or_none(mod: tvm.IRModule, trace: Json, target: Mapping[str, Json]) -> Any:
     """A finalist, or None for one whose trace does not apply: the others need not suffer for it."""
     try:
-        return _build(scheduled(mod, trace), target)
+        return build(scheduled(mod, trace), target)
     # whatever TVM raises
     except Exception:
         return None
 
 
-class _Phases:
+class Phases:
     """Says which phase has begun, and keeps the seconds of each."""
 
     def __init__(self, send: Send) -> None:
@@ -171,7 +178,7 @@ class _Phases:
         self.now = ""
         self.spent: dict[str, float] = {}
 
-    def phase(self, name: str, *, ask: bool = False) -> _Phases:
+    def phase(self, name: str, *, ask: bool = False) -> Phases:
         self.now = name
         self._send({"event": "phase", "phase": name, "ask": ask})
         return self
@@ -183,7 +190,8 @@ class _Phases:
         self.spent[self.now] = time.perf_counter() - self._started
 
 
-def _build(mod: tvm.IRModule, target: Mapping[str, Json]) -> Any:
+def build(mod: tvm.IRModule, target: Mapping[str, Json]) -> Any:
+    """A kernel's module, compiled for the target."""
     return tvm.tirx.build(mod, target=tvm.target.Target(dict(target)))
 
 
@@ -208,7 +216,7 @@ def _time(kernel: Any, arguments: list[Any], timing: Timing) -> list[float]:
     return [float(seconds) for seconds in evaluate(*arguments).results]
 
 
-def _race(kernel: Any, arguments: list[Any], timing: Timing, best_s: float | None) -> list[float]:
+def race(kernel: Any, arguments: list[Any], timing: Timing, best_s: float | None) -> list[float]:
     """Seconds of each repeat: a short look for a hopeless candidate, more than asked for when a good one is noisy."""
     look = timing._replace(repeat=1, min_repeat_ms=timing.min_repeat_ms // _LOOK)
     seconds = _time(kernel, arguments, look)
@@ -226,7 +234,7 @@ def _race(kernel: Any, arguments: list[Any], timing: Timing, best_s: float | Non
     return seconds
 
 
-def _arguments(mod: tvm.IRModule) -> list[Any]:
+def arguments_for(mod: tvm.IRModule) -> list[Any]:
     """An array for every parameter: floats from 0 to 1, and integers that are valid as small indices."""
     random = np.random.default_rng(0)
     arrays = []
@@ -247,7 +255,7 @@ def _array(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> A
     raise ValueError(f"arguments of type {dtype} cannot be made up")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """The sentence of a TVM error, which stands last behind a long trace."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"[:500]

@@ -88,13 +88,15 @@ def tune(
     ledger: Ledger,
     nursery: Nursery,
     emit: Emit,
+    bench: Bench | None = None,
 ) -> Result:
-    """Spend what the budget asks for and the ledger lacks.
+    """Spend what the budget asks for and the ledger lacks, measured on this machine or on `bench`.
 
     Killed at any moment and called again, it goes on where it stopped, and the only trials
     that are lost are those that were being measured.
     """
-    return _Run(tasks, options, site, ledger, nursery, emit).run()
+    bench = bench or Bench(site, options.timing, options.trial_timeout_s, nursery)
+    return _Run(tasks, options, site, ledger, nursery, emit, bench).run()
 
 
 class _Run:
@@ -108,13 +110,14 @@ class _Run:
         ledger: Ledger,
         nursery: Nursery,
         emit: Emit,
+        bench: Bench,
     ) -> None:
         self._tasks = {task.key: task for task in tasks}
         self._options = options
         self._site = site
         self._emit = emit
         self._started = time.monotonic()
-        self._bench = Bench(site, options.timing, options.trial_timeout_s, nursery)
+        self._bench = bench
         self._ledger = ledger
         self._records = {key: ledger.workload(key) for key in self._tasks}
         self._measured = dict.fromkeys(self._tasks, 0)

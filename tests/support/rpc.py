@@ -1,0 +1,167 @@
+"""A tracker and servers of TVM's RPC on this machine's loopback, in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tvmflow.errors import StageError
+from tvmflow.targets.tracker import Devices, Tracker
+
+HOST = "127.0.0.1"
+KEY = "board"
+_START_S = 40.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class Member:
+    """A process with all its children; servers of TVM leave some behind that only their group reaches."""
+
+    def __init__(self, log: Path, *words: str) -> None:
+        self._log = log
+        with log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+                # as many threads as the tests' target asks for
+                env={**os.environ, "TVM_NUM_THREADS": "2"},
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+
+class Server(Member):
+    """A device: TVM's own server, or ours."""
+
+    def __init__(self, log: Path, tracker: str, key: str, *, ours: bool) -> None:
+        port = free_port()
+        self.address = f"{HOST}:{port}"
+        words = ["--host", HOST, "--tracker", tracker, "--key", key, "--port", str(port)]
+        if ours:
+            super().__init__(log, "tvmflow", "device", "serve", *words)
+        else:
+            super().__init__(log, "tvm.exec.rpc_server", *words, "--port-end", str(port + 1))
+
+    @property
+    def sessions(self) -> int:
+        """How many it has begun; only TVM's own tells."""
+        return self.log.count("connected from")
+
+    def at_next_session(self, number: signal.Signals) -> None:
+        """Send a signal to all its processes in the middle of the next session."""
+
+        def watch() -> None:
+            before = self.sessions
+            wait_until(lambda: self.sessions > before)
+            self.signal(number)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    def crash_session(self) -> None:
+        """End the youngest of its processes as a bad kernel does."""
+        youngest = max(
+            psutil.Process(self._process.pid).children(recursive=True),
+            key=lambda process: process.create_time(),
+        )
+        youngest.send_signal(signal.SIGSEGV)
+
+
+class Farm:
+    """A tracker, and the servers that were added to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        port = free_port()
+        self.address = f"{HOST}:{port}"
+        words = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1)]
+        self.members: list[Member] = [
+            Member(folder / "tracker.log", "tvm.exec.rpc_tracker", *words)
+        ]
+
+    @property
+    def servers(self) -> list[Server]:
+        return [member for member in self.members if isinstance(member, Server)]
+
+    def add(self, key: str = KEY, *, ours: bool = False) -> Server:
+        """One more server; it is not there yet when this returns."""
+        log = self._folder / f"{len(self.members)}.log"
+        server = Server(log, self.address, key, ours=ours)
+        self.members.append(server)
+        return server
+
+    def devices(self) -> dict[str, Devices]:
+        return Tracker(self.address).devices()
+
+    def wait_for(self, count: int, key: str = KEY) -> None:
+        """Return when so many servers are free."""
+        wait_until(lambda: self._free(key) == count)
+
+    def _free(self, key: str) -> int:
+        with contextlib.suppress(StageError):
+            found = self.devices()
+            return found[key].free if key in found else 0
+        return -1
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = _START_S) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def running_farm(folder: Path, servers: int) -> Iterator[Farm]:
+    """A tracker with so many free servers; all of them are killed at the end."""
+    farm = Farm(folder)
+    try:
+        farm.wait_for(0)
+        for _ in range(servers):
+            farm.add()
+        farm.wait_for(servers)
+        yield farm
+    finally:
+        for member in farm.members:
+            member.kill()
+
+
+# ---------------------------------------------------------------- run in children
+
+
+def fail(payload: Any, send: Callable[[dict[str, Any]], None]) -> Any:
+    """Open a session, and fail in the phase that the payload names."""
+    from tvm import rpc
+
+    host, port, match = payload["turn"]
+    send({"event": "phase", "phase": payload["phase"]})
+    rpc.connect(host, port, match, session_timeout=payload["limit_s"])
+    return {"failure": {"phase": payload["phase"], "kind": "error", "message": "as it was told"}}
