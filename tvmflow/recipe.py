@@ -322,6 +322,31 @@ def _named(value: Any) -> Any:
     return {"name": value, "preset": one_of(value, PRESETS, "a target")}
 
 
+class Kernels(_Part):
+    """How operators become kernels on a CPU. The defaults are the fast ones; the others are there to compare."""
+
+    layout: Literal["blocked", "plain"] = Field(
+        default="blocked",
+        description="`blocked`: convolutions, and what lies between them, work on `NCHW[x]c` data, "
+        "x being a vector of the target. `plain`: on the model's own layout.",
+    )
+    weights: Literal["packed", "plain"] = Field(
+        default="packed",
+        description="`packed`: the weights of matrix products are laid out in columns of vectors when the "
+        "library is built. `plain`: they stay as they are.",
+    )
+    math: Literal["vector", "libm"] = Field(
+        default="vector",
+        description="`vector`: exp, sigmoid, tanh and erf as vector code, within 6 units in the last place. "
+        "`libm`: calls of the C library.",
+    )
+    schedules: Literal["rules", "none"] = Field(
+        default="rules",
+        description="`rules`: what tuning does not improve has a schedule chosen from its shape and the "
+        "target. `none`: it has none, and is slow.",
+    )
+
+
 class Tune(_Part):
     """How much to search for fast kernels, and how to measure."""
 
@@ -398,7 +423,7 @@ class Tune(_Part):
         default=None,
         ge=0,
         le=1,
-        description="Least share of the untuned time that tuned kernels must cover.",
+        description="Least share of the time that must be in kernels with a schedule, found or by rule.",
     )
     min_speedup: float | None = Field(
         default=None,
@@ -488,6 +513,11 @@ class Recipe(_Part):
         min_length=1,
         examples=[["host", {"name": "edge", "preset": "x86-64-v2"}]],
         description="Machines to build for; by default this one.",
+    )
+    kernels: Kernels = Field(
+        default=Kernels(),
+        examples=[{"layout": "plain"}],
+        description="How operators become kernels on a CPU.",
     )
     tune: Tune = Field(
         default=Tune(),

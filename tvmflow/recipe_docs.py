@@ -35,6 +35,9 @@ targets:
     tvm: {kind: llvm, mtriple: x86_64-linux-gnu, mcpu: znver3}
     num_cores: 8
 
+kernels:
+  math: vector                         # exp and its like as vector code; libm: the C library's
+
 tune:
   trials: 64                         # measurements per target; 0 builds at once
   seed: 0
@@ -124,6 +127,7 @@ _SECTIONS: Final[Mapping[str, str]] = {
     "InputSpec": "inputs",
     "TargetSpec": "targets",
     "Remote": "targets.remote",
+    "Kernels": "kernels",
     "Tune": "tune",
     "Verify": "verify",
 }

@@ -180,8 +180,9 @@ class Project:
         """The id of every measured trial in the ledger."""
         ids = []
         for path in sorted((self.folder / "cache" / "ledger").rglob("*.jsonl")):
-            lines = path.read_text().splitlines()
-            ids += [f"{path.stem}/{json.loads(line)['id']}" for line in lines if line]
+            # the others say that a search has come to its end
+            records = [json.loads(line) for line in path.read_text().splitlines() if line]
+            ids += [f"{path.stem}/{each['id']}" for each in records if "id" in each]
         return ids
 
     def debris(self) -> list[str]:

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 
 from tests.support.trials import DEVICE, TARGET
-from tvmflow.recipe import Tune
+from tvmflow.recipe import Kernels, Tune
 from tvmflow.stages import _lowering
 from tvmflow.stages._base import StageContext
 from tvmflow.targets.resolve import ResolvedTarget
@@ -36,8 +36,11 @@ def resolved_target(why_not: str = "") -> ResolvedTarget:
     )
 
 
-def recipe(**tune: Any) -> Any:
-    """As much of a recipe as the tuning stages look at."""
+PLAIN = Kernels(layout="plain", weights="plain", math="libm", schedules="none")
+
+
+def recipe(kernels: Kernels = PLAIN, **tune: Any) -> Any:
+    """As much of a recipe as the tuning stages look at; by default one whose kernels only tuning makes fast."""
     values = {
         "trials": 6,
         "cost_model": "random",
@@ -48,7 +51,7 @@ def recipe(**tune: Any) -> Any:
         "finalists": 2,
         **tune,
     }
-    return SimpleNamespace(tune=Tune(**values))
+    return SimpleNamespace(tune=Tune(**values), kernels=kernels)
 
 
 def model(*layers: Callable[[Any, Any], Any], shape: tuple[int, ...] = (16, 16)) -> tvm.IRModule:
@@ -107,7 +110,7 @@ def reshape(*shape: int) -> Callable[[Any, Any], Any]:
 
 def lowered(mod: tvm.IRModule) -> tvm.IRModule:
     """The model as the stages lower it, for the tests' target."""
-    return _lowering.lower(mod, _lowering.make_target(TARGET))
+    return _lowering.lower(mod, _lowering.make_target(TARGET), PLAIN.model_dump(mode="json"))
 
 
 def workloads(mod: tvm.IRModule) -> list[Workload]:
@@ -144,6 +147,7 @@ def options(trials: int, trials_per_task: int | None = None, **changes: Any) -> 
 def site(folder: Path) -> Site:
     return Site(
         target=TARGET,
+        schedules=0,
         device=DEVICE,
         locks=folder / "locks",
         tvm="test",

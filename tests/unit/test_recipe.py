@@ -22,10 +22,12 @@ from tvmflow import exporters, frontends, recipe, stages
 from tvmflow.errors import RecipeError
 from tvmflow.recipe import (
     InputSpec,
+    Kernels,
     ModelSource,
     MxnetSource,
     PipelineFile,
     Recipe,
+    Remote,
     TargetSpec,
     Tune,
     Verify,
@@ -369,7 +371,7 @@ def test_the_schema_describes_every_field() -> None:
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["required"] == ["recipe", "name", "model"]
     parts = [schema, *schema["$defs"].values()]
-    assert len(parts) == 7
+    assert len(parts) == 9
     for part in parts:
         assert part["type"] == "object"
         assert part["additionalProperties"] is False
@@ -407,7 +409,19 @@ def test_the_schema_knows_the_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [Recipe, ModelSource, MxnetSource, InputSpec, TargetSpec, Tune, Verify, PipelineFile]
+    "part",
+    [
+        Recipe,
+        ModelSource,
+        MxnetSource,
+        InputSpec,
+        TargetSpec,
+        Remote,
+        Kernels,
+        Tune,
+        Verify,
+        PipelineFile,
+    ],
 )
 def test_examples_in_the_language_are_correct(part: type[BaseModel]) -> None:
     """Whatever a message proposes (`write recipe: 1`, `such as [1, 3, 224, 224]`) is itself accepted."""
@@ -415,7 +429,7 @@ def test_examples_in_the_language_are_correct(part: type[BaseModel]) -> None:
     examples = {name: field.examples[0] for name, field in fields.items() if field.examples}
     required = {name: examples[name] for name, field in fields.items() if field.is_required()}
     # a target is a name and a machine
-    required |= {"preset": "host"} if part is TargetSpec else {}
+    required |= {"preset": "x86-64-v3", "num_cores": 4} if part is TargetSpec else {}
     for name, value in examples.items():
         without = {"preset"} if name == "tvm" else set()
         given = {**required, name: value}

@@ -45,7 +45,7 @@ WRONG = [
     wrong(
         "unknown field",
         ("pipeline: tune", "colour: red"),
-        "15:1: colour: there is no such field (there are recipe, name, model, inputs, targets, tune, outputs, verify, pipeline)",
+        "15:1: colour: there is no such field (there are recipe, name, model, inputs, targets, kernels, tune, outputs, verify, pipeline)",
     ),
     wrong(
         "field of tune at the top",
@@ -85,8 +85,8 @@ WRONG = [
     ),
     wrong(
         "unknown field of an input",
-        ("shape:", "layout: NCHW, shape:"),
-        "6:10: inputs.data.layout: there is no such field (there are shape, dtype, range)",
+        ("shape:", "order: NCHW, shape:"),
+        "6:10: inputs.data.order: there is no such field (there are shape, dtype, range)",
     ),
     wrong(
         "misspelt field of a target",

@@ -14,8 +14,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
-LOWERING_VERSION: Final = 1
-"""Enters the key of every stage that lowers; raise it when the passes below change."""
+from tvmflow.passes.blocked import block_layouts
+from tvmflow.passes.norms import fold_norms
+from tvmflow.passes.packed import pack_matmuls
+from tvmflow.passes.vector_math import vectorise_math
+from tvmflow.schedules import Machine
 
 # Weights are transformed on the machine that builds, for a CPU level that every x86-64 machine has and
 # without fused multiply-add, so that two builders give the same bytes.
@@ -32,15 +35,25 @@ def make_target(mapping: Mapping[str, Any]) -> tvm.target.Target:
     return tvm.target.Target(dict(mapping))
 
 
-def _simplify(mod: tvm.IRModule) -> tvm.IRModule:
-    """Operators in their form for inference; what nobody reads is gone."""
-    return tvm.transform.Sequential(
+def _simplify(
+    mod: tvm.IRModule, target: tvm.target.Target, kernels: Mapping[str, Any]
+) -> tvm.IRModule:
+    """Operators in their form for inference and in the layouts of the machine; what nobody reads is gone."""
+    simple = tvm.transform.Sequential(
         [
             relax.transform.DecomposeOpsForInference(),
             relax.transform.CanonicalizeBindings(),
             relax.transform.DeadCodeElimination(),
         ]
-    )(mod)
+    )(fold_norms(mod))
+    machine = Machine.of(target.export())
+    if machine is None:
+        return simple
+    if kernels["layout"] == "blocked":
+        simple = block_layouts(simple, machine.lanes)
+    if kernels["weights"] == "packed":
+        simple = pack_matmuls(simple, machine.lanes)
+    return relax.transform.CanonicalizeBindings()(simple)
 
 
 def _split(mod: tvm.IRModule) -> tuple[tvm.IRModule, tvm.IRModule | None]:
@@ -69,14 +82,16 @@ def _only(mod: tvm.IRModule, name: str) -> tvm.IRModule:
     return relax.transform.DeadCodeElimination(["main"])(alone)
 
 
-def lower(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+def lower(mod: tvm.IRModule, target: tvm.target.Target, kernels: Mapping[str, Any]) -> tvm.IRModule:
     """Fused, legalized kernels and a `main` that calls them, with weights as arguments.
+
+    `kernels` is what the recipe says under that name.
 
     The weights that `main` then takes are those that `fold_weights` gives, in its order.
     """
-    inference, _ = _split(_simplify(mod))
+    inference, _ = _split(_simplify(mod, target, kernels))
     with target, tvm.transform.PassContext(opt_level=3):
-        return tvm.transform.Sequential(
+        lowered = tvm.transform.Sequential(
             [
                 relax.backend.DispatchSampling(),
                 relax.backend.DispatchSortScan(),
@@ -88,16 +103,21 @@ def lower(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
                 relax.transform.DeadCodeElimination(),
             ]
         )(inference)
+    is_cpu = Machine.of(target.export()) is not None
+    return vectorise_math(lowered) if is_cpu and kernels["math"] == "vector" else lowered
 
 
 def fold_weights(
-    mod: tvm.IRModule, params: Mapping[str, np.ndarray[Any, Any]]
+    mod: tvm.IRModule,
+    params: Mapping[str, np.ndarray[Any, Any]],
+    target: tvm.target.Target,
+    kernels: Mapping[str, Any],
 ) -> list[tvm.runtime.Tensor]:
-    """The weights that `lower(mod, …)["main"]` takes after its inputs, computed from the model's own.
+    """The weights that `lower(mod, target, kernels)["main"]` takes after its inputs, computed from the model's own.
 
     `params` maps the names of the imported `main`'s weight arguments to arrays.
     """
-    simple = _simplify(mod)
+    simple = _simplify(mod, target, kernels)
     main = simple["main"]
     names = [var.name for var in main.params[int(main.attrs["num_input"]) :]]
     arrays = [tvm.runtime.tensor(params[name]) for name in names]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from tvmflow.errors import StageError
+from tvmflow.stages import _kernels
 from tvmflow.stages._base import StageContext
 
 VERSION: Final = 1
@@ -21,21 +23,29 @@ TIMEOUT_S: Final = 3600.0
 
 
 def settings(recipe: Any, target: Any) -> dict[str, Any]:
-    """What the code is for; the number of cores changes only what tuning finds."""
-    return {"target": target.codegen}
+    """What the code is for, and what shapes it besides tuning."""
+    return {
+        "target": target.tvm,
+        "lowering": _kernels.lowering(recipe),
+        "schedules": _kernels.schedules(recipe),
+    }
 
 
 def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
-    """Compile for the target; every chosen record must have been applied, or this fails."""
+    """Compile for the target; every chosen record must have been applied, or this fails.
+
+    A kernel without a record gets the default schedule, where there is one for it.
+    """
     import json
     import shutil
 
+    from tvmflow import schedules
     from tvmflow.stages import _lowering
     from tvmflow.tuning import apply
 
     target = _lowering.make_target(settings["target"])
     mod = _lowering.load_ir(ctx.inputs["import/model.json"])
-    lowered = _lowering.lower(mod, target)
+    lowered = _lowering.lower(mod, target, settings["lowering"])
     chosen = _read(ctx.inputs.get("pick_best/chosen.json"))
     tuned: list[str] = []
     if chosen:
@@ -46,9 +56,10 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
                 f"none of the {len(chosen)} chosen schedules fits a kernel of this model",
                 fix="this is a bug in tvmflow: the lowering of extract_tasks and build differ; please report it",
             )
-    weights = _lowering.fold_weights(
-        mod, _lowering.load_weights(ctx.inputs["import/params.safetensors"])
-    )
+    machine = schedules.machine_of(settings["target"], settings["schedules"])
+    lowered, roads = schedules.schedule_rest(lowered, machine)
+    params = _lowering.load_weights(ctx.inputs["import/params.safetensors"])
+    weights = _lowering.fold_weights(mod, params, target, settings["lowering"])
     library = _lowering.compile_with_weights(lowered, weights, target)
     kernels = _lowering.kernel_names(lowered)
 
@@ -57,9 +68,14 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
             shutil.copy(file, ctx.out)
 
     library.export_library(str(ctx.work / "unused.so"), fcompile=keep_objects)
-    report = {"kernels": kernels, "tuned": sorted(tuned)}
-    (ctx.out / "kernels.json").write_text(json.dumps(report, indent=1))
-    return {"kernels": len(kernels), "tuned_kernels": len(tuned)}
+    report = {"kernels": kernels, "tuned": sorted(tuned), "roads": roads}
+    (ctx.out / "kernels.json").write_text(json.dumps(report, indent=1, sort_keys=True))
+    return {
+        "kernels": len(kernels),
+        "tuned_kernels": len(tuned),
+        "roads": dict(sorted(Counter(roads.values()).items())),
+        "without_schedule": sorted(name for name, road in roads.items() if road == "none"),
+    }
 
 
 def _read(path: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
+from tvmflow.stages import _kernels
 from tvmflow.stages._base import StageContext
 
 VERSION: Final = 1
@@ -21,7 +22,7 @@ WORKLOADS: Final = "workloads.json"
 
 def settings(recipe: Any, target: Any) -> dict[str, Any]:
     """What the kernels are for; how many cores there are changes only how they are scheduled."""
-    return {"target": target.codegen}
+    return {"target": target.codegen, "lowering": _kernels.lowering(recipe)}
 
 
 def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
@@ -30,7 +31,8 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     from tvmflow.tuning.workloads import workloads_of
 
     mod = _lowering.load_ir(ctx.inputs["import/model.json"])
-    lowered = _lowering.lower(mod, _lowering.make_target(settings["target"]))
+    target = _lowering.make_target(settings["target"])
+    lowered = _lowering.lower(mod, target, settings["lowering"])
     found = workloads_of(lowered)
     tasks = [
         {

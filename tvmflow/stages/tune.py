@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tvmflow import tools
 from tvmflow.errors import StageError
+from tvmflow.stages import _kernels
 from tvmflow.stages._base import Event, StageContext
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
         return {"tune": {"trials": 0}}
     return {
         "tune": tune,
+        "schedules": _kernels.schedules(recipe),
         "target": target.tvm,
         "device": target.device,
         **({"why_not": target.why_not_tuned} if target.why_not_tuned else {}),
@@ -155,6 +157,7 @@ def _search(
     site = bench.Site(
         target=target,
         device=device,
+        schedules=settings["schedules"],
         locks=ctx.locks,
         tvm=build,
         host={"arch": host.arch, "model": host.model, "cores": host.cores},

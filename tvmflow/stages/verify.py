@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from tvmflow.errors import StageError, VerifyFailed
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Reference
+from tvmflow.stages import _kernels
 from tvmflow.stages._base import StageContext
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
         },
         "model": {"kind": kind, **FRONTENDS[kind].settings(recipe.model)},
         **({"tune": {"min_speedup": speedup}} if speedup is not None else {}),
+        "lowering": _kernels.lowering(recipe),
+        "schedules": _kernels.schedules(recipe),
         "target": {
             "tvm": target.tvm,
             "cores": target.cores,
@@ -338,15 +341,18 @@ def _measure(subject: Module | Reference, feed: Feed, repeat: int) -> list[float
 
 def _untuned(module: Module, settings: Mapping[str, Any], ctx: StageContext) -> Module:
     """The same model with the schedules that it has without tuning, compiled in this process."""
+    from tvmflow import schedules
     from tvmflow.runtime import Module
     from tvmflow.stages import _lowering
 
     target = _lowering.make_target(settings["target"]["tvm"])
     mod = _lowering.load_ir(ctx.inputs["import/model.json"])
     params = _lowering.load_weights(ctx.inputs["import/params.safetensors"])
-    library = _lowering.compile_with_weights(
-        _lowering.lower(mod, target), _lowering.fold_weights(mod, params), target
-    )
+    machine = schedules.machine_of(settings["target"]["tvm"], settings["schedules"])
+    lowered = _lowering.lower(mod, target, settings["lowering"])
+    lowered, _ = schedules.schedule_rest(lowered, machine)
+    weights = _lowering.fold_weights(mod, params, target, settings["lowering"])
+    library = _lowering.compile_with_weights(lowered, weights, target)
     signature = json.loads(ctx.inputs["import/signature.json"].read_text())
     return Module(library.jit(), signature, module.manifest)
 

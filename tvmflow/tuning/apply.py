@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import tvm
 
 from tvmflow.errors import StageError
+from tvmflow.schedules import restored
 from tvmflow.tuning.measure import load_intrinsics, scheduled
-from tvmflow.tuning.workloads import normalised, restored, workload_key
+from tvmflow.tuning.workloads import normalised, workload_key
 from tvmflow.values import Json
 
 

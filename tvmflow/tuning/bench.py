@@ -22,9 +22,10 @@ _MOST_BUILDERS: Final = 8
 
 
 class Site(NamedTuple):
-    """Where trials are made: the target, the machine's cores, and what a record says of the place."""
+    """Where trials are made: the target, the version of the schedules that untuned kernels have, and what a record says of the place."""
 
     target: Mapping[str, Json]
+    schedules: int
     device: Mapping[str, str]
     locks: Path
     tvm: str
@@ -92,6 +93,7 @@ class Bench:
             "mod": job.mod,
             "trace": job.trace,
             "target": dict(self._site.target),
+            "schedules": self._site.schedules,
             "timing": self._timing._asdict(),
             "best_s": job.best_s,
         }

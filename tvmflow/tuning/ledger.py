@@ -202,19 +202,21 @@ class Ledger:
     def _kernel_path(self, key: str) -> Path:
         return self.folder / f"{key}.kernel.json"
 
-    def untuned(self, key: str) -> float | None:
-        """Seconds of a call without any schedule, where that was measured."""
+    def untuned(self, key: str, schedules: int) -> float | None:
+        """Seconds of a call with the schedule of the rules of that version, where that was measured."""
         try:
-            return float(json.loads(self._untuned_path(key).read_bytes())["seconds"])
+            note = json.loads(self._untuned_path(key).read_bytes())
+            return float(note["seconds"]) if note["schedules"] == schedules else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def note_untuned(self, key: str, seconds: float) -> None:
-        """Keep how long a call takes without any schedule. The first note stays, so that decisions made on it do."""
-        if self.untuned(key) is not None:
+    def note_untuned(self, key: str, schedules: int, seconds: float) -> None:
+        """Keep how long a call takes untuned. The first note stays, so that decisions made on it do."""
+        if self.untuned(key, schedules) is not None:
             return
+        note = {"seconds": seconds, "schedules": schedules, "when": now()}
         try:
-            _write_whole(self._untuned_path(key), json.dumps({"seconds": seconds, "when": now()}))
+            _write_whole(self._untuned_path(key), json.dumps(note))
         except OSError as refused:
             raise _unusable(self._untuned_path(key), refused) from refused
 

@@ -19,6 +19,7 @@ import numpy as np
 import tvm
 from tvm.s_tir.schedule import Schedule, Trace
 
+from tvmflow import schedules
 from tvmflow.values import Json
 
 Send = Callable[[dict[str, Any]], None]
@@ -86,10 +87,22 @@ def _plain(value: Any) -> Json:
     return value
 
 
-def scheduled(mod: tvm.IRModule, trace: Json | None) -> tvm.IRModule:
-    """A workload with a recorded trace applied; without a trace, as it is."""
-    if trace is None:
-        return mod
+def prepared(
+    mod: tvm.IRModule, trace: Json | None, payload: Mapping[str, Json]
+) -> tuple[tvm.IRModule, str]:
+    """A workload as it is built, and its road: with a recorded trace, or untuned, with the schedule of the rules.
+
+    `payload` has the `target`, and as `schedules` the version of the rules, 0 for none.
+    """
+    if trace is not None:
+        return scheduled(mod, trace), "tuned"
+    machine = schedules.machine_of(payload["target"], payload["schedules"])
+    choice = schedules.default(mod, machine) if machine is not None else None
+    return (mod, schedules.NO_ROAD) if choice is None else (choice.schedule.mod, choice.road)
+
+
+def scheduled(mod: tvm.IRModule, trace: Json) -> tvm.IRModule:
+    """A workload with a recorded trace applied."""
     schedule = Schedule(mod, seed=1)
     Trace.apply_json_to_schedule(trace, schedule)
     return schedule.mod
@@ -107,7 +120,7 @@ def measure_one(payload: Json, send: Send) -> Json:
     try:
         with clock.phase("apply"):
             load_intrinsics(payload["target"])
-            mod = scheduled(tvm.ir.load_json(payload["mod"]), payload["trace"])
+            mod, _ = prepared(tvm.ir.load_json(payload["mod"]), payload["trace"], payload)
         with clock.phase("build"):
             kernel = build(mod, payload["target"])
             arguments = arguments_for(mod)
@@ -126,25 +139,26 @@ def measure_one(payload: Json, send: Send) -> Json:
 
 
 def measure_finalists(payload: Json, send: Send) -> Json:
-    """Time several traces of one workload in turns, and the unscheduled kernel in the first and last.
+    """Time several traces of one workload in turns, and the untuned kernel in the first and last.
 
-    Takes `mod`, `traces`, `target`, `timing`, `rounds`. Gives `{"untuned": [s…], "secs": [[s…], …]}`,
+    Takes `mod`, `traces`, `target`, `timing`, `rounds`. Gives `{"road": …, "untuned": [s…], "secs": [[s…], …]}`,
     one sample a round for each trace, and none for one that does not apply any more. Turns make what disturbs the machine disturb all alike.
     """
     load_intrinsics(payload["target"])
     mod = tvm.ir.load_json(payload["mod"])
     timing = Timing(**payload["timing"])
-    untuned = build(mod, payload["target"])
+    plain, road = prepared(mod, None, payload)
+    untuned = build(plain, payload["target"])
     kernels = [_build_or_none(mod, trace, payload["target"]) for trace in payload["traces"]]
     _use_threads(payload["target"])
     arguments = arguments_for(mod)
-    return take_turns(untuned, kernels, arguments, timing, payload["rounds"])
+    return {"road": road, **take_turns(untuned, kernels, arguments, timing, payload["rounds"])}
 
 
 def take_turns(
     untuned: Any, kernels: Sequence[Any], arguments: list[Any], timing: Timing, rounds: int
 ) -> Json:
-    """What `measure_finalists` gives, of kernels that are built; None stands for one that could not be."""
+    """The times that `measure_finalists` gives, of kernels that are built; None stands for one that could not be."""
     # one call of a kernel without a schedule can take seconds, and then one is enough
     untuned_secs = _time(untuned, arguments, Timing(number=1, repeat=1, min_repeat_ms=0))
     is_slow = untuned_secs[0] > _SLOW_S

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Schedule, Trace
 
+from tvmflow import schedules
 from tvmflow.errors import EnvironmentProblem
 from tvmflow.tuning.budget import BATCH
 from tvmflow.tuning.inherit import inherited
@@ -24,6 +26,8 @@ _POPULATION: Final = 4 * BATCH
 # How many records of a workload the cost model and the population start from.
 _RECALL: Final = 256
 _DRAWS_BEFORE_GIVING_UP: Final = 6
+# How many of the rules' schedules are tried before anything is searched for.
+_MOST_RULED: Final = 32
 # How many of a relative's best schedules are tried.
 _INHERITED: Final = 4
 
@@ -61,7 +65,7 @@ class Relative(NamedTuple):
 class Proposals:
     """The search for one workload: proposes what is new, learns from what was measured.
 
-    `mod` is the saved workload, `strategy` is `evolutionary` or `replay-trace`. A workload
+    `mod` is the saved workload, `rules` the version of the schedules that are tried first (0: none), `strategy` is `evolutionary` or `replay-trace`. A workload
     nobody knows starts with random schedules. Evolution needs a population that was measured,
     and without one costs forty times as much for the same.
     """
@@ -70,6 +74,7 @@ class Proposals:
         self,
         mod: str,
         target: Mapping[str, Json],
+        rules: int,
         strategy: str,
         seed: int,
         records: WorkloadLedger,
@@ -92,7 +97,12 @@ class Proposals:
         self._seed = _seed(seed, records.path.stem, len(records))
         self._random = self._context(ms.search_strategy.ReplayTrace())
         self._evolution: Any = None
+        self._rules: Iterator[schedules.Choice] = iter(())
         if strategy == "evolutionary":
+            machine = schedules.machine_of(target, rules)
+            if machine is not None:
+                ruled = schedules.candidates(self._mod, machine)
+                self._rules = itertools.islice(ruled, 1, 1 + _MOST_RULED)
             self._evolution = self._context(
                 ms.search_strategy.EvolutionarySearch(
                     population_size=_POPULATION, init_min_unmeasured=BATCH
@@ -121,7 +131,7 @@ class Proposals:
     def propose(self, size: int) -> list[Candidate]:
         """Up to `size` schedules that the ledger does not hold; none when the space seems exhausted."""
         self._recall()
-        taken_over = self._inherit()[: max(size // 2, 1)]
+        taken_over = [*self._inherit()[: max(size // 2, 1)], *self._ruled(size)]
         # what was drawn at random and not asked for; once evolution has something to breed from, it knows better
         fresh = {} if self._evolves else self._left_over
         self._left_over = {}
@@ -136,6 +146,17 @@ class Proposals:
         chosen = list(fresh.values())
         self._left_over = {each.id: each for each in chosen[size:]}
         return chosen[:size]
+
+    def _ruled(self, size: int) -> list[Candidate]:
+        """What the rules of `tvmflow.schedules` know besides the default, which was measured as the untuned kernel."""
+        found: list[Candidate] = []
+        while len(found) < size and (choice := next(self._rules, None)) is not None:
+            trace = trace_json(choice.schedule.trace)
+            proposal = ms.search_strategy.MeasureCandidate(choice.schedule, self._arguments)
+            candidate = Candidate(trial_id(trace), trace, proposal)
+            if candidate.id not in self._records.trials:
+                found.append(candidate)
+        return found
 
     def _inherit(self) -> list[Candidate]:
         """Relatives' best schedules on this workload, while it knows little of its own."""
@@ -202,7 +223,7 @@ class Proposals:
         self._cost_model.update(self._random, proposals, [_result(trial) for trial in trials])
         for candidate, trial in zip(candidates, trials, strict=True):
             self._learned.add(trial.id)
-            if trial.run_secs:
+            if trial.run_secs and _has_choices(trial.trace):
                 self._commit(candidate.proposal.sch.trace, trial)
 
     def _recall(self) -> None:
@@ -236,6 +257,12 @@ class Proposals:
                 trace, self._workload, list(trial.run_secs), self._target, self._arguments
             )
         )
+
+
+def _has_choices(trace: Json) -> bool:
+    """Whether a trace has anything that evolution can change."""
+    instructions, _ = trace
+    return any(str(each[0]).startswith("Sample") for each in instructions)
 
 
 def _result(trial: Trial) -> Any:

@@ -282,6 +282,7 @@ class RemoteBench(Bench):
                 "mod": job.mod,
                 "trace": job.trace,
                 "target": dict(self._site.target),
+                "schedules": self._site.schedules,
                 "library": str(Path(folder, "kernel.so")),
                 "timing": self._timing._asdict(),
                 "best_s": job.best_s,
@@ -336,7 +337,7 @@ def measure_finalists(
         ran = farm.call("tvmflow.tuning.remote:run_finalists", request, sessions=sessions)
     if ran is None or ran.failure is not None:
         return {"error": ran.failure.message if ran and ran.failure else "it was not begun"}
-    return ran.value
+    return {"road": built.value["road"], **ran.value}
 
 
 # ---------------------------------------------------------------- in children
@@ -351,7 +352,8 @@ def build_one(payload: Json, send: Send) -> Json:
     try:
         with clock.phase("apply"):
             measure.load_intrinsics(payload["target"])
-            mod = measure.scheduled(tvm.ir.load_json(payload["mod"]), payload["trace"])
+            workload = tvm.ir.load_json(payload["mod"])
+            mod, _ = measure.prepared(workload, payload["trace"], payload)
         with clock.phase("build"):
             _link(
                 measure.build(mod, payload["target"]), Path(payload["library"]), payload["target"]
@@ -365,9 +367,9 @@ def build_one(payload: Json, send: Send) -> Json:
 
 
 def build_finalists(payload: Json, send: Send) -> Json:
-    """Leave a workload (`mod`) without a schedule and with each of `traces` as libraries in `folder`.
+    """Leave a workload (`mod`) untuned and with each of `traces` as libraries in `folder`.
 
-    Gives `{"libraries": [file name…]}`, the plain one first, None for one that does not apply any more.
+    Gives `{"libraries": [file name…], "road": …}`, the untuned one first, None for one that does not apply any more.
     """
     clock = measure.Phases(send)
     try:
@@ -375,7 +377,8 @@ def build_finalists(payload: Json, send: Send) -> Json:
             measure.load_intrinsics(payload["target"])
             mod = tvm.ir.load_json(payload["mod"])
             folder, target = Path(payload["folder"]), payload["target"]
-            _link(measure.build(mod, target), folder / "plain.so", target)
+            untuned, road = measure.prepared(mod, None, payload)
+            _link(measure.build(untuned, target), folder / "untuned.so", target)
             names = [
                 _built_or_none(mod, trace, folder / f"{place}.so", target)
                 for place, trace in enumerate(payload["traces"])
@@ -385,7 +388,7 @@ def build_finalists(payload: Json, send: Send) -> Json:
     # whatever TVM raises
     except Exception as error:
         return {"failure": _failure(clock.now, error)}
-    return {"libraries": ["plain.so", *names]}
+    return {"libraries": ["untuned.so", *names], "road": road}
 
 
 def _built_or_none(
@@ -404,7 +407,7 @@ def _built_or_none(
 def run_finalists(payload: Json, send: Send) -> Json:
     """Send the `libraries` in `folder` to the device that `turn` opens and time them in turns.
 
-    Gives what `measure.measure_finalists` gives, or a failure in the phase `send` or `run`.
+    Gives what `measure.take_turns` gives, or a failure in the phase `send` or `run`.
     """
     clock = measure.Phases(send)
     try:
@@ -415,8 +418,8 @@ def run_finalists(payload: Json, send: Send) -> Json:
             arguments = there.arguments(payload["mod"])
         with clock.phase("run"):
             timing = Timing(**payload["timing"])
-            plain, *tuned = kernels
-            found: Json = measure.take_turns(plain, tuned, arguments, timing, payload["rounds"])
+            untuned, *tuned = kernels
+            found: Json = measure.take_turns(untuned, tuned, arguments, timing, payload["rounds"])
             return found
     except TvmflowError:
         raise

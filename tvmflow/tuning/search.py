@@ -160,18 +160,21 @@ class _Run:
         return Result(tuned, stopped, self._baseline.drift, repairs)
 
     def _measure_untuned(self) -> dict[str, float]:
-        """Seconds of each kernel without a schedule, those that can be run: what tuning has to beat."""
-        missing = [task for task in self._tasks.values() if self._ledger.untuned(task.key) is None]
+        """Seconds of each kernel as it is without tuning, those that can be run: what tuning has to beat."""
+        missing = [task for task in self._tasks.values() if self._known_untuned(task.key) is None]
 
         def keep(index: int, trial: Trial) -> None:
             if trial.run_secs:
-                self._ledger.note_untuned(missing[index].key, trial.seconds)
+                self._ledger.note_untuned(missing[index].key, self._site.schedules, trial.seconds)
 
         # a single repeat: some take seconds
         jobs = [Job(task.key, task.mod, None, 0.0, self._options.seed) for task in missing]
         self._bench.measure(jobs, keep, self._has_time)
-        known = {key: self._ledger.untuned(key) for key in self._tasks}
+        known = {key: self._known_untuned(key) for key in self._tasks}
         return {key: seconds for key, seconds in known.items() if seconds is not None}
+
+    def _known_untuned(self, key: str) -> float | None:
+        return self._ledger.untuned(key, self._site.schedules)
 
     def _has_time(self) -> bool:
         limit = self._options.seconds
@@ -259,6 +262,7 @@ class _Run:
             self._proposals[key] = Proposals(
                 self._tasks[key].mod,
                 target,
+                self._site.schedules,
                 options.strategy,
                 options.seed,
                 self._records[key],

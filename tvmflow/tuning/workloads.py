@@ -75,13 +75,6 @@ def normalised(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
     return tvm.ir.load_json(json.dumps(graph))
 
 
-def restored(scheduled: tvm.tirx.PrimFunc, original: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
-    """A scheduled workload with the attributes of the function that it takes the place of."""
-    return tvm.tirx.PrimFunc(
-        scheduled.params, scheduled.body, scheduled.ret_type, original.attrs
-    ).with_attr("tirx.is_scheduled", True)
-
-
 # ---------------------------------------------------------------- the durable key
 
 

@@ -13,11 +13,13 @@ from tvm import relax
 from tests.support.mxnet_runs import write_checkpoint
 from tvmflow.frontends import mxnet as frontend
 from tvmflow.frontends._base import LoadedModel
+from tvmflow.recipe import Kernels
 from tvmflow.stages import _lowering
 from tvmflow.tuning.workloads import workloads_of
 from tvmflow.values import TensorSpec
 
 TARGET = {"kind": "llvm"}
+KERNELS = Kernels().model_dump(mode="json")
 
 
 def var(name: str) -> dict[str, Any]:
@@ -56,8 +58,12 @@ def detector(tmp_path: Path) -> LoadedModel:
     return frontend.load(files, (TensorSpec("data", (1, 3), "float32"),), {})
 
 
-def run(model: LoadedModel, lowered: tvm.IRModule, data: Any) -> Any:
-    weights = _lowering.fold_weights(model.mod, model.params)
+def run(
+    model: LoadedModel, lowered: tvm.IRModule, data: Any, kernels: dict[str, Any] = KERNELS
+) -> Any:
+    weights = _lowering.fold_weights(
+        model.mod, model.params, _lowering.make_target(TARGET), kernels
+    )
     library = _lowering.compile_with_weights(lowered, weights, _lowering.make_target(TARGET))
     result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data))
     return (result if hasattr(result, "numpy") else result[0]).numpy()
@@ -65,7 +71,7 @@ def run(model: LoadedModel, lowered: tvm.IRModule, data: Any) -> Any:
 
 def test_kernels_that_come_with_a_schedule_are_kept_and_not_tuned(detector: LoadedModel) -> None:
     """Suppression is written as a kernel by the importer: it is in the library, and no search touches it."""
-    lowered = _lowering.lower(detector.mod, _lowering.make_target(TARGET))
+    lowered = _lowering.lower(detector.mod, _lowering.make_target(TARGET), KERNELS)
     reasons = {name: each.reason for each in workloads_of(lowered) for name in each.names}
     nms = [reason for name, reason in reasons.items() if "nms" in name]
     assert nms == ["it comes with a schedule"]
@@ -76,6 +82,7 @@ def test_kernels_that_come_with_a_schedule_are_kept_and_not_tuned(detector: Load
 
 def test_weights_of_one_name_do_not_mix(tmp_path: Path) -> None:
     """Lifting weight arithmetic out of `main` may leave two parameters with one name: each gets its own value."""
+    plain = {**KERNELS, "layout": "plain", "weights": "plain"}
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((2, 2), "float32"))
     a = relax.Var("a", relax.TensorType((2, 2), "float32"))
@@ -102,6 +109,6 @@ def test_weights_of_one_name_do_not_mix(tmp_path: Path) -> None:
     }
     data = np.eye(2, dtype=np.float32)
     model = LoadedModel(mod, params, (), ())
-    lowered = _lowering.lower(mod, _lowering.make_target(TARGET))
+    lowered = _lowering.lower(mod, _lowering.make_target(TARGET), plain)
     assert [var.name for var in lowered["main"].params] == ["x", "lv", "lv"]
-    assert (run(model, lowered, data) == 2 * params["a"] - 9).all()
+    assert (run(model, lowered, data, plain) == 2 * params["a"] - 9).all()

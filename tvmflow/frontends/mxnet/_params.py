@@ -53,6 +53,7 @@ _DTYPES: Final[dict[int, np.dtype[Any]]] = {
     11: np.dtype("uint64"),
     12: _BFLOAT16,
 }
+_MOST_ELEMENTS: Final = 1 << 56
 # A rank beyond NumPy's limit means that what was read is not an array at all
 _MAX_RANK: Final = 32
 
@@ -186,7 +187,8 @@ def _shape(
     if not 0 <= rank <= _MAX_RANK:
         raise reader.broken(f"{what} cannot have {rank} dimensions")
     dims = reader.numbers(form.dim_code, rank, f"the shape of {what}")
-    if any(dim < 0 for dim in dims):
+    # NumPy counts the elements of an empty array as if none of its dimensions were 0
+    if any(dim < 0 for dim in dims) or math.prod(dim or 1 for dim in dims) > _MOST_ELEMENTS:
         raise reader.broken(f"{what} has the shape {dims}")
     return dims
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from typing import Any, Final
 
@@ -97,6 +98,18 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             self.weights[name] = (var, array)
         self._keep_params_in_input = True
 
+    def _convert_operator(
+        self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
+    ) -> relax.Expr:
+        """As TVM does, but for Clip, which it turns into kernels that no pass sees through."""
+        bounds = _clip_bounds(inputs, attrs) if op_name == "Clip" else None
+        if bounds is None:
+            return super()._convert_operator(op_name, inputs, attrs, opset)
+        value = inputs[0]
+        for bound, operator in zip(bounds, (relax.op.maximum, relax.op.minimum), strict=True):
+            value = value if bound is None else self.bb.normalize(operator(value, bound))
+        return value
+
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         """One node at a time, so that a failure has a name."""
         for node in graph.node:
@@ -113,6 +126,23 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                     f"{lines[-1].strip() if lines else type(error).__name__}",
                     fix="replace it in the model, or cut the model before it",
                 ) from error
+
+
+def _clip_bounds(inputs: Any, attrs: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """The least and the greatest value of a Clip, None for one that it lacks; None when they are not constants."""
+    dtype = str(inputs[0].ty.dtype.dtype)
+    if "min" in attrs or "max" in attrs:
+        given = [attrs.get(name) for name in ("min", "max")]
+        bounds = [None if each is None else relax.const(float(each), dtype) for each in given]
+    else:
+        bounds = [inputs[place] if place < len(inputs) else None for place in (1, 2)]
+    if any(each is not None and not isinstance(each, tvm.ir.Constant) for each in bounds):
+        return None
+    # a bound that is not a number is none, as in ONNX Runtime
+    least, most = (
+        None if each is None or np.isnan(each.value.numpy()).any() else each for each in bounds
+    )
+    return least, most
 
 
 def _dtype_name(elem_type: int) -> str:

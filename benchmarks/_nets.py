@@ -1,0 +1,206 @@
+"""Well-known networks with seeded weights, as ONNX: real architectures that need no download.
+
+ResNet-50 v2 (He et al. 2016, arXiv:1603.05027), MobileNet v2 (Sandler et al. 2018,
+arXiv:1801.04381), SqueezeNet 1.1 (Iandola et al. 2016, arXiv:1602.07360) and a BERT-like
+encoder (Devlin et al. 2018, arXiv:1810.04805) with the sizes of MiniLM-L6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+_OPSET: Final = 17
+
+
+class _Net:
+    """Adds nodes one after the other; a value is its name, `channels` knows how many it has."""
+
+    def __init__(self) -> None:
+        self._random = np.random.default_rng(0)
+        self._nodes: list[Any] = []
+        self._weights: list[Any] = []
+        self.channels: dict[str, int] = {}
+
+    def weight(self, *shape: int, scale: float = 1.0, shift: float = 0.0) -> str:
+        array = self._random.standard_normal(shape, dtype=np.float32) * np.float32(scale)
+        return self.constant(array + np.float32(shift))
+
+    def constant(self, array: Any) -> str:
+        name = f"w{len(self._weights)}"
+        self._weights.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        name = f"t{len(self._nodes)}"
+        self._nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
+        self.channels[name] = self.channels.get(inputs[0], 0)
+        return name
+
+    def conv(
+        self, x: str, out: int, kernel: int, stride: int = 1, pad: int = 0, *, groups: int = 1
+    ) -> str:
+        per_group = self.channels[x] // groups
+        scale = (2 / (per_group * kernel * kernel)) ** 0.5
+        y = self.op(
+            "Conv",
+            x,
+            self.weight(out, per_group, kernel, kernel, scale=scale),
+            self.weight(out, scale=0.1),
+            kernel_shape=[kernel] * 2,
+            strides=[stride] * 2,
+            pads=[pad] * 4,
+            group=groups,
+        )
+        self.channels[y] = out
+        return y
+
+    def norm(self, x: str) -> str:
+        size = self.channels[x]
+        near_one = [self.weight(size, scale=0.1, shift=1.0) for _ in range(2)]
+        about_zero = [self.weight(size, scale=0.1) for _ in range(2)]
+        variance = self.constant(np.ones(size, np.float32))
+        return self.op("BatchNormalization", x, near_one[0], about_zero[0], about_zero[1], variance)
+
+    def relu(self, x: str) -> str:
+        return self.op("Relu", x)
+
+    def pool(self, kind: str, x: str, kernel: int, stride: int, pad: int = 0) -> str:
+        return self.op(kind, x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4)
+
+    def dense(self, x: str, columns: int, rows: int) -> str:
+        weights = self.weight(columns, rows, scale=columns**-0.5)
+        return self.op("Add", self.op("MatMul", x, weights), self.weight(rows, scale=0.1))
+
+    def model(self, inputs: dict[str, tuple[int, ...]], output: str) -> onnx.ModelProto:
+        graph = helper.make_graph(
+            self._nodes,
+            "net",
+            [
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+                for name, shape in inputs.items()
+            ],
+            [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
+            self._weights,
+        )
+        opset = [helper.make_opsetid("", _OPSET)]
+        made = helper.make_model(graph, opset_imports=opset, ir_version=8)
+        return onnx.shape_inference.infer_shapes(made)
+
+
+def _image(net: _Net, size: int = 224) -> dict[str, tuple[int, ...]]:
+    net.channels["x"] = 3
+    return {"x": (1, 3, size, size)}
+
+
+def resnet50() -> onnx.ModelProto:
+    """ResNet-50 v2: norms and activations before the convolutions, input 1×3×224×224."""
+    net = _Net()
+    inputs = _image(net)
+    y = net.pool("MaxPool", net.relu(net.norm(net.conv("x", 64, 7, 2, 3))), 3, 2, 1)
+    for stage, (width, blocks) in enumerate([(64, 3), (128, 4), (256, 6), (512, 3)]):
+        for block in range(blocks):
+            stride = 2 if stage and not block else 1
+            before = net.relu(net.norm(y))
+            skip = y if block else net.conv(before, 4 * width, 1, stride)
+            z = net.relu(net.norm(net.conv(before, width, 1)))
+            z = net.relu(net.norm(net.conv(z, width, 3, stride, 1)))
+            y = net.op("Add", net.conv(z, 4 * width, 1), skip)
+            net.channels[y] = 4 * width
+    y = net.op("GlobalAveragePool", net.relu(net.norm(y)))
+    return net.model(inputs, net.dense(net.op("Flatten", y), 2048, 1000))
+
+
+def mobilenet() -> onnx.ModelProto:
+    """MobileNet v2 (width 1.0), input 1×3×224×224."""
+    net = _Net()
+    inputs = _image(net)
+
+    def relu6(x: str) -> str:
+        return net.op("Clip", x, low, high)
+
+    low, high = net.constant(np.float32(0)), net.constant(np.float32(6))
+    y = relu6(net.norm(net.conv("x", 32, 3, 2, 1)))
+    rows = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)]
+    for expand, out, repeats, stride in [*rows, (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]:
+        for block in range(repeats):
+            wide = net.channels[y] * expand
+            z = relu6(net.norm(net.conv(y, wide, 1))) if expand > 1 else y
+            step = stride if not block else 1
+            z = relu6(net.norm(net.conv(z, wide, 3, step, 1, groups=wide)))
+            z = net.norm(net.conv(z, out, 1))
+            if block:
+                z = net.op("Add", z, y)
+                net.channels[z] = out
+            y = z
+    y = net.op("GlobalAveragePool", relu6(net.norm(net.conv(y, 1280, 1))))
+    return net.model(inputs, net.dense(net.op("Flatten", y), 1280, 1000))
+
+
+def squeezenet() -> onnx.ModelProto:
+    """SqueezeNet 1.1, input 1×3×224×224."""
+    net = _Net()
+    inputs = _image(net)
+
+    def fire(x: str, squeeze: int, expand: int) -> str:
+        thin = net.relu(net.conv(x, squeeze, 1))
+        sides = [net.relu(net.conv(thin, expand, kernel, 1, kernel // 2)) for kernel in (1, 3)]
+        y = net.op("Concat", *sides, axis=1)
+        net.channels[y] = 2 * expand
+        return y
+
+    y = net.pool("MaxPool", net.relu(net.conv("x", 64, 3, 2)), 3, 2)
+    y = net.pool("MaxPool", fire(fire(y, 16, 64), 16, 64), 3, 2)
+    y = net.pool("MaxPool", fire(fire(y, 32, 128), 32, 128), 3, 2)
+    for squeeze, expand in [(48, 192), (48, 192), (64, 256), (64, 256)]:
+        y = fire(y, squeeze, expand)
+    y = net.op("GlobalAveragePool", net.relu(net.conv(y, 1000, 1)))
+    return net.model(inputs, net.op("Flatten", y))
+
+
+def encoder(
+    layers: int = 6, tokens: int = 128, width: int = 384, heads: int = 12
+) -> onnx.ModelProto:
+    """A BERT-like encoder with the sizes of MiniLM-L6, input 1×128×384 (embedded tokens)."""
+    net = _Net()
+    inputs = {"x": (1, tokens, width)}
+    depth = width // heads
+    split = net.constant(np.array([1, tokens, heads, depth], np.int64))
+    joined = net.constant(np.array([1, tokens, width], np.int64))
+    half, one, root2 = (net.constant(np.float32(v)) for v in (0.5, 1.0, 2**0.5))
+    scale = net.constant(np.float32(depth**0.5))
+
+    def norm(x: str) -> str:
+        gain, shift = net.weight(width, scale=0.1, shift=1.0), net.weight(width, scale=0.1)
+        return net.op("LayerNormalization", x, gain, shift, axis=-1)
+
+    def gelu(x: str) -> str:
+        erf = net.op("Add", net.op("Erf", net.op("Div", x, root2)), one)
+        return net.op("Mul", net.op("Mul", x, erf), half)
+
+    def head(x: str, order: list[int]) -> str:
+        cut = net.op("Reshape", net.dense(x, width, width), split)
+        return net.op("Transpose", cut, perm=order)
+
+    x = "x"
+    for _ in range(layers):
+        query, value = (head(x, [0, 2, 1, 3]) for _ in range(2))
+        scores = net.op("Div", net.op("MatMul", query, head(x, [0, 2, 3, 1])), scale)
+        mixed = net.op("MatMul", net.op("Softmax", scores, axis=-1), value)
+        mixed = net.op("Reshape", net.op("Transpose", mixed, perm=[0, 2, 1, 3]), joined)
+        x = norm(net.op("Add", net.dense(mixed, width, width), x))
+        wide = gelu(net.dense(x, width, 4 * width))
+        x = norm(net.op("Add", net.dense(wide, 4 * width, width), x))
+    return net.model(inputs, x)
+
+
+NETS: Final[dict[str, Callable[[], onnx.ModelProto]]] = {
+    "resnet50": resnet50,
+    "mobilenet": mobilenet,
+    "squeezenet": squeezenet,
+    "encoder": encoder,
+}

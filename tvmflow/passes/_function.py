@@ -1,0 +1,90 @@
+"""What the passes ask about a model's `main`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import tvm
+from tvm import relax
+
+# Fusion may append element-wise operators to what is marked so (TVM's kOutEWiseFusable).
+TAKES_EPILOGUE: Final = {"op_pattern": 4}
+
+
+class Facts:
+    """Who defines and who reads each variable of a function, and what depends on weights alone."""
+
+    def __init__(self, function: relax.Function) -> None:
+        inputs = int(function.attrs["num_input"])
+        self._weights = dict.fromkeys(function.params[inputs:], True)
+        self._inputs = set(function.params[:inputs])
+        self.values: dict[Any, Any] = {
+            binding.var: binding.value
+            for block in function.body.blocks
+            for binding in block.bindings
+            if isinstance(binding, relax.VarBinding)
+        }
+        self._uses: dict[Any, int] = {}
+        for value in self.values.values():
+            for var in _variables(value):
+                self._uses[var] = self._uses.get(var, 0) + 1
+        for var in _variables(function.body.body):
+            self._uses[var] = self._uses.get(var, 0) + 1
+
+    def is_weight(self, expr: Any) -> bool:
+        """Whether an expression can be computed when the library is built."""
+        if isinstance(expr, tvm.ir.Constant):
+            return True
+        if not isinstance(expr, relax.Var):
+            return False
+        if expr not in self._weights:
+            value = self.values.get(expr)
+            self._weights[expr] = (
+                expr not in self._inputs
+                and isinstance(value, relax.Call)
+                and all(self.is_weight(var) for var in _variables(value))
+            )
+        return self._weights[expr]
+
+    def only_use(self, var: Any) -> Any:
+        """What is bound to a variable that is read once; None for others."""
+        return self.values.get(var) if self._uses.get(var) == 1 else None
+
+
+def _variables(expr: Any) -> list[Any]:
+    """The variables that an expression reads, each as often as it does."""
+    found: list[Any] = []
+
+    def keep(each: Any) -> None:
+        if isinstance(each, relax.Var):
+            found.append(each)
+
+    relax.analysis.post_order_visit(expr, keep)
+    return found
+
+
+def is_straight(mod: tvm.IRModule) -> bool:
+    """Whether `main` is one sequence of bindings without control flow."""
+    blocks = mod["main"].body.blocks
+    return len(blocks) == 1 and isinstance(blocks[0], relax.DataflowBlock)
+
+
+def shape_of(expr: Any) -> tuple[int, ...] | None:
+    """A tensor's shape; None where it is not one or not known."""
+    shape = getattr(getattr(expr, "ty", None), "shape", None)
+    if shape is None or not isinstance(shape, relax.ShapeExpr):
+        return None
+    if not all(isinstance(extent, tvm.tirx.IntImm) for extent in shape.values):
+        return None
+    return tuple(int(extent) for extent in shape.values)
+
+
+def is_float(expr: Any) -> bool:
+    """Whether a tensor is of float32."""
+    return isinstance(expr.ty, relax.TensorType) and str(expr.ty.dtype.dtype) == "float32"
+
+
+def call_of(expr: Any, name: str) -> Any:
+    """The expression if it calls the operator `name`, else None."""
+    is_call = isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op)
+    return expr if is_call and expr.op.name == name else None

@@ -1,0 +1,61 @@
+"""Matrix products with weights: the weights are packed into columns of vectors when the library is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmflow.passes import compute
+from tvmflow.passes._function import TAKES_EPILOGUE, Facts, is_float, is_straight, shape_of
+
+
+def pack_matmuls(mod: tvm.IRModule, block: int) -> tvm.IRModule:
+    """The module with the weights (k, n) of its matrix products as (⌈n/b⌉, k, b)."""
+    if not is_straight(mod):
+        return mod
+    main = mod["main"]
+    packer = _Packer(mod, Facts(main), block)
+    made = packer.visit_expr(main)
+    packer.builder_.update_func(mod.get_global_var("main"), made)
+    return relax.transform.DeadCodeElimination(["main"])(packer.builder_.get())
+
+
+@mutator
+class _Packer(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: tvm.IRModule, facts: Facts, block: int) -> None:
+        super().__init__(mod)
+        self._facts = facts
+        self._block = block
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        made = super().visit_call_(call)
+        if getattr(call.op, "name", "") != "relax.matmul":
+            return made
+        rows, weights = shape_of(call.args[0]), shape_of(call.args[1])
+        if (
+            rows is None
+            or weights is None
+            or (len(rows) < 2 or len(weights) != 2)
+            or not all(is_float(each) for each in (*call.args, call))
+            or not self._facts.is_weight(call.args[1])
+            or self._facts.is_weight(call.args[0])
+        ):
+            return made
+        emit, (depth, columns) = self.builder_.emit, weights
+        packed = made.args[1]
+        if missing := -columns % self._block:
+            packed = emit(relax.op.nn.pad(packed, [0, 0, 0, missing]))
+        shape = [depth, (columns + missing) // self._block, self._block]
+        packed = emit(relax.op.reshape(packed, relax.ShapeExpr(shape)))
+        packed = emit(relax.op.permute_dims(packed, [1, 0, 2]))
+        return self.builder_.call_te(
+            compute.dense,
+            made.args[0],
+            packed,
+            columns,
+            primfunc_name_hint="dense",
+            primfunc_attrs=TAKES_EPILOGUE,
+        )

@@ -1,0 +1,179 @@
+"""Schedules that no search has found: chosen from a kernel's shape and the target alone, and the same every time.
+
+`road` names the rule that a kernel falls under: `tiled` (convolutions, matrix products,
+pooling), `rows` (softmax, norms), `flat` (element by element), `loops` (anything else whose
+outer loops can be shared among cores), or `none`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import tvm
+from tvm.s_tir import Schedule
+
+from tvmflow.schedules._kernel import Block, blocks_of, plain_blocks
+from tvmflow.schedules._machine import Machine, machine_of
+from tvmflow.schedules.flat import flat
+from tvmflow.schedules.rows import rows
+from tvmflow.schedules.tiled import Axes, Tile, axes_of, tiled, tiles
+
+__all__ = [
+    "NO_ROAD",
+    "Choice",
+    "Machine",
+    "candidates",
+    "default",
+    "machine_of",
+    "restored",
+    "schedule_rest",
+]
+
+NO_ROAD: Final = "none"
+
+
+class Choice(NamedTuple):
+    """A schedule, and the road that led to it."""
+
+    road: str
+    schedule: Schedule
+
+
+def default(mod: tvm.IRModule, machine: Machine) -> Choice | None:
+    """The schedule of a kernel (`main` of a module) that nothing was searched for; None where no rule fits it."""
+    return next(candidates(mod, machine), None)
+
+
+def candidates(mod: tvm.IRModule, machine: Machine) -> Iterator[Choice]:
+    """The schedules that the rules know for a kernel: the default first, then for `tiled` all other tiles by promise."""
+    blocks = blocks_of(Schedule(mod, seed=1))
+    if blocks and any(block.is_reduction for block in blocks):
+        found = False
+        for tile in _tiles(mod, machine):
+            schedule = _tiled(mod, machine, tile)
+            if schedule is not None:
+                found = True
+                yield Choice("tiled", schedule)
+        if found:
+            return
+    roads = {"flat": _flat, "rows": _rows, "loops": _loops}
+    for road, rule in roads.items():
+        schedule = Schedule(mod, seed=1)
+        try:
+            fits = rule(schedule, machine)
+        # a rule that does not fit a kernel after all leaves it to the next one
+        except RuntimeError:
+            continue
+        if fits:
+            yield Choice(road, schedule)
+            return
+
+
+# ---------------------------------------------------------------- one sum in registers
+
+
+class _Sum(NamedTuple):
+    """A kernel that is one reduction: what prepares its data, itself, and what its result goes through."""
+
+    pad: Block | None
+    main: Block
+    final: Block
+    axes: Axes
+
+
+def _tiles(mod: tvm.IRModule, machine: Machine) -> Iterator[Tile]:
+    try:
+        found = _sum_of(Schedule(mod, seed=1), machine)
+    except RuntimeError:
+        return
+    if found is not None:
+        yield from tiles(found.main, found.pad, found.axes, machine)
+
+
+def _tiled(mod: tvm.IRModule, machine: Machine, tile: Tile) -> Schedule | None:
+    schedule = Schedule(mod, seed=1)
+    try:
+        found = _sum_of(schedule, machine)
+        if found is None:
+            return None
+        tiled(schedule, found.pad, found.main, found.final, found.axes, tile, machine)
+    except RuntimeError:
+        return None
+    return schedule
+
+
+def _sum_of(schedule: Schedule, machine: Machine) -> _Sum | None:
+    """Bring a kernel with one reduction into the form that `tiled` takes; None for another kernel."""
+    blocks = blocks_of(schedule) or []
+    reductions = [block for block in blocks if block.is_reduction]
+    axes = axes_of(reductions[0], machine) if len(reductions) == 1 else None
+    if axes is None:
+        return None
+    place = blocks.index(reductions[0])
+    for block in (*blocks[: max(place - 1, 0)], *blocks[place + 1 : -1]):
+        schedule.compute_inline(block.block)
+    if place == len(blocks) - 1:
+        schedule.cache_write(reductions[0].block, 0, "local")
+    *before, main, final = blocks_of(schedule) or []
+    if final.extents != main.extents or len(before) > 1:
+        return None
+    return _Sum(before[0] if before else None, main, final, axes)
+
+
+# ---------------------------------------------------------------- the other roads
+
+
+def _flat(schedule: Schedule, machine: Machine) -> bool:
+    blocks = blocks_of(schedule)
+    if not blocks or any(block.is_reduction for block in blocks):
+        return False
+    for block in blocks[:-1]:
+        schedule.compute_inline(block.block)
+    (final,) = blocks_of(schedule) or []
+    flat(schedule, final, machine)
+    return True
+
+
+def _rows(schedule: Schedule, machine: Machine) -> bool:
+    blocks = blocks_of(schedule)
+    return bool(blocks) and rows(schedule, blocks or [], machine)
+
+
+def _loops(schedule: Schedule, machine: Machine) -> bool:
+    """Each block by itself."""
+    blocks = plain_blocks(schedule)
+    for block in blocks:
+        flat(schedule, block, machine)
+    return bool(blocks)
+
+
+# ---------------------------------------------------------------- whole modules
+
+
+def schedule_rest(
+    lowered: tvm.IRModule, machine: Machine | None
+) -> tuple[tvm.IRModule, dict[str, str]]:
+    """A lowered module with the default schedule for each kernel that has none yet, and the road of each of those."""
+    module = tvm.IRModule(dict(lowered.functions_items()), global_infos=lowered.global_infos)
+    if lowered.attrs is not None:
+        module = module.with_attrs(lowered.attrs)
+    roads: dict[str, str] = {}
+    for var, function in lowered.functions_items():
+        if not isinstance(function, tvm.tirx.PrimFunc) or function.attrs.get(
+            "tirx.is_scheduled", False
+        ):
+            continue
+        alone = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+        choice = default(alone, machine) if machine is not None else None
+        roads[str(var.name_hint)] = choice.road if choice else NO_ROAD
+        if choice is not None:
+            module[var] = restored(choice.schedule.mod["main"], function)
+    return module, roads
+
+
+def restored(scheduled: tvm.tirx.PrimFunc, original: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
+    """A scheduled kernel with the attributes of the function that it takes the place of."""
+    return tvm.tirx.PrimFunc(
+        scheduled.params, scheduled.body, scheduled.ret_type, original.attrs
+    ).with_attr("tirx.is_scheduled", True)
