@@ -1,0 +1,82 @@
+"""A target that is tuned on devices elsewhere: the whole way, killed in the middle, and with the tracker lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import rpc
+from tests.support.project import Project
+from tests.support.trials import TARGET
+from tvmflow.targets.tracker import VARIABLE
+
+NOWHERE = f"{rpc.HOST}:1"
+# this machine, reached as a board would be
+BOARD = (
+    f"{{name: board, tvm: {{kind: llvm, mtriple: {TARGET['mtriple']}}}, num_cores: 2, "
+    f"remote: {{key: {rpc.KEY}, timeout_s: 20}}}}"
+)
+
+
+@pytest.fixture(scope="module")
+def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rpc.Farm]:
+    with rpc.running_farm(tmp_path_factory.mktemp("farm"), servers=2) as found:
+        yield found
+
+
+@pytest.fixture
+def board(project: Project, farm: rpc.Farm) -> Project:
+    """A project for boards, with the tracker's address where the shell has it."""
+    project.environment[VARIABLE] = farm.address
+    project.write_recipe(trials=6, targets=[BOARD])
+    return project
+
+
+def test_a_library_is_tuned_on_devices_and_then_needs_none(board: Project, farm: rpc.Farm) -> None:
+    """Both devices measure, each trial once; the second run does nothing, whether there is a tracker or not."""
+    first = board.tvmflow("run", "tiny.yaml")
+    assert first.code == 0, first.out + first.err
+    assert "tune/board: 6 of 6 trials (6 measured in " in first.out
+    assert "pick_best/board: what each kernel takes" in first.out
+    assert "verify/board: scores agrees with ONNX Runtime" in first.out
+    assert (board.folder / "dist/tiny/board/tiny.tvmflow").is_file()
+    assert len(board.trials()) == len(set(board.trials())) == 6
+    assert all(server.sessions for server in farm.servers)
+    board.environment[VARIABLE] = NOWHERE
+    assert "all 7 stages are up to date, nothing to run" in board.tvmflow("run", "tiny.yaml").out
+
+
+def test_a_run_that_is_killed_goes_on_with_what_the_devices_measured(
+    board: Project, farm: rpc.Farm
+) -> None:
+    """kill -9 frees the devices; the second run measures what the first had not, and nothing twice."""
+    board.write_recipe(trials=16, targets=[BOARD])
+    process = board.start("--until", "tune")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if json.loads(line).get("done", 0) >= 5:
+            break
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    farm.wait_for(2)
+    kept = len(board.trials())
+    assert 5 <= kept < 16
+    again = board.run("--until", "tune")
+    assert again.code == 0, again.out
+    facts = again.stages["tune/board"]["facts"]
+    assert (facts["measured"], facts["reused"]) == (16 - kept, kept)
+    assert len(board.trials()) == len(set(board.trials())) == 16
+
+
+def test_a_tracker_that_is_not_there_is_a_sentence(board: Project) -> None:
+    """Exit code 1, the address, and where it was named; what needs no device is done."""
+    board.environment[VARIABLE] = NOWHERE
+    failed = board.tvmflow("run", "tiny.yaml")
+    assert failed.code == 1
+    assert "Traceback" not in failed.out + failed.err
+    assert f"tune/board: failed: the RPC tracker at {NOWHERE} cannot be used: " in failed.out
+    assert f"remote.tracker of the target in the recipe, or ${VARIABLE}" in failed.out
+    assert "2 ran" in failed.out
