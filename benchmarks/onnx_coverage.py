@@ -148,7 +148,7 @@ def judge(case: Any, folder: Path, *, peer: bool = False) -> tuple[str, str]:
         named = re.match(r"TVM (has no operator|computes)", error.message)
         return ("unsupported" if named else "import"), error.message
     try:
-        actual = run(loaded, feed)
+        actual = (run_raw if peer else run)(loaded, feed)
     except Exception as error:
         lines = [line for line in str(error).strip().splitlines() if line.strip()]
         return "compile", f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"
@@ -179,17 +179,35 @@ def import_raw(model: Any, feed: dict[str, Any]) -> Any:
 
 
 def run(loaded: Any, feed: dict[str, Any]) -> list[Any]:
-    """Compile for the CPU with TVM's own pipeline, and run once."""
+    """Compile for this machine's CPU as a recipe with defaults has it, untuned, and run once."""
+    import tvm
+    from tvm import relax
+
+    from tvmflow.recipe import Kernels
+    from tvmflow.stages import _kernels, _lowering
+
+    target = tvm.target.Target.from_device("cpu").export()
+    kernels = Kernels().model_dump(mode="json")
+    library = _lowering.compile_untuned(
+        loaded.mod, loaded.params, dict(target), kernels, _kernels.SCHEDULES
+    )
+    return _called(relax.VirtualMachine(library, tvm.cpu()), [feed[s.name] for s in loaded.inputs])
+
+
+def run_raw(loaded: Any, feed: dict[str, Any]) -> list[Any]:
+    """Compile with TVM's own pipeline, and run once."""
     import tvm
     from tvm import relax
 
     target = tvm.target.Target({"kind": "llvm"})
     with target:
         library = tvm.compile(relax.get_pipeline("zero")(loaded.mod), target)
-    machine = relax.VirtualMachine(library, tvm.cpu())
-    count = int(loaded.mod["main"].attrs["num_input"])
-    values = [feed[spec.name] for spec in loaded.inputs]
-    values += [loaded.params[var.name] for var in loaded.mod["main"].params[count:]]
+    return _called(relax.VirtualMachine(library, tvm.cpu()), [feed[s.name] for s in loaded.inputs])
+
+
+def _called(machine: Any, values: list[Any]) -> list[Any]:
+    import tvm
+
     result = machine["main"](*[tvm.runtime.tensor(value) for value in values])
     many = not isinstance(result, tvm.runtime.Tensor)
     return [value.numpy() for value in (result if many else [result])]

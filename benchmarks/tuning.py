@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 SEED = 1
+# kernels that start without a schedule, so that what is compared is the search
+KERNELS = {"layout": "plain", "weights": "plain", "math": "libm"}
 ROUNDS = 15
 
 
@@ -122,7 +124,7 @@ def tune_peer(model: str, folder: Path, trials: int) -> dict[str, Any]:
     from tvmflow.stages import _lowering
 
     target = tvm.target.Target(target_here())
-    lowered = _lowering.lower(load(model, folder).mod, target)
+    lowered = _lowering.lower(load(model, folder).mod, target, KERNELS)
     started = time.monotonic()
     database = tune_relax(
         lowered, {}, target, str(folder / "peer"), max_trials_global=trials, seed=SEED
@@ -135,7 +137,7 @@ def tune_ours(model: str, folder: Path, seconds: float) -> dict[str, Any]:
     """Our search on an empty ledger, for as long."""
     from tvmflow import tools
     from tvmflow.executors.nursery import Nursery
-    from tvmflow.stages import _lowering
+    from tvmflow.stages import _kernels, _lowering
     from tvmflow.targets.host import read_host
     from tvmflow.tuning import bench, measure, search
     from tvmflow.tuning.budget import Rules
@@ -143,7 +145,7 @@ def tune_ours(model: str, folder: Path, seconds: float) -> dict[str, Any]:
     from tvmflow.tuning.workloads import workloads_of
 
     target, host = target_here(), read_host()
-    lowered = _lowering.lower(load(model, folder).mod, _lowering.make_target(target))
+    lowered = _lowering.lower(load(model, folder).mod, _lowering.make_target(target), KERNELS)
     tasks = [
         search.Task(each.key, each.names[0], each.weight, each.flops, each.mod)
         for each in workloads_of(lowered)
@@ -155,7 +157,9 @@ def tune_ours(model: str, folder: Path, seconds: float) -> dict[str, Any]:
         Rules(10**9), SEED, "evolutionary", "xgb", measure.Timing(0, 3, 40), 30.0, seconds
     )
     about = {"arch": host.arch, "model": host.model, "cores": host.cores}
-    site = bench.Site(target, device, folder / "locks", "benchmark", about, None)
+    site = bench.Site(
+        target, _kernels.NO_SCHEDULES, device, folder / "locks", "benchmark", about, None
+    )
     measure.load_intrinsics(target)
     started = time.monotonic()
     with Nursery.fork() as nursery:
@@ -184,8 +188,8 @@ def compare(model: str, folder: Path) -> dict[str, Any]:
     loaded = load(model, folder)
     mapping = target_here()
     target = _lowering.make_target(mapping)
-    lowered = _lowering.lower(loaded.mod, target)
-    weights = _lowering.fold_weights(loaded.mod, loaded.params)
+    lowered = _lowering.lower(loaded.mod, target, KERNELS)
+    weights = _lowering.fold_weights(loaded.mod, loaded.params, target, KERNELS)
     database = ms.database.JSONDatabase(work_dir=str(folder / "peer"))
     with target, database:
         peer = relax.transform.MetaScheduleApplyDatabase()(lowered)

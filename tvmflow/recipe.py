@@ -337,7 +337,7 @@ class Kernels(_Part):
     )
     math: Literal["vector", "libm"] = Field(
         default="vector",
-        description="`vector`: exp, sigmoid, tanh and erf as vector code, within 6 units in the last place. "
+        description="`vector`: exp, sigmoid, tanh and erf as vector code, within 8 units in the last place. "
         "`libm`: calls of the C library.",
     )
     schedules: Literal["rules", "none"] = Field(

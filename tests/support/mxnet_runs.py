@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.kernels import outputs
 from tvmflow.frontends import mxnet as frontend
 from tvmflow.frontends._base import LoadedModel
 from tvmflow.values import TensorSpec
@@ -49,17 +50,7 @@ def specs(feed: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
 
 def compute(model: LoadedModel, feed: Mapping[str, Array]) -> list[Array]:
     """The outputs of an imported model, compiled for this machine without tuning."""
-    import tvm
-    from tvm import relax
-
-    target = tvm.target.Target({"kind": "llvm"})
-    with target:
-        mod = relax.transform.DecomposeOpsForInference()(model.mod)
-        mod = relax.get_pipeline("zero")(mod)
-    machine = relax.VirtualMachine(tvm.compile(mod, target), tvm.cpu())
-    arrays = [*(feed[spec.name] for spec in model.inputs), *model.params.values()]
-    result = machine["main"](*[tvm.runtime.tensor(np.asarray(a, order="C")) for a in arrays])
-    return [value.numpy() for value in ([result] if hasattr(result, "numpy") else list(result))]
+    return outputs(model, feed)
 
 
 def compare(folder: Path, name: str, rtol: float, atol: float) -> None:

@@ -63,6 +63,21 @@ def _variables(expr: Any) -> list[Any]:
     return found
 
 
+def outputs_of(function: relax.Function) -> list[Any]:
+    """What a function returns, each with the names that it was given on the way taken off."""
+    values = Facts(function).values
+
+    def origin(expr: Any) -> Any:
+        while isinstance(values.get(expr), relax.Var):
+            expr = values[expr]
+        return expr
+
+    result = origin(function.body.body)
+    result = values.get(result, result)
+    fields = list(result.fields) if isinstance(result, relax.Tuple) else [function.body.body]
+    return [origin(field) for field in fields]
+
+
 def is_straight(mod: tvm.IRModule) -> bool:
     """Whether `main` is one sequence of bindings without control flow."""
     blocks = mod["main"].body.blocks

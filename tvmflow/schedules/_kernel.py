@@ -54,7 +54,11 @@ def plain_blocks(schedule: Schedule) -> list[Block]:
 
 
 def _handles(schedule: Schedule) -> list[Any]:
-    return list(schedule.get_child_blocks(schedule.get_sblock(_ROOT)))
+    try:
+        return list(schedule.get_child_blocks(schedule.get_sblock(_ROOT)))
+    except RuntimeError:
+        # plain loops without a block
+        return []
 
 
 def _block(schedule: Schedule, handle: Any) -> Block | None:
@@ -69,7 +73,7 @@ def _block(schedule: Schedule, handle: Any) -> Block | None:
         and spatial + reduced == axes
         and len(values) == len(loops) == len(axes)
         and all(value.same_as(loop.loop_var) for value, loop in zip(values, loops, strict=True))
-        and all(isinstance(axis.dom.extent, tirx.IntImm) for axis in axes)
+        and all(isinstance(n, tirx.IntImm) and int(n) > 0 for n in (a.dom.extent for a in axes))
         and isinstance(stmt.body, tirx.BufferStore)
         and len(stmt.body.indices) == len(spatial)
         and all(
@@ -128,8 +132,8 @@ def _mentions(expr: Any, var: Any) -> bool:
     return bool(found)
 
 
-def stride(load: Any, axes: Sequence[Any], var: Any) -> int:
-    """By how many elements an access moves when an axis goes from 0 to 1, the others being 0."""
+def stride(load: Any, axes: Sequence[Any], var: Any) -> int | None:
+    """By how many elements an access moves when an axis goes from 0 to 1, the others being 0; None where data decide."""
     places = []
     at = tirx.IndexMap(list(axes), list(load.indices), None)
     for value in (0, 1):
@@ -137,6 +141,8 @@ def stride(load: Any, axes: Sequence[Any], var: Any) -> int:
         flat = 0
         indices = at.map_indices([tirx.IntImm("int64", each) for each in point])
         for index, extent in zip(indices, load.source.shape, strict=True):
+            if not isinstance(index, tirx.IntImm):
+                return None
             flat = flat * int(extent) + int(index)
         places.append(flat)
     return places[1] - places[0]

@@ -98,14 +98,15 @@ def axes_of(block: Block, machine: Machine) -> Axes | None:
 
 def tiles(block: Block, pad: Block | None, axes: Axes, machine: Machine) -> Iterator[Tile]:
     """All tiles that fit the registers, the most promising first."""
-    outside = axes.weight_bytes > machine.l2 * 3 // 4
+    outside = axes.weight_bytes > machine.l2 * 3 // 4 and axes.data is not None
     shapes = sorted(_shapes(block, axes, machine), reverse=True)
     rows = _rows(block, pad, axes, machine)
     for _, vectors, points in shapes:
         yield Tile(vectors, points, outside, 0 if outside else rows[0])
+    has_order = bool(axes.weights) and axes.data is not None
     for _, vectors, points in shapes:
-        for height in {*rows, 0}:
-            for weights_outside in {height == 0, False}:
+        for height in dict.fromkeys((*rows, 0)):
+            for weights_outside in (False, True) if height == 0 and has_order else (False,):
                 if (weights_outside, height) != (outside, 0 if outside else rows[0]):
                     yield Tile(vectors, points, weights_outside, height)
 

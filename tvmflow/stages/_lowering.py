@@ -14,6 +14,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvmflow import schedules
+from tvmflow.passes._function import Facts, outputs_of
 from tvmflow.passes.blocked import block_layouts
 from tvmflow.passes.norms import fold_norms
 from tvmflow.passes.packed import pack_matmuls
@@ -60,9 +62,12 @@ def _split(mod: tvm.IRModule) -> tuple[tvm.IRModule, tvm.IRModule | None]:
     """`(inference, weight arithmetic)`: what depends on weights alone moves into a function of its own.
 
     A batch norm's `sqrt(var + eps)` is computed once when the library is built, not on each call.
-    The second part is None when the model has no weights.
+    The second part is None when the model has no weights, or gives some of them as they are: TVM's
+    pass would lose those.
     """
-    if len(mod["main"].params) == int(mod["main"].attrs["num_input"]):
+    main = mod["main"]
+    has_weights = len(main.params) > int(main.attrs["num_input"])
+    if not has_weights or any(map(Facts(main).is_weight, outputs_of(main))):
         return mod, None
     lifted = relax.transform.LiftTransformParams()(mod)
     return _only(lifted, "main"), _only(lifted, "main_transform_params")
@@ -123,7 +128,7 @@ def fold_weights(
     arrays = [tvm.runtime.tensor(params[name]) for name in names]
     _, weights = _split(simple)
     if weights is None:
-        return []
+        return arrays
     library = tvm.compile(weights, tvm.target.Target(_FOLDING_TARGET))
     folded = relax.VirtualMachine(library, tvm.cpu())["main"](arrays)
     return list(folded)
@@ -148,6 +153,21 @@ def compile_with_weights(
     bound = relax.transform.BindParams("main", dict(zip(params, weights, strict=True)))(lowered)
     with target:
         return tvm.compile(bound, target)
+
+
+def compile_untuned(
+    mod: tvm.IRModule,
+    params: Mapping[str, np.ndarray[Any, Any]],
+    target: Mapping[str, Any],
+    kernels: Mapping[str, Any],
+    rules: int,
+) -> relax.VMExecutable:
+    """An imported model as a library that nothing was searched for; `rules` as in `_kernels.schedules`."""
+    made = make_target(target)
+    lowered, _ = schedules.schedule_rest(
+        lower(mod, made, kernels), schedules.machine_of(target, rules)
+    )
+    return compile_with_weights(lowered, fold_weights(mod, params, made, kernels), made)
 
 
 def kernel_names(lowered: tvm.IRModule) -> list[str]:

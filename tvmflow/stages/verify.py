@@ -341,18 +341,13 @@ def _measure(subject: Module | Reference, feed: Feed, repeat: int) -> list[float
 
 def _untuned(module: Module, settings: Mapping[str, Any], ctx: StageContext) -> Module:
     """The same model with the schedules that it has without tuning, compiled in this process."""
-    from tvmflow import schedules
     from tvmflow.runtime import Module
     from tvmflow.stages import _lowering
 
-    target = _lowering.make_target(settings["target"]["tvm"])
     mod = _lowering.load_ir(ctx.inputs["import/model.json"])
     params = _lowering.load_weights(ctx.inputs["import/params.safetensors"])
-    machine = schedules.machine_of(settings["target"]["tvm"], settings["schedules"])
-    lowered = _lowering.lower(mod, target, settings["lowering"])
-    lowered, _ = schedules.schedule_rest(lowered, machine)
-    weights = _lowering.fold_weights(mod, params, target, settings["lowering"])
-    library = _lowering.compile_with_weights(lowered, weights, target)
+    target, kernels = settings["target"]["tvm"], settings["lowering"]
+    library = _lowering.compile_untuned(mod, params, target, kernels, settings["schedules"])
     signature = json.loads(ctx.inputs["import/signature.json"].read_text())
     return Module(library.jit(), signature, module.manifest)
 

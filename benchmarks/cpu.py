@@ -1,0 +1,249 @@
+"""Libraries on this machine's CPU against ONNX Runtime: untuned, tuned, and as TVM's own pipeline leaves them.
+
+    python benchmarks/cpu.py [--model NAME ...] [--minutes M] [--rounds N] [--json FILE]
+
+Each model goes through `tvmflow run` twice, without a search and with one of `--minutes` (0:
+only without). All libraries are then called in turns, with as many threads each as there are
+cores, and the medians are compared. TVM's zero pipeline is called a few times only: it takes
+seconds. Networks have seeded weights (see `_nets.py`); `ultraface` and `ultraface-raw` are real
+and need TVMFLOW_TEST_MODELS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+_REAL: Final = {
+    "ultraface": "ultraface/version-RFB-320.onnx",
+    "ultraface-raw": "ultraface/version-RFB-320_without_postprocessing.onnx",
+}
+_RECIPE: Final = """\
+recipe: 1
+name: {name}
+model: {{onnx: {name}.onnx}}
+tune: {{{tune}}}
+verify: {{against: none}}
+"""
+_ZERO_ROUNDS: Final = 3
+
+
+def write_model(name: str, path: Path) -> bool:
+    """Write a model's file; whether there is one."""
+    if name in _REAL:
+        folder = os.environ.get("TVMFLOW_TEST_MODELS")
+        if folder is None:
+            return False
+        path.write_bytes((Path(folder) / _REAL[name]).read_bytes())
+        return True
+    import onnx
+    from _nets import NETS
+
+    onnx.save(NETS[name](), path)
+    return True
+
+
+def build(name: str, folder: Path, tune: str, log: Path) -> tuple[Path, float]:
+    """The bundle that `tvmflow run` makes of a model, and the seconds that it took."""
+    recipe = folder / f"{name}.yaml"
+    recipe.write_text(_RECIPE.format(name=name, tune=tune))
+    out = folder / tune.replace(": ", "-")
+    words = ["run", recipe.name, "--dist", str(out), "--store", str(folder / "store")]
+    started = time.monotonic()
+    with log.open("ab") as sink:
+        subprocess.run(
+            [sys.executable, "-m", "tvmflow", *words],
+            cwd=folder,
+            stdout=sink,
+            stderr=sink,
+            check=True,
+        )
+    (bundle,) = out.rglob("*.tvmflow")
+    return bundle, time.monotonic() - started
+
+
+# ---------------------------------------------------------------- in a process of its own
+
+
+def compare(model: str, bundles: dict[str, str], rounds: int) -> dict[str, Any]:
+    """Medians of seconds of a call, by library, called in turns; and how far the results are apart."""
+    import numpy as np
+    import onnxruntime
+
+    from tvmflow import runtime
+
+    cores = os.cpu_count() or 1
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = cores
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    random = np.random.default_rng(0)
+    feed = {
+        each.name: random.standard_normal(each.shape).astype(np.float32)
+        for each in session.get_inputs()
+    }
+    libraries: dict[str, Callable[[], Any]] = {"ort": lambda: session.run(None, feed)}
+    for label, path in bundles.items():
+        module = runtime.load(path)
+        libraries[label] = lambda module=module: list(module.run(feed).values())
+    expected = libraries["ort"]()
+    error = {
+        label: max(
+            float(np.abs(a - b).max() / (np.abs(b).max() or 1.0))
+            for a, b in zip(call(), expected, strict=True)
+        )
+        for label, call in libraries.items()
+    }
+    seconds: dict[str, list[float]] = {label: [] for label in libraries}
+    for turn in range(rounds):
+        order = list(libraries.items())
+        for label, call in order if turn % 2 else reversed(order):
+            call()
+            started = time.perf_counter()
+            call()
+            seconds[label].append(time.perf_counter() - started)
+    return {
+        "ms": {label: statistics.median(each) * 1e3 for label, each in seconds.items()},
+        "error": error,
+    }
+
+
+def zero(model: str) -> dict[str, Any]:
+    """Milliseconds of a call of what TVM's importer and its zero pipeline make of a model, untuned."""
+    import numpy as np
+    import onnx
+    import tvm
+    from tvm import relax
+    from tvm.relax.frontend.onnx import from_onnx
+
+    made = onnx.load(model)
+    mod = from_onnx(made, keep_params_in_input=False)
+    target = tvm.target.Target.from_device("cpu")
+    with target:
+        library = tvm.compile(relax.get_pipeline("zero")(mod), target)
+    machine = relax.VirtualMachine(library, tvm.cpu())
+    random = np.random.default_rng(0)
+    values = [
+        tvm.runtime.tensor(
+            random.standard_normal([int(n) for n in var.ty.shape]).astype(np.float32)
+        )
+        for var in mod["main"].params
+    ]
+    seconds = []
+    for _ in range(_ZERO_ROUNDS):
+        started = time.perf_counter()
+        machine["main"](*values)
+        seconds.append(time.perf_counter() - started)
+    return {"ms": statistics.median(seconds) * 1e3}
+
+
+def in_child(step: str, *words: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", step, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TVM_NUM_THREADS": str(os.cpu_count() or 1)},
+    )
+    if done.returncode:
+        return {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def child(step: str, *words: str) -> None:
+    if step == "zero":
+        found = zero(*words)
+    else:
+        found = compare(words[0], json.loads(words[1]), int(words[2]))
+    print(json.dumps(found))
+
+
+# ---------------------------------------------------------------- the table
+
+
+def measure(name: str, folder: Path, minutes: float, rounds: int) -> dict[str, Any] | None:
+    model = folder / f"{name}.onnx"
+    if not write_model(name, model):
+        return None
+    log = folder / "log"
+    bundles, took = {}, {}
+    budgets = {"untuned": "trials: 0", **({"tuned": f"minutes: {minutes:g}"} if minutes else {})}
+    for label, tune in budgets.items():
+        bundle, took[label] = build(name, folder, tune, log)
+        bundles[label] = str(bundle)
+    found = in_child("compare", str(model), json.dumps(bundles), str(rounds))
+    if "failed" in found:
+        raise SystemExit(f"{name}: {found['failed']}")
+    found["zero"] = in_child("zero", str(model)).get("ms")
+    found["seconds"] = took
+    return found
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    ms = found["ms"]
+    line = f"{name:<14} {ms['ort']:>8.2f}"
+    for label in ("untuned", "tuned"):
+        if label in ms:
+            line += f" {ms[label]:>8.2f} {ms[label] / ms['ort']:>6.2f}×"
+        else:
+            line += f" {'–':>8} {'–':>7}"
+    zero_ms = found["zero"]
+    line += f" {zero_ms:>9.1f} {zero_ms / ms['untuned']:>6.0f}×" if zero_ms else f" {'fails':>9}"
+    print(f"{line}   {max(found['error'].values()):.1e}", flush=True)
+
+
+def main() -> None:
+    from _nets import NETS
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--model", nargs="*", default=[*NETS, *_REAL], metavar="NAME")
+    parser.add_argument("--minutes", type=float, default=20.0, metavar="M")
+    parser.add_argument("--rounds", type=int, default=41, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    print("milliseconds of a call, and times ONNX Runtime's (below 1 is faster)")
+    head = f"{'':<14} {'ORT':>8} {'untuned':>8} {'':>7} {'tuned':>8} {'':>7} {'TVM zero':>9} {'gain':>7}"
+    print(f"{head}   error", flush=True)
+    results = {}
+    for name in args.model:
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure(name, Path(folder), args.minutes, args.rounds)
+        if found is None:
+            print(f"{name:<14} skipped: TVMFLOW_TEST_MODELS is not set")
+            continue
+        results[name] = found
+        show(name, found)
+    for label in ("untuned", "tuned"):
+        ratios = [
+            each["ms"][label] / each["ms"]["ort"]
+            for each in results.values()
+            if label in each["ms"]
+        ]
+        if ratios:
+            mean = math.exp(statistics.fmean(map(math.log, ratios)))
+            print(
+                f"{label}: {mean:.2f} times ONNX Runtime's latency on the geometric mean of {len(ratios)}"
+            )
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(*sys.argv[2:])
+    else:
+        main()

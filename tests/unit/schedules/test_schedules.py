@@ -1,0 +1,232 @@
+"""Schedules by rule: each computes what the kernel computes without one, and is the same every time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tvm import te, topi
+
+from tests.support.kernels import LEVELS, host_level, level
+from tvmflow import schedules
+from tvmflow.passes import compute
+from tvmflow.schedules import Machine
+from tvmflow.tuning.measure import arguments_for, scheduled, trace_json
+
+SLOWLY = settings(
+    max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+
+def kernel(*tensors: Any) -> tvm.IRModule:
+    function = te.create_prim_func(list(tensors)).with_attr("global_symbol", "main")
+    return tvm.IRModule({"main": function})
+
+
+def convolution(
+    channels: int = 32, out: int = 48, size: int = 13, edge: int = 3, stride: int = 1
+) -> tvm.IRModule:
+    x = te.placeholder((1, channels // 16, size, size, 16), name="x")
+    w = te.placeholder((out // 16, channels // 16, edge, edge, 16, 16), name="w")
+    b = te.placeholder((1, out // 16, 1, 1, 16), name="b")
+    y = compute.conv2d(x, w, (stride,) * 2, (edge // 2,) * 4, (1, 1), 1)
+    return kernel(x, w, b, topi.nn.relu(topi.add(y, b)))
+
+
+def depthwise(size: int = 15, stride: int = 2) -> tvm.IRModule:
+    x = te.placeholder((2, 3, size, size, 16), name="x")
+    w = te.placeholder((3, 3, 3, 16), name="w")
+    return kernel(x, w, compute.depthwise_conv2d(x, w, (stride,) * 2, (1,) * 4, (1, 1)))
+
+
+def product(rows: int = 30, depth: int = 24, columns: int = 56) -> tvm.IRModule:
+    x, y = te.placeholder((2, rows, depth), name="x"), te.placeholder((2, depth, columns), name="y")
+    k = te.reduce_axis((0, depth), name="k")
+    z = te.compute((2, rows, columns), lambda b, i, j: te.sum(x[b, i, k] * y[b, k, j], axis=[k]))
+    return kernel(x, y, z)
+
+
+def rows(kind: str, *shape: int) -> tvm.IRModule:
+    x = te.placeholder(shape, name="x")
+    last = len(shape) - 1
+    made = {
+        "softmax": lambda: topi.nn.softmax(x, last),
+        "sum": lambda: topi.sum(x, last),
+        "max": lambda: topi.max(x, last, keepdims=True),
+        "mean": lambda: topi.divide(topi.sum(x, last, keepdims=True), te.const(3.0)),
+    }
+    return kernel(x, made[kind]())
+
+
+def norm() -> tvm.IRModule:
+    x, g, b = (
+        te.placeholder(s, name=n) for n, s in (("x", (3, 5, 48)), ("g", (48,)), ("b", (48,)))
+    )
+    return kernel(x, g, b, topi.nn.layer_norm(x, g, b, [2]))
+
+
+def elementwise(*shape: int) -> tvm.IRModule:
+    x, y = te.placeholder(shape, name="x"), te.placeholder(shape[-1:], name="y")
+    return kernel(x, y, topi.nn.relu(topi.add(topi.multiply(x, x), y)))
+
+
+def transposed() -> tvm.IRModule:
+    x = te.placeholder((4, 5, 48), name="x")
+    return kernel(x, topi.transpose(x, [2, 0, 1]))
+
+
+def counted() -> tvm.IRModule:
+    """Along the last axis nothing is read in vectors, and each block has a shape of its own."""
+    x = te.placeholder((7, 9), "int64", name="x")
+    return kernel(x, topi.sum(topi.cast(topi.greater(x, te.const(0, "int64")), "int64"), 0))
+
+
+KERNELS = {
+    "convolution": (convolution(), "tiled"),
+    "1x1 convolution": (convolution(edge=1), "tiled"),
+    "strided convolution": (convolution(size=17, stride=2), "tiled"),
+    "depthwise": (depthwise(), "tiled"),
+    "product": (product(), "tiled"),
+    "product of one row": (product(rows=1), "tiled"),
+    "softmax": (rows("softmax", 6, 7, 64), "rows"),
+    "softmax of odd rows": (rows("softmax", 6, 7, 5), "rows"),
+    "sum": (rows("sum", 9, 64), "rows"),
+    "largest": (rows("max", 9, 33), "rows"),
+    "mean": (rows("mean", 3, 3, 128), "rows"),
+    "norm": (norm(), "rows"),
+    "element by element": (elementwise(5, 6, 48), "flat"),
+    "odd elements": (elementwise(5, 7), "flat"),
+    "transposed": (transposed(), "flat"),
+}
+
+
+def machine_of(target: dict[str, Any]) -> Machine:
+    machine = Machine.of(target)
+    assert machine is not None
+    return machine
+
+
+def results(mod: tvm.IRModule, target: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """What a kernel writes, for arguments that are the same every time."""
+    library = tvm.compile(mod, tvm.target.Target(target))
+    arguments = arguments_for(mod)
+    library["main"](*arguments)
+    found: np.ndarray[Any, Any] = arguments[-1].numpy()
+    return found
+
+
+@pytest.mark.parametrize("mcpu", LEVELS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_default_computes_the_same(name: str, mcpu: str) -> None:
+    """On the road that is meant for it, for vectors of every length."""
+    mod, road = KERNELS[name]
+    target = level(mcpu)
+    choice = schedules.default(mod, machine_of(target))
+    assert choice is not None and choice.road == road
+    np.testing.assert_allclose(
+        results(choice.schedule.mod, target), results(mod, target), rtol=2e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, (_, road) in KERNELS.items() if road == "tiled"])
+def test_every_tile_computes_the_same(name: str) -> None:
+    """Also those that cut a row in pieces that do not fit it."""
+    mod, _ = KERNELS[name]
+    target = host_level()
+    expected = results(mod, target)
+    found = list(schedules.candidates(mod, machine_of(target)))
+    assert len({json.dumps(trace_json(each.schedule.trace)) for each in found}) == len(found) > 6
+    for choice in found[:: max(1, len(found) // 25)]:
+        np.testing.assert_allclose(
+            results(choice.schedule.mod, target), expected, rtol=2e-5, atol=1e-6
+        )
+
+
+@SLOWLY
+@given(
+    st.sampled_from([16, 32, 80]),
+    st.sampled_from([16, 48, 64]),
+    st.integers(3, 40),
+    st.sampled_from([1, 2, 3, 5]),
+    st.integers(1, 3),
+)
+def test_convolutions_of_any_size(
+    channels: int, out: int, size: int, edge: int, stride: int
+) -> None:
+    """The default for whatever fits into a vector."""
+    mod, target = convolution(channels, out, size + edge, edge, stride), host_level()
+    choice = schedules.default(mod, machine_of(target))
+    assert choice is not None
+    np.testing.assert_allclose(
+        results(choice.schedule.mod, target), results(mod, target), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_schedule_is_the_same_every_time_and_its_trace_gives_it_again(name: str) -> None:
+    """So records of them work as those of a search do."""
+    mod, _ = KERNELS[name]
+    machine = machine_of(host_level())
+    one, two = schedules.default(mod, machine), schedules.default(mod, machine)
+    assert one is not None and two is not None
+    trace = trace_json(one.schedule.trace)
+    assert trace == trace_json(two.schedule.trace)
+    tvm.ir.assert_structural_equal(scheduled(mod, trace), one.schedule.mod)
+
+
+def test_the_order_of_candidates_does_not_depend_on_how_many_are_taken() -> None:
+    """A resumed tuning goes on where it stopped."""
+    mod, _ = KERNELS["convolution"]
+    machine = machine_of(host_level())
+    some = [
+        trace_json(c.schedule.trace)
+        for c in itertools.islice(schedules.candidates(mod, machine), 5)
+    ]
+    more = [
+        trace_json(c.schedule.trace)
+        for c in itertools.islice(schedules.candidates(mod, machine), 9)
+    ]
+    assert more[:5] == some
+
+
+@pytest.mark.parametrize(
+    ("target", "lanes"),
+    [
+        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v4"}, 16),
+        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3"}, 8),
+        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v2"}, 4),
+        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, 4),
+    ],
+)
+def test_vectors_follow_the_target(target: dict[str, Any], lanes: int) -> None:
+    """Not the machine that builds; and code for the target can be made here."""
+    machine = machine_of(target)
+    assert machine.lanes == lanes
+    choice = schedules.default(convolution(), machine)
+    assert choice is not None
+    assert tvm.compile(choice.schedule.mod, tvm.target.Target(target)).mod.inspect_source("asm")
+
+
+def test_a_target_without_a_road_has_no_machine() -> None:
+    """Its kernels stay as they are, and are said to."""
+    assert (
+        Machine.of({"kind": "llvm", "mtriple": "riscv64-linux-gnu", "mcpu": "generic-rv64"}) is None
+    )
+    mod = convolution()
+    same, roads = schedules.schedule_rest(mod, None)
+    assert roads == {"main": schedules.NO_ROAD}
+    tvm.ir.assert_structural_equal(same, mod)
+
+
+def test_whole_numbers_and_odd_reductions() -> None:
+    """A kernel that no rule was made for is still right."""
+    mod, target = counted(), host_level()
+    choice = schedules.default(mod, machine_of(target))
+    assert choice is not None
+    assert (results(choice.schedule.mod, target) == results(mod, target)).all()
