@@ -123,7 +123,11 @@ class Farm:
 
     def wait_for(self, count: int, key: str = KEY) -> None:
         """Return when so many servers are free."""
-        wait_until(lambda: self._free(key) == count)
+        try:
+            wait_until(lambda: self._free(key) == count)
+        except AssertionError as error:
+            logs = "\n".join(member.log for member in self.members)
+            raise AssertionError(f"{error}; the farm says:\n{logs}") from None
 
     def _free(self, key: str) -> int:
         with contextlib.suppress(StageError):
