@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator
 
@@ -276,7 +277,11 @@ class LocalStore:
         folder = f"{self.root}/tmp"
         for name in os.listdir(folder) if os.path.isdir(folder) else ():
             with contextlib.suppress(OSError):
-                os.unlink(f"{folder}/{name}")
+                path = f"{folder}/{name}"
+                if os.path.isdir(path):
+                    _remove_tree(path)
+                else:
+                    os.unlink(path)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -310,10 +315,16 @@ class LocalStore:
     def _lock_folder(self, folder: str) -> int:
         """Lock `folder`, which whoever held it before may have removed while we waited."""
         while True:
-            os.makedirs(folder, exist_ok=True)
             try:
+                os.makedirs(folder, exist_ok=True)
                 descriptor = os.open(f"{folder}/claim", os.O_RDWR | os.O_CREAT, 0o644)
             except FileNotFoundError:
+                continue
+            except FileExistsError:
+                # the folder went away between the two looks that makedirs takes, or a file stands there
+                with contextlib.suppress(FileNotFoundError):
+                    if not stat.S_ISDIR(os.lstat(folder).st_mode):
+                        raise
                 continue
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             with contextlib.suppress(FileNotFoundError):
@@ -322,8 +333,12 @@ class LocalStore:
             os.close(descriptor)
 
     def release(self, slot: Slot) -> None:
-        """Give up a claimed slot whose result turned out to be there already."""
-        _remove_tree(slot.folder)
+        """Give up a claimed slot: its result is in the store."""
+        # moved away first: whoever waits for this key may fill a folder of the same name at once
+        aside = self._temporary()
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(slot.folder, aside)
+        _remove_tree(aside)
 
     def publish(
         self, slot: Slot, key: StageKey, facts: dict[str, Json], seconds: float
@@ -344,7 +359,7 @@ class LocalStore:
             ).encode()
             content = hashlib.sha256(body).hexdigest().encode() + b"\n" + body
             self._write_aside(content, self._action_path(key.digest), flush=True)
-            _remove_tree(slot.folder)
+            self.release(slot)
         return Artifact(key.digest, files, facts)
 
     def add_file(self, path: str) -> str:

@@ -152,6 +152,25 @@ def test_many_processes_publishing_the_same_results_do_no_harm(store: LocalStore
         assert Path(store.checked_blob(found.files[0].digest)).read_bytes() == b"%d" % number * 999
 
 
+def test_a_claim_released_under_many_waiting_for_it_keeps_each_ones_files(store: LocalStore) -> None:
+    """Processes that claim and release one key by turns never lose a file to the one before them."""
+    workers = [
+        subprocess.Popen([sys.executable, __file__, "take_turns", store.root, str(seed)])
+        for seed in range(4)
+    ]
+    assert [worker.wait() for worker in workers] == [0, 0, 0, 0]
+
+
+def test_a_file_where_a_claim_should_be_is_named(store: LocalStore) -> None:
+    """What is no folder is left alone, and the error says where it stands."""
+    place = Path(store.root) / "work" / a_key().digest
+    place.parent.mkdir(parents=True)
+    place.write_text("mine")
+    with pytest.raises(StoreError, match="File exists"), store.claim(a_key().digest):
+        pass
+    assert place.read_text() == "mine"
+
+
 def kill_while_publishing(store: LocalStore, delay: float) -> None:
     worker = subprocess.Popen([sys.executable, __file__, "publish", store.root, "0"])
     time.sleep(delay)
@@ -241,7 +260,17 @@ def _publish_twenty(root: str, seed: int) -> None:
             store.publish(slot, key, {}, 0.0)
 
 
-COMMANDS: dict[str, Any] = {"publish": _publish_twenty}
+def _take_turns(root: str, seed: int) -> None:
+    """In a process of its own: claim one key again and again, and find what was put there."""
+    store = LocalStore(root)
+    for number in range(300):
+        with store.claim("0" * 64) as slot:
+            fill(slot, {"content": b"%d %d" % (seed, number)})
+            assert Path(slot.out, "content").read_bytes() == b"%d %d" % (seed, number)
+            store.release(slot)
+
+
+COMMANDS: dict[str, Any] = {"publish": _publish_twenty, "take_turns": _take_turns}
 
 if __name__ == "__main__":
     COMMANDS[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
