@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tvmflow.errors import RecipeError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.recipe import LoadedRecipe, Recipe
-from tvmflow.stages import STAGES, export, verify
+from tvmflow.stages import STAGES, export, pick_best, verify
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.values import Delivery, InputFile, Need, Plan, StageSpec
 
@@ -141,11 +141,15 @@ def _deliveries_of(planned: PlannedRecipe, ids: set[str]) -> list[Delivery]:
     recipe, found = planned.recipe, []
     for target in planned.targets:
         exported = _stage_id(recipe, "export", target)
+        picked = _stage_id(recipe, "pick_best", target)
         verified = _stage_id(recipe, "verify", target)
         gate = verified if verified in ids else ""
         if exported in ids:
             files = export.delivered(recipe)
             found.append(Delivery(recipe.name, target.name, exported, files, gate))
+        if picked in ids and recipe.tune.trials:
+            picture = ((pick_best.ROOFLINE, pick_best.ROOFLINE),)
+            found.append(Delivery(recipe.name, target.name, picked, picture, gate))
         if gate:
             report = ((verify.VERDICT, "verify.json"),)
             found.append(Delivery(recipe.name, target.name, verified, report, gate))

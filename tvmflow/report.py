@@ -211,9 +211,27 @@ def _describe_tasks(facts: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+_ROADS: Final = {
+    "tiled": "in register tiles",
+    "rows": "row by row",
+    "flat": "element by element",
+    "loops": "with their loops shared among the cores",
+}
+
+
+def _describe_build(facts: Mapping[str, Any]) -> list[str]:
+    roads = facts["roads"]
+    parts = [f"{facts['tuned_kernels']} tuned"] if facts["tuned_kernels"] else []
+    parts += [f"{roads[road]} {text}" for road, text in _ROADS.items() if road in roads]
+    lines = [f"{facts['kernels']} kernels: {', '.join(parts)}"] if parts else []
+    if facts["without_schedule"]:
+        lines.append(f"WITHOUT A SCHEDULE, so slow: {_named(facts['without_schedule'])}")
+    return lines
+
+
 def _describe_tune(facts: Mapping[str, Any]) -> list[str]:
     if not facts["trials"]:
-        return ["not tuned (tune.trials is 0): the library works, and is slow"]
+        return ["not tuned (tune.trials is 0)"]
     done = facts["measured"] + facts["reused"]
     failed = f", {facts['failed']} failed" if facts["failed"] else ""
     asked = "" if facts["stopped"] == "time" else f"of {facts['trials']} "
@@ -243,20 +261,21 @@ def _describe_pick_best(facts: Mapping[str, Any]) -> list[str]:
         f"all of them: {latency_text(facts['untuned_us'] / 1e6)} untuned, "
         f"{latency_text(facts['tuned_us'] / 1e6)} tuned ({facts['speedup']:.3g} times as fast)"
     ]
+    peak = facts["peak_gflops"]
+    ceiling = f" (this machine can do {peak:.0f} GFLOPS)" if peak else ""
     rows = facts["kernels"][:_SHOWN_KERNELS]
     if rows:
         lines.append(
-            "what each kernel takes in one inference, the longest first\n" + _kernel_table(rows)
+            f"what each kernel takes in one inference, the longest first{ceiling}\n"
+            + _kernel_table(rows, peak)
         )
     if facts["untried"]:
         lines.append(f"{facts['untried']} workloads have no trial that worked: they stay untuned")
     return lines + [f"not measured again: {name}: {why}" for name, why in facts["errors"].items()]
 
 
-def _kernel_table(kernels: Sequence[Mapping[str, Any]]) -> str:
-    head = (
-        f"    {'':<48} {'calls':>5} {'untuned':>9} {'tuned':>9} {'gain':>6} {'saved a minute':>15}"
-    )
+def _kernel_table(kernels: Sequence[Mapping[str, Any]], peak: float | None) -> str:
+    head = f"    {'':<48} {'calls':>5} {'untuned':>9} {'tuned':>9} {'gain':>6} {'GFLOPS':>11} {'saved a minute':>15}"
     lines = [head]
     for kernel in kernels:
         name, calls, untuned = kernel["name"], kernel["calls"], kernel["untuned_us"]
@@ -265,9 +284,17 @@ def _kernel_table(kernels: Sequence[Mapping[str, Any]]) -> str:
         short = name if len(name) <= 48 else f"{name[:45]}..."
         lines.append(
             f"    {short:<48} {calls:>5} {latency_text(calls * untuned / 1e6):>9} "
-            f"{latency_text(calls * tuned / 1e6):>9} {gain:>6} {_rate(kernel, untuned - tuned):>15}"
+            f"{latency_text(calls * tuned / 1e6):>9} {gain:>6} {_reached(kernel, tuned, peak):>11} "
+            f"{_rate(kernel, untuned - tuned):>15}"
         )
     return "\n".join(lines)
+
+
+def _reached(kernel: Mapping[str, Any], us: float, peak: float | None) -> str:
+    """GFLOPS, and their share of the machine's peak."""
+    gflops = kernel["flops"] / us / 1e3 if us else 0.0
+    share = f" ({gflops / peak:.0%})" if peak else ""
+    return f"{gflops:.0f}{share}" if gflops >= 1 else "–"
 
 
 def _rate(kernel: Mapping[str, Any], saved_us: float) -> str:
@@ -294,5 +321,6 @@ _DESCRIBE: Final = {
     "extract_tasks": _describe_tasks,
     "tune": _describe_tune,
     "pick_best": _describe_pick_best,
+    "build": _describe_build,
     "verify": _describe_verify,
 }

@@ -19,7 +19,7 @@ def test_from_a_recipe_to_a_verified_library_and_then_nothing(project: Project) 
     assert first.code == 0, first.out + first.err
     assert [label.partition("/")[0] for label in first.ran] == list(STAGES)
     delivered = sorted(Path(path).name for path in first.events[-1]["delivered"])
-    assert delivered == ["tiny.so", "tiny.tvmflow", "verify.json"]
+    assert delivered == ["roofline.svg", "tiny.so", "tiny.tvmflow", "verify.json"]
     assert all((project.folder / path).is_file() for path in first.events[-1]["delivered"])
     verdict = json.loads((project.folder / "dist/tiny/host/verify.json").read_text())
     assert verdict["passed"]

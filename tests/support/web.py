@@ -77,8 +77,10 @@ def serving(body: bytes) -> Iterator[Web]:
                 rest = rest[: web.break_after.pop(0)]
             with contextlib.suppress(ConnectionError):
                 for at in range(0, len(rest), 1 << 16):
-                    self.wfile.write(rest[at : at + (1 << 16)])
-                    web.served += len(rest[at : at + (1 << 16)])
+                    piece = rest[at : at + (1 << 16)]
+                    # counted first: whoever has the last byte may look at once
+                    web.served += len(piece)
+                    self.wfile.write(piece)
                     time.sleep(web.slow_s)
 
         def log_message(self, *_: object) -> None:

@@ -126,9 +126,10 @@ def test_what_tuning_bought_is_told() -> None:
         "untuned_us": 200.0,
         "tuned_us": 50.0,
         "speedup": 4.0,
+        "peak_gflops": 250.0,
         "kernels": [
-            {"name": "conv", "calls": 2, "untuned_us": 90.0, "tuned_us": 15.0},
-            {"name": "pool", "calls": 1, "untuned_us": 20.0, "tuned_us": None},
+            {"name": "conv", "calls": 2, "flops": 3e6, "untuned_us": 90.0, "tuned_us": 15.0},
+            {"name": "pool", "calls": 1, "flops": 0, "untuned_us": 20.0, "tuned_us": None},
         ],
         "errors": {},
     }
@@ -137,8 +138,8 @@ def test_what_tuning_bought_is_told() -> None:
     assert "1 of 3 workloads tuned, 90% of their time" in text
     assert "200 µs untuned, 50 µs tuned (4 times as fast)" in text
     rows = [line.split() for line in text.splitlines() if line.startswith("    ")]
-    assert rows[1] == ["conv", "2", "180", "µs", "30", "µs", "6×", "300", "µs"]
-    assert rows[2] == ["pool", "1", "20", "µs", "20", "µs", "–", "–"]
+    assert rows[1] == ["conv", "2", "180", "µs", "30", "µs", "6×", "200", "(80%)", "300", "µs"]
+    assert rows[2] == ["pool", "1", "20", "µs", "20", "µs", "–", "–", "–"]
     assert "1 workloads have no trial that worked" in text
 
 

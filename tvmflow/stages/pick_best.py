@@ -14,7 +14,7 @@ from tvmflow.stages._base import StageContext
 if TYPE_CHECKING:
     from tvmflow.executors.nursery import Nursery
 
-VERSION: Final = 1
+VERSION: Final = 2
 SCOPE: Final[Literal["model", "target"]] = "target"
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "extract_tasks": ("tasks.json", "workloads.json"),
@@ -25,6 +25,7 @@ TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
 TIMEOUT_S: Final = 3600.0
 
 CHOSEN: Final = "chosen.json"
+ROOFLINE: Final = "roofline.svg"
 FINALISTS: Final = "finalists.json"
 
 _ROUNDS: Final = 9
@@ -62,16 +63,18 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
 def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     """Write the winner's trace for every workload that tuning makes faster, and all the timings apart."""
     from tvmflow.executors.nursery import Nursery
-    from tvmflow.tuning import measure
+    from tvmflow.tuning import measure, roofline
 
     records = json.loads(ctx.inputs["tune/records.json"].read_text())
     tasks = [each for each in _read(ctx.inputs, "tasks.json") if each["tunable"]]
     chosen: dict[str, Any] = {}
     report: dict[str, Any] = {}
+    peak: float | None = None
     if records:
         modules = _read(ctx.inputs, "workloads.json")
         measure.load_intrinsics(settings["target"])
         with Nursery.fork() as nursery:
+            peak = _peak(settings, ctx, nursery)
             for done, task in enumerate(tasks, 1):
                 key = task["key"]
                 trials = records.get(key, [])
@@ -98,7 +101,8 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
         )
     (ctx.out / CHOSEN).write_text(json.dumps(chosen, indent=1, sort_keys=True))
     (ctx.out / FINALISTS).write_text(json.dumps(report, indent=1, sort_keys=True))
-    facts = _facts(tasks, report)
+    facts = {**_facts(tasks, report), "peak_gflops": peak}
+    (ctx.out / ROOFLINE).write_text(roofline.picture(facts["kernels"], peak))
     wanted = settings["tune"].get("min_coverage")
     if wanted is not None and facts["coverage"] < wanted:
         raise VerifyFailed(
@@ -154,6 +158,23 @@ def _measure(
     return dict(outcome.value) if outcome.kind == "ok" else {"error": outcome.message}
 
 
+def _peak(settings: Mapping[str, Any], ctx: StageContext, nursery: Nursery) -> float | None:
+    """What this machine can do at most, in GFLOPS; None where kernels run elsewhere or it cannot be said."""
+    from tvmflow.targets import devices
+
+    if "remote" in settings:
+        return None
+    with devices.exclusive(ctx.locks, settings["device"]):
+        outcome = nursery.call(
+            "tvmflow.tuning.roofline:measure_peak",
+            {"target": settings["target"]},
+            timeout_s=settings["tune"]["trial_timeout_s"],
+            log=ctx.work / "finalists.log",
+            emit=lambda _: None,
+        )
+    return outcome.value["gflops"] if outcome.kind == "ok" else None
+
+
 def _judge(
     task: Mapping[str, Any], measured: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
 ) -> tuple[str | None, dict[str, Any]]:
@@ -174,6 +195,7 @@ def _judge(
         {
             "name": task["names"][0],
             "weight": task["weight"],
+            "flops": task["flops"],
             "road": measured.get("road", "none"),
             "untuned_us": None if untuned is None else untuned * 1e6,
             "tuned_us": median(winner.samples) * 1e6 if winner else None,
@@ -242,6 +264,7 @@ def _facts(tasks: Sequence[Any], report: Mapping[str, Mapping[str, Any]]) -> dic
             {
                 "name": each["name"],
                 "calls": each["weight"],
+                "flops": each["flops"],
                 "untuned_us": round(each["untuned_us"], 3),
                 "tuned_us": None if each["tuned_us"] is None else round(each["tuned_us"], 3),
             }

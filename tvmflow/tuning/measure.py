@@ -125,7 +125,7 @@ def measure_one(payload: Json, send: Send) -> Json:
             kernel = build(mod, payload["target"])
             arguments = arguments_for(mod)
         with clock.phase("run", ask=True):
-            _use_threads(payload["target"])
+            use_threads(payload["target"])
             began = time.time()
             run_secs = race(kernel, arguments, Timing(**payload["timing"]), payload["best_s"])
             ran = [began, time.time()]
@@ -150,7 +150,7 @@ def measure_finalists(payload: Json, send: Send) -> Json:
     plain, road = prepared(mod, None, payload)
     untuned = build(plain, payload["target"])
     kernels = [_build_or_none(mod, trace, payload["target"]) for trace in payload["traces"]]
-    _use_threads(payload["target"])
+    use_threads(payload["target"])
     arguments = arguments_for(mod)
     return {"road": road, **take_turns(untuned, kernels, arguments, timing, payload["rounds"])}
 
@@ -160,7 +160,7 @@ def take_turns(
 ) -> Json:
     """The times that `measure_finalists` gives, of kernels that are built; None stands for one that could not be."""
     # one call of a kernel without a schedule can take seconds, and then one is enough
-    untuned_secs = _time(untuned, arguments, Timing(number=1, repeat=1, min_repeat_ms=0))
+    untuned_secs = time_kernel(untuned, arguments, Timing(number=1, repeat=1, min_repeat_ms=0))
     is_slow = untuned_secs[0] > _SLOW_S
     baseline = timing._replace(number=1, repeat=3)
     secs: list[list[float]] = [[] for _ in kernels]
@@ -168,9 +168,9 @@ def take_turns(
         # every second round runs backwards, so that nobody always follows the same neighbour
         order = [(place, kernel) for place, kernel in enumerate(kernels) if kernel is not None]
         for place, kernel in order if turn % 2 == 0 else reversed(order):
-            secs[place] += _time(kernel, arguments, timing._replace(repeat=1))
+            secs[place] += time_kernel(kernel, arguments, timing._replace(repeat=1))
         if not is_slow and turn in (0, rounds - 1):
-            untuned_secs += _time(untuned, arguments, baseline)
+            untuned_secs += time_kernel(untuned, arguments, baseline)
     return {"untuned": untuned_secs, "secs": secs}
 
 
@@ -209,7 +209,7 @@ def build(mod: tvm.IRModule, target: Mapping[str, Json]) -> Any:
     return tvm.tirx.build(mod, target=tvm.target.Target(dict(target)))
 
 
-def _use_threads(target: Mapping[str, Json]) -> None:
+def use_threads(target: Mapping[str, Json]) -> None:
     """Run kernels with as many threads as they are tuned for.
 
     TVM reads this when its pool starts, and would otherwise obey OMP_NUM_THREADS or take half of
@@ -218,7 +218,8 @@ def _use_threads(target: Mapping[str, Json]) -> None:
     os.environ["TVM_NUM_THREADS"] = str(target.get("num-cores", os.cpu_count() or 1))
 
 
-def _time(kernel: Any, arguments: list[Any], timing: Timing) -> list[float]:
+def time_kernel(kernel: Any, arguments: list[Any], timing: Timing) -> list[float]:
+    """Seconds of a call, one number for each repeat."""
     evaluate = kernel.time_evaluator(
         "main",
         tvm.cpu(),
@@ -233,7 +234,7 @@ def _time(kernel: Any, arguments: list[Any], timing: Timing) -> list[float]:
 def race(kernel: Any, arguments: list[Any], timing: Timing, best_s: float | None) -> list[float]:
     """Seconds of each repeat: a short look for a hopeless candidate, more than asked for when a good one is noisy."""
     look = timing._replace(repeat=1, min_repeat_ms=timing.min_repeat_ms // _LOOK)
-    seconds = _time(kernel, arguments, look)
+    seconds = time_kernel(kernel, arguments, look)
     if best_s is not None and seconds[0] > _HOPELESS * best_s:
         return seconds
     # how many calls fill a repeat is known now: nothing has to be tried out again
@@ -241,7 +242,7 @@ def race(kernel: Any, arguments: list[Any], timing: Timing, best_s: float | None
     steady = timing._replace(number=number, min_repeat_ms=0)
     seconds = []
     for _ in range(_MOST_TURNS):
-        seconds += _time(kernel, arguments, steady)
+        seconds += time_kernel(kernel, arguments, steady)
         is_good = best_s is None or min(seconds) < best_s
         if not is_good or max(seconds) - min(seconds) <= _NOISY * min(seconds):
             break

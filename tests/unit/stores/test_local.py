@@ -152,7 +152,9 @@ def test_many_processes_publishing_the_same_results_do_no_harm(store: LocalStore
         assert Path(store.checked_blob(found.files[0].digest)).read_bytes() == b"%d" % number * 999
 
 
-def test_a_claim_released_under_many_waiting_for_it_keeps_each_ones_files(store: LocalStore) -> None:
+def test_a_claim_released_under_many_waiting_for_it_keeps_each_ones_files(
+    store: LocalStore,
+) -> None:
     """Processes that claim and release one key by turns never lose a file to the one before them."""
     workers = [
         subprocess.Popen([sys.executable, __file__, "take_turns", store.root, str(seed)])
