@@ -3,8 +3,8 @@
     python benchmarks/cpu.py [--model NAME ...] [--minutes M] [--rounds N] [--json FILE]
 
 Each model goes through `tvmflow run` twice, without a search and with one of `--minutes` (0:
-only without). All libraries are then called in turns, with as many threads each as there are
-cores, and the medians are compared. TVM's zero pipeline is called a few times only: it takes
+only without). All libraries are then called in turns, each in a process of its own with as many
+threads as there are cores, and the medians are compared. TVM's zero pipeline is called a few times only: it takes
 seconds. Networks have seeded weights (see `_nets.py`); `ultraface` and `ultraface-raw` are real
 and need TVMFLOW_TEST_MODELS.
 """
@@ -39,6 +39,8 @@ tune: {{{tune}}}
 verify: {{against: none}}
 """
 _ZERO_ROUNDS: Final = 3
+_WARM: Final = 2
+_REST_S: Final = 0.4
 
 
 def write_model(name: str, path: Path) -> bool:
@@ -75,15 +77,17 @@ def build(name: str, folder: Path, tune: str, log: Path) -> tuple[Path, float]:
     return bundle, time.monotonic() - started
 
 
-# ---------------------------------------------------------------- in a process of its own
+# ---------------------------------------------------------------- in processes of their own
 
 
-def compare(model: str, bundles: dict[str, str], rounds: int) -> dict[str, Any]:
-    """Medians of seconds of a call, by library, called in turns; and how far the results are apart."""
+def serve(model: str, library: str) -> None:
+    """Load a library (a bundle, or `ort`) and give the seconds of a call for each line that is read; first its results.
+
+    Each runtime has a process of its own: their threads spin and are bound to cores, and two of them in one
+    process take each other's time.
+    """
     import numpy as np
     import onnxruntime
-
-    from tvmflow import runtime
 
     cores = os.cpu_count() or 1
     options = onnxruntime.SessionOptions()
@@ -95,26 +99,69 @@ def compare(model: str, bundles: dict[str, str], rounds: int) -> dict[str, Any]:
         each.name: random.standard_normal(each.shape).astype(np.float32)
         for each in session.get_inputs()
     }
-    libraries: dict[str, Callable[[], Any]] = {"ort": lambda: session.run(None, feed)}
-    for label, path in bundles.items():
-        module = runtime.load(path)
-        libraries[label] = lambda module=module: list(module.run(feed).values())
-    expected = libraries["ort"]()
+    if library == "ort":
+        call: Callable[[], list[Any]] = lambda: session.run(None, feed)  # noqa: E731
+    else:
+        from tvmflow import runtime
+
+        del session
+        module = runtime.load(library)
+        call = lambda: list(module.run(feed).values())  # noqa: E731
+    np.savez(sys.stdin.readline().strip(), *call())
+    print(flush=True)
+    for _ in sys.stdin:
+        for _ in range(_WARM):
+            call()
+        started = time.perf_counter()
+        call()
+        print(time.perf_counter() - started, flush=True)
+
+
+def compare(model: str, bundles: dict[str, str], rounds: int) -> dict[str, Any]:
+    """Medians of seconds of a call, by library, called in turns; and how far the results are apart."""
+    import numpy as np
+
+    libraries = {"ort": "ort", **bundles}
+    servers = {
+        label: subprocess.Popen(
+            [sys.executable, __file__, "--child", "serve", model, library],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_environment(),
+        )
+        for label, library in libraries.items()
+    }
+
+    def ask(label: str, line: str) -> str:
+        server = servers[label]
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(f"{line}\n")
+        server.stdin.flush()
+        answer = server.stdout.readline()
+        # the threads of TVM spin for a fifth of a second after a call, and would take the time of the next
+        time.sleep(_REST_S)
+        return answer
+
+    with tempfile.TemporaryDirectory() as folder:
+        results = {}
+        for label in servers:
+            ask(label, f"{folder}/{label}.npz")
+            with np.load(f"{folder}/{label}.npz") as arrays:
+                results[label] = list(arrays.values())
     error = {
         label: max(
             float(np.abs(a - b).max() / (np.abs(b).max() or 1.0))
-            for a, b in zip(call(), expected, strict=True)
+            for a, b in zip(found, results["ort"], strict=True)
         )
-        for label, call in libraries.items()
+        for label, found in results.items()
     }
-    seconds: dict[str, list[float]] = {label: [] for label in libraries}
+    seconds: dict[str, list[float]] = {label: [] for label in servers}
     for turn in range(rounds):
-        order = list(libraries.items())
-        for label, call in order if turn % 2 else reversed(order):
-            call()
-            started = time.perf_counter()
-            call()
-            seconds[label].append(time.perf_counter() - started)
+        for label in list(servers)[:: 1 if turn % 2 else -1]:
+            seconds[label].append(float(ask(label, "")))
+    for server in servers.values():
+        server.communicate()
     return {
         "ms": {label: statistics.median(each) * 1e3 for label, each in seconds.items()},
         "error": error,
@@ -150,13 +197,17 @@ def zero(model: str) -> dict[str, Any]:
     return {"ms": statistics.median(seconds) * 1e3}
 
 
+def _environment() -> dict[str, str]:
+    return {**os.environ, "TVM_NUM_THREADS": str(os.cpu_count() or 1)}
+
+
 def in_child(step: str, *words: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, __file__, "--child", step, *words],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "TVM_NUM_THREADS": str(os.cpu_count() or 1)},
+        env=_environment(),
     )
     if done.returncode:
         return {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1]}
@@ -166,10 +217,9 @@ def in_child(step: str, *words: str) -> dict[str, Any]:
 
 def child(step: str, *words: str) -> None:
     if step == "zero":
-        found = zero(*words)
+        print(json.dumps(zero(*words)))
     else:
-        found = compare(words[0], json.loads(words[1]), int(words[2]))
-    print(json.dumps(found))
+        serve(*words)
 
 
 # ---------------------------------------------------------------- the table
@@ -185,9 +235,7 @@ def measure(name: str, folder: Path, minutes: float, rounds: int) -> dict[str, A
     for label, tune in budgets.items():
         bundle, took[label] = build(name, folder, tune, log)
         bundles[label] = str(bundle)
-    found = in_child("compare", str(model), json.dumps(bundles), str(rounds))
-    if "failed" in found:
-        raise SystemExit(f"{name}: {found['failed']}")
+    found = compare(str(model), bundles, rounds)
     found["zero"] = in_child("zero", str(model)).get("ms")
     found["seconds"] = took
     return found
@@ -212,7 +260,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", nargs="*", default=[*NETS, *_REAL], metavar="NAME")
     parser.add_argument("--minutes", type=float, default=20.0, metavar="M")
-    parser.add_argument("--rounds", type=int, default=41, metavar="N")
+    parser.add_argument("--rounds", type=int, default=31, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     print("milliseconds of a call, and times ONNX Runtime's (below 1 is faster)")

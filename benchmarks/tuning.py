@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 SEED = 1
 # kernels that start without a schedule, so that what is compared is the search
-KERNELS = {"layout": "plain", "weights": "plain", "math": "libm"}
+KERNELS = {"layout": "plain", "weights": "plain", "plain": [], "math": "libm"}
 ROUNDS = 15
 
 

@@ -82,15 +82,22 @@ def explain(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.recipe} has no stage '{args.stage}'", fix=f"it has: {labels}")
     decisions = [survey.decisions[spec.id] for spec in wanted]
     keys = [survey.keys.get(spec.id) for spec in wanted]
+    made = [key and store.find(key.digest) for key in keys]
+    facts = [artifact and artifact.facts for artifact in made]
     if args.json:
-        found = [
-            {**decision._asdict(), "key": key and key.digest, "depends_on": key and key.preimage}
-            for decision, key in zip(decisions, keys, strict=True)
+        stages = [
+            {
+                **decision._asdict(),
+                "key": key and key.digest,
+                "depends_on": key and key.preimage,
+                "facts": found,
+            }
+            for decision, key, found in zip(decisions, keys, facts, strict=True)
         ]
-        print(json.dumps({"stages": found}))
+        print(json.dumps({"stages": stages}))
         return EXIT_OK
-    for decision, key in zip(decisions, keys, strict=True):
-        print(explanation(decision, key))
+    for decision, key, found in zip(decisions, keys, facts, strict=True):
+        print(explanation(decision, key, found))
     return EXIT_OK
 
 

@@ -20,6 +20,7 @@ from pydantic import (
 
 from tvmflow.errors import RecipeError
 from tvmflow.mistakes import check, one_of, wrong
+from tvmflow.passes import OPERATORS
 from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.tracker import VARIABLE, split_address
 from tvmflow.values import Json
@@ -86,6 +87,7 @@ def _check_version(value: Any) -> Any:
 
 _Version = Annotated[Literal[1], BeforeValidator(_check_version)]
 _Dtype = Annotated[str, _member(_DTYPES, "a dtype"), _enum(_DTYPES)]
+_Operator = Annotated[str, _member(OPERATORS, "an operator with a road"), _enum(sorted(OPERATORS))]
 _PresetName = Annotated[str, _member(PRESETS, "a target"), _enum(sorted(PRESETS))]
 _Output = Annotated[str, _member(OUTPUT_NAMES, "an output"), _enum(OUTPUT_NAMES)]
 _StageName = Annotated[str, _member(STAGE_NAMES, "a stage"), _enum(STAGE_NAMES)]
@@ -334,6 +336,10 @@ class Kernels(_Part):
         default="packed",
         description="`packed`: the weights of matrix products are laid out in columns of vectors when the "
         "library is built. `plain`: they stay as they are.",
+    )
+    plain: list[_Operator] = Field(
+        default=[],
+        description="Operators that stay on the model's own layout and weights, whatever `layout` and `weights` say.",
     )
     math: Literal["vector", "libm"] = Field(
         default="vector",

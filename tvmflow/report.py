@@ -103,8 +103,10 @@ def summary(report: RunReport) -> str:
     return "\n".join(lines)
 
 
-def explanation(decision: Decision, key: StageKey | None) -> str:
-    """Why a stage must run or need not, and all that its result depends on."""
+def explanation(
+    decision: Decision, key: StageKey | None, facts: Mapping[str, Any] | None = None
+) -> str:
+    """Why a stage must run or need not, all that its result depends on, and what is in it (`facts`) where it is there."""
     _, _, label = decision.stage_id.partition(":")
     if key is None:
         return f"{label}: cannot be told yet: {decision.reason}"
@@ -121,6 +123,9 @@ def explanation(decision: Decision, key: StageKey | None) -> str:
     rows.append(("machine", key.preimage["machine"], ""))
     width = max(len(name) for _, name, _ in rows)
     lines += [f"    {kind:<8} {name:<{width}}  {value}".rstrip() for kind, name, value in rows]
+    for road, kernels in (facts or {}).get("roads", {}).items():
+        lines.append(f"  kernels {_ROADS.get(road, 'without a schedule')}")
+        lines += [f"    {name}" for name in kernels]
     lines.append(f"  key {key.digest}")
     return "\n".join(lines)
 
@@ -212,6 +217,7 @@ def _describe_tasks(facts: Mapping[str, Any]) -> list[str]:
 
 
 _ROADS: Final = {
+    "tuned": "tuned",
     "tiled": "in register tiles",
     "rows": "row by row",
     "flat": "element by element",
@@ -221,11 +227,10 @@ _ROADS: Final = {
 
 def _describe_build(facts: Mapping[str, Any]) -> list[str]:
     roads = facts["roads"]
-    parts = [f"{facts['tuned_kernels']} tuned"] if facts["tuned_kernels"] else []
-    parts += [f"{roads[road]} {text}" for road, text in _ROADS.items() if road in roads]
+    parts = [f"{len(roads[road])} {text}" for road, text in _ROADS.items() if road in roads]
     lines = [f"{facts['kernels']} kernels: {', '.join(parts)}"] if parts else []
-    if facts["without_schedule"]:
-        lines.append(f"WITHOUT A SCHEDULE, so slow: {_named(facts['without_schedule'])}")
+    if "none" in roads:
+        lines.append(f"WITHOUT A SCHEDULE, so slow: {_named(roads['none'])}")
     return lines
 
 

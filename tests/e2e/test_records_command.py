@@ -10,7 +10,7 @@ from tvmflow.stores.local import LocalStore
 from tvmflow.tuning import records
 from tvmflow.tuning.ledger import Failure, Ledger, trial_id
 
-CONV = "fused_conv2d_add_relu"
+CONV = "fused_conv2d_NCHWc_add_relu"
 NO_SUCH_BLOCK = [[["GetSBlock", [], ["b99", "main"], ["b0"]]], []]
 
 

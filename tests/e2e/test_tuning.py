@@ -54,11 +54,11 @@ def test_only_the_kernels_that_are_meant_are_tuned(project: Project) -> None:
     project.write_recipe(trials=4)
     project.edit_recipe("trials: 4", "trials: 4, only: [conv2d]")
     facts = project.run("--until", "tune").stages["tune/host"]["facts"]
-    assert [each["name"] for each in facts["workloads"]] == ["fused_conv2d_add_relu"]
+    assert [each["name"] for each in facts["workloads"]] == ["fused_conv2d_NCHWc_add_relu"]
     project.edit_recipe("only: [conv2d]", "skip: [conv3d]")
     failed = project.run("--until", "tune").stages["tune/host"]
     assert "tune.skip: 'conv3d' names no kernel" in failed["message"]
-    assert "fused_conv2d_add_relu" in failed["fix"]
+    assert "fused_conv2d_NCHWc_add_relu" in failed["fix"]
 
 
 def test_a_limit_in_minutes_ends_in_a_library(project: Project) -> None:

@@ -24,6 +24,8 @@ PLAIN = Kernels(layout="plain", weights="plain", math="libm", schedules="none").
 )
 _NEEDED = {"x86-64-v2": "sse4_2", "x86-64-v3": "avx2", "x86-64-v4": "avx512f"}
 LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+LEVELS_HERE = tuple(mcpu for mcpu in LEVELS if _NEEDED[mcpu] in read_host().flags) or LEVELS
+"""The levels of this machine; all of them, to be skipped, on one that has none."""
 
 
 def level(mcpu: str) -> dict[str, Any]:
@@ -36,9 +38,7 @@ def level(mcpu: str) -> dict[str, Any]:
 
 def host_level() -> dict[str, Any]:
     """The highest level of this machine."""
-    flags = read_host().flags
-    found = [mcpu for mcpu in LEVELS if _NEEDED[mcpu] in flags]
-    return level(found[-1] if found else LEVELS[0])
+    return level(LEVELS_HERE[-1])
 
 
 def weights_of(mod: tvm.IRModule) -> dict[str, np.ndarray[Any, Any]]:
@@ -51,9 +51,11 @@ def weights_of(mod: tvm.IRModule) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def kernels_of(mod: tvm.IRModule, target: dict[str, Any]) -> list[str]:
-    """The names of the kernels that the fast road makes of a model."""
-    return _lowering.kernel_names(_lowering.lower(mod, _lowering.make_target(target), FAST))
+def kernels_of(
+    mod: tvm.IRModule, target: dict[str, Any], kernels: dict[str, Any] = FAST
+) -> list[str]:
+    """The names of the kernels that the fast road, or another one, makes of a model."""
+    return _lowering.kernel_names(_lowering.lower(mod, _lowering.make_target(target), kernels))
 
 
 def outputs(model: LoadedModel, feed: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:

@@ -108,6 +108,19 @@ def test_an_untuned_library_is_said_to_be_one() -> None:
     assert "not tuned (tune.trials is 0)" in text
 
 
+BUILT = {
+    "kernels": 4,
+    "roads": {"none": ["nms"], "tiled": ["conv", "dense"], "tuned": ["pool"]},
+}
+
+
+def test_how_kernels_got_their_schedules_is_told() -> None:
+    """How many by which road; those that have none are named, for they are slow."""
+    text = summary(report(stage("build/host", facts=BUILT)))
+    assert "4 kernels: 1 tuned, 2 in register tiles" in text
+    assert "WITHOUT A SCHEDULE, so slow: nms" in text
+
+
 def test_a_tuning_that_ended_early_says_why() -> None:
     """By the clock, or because there was nothing left."""
     by_clock = summary(report(stage("tune/host", facts={**TUNED, "stopped": "time"})))
@@ -181,5 +194,7 @@ def test_an_explanation_lists_all_that_a_result_depends_on() -> None:
     assert "    file     import/model.json             111111111111" in lines
     assert "    package  tvm                           0.27" in lines
     assert lines[-1] == f"  key {key.digest}"
+    built = explanation(Decision("net:tune/host", "hit", ""), key, {"roads": {"tuned": ["conv"]}})
+    assert "  kernels tuned\n    conv\n" in built
     waiting = explanation(Decision("net:tune/host", "wait", "after import"), None)
     assert waiting == "tune/host: cannot be told yet: after import"

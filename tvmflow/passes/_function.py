@@ -99,6 +99,20 @@ def is_float(expr: Any) -> bool:
     return isinstance(expr.ty, relax.TensorType) and str(expr.ty.dtype.dtype) == "float32"
 
 
+def is_depthwise(call: Any) -> bool:
+    """Whether a convolution makes each channel of its result from one channel of its data, and all have known shapes."""
+    sides = {shape[1] for each in (call, call.args[0]) if (shape := shape_of(each))}
+    return sides == {int(call.attrs.groups)}
+
+
+def kind_of(call: Any) -> str:
+    """What a convolution is called in `passes.OPERATORS`."""
+    name = str(call.op.name).removeprefix("relax.nn.")
+    if name != "conv2d" or int(call.attrs.groups) == 1:
+        return name
+    return f"{'depthwise' if is_depthwise(call) else 'grouped'}_conv2d"
+
+
 def call_of(expr: Any, name: str) -> Any:
     """The expression if it calls the operator `name`, else None."""
     is_call = isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op)

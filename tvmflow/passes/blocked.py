@@ -8,7 +8,7 @@ stays packed. Weights are packed when the library is built.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
@@ -16,7 +16,14 @@ from tvm import relax, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.passes import compute
-from tvmflow.passes._function import TAKES_EPILOGUE, Facts, is_float, is_straight, shape_of
+from tvmflow.passes._function import (
+    TAKES_EPILOGUE,
+    Facts,
+    is_depthwise,
+    is_float,
+    kind_of,
+    shape_of,
+)
 
 # What gives no NaN and no infinity for lanes that hold zeros, or what the others here made of zeros.
 _SAFE: Final = frozenset(
@@ -34,6 +41,15 @@ _EXACT: Final = frozenset(
 )
 
 
+BETWEEN: Final = _SAFE | _EXACT
+"""Operators that work element by element on blocked data as on plain ones."""
+
+# What makes one number of each channel's image.
+_OVER_IMAGES: Final = {
+    f"relax.{name}": getattr(relax.op, name) for name in ("mean", "sum", "max", "min")
+}
+
+
 class Blocked(NamedTuple):
     """The blocked form (n, ⌈c/b⌉, h, w, b) of a plain tensor with `channels` channels."""
 
@@ -41,12 +57,10 @@ class Blocked(NamedTuple):
     channels: int
 
 
-def block_layouts(mod: tvm.IRModule, block: int) -> tvm.IRModule:
-    """The module with convolutions on blocked layouts, `block` float32 lanes to a vector."""
-    if not is_straight(mod):
-        return mod
+def block_layouts(mod: tvm.IRModule, block: int, plain: Collection[str] = ()) -> tvm.IRModule:
+    """The module with convolutions on blocked layouts, `block` float32 lanes to a vector; those of the kinds in `plain` stay."""
     main = mod["main"]
-    blocker = _Blocker(mod, Facts(main), block)
+    blocker = _Blocker(mod, Facts(main), block, plain)
     made = blocker.visit_expr(main)
     blocker.builder_.update_func(mod.get_global_var("main"), made)
     return relax.transform.DeadCodeElimination(["main"])(blocker.builder_.get())
@@ -54,19 +68,22 @@ def block_layouts(mod: tvm.IRModule, block: int) -> tvm.IRModule:
 
 @mutator
 class _Blocker(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: tvm.IRModule, facts: Facts, block: int) -> None:
+    def __init__(self, mod: tvm.IRModule, facts: Facts, block: int, plain: Collection[str]) -> None:
         super().__init__(mod)
         self._facts = facts
         self._block = block
+        self._plain_kinds = plain
         self._forms: dict[Any, Blocked] = {}
         self._packed: dict[Any, Blocked] = {}
         self._roads: Mapping[str, Callable[[Any, Any], Any]] = {
             "relax.nn.conv2d": self._conv2d,
+            "relax.nn.conv2d_transpose": self._conv2d_transpose,
             "relax.nn.max_pool2d": self._pool2d,
             "relax.nn.avg_pool2d": self._pool2d,
-            "relax.mean": self._mean,
+            "relax.nn.adaptive_avg_pool2d": self._adaptive_pool2d,
+            **dict.fromkeys(_OVER_IMAGES, self._over_image),
             "relax.concat": self._concat,
-            **dict.fromkeys(_SAFE | _EXACT, self._elementwise),
+            **dict.fromkeys(BETWEEN, self._elementwise),
         }
 
     def visit_call_(self, call: relax.Call) -> Any:
@@ -82,44 +99,98 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
 
     def _conv2d(self, call: Any, made: Any) -> Blocked | None:
         data, kernel = made.args
-        sizes, weights = shape_of(call.args[0]), shape_of(call.args[1])
-        attrs = call.attrs
-        if (
-            sizes is None
-            or weights is None
-            or not self._facts.is_weight(call.args[1])
-            or (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW")
-            or attrs.out_layout != "NCHW"
-            or not is_float(data)
-        ):
+        options = [_pair(call, name) for name in ("strides", "padding", "dilation")]
+        if not self._fits(call, "OIHW"):
             return None
-        groups, channels = int(attrs.groups), weights[0]
-        names = ("strides", "padding", "dilation")
-        options = [[int(each) for each in getattr(attrs, name)] for name in names]
-        if groups == sizes[1] == channels:
-            return self._depthwise(data, kernel, channels, options)
-        sides = (sizes[1] // groups, channels // groups)
-        if groups > 1 and any(side % self._block for side in sides):
+        groups, channels = int(call.attrs.groups), shape_of(kernel)[0]  # type: ignore[index]
+        if is_depthwise(call):
+            kernel = self._filled(kernel, 0, self._block)
+            outer, _, height, width = shape_of(kernel)  # type: ignore[misc]
+            shape = [outer // self._block, self._block, height, width]
+            w = self._moved(self._reshaped(kernel, shape), [0, 2, 3, 1])
+            return self._depthwise("depthwise_conv2d", data, w, channels, options)
+        if not self._has_full_groups(call):
             return None
-        if sizes[1] <= self._block // 2 and data not in self._forms:
-            x, lanes = data, 1
-        else:
-            x, lanes = self._blocked(data), self._block
+        x, lanes = self._data(data)
         w = self._pack_kernel(kernel, lanes)
-        result = self._emit(compute.conv2d, "conv2d", x, w, *options, groups)
+        result = self._emit(compute.conv2d, "conv2d_NCHWc", x, w, *options, groups)
         return Blocked(result, channels)
 
+    def _conv2d_transpose(self, call: Any, made: Any) -> Blocked | None:
+        """As a convolution that gives all pixels between two of its data as channels of one.
+
+        Rows s·q to s·q + s − 1 of the result read the same ⌈k/s⌉ rows of data, each with other
+        rows of the weights.
+        """
+        data, kernel = made.args
+        result = shape_of(call)
+        if not self._fits(call, "IOHW") or result is None or _pair(call, "dilation") != [1, 1]:
+            return None
+        strides, padding = _pair(call, "strides"), _pair(call, "padding")
+        groups, channels = int(call.attrs.groups), result[1]
+        sizes = shape_of(data)[2:]  # type: ignore[index]
+        reach = [-(-size // step) for size, step in zip(shape_of(kernel)[2:], strides, strict=True)]  # type: ignore[index]
+        skips = [
+            min(pad // step, far - 1)
+            for pad, step, far in zip(padding, strides, reach, strict=False)
+        ]
+        offsets = [
+            pad - skip * step for pad, skip, step in zip(padding, skips, strides, strict=False)
+        ]
+        rows = [
+            max(-(-(out + offset) // step), size - skip)
+            for out, offset, step, size, skip in zip(
+                result[2:], offsets, strides, sizes, skips, strict=True
+            )
+        ]
+        around = [far - 1 - skip for far, skip in zip(reach, skips, strict=True)]
+        around += [row - size + skip for row, size, skip in zip(rows, sizes, skips, strict=True)]
+        options = [[1, 1], around, [1, 1]]
+        if is_depthwise(call):
+            w = self._pack_transposed(kernel, groups, strides, reach, None)
+            name = "depthwise_conv2d_transpose"
+            full: Any = self._depthwise(name, data, w, channels, options).var
+        elif self._has_full_groups(call):
+            x, lanes = self._data(data)
+            w = self._pack_transposed(kernel, groups, strides, reach, lanes)
+            full = self._emit(compute.conv2d, "conv2d_transpose_NCHWc", x, w, *options, groups)
+        else:
+            return None
+        if strides != [1, 1] or any(offsets) or rows != list(result[2:]):
+            full = self._emit(
+                compute.interleave, "interleave", full, strides, offsets, result[2:], attrs=None
+            )
+        return Blocked(full, channels)
+
+    def _fits(self, call: Any, kernel_layout: str) -> bool:
+        """Whether a convolution has shapes that are known, the layouts of every importer, and weights."""
+        attrs = call.attrs
+        return (
+            all(shape_of(each) is not None for each in call.args)
+            and kind_of(call) not in self._plain_kinds
+            and self._facts.is_weight(call.args[1])
+            and (attrs.data_layout, attrs.kernel_layout) == ("NCHW", kernel_layout)
+            and attrs.out_layout == "NCHW"
+            and is_float(call.args[0])
+        )
+
+    def _has_full_groups(self, call: Any) -> bool:
+        """Whether the channels of each group, if there are several, fill vectors."""
+        groups = int(call.attrs.groups)
+        sides = [shape_of(each)[1] // groups for each in (call, call.args[0])]  # type: ignore[index]
+        return groups == 1 or not any(side % self._block for side in sides)
+
+    def _data(self, data: Any) -> tuple[Any, int]:
+        """A convolution's data, and their lanes: 1 for those that come plain and have few channels."""
+        if shape_of(data)[1] <= self._block // 2 and data not in self._forms:  # type: ignore[index]
+            return data, 1
+        return self._blocked(data), self._block
+
     def _depthwise(
-        self, data: Any, kernel: Any, channels: int, options: Sequence[list[int]]
+        self, name: str, data: Any, kernel: Any, channels: int, options: Sequence[list[int]]
     ) -> Blocked:
-        emit, block = self.builder_.emit, self._block
-        kernel = self._filled(kernel, 0)
-        outer, _, height, width = shape_of(kernel)  # type: ignore[misc]
-        shape = [outer // block, block, height, width]
-        kernel = emit(relax.op.reshape(kernel, relax.ShapeExpr(shape)))
-        kernel = emit(relax.op.permute_dims(kernel, [0, 2, 3, 1]))
         x = self._blocked(data)
-        made = self._emit(compute.depthwise_conv2d, "depthwise_conv2d", x, kernel, *options)
+        made = self._emit(compute.depthwise_conv2d, f"{name}_NCHWc", x, kernel, *options)
         return Blocked(made, channels)
 
     def _elementwise(self, call: Any, made: Any) -> Blocked | None:
@@ -162,13 +233,25 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         made = self.builder_.emit_te(topi.nn.pool2d, form.var, **options, primfunc_name_hint=name)
         return Blocked(made, form.channels)
 
-    def _mean(self, call: Any, made: Any) -> Blocked | None:
+    def _adaptive_pool2d(self, call: Any, made: Any) -> Blocked | None:
+        form, shape = self._forms.get(made.args[0]), shape_of(call)
+        if form is None or shape is None or call.attrs.layout != "NCHW":
+            return None
+        layout = f"NCHW{self._block}c"
+        made = self.builder_.emit_te(
+            topi.nn.adaptive_pool,
+            *(form.var, shape[2:], "avg", layout),
+            primfunc_name_hint="adaptive_avg_pool2d",
+        )
+        return Blocked(made, form.channels)
+
+    def _over_image(self, call: Any, made: Any) -> Blocked | None:
         form = self._forms.get(made.args[0])
         axes = sorted(int(axis) % 4 for axis in call.attrs.axis or ())
         if form is None or axes != [2, 3] or not call.attrs.keepdims:
             return None
-        emit = self.builder_.emit
-        return Blocked(emit(relax.op.mean(form.var, [2, 3], keepdims=True)), form.channels)
+        reduced = _OVER_IMAGES[call.op.name](form.var, [2, 3], keepdims=True)
+        return Blocked(self.builder_.emit(reduced), form.channels)
 
     def _concat(self, call: Any, made: Any) -> Blocked | None:
         fields = self._fields(made.args[0])
@@ -210,27 +293,59 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         new = new if len(shape) == 4 else self._reshaped(new, full)
         if not self._facts.is_weight(old):
             return self._blocked(new)
-        new = self._filled(new, 1)
+        new = self._filled(new, 1, self._block)
         n, c, height, width = shape_of(new)  # type: ignore[misc]
         new = self._reshaped(new, [n, c // self._block, self._block, height, width])
-        return self.builder_.emit(relax.op.permute_dims(new, [0, 1, 3, 4, 2]))
+        return self._moved(new, [0, 1, 3, 4, 2])
 
     def _pack_kernel(self, kernel: Any, lanes: int) -> Any:
         """OIHW as (o/b, i/lanes, h, w, lanes of i, b of o); without the axis of lanes where they are 1."""
-        emit, block = self.builder_.emit, self._block
-        kernel = self._filled(kernel, 0)
-        kernel = kernel if lanes == 1 else self._filled(kernel, 1)
+        block = self._block
+        kernel = self._filled(self._filled(kernel, 0, block), 1, lanes)
         o, i, height, width = shape_of(kernel)  # type: ignore[misc]
         if lanes == 1:
             kernel = self._reshaped(kernel, [o // block, block, i, height, width])
-            return emit(relax.op.permute_dims(kernel, [0, 2, 3, 4, 1]))
+            return self._moved(kernel, [0, 2, 3, 4, 1])
         split = [o // block, block, i // lanes, lanes, height, width]
-        return emit(relax.op.permute_dims(self._reshaped(kernel, split), [0, 2, 4, 5, 3, 1]))
+        return self._moved(self._reshaped(kernel, split), [0, 2, 4, 5, 3, 1])
 
-    def _filled(self, tensor: Any, axis: int) -> Any:
-        """A tensor with zeros behind it along an axis, up to a multiple of the block."""
+    def _pack_transposed(
+        self, kernel: Any, groups: int, strides: list[int], reach: list[int], lanes: int | None
+    ) -> Any:
+        """IOHW as the weights of the convolution that gives `strides` pixels for each, in the order of `_pack_kernel`.
+
+        `lanes` is None for the weights of a depthwise one. The kernel is turned round: what a
+        transposed convolution spreads, a convolution gathers.
+        """
+        block, (s, t), (h, w) = self._block, strides, reach
+        for axis, extent in ((2, s * h), (3, t * w)):
+            kernel = self._filled(kernel, axis, extent)
+        kernel = self._filled(kernel, 0, block if lanes in (None, block) else 1)
+        if lanes is None:
+            blocks = shape_of(kernel)[0] // block  # type: ignore[index]
+            split = self._turned(self._reshaped(kernel, [blocks, block, h, s, w, t]), (2, 4))
+            split = self._moved(split, [0, 3, 5, 2, 4, 1])
+            return self._reshaped(split, [blocks * s * t, h, w, block])
+        kernel = self._filled(kernel, 1, block)
+        i, o = (int(n) for n in shape_of(kernel)[:2])  # type: ignore[index]
+        i, o = i // groups // lanes, o // block
+        split = self._reshaped(kernel, [groups, i, lanes, o, block, h, s, w, t])
+        split = self._moved(self._turned(split, (5, 7)), [0, 3, 6, 8, 1, 5, 7, 2, 4])
+        inner = [lanes, block] if lanes > 1 else [block]
+        return self._reshaped(split, [groups * o * s * t, i, h, w, *inner])
+
+    def _turned(self, tensor: Any, axes: Sequence[int]) -> Any:
+        for axis in axes:
+            tensor = self.builder_.emit(relax.op.flip(tensor, axis))
+        return tensor
+
+    def _moved(self, tensor: Any, axes: Sequence[int]) -> Any:
+        return self.builder_.emit(relax.op.permute_dims(tensor, list(axes)))
+
+    def _filled(self, tensor: Any, axis: int, multiple: int) -> Any:
+        """A tensor with zeros behind it along an axis, up to a multiple."""
         shape = shape_of(tensor)
-        missing = -shape[axis] % self._block  # type: ignore[index]
+        missing = -shape[axis] % multiple  # type: ignore[index]
         if not missing:
             return tensor
         width = [0] * (2 * len(shape))  # type: ignore[arg-type]
@@ -260,3 +375,8 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
 
     def _is_weight(self, call: Any) -> bool:
         return all(self._facts.is_weight(arg) for arg in call.args)
+
+
+def _pair(call: Any, name: str) -> list[int]:
+    """An attribute of a convolution that is a list of numbers."""
+    return [int(each) for each in getattr(call.attrs, name)]

@@ -67,17 +67,34 @@ def conv2d(x: Any, w: Any, strides: Pair, padding: Pair, dilation: Pair, groups:
 
 
 def depthwise_conv2d(x: Any, w: Any, strides: Pair, padding: Pair, dilation: Pair) -> Any:
-    """A convolution of each channel by itself: `x` is (n, c/b, h, w, b), `w` (c/b, kh, kw, b)."""
+    """A convolution of each channel by itself: `x` is (n, c/b, h, w, b), `w` (m·c/b, kh, kw, b), for m results of each block."""
     x = _padded(x, padding)
     blocks, height, width, block = (int(extent) for extent in w.shape)
+    share = blocks // int(x.shape[1])
     row, column = te.reduce_axis((0, height), "kh"), te.reduce_axis((0, width), "kw")
 
     def at(n: Any, c: Any, y: Any, z: Any, inner: Any) -> Any:
         place = (y * strides[0] + row * dilation[0], z * strides[1] + column * dilation[1])
-        return te.sum(x(n, c, *place, inner) * w[c, row, column, inner], axis=[row, column])
+        source = c if share == 1 else c // share
+        return te.sum(x(n, source, *place, inner) * w[c, row, column, inner], axis=[row, column])
 
     shape = _result_shape(x, (height, width), strides, dilation, blocks, block)
     return te.compute(shape, at, name="depthwise_conv2d")
+
+
+def interleave(x: Any, strides: Pair, offsets: Pair, shape: Pair) -> Any:
+    """Blocks (n, o·s·t, h, w, b) as one image (n, o, *shape, b): pixel (y, x) comes from block (y mod s, x mod t).
+
+    The image begins `offsets` pixels in. This is the periodic shuffling of Shi et al. 2016, arXiv:1609.05158.
+    """
+    s, t = strides
+    n, blocks, _, _, block = (int(extent) for extent in x.shape)
+
+    def at(i: Any, o: Any, y: Any, z: Any, inner: Any) -> Any:
+        y, z = y + offsets[0], z + offsets[1]
+        return x[i, (o * s + y % s) * t + z % t, y // s, z // t, inner]
+
+    return te.compute((n, blocks // (s * t), *shape, block), at, name="interleave", tag="injective")
 
 
 def dense(x: Any, w: Any, columns: int) -> Any:

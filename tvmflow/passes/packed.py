@@ -9,13 +9,11 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.passes import compute
-from tvmflow.passes._function import TAKES_EPILOGUE, Facts, is_float, is_straight, shape_of
+from tvmflow.passes._function import TAKES_EPILOGUE, Facts, is_float, shape_of
 
 
 def pack_matmuls(mod: tvm.IRModule, block: int) -> tvm.IRModule:
     """The module with the weights (k, n) of its matrix products as (⌈n/b⌉, k, b)."""
-    if not is_straight(mod):
-        return mod
     main = mod["main"]
     packer = _Packer(mod, Facts(main), block)
     made = packer.visit_expr(main)
@@ -56,6 +54,6 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
             made.args[0],
             packed,
             columns,
-            primfunc_name_hint="dense",
+            primfunc_name_hint="dense_pack",
             primfunc_attrs=TAKES_EPILOGUE,
         )

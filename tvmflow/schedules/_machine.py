@@ -14,12 +14,16 @@ _CORES_UNKNOWN: Final = 4
 
 
 class Machine(NamedTuple):
-    """A CPU: float32 `lanes` of a vector, how many vector `registers`, the `l2` cache of a core in bytes, `cores` to use."""
+    """A CPU: float32 `lanes` of a vector, how many vector `registers`, the `l2` cache of a core in bytes, `cores` to use.
+
+    `spreads` says whether a multiplication can take one number from memory for all lanes.
+    """
 
     lanes: int
     registers: int
     l2: int
     cores: int
+    spreads: bool = False
 
     @classmethod
     def of(cls, target: Mapping[str, Json]) -> Machine | None:
@@ -31,13 +35,18 @@ class Machine(NamedTuple):
         features = {str(name) for name in codegen.llvm_get_cpu_features(made)}
         cores = int(target.get("num-cores", _CORES_UNKNOWN))
         if "avx512f" in features:
-            return cls(16, 32, 1 << 20, cores)
+            return cls(16, 32, 1 << 20, cores, spreads=True)
         if "avx2" in features or "avx" in features:
             return cls(8, 16, 1 << 19, cores)
         if arch in ("x86_64", "i686"):
             return cls(4, 16, 1 << 18, cores)
         if arch in ("aarch64", "arm64"):
             return cls(4, 32, 1 << 19, cores)
+        if arch.startswith("arm") and "neon" in features:
+            return cls(4, 16, 1 << 18, cores)
+        # every machine with the vector extension has 128 bits at least (Zvl128b)
+        if arch == "riscv64" and "v" in features:
+            return cls(4, 32, 1 << 18, cores)
         return None
 
 

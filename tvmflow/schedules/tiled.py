@@ -29,6 +29,8 @@ _MOST_VECTORS: Final = 8
 _MOST_POINTS: Final = 28
 # What copying one element into a padded window costs, in multiplications.
 _COPY: Final = 3
+# What testing each row costs, where the last window is not full.
+_RAGGED_ROWS: Final = 1.1
 
 
 class Tile(NamedTuple):
@@ -121,7 +123,7 @@ def _shapes(block: Block, axes: Axes, machine: Machine) -> Iterator[tuple[float,
         for points in range(1, min(along, _MOST_POINTS) + 1):
             if vectors * points <= machine.registers - 4:
                 useful = _useful(there, vectors) * _useful(along, points)
-                yield useful * _busy(vectors, points, along, machine), vectors, points
+                yield useful * _busy(block, vectors, points, there, along, machine), vectors, points
 
 
 def _useful(extent: int, size: int) -> float:
@@ -129,19 +131,30 @@ def _useful(extent: int, size: int) -> float:
     return extent / size / math.ceil(extent / size)
 
 
-def _busy(vectors: int, points: int, along: int, machine: Machine) -> float:
+def _busy(
+    block: Block, vectors: int, points: int, there: int, along: int, machine: Machine
+) -> float:
     """The part of the time in which the arithmetic units work.
 
-    Two pipelines of four cycles want eight sums; two loads come in the time of two
-    multiplications; registers are wanted for more than sums. A piece beyond the end of a row makes
-    the compiler test each point, and with several vectors it no longer keeps all sums in registers.
+    Two pipelines of four cycles want eight sums. Two loads come in the time of two
+    multiplications; where a number has to be spread over a register first, loads cost more, and
+    those of weights the most. Registers are wanted for more than sums. A piece beyond the end makes
+    the compiler test each point or vector, and soon it no longer keeps all sums in registers.
     """
     sums = vectors * points
     loads = (vectors + points) / sums
-    crowded = max(0, sums + vectors - machine.registers * 11 // 16)
-    worth = min(1.0, sums / 8) / max(1.0, 0.6 + 0.4 * loads) / (1 + 0.05 * crowded)
-    if along % points:
-        worth *= 0.9 if vectors == 1 else 0.6
+    room = machine.registers * 11 // 16
+    if machine.spreads:
+        stalls = max(1.0, 0.6 + 0.4 * loads) * (1 + 0.05 * max(0, sums + vectors - room))
+        tests = 0.9 if vectors == 1 else 0.6
+    else:
+        held = sums + min(vectors, points)
+        stalls = max(1.0, 0.1 + 1.25 * loads) * (1 + 0.03 * max(0, held - room))
+        stalls /= 0.8 if vectors > points else 1.0
+        tests = 0.9 if vectors == 1 or block.depths[-1] > _SHORT else 0.6
+    worth = min(1.0, sums / 8) / stalls
+    worth *= tests if along % points else 1.0
+    worth *= 0.6 if there % vectors else 1.0
     return worth if points > 2 or along < 3 else 0.93 * worth
 
 
@@ -170,7 +183,7 @@ def _rows(block: Block, pad: Block | None, axes: Axes, machine: Machine) -> list
         parts = others * math.ceil(height / rows)
         balance = math.ceil(parts / machine.cores) * machine.cores / parts
         cost = (work + _COPY * window / rows) * balance / _useful(height, rows)
-        costs.append((cost, rows))
+        costs.append((cost if height % rows == 0 else _RAGGED_ROWS * cost, rows))
     return [rows for _, rows in sorted(costs)[:4]] or [0]
 
 

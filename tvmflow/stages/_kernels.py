@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-LOWERING: Final = 2
+LOWERING: Final = 3
 """Raise it when `_lowering` or one of its passes changes what comes out."""
 
-SCHEDULES: Final = 1
+SCHEDULES: Final = 2
 """Raise it when `tvmflow.schedules` chooses other schedules."""
 
 NO_SCHEDULES: Final = 0
@@ -20,7 +20,7 @@ NO_SCHEDULES: Final = 0
 def lowering(recipe: Any) -> dict[str, Any]:
     """What the way from the imported model to its kernels depends on, besides the target."""
     chosen = recipe.kernels.model_dump(mode="json", exclude={"schedules"})
-    return {"version": LOWERING, **chosen}
+    return {"version": LOWERING, **chosen, "plain": sorted(set(chosen["plain"]))}
 
 
 def schedules(recipe: Any) -> int:

@@ -15,8 +15,10 @@ import tvm
 from tvm import relax
 
 from tvmflow import schedules
-from tvmflow.passes._function import Facts, outputs_of
+from tvmflow.passes._function import Facts, is_straight, outputs_of
 from tvmflow.passes.blocked import block_layouts
+from tvmflow.passes.groups import widen_groups
+from tvmflow.passes.lifted import lift_sequences
 from tvmflow.passes.norms import fold_norms
 from tvmflow.passes.packed import pack_matmuls
 from tvmflow.passes.vector_math import vectorise_math
@@ -51,9 +53,12 @@ def _simplify(
     machine = Machine.of(target.export())
     if machine is None:
         return simple
-    if kernels["layout"] == "blocked":
-        simple = block_layouts(simple, machine.lanes)
-    if kernels["weights"] == "packed":
+    plain = kernels["plain"]
+    if kernels["layout"] == "blocked" and is_straight(simple):
+        simple = simple if "conv1d" in plain else lift_sequences(simple)
+        simple = widen_groups(simple, machine.lanes, plain)
+        simple = block_layouts(simple, machine.lanes, plain)
+    if kernels["weights"] == "packed" and "matmul" not in plain and is_straight(simple):
         simple = pack_matmuls(simple, machine.lanes)
     return relax.transform.CanonicalizeBindings()(simple)
 

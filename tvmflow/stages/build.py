@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -10,7 +9,7 @@ from tvmflow.errors import StageError
 from tvmflow.stages import _kernels
 from tvmflow.stages._base import StageContext
 
-VERSION: Final = 1
+VERSION: Final = 2
 SCOPE: Final[Literal["model", "target"]] = "target"
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "import": ("model.json", "params.safetensors"),
@@ -20,6 +19,9 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
 READS: Final[tuple[str, ...]] = ()
 TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
 TIMEOUT_S: Final = 3600.0
+
+TUNED: Final = "tuned"
+"""In place of a road for a kernel whose schedule was found by a search."""
 
 
 def settings(recipe: Any, target: Any) -> dict[str, Any]:
@@ -68,14 +70,17 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
             shutil.copy(file, ctx.out)
 
     library.export_library(str(ctx.work / "unused.so"), fcompile=keep_objects)
-    report = {"kernels": kernels, "tuned": sorted(tuned), "roads": roads}
-    (ctx.out / "kernels.json").write_text(json.dumps(report, indent=1, sort_keys=True))
-    return {
-        "kernels": len(kernels),
-        "tuned_kernels": len(tuned),
-        "roads": dict(sorted(Counter(roads.values()).items())),
-        "without_schedule": sorted(name for name, road in roads.items() if road == "none"),
-    }
+    roads.update(dict.fromkeys(tuned, TUNED))
+    (ctx.out / "kernels.json").write_text(json.dumps(roads, indent=1, sort_keys=True))
+    return {"kernels": len(kernels), "roads": _by_road(roads)}
+
+
+def _by_road(roads: Mapping[str, str]) -> dict[str, list[str]]:
+    """The kernels of each road, in alphabetical order."""
+    found: dict[str, list[str]] = {}
+    for name, road in sorted(roads.items()):
+        found.setdefault(road, []).append(name)
+    return dict(sorted(found.items()))
 
 
 def _read(path: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from tvmflow.errors import StageError, VerifyFailed
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Reference
-from tvmflow.stages import _kernels
+from tvmflow.stages import _kernels, build
 from tvmflow.stages._base import StageContext
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ TIMEOUT_S: Final = 4 * 3600.0
 VERDICT: Final = "verdict.json"
 
 # An untuned ResNet takes seconds a call: fewer repeats then, but never fewer than this.
+_LOOK_S: Final = 0.05
+_MOST_SETTLING_S: Final = 2.0
 _MIN_REPEATS: Final = 3
 _SECONDS_PER_SUBJECT: Final = 20.0
 _MIN_SECONDS_PER_REPEAT: Final = 0.02
@@ -323,9 +326,9 @@ def _latencies(
 ) -> dict[str, Any]:
     """Seconds per call of the library, of the same model untuned, and of the reference; one after the other."""
     repeat = settings["verify"]["repeat"]
-    tuned = json.loads(ctx.inputs["build/kernels.json"].read_text())["tuned"]
+    roads = json.loads(ctx.inputs["build/kernels.json"].read_text())
     found = {"library": _summary(_measure(module, feed, repeat))}
-    if tuned:
+    if build.TUNED in roads.values():
         found["untuned"] = _summary(_measure(_untuned(module, settings, ctx), feed, repeat))
     if reference is not None:
         found["reference"] = _summary(_measure(reference, feed, repeat))
@@ -333,10 +336,33 @@ def _latencies(
 
 
 def _measure(subject: Module | Reference, feed: Feed, repeat: int) -> list[float]:
+    _settle()
     once = subject.latency(feed, repeat=1, min_seconds=0.0)[0]
     affordable = int(_SECONDS_PER_SUBJECT / max(once, _MIN_SECONDS_PER_REPEAT))
     repeats = max(_MIN_REPEATS, min(repeat, affordable))
     return subject.latency(feed, repeat=repeats, min_seconds=_MIN_SECONDS_PER_REPEAT)
+
+
+def _settle() -> None:
+    """Wait until no thread of what ran before looks for more work: TVM's, and OpenMP's, do for a fifth of a second."""
+    import psutil
+
+    here = psutil.Process()
+    deadline = time.monotonic() + _MOST_SETTLING_S
+
+    def busy() -> float:
+        found = 0.0
+        for process in (here, *here.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                found += sum(process.cpu_times()[:2])
+        return found
+
+    spent = busy()
+    while time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+        before, spent = spent, busy()
+        if spent - before < _LOOK_S / 4:
+            return
 
 
 def _untuned(module: Module, settings: Mapping[str, Any], ctx: StageContext) -> Module:

@@ -9,9 +9,11 @@ from xml.sax.saxutils import escape
 from tvmflow.values import Json
 
 # A product that stays in the registers and the first cache of each core.
-_ROWS: Final = 16
-_DEPTH: Final = 256
-_PIECES_PER_CORE: Final = 32
+_ROWS: Final = 60
+_DEPTH: Final = 64
+_VECTORS: Final = 4
+_PIECES_PER_CORE: Final = 16
+_TILES: Final = 6
 _REPEATS: Final = 5
 _MIN_REPEAT_MS: Final = 20
 
@@ -37,14 +39,15 @@ def measure_peak(payload: Json, send: Callable[[dict[str, Any]], None]) -> Json:
         return {"gflops": None}
     pieces = _PIECES_PER_CORE * machine.cores
     x = te.placeholder((pieces, _ROWS, _DEPTH), name="x")
-    w = te.placeholder((1, _DEPTH, machine.lanes), name="w")
-    function = te.create_prim_func([x, w, compute.dense(x, w, machine.lanes)])
+    w = te.placeholder((_VECTORS, _DEPTH, machine.lanes), name="w")
+    columns = _VECTORS * machine.lanes
+    function = te.create_prim_func([x, w, compute.dense(x, w, columns)])
     mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-    flops = 2 * pieces * _ROWS * _DEPTH * machine.lanes
+    flops = 2 * pieces * _ROWS * _DEPTH * columns
     best = 0.0
     timing = measure.Timing(1, _REPEATS, _MIN_REPEAT_MS)
     measure.use_threads(target)
-    for choice, _ in zip(schedules.candidates(mod, machine), range(3), strict=False):
+    for choice, _ in zip(schedules.candidates(mod, machine), range(_TILES), strict=False):
         kernel = measure.build(choice.schedule.mod, target)
         seconds = measure.time_kernel(kernel, measure.arguments_for(mod), timing)
         best = max(best, flops / min(seconds) / 1e9)

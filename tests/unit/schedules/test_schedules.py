@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -196,21 +197,27 @@ def test_the_order_of_candidates_does_not_depend_on_how_many_are_taken() -> None
 
 
 @pytest.mark.parametrize(
-    ("target", "lanes"),
+    ("target", "lanes", "multiplication"),
     [
-        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v4"}, 16),
-        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3"}, 8),
-        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v2"}, 4),
-        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, 4),
+        ("x86_64-linux-gnu x86-64-v4", 16, "vfmadd.*zmm"),
+        ("x86_64-linux-gnu x86-64-v3", 8, "vfmadd.*ymm"),
+        ("x86_64-linux-gnu x86-64-v2", 4, "mulps.*xmm"),
+        ("aarch64-linux-gnu cortex-a72", 4, r"fmla.*\.4s"),
+        ("aarch64-linux-gnu neoverse-v1", 4, r"fmla.*\.4s"),
+        ("armv7a-linux-gnueabihf cortex-a9 +neon", 4, "vmul.f32.*q"),
+        ("riscv64-linux-gnu generic-rv64 +m +a +f +d +v", 4, "vfmacc.v"),
     ],
 )
-def test_vectors_follow_the_target(target: dict[str, Any], lanes: int) -> None:
-    """Not the machine that builds; and code for the target can be made here."""
-    machine = machine_of(target)
+def test_vectors_follow_the_target(target: str, lanes: int, multiplication: str) -> None:
+    """Not the machine that builds; the code that is made here multiplies vectors of the target's width."""
+    mtriple, mcpu, *features = target.split()
+    mapping = {"kind": "llvm", "mtriple": mtriple, "mcpu": mcpu, "mattr": features}
+    machine = machine_of(mapping)
     assert machine.lanes == lanes
     choice = schedules.default(convolution(), machine)
-    assert choice is not None
-    assert tvm.compile(choice.schedule.mod, tvm.target.Target(target)).mod.inspect_source("asm")
+    assert choice is not None and choice.road == "tiled"
+    made = tvm.compile(choice.schedule.mod, tvm.target.Target(mapping))
+    assert re.search(multiplication, made.mod.inspect_source("asm"))
 
 
 def test_a_target_without_a_road_has_no_machine() -> None:

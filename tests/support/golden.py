@@ -1,0 +1,79 @@
+"""What kernels come out of a few models, as digests beside the versions that stages put into their keys.
+
+python -m tests.support.golden      writes the digests anew
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from tests.support import tuning
+from tests.support.kernels import FAST
+from tvmflow import schedules
+from tvmflow.stages import _kernels, _lowering
+from tvmflow.tuning.workloads import normalised, workload_key
+
+FILE: Final = Path(__file__).with_name("golden.json")
+TARGET: Final = {
+    "kind": "llvm",
+    "mtriple": "x86_64-linux-gnu",
+    "mcpu": "x86-64-v3",
+    "num-cores": 2,
+}
+
+
+def _models() -> list[Any]:
+    from tvm import relax
+
+    op = relax.op
+
+    def channels(value: Any) -> int:
+        return int(value.ty.shape[1])
+
+    def depthwise(value: Any, weight: Any) -> Any:
+        kernel = weight((channels(value), 1, 3, 3))
+        return op.nn.conv2d(value, kernel, groups=channels(value), padding=1, strides=2)
+
+    def grouped(value: Any, weight: Any) -> Any:
+        return op.nn.conv2d(value, weight((32, channels(value) // 8, 3, 3)), groups=8)
+
+    def transposed(value: Any, weight: Any) -> Any:
+        return op.nn.conv2d_transpose(value, weight((channels(value), 16, 4, 4)), strides=2)
+
+    def pooled(value: Any, _: Any) -> Any:
+        return op.nn.max_pool2d(value, pool_size=3, strides=2)
+
+    image = [tuning.conv(32), tuning.relu, depthwise, grouped, pooled, transposed]
+    rows = [tuning.dense(48), tuning.relu, tuning.dense(40), tuning.softmax]
+    return [
+        tuning.model(*image, shape=(1, 3, 32, 32)),
+        tuning.model(*rows, shape=(8, 64)),
+    ]
+
+
+def found() -> dict[str, Any]:
+    """`{"tvm": its version, "lowering": [version, digest], "schedules": [version, digest]}`."""
+    target, machine = _lowering.make_target(TARGET), schedules.machine_of(TARGET, 1)
+    digests: dict[str, list[str]] = {"lowering": [], "schedules": []}
+    for mod in _models():
+        lowered = _lowering.lower(mod, target, FAST)
+        ruled, _ = schedules.schedule_rest(lowered, machine)
+        for name in _lowering.kernel_names(lowered):
+            digests["lowering"].append(workload_key(normalised(lowered[name])))
+            digests["schedules"].append(workload_key(normalised(ruled[name])))
+    versions = {"lowering": _kernels.LOWERING, "schedules": _kernels.SCHEDULES}
+    return {
+        "tvm": version("apache-tvm"),
+        **{
+            part: [versions[part], hashlib.sha256("".join(keys).encode()).hexdigest()]
+            for part, keys in digests.items()
+        },
+    }
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(found(), indent=1) + "\n")
