@@ -37,6 +37,8 @@ bench-slow: $(VENV)/.ready-to-test
 	$(BIN)/python benchmarks/onnx_coverage.py --peer
 	$(BIN)/python recipes/models/make_squeezenet.py
 	$(BIN)/python benchmarks/tuning.py
+	$(BIN)/python benchmarks/tuning.py --per-task 64
+	$(BIN)/python benchmarks/cpu.py
 
 clean-venv:
 	rm -rf $(VENV)

@@ -1,11 +1,15 @@
 """Tuning against stock MetaSchedule: trials per minute, and the latency after equal time.
 
     python benchmarks/tuning.py [--model NAME ...] [--trials N] [--json FILE]
+    python benchmarks/tuning.py --per-task N [--model NAME ...] [--json FILE]
 
 For each model the peer (`tune_relax` with its defaults) tunes with the given budget; then ours has
 the same seconds. Both get the same lowered kernels, target, seed, cost model and search strategy,
 each in processes and a folder of its own. The two libraries are then timed in turns, beside the
 untuned one.
+
+With `--per-task` the peer has so many trials for each workload, and ours a tenth of its seconds, with
+the layouts, schedules by rule and search spaces that a recipe has by default.
 
     squeezenet     SqueezeNet 1.1 from MXNet's Gluon zoo (needs the checkpoint: recipes/models/make_squeezenet.py)
     transformer    one encoder block: 64 tokens of 256 numbers, 4 heads
@@ -28,7 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 SEED = 1
 # kernels that start without a schedule, so that what is compared is the search
-KERNELS = {"layout": "plain", "weights": "plain", "plain": [], "math": "libm"}
+PLAIN = {"layout": "plain", "weights": "plain", "plain": [], "math": "libm"}
+SHARE = 10
 ROUNDS = 15
 
 
@@ -116,28 +121,40 @@ def target_here() -> dict[str, Any]:
     return dict(resolve("host", None, None, host, fact).tvm)
 
 
-def tune_peer(model: str, folder: Path, trials: int) -> dict[str, Any]:
+def tune_peer(model: str, folder: Path, trials: int, per_task: int) -> dict[str, Any]:
     """Stock MetaSchedule, as TVM's tutorials call it."""
     import tvm
-    from tvm.s_tir.meta_schedule.relax_integration import tune_relax
+    from tvm.s_tir.meta_schedule.relax_integration import extract_tasks, tune_relax
 
     from tvmflow.stages import _lowering
 
     target = tvm.target.Target(target_here())
-    lowered = _lowering.lower(load(model, folder).mod, target, KERNELS)
+    lowered = _lowering.lower(load(model, folder).mod, target, PLAIN)
     started = time.monotonic()
-    database = tune_relax(
-        lowered, {}, target, str(folder / "peer"), max_trials_global=trials, seed=SEED
-    )
+    budget = {"max_trials_global": trials}
+    if per_task:
+        tasks = len(extract_tasks(lowered, target, {}))
+        budget = {"max_trials_global": per_task * tasks, "max_trials_per_task": per_task}
+    database = tune_relax(lowered, {}, target, str(folder / "peer"), seed=SEED, **budget)
     seconds = time.monotonic() - started
     return {"trials": len(database.get_all_tuning_records()), "seconds": round(seconds, 1)}
 
 
-def tune_ours(model: str, folder: Path, seconds: float) -> dict[str, Any]:
+def ours_here(per_task: int) -> tuple[dict[str, Any], int]:
+    """What a recipe says under `kernels`, and the version of the schedules by rule: none where only the search counts."""
+    from tvmflow.recipe import Kernels
+    from tvmflow.stages import _kernels
+
+    if per_task:
+        return Kernels().model_dump(mode="json"), _kernels.SCHEDULES
+    return PLAIN, _kernels.NO_SCHEDULES
+
+
+def tune_ours(model: str, folder: Path, seconds: float, per_task: int) -> dict[str, Any]:
     """Our search on an empty ledger, for as long."""
     from tvmflow import tools
     from tvmflow.executors.nursery import Nursery
-    from tvmflow.stages import _kernels, _lowering
+    from tvmflow.stages import _lowering
     from tvmflow.targets.host import read_host
     from tvmflow.tuning import bench, measure, search
     from tvmflow.tuning.budget import Rules
@@ -145,7 +162,8 @@ def tune_ours(model: str, folder: Path, seconds: float) -> dict[str, Any]:
     from tvmflow.tuning.workloads import workloads_of
 
     target, host = target_here(), read_host()
-    lowered = _lowering.lower(load(model, folder).mod, _lowering.make_target(target), KERNELS)
+    kernels, rules = ours_here(per_task)
+    lowered = _lowering.lower(load(model, folder).mod, _lowering.make_target(target), kernels)
     tasks = [
         search.Task(each.key, each.names[0], each.weight, each.flops, each.mod)
         for each in workloads_of(lowered)
@@ -157,9 +175,7 @@ def tune_ours(model: str, folder: Path, seconds: float) -> dict[str, Any]:
         Rules(10**9), SEED, "evolutionary", "xgb", measure.Timing(0, 3, 40), 30.0, seconds
     )
     about = {"arch": host.arch, "model": host.model, "cores": host.cores}
-    site = bench.Site(
-        target, _kernels.NO_SCHEDULES, device, folder / "locks", "benchmark", about, None
-    )
+    site = bench.Site(target, rules, device, folder / "locks", "benchmark", about, None)
     measure.load_intrinsics(target)
     started = time.monotonic()
     with Nursery.fork() as nursery:
@@ -175,34 +191,42 @@ def tune_ours(model: str, folder: Path, seconds: float) -> dict[str, Any]:
     return {"trials": measured, "seconds": round(took, 1), "workloads": len(tasks)}
 
 
-def compare(model: str, folder: Path) -> dict[str, Any]:
-    """Medians of calls of the untuned, the peer's and our library, in turns."""
+def compare(model: str, folder: Path, per_task: int) -> dict[str, Any]:
+    """Medians of calls of the untuned, the peer's and our library, in turns; also ours by rule alone, where there are rules."""
     import numpy as np
     import tvm
     from tvm import relax
     from tvm.s_tir import meta_schedule as ms
 
+    from tvmflow import schedules
     from tvmflow.stages import _lowering
     from tvmflow.tuning.apply import apply_chosen
 
     loaded = load(model, folder)
     mapping = target_here()
     target = _lowering.make_target(mapping)
-    lowered = _lowering.lower(loaded.mod, target, KERNELS)
-    weights = _lowering.fold_weights(loaded.mod, loaded.params, target, KERNELS)
+    lowered = _lowering.lower(loaded.mod, target, PLAIN)
     database = ms.database.JSONDatabase(work_dir=str(folder / "peer"))
     with target, database:
         peer = relax.transform.MetaScheduleApplyDatabase()(lowered)
     best, modules = json.loads((folder / "ours.json").read_text())
-    ours, _ = apply_chosen(lowered, best, modules, target)
+    kernels, rules = ours_here(per_task)
+    machine = schedules.machine_of(mapping, rules)
+    fast = _lowering.lower(loaded.mod, target, kernels)
+    made = {
+        "untuned": (lowered, PLAIN),
+        "peer": (peer, PLAIN),
+        "ours": (apply_chosen(fast, best, modules, target)[0], kernels),
+        **({"by_rule": (fast, kernels)} if rules else {}),
+    }
     spec = loaded.inputs[0]
     data = tvm.runtime.tensor(np.random.default_rng(0).random(spec.shape, dtype=np.float32))
-    machines = {
-        name: relax.VirtualMachine(
-            _lowering.compile_with_weights(mod, weights, target).jit(), tvm.cpu()
-        )
-        for name, mod in (("untuned", lowered), ("peer", peer), ("ours", ours))
-    }
+    machines = {}
+    for name, (mod, used) in made.items():
+        whole, _ = schedules.schedule_rest(mod, None if used is PLAIN else machine)
+        weights = _lowering.fold_weights(loaded.mod, loaded.params, target, used)
+        library = _lowering.compile_with_weights(whole, weights, target)
+        machines[name] = relax.VirtualMachine(library.jit(), tvm.cpu())
     times: dict[str, list[float]] = {name: [] for name in machines}
     for _ in range(ROUNDS):
         for name, machine in machines.items():
@@ -213,20 +237,19 @@ def compare(model: str, folder: Path) -> dict[str, Any]:
     return {f"{name}_ms": round(statistics.median(t) * 1e3, 4) for name, t in times.items()}
 
 
-STEPS = {"peer": tune_peer, "ours": tune_ours}
-
-
-def child(step: str, model: str, folder: str, amount: str) -> None:
-    found = (
-        compare(model, Path(folder))
-        if step == "compare"
-        else STEPS[step](model, Path(folder), type(1 if step == "peer" else 1.0)(float(amount)))
-    )
+def child(step: str, model: str, folder: str, amount: str, per_task: str) -> None:
+    if step == "peer":
+        found = tune_peer(model, Path(folder), int(amount), int(per_task))
+    elif step == "ours":
+        found = tune_ours(model, Path(folder), float(amount), int(per_task))
+    else:
+        found = compare(model, Path(folder), int(per_task))
     print(f"\n{json.dumps(found)}", flush=True)
 
 
-def in_process(step: str, model: str, folder: Path, amount: float = 0) -> dict[str, Any]:
-    words = [sys.executable, __file__, "--child", step, model, str(folder), str(amount)]
+def in_process(step: str, model: str, folder: Path, amount: float, per_task: int) -> dict[str, Any]:
+    words = [sys.executable, __file__, "--child", step, model, str(folder)]
+    words += [str(amount), str(per_task)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
@@ -241,7 +264,8 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=("squeezenet", "transformer"))
     parser.add_argument("--trials", type=int, default=256, help="the peer's budget")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--per-task", type=int, default=0, metavar="N")
+    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         child(*args.child)
@@ -250,9 +274,12 @@ def main() -> None:
     for model in args.model or ("transformer", "squeezenet"):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            peer = in_process("peer", model, folder, args.trials)
-            ours = in_process("ours", model, folder, peer["seconds"])
-            found = {"peer": peer, "ours": ours, **in_process("compare", model, folder)}
+            per_task = args.per_task
+            peer = in_process("peer", model, folder, args.trials, per_task)
+            seconds = peer["seconds"] / (SHARE if per_task else 1)
+            ours = in_process("ours", model, folder, seconds, per_task)
+            latencies = in_process("compare", model, folder, 0, per_task)
+            found = {"peer": peer, "ours": ours, **latencies}
         rates = [each["trials"] / each["seconds"] * 60 for each in (ours, peer)]
         found["trials_per_minute"] = [round(rate, 1) for rate in rates]
         found["rate_ratio"] = round(rates[0] / rates[1], 2)

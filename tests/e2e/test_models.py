@@ -53,7 +53,9 @@ def load(project: Project, *, code: str) -> str:
 
 @pytest.mark.models
 @needs_models
-@pytest.mark.parametrize("cut", ["", "_without_postprocessing"])
+@pytest.mark.parametrize(
+    "cut", ["", pytest.param("_without_postprocessing", marks=pytest.mark.slow)]
+)
 def test_ultraface_agrees_with_onnx_runtime(project: Project, cut: str) -> None:
     """A face detector with depthwise and dilated convolutions, with its box decoding and without."""
     verdict = deliver(

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.project import Project
 
@@ -47,6 +54,69 @@ def test_a_changed_layer_is_the_only_one_that_is_measured(project: Project) -> N
     old = {trial.partition("/")[0] for trial in before}
     assert changed["measured"] == len(set(project.trials()) - before)
     assert not new & old
+
+
+def write_chain(project: Project, kernels: Sequence[int]) -> None:
+    """A model of as many convolutions, each with more channels than the one before, then pooling and a dense layer."""
+    rng = np.random.default_rng(0)
+    nodes, weights, value, channels = [], [], "data", 3
+    for layer, kernel in enumerate(kernels):
+        out, pad = channels + 5, kernel // 2
+        shape = (out, channels, kernel, kernel)
+        array = rng.normal(size=shape).astype(np.float32) / (channels * kernel)
+        weights.append(numpy_helper.from_array(array, f"w{layer}"))
+        nodes.append(helper.make_node("Conv", [value, f"w{layer}"], [f"c{layer}"], pads=[pad] * 4))
+        nodes.append(helper.make_node("Relu", [f"c{layer}"], [f"r{layer}"]))
+        value, channels = f"r{layer}", out
+    dense = rng.normal(size=(5, channels)).astype(np.float32)
+    weights.append(numpy_helper.from_array(dense, "dense"))
+    nodes += [
+        helper.make_node("GlobalAveragePool", [value], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("Gemm", ["f", "dense"], ["scores"], transB=1),
+    ]
+    shapes = {"data": [1, 3, 8, 8], "scores": [1, 5]}
+    data, scores = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in shapes.items()
+    )
+    graph = helper.make_graph(nodes, "chain", [data], [scores], weights)
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    onnx.save(model, str(project.folder / "tiny.onnx"))
+
+
+@pytest.mark.slow
+def test_ten_workloads_are_tuned_once_each(project: Project) -> None:
+    """Twice the budget measures the other half, another name nothing, one other layer that layer alone."""
+    write_chain(project, [3] * 8)
+    project.write_recipe(trials=32)
+
+    def tune() -> dict[str, Any]:
+        facts: dict[str, Any] = project.run("--until", "tune").stages["tune/host"]["facts"]
+        return facts
+
+    first = tune()
+    assert first["measured"] == 32
+    assert len(first["workloads"]) >= 10
+    project.edit_recipe("trials: 32", "trials: 64")
+    doubled = tune()
+    assert (doubled["measured"], doubled["reused"]) == (32, 32)
+    project.edit_recipe("name: tiny", "name: other")
+    assert project.run("--until", "tune").outcome("tune/host") == "hit"
+    # and where the result itself is gone
+    assert project.tvmflow("clean").code == 0
+    assert (tune()["measured"], len(project.trials())) == (0, 64)
+
+    # so many for each workload: what the others get does not depend on the one that changes
+    project.edit_recipe("trials: 64", "trials: 1000, trials_per_task: 7")
+    tune()
+    before = set(project.trials())
+    write_chain(project, [3, 3, 3, 3, 1, 3, 3, 3])
+    changed = tune()
+    new = [trial.partition("/")[0] for trial in set(project.trials()) - before]
+    assert len(set(new)) == 1
+    assert changed["measured"] == len(new) == 7
+    assert len(project.trials()) == len(set(project.trials()))
 
 
 def test_only_the_kernels_that_are_meant_are_tuned(project: Project) -> None:
