@@ -151,6 +151,7 @@ def kill_and_finish(project: Project, instants: list[float]) -> None:
         assert project.run().ran == []
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_was(project: Project) -> None:
     """SIGKILL in the middle: the next run ends with the same results and measures no trial twice."""
     kill_and_finish(project, [1.2, 2.5])

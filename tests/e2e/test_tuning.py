@@ -43,6 +43,7 @@ def test_the_same_model_under_another_name_measures_nothing(project: Project) ->
     assert len(project.trials()) == 6
 
 
+@pytest.mark.slow
 def test_a_changed_layer_is_the_only_one_that_is_measured(project: Project) -> None:
     """More channels are other kernels; those that stay as they were keep their trials."""
     project.write_recipe(trials=20)

@@ -135,6 +135,7 @@ def test_the_default_computes_the_same(name: str, mcpu: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, (_, road) in KERNELS.items() if road == "tiled"])
 def test_every_tile_computes_the_same(name: str) -> None:
     """Also those that cut a row in pieces that do not fit it."""
