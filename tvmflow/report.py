@@ -289,17 +289,17 @@ def _kernel_table(kernels: Sequence[Mapping[str, Any]], peak: float | None) -> s
         short = name if len(name) <= 48 else f"{name[:45]}..."
         lines.append(
             f"    {short:<48} {calls:>5} {latency_text(calls * untuned / 1e6):>9} "
-            f"{latency_text(calls * tuned / 1e6):>9} {gain:>6} {_reached(kernel, tuned, peak):>11} "
+            f"{latency_text(calls * tuned / 1e6):>9} {gain:>6} {_reached(kernel, peak):>11} "
             f"{_rate(kernel, untuned - tuned):>15}"
         )
     return "\n".join(lines)
 
 
-def _reached(kernel: Mapping[str, Any], us: float, peak: float | None) -> str:
-    """GFLOPS, and their share of the machine's peak."""
-    gflops = kernel["flops"] / us / 1e3 if us else 0.0
-    share = f" ({gflops / peak:.0%})" if peak else ""
-    return f"{gflops:.0f}{share}" if gflops >= 1 else "–"
+def _reached(kernel: Mapping[str, Any], peak: float | None) -> str:
+    from tvmflow.tuning.roofline import gflops, gflops_text
+
+    value = gflops(kernel)
+    return "–" if value is None or value < 1 else gflops_text(value, peak)
 
 
 def _rate(kernel: Mapping[str, Any], saved_us: float) -> str:

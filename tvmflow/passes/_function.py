@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import tvm
@@ -68,14 +69,26 @@ def outputs_of(function: relax.Function) -> list[Any]:
     values = Facts(function).values
 
     def origin(expr: Any) -> Any:
-        while isinstance(values.get(expr), relax.Var):
-            expr = values[expr]
-        return expr
+        return origin_of(expr, values.get)
 
     result = origin(function.body.body)
     result = values.get(result, result)
     fields = list(result.fields) if isinstance(result, relax.Tuple) else [function.body.body]
     return [origin(field) for field in fields]
+
+
+def origin_of(expr: Any, lookup: Callable[[Any], Any]) -> Any:
+    """The variable that an expression was first bound to; `lookup` gives what a variable is bound to."""
+    while isinstance(expr, relax.Var) and isinstance(value := lookup(expr), relax.Var):
+        expr = value
+    return expr
+
+
+def rewritten(mod: tvm.IRModule, rewriter: Any) -> tvm.IRModule:
+    """The module with `main` as a PyExprMutator that was made for it leaves it, without what nobody reads any more."""
+    made = rewriter.visit_expr(mod["main"])
+    rewriter.builder_.update_func(mod.get_global_var("main"), made)
+    return relax.transform.DeadCodeElimination(["main"])(rewriter.builder_.get())
 
 
 def is_straight(mod: tvm.IRModule) -> bool:

@@ -22,6 +22,8 @@ from tvmflow.passes._function import (
     is_depthwise,
     is_float,
     kind_of,
+    origin_of,
+    rewritten,
     shape_of,
 )
 
@@ -59,11 +61,7 @@ class Blocked(NamedTuple):
 
 def block_layouts(mod: tvm.IRModule, block: int, plain: Collection[str] = ()) -> tvm.IRModule:
     """The module with convolutions on blocked layouts, `block` float32 lanes to a vector; those of the kinds in `plain` stay."""
-    main = mod["main"]
-    blocker = _Blocker(mod, Facts(main), block, plain)
-    made = blocker.visit_expr(main)
-    blocker.builder_.update_func(mod.get_global_var("main"), made)
-    return relax.transform.DeadCodeElimination(["main"])(blocker.builder_.get())
+    return rewritten(mod, _Blocker(mod, Facts(mod["main"]), block, plain))
 
 
 @mutator
@@ -91,7 +89,7 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         road = self._roads.get(getattr(call.op, "name", ""))
         if road is None or self._is_weight(call) or not is_float(call):
             return made
-        arguments = [self._origin(argument) for argument in made.args]
+        arguments = [origin_of(argument, self.lookup_binding) for argument in made.args]
         found = road(call, relax.Call(made.op, arguments, made.attrs))
         return made if found is None else self._plain(found)
 
@@ -362,16 +360,7 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
     def _fields(self, expr: Any) -> list[Any]:
         value = expr if isinstance(expr, relax.Tuple) else self.lookup_binding(expr)
         is_tuple = isinstance(value, relax.Tuple)
-        return [self._origin(each) for each in value.fields] if is_tuple else []
-
-    def _origin(self, expr: Any) -> Any:
-        """The variable that an argument was first bound to."""
-        while isinstance(expr, relax.Var):
-            value = self.lookup_binding(expr)
-            if not isinstance(value, relax.Var):
-                break
-            expr = value
-        return expr
+        return [origin_of(each, self.lookup_binding) for each in value.fields] if is_tuple else []
 
     def _is_weight(self, call: Any) -> bool:
         return all(self._facts.is_weight(arg) for arg in call.args)

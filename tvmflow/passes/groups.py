@@ -10,7 +10,14 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.passes._function import Facts, is_depthwise, is_float, kind_of, shape_of
+from tvmflow.passes._function import (
+    Facts,
+    is_depthwise,
+    is_float,
+    kind_of,
+    rewritten,
+    shape_of,
+)
 
 # Multiplications with zeros that a road in vectors is worth, for each with a weight.
 _MOST_WASTE: Final = 4
@@ -29,11 +36,7 @@ def widen_groups(mod: tvm.IRModule, block: int, plain: Collection[str] = ()) -> 
 
     Those of the kinds in `plain` stay as they are.
     """
-    main = mod["main"]
-    widener = _Widener(mod, Facts(main), block, plain)
-    made = widener.visit_expr(main)
-    widener.builder_.update_func(mod.get_global_var("main"), made)
-    return relax.transform.DeadCodeElimination(["main"])(widener.builder_.get())
+    return rewritten(mod, _Widener(mod, Facts(mod["main"]), block, plain))
 
 
 @mutator

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.passes._function import is_float, shape_of
+from tvmflow.passes._function import is_float, origin_of, rewritten, shape_of
 from tvmflow.passes.blocked import BETWEEN
 
 _POOLS: Final = {
@@ -20,11 +20,7 @@ _POOLS: Final = {
 
 def lift_sequences(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with convolutions and pooling of (n, c, w) data, and what lies between them, on (n, c, 1, w)."""
-    main = mod["main"]
-    lifter = _Lifter(mod)
-    made = lifter.visit_expr(main)
-    lifter.builder_.update_func(mod.get_global_var("main"), made)
-    return relax.transform.DeadCodeElimination(["main"])(lifter.builder_.get())
+    return rewritten(mod, _Lifter(mod))
 
 
 @mutator
@@ -45,7 +41,7 @@ class _Lifter(PyExprMutator):  # type: ignore[misc]
         shape = shape_of(call)
         if road is None or shape is None or len(shape) != 3 or not is_float(call):
             return made
-        image = road(call, [self._origin(argument) for argument in made.args])
+        image = road(call, [origin_of(argument, self.lookup_binding) for argument in made.args])
         if image is None:
             return made
         image = self.builder_.emit(image)
@@ -102,15 +98,6 @@ class _Lifter(PyExprMutator):  # type: ignore[misc]
             return self._images[row]
         *outer, width = shape_of(row)  # type: ignore[misc]
         return self.builder_.emit(relax.op.reshape(row, relax.ShapeExpr([*outer, 1, width])))
-
-    def _origin(self, expr: Any) -> Any:
-        """The variable that an argument was first bound to."""
-        while isinstance(expr, relax.Var):
-            value = self.lookup_binding(expr)
-            if not isinstance(value, relax.Var):
-                break
-            expr = value
-        return expr
 
 
 def _options(attrs: Any) -> dict[str, list[int]]:

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.passes._function import Facts, call_of, shape_of
+from tvmflow.passes._function import Facts, call_of, rewritten, shape_of
 
 _NORM: Final = "relax.nn.batch_norm"
 _CONV2D: Final = "relax.nn.conv2d"
@@ -26,21 +26,15 @@ def fold_norms(mod: tvm.IRModule) -> tvm.IRModule:
         str(getattr(value.op, "name", "")) for value in facts.values.values() if _is_call(value)
     }
     if _NORM in called:
-        mod = _replaced(mod, _Norms(mod, facts))
+        mod = rewritten(mod, _Norms(mod, facts))
     if _CONV2D in called:
         for _ in range(_ROUNDS):
-            mod = _replaced(mod, _Scales(mod, Facts(mod["main"])))
+            mod = rewritten(mod, _Scales(mod, Facts(mod["main"])))
     return mod
 
 
 def _is_call(value: Any) -> bool:
     return isinstance(value, relax.Call)
-
-
-def _replaced(mod: tvm.IRModule, pass_: Any) -> tvm.IRModule:
-    changed = tvm.IRModule(dict(mod.functions_items()), global_infos=mod.global_infos)
-    changed["main"] = pass_.visit_expr(mod["main"])
-    return relax.transform.DeadCodeElimination(["main"])(changed)
 
 
 @mutator

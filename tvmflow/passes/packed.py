@@ -9,16 +9,12 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.passes import compute
-from tvmflow.passes._function import TAKES_EPILOGUE, Facts, is_float, shape_of
+from tvmflow.passes._function import TAKES_EPILOGUE, Facts, is_float, rewritten, shape_of
 
 
 def pack_matmuls(mod: tvm.IRModule, block: int) -> tvm.IRModule:
     """The module with the weights (k, n) of its matrix products as (⌈n/b⌉, k, b)."""
-    main = mod["main"]
-    packer = _Packer(mod, Facts(main), block)
-    made = packer.visit_expr(main)
-    packer.builder_.update_func(mod.get_global_var("main"), made)
-    return relax.transform.DeadCodeElimination(["main"])(packer.builder_.get())
+    return rewritten(mod, _Packer(mod, Facts(mod["main"]), block))
 
 
 @mutator

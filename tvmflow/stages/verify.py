@@ -37,9 +37,9 @@ TIMEOUT_S: Final = 4 * 3600.0
 
 VERDICT: Final = "verdict.json"
 
-# An untuned ResNet takes seconds a call: fewer repeats then, but never fewer than this.
 _LOOK_S: Final = 0.05
 _MOST_SETTLING_S: Final = 2.0
+# An untuned ResNet takes seconds a call: fewer repeats then, but never fewer than this.
 _MIN_REPEATS: Final = 3
 _SECONDS_PER_SUBJECT: Final = 20.0
 _MIN_SECONDS_PER_REPEAT: Final = 0.02

@@ -47,9 +47,10 @@ def measure_peak(payload: Json, send: Callable[[dict[str, Any]], None]) -> Json:
     best = 0.0
     timing = measure.Timing(1, _REPEATS, _MIN_REPEAT_MS)
     measure.use_threads(target)
+    arguments = measure.arguments_for(mod)
     for choice, _ in zip(schedules.candidates(mod, machine), range(_TILES), strict=False):
         kernel = measure.build(choice.schedule.mod, target)
-        seconds = measure.time_kernel(kernel, measure.arguments_for(mod), timing)
+        seconds = measure.time_kernel(kernel, arguments, timing)
         best = max(best, flops / min(seconds) / 1e9)
     return {"gflops": round(best, 1)}
 
@@ -58,6 +59,11 @@ def gflops(kernel: Mapping[str, Any]) -> float | None:
     """What a kernel reaches, by the facts of `pick_best`; None for one that does no arithmetic to speak of."""
     us = kernel["untuned_us"] if kernel["tuned_us"] is None else kernel["tuned_us"]
     return kernel["flops"] / us / 1e3 if kernel.get("flops") and us else None
+
+
+def gflops_text(value: float, peak: float | None) -> str:
+    """GFLOPS, and their share of the machine's peak where that is known."""
+    return f"{value:.0f} ({value / peak:.0%})" if peak else f"{value:.0f}"
 
 
 def picture(kernels: Sequence[Mapping[str, Any]], peak: float | None) -> str:
@@ -75,14 +81,13 @@ def picture(kernels: Sequence[Mapping[str, Any]], peak: float | None) -> str:
         y = 40 + place * _BAR
         name = str(kernel["name"])
         shown = name if len(name) <= 46 else f"{name[:43]}..."
-        share = f" ({reached / peak:.0%})" if peak else ""
         width = max(1.0, _WIDTH * reached / top)
         colour = "#4878a8" if kernel["tuned_us"] is None else "#48a868"
         lines += [
             f'<text x="{_LEFT - 8}" y="{y + 15}" text-anchor="end">{escape(shown)}</text>',
             f'<rect x="{_LEFT}" y="{y + 3}" width="{width:.1f}" height="{_BAR - 6}" fill="{colour}">'
             f"<title>{escape(name)}: {reached:.1f} GFLOPS, {kernel['calls']} calls</title></rect>",
-            f'<text x="{_LEFT + width + 6:.1f}" y="{y + 15}">{reached:.0f}{share}</text>',
+            f'<text x="{_LEFT + width + 6:.1f}" y="{y + 15}">{gflops_text(reached, peak)}</text>',
         ]
     if peak:
         x = _LEFT + _WIDTH * peak / top

@@ -237,7 +237,9 @@ BETWEEN: dict[str, tuple[Layer, ...]] = {
 }
 
 
-@pytest.mark.parametrize("channels", [6, 32])
+@pytest.mark.parametrize(
+    "channels", [6, 32, *(pytest.param(each, marks=pytest.mark.slow) for each in (16, 24, 40))]
+)
 @pytest.mark.parametrize("between", BETWEEN)
 def test_what_lies_between_convolutions(channels: int, between: str) -> None:
     """Residuals, concatenations, pooling, gates, and operators that want the plain layout back."""
