@@ -4,9 +4,9 @@
 
 Each model goes through `tvmflow run` twice, without a search and with one of `--minutes` (0:
 only without). All libraries are then called in turns, each in a process of its own with as many
-threads as there are cores, and the medians are compared. TVM's zero pipeline is called a few times only: it takes
-seconds. Networks have seeded weights (see `_nets.py`); `ultraface` and `ultraface-raw` are real
-and need TVMFLOW_TEST_MODELS.
+threads as there are cores, and the medians are compared. TVM's zero pipeline is called a few times
+only: it takes seconds. Networks have seeded weights (see `_nets.py`); `ultraface` and
+`ultraface-raw` are real and need TVMFLOW_TEST_MODELS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,26 +86,26 @@ def serve(model: str, library: str) -> None:
     process take each other's time.
     """
     import numpy as np
-    import onnxruntime
 
-    cores = os.cpu_count() or 1
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = cores
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    random = np.random.default_rng(0)
-    feed = {
-        each.name: random.standard_normal(each.shape).astype(np.float32)
-        for each in session.get_inputs()
-    }
     if library == "ort":
-        call: Callable[[], list[Any]] = lambda: session.run(None, feed)  # noqa: E731
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = os.cpu_count() or 1
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        inputs = session.get_inputs()
     else:
         from tvmflow import runtime
 
-        del session
         module = runtime.load(library)
-        call = lambda: list(module.run(feed).values())  # noqa: E731
+        inputs = module.inputs
+    random = np.random.default_rng(0)
+    feed = {each.name: random.standard_normal(each.shape).astype(np.float32) for each in inputs}
+
+    def call() -> list[Any]:
+        return session.run(None, feed) if library == "ort" else list(module.run(feed).values())
+
     np.savez(sys.stdin.readline().strip(), *call())
     print(flush=True)
     for _ in sys.stdin:
