@@ -9,7 +9,9 @@ each in processes and a folder of its own. The two libraries are then timed in t
 untuned one.
 
 With `--per-task` the peer has so many trials for each workload, and ours a tenth of its seconds, with
-the layouts, schedules by rule and search spaces that a recipe has by default.
+the layouts, schedules by rule and search spaces that a recipe has by default. The peer's candidates
+are then built and timed in forked processes, as ours are: its own builder starts a process for each,
+which on a slow machine takes longer than it allows for a build, so that every one counts as failed.
 
     squeezenet     SqueezeNet 1.1 from MXNet's Gluon zoo (needs the checkpoint: recipes/models/make_squeezenet.py)
     transformer    one encoder block: 64 tokens of 256 numbers, 4 heads
@@ -18,6 +20,7 @@ the layouts, schedules by rule and search spaces that a recipe has by default.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
@@ -126,18 +129,83 @@ def tune_peer(model: str, folder: Path, trials: int, per_task: int) -> dict[str,
     import tvm
     from tvm.s_tir.meta_schedule.relax_integration import extract_tasks, tune_relax
 
+    from tvmflow.executors.nursery import Nursery
     from tvmflow.stages import _lowering
 
     target = tvm.target.Target(target_here())
     lowered = _lowering.lower(load(model, folder).mod, target, PLAIN)
-    started = time.monotonic()
-    budget = {"max_trials_global": trials}
-    if per_task:
-        tasks = len(extract_tasks(lowered, target, {}))
-        budget = {"max_trials_global": per_task * tasks, "max_trials_per_task": per_task}
-    database = tune_relax(lowered, {}, target, str(folder / "peer"), seed=SEED, **budget)
-    seconds = time.monotonic() - started
+    work = str(folder / "peer")
+    with contextlib.ExitStack() as held:
+        options: dict[str, Any] = {"max_trials_global": trials}
+        if per_task:
+            tasks = len(extract_tasks(lowered, target, {}))
+            options = {"max_trials_global": per_task * tasks, "max_trials_per_task": per_task}
+            nursery = held.enter_context(Nursery.fork())
+            options["builder"], options["runner"] = in_forks(nursery, folder)
+        started = time.monotonic()
+        database = tune_relax(lowered, {}, target, work, seed=SEED, **options)
+        seconds = time.monotonic() - started
     return {"trials": len(database.get_all_tuning_records()), "seconds": round(seconds, 1)}
+
+
+def in_forks(nursery: Any, folder: Path) -> tuple[Any, Any]:
+    """A builder and a runner for `tune_relax` that leave both to forked processes, timed as its own runner does."""
+    import tvm
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir import meta_schedule as ms
+
+    from tvmflow.stages import _kernels
+    from tvmflow.targets.host import read_host
+    from tvmflow.tuning import bench, measure
+
+    target, host = target_here(), read_host()
+    device = {"kind": "cpu", "class": host.model}
+    measure.load_intrinsics(target)
+    site = bench.Site(
+        *(target, _kernels.NO_SCHEDULES, device, folder / "locks", "peer", {"cores": host.cores}),
+        None,
+    )
+    place = bench.Bench(site, measure.Timing(3, 1, 100), 30.0, nursery)
+    modules: dict[str, str] = {}
+
+    def keep(mod: Any) -> str:
+        # MetaSchedule removes the folder of what was built
+        made = tempfile.mkdtemp(dir=folder)
+        modules[f"{made}/module"] = tvm.ir.save_json(mod)
+        return f"{made}/module"
+
+    @derived_object
+    class Builder(ms.builder.PyBuilder):  # type: ignore[misc]
+        def build(self, inputs: list[Any]) -> list[Any]:
+            return [ms.builder.BuilderResult(keep(each.mod), None) for each in inputs]
+
+    @derived_object
+    class Done(ms.runner.PyRunnerFuture):  # type: ignore[misc]
+        def __init__(self, trial: Any) -> None:
+            super().__init__()
+            self.trial = trial
+
+        def done(self) -> bool:
+            return True
+
+        def result(self) -> Any:
+            failure = self.trial.failure
+            return ms.runner.RunnerResult(
+                None if failure else list(self.trial.run_secs), failure and failure.message
+            )
+
+    @derived_object
+    class Runner(ms.runner.PyRunner):  # type: ignore[misc]
+        def run(self, inputs: list[Any]) -> list[Any]:
+            jobs = [
+                bench.Job(path, modules.pop(path), None, None, SEED)
+                for path in (str(each.artifact_path) for each in inputs)
+            ]
+            trials: dict[int, Any] = {}
+            place.measure(jobs, trials.__setitem__)
+            return [Done(trials[n]) for n in range(len(jobs))]
+
+    return Builder(), Runner()
 
 
 def ours_here(per_task: int) -> tuple[dict[str, Any], int]:

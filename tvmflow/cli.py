@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmflow import __version__, device_cli, fastpath, plancache, records_cli
+from tvmflow import __version__, device_cli, fastpath, model_cli, plancache, records_cli
 from tvmflow.decide import Survey
 from tvmflow.errors import (
     EXIT_BUG,
@@ -228,6 +228,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--ledger", action="store_true", help="also forget every measured trial")
     command(schema)
     command(doctor)
+    model_cli.add_parser(commands)
     records_cli.add_parser(commands)
     device_cli.add_parser(commands)
     return parser

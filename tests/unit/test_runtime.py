@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 
 import tvmflow
-from tests.support.bundles import make_bundle
 from tvmflow.errors import BundleError
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle that adds 1 to `x` and doubles it: float32 (2, 3) to two outputs."""
-    return make_bundle(tmp_path_factory.mktemp("bundle") / "small.tvmflow")
 
 
 def rewritten(bundle: Path, target: Path, /, **changes: Any) -> Path:
@@ -34,9 +27,9 @@ def rewritten(bundle: Path, target: Path, /, **changes: Any) -> Path:
     return target
 
 
-def test_a_bundle_tells_its_signature_and_runs(bundle: Path) -> None:
+def test_a_bundle_tells_its_signature_and_runs(small_bundle: Path) -> None:
     """Inputs and outputs carry name, shape and dtype; run maps names to arrays."""
-    module = tvmflow.load(bundle)
+    module = tvmflow.load(small_bundle)
     assert [tuple(spec) for spec in module.inputs] == [("x", (2, 3), "float32")]
     assert [spec.name for spec in module.outputs] == ["plus_one", "twice"]
     x = np.arange(6, dtype="float32").reshape(2, 3)
@@ -45,23 +38,23 @@ def test_a_bundle_tells_its_signature_and_runs(bundle: Path) -> None:
     np.testing.assert_array_equal(result["twice"], x * 2)
 
 
-def test_results_stay_when_the_module_runs_again(bundle: Path) -> None:
+def test_results_stay_when_the_module_runs_again(small_bundle: Path) -> None:
     """An output belongs to the caller: the next call does not write into it."""
-    module = tvmflow.load(bundle)
+    module = tvmflow.load(small_bundle)
     first = module.run({"x": np.zeros((2, 3), "float32")})["plus_one"]
     module.run({"x": np.full((2, 3), 9, "float32")})
     np.testing.assert_array_equal(first, np.ones((2, 3)))
 
 
-def test_inputs_may_be_strided_views(bundle: Path) -> None:
+def test_inputs_may_be_strided_views(small_bundle: Path) -> None:
     """Any numpy array of the right shape will do, however it lies in memory."""
     wide = np.arange(12, dtype="float32").reshape(3, 4).T[::2]
-    np.testing.assert_array_equal(tvmflow.load(bundle).run({"x": wide})["twice"], wide * 2)
+    np.testing.assert_array_equal(tvmflow.load(small_bundle).run({"x": wide})["twice"], wide * 2)
 
 
-def test_every_misfit_is_named(bundle: Path) -> None:
+def test_every_misfit_is_named(small_bundle: Path) -> None:
     """One error lists all that is wrong with a call, and says what the model takes."""
-    module = tvmflow.load(bundle)
+    module = tvmflow.load(small_bundle)
     with pytest.raises(ValueError, match="there is no input") as raised:
         module.run({"x": np.zeros((2, 4)), "y": np.zeros(1)})
     assert str(raised.value) == (
@@ -74,7 +67,7 @@ def test_every_misfit_is_named(bundle: Path) -> None:
         module.run({})
 
 
-def test_only_the_runtime_is_imported(bundle: Path) -> None:
+def test_only_the_runtime_is_imported(small_bundle: Path) -> None:
     """A program that loads a bundle never loads the compiler, nor what tvmflow builds with."""
     code = (
         "import sys, tvmflow, numpy as np; m = tvmflow.load(sys.argv[1]); "
@@ -82,7 +75,7 @@ def test_only_the_runtime_is_imported(bundle: Path) -> None:
         "print([n for n in ('tvm', 'onnx', 'mxnet', 'doit', 'yaml', 'pydantic') if n in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(bundle)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(small_bundle)], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
 
@@ -104,13 +97,13 @@ def test_only_the_runtime_is_imported(bundle: Path) -> None:
     ],
 )
 def test_what_cannot_run_here_is_refused_before_it_is_loaded(
-    bundle: Path, tmp_path: Path, changes: dict[str, Any], words: str
+    small_bundle: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     """Another CPU, runtime or format is a sentence at load, not a crash later."""
     if "features" in changes.get("target", {}) and not Path("/proc/cpuinfo").exists():
         pytest.skip("CPU features are read from /proc/cpuinfo")
     with pytest.raises(BundleError, match=words):
-        tvmflow.load(rewritten(bundle, tmp_path / "other.tvmflow", **changes))
+        tvmflow.load(rewritten(small_bundle, tmp_path / "other.tvmflow", **changes))
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not really", b"\x7fELF"])
@@ -128,10 +121,22 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         tvmflow.load(tmp_path / "none.tvmflow")
 
 
-def test_latency_gives_the_seconds_of_each_repeat(bundle: Path) -> None:
+def test_latency_gives_the_seconds_of_each_repeat(small_bundle: Path) -> None:
     """As many positive numbers as repeats were asked for."""
-    seconds = tvmflow.load(bundle).latency(
+    seconds = tvmflow.load(small_bundle).latency(
         {"x": np.zeros((2, 3), "float32")}, repeat=4, min_seconds=0.001
     )
     assert len(seconds) == 4
     assert min(seconds) > 0
+
+
+def test_a_profile_has_every_kernel(small_bundle: Path) -> None:
+    """Its calls and seconds, the slowest first; the module runs on unwatched."""
+    module = tvmflow.load(small_bundle)
+    found = module.profile({"x": np.zeros((2, 3), "float32")}, repeat=3)
+    assert {each.name: each.calls for each in found if "vm." not in each.name} == {
+        "add": 1,
+        "multiply": 1,
+    }
+    assert [each.seconds for each in found] == sorted((e.seconds for e in found), reverse=True)
+    assert min(each.seconds for each in found) > 0

@@ -8,11 +8,13 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from tvmflow.errors import StageError, VerifyFailed
+from tvmflow import samples
+from tvmflow.errors import VerifyFailed
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Reference
+from tvmflow.samples import Samples
 from tvmflow.stages import _kernels, build
 from tvmflow.stages._base import StageContext
 
@@ -77,12 +79,12 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     if checks["against"] == "none" and target["why_not"]:
         return _conclude({"passed": True, "against": "none", "not_run": target["why_not"]}, ctx)
     module = runtime.load(ctx.inputs["export/module.tvmflow"])
-    data = _read_data(module, settings, ctx.inputs.get("data"))
-    verdict: dict[str, Any] = {"against": checks["against"], "samples": data.samples}
-    ours = _run_all(module.run, data)
+    data = _samples(module, settings, ctx.inputs.get("data"))
+    verdict: dict[str, Any] = {"against": checks["against"], "samples": data.count}
+    ours = samples.outputs_of(module.run, data)
     with _reference(settings, module, ctx) as reference:
         if reference is not None:
-            theirs = _run_all(reference.run, data)
+            theirs = samples.outputs_of(reference.run, data)
             verdict["reference"] = reference.name
             verdict["outputs"] = {
                 spec.name: _compare(ours[spec.name], theirs[spec.name], checks)
@@ -112,96 +114,20 @@ def _conclude(verdict: dict[str, Any], ctx: StageContext) -> dict[str, Any]:
 # ---------------------------------------------------------------- inputs
 
 
-class _Data(NamedTuple):
-    """Whole batches of inputs; `samples` of them are real, the rest of the last batch is padding."""
-
-    batches: list[Feed]
-    samples: int
-    labels: Array | None
-
-
-def _read_data(module: Module, settings: Mapping[str, Any], path: Path | None) -> _Data:
-    return _recorded(module, settings, path) if path else _random(module, settings)
-
-
-def _random(module: Module, settings: Mapping[str, Any]) -> _Data:
-    """Seeded inputs, uniform in each input's range; integers include both ends."""
-    import numpy as np
-
+def _samples(module: Module, settings: Mapping[str, Any], path: Path | None) -> Samples:
+    """What the library is run on: the file that the recipe names, or seeded random inputs."""
     checks = settings["verify"]
-    rng = np.random.default_rng(checks["seed"])
-    batches: list[Feed] = []
-    for _ in range(checks["samples"]):
-        feed: Feed = {}
-        for spec in module.inputs:
-            dtype = np.dtype(spec.dtype)
-            whole = dtype.kind in "iub"
-            low, high = settings["inputs"].get(spec.name, {}).get("range") or (0, 1)
-            drawn = (
-                rng.integers(low, high, spec.shape, endpoint=True)
-                if whole
-                else rng.uniform(low, high, spec.shape)
-            )
-            feed[spec.name] = drawn.astype(dtype)
-        batches.append(feed)
-    return _Data(batches, checks["samples"], None)
-
-
-def _recorded(module: Module, settings: Mapping[str, Any], path: Path) -> _Data:
-    """The arrays of an npz, cut into batches; the last is filled up with its own last sample."""
-    import numpy as np
-
-    label = settings["verify"]["label"]
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except Exception as error:
-        raise StageError(
-            f"verify.data is not an npz file of plain arrays: {error}",
-            fix="write it with numpy.savez(path, <input name>=array, label=labels)",
-        ) from error
-    problems = []
-    for spec in module.inputs:
-        array = arrays.get(spec.name)
-        if array is None:
-            problems.append(f"there is no array '{spec.name}' (there are {sorted(arrays)})")
-        elif array.shape[1:] != spec.shape[1:] or not len(array):
-            problems.append(f"'{spec.name}' has shape {array.shape}, the model takes {spec.shape}")
-        elif not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-            problems.append(f"'{spec.name}' is {array.dtype}, the model takes {spec.dtype}")
-    if len({spec.shape[:1] for spec in module.inputs}) > 1 or not module.inputs[0].shape:
-        problems.append("the model's inputs do not all have samples along their first axis")
-    counts = {len(arrays[spec.name]) for spec in module.inputs if spec.name in arrays}
-    labels = arrays.get(label)
-    if settings["verify"]["min_accuracy"] is not None and labels is None:
-        problems.append(f"verify.min_accuracy is set and there is no array '{label}' with labels")
-    if len(counts | ({len(labels)} if labels is not None else set())) > 1:
-        problems.append("its arrays do not have the same number of samples")
-    if problems:
-        raise StageError(
-            "verify.data does not fit the model: " + "; ".join(problems),
-            fix="one array per input, named like it, samples first",
-        )
-    samples, size = counts.pop(), module.inputs[0].shape[0]
-    batches: list[Feed] = []
-    for start in range(0, samples, size):
-        index = np.minimum(np.arange(start, start + size), samples - 1)
-        batches.append({s.name: arrays[s.name][index].astype(s.dtype) for s in module.inputs})
-    return _Data(batches, samples, labels)
-
-
-def _run_all(run: Any, data: _Data) -> dict[str, Array]:
-    """Every output over all batches, one after the other along the first axis, padding cut off."""
-    import numpy as np
-
-    results = [run(feed) for feed in data.batches]
-    joined = {}
-    for name in results[0]:
-        parts = [np.atleast_1d(result[name]) for result in results]
-        whole = np.concatenate(parts)
-        padded = data.labels is not None and len(whole) > data.samples
-        joined[name] = whole[: data.samples] if padded else whole
-    return joined
+    if path is None:
+        ranges = {
+            name: (spec["range"][0], spec["range"][1])
+            for name, spec in settings["inputs"].items()
+            if "range" in spec
+        }
+        return samples.drawn(module.inputs, ranges, batches=checks["samples"], seed=checks["seed"])
+    wants = "verify.min_accuracy" if checks["min_accuracy"] is not None else ""
+    return samples.recorded(
+        module.inputs, path, what="verify.data", label=checks["label"], needs_labels=wants
+    )
 
 
 # ---------------------------------------------------------------- judging

@@ -1,15 +1,13 @@
-"""Judging a library: what is within tolerance, what is said of what is not, accuracy, and data from files."""
+"""Judging a library: what is within tolerance, what is said of what is not, and accuracy."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tvmflow.errors import StageError
 from tvmflow.stages import verify
 from tvmflow.values import TensorSpec
 
@@ -109,69 +107,3 @@ def test_the_gate_on_speed() -> None:
     assert "3 times as fast" in verify._too_slow({"latency": latency}, settings)[0]
     only = {"library": {"median": 1.0}}
     assert "1 times as fast" in verify._too_slow({"latency": only}, settings)[0]
-
-
-# ---------------------------------------------------------------- data
-
-
-def read(inputs: tuple[TensorSpec, ...], path: Path) -> Any:
-    return verify._read_data(module(*inputs), {"verify": CHECKS, "inputs": {}}, path)
-
-
-def save(folder: Path, **arrays: Any) -> Path:
-    np.savez(folder / "data.npz", **arrays)
-    return folder / "data.npz"
-
-
-IMAGE = TensorSpec("data", (2, 3), "float32")
-
-
-def test_samples_are_cut_into_batches_and_the_last_is_filled_up(tmp_path: Path) -> None:
-    """Five samples for a library of batch two: three batches, of which five samples count."""
-    data = np.arange(15, dtype=F).reshape(5, 3)
-    found = read((IMAGE,), save(tmp_path, data=data, label=np.arange(5)))
-    assert [batch["data"].shape for batch in found.batches] == [(2, 3)] * 3
-    assert found.samples == 5
-    np.testing.assert_array_equal(np.concatenate([b["data"] for b in found.batches])[:5], data)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "needle"),
-    [
-        ({"other": np.ones((2, 3), F)}, "data"),
-        ({"data": np.ones((2, 4), F)}, "data"),
-        ({"data": np.ones((2, 3), np.complex64)}, "complex64"),
-        ({"data": np.ones((0, 3), F)}, "data"),
-        ({"data": np.ones((2, 3), F), "label": np.ones(3)}, "same number of samples"),
-    ],
-)
-def test_data_that_does_not_fit_is_explained(
-    tmp_path: Path, arrays: dict[str, Any], needle: str
-) -> None:
-    """Missing, of another shape or type, empty, or with another number of labels."""
-    with pytest.raises(StageError, match=needle) as caught:
-        read((IMAGE,), save(tmp_path, **arrays))
-    assert caught.value.fix
-
-
-def test_a_file_that_is_no_npz_is_explained(tmp_path: Path) -> None:
-    """Whatever it is."""
-    path = tmp_path / "data.npz"
-    path.write_bytes(b"not a zip")
-    with pytest.raises(StageError, match="npz"):
-        read((IMAGE,), path)
-
-
-def test_random_inputs_are_seeded_and_stay_in_their_range() -> None:
-    """The same seed gives the same inputs; integers reach both ends."""
-    specs = (TensorSpec("f", (4, 50), "float32"), TensorSpec("i", (4, 50), "uint8"))
-    settings = {
-        "verify": {**CHECKS, "seed": 3, "samples": 2},
-        "inputs": {"f": {"range": [-2, -1]}, "i": {"range": [7, 9]}},
-    }
-    one, two = (verify._read_data(module(*specs), settings, None) for _ in range(2))
-    for a, b in zip(one.batches, two.batches, strict=True):
-        np.testing.assert_array_equal(a["f"], b["f"])
-        assert a["f"].min() >= -2 and a["f"].max() <= -1
-        assert set(np.unique(a["i"])) == {7, 8, 9}
-        assert (a["f"].dtype, a["i"].dtype) == (np.float32, np.uint8)

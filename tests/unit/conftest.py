@@ -1,0 +1,15 @@
+"""What tests of several modules share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.bundles import make_bundle
+
+
+@pytest.fixture(scope="session")
+def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that adds 1 to `x` and doubles it: float32 (2, 3) to `plus_one` and `twice`."""
+    return make_bundle(tmp_path_factory.mktemp("bundle") / "small.tvmflow")
