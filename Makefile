@@ -15,7 +15,7 @@ demo: $(VENV)/.ready
 	@$(BIN)/tvmflow run recipes/digits.yaml
 
 test: $(VENV)/.ready-to-test
-	$(PYTEST)
+	$(PYTEST) -n 2 --dist worksteal
 
 test-slow: $(VENV)/.ready-to-test
 	$(PYTEST) -m slow

@@ -32,7 +32,7 @@ def run_model(args: argparse.Namespace) -> int:
     report: dict[str, Any] = {
         "model": module.manifest["name"],
         "target": module.manifest["target"]["name"],
-        "samples": found.count,
+        "samples": found.real,
         "outputs": {name: list(array.shape) for name, array in outputs.items()},
     }
     if args.top:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Samples(NamedTuple):
-    """Whole batches of inputs; `count` of their samples are real, the rest of the last batch is padding.
+    """Whole batches of inputs; `real` of their samples are real, the rest of the last batch is padding.
 
     `labels` has an entry for each sample, where there are labels. `per_batch` is how many
     a batch has; 0 where batches are whole, each counting as one sample if it was drawn.
     """
 
     batches: list[Feed]
-    count: int
+    real: int
     labels: Array | None
     per_batch: int
 
@@ -137,5 +137,5 @@ def outputs_of(run: Callable[[Feed], Mapping[str, Array]], samples: Samples) -> 
         parts = [np.atleast_1d(result[name]) for result in results]
         whole = np.concatenate(parts) if len(parts) > 1 else parts[0]
         has_samples = samples.per_batch and all(len(part) == samples.per_batch for part in parts)
-        joined[name] = whole[: samples.count] if has_samples else whole
+        joined[name] = whole[: samples.real] if has_samples else whole
     return joined

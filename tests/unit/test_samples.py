@@ -30,7 +30,7 @@ def test_samples_are_cut_into_batches_and_the_last_is_filled_up(tmp_path: Path) 
     data = np.arange(15, dtype=F).reshape(5, 3)
     found = read(save(tmp_path, data=data, label=np.arange(5)))
     assert [batch["data"].shape for batch in found.batches] == [(2, 3)] * 3
-    assert found.count == 5
+    assert found.real == 5
     np.testing.assert_array_equal(np.concatenate([b["data"] for b in found.batches])[:5], data)
 
 

@@ -80,7 +80,7 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
         return _conclude({"passed": True, "against": "none", "not_run": target["why_not"]}, ctx)
     module = runtime.load(ctx.inputs["export/module.tvmflow"])
     data = _samples(module, settings, ctx.inputs.get("data"))
-    verdict: dict[str, Any] = {"against": checks["against"], "samples": data.count}
+    verdict: dict[str, Any] = {"against": checks["against"], "samples": data.real}
     ours = samples.outputs_of(module.run, data)
     with _reference(settings, module, ctx) as reference:
         if reference is not None:

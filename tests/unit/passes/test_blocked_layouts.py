@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -174,6 +174,15 @@ def test_narrow_groups_share_vectors(per_group: int, groups: int) -> None:
     check_alike(model(*layers, shape=(1, 3, 9, 9)), host_level())
 
 
+def _in_turns(names: Iterable[str]) -> list[Any]:
+    """Each name with a number of channels that fills vectors, or one that does not, in turns; all others are slow."""
+    return [
+        pytest.param(name, each, marks=[] if each == (6, 32)[turn % 2] else [pytest.mark.slow])
+        for turn, name in enumerate(names)
+        for each in (6, 16, 24, 32, 40)
+    ]
+
+
 SEQUENCES: dict[str, tuple[Layer, ...]] = {
     "residual": (
         twice(lambda value, weight: along(channels_of(value), 3, padding=1)(value, weight)),
@@ -198,9 +207,8 @@ SEQUENCES: dict[str, tuple[Layer, ...]] = {
 }
 
 
-@pytest.mark.parametrize("channels", [7, 32])
-@pytest.mark.parametrize("between", SEQUENCES)
-def test_convolutions_over_sequences(channels: int, between: str) -> None:
+@pytest.mark.parametrize(("between", "channels"), _in_turns(SEQUENCES))
+def test_convolutions_over_sequences(between: str, channels: int) -> None:
     """Their kernels are those of images of one row, and nothing changes its layout between them."""
     layers = (along(channels, 5, strides=2, padding=(2, 1)), *SEQUENCES[between], along(6, 3))
     mod = model(*layers, shape=(2, 12, 40))
@@ -237,11 +245,8 @@ BETWEEN: dict[str, tuple[Layer, ...]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "channels", [6, 32, *(pytest.param(each, marks=pytest.mark.slow) for each in (16, 24, 40))]
-)
-@pytest.mark.parametrize("between", BETWEEN)
-def test_what_lies_between_convolutions(channels: int, between: str) -> None:
+@pytest.mark.parametrize(("between", "channels"), _in_turns(BETWEEN))
+def test_what_lies_between_convolutions(between: str, channels: int) -> None:
     """Residuals, concatenations, pooling, gates, and operators that want the plain layout back."""
     layers = (conv(channels), *BETWEEN[between], conv(7, 1))
     check_alike(model(*layers, shape=(1, 5, 13, 11)), host_level())
