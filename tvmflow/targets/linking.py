@@ -6,6 +6,7 @@ that the same objects give the same bytes anywhere.
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import sys
@@ -62,3 +63,21 @@ def _lld(folder: Path, emulation: str, output: str, arguments: list[str]) -> Non
             f"linking failed: {done.stderr.strip() or done.returncode}",
             fix="run `tvmflow doctor`; it tries the linker by itself",
         )
+
+
+def link_empty(output: Path, symbols: Sequence[str]) -> None:
+    """A shared library for this machine, called by its file's name, whose `symbols` lead nowhere: it may be loaded, not called."""
+    emulation = _EMULATION.get(platform.machine())
+    if emulation is None or sys.platform != "linux":
+        raise StageError(
+            f"no stand-in for a library can be made on {platform.machine()}",
+            fix=f"build on Linux, on {' or '.join(sorted(_EMULATION))}",
+        )
+    (output.parent / "empty").touch()
+    words = [f"--defsym={name}=1" for name in symbols]
+    _lld(
+        output.parent,
+        emulation,
+        output.name,
+        ["-soname", output.name, *words, "--format=binary", "empty"],
+    )
