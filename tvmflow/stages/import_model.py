@@ -9,7 +9,7 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.stages._base import StageContext
 from tvmflow.values import TensorSpec
 
-VERSION: Final = 1
+VERSION: Final = 2
 SCOPE: Final[Literal["model", "target"]] = "model"
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {}
 READS: Final = ("model",)

@@ -101,7 +101,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def _convert_operator(
         self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
-        """As TVM does, but for Clip, which it turns into kernels that no pass sees through."""
+        """As TVM does, but for Clip and PRelu, which it turns into what no pass for layouts sees through."""
+        if op_name == "PRelu":
+            return self._prelu(*inputs)
         bounds = _clip_bounds(inputs, attrs) if op_name == "Clip" else None
         if bounds is None:
             return super()._convert_operator(op_name, inputs, attrs, opset)
@@ -109,6 +111,20 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         for bound, operator in zip(bounds, (relax.op.maximum, relax.op.minimum), strict=True):
             value = value if bound is None else self.bb.normalize(operator(value, bound))
         return value
+
+    def _prelu(self, x: relax.Expr, slope: relax.Expr) -> relax.Expr:
+        """max(x, 0) + slope · min(x, 0); a row of slopes that fits the channels and nothing else is one for each of them.
+
+        So have operator set 6, and MXNet's and PyTorch's old exports in newer ones.
+        """
+        sizes, slopes = ([int(n) for n in each.ty.shape] for each in (x, slope))
+        if len(slopes) == 1 and len(sizes) > 1 and slopes[0] not in (1, sizes[-1]):
+            if slopes[0] != sizes[1]:
+                raise ValueError(f"slopes of shape {slopes} do not fit data of shape {sizes}")
+            slope = relax.op.reshape(slope, [slopes[0], *[1] * (len(sizes) - 2)])
+        zero = relax.const(0, x.ty.dtype.dtype)
+        below = relax.op.multiply(slope, relax.op.minimum(x, zero))
+        return self.bb.normalize(relax.op.add(relax.op.maximum(x, zero), below))
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         """One node at a time, so that a failure has a name."""

@@ -13,6 +13,7 @@ import pytest
 import tvm
 from onnx import helper
 
+from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import agree, classifier, draw, load, model, save, value
 from tvmflow.errors import ImportFailed
 from tvmflow.values import TensorSpec
@@ -92,6 +93,37 @@ def test_scalars_integers_and_truth_values(tmp_path: Path) -> None:
             "flag": np.array([True, True, False]),
         },
     )
+
+
+def test_leaky_units_with_slopes_of_their_own(tmp_path: Path) -> None:
+    """One slope for all, for each channel, for each column, for each pixel."""
+    slopes = {"one": (1,), "channel": (3, 1, 1), "column": (5,), "pixel": (4, 5)}
+    nodes = [
+        node("PRelu", [x, name], [f"{name}_out"])
+        for x, name in zip(["x", *(f"{n}_out" for n in slopes)], slopes, strict=False)
+    ]
+    shape = [2, 3, 4, 5]
+    made = model(
+        nodes,
+        [value("x", shape)],
+        [value("pixel_out", shape)],
+        {name: draw(*size, seed=len(name)) for name, size in slopes.items()},
+    )
+    agree(made, tmp_path, {"x": draw(*shape)})
+
+
+def test_a_row_of_slopes_is_one_for_each_channel_where_it_fits_nothing_else(tmp_path: Path) -> None:
+    """As old exports have it; and slopes that fit nothing are refused by the node's name."""
+    shape, slopes = [2, 3, 4, 5], draw(3)
+    nodes = [node("PRelu", ["x", "slopes"], ["y"], name="face/relu1")]
+    made = model(nodes, [value("x", shape)], [value("y", shape)], {"slopes": slopes}, opset=13)
+    x = draw(*shape, seed=1)
+    loaded = load(made, tmp_path, {"x": x})
+    (found,) = compute(loaded, {"x": x})
+    np.testing.assert_allclose(found, np.where(x < 0, slopes[:, None, None] * x, x), rtol=1e-6)
+    wrong = model(nodes, [value("x", shape)], [value("y", shape)], {"slopes": draw(7)}, opset=13)
+    with pytest.raises(ImportFailed, match=r"face/relu1.*slopes of shape \[7\] do not fit"):
+        load(wrong, tmp_path, {"x": x})
 
 
 def test_half_precision(tmp_path: Path) -> None:
