@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from tvmflow.values import Json, StageKey, StageSpec
 
 # Settings that stand at the top of a recipe keep their name; all others are fields of their stage.
-_TOP_LEVEL = frozenset({"device", "inputs", "model", "name", "outputs", "target", "tune", "verify"})
+_TOP_LEVEL = frozenset(
+    {"device", "inputs", "model", "name", "outputs", "target", "tune", "verify", "version"}
+)
 
 # More settings than this that come or go together are told in one phrase.
 _FEW = 2

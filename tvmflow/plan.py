@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tvmflow.errors import RecipeError
+from tvmflow.exporters import EXPORTERS
 from tvmflow.frontends import FRONTENDS
 from tvmflow.recipe import LoadedRecipe, Recipe
 from tvmflow.stages import STAGES, export, pick_best, verify
@@ -30,12 +31,13 @@ class PlannedRecipe(NamedTuple):
 def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
     """The stages of all recipes, each after those that it needs.
 
-    Raises RecipeError when two recipes have one name, or when a target would have to run
-    on a machine that cannot run it.
+    Raises RecipeError when two recipes have one name, when a target would have to run on a
+    machine that cannot run it, or when there is no such output for a target.
     """
     problems = _name_clashes(recipes)
     for planned in recipes:
         problems += _unrunnable(planned)
+        problems += _unexportable(planned)
     if problems:
         raise RecipeError(problems)
     stages: list[StageSpec] = []
@@ -76,6 +78,20 @@ def _unrunnable(planned: PlannedRecipe) -> list[str]:
             problems.append(
                 f"{where}: targets: '{target.name}' cannot be {' or '.join(asked)} here: {target.why_not}"
             )
+    return problems
+
+
+def _unexportable(planned: PlannedRecipe) -> list[str]:
+    """Outputs that there are not for one of the targets."""
+    recipe, problems = planned.recipe, []
+    for index, output in enumerate(recipe.outputs if "export" in planned.stages else ()):
+        for target in planned.targets:
+            why_not = EXPORTERS[output].why_not(export.asked(recipe, target))
+            if why_not:
+                where = planned.loaded.where("outputs", index)
+                problems.append(
+                    f"{where}: outputs.{index}: there is no {output} for the target '{target.name}': {why_not}"
+                )
     return problems
 
 
@@ -145,7 +161,7 @@ def _deliveries_of(planned: PlannedRecipe, ids: set[str]) -> list[Delivery]:
         verified = _stage_id(recipe, "verify", target)
         gate = verified if verified in ids else ""
         if exported in ids:
-            files = export.delivered(recipe)
+            files = export.delivered(recipe, target)
             found.append(Delivery(recipe.name, target.name, exported, files, gate))
         if picked in ids and recipe.tune.trials:
             picture = ((pick_best.ROOFLINE, pick_best.ROOFLINE),)

@@ -17,6 +17,9 @@ from tvmflow.stores.local import LocalStore
 from tvmflow.targets.host import read_host
 from tvmflow.values import Delivery, InputFile, Json, Need, Plan, StageSpec
 
+# What may come and go without meaning anything.
+_NO_CODE = (".pyc", "~", ".swp")
+
 
 class Planned(NamedTuple):
     """A plan, what planning read, and the options of the command line that matter to an up-to-date run."""
@@ -66,12 +69,13 @@ def _name(argv: Sequence[str]) -> str:
 
 
 def _circumstances() -> str:
-    """This machine and this code: a digest over the stamps of all modules of this package."""
+    """This machine and this code: a digest over the stamps of all files of this package."""
     digest = hashlib.sha256(json.dumps(read_host().fingerprint()).encode())
     root = os.path.dirname(os.path.abspath(__file__))
     for folder in _folders(root):
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-            if entry.name.endswith(".py"):
+            # not only modules: exporters copy files of other kinds into what they write
+            if not entry.name.endswith(_NO_CODE) and entry.is_file():
                 status = entry.stat()
                 digest.update(f"{entry.path} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()

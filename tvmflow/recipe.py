@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -27,7 +28,18 @@ from tvmflow.values import Json
 from tvmflow.yaml_positions import Document, Problem, nearest, neighbours, quoted, read_yaml, shown
 
 STAGE_NAMES: Final = ("import", "extract_tasks", "tune", "pick_best", "build", "export", "verify")
-OUTPUT_NAMES: Final = ("bundle", "shared-library")
+OUTPUT_NAMES: Final = (
+    "archive",
+    "bundle",
+    "c-source",
+    "cpp",
+    "objects",
+    "params",
+    "shared-library",
+    "static-library",
+    "system-library",
+    "wheel",
+)
 
 # Each stage, and those that a pipeline must have before it.
 _REQUIRES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -52,6 +64,11 @@ _MAX_TRIALS: Final = 10_000_000
 _MAX_SEED: Final = (1 << 31) - 1
 _NAME: Final = r"^[a-z0-9][a-z0-9._-]*$"
 _DIGEST: Final = r"^[0-9a-fA-F]{64}$"
+# those of Python's packages (PEP 440) as they are written when nothing has to be put right
+_RELEASE: Final = (
+    r"^(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*))*((a|b|rc)(0|[1-9][0-9]*))?"
+    r"(\.post(0|[1-9][0-9]*))?(\.dev(0|[1-9][0-9]*))?(\+[a-z0-9]+(\.[a-z0-9]+)*)?$"
+)
 # those that can be downloaded
 _SCHEMES: Final = ("http", "https", "file")
 
@@ -503,6 +520,14 @@ class Recipe(_Part):
         examples=["resnet50"],
         description="Its name: the folder in `dist` and the files there. Small letters, digits, `.`, `_`, `-`.",
     )
+    version: str = Field(
+        default="0",
+        max_length=100,
+        json_schema_extra={"pattern": _RELEASE},
+        examples=["1.2.0"],
+        description="Version of what is delivered, in the manifest and in the name of the wheel: digits and dots, "
+        "as Python's packages have it, in quotes.",
+    )
     model: ModelSource = Field(
         examples=[{"onnx": "model.onnx"}], description="Where the model comes from."
     )
@@ -534,7 +559,7 @@ class Recipe(_Part):
         default=("bundle",),
         min_length=1,
         examples=[["shared-library", "bundle"]],
-        description="Files to deliver.",
+        description="Files to deliver: see [exports.md](exports.md).",
     )
     verify: Verify = Field(
         default=Verify(),
@@ -546,6 +571,13 @@ class Recipe(_Part):
         min_length=1,
         description="`tune`, `compile` (no search), or the path of a pipeline file from the recipe's folder.",
     )
+
+    @field_validator("version")
+    @classmethod
+    def _check_release(cls, value: str) -> str:
+        if not re.match(_RELEASE, value):
+            raise wrong(f"must be a version such as 1.2.0 or 1.2.0rc1, not {quoted(value)}")
+        return value
 
     @field_validator("inputs")
     @classmethod
@@ -572,6 +604,8 @@ class Recipe(_Part):
         for index, name in enumerate(value):
             if name in value[:index]:
                 raise wrong(f"'{name}' stands twice", index)
+        if value == ("archive",):
+            raise wrong("an archive holds the other outputs; name at least one beside it")
         return value
 
 

@@ -15,6 +15,7 @@ EXAMPLE: Final = """\
 # yaml-language-server: $schema=../docs/recipe.schema.json
 recipe: 1                            # the version of this language
 name: digits                         # finished files go to dist/digits/<target>/
+version: "1.2.0"                     # of what is delivered
 
 model:
   mxnet: {prefix: models/digits, epoch: 10}   # models/digits-symbol.json and -0010.params

@@ -43,7 +43,13 @@ class OperatorTime(NamedTuple):
 class Module:
     """A loaded model. One call at a time: calls from several threads wait for each other."""
 
-    def __init__(self, library: Any, signature: Mapping[str, Any], manifest: Mapping[str, Any]):
+    def __init__(
+        self,
+        library: Any,
+        signature: Mapping[str, Any],
+        manifest: Mapping[str, Any],
+        weights: Mapping[str, Array] | None = None,
+    ):
         self.manifest = dict(manifest)
         """What the bundle says of itself: name, target, versions, digests."""
         self.inputs = tuple(TensorSpec.from_json(entry) for entry in signature["inputs"])
@@ -56,12 +62,14 @@ class Module:
         self._main = machine["main"]
         self._lock = threading.Lock()
         self._buffers = {spec.name: _aligned(spec) for spec in self.inputs}
+        # kept here because the runtime looks into their memory
+        self._weights = {name: _filled(array) for name, array in (weights or {}).items()}
 
     def __repr__(self) -> str:
         def show(specs: tuple[TensorSpec, ...]) -> str:
             return ", ".join(f"{s.name}: {s.dtype}{list(s.shape)}" for s in specs)
 
-        return f"<tvmflow.Module {self.manifest['name']} ({show(self.inputs)}) -> ({show(self.outputs)})>"
+        return f"<{__package__}.{type(self).__name__} {self.manifest['name']} ({show(self.inputs)}) -> ({show(self.outputs)})>"
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs by name for the inputs in `feed`, which must have exactly the signature's shapes and dtypes.
@@ -134,7 +142,8 @@ class Module:
             raise BundleError("; ".join(problems), fix=f"this model takes {self!r}")
         for spec in self.inputs:
             np.copyto(self._buffers[spec.name][0], feed[spec.name])
-        return [self._buffers[spec.name][1] for spec in self.inputs]
+        filled = [self._buffers[spec.name] for spec in self.inputs]
+        return [tensor for _, tensor in (*filled, *self._weights.values())]
 
     def _misfits(self, feed: Mapping[str, Array]) -> list[str]:
         """A sentence for every input that is missing, unknown, or of another shape or dtype."""
@@ -162,35 +171,40 @@ class Module:
         return {n: np.from_dlpack(t).copy() for n, t in zip(names, tensors, strict=True)}
 
 
-def load(path: str | Path) -> Module:
+def load(path: str | Path, params: str | Path | Mapping[str, Array] | None = None) -> Module:
     """The model in a `.tvmflow` bundle, ready to run on this machine.
 
-    Raises BundleError when the file is damaged, was built for another CPU or for another
-    version of TVM's runtime, and says which.
+    A bundle without weights (`.lean.tvmflow`) takes them as `params`: a `.safetensors` or
+    `.params` file, or arrays by name.
+
+    Raises BundleError when a file is damaged, when it was built for another CPU or for another
+    version of TVM's runtime, or when weights do not fit, and says which.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             manifest = json.loads(archive.read("manifest.json"))
             signature = json.loads(archive.read("signature.json"))
-            library = archive.read("library.so")
+            name = manifest.get("library", "library.so")
+            library = archive.read(name)
     except FileNotFoundError:
         raise BundleError(f"there is no file {path}", fix="`tvmflow run RECIPE` makes it") from None
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
         raise BundleError(
             f"{path} is not a whole tvmflow bundle: {error}", fix="copy or build it again"
         ) from error
-    _check(path, manifest, library)
-    return Module(_load_library(library), signature, manifest)
+    _check(path, manifest, hashlib.sha256(library).hexdigest() == manifest["sha256"][name])
+    loaded = _load_library(library, Path(name).suffix)
+    return Module(loaded, signature, manifest, _weights(path, manifest, params))
 
 
-def _check(path: str | Path, manifest: Mapping[str, Any], library: bytes) -> None:
+def _check(path: str | Path, manifest: Mapping[str, Any], whole: bool) -> None:
     """Everything that would go wrong later, and less clearly."""
     if manifest.get("bundle") != 1:
         raise BundleError(
             f"{path} has bundle format {manifest.get('bundle')}, this tvmflow reads 1",
             fix="load it with the tvmflow that made it",
         )
-    if hashlib.sha256(library).hexdigest() != manifest["sha256"]["library.so"]:
+    if not whole:
         raise BundleError(f"{path} is damaged: its library has another digest", fix="copy it again")
     target, host = manifest["target"], read_host()
     arch = str(target["tvm"].get("mtriple", host.arch)).partition("-")[0]
@@ -222,16 +236,22 @@ def _installed(distribution: str) -> str:
         ) from None
 
 
-def _load_library(content: bytes) -> Any:
+def _load_library(content: bytes, suffix: str) -> Any:
+    import tvm_ffi
+
+    _load_runtime()
+    # the loader maps the file, after which it may go
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
+        library = Path(folder, f"library{suffix}")
+        library.write_bytes(content)
+        return tvm_ffi.load_module(library)
+
+
+def _load_runtime() -> None:
     import tvm_ffi
 
     for name in ("tvm_runtime", "tvm_runtime_extra"):
         tvm_ffi.libinfo.load_lib_ctypes("apache-tvm", name, "RTLD_GLOBAL")
-    # the loader maps the file, after which it may go
-    with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
-        library = Path(folder, "library.so")
-        library.write_bytes(content)
-        return tvm_ffi.load_module(library)
 
 
 def _aligned(spec: TensorSpec) -> tuple[Array, Any]:
@@ -245,3 +265,110 @@ def _aligned(spec: TensorSpec) -> tuple[Array, Any]:
     start = -raw.ctypes.data % _ALIGNMENT
     array = raw[start : start + size].view(dtype).reshape(spec.shape)
     return array, tvm_ffi.from_dlpack(array)
+
+
+def _filled(content: Array) -> tuple[Array, Any]:
+    """The same for an array whose content is known."""
+    import numpy as np
+
+    spec = TensorSpec("", tuple(content.shape), str(content.dtype))
+    array, tensor = _aligned(spec)
+    np.copyto(array, content)
+    return array, tensor
+
+
+# ---------------------------------------------------------------- weights apart
+
+_SAFETENSORS: Final[Mapping[str, str]] = {
+    "BOOL": "bool",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "I8": "int8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "U8": "uint8",
+}
+
+
+def _weights(
+    path: str | Path, manifest: Mapping[str, Any], params: str | Path | Mapping[str, Array] | None
+) -> dict[str, Array]:
+    """What `main` takes after the inputs, in its order. Raises BundleError for whatever does not fit."""
+    if "params" not in manifest:
+        if params is None:
+            return {}
+        raise BundleError(
+            f"{path} carries its weights; it takes no others",
+            fix="load the recipe's .lean.tvmflow (`outputs: [params]`) to give weights",
+        )
+    stem = manifest["name"]
+    if params is None:
+        raise BundleError(
+            f"{path} has no weights of its own",
+            fix=f"load it with params=, such as the {stem}.safetensors that was built with it",
+        )
+    given = params if isinstance(params, Mapping) else read_params(params)
+    specs = [TensorSpec.from_json(entry) for entry in manifest["params"]]
+    known = {spec.name for spec in specs}
+    problems = [f"there is no weight '{name}'" for name in given if name not in known]
+    for spec in specs:
+        array = given.get(spec.name)
+        if array is None:
+            problems.append(f"weight '{spec.name}' is missing")
+        elif (tuple(array.shape), str(array.dtype)) != (spec.shape, spec.dtype):
+            found = f"{array.dtype} {tuple(array.shape)}"
+            problems.append(f"weight '{spec.name}' is {found}, not {spec.dtype} {spec.shape}")
+    if problems:
+        raise BundleError(
+            f"the weights do not fit {path}: {'; '.join(problems)}",
+            fix="give the weights of a build of the same model for the same target",
+        )
+    return {spec.name: given[spec.name] for spec in specs}
+
+
+def read_params(path: str | Path) -> dict[str, Array]:
+    """The arrays in a `.safetensors` file, or in one that TVM's `save_param_dict` wrote. Raises BundleError."""
+    if not Path(path).is_file():
+        raise BundleError(
+            f"there is no file {path}", fix="`outputs: [params]` in a recipe delivers it"
+        )
+    if Path(path).suffix == ".safetensors":
+        return read_safetensors(path)
+    import numpy as np
+    import tvm_ffi
+
+    _load_runtime()
+    try:
+        found = tvm_ffi.get_global_func("runtime.LoadParamsFromFile")(str(path))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise BundleError(
+            f"{path} is not a file of TVM's parameters: {reason}", fix="copy or build it again"
+        ) from error
+    return {str(name): np.from_dlpack(tensor) for name, tensor in found.items()}
+
+
+def read_safetensors(path: str | Path) -> dict[str, Array]:
+    """The arrays in a `.safetensors` file, in the file's memory. Raises BundleError when it is damaged."""
+    import numpy as np
+
+    content = Path(path).read_bytes()
+    try:
+        start = 8 + int.from_bytes(content[:8], "little")
+        entries = json.loads(content[8:start])
+        entries.pop("__metadata__", None)
+        found = {}
+        for name, entry in entries.items():
+            begin, end = (start + offset for offset in entry["data_offsets"])
+            values = np.frombuffer(memoryview(content)[begin:end], _SAFETENSORS[entry["dtype"]])
+            found[name] = values.reshape(entry["shape"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BundleError(
+            f"{path} is not a whole safetensors file: {error}", fix="copy or build it again"
+        ) from error
+    return found

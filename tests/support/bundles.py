@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +19,8 @@ def _make(path: Path) -> None:
     import tvm_ffi
     from tvm import relax
 
-    from tvmflow.exporters import EXPORTERS
-    from tvmflow.exporters._base import Built
+    from tvmflow.exporters import bundle
+    from tvmflow.exporters._base import Asked, Built
     from tvmflow.targets.host import read_host
     from tvmflow.targets.linking import link_shared
 
@@ -55,9 +54,10 @@ def _make(path: Path) -> None:
         "verified_against": "none",
         "tvm": tvm.__version__,
         "tvm_ffi": tvm_ffi.__version__,
-        "sha256": {"library.so": hashlib.sha256(library.read_bytes()).hexdigest()},
     }
-    EXPORTERS["bundle"].export(Built("small", library, signature, manifest), path)
+    asked = Asked("small", "0", "host", "llvm", triple)
+    built = Built(asked, library, (), {}, signature, manifest, {}).of(library, ())
+    bundle.write(built, path)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support.engine import COMPILE, STAGES, plan_of, planned, recipe, target
@@ -82,3 +84,50 @@ def test_a_target_that_cannot_run_here_can_be_built_but_not_measured() -> None:
         plan_of(planned(asked, away))
     quiet = recipe(verify={"against": "none"})
     assert plan_of(planned(quiet, away)).stages
+
+
+def test_a_form_that_a_target_does_not_have_is_refused() -> None:
+    """Named with the output's place and with every target that it is not for; without export nothing is."""
+    made = recipe(outputs=["bundle", "wheel"], verify={"against": "none"})
+    bare, gpu = target("bare"), target("gpu")
+    bare = bare._replace(tvm={**bare.tvm, "mtriple": "riscv64-unknown-elf"})
+    gpu = gpu._replace(tvm={"kind": "cuda"})
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(made, target(), bare, gpu))
+    assert caught.value.problems == [
+        "/recipes/net.yaml:outputs.1: outputs.1: there is no wheel for the target 'bare': "
+        "there are no wheels for 'riscv64-unknown-elf'",
+        "/recipes/net.yaml:outputs.1: outputs.1: there is no wheel for the target 'gpu': "
+        "its kind is cuda, not llvm",
+    ]
+    assert plan_of(planned(made, bare, gpu, stages=("import", "build"))).stages
+
+
+def test_only_forms_that_need_it_are_compiled_for() -> None:
+    """A bundle more builds nothing again; weights apart do, and a system library by its recipe's name."""
+
+    def build(*outputs: str) -> Any:
+        plan = plan_of(planned(recipe(outputs=list(outputs))))
+        return next(spec for spec in plan.stages if spec.stage == "build").settings
+
+    assert build("shared-library") == build("bundle", "wheel", "cpp", "objects", "archive")
+    assert build("bundle")["forms"] == []
+    apart = build("params", "system-library", "c-source")
+    assert apart["forms"] == ["c-source", "params", "system-library"]
+    assert apart["prefix"] == "net_"
+    assert "prefix" not in build("params")
+
+
+def test_libraries_are_called_as_their_system_calls_them() -> None:
+    """The plan knows the names before anything is built."""
+    made = recipe(outputs=["shared-library", "static-library"], verify={"against": "none"})
+    names = {}
+    for triple in ("aarch64-linux-gnu", "arm64-apple-macos13", "x86_64-pc-windows-msvc"):
+        there = target()._replace(tvm={"kind": "llvm", "mtriple": triple})
+        deliveries = plan_of(planned(made, there)).deliveries
+        names[triple] = [name for _, name in deliveries[0].files]
+    assert names == {
+        "aarch64-linux-gnu": ["net.so", "libnet.a"],
+        "arm64-apple-macos13": ["net.dylib", "libnet.a"],
+        "x86_64-pc-windows-msvc": ["net.dll", "net.lib"],
+    }

@@ -45,7 +45,7 @@ WRONG = [
     wrong(
         "unknown field",
         ("pipeline: tune", "colour: red"),
-        "15:1: colour: there is no such field (there are recipe, name, model, inputs, targets, kernels, tune, outputs, verify, pipeline)",
+        "15:1: colour: there is no such field (there are recipe, name, version, model, inputs, targets, kernels, tune, outputs, verify, pipeline)",
     ),
     wrong(
         "field of tune at the top",
@@ -554,6 +554,16 @@ WRONG = [
         "10:20: tune.trial_timeout_s: must be a finite number",
     ),
     wrong(
+        "version as a number",
+        ("name: net", "name: net\nversion: 1.0"),
+        "3:10: version: must be text, such as 1.2.0, not the number 1.0",
+    ),
+    wrong(
+        "version in another way",
+        ("name: net", "name: net\nversion: v1.2-rc1"),
+        "3:10: version: must be a version such as 1.2.0 or 1.2.0rc1, not 'v1.2-rc1'",
+    ),
+    wrong(
         "timeout 1e999",
         ("trials: 4", "trial_timeout_s: 1e999"),
         "10:20: tune.trial_timeout_s: must be a finite number",
@@ -561,13 +571,13 @@ WRONG = [
     wrong(
         "misspelt output",
         ("[bundle]", "[bundel]"),
-        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (there are bundle, shared-library)",
+        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (there are archive, bundle, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel)",
     ),
     wrong(
         "two misspelt outputs",
         ("[bundle]", "[bundel, shared-libary]"),
-        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (there are bundle, shared-library)",
-        "11:19: outputs.1: 'shared-libary' is not an output; did you mean 'shared-library'? (there are bundle, shared-library)",
+        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (there are archive, bundle, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel)",
+        "11:19: outputs.1: 'shared-libary' is not an output; did you mean 'shared-library'? (there are archive, bundle, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel)",
     ),
     wrong(
         "outputs are a word",
@@ -581,6 +591,11 @@ WRONG = [
     ),
     wrong(
         "output twice", ("[bundle]", "[bundle, bundle]"), "11:19: outputs.1: 'bundle' stands twice"
+    ),
+    wrong(
+        "an archive of nothing",
+        ("[bundle]", "[archive]"),
+        "11:10: outputs: an archive holds the other outputs; name at least one beside it",
     ),
     wrong(
         "output is a number",
@@ -891,7 +906,7 @@ NOT_RECIPES = [
         "6:38: inputs.data.dtype: 'float' is not a dtype; did you mean 'float64'? (there are bool, float16, float32, float64, int16, int32, int64, int8, uint16, uint32, uint64, uint8)",
         "8:5: targets.0: 'hots' is not a target; did you mean 'host'? (there are host, x86-64-v2, x86-64-v3, x86-64-v4)",
         "10:11: tune.trials: YAML reads yes as true or false; write that, or put it in quotes",
-        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (there are bundle, shared-library)",
+        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (there are archive, bundle, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel)",
         "14:3: verify.rtoll: there is no such field; did you mean 'rtol'?",
         "15:9: verify.atol: YAML reads 2024-01-01 as a date; put it in quotes",
         "16:3: verify.atol: stands here a second time (first in line 15)",

@@ -4,10 +4,30 @@ from __future__ import annotations
 
 from typing import Final
 
-from tvmflow.exporters import bundle, shared_library
+from tvmflow.exporters import (
+    archive,
+    bundle,
+    c_source,
+    cpp,
+    objects,
+    params,
+    shared_library,
+    static_library,
+    system_library,
+    wheel,
+)
 from tvmflow.exporters._base import Exporter
 
 EXPORTERS: Final[dict[str, Exporter]] = {
     "bundle": bundle,
+    "c-source": c_source,
+    "cpp": cpp,
+    "objects": objects,
+    "params": params,
     "shared-library": shared_library,
+    "static-library": static_library,
+    "system-library": system_library,
+    "wheel": wheel,
+    # holds what the others have written, so it comes last
+    "archive": archive,
 }

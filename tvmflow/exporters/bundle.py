@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from tvmflow.exporters._base import Built
+from tvmflow.exporters._archives import write_zip
+from tvmflow.exporters._base import Asked, Built, any_target, json_bytes
 
-SUFFIX: Final = ".tvmflow"
+FORM: Final = ""
+SOURCES: Final[tuple[Path, ...]] = ()
 
-# The earliest time that a zip can hold; any fixed one makes equal content equal bytes.
-_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
-
-
-def export(built: Built, output: Path) -> None:
-    """A zip without compression: `manifest.json`, `signature.json`, `library.so`, in this order."""
-    with zipfile.ZipFile(output, "w", zipfile.ZIP_STORED) as archive:
-        _add(archive, "manifest.json", _json(built.manifest))
-        _add(archive, "signature.json", _json(built.signature))
-        _add(archive, "library.so", built.library.read_bytes())
+why_not = any_target
 
 
-def _json(value: Any) -> bytes:
-    return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
+def files(asked: Asked) -> tuple[str, ...]:
+    """`<name>.tvmflow`."""
+    return (f"{asked.name}.tvmflow",)
 
 
-def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    entry = zipfile.ZipInfo(name, _EPOCH)
-    entry.create_system = 3
-    entry.external_attr = 0o644 << 16
-    archive.writestr(entry, content)
+def export(built: Built, folder: Path) -> None:
+    """What `tvmflow.load` opens."""
+    write(built, folder / files(built.asked)[0])
+
+
+def write(built: Built, output: Path) -> None:
+    """A zip without compression: `manifest.json`, `signature.json` and the library, in this order."""
+    write_zip(
+        output,
+        {
+            "manifest.json": json_bytes(built.manifest),
+            "signature.json": json_bytes(built.signature),
+            library_name(built.asked): built.library.read_bytes(),
+        },
+    )
+
+
+def library_name(asked: Asked) -> str:
+    """What the library is called inside: loaders go by the ending."""
+    return f"library{asked.platform.shared_suffix}"

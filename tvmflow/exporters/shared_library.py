@@ -6,11 +6,19 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from tvmflow.exporters._base import Built
+from tvmflow.exporters._base import Asked, Built, any_target
 
-SUFFIX: Final = ".so"
+FORM: Final = ""
+SOURCES: Final[tuple[Path, ...]] = ()
+
+why_not = any_target
 
 
-def export(built: Built, output: Path) -> None:
+def files(asked: Asked) -> tuple[str, ...]:
+    """`<name>.so`, or as the target's system calls its libraries."""
+    return (f"{asked.name}{asked.platform.shared_suffix}",)
+
+
+def export(built: Built, folder: Path) -> None:
     """The linked library as it is."""
-    shutil.copyfile(built.library, output)
+    shutil.copyfile(built.library, folder / files(built.asked)[0])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from tvmflow.errors import StageError
+from tvmflow.exporters import EXPORTERS, system_library
 from tvmflow.stages import _kernels
 from tvmflow.stages._base import StageContext
 
@@ -25,12 +26,21 @@ TUNED: Final = "tuned"
 
 
 def settings(recipe: Any, target: Any) -> dict[str, Any]:
-    """What the code is for, and what shapes it besides tuning."""
+    """What the code is for, what shapes it besides tuning, and what else is compiled for the outputs."""
+    forms = {EXPORTERS[output].FORM for output in recipe.outputs} - {""}
     return {
         "target": target.tvm,
         "lowering": _kernels.lowering(recipe),
         "schedules": _kernels.schedules(recipe),
+        "forms": sorted(forms),
+        **_prefix(recipe, forms),
     }
+
+
+def _prefix(recipe: Any, forms: set[str]) -> dict[str, str]:
+    """Code knows the recipe's name only where it bears it."""
+    wanted = system_library.FORM in forms
+    return {"prefix": system_library.prefix(recipe.name)} if wanted else {}
 
 
 def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
@@ -39,10 +49,9 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     A kernel without a record gets the default schedule, where there is one for it.
     """
     import json
-    import shutil
 
     from tvmflow import schedules
-    from tvmflow.stages import _lowering
+    from tvmflow.stages import _forms, _lowering
     from tvmflow.tuning import apply
 
     target = _lowering.make_target(settings["target"])
@@ -62,14 +71,12 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     lowered, roads = schedules.schedule_rest(lowered, machine)
     params = _lowering.load_weights(ctx.inputs["import/params.safetensors"])
     weights = _lowering.fold_weights(mod, params, target, settings["lowering"])
-    library = _lowering.compile_with_weights(lowered, weights, target)
+    _forms.keep_files(_lowering.compile_with_weights(lowered, weights, target), ctx.out)
+    parts = _forms.Parts(lowered, weights, target, settings.get("prefix", ""))
+    for form in settings["forms"]:
+        (ctx.out / form).mkdir()
+        _forms.FORMS[form](parts, ctx.out / form)
     kernels = _lowering.kernel_names(lowered)
-
-    def keep_objects(output: str, files: list[str], **_: Any) -> None:
-        for file in sorted(files):
-            shutil.copy(file, ctx.out)
-
-    library.export_library(str(ctx.work / "unused.so"), fcompile=keep_objects)
     roads.update(dict.fromkeys(tuned, TUNED))
     (ctx.out / "kernels.json").write_text(json.dumps(roads, indent=1, sort_keys=True))
     return {"kernels": len(kernels), "roads": _by_road(roads)}

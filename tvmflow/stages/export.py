@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from tvmflow import __version__
 from tvmflow.exporters import EXPORTERS
+from tvmflow.exporters._base import Asked
 from tvmflow.stages._base import StageContext
 
-VERSION: Final = 1
+VERSION: Final = 2
 SCOPE: Final[Literal["model", "target"]] = "target"
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "import": ("signature.json",),
+    "import": ("signature.json", "model.json", "params.safetensors"),
     "build": (),
 }
 READS: Final[tuple[str, ...]] = ()
@@ -25,62 +28,102 @@ BUNDLE: Final = "module.tvmflow"
 
 def settings(recipe: Any, target: Any) -> dict[str, Any]:
     """The forms asked for, and what the manifest says of the target and of the checks."""
+    sources = {path for output in recipe.outputs for path in EXPORTERS[output].SOURCES}
     return {
         "name": recipe.name,
+        "version": recipe.version,
         "outputs": sorted(set(recipe.outputs)),
         "target": {"name": target.name, "tvm": target.tvm, "features": list(target.features)},
         "verify": {"against": recipe.verify.against},
+        **({"sources": _digest(sources)} if sources else {}),
     }
 
 
-def delivered(recipe: Any) -> tuple[tuple[str, str], ...]:
+def _digest(sources: set[Path]) -> str:
+    """One digest for what is copied out of this package: another version of it is another output."""
+    contents = sorted((path.name, path.read_bytes()) for path in sources)
+    return hashlib.sha256(repr(contents).encode()).hexdigest()
+
+
+def asked(recipe: Any, target: Any) -> Asked:
+    """What is to be delivered for a resolved target."""
+    return _asked(recipe.name, recipe.version, target.name, target.tvm)
+
+
+def _asked(name: str, version: str, target: str, tvm: Mapping[str, Any]) -> Asked:
+    return Asked(name, version, target, str(tvm["kind"]), str(tvm.get("mtriple", "")))
+
+
+def delivered(recipe: Any, target: Any) -> tuple[tuple[str, str], ...]:
     """`(name in the artifact, name in dist)` of what the recipe asked for."""
-    names = [f"{recipe.name}{EXPORTERS[output].SUFFIX}" for output in sorted(set(recipe.outputs))]
+    wanted = asked(recipe, target)
+    names = [name for output in sorted(recipe.outputs) for name in EXPORTERS[output].files(wanted)]
     return tuple((name, name) for name in names)
 
 
 def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     """Link once, then write every form that was asked for."""
-    import hashlib
     import json
 
     import tvm
     import tvm_ffi
 
-    from tvmflow.exporters._base import Built
+    from tvmflow.exporters import bundle
+    from tvmflow.exporters._base import Built, sha256_of
     from tvmflow.targets.linking import link_shared
 
-    # the store knows files by digest: give the linker the names that build gave them
-    objects = []
-    for name, path in ctx.inputs.items():
-        if name.startswith("build/") and name.endswith(".o"):
-            link = ctx.work / name.removeprefix("build/")
-            link.unlink(missing_ok=True)
-            link.symlink_to(path)
-            objects.append(link)
+    objects, forms = _compiled(ctx)
     target = settings["target"]
+    wanted = _asked(settings["name"], settings["version"], target["name"], target["tvm"])
     library = ctx.work / "library.so"
-    link_shared(objects, library, target["tvm"].get("mtriple", ""))
+    link_shared(objects, library, wanted.triple)
     manifest = {
         "bundle": 1,
         "name": settings["name"],
+        "version": settings["version"],
+        "library": bundle.library_name(wanted),
         "target": target,
+        "model": {
+            "ir_sha256": sha256_of(ctx.inputs["import/model.json"]),
+            "weights_sha256": sha256_of(ctx.inputs["import/params.safetensors"]),
+        },
         "verified_against": settings["verify"]["against"],
         "tvm": tvm.__version__,
         "tvm_ffi": tvm_ffi.__version__,
         "tvmflow": __version__,
-        "sha256": {
-            "library.so": hashlib.sha256(library.read_bytes()).hexdigest(),
-            **{path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in objects},
-        },
     }
     signature = json.loads(ctx.inputs["import/signature.json"].read_text())
-    built = Built(settings["name"], library, signature, manifest)
-    EXPORTERS["bundle"].export(built, ctx.out / BUNDLE)
-    for output in settings["outputs"]:
-        exporter = EXPORTERS[output]
-        exporter.export(built, ctx.out / f"{settings['name']}{exporter.SUFFIX}")
+    built = Built(wanted, library, (), forms, signature, manifest, {}).of(library, objects)
+    for output, exporter in EXPORTERS.items():
+        if output in settings["outputs"]:
+            exporter.export(built, ctx.out)
+            written = {name: ctx.out / name for name in exporter.files(wanted)}
+            built = built._replace(others={**built.others, **written})
+    bundle.write(built, ctx.out / BUNDLE)
     return {
-        "files": {path.name: path.stat().st_size for path in sorted(ctx.out.iterdir())},
+        "files": {name: path.stat().st_size for name, path in sorted(built.others.items())},
         "library_bytes": library.stat().st_size,
     }
+
+
+def _compiled(ctx: StageContext) -> tuple[list[Path], dict[str, dict[str, Path]]]:
+    """The usual objects, and the files of each further form, under the names that `build` gave them.
+
+    The store knows files by digest, and a linker writes down the names that it is given.
+    """
+    objects: list[Path] = []
+    forms: dict[str, dict[str, Path]] = {}
+    for role, path in sorted(ctx.inputs.items()):
+        stage, _, name = role.partition("/")
+        if stage != "build" or name == "kernels.json":
+            continue
+        link = ctx.work / "compiled" / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(path)
+        form, slash, file = name.rpartition("/")
+        if slash:
+            forms.setdefault(form, {})[file] = link
+        else:
+            objects.append(link)
+    return objects, forms

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.errors import StageError
+from tvmflow.targets.platforms import platform_of
 
 # glibc's names of the two libraries that compiled kernels call into (memcpy, expf, …).
 _LIBC: Final[tuple[str, ...]] = ("libc.so.6", "libm.so.6")
@@ -26,6 +27,8 @@ _EMULATION: Final[Mapping[str, str]] = {
     "aarch64": "aarch64linux",
     "riscv64": "elf64lriscv",
 }
+# C library or system -> how its static libraries are laid out, where not as GNU's.
+_ARCHIVE_LAYOUTS: Final[Mapping[str, str]] = {"msvc": "coff", "macos": "darwin"}
 
 
 def link_shared(objects: Sequence[Path], output: Path, triple: str) -> None:
@@ -44,6 +47,28 @@ def link_shared(objects: Sequence[Path], output: Path, triple: str) -> None:
         stubs = [_stub(folder, library, emulation) for library in _LIBC]
         _lld(folder, emulation, "linked.so", ["--strip-all", *names, "--no-as-needed", *stubs])
         shutil.move(folder / "linked.so", output)
+
+
+def archive_static(objects: Sequence[Path], output: Path, triple: str) -> None:
+    """Put `objects` into the static library `output` for `triple`, with an index of their symbols. Raises StageError."""
+    platform = platform_of(triple)
+    layout = _ARCHIVE_LAYOUTS.get(platform.libc) or _ARCHIVE_LAYOUTS.get(platform.system, "gnu")
+    with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
+        folder = Path(scratch)
+        names = [path.name for path in sorted(objects, key=lambda path: path.name)]
+        for path in objects:
+            (folder / path.name).symlink_to(path.resolve())
+        # D: no times and owners, c: without a word that it is new
+        command = [sys.executable, "-m", "ziglang", "ar", f"--format={layout}", "Dcr", "made"]
+        done = subprocess.run(
+            [*command, *names], cwd=folder, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise StageError(
+                f"making a static library failed: {done.stderr.strip() or done.returncode}",
+                fix="run `tvmflow doctor`; it tries the linker by itself",
+            )
+        shutil.move(folder / "made", output)
 
 
 def _stub(folder: Path, library: str, emulation: str) -> str:

@@ -1,0 +1,190 @@
+"""The digits model, delivered in every form there is, for tests that load each."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tests.support.recipes import ROOT
+from tvmflow.exporters import EXPORTERS
+from tvmflow.exporters._base import Built
+from tvmflow.recipe import Recipe
+from tvmflow.stages import STAGES, export
+from tvmflow.stages._base import StageContext
+from tvmflow.targets.host import read_host
+from tvmflow.targets.resolve import ResolvedTarget
+
+MODELS: Final = ROOT / "recipes" / "models"
+VERSION: Final = "1.2.0"
+
+Array = np.ndarray[Any, Any]
+
+
+def recipe(name: str = "digits", *outputs: str, **fields: Any) -> Recipe:
+    """The recipe of the digits, with these outputs or all."""
+    return Recipe.model_validate(
+        {
+            "recipe": 1,
+            "name": name,
+            "version": VERSION,
+            "model": {"mxnet": {"prefix": "digits", "epoch": 10}},
+            "inputs": {"data": {"shape": [1, 1, 8, 8]}},
+            "outputs": list(outputs or EXPORTERS),
+            **fields,
+        }
+    )
+
+
+def target(triple: str = "") -> ResolvedTarget:
+    """A plain CPU of this machine's architecture, or of the triple's."""
+    tvm = {"kind": "llvm", "mtriple": triple or f"{read_host().arch}-linux-gnu", "num-cores": 2}
+    return ResolvedTarget("host", tvm, 2, (), {"kind": "cpu", "class": "any"}, "")
+
+
+class Exported(NamedTuple):
+    """A folder with one folder for each stage, and `dist`, what the recipe asked for."""
+
+    folder: Path
+
+    @property
+    def dist(self) -> Path:
+        return self.folder / "export"
+
+    def stage(self, name: str, made: Recipe, where: ResolvedTarget) -> None:
+        """Run a stage on what those before it left here."""
+        stage = STAGES[name]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        inputs = {
+            f"{other.name}/{path.relative_to(other)}": path
+            for other in self.folder.iterdir()
+            if other.name in stage.NEEDS
+            for path in other.rglob("*")
+            if path.is_file()
+        }
+        source = {"symbol": MODELS / "digits-symbol.json", "params": MODELS / "digits-0010.params"}
+        out, work = self.folder / name, self.folder / "work" / name
+        for each in (out, work):
+            each.mkdir(parents=True)
+        inputs |= source if name == "import" else {}
+        nothing = self.folder / "nothing"
+        ctx = StageContext(inputs, out, work, nothing, nothing, lambda event: None)
+        stage.run(stage.settings(made, where), ctx)
+
+
+def make(folder: Path, name: str = "digits", *outputs: str, bias: float = 0.0) -> Exported:
+    """Import, build and export the digits in a process of its own; `bias` is added to the last layer's first class."""
+    words = [str(folder), name, str(bias), *outputs]
+    subprocess.run([sys.executable, "-m", "tests.support.exports", *words], check=True)
+    return Exported(folder)
+
+
+def held_out() -> tuple[Array, Array]:
+    """`(images, labels)` that training did not see: (360, 1, 8, 8) and (360,)."""
+    with np.load(MODELS / "digits-test.npz") as archive:
+        return archive["data"].astype("float32"), archive["label"]
+
+
+def accuracy(scores: Array) -> float:
+    """The share of the held-out images whose class these scores find."""
+    _, labels = held_out()
+    return float(np.mean(scores.reshape(len(labels), -1).argmax(1) == labels))
+
+
+def reference(exported: Exported) -> Array:
+    """The bundle's scores for the held-out images, (360, 10)."""
+    import tvmflow
+
+    module = tvmflow.load(exported.dist / f"{exported.folder.name}.tvmflow")
+    return np.concatenate([module.run({"data": x[None]})["softmax_output"] for x in held_out()[0]])
+
+
+def scores_of(library: Any, *weights: Any) -> Array:
+    """The scores of a library that TVM has loaded; `weights` are what its `main` takes besides."""
+    import tvm
+    from tvm import relax
+
+    main = relax.VirtualMachine(library, tvm.cpu())["main"]
+    images = [tvm.runtime.tensor(x[None]) for x in held_out()[0]]
+    return np.concatenate([main(image, *weights).numpy() for image in images])
+
+
+def compiler(folder: Path, *names: str) -> dict[str, str]:
+    """An environment in which the compiler of the `ziglang` wheel stands first on the path, under these names.
+
+    `cc`, `gcc` and so on compile C, names with `+` C++.
+    """
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        kind = "c++" if "+" in name else "cc"
+        script = folder / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang {kind} "$@"\n')
+        script.chmod(0o755)
+    python = Path(sys.executable).parent
+    return {**os.environ, "PATH": f"{folder}{os.pathsep}{python}{os.pathsep}{os.environ['PATH']}"}
+
+
+def package_folder(name: str) -> Path:
+    """Where an installed package lies."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
+
+
+def built_of(exported: Exported, made: Recipe, where: ResolvedTarget) -> Built:
+    """What exporters are given, from what `build` and `export` left: as the stage itself puts it together."""
+    with_manifest = exported.folder / "export" / export.BUNDLE
+    return _built(exported, export.asked(made, where), with_manifest)
+
+
+def _built(exported: Exported, asked: Any, bundle: Path) -> Built:
+    with zipfile.ZipFile(bundle) as archive:
+        manifest, signature = (
+            json.loads(archive.read(f"{name}.json")) for name in ("manifest", "signature")
+        )
+    build = exported.folder / "build"
+    forms = {
+        form.name: {path.name: path for path in sorted(form.iterdir())}
+        for form in build.iterdir()
+        if form.is_dir()
+    }
+    others = {
+        name: exported.dist / name
+        for output, exporter in EXPORTERS.items()
+        if output != "archive"
+        for name in exporter.files(asked)
+    }
+    objects = tuple(sorted(build.glob("*.o")))
+    return Built(asked, exported.dist / "digits.so", objects, forms, signature, manifest, others)
+
+
+def files_below(folder: Path) -> Iterator[str]:
+    """The names of all files in a folder, with slashes."""
+    return (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def _make(folder: Path, name: str, bias: float, outputs: list[str]) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    made, where, exported = recipe(name, *outputs), target(), Exported(folder)
+    exported.stage("import", made, where)
+    if bias:
+        path = folder / "import" / "params.safetensors"
+        params = load_file(path)
+        (last,) = (key for key, value in params.items() if value.shape == (10,))
+        params[last][0] += bias
+        save_file(params, path)
+    exported.stage("build", made, where)
+    exported.stage("export", made, where)
+
+
+if __name__ == "__main__":
+    _make(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4:])

@@ -1,0 +1,97 @@
+"""docs/exports.md: what it shows is what happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tvmflow
+from tests.support import exports
+from tests.support.exports import Exported, package_folder
+from tests.support.recipes import ROOT
+from tvmflow.exporters import EXPORTERS
+from tvmflow.stages import export
+
+PAGE = (ROOT / "docs" / "exports.md").read_text(encoding="utf-8")
+
+
+def blocks(kind: str) -> list[str]:
+    """What stands in fences of this kind on the page."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def folder(exported: Exported, tmp_path: Path) -> Path:
+    """A folder with `dist` as the page has it, and inputs."""
+    (tmp_path / "dist" / "digits").mkdir(parents=True)
+    (tmp_path / "dist" / "digits" / "host").symlink_to(exported.dist)
+    np.savez(tmp_path / "input.npz", data=exports.held_out()[0])
+    return tmp_path
+
+
+def environment(folder: Path, *compilers: str) -> dict[str, str]:
+    where = {"TVM": str(package_folder("tvm")), "FFI": str(package_folder("tvm_ffi"))}
+    return {**exports.compiler(folder / "bin", *compilers), **where}
+
+
+def test_every_form_has_its_row_and_its_files() -> None:
+    """The table names each output and all that it writes."""
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*?) \|", PAGE, re.MULTILINE))
+    assert sorted(rows) == sorted(EXPORTERS)
+    asked = export.asked(exports.recipe(), exports.target())
+    for output, cell in rows.items():
+        shown = [name.rstrip("/") for name in re.findall(r"`([^`]+)`", cell)]
+        patterns = [re.sub("<[a-z]+>", ".*", re.escape(name)) for name in shown]
+        files = EXPORTERS[output].files(asked)
+        for name in files:
+            assert any(re.match(pattern, name) for pattern in patterns), (output, name)
+        for pattern in patterns:
+            assert any(re.match(pattern, name) for name in files), (output, pattern)
+
+
+@pytest.mark.parametrize("index", range(len(blocks("python"))))
+def test_the_python_on_it_runs(folder: Path, exported: Exported, index: int) -> None:
+    """Each piece by itself, with the wheel's package on the path, gives the model's scores for zeros."""
+    (wheel,) = exported.dist.glob("*.whl")
+    # as pip installs it
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    code = blocks("python")[index] + "\nimport numpy; numpy.save('scores.npy', scores)\n"
+    paths = os.pathsep.join([str(ROOT), str(folder / "site")])
+    words = {**os.environ, "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", code], cwd=folder, env=words, check=True)
+    module = tvmflow.load(exported.dist / "digits.tvmflow")
+    zeros = np.zeros((1, 1, 8, 8), "float32")
+    expected = module.run({"data": zeros})["softmax_output"]
+    np.testing.assert_array_equal(np.load(folder / "scores.npy"), expected)
+
+
+@pytest.mark.slow
+def test_the_programs_on_it_compile_and_run(folder: Path, exported: Exported) -> None:
+    """Both pieces of C++, and the commands that link static and system libraries."""
+    interface, system = blocks("cpp")
+    words = environment(folder, "cc", "c++")
+    (folder / "program.cpp").write_text(system)
+    for command in blocks("sh"):
+        if command.startswith(("cc ", "c++ ")):
+            subprocess.run(["sh", "-ec", command], cwd=folder, env=words, check=True)
+    assert subprocess.run([folder / "program"], check=False).returncode == 0
+    (folder / "interface.cpp").write_text(interface)
+    command = (
+        "c++ -std=c++17 -Idist/digits/host/digits-cpp/include -I$FFI/include interface.cpp -o interface "
+        "-L$TVM/lib -L$FFI/lib -Wl,--no-as-needed -ltvm_runtime -ltvm_ffi -Wl,-rpath,$TVM/lib:$FFI/lib"
+    )
+    subprocess.run(["sh", "-ec", command], cwd=folder, env=words, check=True)
+    assert subprocess.run([folder / "interface"], cwd=folder, check=False).returncode == 0
+
+    import tvm
+
+    library = tvm.runtime.load_module(str(folder / "mine.so"))
+    np.testing.assert_array_equal(exports.scores_of(library), exports.reference(exported))

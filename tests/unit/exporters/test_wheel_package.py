@@ -1,0 +1,207 @@
+"""`wheel`: pip takes it, and what it installs runs without tvmflow."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support import exports
+from tests.support.exports import VERSION, Exported
+from tvmflow.exporters import wheel
+from tvmflow.exporters._base import Asked
+
+# Stands before everything else in a process that must do without tvmflow.
+_NO_TVMFLOW = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "tvmflow":
+            raise ModuleNotFoundError(f"tvmflow is not installed: {name}")
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def asked(name: str = "digits", triple: str = "x86_64-linux-gnu", kind: str = "llvm") -> Asked:
+    return Asked(name, VERSION, "host", kind, triple)
+
+
+@pytest.fixture(scope="module")
+def file(exported: Exported) -> Path:
+    (found,) = exported.dist.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel unpacked, as an installer does, with tvmflow made impossible to import."""
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder)
+    (folder / "sitecustomize.py").write_text(_NO_TVMFLOW)
+    return folder
+
+
+def python(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=site,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_record_has_every_file_and_its_digest(file: Path) -> None:
+    """As pip checks it: base64 of the sha256, and the size."""
+    with zipfile.ZipFile(file) as archive:
+        names = archive.namelist()
+        (record,) = (name for name in names if name.endswith("/RECORD"))
+        rows = list(csv.reader(archive.read(record).decode().splitlines()))
+        assert [row[0] for row in rows] == names
+        for name, digest, size in rows[:-1]:
+            content = archive.read(name)
+            encoded = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode()
+            assert (digest, int(size)) == (f"sha256={encoded.rstrip('=')}", len(content))
+        assert rows[-1] == [record, "", ""]
+
+
+def test_it_asks_for_numpy_and_its_tvm_alone(file: Path) -> None:
+    """The minor version that the library was built with."""
+    with zipfile.ZipFile(file) as archive:
+        metadata = archive.read(f"digits_model-{VERSION}.dist-info/METADATA").decode()
+    fields = metadata.partition("\n\n")[0].splitlines()
+    assert [f for f in fields if f.startswith(("Name", "Version", "Requires-Dist"))] == [
+        "Name: digits-model",
+        f"Version: {VERSION}",
+        "Requires-Dist: apache-tvm ==0.27.*",
+        "Requires-Dist: numpy >=1.26",
+    ]
+
+
+def test_it_runs_without_tvmflow(site: Path, exported: Exported) -> None:
+    """Load, signature, run; neither tvmflow nor the compiler is imported."""
+    np.save(site / "images.npy", exports.held_out()[0])
+    code = (
+        "import sys, numpy as np, digits_model as d\n"
+        "model = d.load()\n"
+        "print(model, [s.name for s in model.inputs], model.outputs[0].shape, model.manifest['version'])\n"
+        "images = np.load('images.npy')\n"
+        "ours = [model.run({'data': x[None]})['softmax_output'] for x in images]\n"
+        "np.save('scores.npy', np.concatenate(ours))\n"
+        "assert (d.run({'data': images[:1]})['softmax_output'] == ours[0]).all()\n"
+        "try:\n    d.run({})\nexcept d.BundleError as error:\n    print(error.message)\n"
+        "print([name for name in ('tvmflow', 'tvm', 'safetensors') if name in sys.modules])\n"
+    )
+    done = python(site, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "<digits_model.Module digits (data: float32[1, 1, 8, 8]) -> (softmax_output: float32[1, 10])>"
+        f" ['data'] (1, 10) {VERSION}",
+        "input 'data' is missing",
+        "[]",
+    ]
+    np.testing.assert_array_equal(np.load(site / "scores.npy"), exports.reference(exported))
+
+
+def test_it_is_a_command_too(site: Path, exported: Exported) -> None:
+    """`python -m`: several images in one array; mistakes are sentences with an exit code."""
+    images, labels = exports.held_out()
+    np.savez(site / "in.npz", data=images, label=labels)
+    done = python(site, "-m", "digits_model", "in.npz", "out.npz")
+    assert (done.returncode, done.stderr) == (0, "")
+    with np.load(site / "out.npz") as archive:
+        np.testing.assert_array_equal(archive["softmax_output"], exports.reference(exported))
+    np.savez(site / "bad.npz", data=images[0, 0])
+    (site / "torn.npz").write_bytes(b"PK\x03\x04")
+    for words, code, sentence in (
+        ((), 2, "usage: python -m digits_model input.npz output.npz"),
+        (("bad.npz", "out.npz"), 1, "input 'data' has shape (8, 8), not (1, 1, 8, 8)"),
+        (("gone.npz", "out.npz"), 1, "gone.npz"),
+        (("torn.npz", "out.npz"), 1, "torn.npz is not an npz file"),
+    ):
+        done = python(site, "-m", "digits_model", *words)
+        assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_nothing_in_it_asks_for_tvmflow(site: Path) -> None:
+    """All that its modules import of ours came along: a module that the runtime needs anew must be added to the table."""
+    for module in (site / "digits_model").glob("*.py"):
+        assert not re.search(r"^\s*(from|import) tvmflow\b", module.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("triple", "tag"),
+    [
+        ("x86_64-linux-gnu", "manylinux_2_27_x86_64"),
+        ("aarch64-linux-gnu", "manylinux_2_27_aarch64"),
+        ("armv7a-linux-gnueabihf", "manylinux_2_27_armv7l"),
+        ("aarch64-linux-musl", "musllinux_1_2_aarch64"),
+        ("arm64-apple-macos13", "macosx_11_0_arm64"),
+        ("x86_64-pc-windows-msvc", "win_amd64"),
+    ],
+)
+def test_its_name_says_where_it_installs(triple: str, tag: str) -> None:
+    """In the words of Python's packaging."""
+    assert wheel.files(asked(triple=triple)) == (f"digits_model-{VERSION}-py3-none-{tag}.whl",)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "stem"),
+    [
+        ("res-net.2", "res_net_2_model", "res_net_2_model"),
+        ("3d", "m3d_model", "m3d_model"),
+        ("a--b", "a__b_model", "a_b_model"),
+    ],
+)
+def test_a_name_becomes_a_module(name: str, module: str, stem: str) -> None:
+    """Importable, and in the file's name as pip spells it."""
+    assert wheel.module_name(name) == module
+    assert module.isidentifier()
+    assert wheel.files(asked(name))[0].startswith(f"{stem}-{VERSION}-py3-")
+
+
+def test_platforms_without_wheels_are_named() -> None:
+    """Python has no name for them."""
+    assert wheel.why_not(asked(triple="wasm32-unknown-emscripten")) == (
+        "there are no wheels for 'wasm32-unknown-emscripten'"
+    )
+    assert wheel.why_not(asked(kind="cuda")) == "its kind is cuda, not llvm"
+    assert wheel.why_not(asked()) == ""
+
+
+@pytest.mark.slow
+def test_pip_installs_it(file: Path, site: Path, tmp_path: Path) -> None:
+    """Into a folder of its own, beside the TVM that is there; and takes it away again without a word missing."""
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--no-index"]
+    done = subprocess.run(
+        [*install, "--target", str(tmp_path), str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "sitecustomize.py").write_text(_NO_TVMFLOW)
+    np.savez(tmp_path / "in.npz", data=exports.held_out()[0])
+    done = python(tmp_path, "-m", "digits_model", "in.npz", "out.npz")
+    assert done.returncode == 0, done.stderr
+    with np.load(tmp_path / "out.npz") as archive:
+        assert exports.accuracy(archive["softmax_output"]) >= 0.95
+    shown = python(
+        tmp_path, "-c", "import importlib.metadata as m; print(m.version('digits-model'))"
+    )
+    assert shown.stdout.strip() == VERSION
