@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 SEED = 1
 # kernels that start without a schedule, so that what is compared is the search
-PLAIN = {"layout": "plain", "weights": "plain", "plain": [], "math": "libm"}
+PLAIN = {"layout": "plain", "weights": "plain", "plain": [], "winograd": 0, "math": "libm"}
 SHARE = 10
 ROUNDS = 15
 

@@ -358,6 +358,11 @@ class Kernels(_Part):
         default=[],
         description="Operators that stay on the model's own layout and weights, whatever `layout` and `weights` say.",
     )
+    winograd: Literal[0, 2, 4] = Field(
+        default=2,
+        description="Blocked convolutions of 3×3 with stride 1 are computed in tiles of so many results a side: "
+        "with 2 as exactly as without, with 4 faster where images are large and five times less exactly; 0: one by one.",
+    )
     math: Literal["vector", "libm"] = Field(
         default="vector",
         description="`vector`: exp, sigmoid, tanh and erf as vector code, within 8 units in the last place. "

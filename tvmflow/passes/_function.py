@@ -10,6 +10,8 @@ from tvm import relax
 
 # Fusion may append element-wise operators to what is marked so (TVM's kOutEWiseFusable).
 TAKES_EPILOGUE: Final = {"op_pattern": 4}
+# Nothing is fused with what is marked so (TVM's kOpaque).
+ALONE: Final = {"op_pattern": 8}
 
 
 class Facts:

@@ -15,8 +15,9 @@ import tvm
 from tvm import relax, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.passes import compute
+from tvmflow.passes import compute, winograd
 from tvmflow.passes._function import (
+    ALONE,
     TAKES_EPILOGUE,
     Facts,
     is_depthwise,
@@ -59,18 +60,26 @@ class Blocked(NamedTuple):
     channels: int
 
 
-def block_layouts(mod: tvm.IRModule, block: int, plain: Collection[str] = ()) -> tvm.IRModule:
-    """The module with convolutions on blocked layouts, `block` float32 lanes to a vector; those of the kinds in `plain` stay."""
-    return rewritten(mod, _Blocker(mod, Facts(mod["main"]), block, plain))
+def block_layouts(
+    mod: tvm.IRModule, block: int, plain: Collection[str] = (), tile: int = 0
+) -> tvm.IRModule:
+    """The module with convolutions on blocked layouts, `block` float32 lanes to a vector; those of the kinds in `plain` stay.
+
+    Those of 3×3 work on tiles of `tile` times `tile` results (see `winograd`), 0: none do.
+    """
+    return rewritten(mod, _Blocker(mod, Facts(mod["main"]), block, plain, tile))
 
 
 @mutator
 class _Blocker(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: tvm.IRModule, facts: Facts, block: int, plain: Collection[str]) -> None:
+    def __init__(
+        self, mod: tvm.IRModule, facts: Facts, block: int, plain: Collection[str], tile: int
+    ) -> None:
         super().__init__(mod)
         self._facts = facts
         self._block = block
         self._plain_kinds = plain
+        self._tile = tile
         self._forms: dict[Any, Blocked] = {}
         self._packed: dict[Any, Blocked] = {}
         self._roads: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -110,9 +119,42 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         if not self._has_full_groups(call):
             return None
         x, lanes = self._data(data)
+        if lanes > 1 and self._pays_in_tiles(call, options):
+            return Blocked(self._winograd(call, x, kernel, options[1]), channels)
         w = self._pack_kernel(kernel, lanes)
         result = self._emit(compute.conv2d, "conv2d_NCHWc", x, w, *options, groups)
         return Blocked(result, channels)
+
+    def _pays_in_tiles(self, call: Any, options: Sequence[list[int]]) -> bool:
+        """Whether a convolution has the one kernel for which there are transforms, and work enough to pay for them."""
+        strides, _, dilation = options
+        out, inner, *kernel = shape_of(call.args[1])  # type: ignore[misc]
+        n, _, *sizes = shape_of(call)  # type: ignore[misc]
+        return (
+            bool(self._tile)
+            and (kernel, strides, dilation) == ([3, 3], [1, 1], [1, 1])
+            and int(call.attrs.groups) == 1
+            and winograd.pays(self._tile, out, inner, (n, *sizes), self._block)
+        )
+
+    def _winograd(self, call: Any, x: Any, kernel: Any, padding: list[int]) -> Any:
+        n, _, height, width = shape_of(call)  # type: ignore[misc]
+        block = self._block
+        kernel = self._filled(self._filled(kernel, 0, block), 1, block)
+        o, i = shape_of(kernel)[:2]  # type: ignore[index]
+        matrix = winograd.TRANSFORMS[self._tile].weights.astype("float32")
+        emit, size = self.builder_.emit, len(matrix)
+        left = emit(relax.op.matmul(relax.const(matrix), kernel))
+        made = emit(relax.op.matmul(left, relax.const(matrix.T.copy())))
+        made = self._reshaped(made, [o // block, block, i // block, block, size, size])
+        w = self._moved(made, [4, 5, 0, 2, 3, 1])
+        data = self._emit(
+            *(winograd.transformed_data, f"{winograd.DATA}_NCHWc", x, self._tile, padding),
+            attrs=ALONE,
+        )
+        product = self._emit(winograd.product, f"{winograd.PRODUCT}_NCHWc", data, w, attrs=ALONE)
+        shape = (n, height, width)
+        return self._emit(winograd.image, f"{winograd.IMAGE}_NCHWc", product, self._tile, shape)
 
     def _conv2d_transpose(self, call: Any, made: Any) -> Blocked | None:
         """As a convolution that gives all pixels between two of its data as channels of one.

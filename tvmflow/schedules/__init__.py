@@ -1,12 +1,13 @@
 """Schedules that no search has found: chosen from a kernel's shape and the target alone, and the same every time.
 
-`road` names the rule that a kernel falls under: `tiled` (convolutions, matrix products,
-pooling), `rows` (softmax, norms), `flat` (element by element), `loops` (anything else whose
+`road` names the rule that a kernel falls under: `transform` (of tiles, around the product of a Winograd
+convolution), `tiled` (convolutions, matrix products, pooling), `rows` (softmax, norms), `flat` (element by element), `loops` (anything else whose
 outer loops can be shared among cores), or `none`.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -18,6 +19,7 @@ from tvmflow.schedules._machine import Machine, machine_of
 from tvmflow.schedules.flat import flat
 from tvmflow.schedules.rows import rows
 from tvmflow.schedules.tiled import Axes, Tile, axes_of, tiled, tiles
+from tvmflow.schedules.winograd import transform
 
 __all__ = [
     "NO_ROAD",
@@ -47,6 +49,11 @@ def default(mod: tvm.IRModule, machine: Machine) -> Choice | None:
 
 def candidates(mod: tvm.IRModule, machine: Machine) -> Iterator[Choice]:
     """The schedules that the rules know for a kernel: the default first, then for `tiled` all other tiles by promise."""
+    schedule = Schedule(mod, seed=1)
+    with contextlib.suppress(RuntimeError):
+        if transform(schedule, machine):
+            yield Choice("transform", schedule)
+            return
     blocks = blocks_of(Schedule(mod, seed=1))
     if blocks and any(block.is_reduction for block in blocks):
         found = False

@@ -57,7 +57,7 @@ def _simplify(
     if kernels["layout"] == "blocked" and is_straight(simple):
         simple = simple if "conv1d" in plain else lift_sequences(simple)
         simple = widen_groups(simple, machine.lanes, plain)
-        simple = block_layouts(simple, machine.lanes, plain)
+        simple = block_layouts(simple, machine.lanes, plain, kernels["winograd"])
     if kernels["weights"] == "packed" and "matmul" not in plain and is_straight(simple):
         simple = pack_matmuls(simple, machine.lanes)
     return relax.transform.CanonicalizeBindings()(simple)
