@@ -9,7 +9,7 @@ from tvmflow import __version__
 from tvmflow.exporters import EXPORTERS
 from tvmflow.stages._base import StageContext
 
-VERSION: Final = 1
+VERSION: Final = 2
 SCOPE: Final[Literal["model", "target"]] = "target"
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "import": ("signature.json",),
@@ -30,6 +30,7 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
         "outputs": sorted(set(recipe.outputs)),
         "target": {"name": target.name, "tvm": target.tvm, "features": list(target.features)},
         "verify": {"against": recipe.verify.against},
+        **({"toolchain": target.toolchain} if target.toolchain else {}),
     }
 
 
@@ -60,7 +61,7 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
             objects.append(link)
     target = settings["target"]
     library = ctx.work / "library.so"
-    link_shared(objects, library, target["tvm"].get("mtriple", ""))
+    link_shared(objects, library, target["tvm"].get("mtriple", ""), settings.get("toolchain"))
     manifest = {
         "bundle": 1,
         "name": settings["name"],
