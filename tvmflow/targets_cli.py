@@ -103,15 +103,25 @@ def _table(rows: list[_Row]) -> str:
     reasons: dict[str, list[str]] = {}
     lines: list[tuple[str, ...]] = [_COLUMNS]
     for row in rows:
-        for what, why in zip(_COLUMNS[2:6], row.abilities, strict=True):
-            if why:
-                reasons.setdefault(f"not {what}: {why}", []).append(row.name)
+        for reason in _reasons(row.abilities):
+            reasons.setdefault(reason, []).append(row.name)
         marks = ["no" if why else "yes" for why in row.abilities]
         lines.append((row.name, f"{row.triple} {row.cpu}", *marks, row.description))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     shown = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     told = [f"{reason}\n    {', '.join(names)}" for reason, names in reasons.items()]
     return "\n".join([*shown, "", *told])
+
+
+def _reasons(abilities: Abilities) -> list[str]:
+    """What cannot be done, each reason once; of what cannot be built nothing else is told."""
+    if abilities.built:
+        return [f"not built: {abilities.built}"]
+    told: dict[str, list[str]] = {}
+    for what, why in zip(("linked", "run here", "measured here"), abilities[1:], strict=True):
+        if why:
+            told.setdefault(why, []).append(what)
+    return [f"not {' or '.join(whats)}: {why}" for why, whats in told.items()]
 
 
 def _say(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from tvmflow import tools
 from tvmflow.keys import digest_of
@@ -11,6 +12,9 @@ from tvmflow.stores.local import LocalStore
 from tvmflow.targets.host import Host
 from tvmflow.targets.resolve import cpus_in_worker, query_in_worker
 from tvmflow.values import Json
+
+_VERSION: Final = 1
+"""Raise it when `resolve.query` or `resolve.cpus` answers otherwise."""
 
 Ask = Callable[[list[Json]], list[Json]]
 
@@ -36,7 +40,7 @@ def _remembered(
     store: LocalStore, questions: Sequence[Json], circumstances: Json, ask: Ask
 ) -> list[Json]:
     build = tools.identity("apache-tvm")
-    names = [digest_of([question, circumstances, build]) for question in questions]
+    names = [digest_of([_VERSION, question, circumstances, build]) for question in questions]
     known = {name: store.read_note("facts", name) for name in names}
     asked = {n: q for n, q in zip(names, questions, strict=True) if known[n] is None}
     if asked:

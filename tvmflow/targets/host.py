@@ -8,6 +8,8 @@ from typing import NamedTuple
 from tvmflow.targets.platforms import Platform, platform_of
 from tvmflow.values import Json
 
+_CPUINFO = "/proc/cpuinfo"
+
 # sys.platform -> the system's name in a Platform; others are called what Python calls them.
 _SYSTEMS = {"darwin": "macos", "win32": "windows"}
 
@@ -66,6 +68,16 @@ def host_of(
     return Host(arch, _model(fields, arch), _flags(fields), cores, system, libc)
 
 
+def triple_of(host: Host) -> str:
+    """LLVM's name of this machine's platform."""
+    libc = f"{host.libc}eabihf" if host.arch == "armv7" else host.libc
+    named = {
+        "macos": f"{host.arch}-apple-macos13",
+        "windows": f"{host.arch}-pc-windows-msvc",
+    }
+    return named.get(host.system, f"{host.arch}-linux-{libc}")
+
+
 def foreign_system(platform: Platform, host: Host) -> tuple[str, str] | None:
     """The system (or C library) that a library is for and that of the host, where they differ; else None."""
     if not platform.system or not host.system:
@@ -98,7 +110,7 @@ def _libc(system: str) -> str:
 
 def _cpuinfo() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as stream:
+        with open(_CPUINFO, encoding="utf-8", errors="replace") as stream:
             lines: list[str] = []
             # a server lists hundreds of processors, and one is enough
             for line in stream:

@@ -88,11 +88,25 @@ def link_shared(
 _ANDROID: Final = ("libc.so", "libm.so")
 _GLIBC: Final = ("libc.so.6", "libm.so.6")
 
-# What LLVM calls on 32-bit ARM where there is no instruction: in libgcc, which every Linux system has.
+# What LLVM calls on 32-bit machines for numbers of 64 bits: in libgcc, which every Linux with C++ has.
+_HELPERS: Final = (
+    *(f"__{name}3" for name in "divdi moddi udivdi umoddi ashldi lshrdi ashrdi muldi".split()),
+    *(f"__fix{sign}{kind}di" for sign in ("", "uns") for kind in ("sf", "df")),
+    *(f"__float{sign}di{kind}" for sign in ("", "un") for kind in ("sf", "df")),
+    "__divmoddi4",
+    "__udivmoddi4",
+)
+# The names that ARM has for these and for division.
 _ARM_HELPERS: Final = tuple(
     f"__aeabi_{name}"
-    for name in "idiv uidiv idivmod uidivmod ldivmod uldivmod l2f l2d ul2f ul2d f2lz f2ulz d2lz d2ulz llsl llsr lasr".split()
+    for name in (
+        "idiv uidiv idivmod uidivmod ldivmod uldivmod l2f l2d ul2f ul2d f2lz f2ulz d2lz d2ulz llsl llsr lasr lmul"
+    ).split()
 )
+_NARROW: Final[Mapping[str, tuple[str, ...]]] = {
+    "armv7": (*_HELPERS, *_ARM_HELPERS),
+    "i386": _HELPERS,
+}
 
 
 def _system_libraries(platform: Platform) -> tuple[str, ...]:
@@ -108,8 +122,9 @@ def _link_elf(folder: Path, names: Sequence[str], platform: Platform) -> str:
     emulation = _EMULATIONS[platform.arch]
     stubs = [_stub(folder, each, emulation) for each in _system_libraries(platform)]
     helpers = []
-    if platform.arch == "armv7" and platform.system == "linux":
-        helpers = ["--as-needed", _stub(folder, "libgcc_s.so.1", emulation, _ARM_HELPERS)]
+    if platform.arch in _NARROW and platform.system == "linux":
+        symbols = _NARROW[platform.arch]
+        helpers = ["--as-needed", _stub(folder, "libgcc_s.so.1", emulation, symbols)]
     _lld(
         folder, emulation, "linked.so", ["--strip-all", *names, "--no-as-needed", *stubs, *helpers]
     )

@@ -6,14 +6,13 @@ Whether LLVM knows a CPU and which features it implies is asked once, in a proce
 
 from __future__ import annotations
 
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from tvmflow.targets.features import kernel_names, needed_of
-from tvmflow.targets.host import Host, foreign_system, read_host
+from tvmflow.targets.host import Host, foreign_system, read_host, triple_of
 from tvmflow.targets.platforms import platform_of
 from tvmflow.values import Json
 
@@ -119,28 +118,24 @@ def query(mapping: Mapping[str, Json] | None) -> dict[str, Json]:
     import tvm
     from tvm.target import codegen
 
-    host = read_host()
-    here = f"{platform.machine()}-linux-{host.libc}"
+    here = triple_of(read_host())
     if mapping is None:
         detected = tvm.target.Target.from_device("cpu").export()
-        mapping = {
-            "kind": "llvm",
-            "mtriple": here if host.system == "linux" else str(detected["mtriple"]),
-            "mcpu": str(detected["mcpu"]),
-        }
+        mapping = {"kind": "llvm", "mtriple": here, "mcpu": str(detected["mcpu"])}
     try:
         target = tvm.target.Target(dict(mapping))
     except Exception as refused:
-        sentence = str(refused).strip().splitlines()[-1]
-        return {"error": f"TVM refuses this target: {sentence}", "near": []}
+        return {"error": f"TVM refuses this target: {_last_line(refused)}", "near": []}
     if target.kind.name != "llvm":
         return {"mtriple": "", "mcpu": "", "arch": target.kind.name, "features": []}
-    triple = str(mapping.get("mtriple") or here)
-    cpu = str(mapping.get("mcpu", ""))
-    known = [str(name) for name in codegen.llvm_get_cpu_archlist(target)]
-    if cpu and cpu not in known:
-        return {"error": f"'{cpu}' is not a CPU that LLVM knows for {triple}", "near": known}
-    features = sorted(str(name) for name in codegen.llvm_get_cpu_features(target))
+    triple, cpu = str(mapping.get("mtriple") or here), str(mapping.get("mcpu", ""))
+    try:
+        if cpu and not codegen.llvm_is_valid_cpu(cpu, triple):
+            near = [str(name) for name in codegen.llvm_get_cpu_archlist(target)]
+            return {"error": f"'{cpu}' is not a CPU that LLVM knows for {triple}", "near": near}
+        features = sorted(str(name) for name in codegen.llvm_get_cpu_features(target))
+    except Exception as refused:
+        return {"error": f"LLVM refuses {triple}: {_last_line(refused)}", "near": []}
     # LLVM says so on stderr alone, and goes on without
     asked = [str(name)[1:] for name in mapping.get("mattr", ()) if str(name).startswith("+")]
     unknown = [name for name in asked if name not in features]
@@ -155,6 +150,10 @@ def query(mapping: Mapping[str, Json] | None) -> dict[str, Json]:
         "arch": platform_of(triple).arch,
         "features": features,
     }
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def cpus(triple: str) -> list[str]:
