@@ -136,6 +136,14 @@ def query(mapping: Mapping[str, Json] | None) -> dict[str, Json]:
         features = sorted(str(name) for name in codegen.llvm_get_cpu_features(target))
     except Exception as refused:
         return {"error": f"LLVM refuses {triple}: {_last_line(refused)}", "near": []}
+    platform = platform_of(triple)
+    if platform.arch == "riscv64" and platform.system == "linux" and "d" not in features:
+        # numbers would be handed to expf and its like where nobody looks for them
+        return {
+            "error": f"{triple} passes floating-point numbers in their own registers, and this CPU has none; "
+            "add `mattr: [+m, +a, +f, +d, +c]`",
+            "near": [],
+        }
     # LLVM says so on stderr alone, and goes on without
     asked = [str(name)[1:] for name in mapping.get("mattr", ()) if str(name).startswith("+")]
     unknown = [name for name in asked if name not in features]
@@ -147,7 +155,7 @@ def query(mapping: Mapping[str, Json] | None) -> dict[str, Json]:
     return {
         "mtriple": triple,
         "mcpu": cpu,
-        "arch": platform_of(triple).arch,
+        "arch": platform.arch,
         "features": features,
     }
 
@@ -166,22 +174,32 @@ def cpus(triple: str) -> list[str]:
 
 
 def query_in_worker(mappings: list[Json], call: Callable[..., Any] = subprocess.run) -> list[Json]:
-    """`query` for each mapping, in one new process, so that this one stays free of tvm."""
-    return _in_worker("query", mappings, call)
+    """`query` for each mapping, in one new process, so that this one stays free of tvm.
+
+    LLVM ends its process over some targets: the one that it ended over is then told as wrong.
+    """
+    answers = _in_worker("query", mappings, call)
+    if answers is not None:
+        return answers
+    if len(mappings) > 1:
+        return [query_in_worker([each], call)[0] for each in mappings]
+    triple = (mappings[0] or {}).get("mtriple", "this machine")
+    return [{"error": f"LLVM cannot make code for {triple}", "near": []}]
 
 
 def cpus_in_worker(triples: list[Json], call: Callable[..., Any] = subprocess.run) -> list[Json]:
     """`cpus` for each triple, in one new process."""
-    return _in_worker("cpus", triples, call)
+    return _in_worker("cpus", triples, call) or []
 
 
-def _in_worker(function: str, questions: list[Json], call: Callable[..., Any]) -> list[Json]:
+def _in_worker(function: str, questions: list[Json], call: Callable[..., Any]) -> list[Json] | None:
+    """The answers, or None when TVM could be loaded and then ended the process."""
     import json
 
     from tvmflow.errors import EnvironmentProblem
 
     code = (
-        f"import json, sys; from {__name__} import {function}; "
+        f"import json, sys, tvm; from {__name__} import {function}; print('loaded', flush=True); "
         f"print(json.dumps([{function}(each) for each in json.load(sys.stdin)]))"
     )
     done = call(
@@ -191,10 +209,13 @@ def _in_worker(function: str, questions: list[Json], call: Callable[..., Any]) -
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise EnvironmentProblem(
-            f"TVM cannot be loaded to look at the targets: {last}",
-            fix="run `tvmflow doctor`; it checks the installation piece by piece",
-        )
-    return list(json.loads(done.stdout.splitlines()[-1]))
+    said = done.stdout.splitlines()
+    if done.returncode == 0:
+        return list(json.loads(said[-1]))
+    if "loaded" in said:
+        return None
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    raise EnvironmentProblem(
+        f"TVM cannot be loaded to look at the targets: {last}",
+        fix="run `tvmflow doctor`; it checks the installation piece by piece",
+    )

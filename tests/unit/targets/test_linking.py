@@ -16,6 +16,7 @@ from tvmflow.errors import StageError
 from tvmflow.targets import coff, linking, toolchain
 from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.linking import link_shared
+from tvmflow.values import Json
 
 CODE = """
 import json, pathlib, sys, tvm
@@ -51,18 +52,21 @@ PE = {
     "x86_64-pc-windows-gnu": 0x8664,
     "aarch64-pc-windows-msvc": 0xAA64,
 }
-RISCV = PRESETS["riscv64-v"].tvm
+RISCV = dict(PRESETS["riscv64-v"].tvm or {})
+# without the vector extension, which the preset has as the last one
+PLAIN = {**RISCV, "mattr": RISCV["mattr"][:-1]}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`TRIPLE.o` for every platform, compiled in one process of its own, and what is in each as `TRIPLE.s`."""
     made = tmp_path_factory.mktemp("objects")
-    targets = {
+    targets: dict[str, dict[str, Json]] = {
         str(made / f"{triple}.o"): {"kind": "llvm", "mtriple": triple}
         for triple in (*ELF, *MACHO, *PE)
     }
-    targets[str(made / "riscv64-v.o")] = dict(RISCV or {})
+    targets[str(made / "riscv64-linux-gnu.o")] = PLAIN
+    targets[str(made / "riscv64-v.o")] = RISCV
     subprocess.run([sys.executable, "-c", CODE], input=json.dumps(targets), text=True, check=True)
     return made
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tvmflow.errors import EnvironmentProblem
 from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.host import Host, read_host
 from tvmflow.targets.resolve import ResolvedTarget, cpus_in_worker, query_in_worker, resolve
@@ -83,6 +87,7 @@ def facts() -> dict[str, Any]:
     named["nonsense"] = {"kind": "abacus"}
     named["odd feature"] = {**arm_cpu, "mattr": ["+neon", "+magic"]}
     named["no such architecture"] = {"kind": "llvm", "mtriple": "vax-linux-gnu", "mcpu": "vax"}
+    named["soft"] = {"kind": "llvm", "mtriple": "riscv64-linux-gnu"}
     named["an alias"] = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "core-avx2"}
     named["no triple"] = {"kind": "llvm"}
     return dict(zip(named, query_in_worker(list(named.values())), strict=True))
@@ -113,6 +118,7 @@ def test_llvm_is_asked_about_this_machine_and_others(facts: dict[str, Any]) -> N
     odd = facts["odd feature"]["error"]
     assert odd == "'+magic' is not a feature that LLVM knows for aarch64-linux-gnu"
     assert "vax" in facts["no such architecture"]["error"]
+    assert "add `mattr: [+m, +a, +f, +d, +c]`" in facts["soft"]["error"]
     assert "avx2" in facts["an alias"]["features"]
 
 
@@ -191,3 +197,31 @@ def test_cpus_of_an_architecture() -> None:
     [names] = cpus_in_worker(["riscv64-linux-gnu"])
     assert names == sorted(names)
     assert {"generic-rv64", "spacemit-x60"} <= set(names)
+
+
+def worker(stdout: str, code: int) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A process that ends like this, whatever it is asked."""
+    return lambda *_, **__: subprocess.CompletedProcess([], code, stdout, "no libtvm\n")
+
+
+def test_a_target_that_ends_llvm_is_told_as_wrong() -> None:
+    """And not as an installation that is broken; the others are answered."""
+    doomed = {"kind": "llvm", "mtriple": "odd-linux-gnu"}
+
+    def call(*words: Any, input: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        answers = ["loaded", json.dumps([{"arch": "x86_64"}])]
+        if "odd" in input:
+            return subprocess.CompletedProcess(words, -6, "loaded\n", "LLVM ERROR")
+        return subprocess.CompletedProcess(words, 0, "\n".join(answers), "")
+
+    assert query_in_worker([{"kind": "llvm"}, doomed, None], call) == [
+        {"arch": "x86_64"},
+        {"error": "LLVM cannot make code for odd-linux-gnu", "near": []},
+        {"arch": "x86_64"},
+    ]
+
+
+def test_a_tvm_that_cannot_be_loaded_is_told_as_such() -> None:
+    """With its last words."""
+    with pytest.raises(EnvironmentProblem, match=r"TVM cannot be loaded .*: no libtvm"):
+        query_in_worker([None], worker("", 1))
