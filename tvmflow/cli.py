@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmflow import __version__, device_cli, fastpath, model_cli, plancache, records_cli
+from tvmflow import (
+    __version__,
+    device_cli,
+    fastpath,
+    model_cli,
+    plancache,
+    records_cli,
+    targets_cli,
+)
 from tvmflow.decide import Survey
 from tvmflow.errors import (
     EXIT_BUG,
@@ -40,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     store = _open_store(args)
     prepared = prepare(_asked(args), store)
     _remember_plan(args, store, prepared)
-    printer = Printer(sys.stdout, as_json=args.json, many=len(args.recipes) > 1)
+    many = len({spec.recipe for spec in prepared.plan.stages}) > 1
+    printer = Printer(sys.stdout, as_json=args.json, many=many)
     executor = ProcessExecutor()
     options = runner.RunOptions(args.jobs, args.keep_going, args.dist, args.stage_timeout)
     try:
@@ -141,7 +150,8 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def _asked(args: argparse.Namespace) -> Asked:
-    return Asked(tuple(args.recipes), args.pipeline, tuple(args.target), args.until)
+    words = (tuple(args.target), args.until, tuple(args.variant))
+    return Asked(tuple(args.recipes), args.pipeline, *words)
 
 
 def _open_store(args: argparse.Namespace) -> LocalStore:
@@ -188,6 +198,13 @@ def _parser() -> argparse.ArgumentParser:
             metavar="T",
             help="only this target (may be repeated)",
         )
+        sub.add_argument(
+            "--variant",
+            action="append",
+            default=[],
+            metavar="V",
+            help="only this variant (may be repeated)",
+        )
         sub.add_argument("--until", metavar="STAGE", help="stop after this stage")
         sub.add_argument(
             "--pipeline",
@@ -231,6 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     model_cli.add_parser(commands)
     records_cli.add_parser(commands)
     device_cli.add_parser(commands)
+    targets_cli.add_parser(commands)
     return parser
 
 

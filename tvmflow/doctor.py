@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from tvmflow import tools
 from tvmflow.executors.nursery import Nursery
 from tvmflow.stores.local import LocalStore
-from tvmflow.targets.host import read_host
+from tvmflow.targets.host import read_host, triple_of
 
 _REQUIRED: Final = ("apache-tvm", "apache-tvm-ffi", "onnx", "onnxruntime", "safetensors", "ziglang")
 _GIGABYTE: Final = 1e9
@@ -132,9 +132,7 @@ def probe_library(_: Any, emit: Callable[..., None]) -> str:
         library = Path(folder, "probe.so")
 
         def link(output: str, files: list[str], **_: Any) -> None:
-            link_shared(
-                [Path(file) for file in files], Path(output), f"{read_host().arch}-linux-gnu"
-            )
+            link_shared([Path(file) for file in files], Path(output), triple_of(read_host()))
 
         tvm.compile(_small_module(), tvm.target.Target({"kind": "llvm"})).export_library(
             str(library), fcompile=link

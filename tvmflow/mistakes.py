@@ -19,12 +19,12 @@ def wrong(text: str, *at: str | int) -> PydanticCustomError:
     return PydanticCustomError("wrong", "{text}", {"text": text, "at": at})
 
 
-def one_of(value: str, valid: Any, what: str) -> str:
-    """The value if it is valid, else an error with the nearest name and all of them."""
+def one_of(value: str, valid: Any, what: str, all_of_them: str = "") -> str:
+    """The value if it is valid, else an error with the nearest name and all of them, or where they are listed."""
     if value in valid:
         return value
-    there = ", ".join(sorted(valid))
-    raise wrong(f"{quoted(value)} is not {what}{nearest(value, valid)} (there are {there})")
+    there = all_of_them or f"there are {', '.join(sorted(valid))}"
+    raise wrong(f"{quoted(value)} is not {what}{nearest(value, valid)} ({there})")
 
 
 def check(document: Document, model: type[_AnyPart]) -> tuple[_AnyPart | None, list[Problem]]:
@@ -118,7 +118,16 @@ def _in_doubt(document: Document, loc: Loc, detail: ErrorDetails) -> bool:
 def _unknown_field(model: type[BaseModel], loc: Loc) -> str:
     """The level where a field of this name belongs, or the nearest field of this level."""
     name = str(loc[-1])
-    levels = [path for path, fields in _levels(model) if name in fields]
+    kinds: dict[type[BaseModel], str] = {}
+    for path, kind in _levels(model):
+        if name in kind.model_fields:
+            kinds.setdefault(kind, path)
+    # what a target changes of a part is told at the part itself
+    levels = [
+        path
+        for kind, path in kinds.items()
+        if not any(kind is not other and issubclass(kind, other) for other in kinds)
+    ]
     if levels:
         return (
             f"belongs {' or '.join(f'under {path}' if path else 'at the top' for path in levels)}"
@@ -128,8 +137,8 @@ def _unknown_field(model: type[BaseModel], loc: Loc) -> str:
     return f"there is no such field{nearest(name, here) or there}"
 
 
-def _levels(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, list[str]]]:
-    yield path, list(model.model_fields)
+def _levels(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    yield path, model
     for name, field in model.model_fields.items():
         inner = bare(field.annotation)
         while get_args(inner):

@@ -11,33 +11,51 @@ from tvmflow.exporters import EXPORTERS
 from tvmflow.frontends import FRONTENDS
 from tvmflow.recipe import LoadedRecipe, Recipe
 from tvmflow.stages import STAGES, export, pick_best, verify
+from tvmflow.targets.abilities import why_not_built, why_not_linked
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.values import Delivery, InputFile, Need, Plan, StageSpec
 
 
 class PlannedRecipe(NamedTuple):
-    """A recipe with all that its plan depends on: stages in order, targets resolved, source files named."""
+    """A recipe (or a variant of it) with all that its plan depends on: stages in order, targets resolved, source files named."""
 
     loaded: LoadedRecipe
     stages: tuple[str, ...]
     targets: tuple[ResolvedTarget, ...]
     model_files: tuple[InputFile, ...]
+    variant: str = ""
 
     @property
     def recipe(self) -> Recipe:
-        return self.loaded.recipe
+        """As it is for all targets."""
+        written = self.loaded.recipe
+        return written.variant(self.variant) if self.variant else written
+
+    def of(self, target: ResolvedTarget | None) -> Recipe:
+        """As it is for one target: the one place where a stage's recipe comes from."""
+        return self.recipe.of(target.name) if target else self.recipe
+
+    def where(self, target: ResolvedTarget, *loc: str | int) -> str:
+        """`file:line:column` of a target in the recipe, or of something in it."""
+        names = [each.name for each in self.loaded.recipe.targets]
+        index = [names.index(target.name)] if target.name in names else []
+        return self.loaded.where("targets", *index, *loc)
 
 
 def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
     """The stages of all recipes, each after those that it needs.
 
-    Raises RecipeError when two recipes have one name, when a target would have to run on a
-    machine that cannot run it, or when there is no such output for a target.
+    Raises RecipeError when two recipes have one name, when a target cannot be built, when it would
+    have to run on a machine that cannot run it, or when there is no such output for it.
     """
     problems = _name_clashes(recipes)
     for planned in recipes:
-        problems += _unrunnable(planned)
-        problems += _unexportable(planned)
+        for target in planned.targets:
+            problems += _unbuildable(planned, target) or _unrunnable(
+                planned, target
+            ) + _unexportable(planned, target)
+    # what is wrong for one variant is wrong for all
+    problems = list(dict.fromkeys(problems))
     if problems:
         raise RecipeError(problems)
     stages: list[StageSpec] = []
@@ -50,48 +68,63 @@ def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
 
 
 def _name_clashes(recipes: Sequence[PlannedRecipe]) -> list[str]:
-    seen: dict[str, LoadedRecipe] = {}
+    seen: dict[str, PlannedRecipe] = {}
     problems = []
     for planned in recipes:
-        first = seen.setdefault(planned.recipe.name, planned.loaded)
-        if first is not planned.loaded:
-            where = planned.loaded.where("name")
+        name = planned.recipe.name
+        first = seen.setdefault(name, planned)
+        if first is not planned:
+            loc = ("variants", planned.variant) if planned.variant else ("name",)
             problems.append(
-                f"{where}: name: '{planned.recipe.name}' is also the name of {first.path}"
+                f"{planned.loaded.where(*loc)}: {'.'.join(loc)}: '{name}' is also the name of {first.loaded.path}"
             )
     return problems
 
 
-def _unrunnable(planned: PlannedRecipe) -> list[str]:
+def _unbuildable(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
+    """A target may be named for which there is no code, or no linker."""
+    where = f"{planned.where(target)}: targets: '{target.name}'"
+    needed = {stage for stage in planned.stages if STAGES[stage].SCOPE == "target"}
+    built = why_not_built(target.tvm)
+    if needed and built:
+        return [f"{where} cannot be built: {built}"]
+    linked = why_not_linked(target.tvm, target.toolchain)
+    if "export" in needed and linked:
+        return [f"{where} cannot be linked: {linked}; name one with `toolchain: {{linker: …}}`"]
+    return []
+
+
+def _unrunnable(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
     """A target that cannot run here can be built, but not tuned or verified here."""
-    recipe, problems = planned.recipe, []
-    for index, target in enumerate(planned.targets):
-        if not target.why_not:
-            continue
-        where = planned.loaded.where("targets", index)
-        asked = []
-        if "tune" in planned.stages and recipe.tune.trials and target.why_not_tuned:
-            asked.append("tuned (tune.trials: 0 turns that off)")
-        if "verify" in planned.stages and recipe.verify.against != "none":
-            asked.append("verified (verify.against: none turns that off)")
-        if asked:
-            problems.append(
-                f"{where}: targets: '{target.name}' cannot be {' or '.join(asked)} here: {target.why_not}"
-            )
-    return problems
+    if not target.why_not:
+        return []
+    recipe, asked = planned.of(target), []
+    if "tune" in planned.stages and recipe.tune.trials and target.why_not_tuned:
+        asked.append("tuned (tune.trials: 0 turns that off)")
+    if "verify" in planned.stages and recipe.verify.against != "none":
+        asked.append("verified (verify.against: none turns that off)")
+    if not asked:
+        return []
+    return [
+        f"{planned.where(target)}: targets: '{target.name}' cannot be {' or '.join(asked)} here: {target.why_not}"
+    ]
 
 
-def _unexportable(planned: PlannedRecipe) -> list[str]:
-    """Outputs that there are not for one of the targets."""
-    recipe, problems = planned.recipe, []
+def _unexportable(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
+    """Outputs that there are not for a target."""
+    recipe, problems = planned.of(target), []
     for index, output in enumerate(recipe.outputs if "export" in planned.stages else ()):
-        for target in planned.targets:
-            why_not = EXPORTERS[output].why_not(export.asked(recipe, target))
-            if why_not:
-                where = planned.loaded.where("outputs", index)
-                problems.append(
-                    f"{where}: outputs.{index}: there is no {output} for the target '{target.name}': {why_not}"
-                )
+        why_not = EXPORTERS[output].why_not(export.asked(recipe, target))
+        if why_not:
+            is_own = recipe.outputs != planned.recipe.outputs
+            where = (
+                planned.where(target, "outputs", index)
+                if is_own
+                else planned.loaded.where("outputs", index)
+            )
+            problems.append(
+                f"{where}: outputs.{index}: there is no {output} for the target '{target.name}': {why_not}"
+            )
     return problems
 
 
@@ -109,7 +142,7 @@ def _stage_id(recipe: Recipe, stage: str, target: ResolvedTarget | None) -> str:
 
 
 def _spec(planned: PlannedRecipe, name: str, target: ResolvedTarget | None) -> StageSpec:
-    recipe, stage = planned.recipe, STAGES[name]
+    recipe, stage = planned.of(target), STAGES[name]
     needs = tuple(
         Need(other, _stage_id(recipe, other, target), files)
         for other, files in stage.NEEDS.items()
@@ -122,7 +155,7 @@ def _spec(planned: PlannedRecipe, name: str, target: ResolvedTarget | None) -> S
         target=target.name if target else "",
         version=stage.VERSION,
         settings=stage.settings(recipe, target),
-        files=_files(planned, stage.READS),
+        files=_files(planned, target, stage.READS),
         needs=needs,
         tools=(*stage.TOOLS, *_frontend_tools(recipe, name)),
         timeout_s=stage.TIMEOUT_S,
@@ -138,24 +171,29 @@ def _frontend_tools(recipe: Recipe, stage: str) -> tuple[str, ...]:
     return tuple(name for name in extra.get(stage, ()) if name not in STAGES[stage].TOOLS)
 
 
-def _files(planned: PlannedRecipe, reads: tuple[str, ...]) -> tuple[InputFile, ...]:
+def _files(
+    planned: PlannedRecipe, target: ResolvedTarget | None, reads: tuple[str, ...]
+) -> tuple[InputFile, ...]:
     files: list[InputFile] = []
     if "model" in reads:
         files += planned.model_files
     if "reference" in reads:
         # import has already said what the model means; a file that means the same verifies the same
         files += [file._replace(keyed=False) for file in planned.model_files]
-    data = planned.recipe.verify.data
+    data = planned.of(target).verify.data
     if "data" in reads and data is not None:
         path = Path(planned.loaded.path).parent / data
         where = planned.loaded.where("verify", "data")
+        if target and data != planned.recipe.verify.data:
+            where = planned.where(target, "verify", "data")
         files.append(InputFile("data", str(path.absolute()), where))
     return tuple(files)
 
 
 def _deliveries_of(planned: PlannedRecipe, ids: set[str]) -> list[Delivery]:
-    recipe, found = planned.recipe, []
+    found = []
     for target in planned.targets:
+        recipe = planned.of(target)
         exported = _stage_id(recipe, "export", target)
         picked = _stage_id(recipe, "pick_best", target)
         verified = _stage_id(recipe, "verify", target)

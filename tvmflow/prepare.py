@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tvmflow import tools
 from tvmflow.errors import RecipeError, UsageError
 from tvmflow.frontends import FRONTENDS
-from tvmflow.keys import digest_of
 from tvmflow.plan import PlannedRecipe, make_plan
 from tvmflow.recipe import LoadedRecipe, TargetSpec, load_pipeline, load_recipe, pipeline_candidates
 from tvmflow.stages import STAGES
+from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
+from tvmflow.targets import toolchain
+from tvmflow.targets.facts import facts_of
 from tvmflow.targets.host import read_host
-from tvmflow.targets.resolve import ResolvedTarget, query_in_worker, resolve
+from tvmflow.targets.resolve import ResolvedTarget, resolve
 from tvmflow.values import Json, Plan
 
 
@@ -28,6 +28,7 @@ class Asked(NamedTuple):
     pipeline: str | None = None
     targets: tuple[str, ...] = ()
     until: str | None = None
+    variants: tuple[str, ...] = ()
 
 
 class Prepared(NamedTuple):
@@ -51,14 +52,17 @@ def prepare(asked: Asked, store: LocalStore) -> Prepared:
         reads += [*entry.read, pipeline.path, *pipeline_candidates(named, entry.path.parent)]
         try:
             files = _model_files(entry)
-            targets = _resolve_targets(entry, asked.targets, store)
+            toolchains, looked_at = _toolchains(entry, asked.targets, store)
+            reads += looked_at
+            targets = _resolve_targets(entry, asked.targets, toolchains, store)
         except RecipeError as error:
             problems += error.problems
             continue
         # which further files a model has is read from the model itself
         reads += [Path(file.path) for file in files if file.role == "model" and file.path]
         stages = _cut(pipeline.stages, asked.until)
-        planned.append(PlannedRecipe(entry, stages, targets, files))
+        variants = [v for v in entry.recipe.variants if v in asked.variants or not asked.variants]
+        planned += [PlannedRecipe(entry, stages, targets, files, each) for each in variants or [""]]
     if problems:
         raise RecipeError(problems)
     return Prepared(make_plan(planned), tuple(str(path.absolute()) for path in reads))
@@ -83,6 +87,9 @@ def _check_words(asked: Asked, loaded: Sequence[LoadedRecipe]) -> None:
     names = {target.name for entry in loaded for target in entry.recipe.targets}
     for name in asked.targets:
         _require("--target", name, names)
+    variants = {variant for entry in loaded for variant in entry.recipe.variants}
+    for name in asked.variants:
+        _require("--variant", name, variants)
 
 
 def _require(option: str, name: str, valid: Sequence[str] | set[str] | Mapping[str, Any]) -> None:
@@ -115,52 +122,70 @@ def _model_files(entry: LoadedRecipe) -> Any:
 
 
 def _resolve_targets(
-    entry: LoadedRecipe, only: tuple[str, ...], store: LocalStore
+    entry: LoadedRecipe, only: tuple[str, ...], toolchains: Mapping[str, Json], store: LocalStore
 ) -> tuple[ResolvedTarget, ...]:
     """The recipe's targets (those in `only`, if any are named there) as machines."""
     host = read_host()
-    specs = list(enumerate(entry.recipe.targets))
-    wanted = [(index, spec) for index, spec in specs if not only or spec.name in only]
-    facts = _facts(store, [_mapping(spec) for _, spec in wanted], host.fingerprint())
+    wanted = _wanted(entry, only)
+    mappings = [spec.tvm_mapping() for _, spec in wanted]
+    answers = facts_of(store, mappings, host)
     problems = []
     resolved = []
-    for (index, spec), fact in zip(wanted, facts, strict=True):
+    for (index, spec), mapping, fact in zip(wanted, mappings, answers, strict=True):
         if "error" in fact:
             where = entry.where("targets", index)
-            problems.append(f"{where}: targets: {fact['error']}{_nearest(spec, fact['near'])}")
+            problems.append(f"{where}: targets: {fact['error']}{_nearest(mapping, fact['near'])}")
         else:
             remote = spec.remote and spec.remote.model_dump(mode="json", exclude_none=True)
-            mapping = _mapping(spec)
-            resolved.append(resolve(spec.name, mapping, spec.num_cores, host, fact, remote))
+            more = (remote, toolchains.get(spec.name))
+            resolved.append(resolve(spec.name, mapping, spec.num_cores, host, fact, *more))
     if problems:
         raise RecipeError(problems)
     return tuple(resolved)
 
 
-def _mapping(spec: TargetSpec) -> dict[str, Json] | None:
-    """The mapping that TVM takes; None for `host`, which is looked up."""
-    return spec.tvm_mapping()
+def _wanted(entry: LoadedRecipe, only: tuple[str, ...]) -> list[tuple[int, TargetSpec]]:
+    specs = enumerate(entry.recipe.targets)
+    return [(index, spec) for index, spec in specs if not only or spec.name in only]
 
 
-def _nearest(spec: TargetSpec, names: list[str]) -> str:
-    cpu = str((_mapping(spec) or {}).get("mcpu", ""))
-    near = difflib.get_close_matches(cpu, names, 1)
+def _nearest(mapping: Mapping[str, Json] | None, names: list[str]) -> str:
+    near = difflib.get_close_matches(str((mapping or {}).get("mcpu", "")), names, 1)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def _facts(
-    store: LocalStore,
-    mappings: Sequence[Mapping[str, Json] | None],
-    host: Json,
-    ask: Callable[[list[Json]], list[Json]] = query_in_worker,
-) -> list[Json]:
-    """What LLVM says of each target; asked once for this machine and TVM build, then read from the store."""
-    names = [digest_of([mapping, host, tools.identity("apache-tvm")]) for mapping in mappings]
-    known = {name: store.read_note("facts", name) for name in names}
-    asked = {n: m for n, m in zip(names, mappings, strict=True) if known[n] is None}
-    if asked:
-        answers = ask([None if m is None else dict(m) for m in asked.values()])
-        for name, answer in zip(asked, answers, strict=True):
-            known[name] = json.dumps(answer)
-            store.write_note(str(known[name]), "facts", name)
-    return [json.loads(known[name] or "null") for name in names]
+def _toolchains(
+    entry: LoadedRecipe, only: tuple[str, ...], store: LocalStore
+) -> tuple[dict[str, Json], list[Path]]:
+    """The identity of each target's own linker, and every file by which another one would be found."""
+    found: dict[str, Json] = {}
+    looked_at: list[Path] = []
+    problems = []
+    for index, spec in _wanted(entry, only):
+        if spec.toolchain is None:
+            continue
+        linker = spec.toolchain.linker
+        try:
+            program = toolchain.find(linker)
+        except toolchain.Missing:
+            where = entry.where("targets", index, "toolchain", "linker")
+            problems.append(
+                f"{where}: targets.{index}.toolchain.linker: there is no program '{linker}' on PATH; "
+                f"{toolchain.INSTALL}"
+            )
+            continue
+        looked_at += [Path(place) for place in program.looked_at]
+        found[spec.name] = _identity(linker, spec.toolchain.flags, program.path, store)
+    if problems:
+        raise RecipeError(problems)
+    return found, looked_at
+
+
+def _identity(linker: str, flags: Sequence[str], path: str, store: LocalStore) -> Json:
+    """Who a linker is; what it says of its version is asked once for each program."""
+    digest = FileDigests(store).digest(path)
+    note = store.read_note("facts", f"linker-{digest}")
+    if note is None:
+        note = toolchain.version(path)
+        store.write_note(note, "facts", f"linker-{digest}")
+    return toolchain.identity(linker, flags, digest, note)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -14,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -23,9 +24,20 @@ from tvmflow.errors import RecipeError
 from tvmflow.mistakes import check, one_of, wrong
 from tvmflow.passes import OPERATORS
 from tvmflow.targets._presets import PRESETS
+from tvmflow.targets.toolchain import FLAGS
 from tvmflow.targets.tracker import VARIABLE, split_address
 from tvmflow.values import Json
-from tvmflow.yaml_positions import Document, Problem, nearest, neighbours, quoted, read_yaml, shown
+from tvmflow.yaml_positions import (
+    Document,
+    Loc,
+    Problem,
+    dotted,
+    nearest,
+    neighbours,
+    quoted,
+    read_yaml,
+    shown,
+)
 
 STAGE_NAMES: Final = ("import", "extract_tasks", "tune", "pick_best", "build", "export", "verify")
 OUTPUT_NAMES: Final = (
@@ -60,6 +72,7 @@ _MAX_ELEMENTS: Final = 1 << 31
 # of a path in a message
 _MAX_PATH: Final = 500
 _MAX_EPOCH: Final = 9999
+_MAX_VARIANT: Final = 50
 _MAX_TRIALS: Final = 10_000_000
 _MAX_SEED: Final = (1 << 31) - 1
 _NAME: Final = r"^[a-z0-9][a-z0-9._-]*$"
@@ -69,6 +82,8 @@ _RELEASE: Final = (
     r"^(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*))*((a|b|rc)(0|[1-9][0-9]*))?"
     r"(\.post(0|[1-9][0-9]*))?(\.dev(0|[1-9][0-9]*))?(\+[a-z0-9]+(\.[a-z0-9]+)*)?$"
 )
+# there are too many for one line
+_ALL_TARGETS: Final = "`tvmflow targets` lists them"
 # those that can be downloaded
 _SCHEMES: Final = ("http", "https", "file")
 
@@ -87,8 +102,8 @@ def _tupled(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _member(valid: Any, what: str) -> AfterValidator:
-    return AfterValidator(lambda value: one_of(value, valid, what))
+def _member(valid: Any, what: str, all_of_them: str = "") -> AfterValidator:
+    return AfterValidator(lambda value: one_of(value, valid, what, all_of_them))
 
 
 def _enum(valid: Any) -> Any:
@@ -105,15 +120,28 @@ def _check_version(value: Any) -> Any:
 _Version = Annotated[Literal[1], BeforeValidator(_check_version)]
 _Dtype = Annotated[str, _member(_DTYPES, "a dtype"), _enum(_DTYPES)]
 _Operator = Annotated[str, _member(OPERATORS, "an operator with a road"), _enum(sorted(OPERATORS))]
-_PresetName = Annotated[str, _member(PRESETS, "a target"), _enum(sorted(PRESETS))]
+_PresetName = Annotated[str, _member(PRESETS, "a target", _ALL_TARGETS), _enum(sorted(PRESETS))]
 _Output = Annotated[str, _member(OUTPUT_NAMES, "an output"), _enum(OUTPUT_NAMES)]
 _StageName = Annotated[str, _member(STAGE_NAMES, "a stage"), _enum(STAGE_NAMES)]
+
+
+def _once(outputs: tuple[str, ...]) -> tuple[str, ...]:
+    """The outputs, none of which may stand twice."""
+    for index, name in enumerate(outputs):
+        if name in outputs[:index]:
+            raise wrong(f"'{name}' stands twice", index)
+    if outputs == ("archive",):
+        raise wrong("an archive holds the other outputs; name at least one beside it")
+    return outputs
 
 
 class _Part(BaseModel):
     """Frozen, strict about types, and closed: an unknown field is a mistake."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+_AnyPart = TypeVar("_AnyPart", bound=_Part)
 
 
 class MxnetSource(_Part):
@@ -270,75 +298,6 @@ class Remote(_Part):
                 text = f"must be HOST:PORT, such as 192.168.1.10:9190, not {quoted(value)}"
                 raise wrong(text) from None
         return value
-
-
-class TargetSpec(_Part):
-    """A machine to build for: a preset's name, or a mapping with a name of its own."""
-
-    name: str = Field(
-        pattern=_NAME,
-        max_length=100,
-        examples=["edge"],
-        description="Its name: the folder in `dist`.",
-    )
-    preset: _PresetName | None = Field(default=None, description="A named target.")
-    tvm: dict[str, Json] | None = Field(
-        default=None,
-        examples=[{"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}],
-        description="A target as TVM takes it: its kind, and attributes such as mtriple and mcpu.",
-    )
-    num_cores: int | None = Field(
-        default=None,
-        ge=1,
-        le=4096,
-        description="Threads to tune for; by default those of this machine.",
-    )
-    remote: Remote | None = Field(
-        default=None,
-        examples=[{"key": "pi4"}],
-        description="Devices of this kind, to tune on them instead of on this machine.",
-    )
-
-    @field_validator("tvm")
-    @classmethod
-    def _check_kind(cls, value: dict[str, Json] | None) -> dict[str, Json] | None:
-        if value is not None and not isinstance(value.get("kind"), str):
-            raise wrong("needs a kind, such as `kind: llvm`")
-        return value
-
-    @model_validator(mode="after")
-    def _check_one_machine(self) -> TargetSpec:
-        if (self.preset is None) == (self.tvm is None):
-            found = "both are given" if self.preset else "neither is given"
-            raise wrong(f"needs exactly one of preset and tvm; {found}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_remote(self) -> TargetSpec:
-        if self.remote is None:
-            return self
-        mapping = self.tvm_mapping()
-        if mapping is None:
-            raise wrong("goes with a target that says what the device is, not with host", "remote")
-        if mapping["kind"] != "llvm":
-            raise wrong("kernels are measured on CPUs only; the kind must be llvm", "remote")
-        if "mtriple" not in mapping:
-            raise wrong("needs the device's mtriple, such as aarch64-linux-gnu", "tvm")
-        if self.num_cores is None and "num-cores" not in mapping:
-            raise wrong("needs num_cores: how many threads the device runs", "remote")
-        return self
-
-    def tvm_mapping(self) -> dict[str, Json] | None:
-        """The mapping that TVM takes; None for `host`, which is looked up."""
-        mapping = self.tvm if self.preset is None else PRESETS[self.preset].tvm
-        return None if mapping is None else dict(mapping)
-
-
-def _named(value: Any) -> Any:
-    """A target given by one word is the preset of that name."""
-    if not isinstance(value, str):
-        return value
-    return {"name": value, "preset": one_of(value, PRESETS, "a target")}
 
 
 class Kernels(_Part):
@@ -515,6 +474,179 @@ class Verify(_Part):
         return self
 
 
+class TuneChange(Tune):
+    """What is otherwise for one target; all else is as the recipe's `tune` says."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _time_alone(cls, value: Any) -> Any:
+        """A limit in minutes takes nothing away from the trials that the recipe asks for."""
+        return value
+
+    @model_validator(mode="after")
+    def _check_gates(self) -> TuneChange:
+        """What a gate needs may be the recipe's."""
+        return self
+
+
+class VerifyChange(Verify):
+    """What is otherwise for one target; all else is as the recipe's `verify` says."""
+
+    @model_validator(mode="after")
+    def _check_accuracy(self) -> VerifyChange:
+        """The data may be the recipe's."""
+        return self
+
+
+class Toolchain(_Part):
+    """A linker of your own, in place of the one that comes with tvmflow."""
+
+    linker: str = Field(
+        min_length=1,
+        max_length=_MAX_PATH,
+        examples=["aarch64-linux-gnu-g++"],
+        description="A compiler driver or a linker: its name on `PATH`, or an absolute path.",
+    )
+    flags: Annotated[tuple[str, ...], BeforeValidator(_tupled)] = Field(
+        default=FLAGS,
+        examples=[["-shared", "-s"]],
+        description="Its arguments, one word each; `-o` and the files follow them.",
+    )
+
+    @field_validator("linker")
+    @classmethod
+    def _check_linker(cls, value: str) -> str:
+        if any(sign.isspace() or sign == "\0" for sign in value):
+            raise wrong("must be one program; its arguments go into flags")
+        if "/" in value and not value.startswith("/"):
+            raise wrong("must be a name on PATH, or an absolute path")
+        return value
+
+
+class TargetSpec(_Part):
+    """A machine to build for: a preset's name, or a mapping with a name of its own.
+
+    `outputs`, `tune` and `verify` are otherwise for it than the recipe says for all targets.
+    """
+
+    name: str = Field(
+        pattern=_NAME,
+        max_length=100,
+        examples=["edge"],
+        description="Its name: the folder in `dist`.",
+    )
+    preset: _PresetName | None = Field(default=None, description="A named target.")
+    tvm: dict[str, Json] | None = Field(
+        default=None,
+        examples=[{"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}],
+        description="A target as TVM takes it: its kind, and attributes such as mtriple and mcpu. "
+        "Beside a preset, what is otherwise than there.",
+    )
+    num_cores: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Threads to tune for; by default those of this machine.",
+    )
+    remote: Remote | None = Field(
+        default=None,
+        examples=[{"key": "pi4"}],
+        description="Devices of this kind, to tune on them instead of on this machine.",
+    )
+
+    toolchain: Toolchain | None = Field(
+        default=None,
+        examples=[{"linker": "aarch64-linux-gnu-g++"}],
+        description="Another linker than the one that comes with tvmflow.",
+    )
+    outputs: Annotated[tuple[_Output, ...] | None, BeforeValidator(_tupled)] = Field(
+        default=None,
+        min_length=1,
+        examples=[["shared-library", "bundle"]],
+        description="Files to deliver for it, in place of the recipe's `outputs`.",
+    )
+    tune: TuneChange | None = Field(
+        default=None,
+        examples=[{"trials": 1000}],
+        description="Fields of `tune` that are otherwise for it.",
+    )
+    verify: VerifyChange | None = Field(
+        default=None,
+        examples=[{"against": "none"}],
+        description="Fields of `verify` that are otherwise for it.",
+    )
+
+    @field_validator("outputs")
+    @classmethod
+    def _check_outputs(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return value and _once(value)
+
+    @model_validator(mode="after")
+    def _check_machine(self) -> TargetSpec:
+        if self.preset is None and self.tvm is None:
+            raise wrong("needs a preset, or tvm; neither is given")
+        if self.preset is None and not isinstance((self.tvm or {}).get("kind"), str):
+            raise wrong("needs a kind, such as `kind: llvm`", "tvm")
+        if self.preset is not None and self.tvm is not None:
+            base = PRESETS[self.preset].tvm
+            if base is None:
+                raise wrong("goes with any preset but host, which is looked up", "tvm")
+            if self.tvm.get("kind", base["kind"]) != base["kind"]:
+                raise wrong(
+                    f"the preset {self.preset} is of the kind {base['kind']}", "tvm", "kind"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_remote(self) -> TargetSpec:
+        if self.remote is None:
+            return self
+        mapping = self.tvm_mapping()
+        if mapping is None:
+            raise wrong("goes with a target that says what the device is, not with host", "remote")
+        if mapping["kind"] != "llvm":
+            raise wrong("kernels are measured on CPUs only; the kind must be llvm", "remote")
+        if "mtriple" not in mapping:
+            raise wrong("needs the device's mtriple, such as aarch64-linux-gnu", "tvm")
+        if self.num_cores is None and "num-cores" not in mapping:
+            raise wrong("needs num_cores: how many threads the device runs", "remote")
+        return self
+
+    def tvm_mapping(self) -> dict[str, Json] | None:
+        """The mapping that TVM takes; None for `host`, which is looked up."""
+        if self.preset is None:
+            return dict(self.tvm or {})
+        mapping = PRESETS[self.preset].tvm
+        return None if mapping is None else {**mapping, **(self.tvm or {})}
+
+
+def _named(value: Any) -> Any:
+    """A target given by one word is the preset of that name."""
+    if not isinstance(value, str):
+        return value
+    return {"name": value, "preset": one_of(value, PRESETS, "a target", _ALL_TARGETS)}
+
+
+class Variant(_Part):
+    """The same model with other inputs: a build of its own, `<recipe>-<variant>`, for every target."""
+
+    inputs: dict[str, InputSpec] = Field(
+        default={},
+        examples=[{"data": {"shape": [8, 3, 224, 224]}}],
+        description="Inputs that are otherwise than the recipe's; what a field leaves out is as there.",
+    )
+
+
+def _changed(whole: _AnyPart, change: _Part | None) -> _AnyPart:
+    """The part with the fields that the change gives. Raises ValidationError when they do not fit together."""
+    if change is None:
+        return whole
+    given = {
+        name: getattr(part, name) for part in (whole, change) for name in part.model_fields_set
+    }
+    return type(whole).model_validate(given)
+
+
 class Recipe(_Part):
     """One model: its source, inputs, targets, tuning, outputs and checks."""
 
@@ -541,6 +673,12 @@ class Recipe(_Part):
         validate_default=True,
         examples=[{"data": {"shape": [1, 3, 224, 224], "dtype": "float32"}}],
         description="The model's inputs by name; may be left out for an ONNX model whose shapes are fixed.",
+    )
+    variants: dict[str, Variant] = Field(
+        default={},
+        examples=[{"b8": {"inputs": {"data": {"shape": [8, 3, 224, 224]}}}}],
+        description="The model with other inputs, by name: each is built for every target, as `<name>-<variant>`. "
+        "With variants, nothing else is built.",
     )
     targets: Annotated[
         tuple[Annotated[TargetSpec, BeforeValidator(_named)], ...], BeforeValidator(_tupled)
@@ -606,12 +744,56 @@ class Recipe(_Part):
     @field_validator("outputs")
     @classmethod
     def _check_outputs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for index, name in enumerate(value):
-            if name in value[:index]:
-                raise wrong(f"'{name}' stands twice", index)
-        if value == ("archive",):
-            raise wrong("an archive holds the other outputs; name at least one beside it")
+        return _once(value)
+
+    @field_validator("variants")
+    @classmethod
+    def _check_variants(cls, value: dict[str, Variant]) -> dict[str, Variant]:
+        for name in value:
+            if not re.fullmatch(_NAME, name) or len(name) > _MAX_VARIANT:
+                raise wrong(
+                    f"must begin with a small letter or digit, hold only those and . _ - and have at most "
+                    f"{_MAX_VARIANT} characters",
+                    name,
+                )
         return value
+
+    @model_validator(mode="after")
+    def _check_changes(self) -> Recipe:
+        for name, variant in self.variants.items():
+            for each in variant.inputs if self.inputs else ():
+                if each not in self.inputs:
+                    near = nearest(each, self.inputs)
+                    there = f" (there are {', '.join(self.inputs)})"
+                    text = f"the model has no input {quoted(each)}{near}{there}"
+                    raise wrong(text, "variants", name, "inputs", each)
+        for index, target in enumerate(self.targets):
+            for part in ("tune", "verify"):
+                try:
+                    _changed(getattr(self, part), getattr(target, part))
+                except ValidationError as error:
+                    context = error.errors()[0]["ctx"]
+                    raise wrong(context["text"], "targets", index, part, *context["at"]) from None
+        return self
+
+    def of(self, target: str) -> Recipe:
+        """The recipe as it is for the target of this name: with what is otherwise there."""
+        spec = next((each for each in self.targets if each.name == target), None)
+        if spec is None:
+            return self
+        changes = {
+            "outputs": spec.outputs or self.outputs,
+            "tune": _changed(self.tune, spec.tune),
+            "verify": _changed(self.verify, spec.verify),
+        }
+        return self.model_copy(update=changes)
+
+    def variant(self, name: str) -> Recipe:
+        """The recipe of one variant, with a name of its own."""
+        inputs = dict(self.inputs)
+        for each, change in self.variants[name].inputs.items():
+            inputs[each] = _changed(inputs[each], change) if each in inputs else change
+        return self.model_copy(update={"name": f"{self.name}-{name}", "inputs": inputs})
 
 
 # ---------------------------------------------------------------- loading
@@ -658,17 +840,28 @@ def _missing_files(document: Document) -> Iterator[Problem]:
     prefix, epoch = document.at("model", "mxnet", "prefix"), document.at("model", "mxnet", "epoch")
     if isinstance(prefix, str) and prefix and type(epoch) is int and 0 <= epoch <= _MAX_EPOCH:
         yield from _missing_checkpoint(prefix, epoch, document)
-    onnx, data = document.at("model", "onnx"), document.at("verify", "data")
+    onnx = document.at("model", "onnx")
     if isinstance(onnx, str) and onnx and "://" not in onnx and not _is_file(base / onnx):
         yield Problem(*document.place("model", "onnx"), f"model.onnx: {_no_file(base / onnx)}")
-    if isinstance(data, str) and data and not _is_file(base / data):
-        text = "data is not downloaded; name a file" if "://" in data else _no_file(base / data)
-        yield Problem(*document.place("verify", "data"), f"verify.data: {text}")
+    yield from _missing_data(document)
     pipeline = document.at("pipeline")
     if isinstance(pipeline, str) and pipeline:
         sentence = _no_pipeline(pipeline, base)
         if sentence:
             yield Problem(*document.place("pipeline"), f"pipeline: {sentence}")
+
+
+def _missing_data(document: Document) -> Iterator[Problem]:
+    """The recipe's `verify.data`, and those of targets."""
+    targets = document.at("targets")
+    count = len(targets) if isinstance(targets, list) else 0
+    parts: list[Loc] = [(), *(("targets", index) for index in range(count))]
+    for part in parts:
+        loc: Loc = (*part, "verify", "data")
+        data, base = document.at(*loc), document.path.parent
+        if isinstance(data, str) and data and not _is_file(base / data):
+            text = "data is not downloaded; name a file" if "://" in data else _no_file(base / data)
+            yield Problem(*document.place(*loc), f"{dotted(loc)}: {text}")
 
 
 def _missing_checkpoint(prefix: str, epoch: int, document: Document) -> Iterator[Problem]:
@@ -795,5 +988,5 @@ def json_schema() -> dict[str, Any]:
     word = {"type": "string", "enum": sorted(PRESETS), "description": "A preset."}
     fields["targets"]["items"] = {"anyOf": [word, fields["targets"]["items"]]}
     fields["targets"]["default"] = ["host"]
-    fields["inputs"]["default"] = {}
+    fields["inputs"]["default"] = fields["variants"]["default"] = {}
     return schema

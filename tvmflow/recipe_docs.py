@@ -29,9 +29,13 @@ inputs:                              # an ONNX model with fixed shapes needs non
     dtype: float32
     range: [0.0, 1.0]                # of random inputs, where verify has no data
 
+variants:                            # with other inputs: digits-one and digits-eight
+  one: {}                            # as above
+  eight: {inputs: {data: {shape: [8, 1, 8, 8]}}}
+
 targets:
   - host                             # this machine
-  - x86-64-v3                        # a preset
+  - x86-64-v3                        # a preset; `tvmflow targets` lists them
   - name: edge                       # or a machine of your own, as TVM describes it
     tvm: {kind: llvm, mtriple: x86_64-linux-gnu, mcpu: znver3}
     num_cores: 8
@@ -87,7 +91,7 @@ _AFTER_EXAMPLE: Final = """\
 ```console
 $ tvmflow plan digits.yaml
 tvmflow: digits.yaml:6:17: inputs.data.shape: must be a list, such as [1, 3, 224, 224], not the text '1x1x8x8'
-digits.yaml:8:5: targets.0: 'hots' is not a target; did you mean 'host'? (there are host, x86-64-v2, x86-64-v3, x86-64-v4)
+digits.yaml:8:5: targets.0: 'hots' is not a target; did you mean 'host'? (`tvmflow targets` lists them)
 digits.yaml:10:3: tune.trails: there is no such field; did you mean 'trials'?
 ```
 
@@ -126,15 +130,20 @@ _SECTIONS: Final[Mapping[str, str]] = {
     "ModelSource": "model",
     "MxnetSource": "model.mxnet",
     "InputSpec": "inputs",
+    "Variant": "variants",
     "TargetSpec": "targets",
     "Remote": "targets.remote",
+    "Toolchain": "targets.toolchain",
     "Kernels": "kernels",
     "Tune": "tune",
     "Verify": "verify",
 }
+# What changes a part has that part's fields.
+_CHANGES: Final[Mapping[str, str]] = {"TuneChange": "Tune", "VerifyChange": "Verify"}
 _REMARKS: Final[Mapping[str, str]] = {
     "inputs": "A field for each input, by the name that the model gives it; below it:",
-    "targets": "Each entry is one of these words, or fields:",
+    "variants": "A field for each variant, by its name; below it:",
+    "targets": "Each entry is one of these words, or fields ([targets.md](targets.md) has more):",
 }
 _PLAIN_TYPES: Final = {
     "string": "text",
@@ -207,10 +216,13 @@ def _type(field: Mapping[str, Any]) -> str:
 
 def _kind(field: Mapping[str, Any]) -> str:
     if "$ref" in field:
-        section = _SECTIONS[field["$ref"].rpartition("/")[2]]
+        name = field["$ref"].rpartition("/")[2]
+        section = _SECTIONS[_CHANGES.get(name, name)]
         return f"[fields](#{section.replace('.', '')})"
     if "const" in field:
         return f"`{field['const']}`"
+    if field.get("enum") == sorted(PRESETS):
+        return "a preset's name"
     if "enum" in field:
         words = [f"`{word}`" for word in field["enum"]]
         return f"{', '.join(words[:-1])} or {words[-1]}"

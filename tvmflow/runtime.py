@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.errors import BundleError, EnvironmentProblem
-from tvmflow.targets.host import read_host
+from tvmflow.targets.host import foreign_system, read_host
+from tvmflow.targets.platforms import platform_of
 from tvmflow.values import TensorSpec
 
 if TYPE_CHECKING:
@@ -207,11 +208,17 @@ def _check(path: str | Path, manifest: Mapping[str, Any], whole: bool) -> None:
     if not whole:
         raise BundleError(f"{path} is damaged: its library has another digest", fix="copy it again")
     target, host = manifest["target"], read_host()
-    arch = str(target["tvm"].get("mtriple", host.arch)).partition("-")[0]
-    if arch != host.arch:
+    platform = platform_of(str(target["tvm"].get("mtriple", host.arch)))
+    if platform.arch != host.arch:
         raise BundleError(
-            f"{path} was built for {arch}, this machine is {host.arch}",
+            f"{path} was built for {platform.arch}, this machine is {host.arch}",
             fix=f"build the recipe for a target of {host.arch}",
+        )
+    foreign = foreign_system(platform, host)
+    if foreign:
+        raise BundleError(
+            f"{path} was built for {foreign[0]}, this machine runs {foreign[1]}",
+            fix=f"build the recipe for a target of {foreign[1]} (its `mtriple` says which it is)",
         )
     missing = [name for name in target["features"] if host.flags and name not in host.flags]
     if missing:

@@ -56,4 +56,6 @@ def identity(distribution: str) -> str:
 
 def machine() -> str:
     """The architecture that stages run on: a build hosted on another one gives other object code."""
-    return f"{sys.platform}-{os.uname().machine}"
+    # Windows has no uname
+    name = os.uname().machine if hasattr(os, "uname") else os.environ["PROCESSOR_ARCHITECTURE"]
+    return f"{sys.platform}-{name}"

@@ -61,10 +61,13 @@ class Document(NamedTuple):
     unread: frozenset[Loc] = frozenset()
 
     def at(self, *loc: str | int) -> Any:
-        """The value at a path of field names; None when there is none."""
+        """The value at a path of field names and places in lists; None when there is none."""
         value = self.value
         for step in loc:
-            value = value.get(step) if isinstance(value, dict) else None
+            if isinstance(value, list) and isinstance(step, int):
+                value = value[step] if step < len(value) else None
+            else:
+                value = value.get(step) if isinstance(value, dict) else None
         return value
 
     def where(self, *loc: str | int) -> str:

@@ -13,7 +13,7 @@ from tests.support.project import Project
 from tvmflow import __version__, cli
 from tvmflow.errors import EXIT_CODES
 
-COMMANDS = ("run", "plan", "explain", "clean", "schema", "doctor")
+COMMANDS = ("run", "plan", "explain", "targets", "clean", "schema", "doctor")
 
 
 @pytest.fixture

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import tvmflow
+from tvmflow import runtime
 from tvmflow.errors import BundleError
+from tvmflow.targets.host import Host
 
 
 def rewritten(bundle: Path, target: Path, /, **changes: Any) -> Path:
@@ -104,6 +106,35 @@ def test_what_cannot_run_here_is_refused_before_it_is_loaded(
         pytest.skip("CPU features are read from /proc/cpuinfo")
     with pytest.raises(BundleError, match=words):
         tvmflow.load(rewritten(small_bundle, tmp_path / "other.tvmflow", **changes))
+
+
+@pytest.mark.parametrize(
+    ("tvm", "features", "words"),
+    [
+        ({"mtriple": "aarch64-linux-gnu"}, ["asimd", "sve"], "machine lacks: sve"),
+        ({"mtriple": "arm64-apple-macos13"}, [], "was built for macos, this machine runs linux"),
+        ({"mtriple": "armv7-linux-gnueabihf"}, [], "was built for armv7, this machine is aarch64"),
+        (
+            {"mtriple": "aarch64-linux-musl"},
+            [],
+            "for Linux with musl, this machine runs Linux with g",
+        ),
+    ],
+)
+def test_a_board_refuses_what_is_for_another(
+    small_bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tvm: dict[str, str],
+    features: list[str],
+    words: str,
+) -> None:
+    """A Raspberry Pi 4 is told what it lacks, instead of being killed by an illegal instruction."""
+    board = Host("aarch64", "Cortex-A72", frozenset({"fp", "asimd", "crc32"}), 4)
+    monkeypatch.setattr(runtime, "read_host", lambda: board)
+    target = {"tvm": tvm, "features": features}
+    with pytest.raises(BundleError, match=words):
+        tvmflow.load(rewritten(small_bundle, tmp_path / "other.tvmflow", target=target))
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not really", b"\x7fELF"])

@@ -45,7 +45,7 @@ WRONG = [
     wrong(
         "unknown field",
         ("pipeline: tune", "colour: red"),
-        "15:1: colour: there is no such field (there are recipe, name, version, model, inputs, targets, kernels, tune, outputs, verify, pipeline)",
+        "15:1: colour: there is no such field (there are recipe, name, version, model, inputs, variants, targets, kernels, tune, outputs, verify, pipeline)",
     ),
     wrong(
         "field of tune at the top",
@@ -384,17 +384,17 @@ WRONG = [
     wrong(
         "unknown target",
         ("- host", "- x86-64-v5"),
-        "8:5: targets.0: 'x86-64-v5' is not a target; did you mean 'x86-64-v4'? (there are host, x86-64-v2, x86-64-v3, x86-64-v4)",
+        "8:5: targets.0: 'x86-64-v5' is not a target; did you mean 'x86-64-v4'? (`tvmflow targets` lists them)",
     ),
     wrong(
         "target with a capital",
         ("- host", "- Host"),
-        "8:5: targets.0: 'Host' is not a target; did you mean 'host'? (there are host, x86-64-v2, x86-64-v3, x86-64-v4)",
+        "8:5: targets.0: 'Host' is not a target; did you mean 'host'? (`tvmflow targets` lists them)",
     ),
     wrong(
         "target as TVM 0.18 took it",
         ("- host", "- llvm -mcpu=core-avx2"),
-        "8:5: targets.0: 'llvm -mcpu=core-avx2' is not a target (there are host, x86-64-v2, x86-64-v3, x86-64-v4)",
+        "8:5: targets.0: 'llvm -mcpu=core-avx2' is not a target (`tvmflow targets` lists them)",
     ),
     wrong(
         "target is a number",
@@ -422,14 +422,14 @@ WRONG = [
         "9:5: targets.1: a second target with the name 'host'",
     ),
     wrong(
-        "target by preset and tvm",
+        "tvm beside the preset host",
         ("- host", "- {name: a, preset: host, tvm: {kind: llvm}}"),
-        "8:5: targets.0: needs exactly one of preset and tvm; both are given",
+        "8:34: targets.0.tvm: goes with any preset but host, which is looked up",
     ),
     wrong(
         "target by name alone",
         ("- host", "- {name: a}"),
-        "8:5: targets.0: needs exactly one of preset and tvm; neither is given",
+        "8:5: targets.0: needs a preset, or tvm; neither is given",
     ),
     wrong(
         "target without a name",
@@ -444,7 +444,7 @@ WRONG = [
     wrong(
         "misspelt preset",
         ("- host", "- {name: a, preset: hots}"),
-        "8:23: targets.0.preset: 'hots' is not a target; did you mean 'host'? (there are host, x86-64-v2, x86-64-v3, x86-64-v4)",
+        "8:23: targets.0.preset: 'hots' is not a target; did you mean 'host'? (`tvmflow targets` lists them)",
     ),
     wrong(
         "tvm target without kind",
@@ -904,7 +904,7 @@ NOT_RECIPES = [
         "2:7: name: must begin with a small letter or digit and hold only those and . _ -, not the text 'Net'",
         "4:9: model.onnx: there is no file n.onnx; did you mean 'm.onnx'?",
         "6:38: inputs.data.dtype: 'float' is not a dtype; did you mean 'float64'? (there are bool, float16, float32, float64, int16, int32, int64, int8, uint16, uint32, uint64, uint8)",
-        "8:5: targets.0: 'hots' is not a target; did you mean 'host'? (there are host, x86-64-v2, x86-64-v3, x86-64-v4)",
+        "8:5: targets.0: 'hots' is not a target; did you mean 'host'? (`tvmflow targets` lists them)",
         "10:11: tune.trials: YAML reads yes as true or false; write that, or put it in quotes",
         "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (there are archive, bundle, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel)",
         "14:3: verify.rtoll: there is no such field; did you mean 'rtol'?",

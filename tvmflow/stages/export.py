@@ -36,6 +36,7 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
         "target": {"name": target.name, "tvm": target.tvm, "features": list(target.features)},
         "verify": {"against": recipe.verify.against},
         **({"sources": _digest(sources)} if sources else {}),
+        **({"toolchain": target.toolchain} if target.toolchain else {}),
     }
 
 
@@ -76,7 +77,7 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     target = settings["target"]
     wanted = _asked(settings["name"], settings["version"], target["name"], target["tvm"])
     library = ctx.work / "library.so"
-    link_shared(objects, library, wanted.triple)
+    link_shared(objects, library, wanted.triple, settings.get("toolchain"))
     manifest = {
         "bundle": 1,
         "name": settings["name"],

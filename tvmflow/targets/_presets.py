@@ -9,19 +9,71 @@ from tvmflow.values import Json
 
 
 class Preset(NamedTuple):
-    """A named target. `tvm` is the mapping that TVM takes; None for the machine that builds."""
+    """A named target. `tvm` is the mapping that TVM takes; None for the machine that builds.
+
+    Where the machines that it is for have one number of cores, the mapping says so.
+    """
 
     tvm: Mapping[str, Json] | None
     description: str
 
 
-def _x86(level: str) -> Mapping[str, Json]:
-    return {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": level}
+def _cpu(triple: str, cpu: str, **more: Json) -> dict[str, Json]:
+    attributes = {name.replace("_", "-"): value for name, value in more.items()}
+    return {"kind": "llvm", "mtriple": triple, "mcpu": cpu, **attributes}
 
+
+def _x86(level: str) -> dict[str, Json]:
+    return _cpu("x86_64-linux-gnu", level)
+
+
+def _arm(cpu: str, **more: Json) -> dict[str, Json]:
+    return _cpu("aarch64-linux-gnu", cpu, **more)
+
+
+def _cuda(arch: str, host: Mapping[str, Json]) -> dict[str, Json]:
+    return {"kind": "cuda", "arch": arch, "host": dict(host)}
+
+
+_SERVER: Final = _x86("x86-64-v3")
+# what Linux distributions for RISC-V are built with, with the vector extension
+_RVV: Final = ["+m", "+a", "+f", "+d", "+c", "+v"]
 
 PRESETS: Final[dict[str, Preset]] = {
     "host": Preset(None, "this machine: its CPU, features and cores are looked up"),
     "x86-64-v2": Preset(_x86("x86-64-v2"), "x86-64 with SSE4.2 (since about 2009)"),
     "x86-64-v3": Preset(_x86("x86-64-v3"), "x86-64 with AVX2 and FMA (since about 2015)"),
     "x86-64-v4": Preset(_x86("x86-64-v4"), "x86-64 with AVX-512 (servers since about 2017)"),
+    "x86-64-v3-musl": Preset(
+        _cpu("x86_64-linux-musl", "x86-64-v3"), "x86-64 with AVX2 and FMA on Alpine Linux"
+    ),
+    "x86-64-windows": Preset(
+        _cpu("x86_64-pc-windows-msvc", "x86-64-v3"), "Windows on x86-64 with AVX2 and FMA"
+    ),
+    "cortex-a53": Preset(_arm("cortex-a53", num_cores=4), "Raspberry Pi 3 and Zero 2 W (4 cores)"),
+    "cortex-a72": Preset(_arm("cortex-a72", num_cores=4), "Raspberry Pi 4 (4 cores)"),
+    "cortex-a76": Preset(_arm("cortex-a76", num_cores=4), "Raspberry Pi 5 (4 cores)"),
+    "neoverse-n1": Preset(_arm("neoverse-n1"), "AWS Graviton2, Ampere Altra"),
+    "neoverse-v1": Preset(_arm("neoverse-v1"), "AWS Graviton3, with SVE"),
+    "aarch64-musl": Preset(_cpu("aarch64-linux-musl", "generic"), "any 64-bit ARM on Alpine Linux"),
+    "apple-m1": Preset(_cpu("arm64-apple-macos13", "apple-m1"), "Macs with M1 or later, macOS 13"),
+    "armv7-neon": Preset(
+        _cpu("armv7-linux-gnueabihf", "cortex-a7", mfloat_abi="hard", num_cores=4),
+        "32-bit ARM with NEON and VFPv4: Raspberry Pi 2 and later on a 32-bit system (4 cores)",
+    ),
+    "riscv64-v": Preset(
+        _cpu("riscv64-linux-gnu", "generic-rv64", mattr=_RVV, mabi="lp64d"),
+        "64-bit RISC-V with vectors (RVV 1.0): BananaPi F3, and boards with the SpacemiT K1",
+    ),
+    "cuda-sm75": Preset(_cuda("sm_75", _SERVER), "NVIDIA T4, RTX 20, on x86-64"),
+    "cuda-sm80": Preset(_cuda("sm_80", _SERVER), "NVIDIA A100, A30, on x86-64"),
+    "cuda-sm86": Preset(_cuda("sm_86", _SERVER), "NVIDIA A10, A40, RTX 30, on x86-64"),
+    "cuda-sm89": Preset(_cuda("sm_89", _SERVER), "NVIDIA L4, L40, RTX 40, on x86-64"),
+    "cuda-sm90": Preset(_cuda("sm_90", _SERVER), "NVIDIA H100, H200, on x86-64"),
+    "jetson-orin": Preset(
+        _cuda("sm_87", _arm("cortex-a78ae")), "NVIDIA Jetson Orin: sm_87 beside Cortex-A78AE"
+    ),
+    "jetson-tx2": Preset(
+        _cuda("sm_62", _arm("cortex-a57")), "NVIDIA Jetson TX2: sm_62 beside Cortex-A57"
+    ),
 }

@@ -12,6 +12,7 @@ _ARCHS: Final[Mapping[str, str]] = {
     "arm64": "aarch64",
     "armv7a": "armv7",
     "armv7l": "armv7",
+    "armv8l": "armv7",
     "i686": "i386",
 }
 # What a part of a triple begins with -> the system.

@@ -6,54 +6,27 @@ Whether LLVM knows a CPU and which features it implies is asked once, in a proce
 
 from __future__ import annotations
 
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from tvmflow.targets.host import Host
+from tvmflow.targets.features import kernel_names, needed_of
+from tvmflow.targets.host import Host, foreign_system, read_host, triple_of
+from tvmflow.targets.platforms import platform_of
 from tvmflow.values import Json
 
 HOST: Final = "host"
-
-# LLVM's names of x86 features whose presence the kernel reports under another name.
-_LLVM_TO_CPUINFO: Final = {
-    "bmi": "bmi1",
-    "lzcnt": "abm",
-    "prfchw": "3dnowprefetch",
-    "sahf": "lahf_lm",
-    "sse3": "pni",
-    "sse4.1": "sse4_1",
-    "sse4.2": "sse4_2",
-    "pclmul": "pclmulqdq",
-    "rdrnd": "rdrand",
-    "sha": "sha_ni",
-    "avx512vnni": "avx512_vnni",
-    "avx512bitalg": "avx512_bitalg",
-    "avx512vpopcntdq": "avx512_vpopcntdq",
-    "avx512vbmi2": "avx512_vbmi2",
-    "avx512bf16": "avx512_bf16",
-    "avx512fp16": "avx512_fp16",
-    "avx512vp2intersect": "avx512_vp2intersect",
-    "avxvnni": "avx_vnni",
-}
-# The features that decide whether compiled code runs at all. Tuning hints and kernel-only ones do not.
-_X86_INSTRUCTIONS: Final = frozenset(
-    "sse sse2 sse3 ssse3 sse4.1 sse4.2 sse4a popcnt avx avx2 fma fma4 xop f16c bmi bmi2 lzcnt movbe "
-    "aes pclmul vaes vpclmulqdq gfni sha adx rdrnd rdseed avx512f avx512cd avx512bw avx512dq avx512vl "
-    "avx512ifma avx512vbmi avx512vbmi2 avx512vnni avx512bitalg avx512vpopcntdq avx512bf16 avx512fp16 "
-    "avx512vp2intersect avxvnni amx-tile amx-int8 amx-bf16".split()
-)
 
 
 class ResolvedTarget(NamedTuple):
     """A target with nothing left to guess.
 
     `tvm` is the mapping that TVM takes, `cores` the threads that kernels are tuned for (also in
-    `tvm` as `num-cores`), `features` the CPU instructions that code for it may use (kernel
-    names on x86), `device` what is measured on. `why_not` says why it cannot run here, or is
+    `tvm` as `num-cores`), `features` the CPU instructions that code for it may use (by the
+    kernel's names), `device` what is measured on. `why_not` says why it cannot run here, or is
     empty. `remote` says how to reach the devices that it is tuned on, where they are elsewhere.
+    `toolchain` is the identity of another linker than ours (see `targets.toolchain`), or None.
     """
 
     name: str
@@ -63,6 +36,7 @@ class ResolvedTarget(NamedTuple):
     device: dict[str, str]
     why_not: str
     remote: Json = None
+    toolchain: Json = None
 
     @property
     def why_not_tuned(self) -> str:
@@ -75,10 +49,6 @@ class ResolvedTarget(NamedTuple):
         return {key: value for key, value in self.tvm.items() if key != "num-cores"}
 
 
-def _cpuinfo_name(feature: str) -> str:
-    return _LLVM_TO_CPUINFO.get(feature, feature)
-
-
 def resolve(
     name: str,
     mapping: Mapping[str, Json] | None,
@@ -86,39 +56,51 @@ def resolve(
     host: Host,
     facts: Mapping[str, Json],
     remote: Json = None,
+    toolchain: Json = None,
 ) -> ResolvedTarget:
     """The target `name`; `mapping` is None for `host`. `facts` is what `query` answered for it."""
-    features = [name for name in facts["features"] if name in _X86_INSTRUCTIONS]
-    same_arch = facts["arch"] == host.arch
+    features = list(facts["features"])
     if mapping is None:
         # a hypervisor may hide instructions that this CPU model has: code must not use them
-        hidden = [name for name in features if _cpuinfo_name(name) not in host.flags]
+        hidden = [
+            name for name in features if not host.flags.issuperset(kernel_names(host.arch, name))
+        ]
         tvm = {"kind": "llvm", "mtriple": facts["mtriple"], "mcpu": facts["mcpu"]}
         if host.flags and hidden:
             tvm["mattr"] = [f"-{name}" for name in sorted(hidden)]
             features = [name for name in features if name not in hidden]
     else:
         tvm = dict(mapping)
+        if facts["mtriple"]:
+            # what TVM would take by itself depends on how LLVM was built
+            tvm.setdefault("mtriple", facts["mtriple"])
     threads = cores or int(tvm.get("num-cores", host.cores))
     tvm["num-cores"] = threads
-    needed = tuple(sorted(_cpuinfo_name(name) for name in features))
-    device = {"kind": "cpu", "class": host.model} if same_arch else {"kind": str(tvm["kind"])}
+    needed = needed_of(facts["arch"], features)
+    here = facts["arch"] == host.arch
+    device = {"kind": "cpu", "class": host.model} if here else {"kind": str(tvm["kind"])}
     return ResolvedTarget(
         name=name,
         tvm=tvm,
         cores=threads,
         features=needed,
         device={"kind": "rpc", "class": remote["key"]} if remote else device,
-        why_not=_why_not(str(tvm["kind"]), facts["arch"], needed, host, same_arch),
+        why_not=_why_not(
+            str(tvm["kind"]), str(tvm.get("mtriple", "")), facts["arch"], needed, host
+        ),
         remote=remote,
+        toolchain=toolchain,
     )
 
 
-def _why_not(kind: str, arch: str, needed: tuple[str, ...], host: Host, same_arch: bool) -> str:
+def _why_not(kind: str, triple: str, arch: str, needed: tuple[str, ...], host: Host) -> str:
     if kind != "llvm":
         return f"its kind is {kind}, and this machine runs CPU libraries only"
-    if not same_arch:
+    if arch != host.arch:
         return f"it is for {arch}, and this machine is {host.arch}"
+    foreign = foreign_system(platform_of(triple), host)
+    if foreign:
+        return f"it is for {foreign[0]}, and this machine runs {foreign[1]}"
     missing = [name for name in needed if name not in host.flags]
     if host.flags and missing:
         return f"this machine's CPU lacks {', '.join(missing)}"
@@ -136,57 +118,104 @@ def query(mapping: Mapping[str, Json] | None) -> dict[str, Json]:
     import tvm
     from tvm.target import codegen
 
+    here = triple_of(read_host())
     if mapping is None:
         detected = tvm.target.Target.from_device("cpu").export()
-        mapping = {
-            "kind": "llvm",
-            "mtriple": f"{platform.machine()}-linux-gnu"
-            if sys.platform == "linux"
-            else str(detected["mtriple"]),
-            "mcpu": str(detected["mcpu"]),
-        }
+        mapping = {"kind": "llvm", "mtriple": here, "mcpu": str(detected["mcpu"])}
     try:
         target = tvm.target.Target(dict(mapping))
     except Exception as refused:
-        sentence = str(refused).strip().splitlines()[-1]
-        return {"error": f"TVM refuses this target: {sentence}", "near": []}
+        return {"error": f"TVM refuses this target: {_last_line(refused)}", "near": []}
     if target.kind.name != "llvm":
         return {"mtriple": "", "mcpu": "", "arch": target.kind.name, "features": []}
-    triple = str(mapping.get("mtriple") or f"{platform.machine()}-linux-gnu")
-    cpu = str(mapping.get("mcpu", ""))
-    known = [str(name) for name in codegen.llvm_get_cpu_archlist(target)]
-    if cpu and cpu not in known:
-        return {"error": f"'{cpu}' is not a CPU that LLVM knows for {triple}", "near": known}
-    features = [str(name) for name in codegen.llvm_get_cpu_features(target)]
+    triple, cpu = str(mapping.get("mtriple") or here), str(mapping.get("mcpu", ""))
+    try:
+        if cpu and not codegen.llvm_is_valid_cpu(cpu, triple):
+            near = [str(name) for name in codegen.llvm_get_cpu_archlist(target)]
+            return {"error": f"'{cpu}' is not a CPU that LLVM knows for {triple}", "near": near}
+        features = sorted(str(name) for name in codegen.llvm_get_cpu_features(target))
+    except Exception as refused:
+        return {"error": f"LLVM refuses {triple}: {_last_line(refused)}", "near": []}
+    platform = platform_of(triple)
+    if platform.arch == "riscv64" and platform.system == "linux" and "d" not in features:
+        # numbers would be handed to expf and its like where nobody looks for them
+        return {
+            "error": f"{triple} passes floating-point numbers in their own registers, and this CPU has none; "
+            "add `mattr: [+m, +a, +f, +d, +c]`",
+            "near": [],
+        }
+    # LLVM says so on stderr alone, and goes on without
+    asked = [str(name)[1:] for name in mapping.get("mattr", ()) if str(name).startswith("+")]
+    unknown = [name for name in asked if name not in features]
+    if unknown:
+        return {
+            "error": f"'+{unknown[0]}' is not a feature that LLVM knows for {triple}",
+            "near": [],
+        }
     return {
         "mtriple": triple,
         "mcpu": cpu,
-        "arch": triple.partition("-")[0].replace("arm64", "aarch64"),
-        "features": sorted(features),
+        "arch": platform.arch,
+        "features": features,
     }
 
 
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def cpus(triple: str) -> list[str]:
+    """The CPU names that LLVM knows for a triple. Runs in a process that may import tvm."""
+    import tvm
+    from tvm.target import codegen
+
+    target = tvm.target.Target({"kind": "llvm", "mtriple": triple})
+    return sorted(str(name) for name in codegen.llvm_get_cpu_archlist(target))
+
+
 def query_in_worker(mappings: list[Json], call: Callable[..., Any] = subprocess.run) -> list[Json]:
-    """`query` for each mapping, in one new process, so that this one stays free of tvm."""
+    """`query` for each mapping, in one new process, so that this one stays free of tvm.
+
+    LLVM ends its process over some targets: the one that it ended over is then told as wrong.
+    """
+    answers = _in_worker("query", mappings, call)
+    if answers is not None:
+        return answers
+    if len(mappings) > 1:
+        return [query_in_worker([each], call)[0] for each in mappings]
+    triple = (mappings[0] or {}).get("mtriple", "this machine")
+    return [{"error": f"LLVM cannot make code for {triple}", "near": []}]
+
+
+def cpus_in_worker(triples: list[Json], call: Callable[..., Any] = subprocess.run) -> list[Json]:
+    """`cpus` for each triple, in one new process."""
+    return _in_worker("cpus", triples, call) or []
+
+
+def _in_worker(function: str, questions: list[Json], call: Callable[..., Any]) -> list[Json] | None:
+    """The answers, or None when TVM could be loaded and then ended the process."""
     import json
 
     from tvmflow.errors import EnvironmentProblem
 
     code = (
-        "import json, sys; from tvmflow.targets.resolve import query; "
-        "print(json.dumps([query(m) for m in json.load(sys.stdin)]))"
+        f"import json, sys, tvm; from {__name__} import {function}; print('loaded', flush=True); "
+        f"print(json.dumps([{function}(each) for each in json.load(sys.stdin)]))"
     )
     done = call(
         [sys.executable, "-c", code],
-        input=json.dumps(mappings),
+        input=json.dumps(questions),
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise EnvironmentProblem(
-            f"TVM cannot be loaded to look at the targets: {last}",
-            fix="run `tvmflow doctor`; it checks the installation piece by piece",
-        )
-    return list(json.loads(done.stdout.splitlines()[-1]))
+    said = done.stdout.splitlines()
+    if done.returncode == 0:
+        return list(json.loads(said[-1]))
+    if "loaded" in said:
+        return None
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    raise EnvironmentProblem(
+        f"TVM cannot be loaded to look at the targets: {last}",
+        fix="run `tvmflow doctor`; it checks the installation piece by piece",
+    )

@@ -1,78 +1,293 @@
-"""Linking: the same objects give the same library, anywhere, and the loader is told what it needs."""
+"""Linking: object files become shared libraries for any platform, the same bytes every time, without a compiler."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.binaries import read_elf, read_macho, read_pe
 from tvmflow.errors import StageError
+from tvmflow.targets import coff, linking, toolchain
+from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.linking import link_shared
+from tvmflow.values import Json
 
 CODE = """
-import sys, tvm
+import json, pathlib, sys, tvm
 from tvm import te
 
 x = te.placeholder((8,), "float32", name="x")
 y = te.compute((8,), lambda i: te.exp(x[i]) * 2, name="y")
-module = tvm.IRModule({"twice": te.create_prim_func([x, y]).with_attr("global_symbol", "twice")})
-target = tvm.target.Target({"kind": "llvm", "mtriple": sys.argv[2]})
-tvm.compile(module, target).mod.write_to_file(sys.argv[1])
+n, d = (te.placeholder((8,), "int64", name=name) for name in "nd")
+q = te.compute((8,), lambda i: te.floordiv(n[i], d[i]), name="q")
+module = tvm.IRModule({
+    name: te.create_prim_func(buffers).with_attr("global_symbol", name)
+    for name, buffers in {"twice": [x, y], "divided": [n, d, q]}.items()
+})
+for file, target in json.load(sys.stdin).items():
+    built = tvm.compile(module, tvm.target.Target(target)).mod
+    built.write_to_file(file)
+    pathlib.Path(file).with_suffix(".s").write_text(built.inspect_source("asm"))
 """
 
+ELF = {
+    "x86_64-linux-gnu": (62, ("libc.so.6", "libm.so.6")),
+    "i686-linux-gnu": (3, ("libc.so.6", "libm.so.6", "libgcc_s.so.1")),
+    "aarch64-linux-gnu": (183, ("libc.so.6", "libm.so.6")),
+    "riscv64-linux-gnu": (243, ("libc.so.6", "libm.so.6")),
+    "armv7-linux-gnueabihf": (40, ("libc.so.6", "libm.so.6", "libgcc_s.so.1")),
+    "x86_64-linux-musl": (62, ("libc.musl-x86_64.so.1",)),
+    "aarch64-linux-musl": (183, ("libc.musl-aarch64.so.1",)),
+    "aarch64-linux-android": (183, ("libc.so", "libm.so")),
+}
+MACHO = {"arm64-apple-macos13": 0x0100000C, "x86_64-apple-macos13": 0x01000007}
+PE = {
+    "x86_64-pc-windows-msvc": 0x8664,
+    "x86_64-pc-windows-gnu": 0x8664,
+    "aarch64-pc-windows-msvc": 0xAA64,
+}
+RISCV = dict(PRESETS["riscv64-v"].tvm or {})
+# without the vector extension, which the preset has as the last one
+PLAIN = {**RISCV, "mattr": RISCV["mattr"][:-1]}
 
-def an_object(path: Path, triple: str) -> Path:
-    """An object file for `triple`, compiled in a process of its own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, "-c", CODE, str(path), triple], check=True)
-    return path
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`TRIPLE.o` for every platform, compiled in one process of its own, and what is in each as `TRIPLE.s`."""
+    made = tmp_path_factory.mktemp("objects")
+    targets: dict[str, dict[str, Json]] = {
+        str(made / f"{triple}.o"): {"kind": "llvm", "mtriple": triple}
+        for triple in (*ELF, *MACHO, *PE)
+    }
+    targets[str(made / "riscv64-linux-gnu.o")] = PLAIN
+    targets[str(made / "riscv64-v.o")] = RISCV
+    subprocess.run([sys.executable, "-c", CODE], input=json.dumps(targets), text=True, check=True)
+    return made
 
 
-def elf_machine(path: Path) -> int:
-    """The ELF header's machine number: 62 is x86-64, 183 AArch64, 243 RISC-V."""
-    return int.from_bytes(path.read_bytes()[18:20], "little")
+def linked(folder: Path, triple: str, where: Path) -> Path:
+    """The library for a triple, made in a folder that may have any name."""
+    where.mkdir(parents=True, exist_ok=True)
+    output = where / "x.lib"
+    link_shared([folder / f"{triple}.o"], output, triple)
+    return output
+
+
+@pytest.mark.parametrize("triple", ELF)
+def test_elf(folder: Path, tmp_path: Path, triple: str) -> None:
+    """It asks for its system's libraries by name, for no version of any symbol, and searches nowhere."""
+    found = read_elf(linked(folder, triple, tmp_path))
+    machine, needed = ELF[triple]
+    assert (found.machine, found.needed, found.soname) == (machine, needed, "")
+    assert not found.asks_for_versions, "no glibc is too old for it"
+    assert not found.has_search_path
+    assert "expf" in found.undefined
+    # numbers of 64 bits are divided by a function where registers have 32
+    assert ("__divdi3" in found.undefined) == ("libgcc_s.so.1" in needed)
+
+
+@pytest.mark.parametrize("triple", MACHO)
+def test_macho(folder: Path, tmp_path: Path, triple: str) -> None:
+    """A dylib with a relative name that takes from the system what every Mac has."""
+    found = read_macho(linked(folder, triple, tmp_path))
+    assert (found.cpu, found.kind) == (MACHO[triple], 6)
+    assert found.name == "@rpath/linked.dylib"
+    assert found.needed == ("/usr/lib/libSystem.B.dylib",)
+
+
+@pytest.mark.parametrize("triple", PE)
+def test_pe(folder: Path, tmp_path: Path, triple: str) -> None:
+    """A DLL that gives out the kernels, and takes what it needs from TVM's runtime and Windows' own C library."""
+    found = read_pe(linked(folder, triple, tmp_path))
+    assert found.machine == PE[triple]
+    assert {"__tvm_ffi_twice", "__tvm_ffi_divided"} <= set(found.exports)
+    assert set(found.imports) == {"tvm_ffi.dll", "ucrtbase.dll"}
+    assert "expf" in found.imports["ucrtbase.dll"]
+    assert all(name.startswith("TVMFFI") for name in found.imports["tvm_ffi.dll"])
+
+
+@pytest.mark.parametrize("triple", [*ELF, *MACHO, *PE])
+def test_the_same_objects_give_the_same_bytes_anywhere(
+    folder: Path, tmp_path: Path, triple: str
+) -> None:
+    """Folder names leave no trace in the library, and neither does the time."""
+    digests = {
+        hashlib.sha256(linked(folder, triple, tmp_path / name).read_bytes()).hexdigest()
+        for name in ("a", "a/much/longer/folder")
+    }
+    assert len(digests) == 1
+    content = (tmp_path / "a" / "x.lib").read_bytes()
+    assert str(tmp_path).encode() not in content
+
+
+def test_the_order_of_objects_does_not_matter(folder: Path, tmp_path: Path) -> None:
+    """They are linked by their names."""
+    code = {"one": "x86_64-linux-gnu", "two": "x86_64-linux-musl"}
+    objects = []
+    for name, triple in code.items():
+        (tmp_path / f"{name}.o").write_bytes((folder / f"{triple}.o").read_bytes())
+        objects.append(tmp_path / f"{name}.o")
+    with pytest.raises(StageError, match=r"duplicate symbol(.|\n)*one\.o(.|\n)*two\.o"):
+        link_shared(list(reversed(objects)), tmp_path / "x.so", "x86_64-linux-gnu")
+
+
+def test_the_vector_extension_of_riscv_is_used(folder: Path) -> None:
+    """The preset `riscv64-v` gives vector code, and plain RISC-V does not."""
+    vectors = [name for name in ("vsetvli", "vsetivli") if name in _code(folder, "riscv64-v")]
+    assert vectors
+    assert not any(name in _code(folder, "riscv64-linux-gnu") for name in vectors)
+
+
+def _code(folder: Path, name: str) -> str:
+    return (folder / f"{name}.s").read_text()
+
+
+def test_what_a_windows_object_lacks(folder: Path) -> None:
+    """Symbols with a weak definition of their own are not missing; another kind of file lacks nothing."""
+    found = coff.undefined(folder / "x86_64-pc-windows-msvc.o")
+    assert "expf" in found and "__tvm_ffi_twice" not in found
+    assert not any("hfsf2" in name or "sfhf2" in name for name in found)
+    assert coff.undefined(folder / "x86_64-linux-gnu.s") == []
+
+
+def test_a_windows_library_that_asks_for_the_unknown_is_refused(tmp_path: Path) -> None:
+    """No DLL is guessed: the linker names the symbol."""
+    (tmp_path / "x.c").write_text("extern int stranger(void); int f(void) { return stranger(); }\n")
+    command = [sys.executable, "-m", "ziglang", "cc", "-c", "-target", "x86_64-windows-gnu"]
+    subprocess.run([*command, "-o", "x.o", "x.c"], cwd=tmp_path, check=True)
+    with pytest.raises(StageError, match="undefined symbol: stranger"):
+        link_shared([tmp_path / "x.o"], tmp_path / "x.dll", "x86_64-pc-windows-gnu")
 
 
 @pytest.mark.parametrize(
-    ("triple", "machine"),
-    [("x86_64-linux-gnu", 62), ("aarch64-linux-gnu", 183), ("riscv64-linux-gnu", 243)],
+    ("triple", "words"),
+    [
+        ("sparc64-linux-gnu", "no linker is set up for sparc64 on linux (there are x86_64, i386"),
+        ("i686-pc-windows-msvc", "no linker is set up for i386 on windows (there are x86_64, aa"),
+        ("wasm32-wasi", "no linker is set up for wasm32-wasi (there are linux, android, macos, w"),
+        ("", "no linker is set up for a target without mtriple"),
+    ],
 )
-def test_linux_targets_link_without_a_compiler(tmp_path: Path, triple: str, machine: int) -> None:
-    """An object of another architecture becomes a library of that architecture that asks for libc and libm."""
-    output = tmp_path / "x.so"
-    link_shared([an_object(tmp_path / "x.o", triple)], output, triple)
-    assert elf_machine(output) == machine
-    content = output.read_bytes()
-    assert b"libm.so.6\0" in content
-    assert b"libc.so.6\0" in content
+def test_a_target_without_a_linker_is_named(tmp_path: Path, triple: str, words: str) -> None:
+    """What cannot be linked is said, with what can, and what to do."""
+    assert linking.why_not(triple).startswith(words)
+    with pytest.raises(StageError) as raised:
+        link_shared([], tmp_path / "x", triple)
+    assert raised.value.message == linking.why_not(triple)
+    assert "toolchain" in raised.value.fix
 
 
-def test_the_same_objects_give_the_same_bytes_anywhere(tmp_path: Path) -> None:
-    """Folder names and the order of the objects leave no trace in the library."""
-    digests = set()
-    for folder in ("a", "a/much/longer/folder"):
-        objects = [an_object(tmp_path / folder / "lib0.o", "x86_64-linux-gnu")]
-        output = tmp_path / folder / "x.so"
-        link_shared(objects, output, "x86_64-linux-gnu")
-        digests.add(hashlib.sha256(output.read_bytes()).hexdigest())
-    assert len(digests) == 1
-
-
-def test_a_target_without_a_linker_is_named(tmp_path: Path) -> None:
-    """What cannot be linked yet is said, with what can."""
-    with pytest.raises(
-        StageError, match="no linker is set up for x86_64-pc-windows-msvc"
-    ) as raised:
-        link_shared([], tmp_path / "x.dll", "x86_64-pc-windows-msvc")
-    assert "aarch64, riscv64, x86_64" in raised.value.fix
-
-
-def test_what_the_linker_says_is_passed_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("triple", ["x86_64-linux-gnu", "arm64-apple-macos13", "x86_64-pc-windows-msvc"])  # fmt: skip
+def test_what_the_linker_says_is_passed_on(tmp_path: Path, triple: str) -> None:
     """A broken object file ends in the linker's own words."""
     broken = tmp_path / "x.o"
     broken.write_bytes(b"not an object")
-    with pytest.raises(StageError, match=r"linking failed: .*x\.o"):
-        link_shared([broken], tmp_path / "x.so", "x86_64-linux-gnu")
+    with pytest.raises(StageError, match=r"linking failed: (.|\n)*x\.o"):
+        link_shared([broken], tmp_path / "x.so", triple)
+
+
+# ---------------------------------------------------------------- a toolchain of one's own
+
+
+@pytest.fixture
+def linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program on PATH that links with its arguments, as a cross linker would."""
+    return on_path(tmp_path, monkeypatch, f'exec {sys.executable} -m ziglang ld.lld "$@"')
+
+
+def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str) -> Path:
+    program = tmp_path / "bin" / "my-ld"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{does}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    return program
+
+
+def identity(*flags: str) -> dict[str, object]:
+    path = toolchain.find("my-ld").path
+    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return toolchain.identity("my-ld", flags, digest, toolchain.version(path))
+
+
+def test_a_toolchain_links_with_its_own_flags(folder: Path, tmp_path: Path, linker: Path) -> None:
+    """It works with relative names; what it is comes from its bytes and its own words, not from its place."""
+    mine = identity("-shared", "-soname", "mine.so", "--strip-all")
+    assert str(mine["version"]).startswith("LLD ")
+    assert str(tmp_path) not in str(mine)
+    triple, output = "x86_64-linux-gnu", tmp_path / "x.so"
+    link_shared([folder / f"{triple}.o"], output, triple, mine)
+    found = read_elf(output)
+    assert (found.soname, found.needed) == ("mine.so", ())
+    assert str(tmp_path).encode() not in output.read_bytes()
+
+
+def test_a_toolchain_for_what_we_cannot_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it writes to the file that `-o` names is the library."""
+    on_path(tmp_path, monkeypatch, 'while [ "$1" != -o ]; do shift; done; echo made > "$2"')
+    link_shared([], tmp_path / "x.so", "sparc64-linux-gnu", identity())
+    assert (tmp_path / "x.so").read_text() == "made\n"
+
+
+def test_another_program_under_the_same_name_is_noticed(tmp_path: Path, linker: Path) -> None:
+    """The result would be stored under the key of the first."""
+    before = identity("-shared")
+    linker.write_text(linker.read_text() + "# newer\n")
+    with pytest.raises(StageError, match="was changed while this run was planned"):
+        link_shared([], tmp_path / "x.so", "x86_64-linux-gnu", before)
+    after = identity("-shared")
+    assert {name for name in after if after[name] != before[name]} == {"sha256"}
+
+
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("echo no such flag >&2; exit 1", "my-ld cannot link: no such flag"),
+        ("exit 3", "my-ld cannot link: it ended with 3"),
+        ("exit 0", "my-ld ended well and made no library"),
+    ],
+)
+def test_a_toolchain_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, words: str
+) -> None:
+    """Its own words, and where to look."""
+    on_path(tmp_path, monkeypatch, does)
+    with pytest.raises(StageError, match=words) as raised:
+        link_shared([], tmp_path / "x.so", "x86_64-linux-gnu", identity("--odd"))
+    assert "flags" in raised.value.fix
+
+
+def test_a_toolchain_that_went_away(tmp_path: Path, linker: Path) -> None:
+    """Between plan and run."""
+    mine = identity()
+    linker.unlink()
+    with pytest.raises(StageError, match="there is no program my-ld on PATH"):
+        link_shared([], tmp_path / "x.so", "x86_64-linux-gnu", mine)
+    with pytest.raises(toolchain.Missing):
+        toolchain.find("my-ld")
+
+
+def test_a_linker_that_would_come_first_is_looked_for(tmp_path: Path, linker: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Planning remembers the places before it, so that a new one there is noticed."""
+    monkeypatch.setenv("PATH", str(tmp_path / "first"), prepend=":")
+    assert toolchain.find("my-ld") == (
+        str(linker),
+        (str(tmp_path / "first" / "my-ld"), str(linker)),
+    )
+    assert toolchain.find(str(linker)) == (str(linker), (str(linker),))
+
+
+def test_a_program_that_does_not_know_its_version(tmp_path: Path) -> None:
+    """Its bytes identify it all the same."""
+    odd = tmp_path / "odd"
+    odd.write_bytes(b"\x7fnothing")
+    odd.chmod(0o755)
+    assert toolchain.version(str(odd)) == "says no version"

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from tvmflow.errors import EnvironmentProblem
+from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.host import Host, read_host
-from tvmflow.targets.resolve import query_in_worker, resolve
+from tvmflow.targets.resolve import ResolvedTarget, cpus_in_worker, query_in_worker, resolve
 
 HOST = Host("x86_64", "AMD EPYC 25 17", frozenset({"sse", "sse2", "avx", "avx2", "bmi1"}), 2)
 ZEN = {
@@ -58,18 +65,163 @@ def test_what_cannot_run_here_says_why(facts: dict[str, object], kind: str, reas
     assert target.why_not.startswith(reason)
 
 
-def test_llvm_is_asked_about_this_machine_and_others() -> None:
+def arm(flags: str) -> Host:
+    return Host("aarch64", "board", frozenset(flags.split()), 4)
+
+
+PI4 = arm("fp asimd evtstrm crc32 cpuid")
+GRAVITON2 = arm(
+    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp"
+)
+PI2 = Host("armv7", "board", frozenset("half vfp neon vfpv3 vfpv4 idiva idivt".split()), 4)
+CORTEX_A9 = PI2._replace(flags=frozenset("half vfp neon vfpv3".split()))
+K1 = Host("riscv64", "board", frozenset("imafdcv"), 8)
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    """What LLVM says of every preset but the host, of the host, and of some mistakes; asked in one process."""
+    named = {name: preset.tvm for name, preset in PRESETS.items()}
+    arm_cpu = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
+    named["typo"] = {**arm_cpu, "mcpu": "cortex-a7x"}
+    named["nonsense"] = {"kind": "abacus"}
+    named["odd feature"] = {**arm_cpu, "mattr": ["+neon", "+magic"]}
+    named["no such architecture"] = {"kind": "llvm", "mtriple": "vax-linux-gnu", "mcpu": "vax"}
+    named["soft"] = {"kind": "llvm", "mtriple": "riscv64-linux-gnu"}
+    named["an alias"] = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "core-avx2"}
+    named["no triple"] = {"kind": "llvm"}
+    return dict(zip(named, query_in_worker(list(named.values())), strict=True))
+
+
+def preset(name: str, host: Host, facts: dict[str, Any]) -> ResolvedTarget:
+    return resolve(name, PRESETS[name].tvm, None, host, facts[name])
+
+
+def test_llvm_knows_every_preset(facts: dict[str, Any]) -> None:
+    """None is refused, and each keeps the mapping that it stands for."""
+    for name, each in PRESETS.items():
+        assert "error" not in facts[name], name
+        if each.tvm is not None:
+            found = preset(name, HOST, facts)
+            assert each.tvm.items() <= found.tvm.items(), name
+
+
+def test_llvm_is_asked_about_this_machine_and_others(facts: dict[str, Any]) -> None:
     """The real answers: this host runs its own target; an unknown CPU gives names to choose from."""
-    here, arm, typo, nonsense = query_in_worker(
-        [
-            None,
-            {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"},
-            {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a7x"},
-            {"kind": "abacus"},
-        ]
-    )
-    assert resolve("host", None, None, read_host(), here).why_not == ""
-    assert (arm["arch"], arm["mcpu"]) == ("aarch64", "cortex-a72")
+    assert resolve("host", None, None, read_host(), facts["host"]).why_not == ""
+    pi = facts["cortex-a72"]
+    assert (pi["arch"], pi["mcpu"]) == ("aarch64", "cortex-a72")
+    typo = facts["typo"]
     assert typo["error"] == "'cortex-a7x' is not a CPU that LLVM knows for aarch64-linux-gnu"
     assert "cortex-a72" in typo["near"]
-    assert "abacus" in nonsense["error"]
+    assert "abacus" in facts["nonsense"]["error"]
+    odd = facts["odd feature"]["error"]
+    assert odd == "'+magic' is not a feature that LLVM knows for aarch64-linux-gnu"
+    assert "vax" in facts["no such architecture"]["error"]
+    assert "add `mattr: [+m, +a, +f, +d, +c]`" in facts["soft"]["error"]
+    assert "avx2" in facts["an alias"]["features"]
+
+
+def test_a_target_without_a_triple_is_for_this_system(facts: dict[str, Any]) -> None:
+    """Its library is linked for it, and what LLVM was built for decides nothing."""
+    here = read_host()
+    made = resolve("x", {"kind": "llvm"}, None, here, facts["no triple"])
+    assert made.tvm["mtriple"].startswith(f"{here.arch}-linux-")
+
+
+@pytest.mark.parametrize(
+    ("name", "features"),
+    [
+        ("cortex-a53", "asimd fp"),
+        ("cortex-a72", "asimd fp"),
+        ("aarch64-musl", "asimd fp"),
+        ("cortex-a76", "asimd asimddp asimdhp asimdrdm atomics fp fphp lrcpc"),
+        ("neoverse-n1", "asimd asimddp asimdhp asimdrdm atomics fp fphp lrcpc"),
+        (
+            "neoverse-v1",
+            "asimd asimddp asimdfhm asimdhp asimdrdm atomics bf16 fcma fp fphp i8mm ilrcpc jscvt lrcpc sve uscat",
+        ),
+        ("armv7-neon", "idiva idivt neon vfp vfpv3 vfpv4"),
+        ("riscv64-v", "a c d f m v"),
+        ("cuda-sm80", ""),
+    ],
+)
+def test_features_have_the_kernels_names(facts: dict[str, Any], name: str, features: str) -> None:
+    """Those that decide where code runs; LLVM gives a Raspberry Pi's CPU the AES that its chip lacks."""
+    assert preset(name, HOST, facts).features == tuple(features.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "reason"),
+    [
+        ("cortex-a72", PI4, ""),
+        ("cortex-a53", PI4, ""),
+        ("cortex-a76", PI4, "this machine's CPU lacks asimddp, asimdhp, asimdrdm, atomics, fphp, lrcpc"),
+        ("neoverse-n1", GRAVITON2, ""),
+        ("neoverse-v1", GRAVITON2, "this machine's CPU lacks asimdfhm, bf16, fcma, i8mm, ilrcpc, jscvt, sve, uscat"),
+        ("armv7-neon", PI2, ""),
+        ("armv7-neon", CORTEX_A9, "this machine's CPU lacks idiva, idivt, vfpv4"),
+        ("armv7-neon", PI4, "it is for armv7, and this machine is aarch64"),
+        ("riscv64-v", K1, ""),
+        ("riscv64-v", K1._replace(flags=frozenset("imafdc")), "this machine's CPU lacks v"),
+        ("aarch64-musl", PI4, "it is for Linux with musl, and this machine runs Linux with glibc"),
+        ("aarch64-musl", PI4._replace(libc="musl"), ""),
+        ("apple-m1", PI4, "it is for macos, and this machine runs linux"),
+        ("apple-m1", Host("aarch64", "aarch64", frozenset(), 8, "macos", ""), ""),
+        ("x86-64-windows", HOST, "it is for windows, and this machine runs linux"),
+        ("jetson-orin", PI4, "its kind is cuda, and this machine runs CPU libraries only"),
+    ],
+)  # fmt: skip
+def test_who_runs_what(facts: dict[str, Any], name: str, host: Host, reason: str) -> None:
+    """Another CPU level, system or C library is found out before anything is built."""
+    assert preset(name, host, facts).why_not == reason
+
+
+def test_an_arm_host_gets_no_code_that_its_kernel_does_not_report(facts: dict[str, Any]) -> None:
+    """As on x86: a feature that is hidden is switched off."""
+    quiet = GRAVITON2._replace(flags=GRAVITON2.flags - {"fphp", "asimddp"})
+    made = resolve("host", None, None, quiet, facts["neoverse-n1"])
+    assert made.tvm["mattr"] == ["-dotprod", "-fullfp16"]
+    assert "asimddp" not in made.features and "atomics" in made.features
+
+
+def test_boards_know_their_cores(facts: dict[str, Any]) -> None:
+    """A preset for one kind of board tunes for its cores, others for those of this machine or the recipe's."""
+    assert preset("cortex-a72", HOST, facts).cores == 4
+    assert preset("neoverse-n1", HOST, facts).cores == HOST.cores
+    assert resolve("x", PRESETS["cortex-a72"].tvm, 2, HOST, facts["cortex-a72"]).cores == 2
+
+
+def test_cpus_of_an_architecture() -> None:
+    """LLVM's own list, in alphabetical order."""
+    [names] = cpus_in_worker(["riscv64-linux-gnu"])
+    assert names == sorted(names)
+    assert {"generic-rv64", "spacemit-x60"} <= set(names)
+
+
+def worker(stdout: str, code: int) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A process that ends like this, whatever it is asked."""
+    return lambda *_, **__: subprocess.CompletedProcess([], code, stdout, "no libtvm\n")
+
+
+def test_a_target_that_ends_llvm_is_told_as_wrong() -> None:
+    """And not as an installation that is broken; the others are answered."""
+    doomed = {"kind": "llvm", "mtriple": "odd-linux-gnu"}
+
+    def call(*words: Any, input: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        answers = ["loaded", json.dumps([{"arch": "x86_64"}])]
+        if "odd" in input:
+            return subprocess.CompletedProcess(words, -6, "loaded\n", "LLVM ERROR")
+        return subprocess.CompletedProcess(words, 0, "\n".join(answers), "")
+
+    assert query_in_worker([{"kind": "llvm"}, doomed, None], call) == [
+        {"arch": "x86_64"},
+        {"error": "LLVM cannot make code for odd-linux-gnu", "near": []},
+        {"arch": "x86_64"},
+    ]
+
+
+def test_a_tvm_that_cannot_be_loaded_is_told_as_such() -> None:
+    """With its last words."""
+    with pytest.raises(EnvironmentProblem, match=r"TVM cannot be loaded .*: no libtvm"):
+        query_in_worker([None], worker("", 1))

@@ -1,0 +1,143 @@
+"""One model for several machines and with several shapes: what is shared is done once, and the rest side by side."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.support.binaries import read_elf
+from tests.support.project import Project, Ran
+
+RECIPE = """\
+recipe: 1
+name: tiny
+model: {onnx: tiny.onnx}
+variants:
+  one: {inputs: {data: {shape: [1, 3]}}}
+  four: {inputs: {data: {shape: [4, 3]}}}
+targets:
+  - x86-64-v2
+  - {name: twin, preset: x86-64-v2, outputs: [shared-library]}
+  - {name: board, preset: cortex-a72, verify: {against: none}}
+verify: {repeat: 2, samples: 2}
+pipeline: compile
+"""
+
+
+def write_symbolic_model(path: Path) -> None:
+    """`data` (n, 3) times a matrix is `scores` (n, 2), for any n."""
+    weight = numpy_helper.from_array(np.arange(6, dtype=np.float32).reshape(3, 2), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["data", "w"], ["scores"])],
+        "tiny",
+        [helper.make_tensor_value_info("data", TensorProto.FLOAT, ["n", 3])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", 2])],
+        [weight],
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    onnx.save(model, str(path))
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = Project(tmp_path_factory.mktemp("matrix"))
+    write_symbolic_model(made.folder / "tiny.onnx")
+    (made.folder / "tiny.yaml").write_text(RECIPE)
+    return made
+
+
+@pytest.fixture(scope="module")
+def ran(project: Project) -> Ran:
+    """The whole matrix, two stages at a time."""
+    done = project.run("--jobs", "2")
+    assert done.code == 0, done.out + done.err
+    return done
+
+
+def outcomes(ran: Ran) -> dict[str, str]:
+    return {stage["stage_id"]: stage["outcome"] for stage in ran.events[-1]["stages"]}
+
+
+def manifest(project: Project, path: str) -> dict[str, Any]:
+    with zipfile.ZipFile(project.folder / path) as archive:
+        found: dict[str, Any] = {
+            **json.loads(archive.read("manifest.json")),
+            **json.loads(archive.read("signature.json")),
+        }
+        return found
+
+
+def test_import_runs_once_for_each_variant_and_equal_targets_are_built_once(ran: Ran) -> None:
+    """The twin has the code of the first; which of the two came first does not matter."""
+    found = outcomes(ran)
+    for variant in ("tiny-one", "tiny-four"):
+        assert found[f"{variant}:import"] == "ran"
+        builds = [found[f"{variant}:build/{name}"] for name in ("x86-64-v2", "twin")]
+        assert sorted(builds) == ["hit", "ran"]
+        assert found[f"{variant}:build/board"] == "ran"
+        exports = [found[f"{variant}:export/{name}"] for name in ("x86-64-v2", "twin", "board")]
+        assert exports == ["ran"] * 3
+
+
+def test_each_build_has_a_folder_and_the_outputs_of_its_target(project: Project, ran: Ran) -> None:
+    """`dist/<recipe>-<variant>/<target>`; files bear the variant's name."""
+    assert sorted(ran.events[-1]["delivered"]) == sorted(
+        f"dist/tiny-{variant}/{path.format(variant)}"
+        for variant in ("one", "four")
+        for path in (
+            "x86-64-v2/tiny-{}.tvmflow",
+            "x86-64-v2/verify.json",
+            "twin/tiny-{}.so",
+            "twin/verify.json",
+            "board/tiny-{}.tvmflow",
+            "board/verify.json",
+        )
+    )
+    for variant, batch in (("one", 1), ("four", 4)):
+        found = manifest(project, f"dist/tiny-{variant}/x86-64-v2/tiny-{variant}.tvmflow")
+        assert found["inputs"][0]["shape"] == [batch, 3]
+        assert found["outputs"][0]["shape"] == [batch, 2]
+
+
+def test_the_board_gets_a_library_of_its_own(project: Project, ran: Ran) -> None:
+    """Linked here, for a CPU that is not here, with the features that a loader there compares."""
+    path = project.folder / "dist/tiny-one/board/tiny-one.tvmflow"
+    with zipfile.ZipFile(path) as archive:
+        archive.extract("library.so", project.folder)
+    assert read_elf(project.folder / "library.so").machine == 183
+    assert manifest(project, str(path))["target"]["features"] == ["asimd", "fp"]
+    verdict = json.loads((path.parent / "verify.json").read_text())
+    assert "it is for aarch64" in verdict["not_run"]
+
+
+def test_a_word_more_builds_what_it_says_and_nothing_else(project: Project, ran: Ran) -> None:
+    """Another shape for one variant leaves the others alone; `--variant` and `--target` choose."""
+    assert project.run("--jobs", "2").ran == []
+    project.edit_recipe("shape: [4, 3]", "shape: [5, 3]")
+    found = outcomes(project.run("--target", "x86-64-v2"))
+    assert {name for name, outcome in found.items() if outcome == "ran"} == {
+        f"tiny-four:{label}"
+        for label in ("import", "build/x86-64-v2", "export/x86-64-v2", "verify/x86-64-v2")
+    }
+    only = outcomes(project.run("--variant", "one"))
+    assert {name.partition(":")[0] for name in only} == {"tiny-one"}
+    assert set(only.values()) == {"hit"}
+
+
+def test_a_shape_that_the_model_cannot_have_is_told_for_its_variant(
+    project: Project, ran: Ran
+) -> None:
+    """The stage that says so is that variant's; the other is built."""
+    project.edit_recipe("shape: [1, 3]", "shape: [1, 7]")
+    failed = project.run("--target", "x86-64-v2", "--keep-going")
+    found = outcomes(failed)
+    assert failed.code == 1
+    assert found["tiny-one:import"] == "failed"
+    assert found["tiny-four:verify/x86-64-v2"] == "hit"
