@@ -485,6 +485,11 @@ class Verify(_Part):
     repeat: int = Field(
         default=10, ge=1, le=10_000, description="Repeats of the latency measurement."
     )
+    run_on: Literal["auto", "local", "qemu", "rpc"] = Field(
+        default="auto",
+        description="Where the library runs: `local`: here. `qemu`: here, with its CPU emulated (no latency). "
+        "`rpc`: on a device of the target's `remote`. `auto`: here.",
+    )
 
     @model_validator(mode="after")
     def _check_accuracy(self) -> Verify:
@@ -546,6 +551,13 @@ class Recipe(_Part):
         min_length=1,
         description="`tune`, `compile` (no search), or the path of a pipeline file from the recipe's folder.",
     )
+
+    @model_validator(mode="after")
+    def _check_speedup(self) -> Recipe:
+        if self.tune.min_speedup is not None and self.verify.run_on == "qemu":
+            text = "needs a latency, and under emulation (verify.run_on: qemu) none is measured"
+            raise wrong(text, "tune", "min_speedup")
+        return self
 
     @field_validator("inputs")
     @classmethod

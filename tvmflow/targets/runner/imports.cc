@@ -1,0 +1,54 @@
+#include "imports.h"
+
+#include <unordered_map>
+
+// Only what a library finds wherever TVM's runtime is: one that needs more must fail here as it
+// would fail there.
+#define TVM_RUNTIME(X)                                                                      \
+  X(TVMFFIEnvModLookupFromImports) X(TVMFFIErrorMoveFromRaised) X(TVMFFIErrorSetRaised)     \
+  X(TVMFFIErrorSetRaisedFromCStr) X(TVMFFIErrorSetRaisedFromCStrParts) X(TVMFFIFunctionCall) \
+  X(TVMFFIFunctionGetGlobal) X(TVMFFIHandleInitOnce) X(TVMFFIHandleDeinitOnce)              \
+  X(TVMFFIObjectDecRef) X(TVMFFIObjectIncRef) X(TVMBackendAllocWorkspace)                   \
+  X(TVMBackendFreeWorkspace) X(TVMBackendParallelBarrier) X(TVMBackendParallelLaunch)       \
+  X(TVMBackendAnyListMoveFromPackedReturn) X(TVMBackendAnyListResetItem)                    \
+  X(TVMBackendAnyListSetPackedArg) X(__gnu_f2h_ieee) X(__gnu_h2f_ieee) X(__truncdfhf2)
+#define MEMORY(X) X(memcpy) X(memmove) X(memset) X(memcmp) X(abort)
+#define MATH(X)                                                                              \
+  X(acos) X(acosh) X(asin) X(asinh) X(atan) X(atan2) X(atanh) X(cbrt) X(ceil) X(copysign)    \
+  X(cos) X(cosh) X(erf) X(erfc) X(exp) X(exp2) X(expm1) X(fabs) X(floor) X(fma) X(fmax)      \
+  X(fmin) X(fmod) X(hypot) X(ldexp) X(lgamma) X(llrint) X(log) X(log10) X(log1p) X(log2)     \
+  X(lrint) X(nearbyint) X(nextafter) X(pow) X(rint) X(round) X(sin) X(sinh) X(sqrt) X(tan)   \
+  X(tanh) X(tgamma) X(trunc)
+#define MATH_FLOAT(X)                                                                          \
+  X(acosf) X(acoshf) X(asinf) X(asinhf) X(atanf) X(atan2f) X(atanhf) X(cbrtf) X(ceilf)         \
+  X(copysignf) X(cosf) X(coshf) X(erff) X(erfcf) X(expf) X(exp2f) X(expm1f) X(fabsf) X(floorf) \
+  X(fmaf) X(fmaxf) X(fminf) X(fmodf) X(hypotf) X(ldexpf) X(lgammaf) X(llrintf) X(logf)         \
+  X(log10f) X(log1pf) X(log2f) X(lrintf) X(nearbyintf) X(nextafterf) X(powf) X(rintf)          \
+  X(roundf) X(sinf) X(sinhf) X(sqrtf) X(tanf) X(tanhf) X(tgammaf) X(truncf)
+#ifdef __arm__
+// 32-bit Arm calls memory functions by these names, and its C library has them
+#define MEMORY_ARM(X)                                                                     \
+  X(__aeabi_memcpy) X(__aeabi_memcpy4) X(__aeabi_memcpy8) X(__aeabi_memmove)              \
+  X(__aeabi_memmove4) X(__aeabi_memmove8) X(__aeabi_memset) X(__aeabi_memset4)            \
+  X(__aeabi_memset8) X(__aeabi_memclr) X(__aeabi_memclr4) X(__aeabi_memclr8)
+#else
+#define MEMORY_ARM(X)
+#endif
+#define ALL(X) TVM_RUNTIME(X) MEMORY(X) MATH(X) MATH_FLOAT(X) MEMORY_ARM(X)
+
+// Only their addresses matter, and C++ has several functions for some of these names.
+#define DECLARE(name) extern "C" const char import_##name[] __asm__(#name);
+ALL(DECLARE)
+#undef DECLARE
+
+namespace tvmflow {
+
+const void* FindImport(const std::string& name) {
+#define ENTRY(name) {#name, import_##name},
+  static const std::unordered_map<std::string, const void*> imports = {ALL(ENTRY)};
+#undef ENTRY
+  const auto found = imports.find(name);
+  return found == imports.end() ? nullptr : found->second;
+}
+
+}  // namespace tvmflow
