@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tvmflow.errors import RecipeError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.recipe import LoadedRecipe, Recipe
-from tvmflow.stages import STAGES, export, pick_best, verify
+from tvmflow.stages import EVERY_STAGE, export, pick_best, runner, verify
+from tvmflow.targets.emulation import MACHINES, machine_of
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.values import Delivery, InputFile, Need, Plan, StageSpec
+
+# Not in a pipeline's list: `verify` needs it where it emulates.
+_RUNNER: Final = "runner"
 
 
 class PlannedRecipe(NamedTuple):
@@ -61,17 +65,22 @@ def _name_clashes(recipes: Sequence[PlannedRecipe]) -> list[str]:
 
 
 def _unrunnable(planned: PlannedRecipe) -> list[str]:
-    """A target that cannot run here can be built, but not tuned or verified here."""
+    """A target that cannot run here can be built, but not tuned here, and verified only where it can run."""
     recipe, problems = planned.recipe, []
     for index, target in enumerate(planned.targets):
-        if not target.why_not:
-            continue
         where = planned.loaded.where("targets", index)
         asked = []
-        if "tune" in planned.stages and recipe.tune.trials and target.why_not_tuned:
+        if (
+            "tune" in planned.stages
+            and recipe.tune.trials
+            and target.why_not
+            and target.why_not_tuned
+        ):
             asked.append("tuned (tune.trials: 0 turns that off)")
-        if "verify" in planned.stages and recipe.verify.against != "none":
-            asked.append("verified (verify.against: none turns that off)")
+        if "verify" in planned.stages:
+            if target.why_not and verify.place(recipe) == verify.LOCAL and _must_run(recipe):
+                asked.append(_VERIFY_ELSEWHERE)
+            problems += _no_place(planned, target)
         if asked:
             problems.append(
                 f"{where}: targets: '{target.name}' cannot be {' or '.join(asked)} here: {target.why_not}"
@@ -79,26 +88,54 @@ def _unrunnable(planned: PlannedRecipe) -> list[str]:
     return problems
 
 
+_VERIFY_ELSEWHERE: Final = (
+    "verified (verify.against: none turns that off; verify.run_on: qemu has it run under emulation, "
+    "and rpc on a device of its kind)"
+)
+
+
+def _must_run(recipe: Recipe) -> bool:
+    return recipe.verify.against != "none" or recipe.verify.run_on != "auto"
+
+
+def _no_place(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
+    """A target for which there is no place of the kind that `verify.run_on` names."""
+    where = f"{planned.loaded.where('verify', 'run_on')}: verify.run_on"
+    place, triple = verify.place(planned.recipe), str(target.tvm.get("mtriple", ""))
+    if place == verify.QEMU and machine_of(triple) is None:
+        what = triple or str(target.tvm["kind"])
+        there = f"Linux on {', '.join(MACHINES)}"
+        return [f"{where}: qemu runs libraries for {there}; '{target.name}' is for {what}"]
+    if place == verify.RPC and not target.remote:
+        hint = f"targets: '{target.name}' needs `remote: {{key: NAME}}`"
+        return [f"{where}: rpc runs libraries on the devices of a target's remote; {hint}"]
+    return []
+
+
 def _stages_of(planned: PlannedRecipe) -> list[StageSpec]:
     specs: list[StageSpec] = []
     for name in planned.stages:
-        targets = planned.targets if STAGES[name].SCOPE == "target" else (None,)
+        targets = planned.targets if EVERY_STAGE[name].SCOPE == "target" else (None,)
+        if name == "verify" and verify.place(planned.recipe) == verify.QEMU:
+            specs += [_spec(planned, _RUNNER, target) for target in targets]
         specs += [_spec(planned, name, target) for target in targets]
     return specs
 
 
 def _stage_id(recipe: Recipe, stage: str, target: ResolvedTarget | None) -> str:
-    scoped = target is not None and STAGES[stage].SCOPE == "target"
+    scoped = target is not None and EVERY_STAGE[stage].SCOPE == "target"
     return f"{recipe.name}:{stage}/{target.name}" if scoped and target else f"{recipe.name}:{stage}"
 
 
 def _spec(planned: PlannedRecipe, name: str, target: ResolvedTarget | None) -> StageSpec:
-    recipe, stage = planned.recipe, STAGES[name]
+    recipe, stage = planned.recipe, EVERY_STAGE[name]
     needs = tuple(
         Need(other, _stage_id(recipe, other, target), files)
         for other, files in stage.NEEDS.items()
         if other in planned.stages
     )
+    if name == "verify" and verify.place(recipe) == verify.QEMU:
+        needs += (Need(_RUNNER, _stage_id(recipe, _RUNNER, target), (runner.RUNNER,)),)
     return StageSpec(
         id=_stage_id(recipe, name, target),
         stage=name,
@@ -119,7 +156,7 @@ def _frontend_tools(recipe: Recipe, stage: str) -> tuple[str, ...]:
         "import": frontend.TOOLS,
         "verify": frontend.REFERENCE_TOOLS if recipe.verify.against != "none" else (),
     }
-    return tuple(name for name in extra.get(stage, ()) if name not in STAGES[stage].TOOLS)
+    return tuple(name for name in extra.get(stage, ()) if name not in EVERY_STAGE[stage].TOOLS)
 
 
 def _files(planned: PlannedRecipe, reads: tuple[str, ...]) -> tuple[InputFile, ...]:

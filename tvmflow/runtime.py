@@ -127,19 +127,24 @@ def load(path: str | Path) -> Module:
     Raises BundleError when the file is damaged, was built for another CPU or for another
     version of TVM's runtime, and says which.
     """
+    manifest, signature, library = unpack(path)
+    _check(path, manifest, library)
+    return Module(_load_library(library), signature, manifest)
+
+
+def unpack(path: str | Path) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    """Manifest, signature and library of a bundle, for whatever machine it is. Raises BundleError."""
     try:
         with zipfile.ZipFile(path) as archive:
             manifest = json.loads(archive.read("manifest.json"))
             signature = json.loads(archive.read("signature.json"))
-            library = archive.read("library.so")
+            return manifest, signature, archive.read("library.so")
     except FileNotFoundError:
         raise BundleError(f"there is no file {path}", fix="`tvmflow run RECIPE` makes it") from None
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
         raise BundleError(
             f"{path} is not a whole tvmflow bundle: {error}", fix="copy or build it again"
         ) from error
-    _check(path, manifest, library)
-    return Module(_load_library(library), signature, manifest)
 
 
 def _check(path: str | Path, manifest: Mapping[str, Any], library: bytes) -> None:

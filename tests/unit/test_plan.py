@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support.engine import COMPILE, STAGES, plan_of, planned, recipe, target
 from tvmflow.errors import RecipeError
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.values import Need
 
 
 def test_one_import_serves_all_targets() -> None:
@@ -82,3 +86,65 @@ def test_a_target_that_cannot_run_here_can_be_built_but_not_measured() -> None:
         plan_of(planned(asked, away))
     quiet = recipe(verify={"against": "none"})
     assert plan_of(planned(quiet, away)).stages
+
+
+def away(**fields: Any) -> ResolvedTarget:
+    """A board that this machine cannot run."""
+    made = target("edge", why_not="it is for aarch64, and this machine is x86_64")
+    return made._replace(tvm={**made.tvm, "mtriple": "aarch64-linux-gnu", **fields})
+
+
+def test_a_target_is_verified_where_the_recipe_says() -> None:
+    """Each road that there is stands in the message, and each of them is taken."""
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(recipe(), away()))
+    (problem,) = caught.value.problems
+    assert problem.startswith("/recipes/net.yaml:targets.0: targets: 'edge' cannot be verified (")
+    for word in ("verify.against: none", "verify.run_on: qemu", "rpc"):
+        assert word in problem
+    assert plan_of(planned(recipe(verify={"run_on": "qemu"}), away())).stages
+    board = away()._replace(remote={"key": "pi4", "priority": 1, "timeout_s": 60.0})
+    assert plan_of(planned(recipe(verify={"run_on": "rpc"}), board)).stages
+    with pytest.raises(RecipeError, match="cannot be verified"):
+        plan_of(planned(recipe(verify={"run_on": "local", "against": "none"}), away()))
+
+
+def test_a_place_that_the_target_does_not_have_is_told() -> None:
+    """With the place of `run_on` in the recipe."""
+    emulated, remote = (recipe(verify={"run_on": place}) for place in ("qemu", "rpc"))
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(emulated, away(mtriple="arm64-apple-macos13")))
+    assert caught.value.problems == [
+        "/recipes/net.yaml:verify.run_on: verify.run_on: qemu runs libraries for Linux on aarch64, "
+        "armv7, riscv64, x86_64; 'edge' is for arm64-apple-macos13"
+    ]
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(remote, away()))
+    assert caught.value.problems == [
+        "/recipes/net.yaml:verify.run_on: verify.run_on: rpc runs libraries on the devices of a "
+        "target's remote; targets: 'edge' needs `remote: {key: NAME}`"
+    ]
+
+
+def test_emulation_adds_the_runner() -> None:
+    """A stage for each target, equal for equal architectures, and known to verify alone."""
+    made = recipe(verify={"run_on": "qemu"})
+    plan = plan_of(planned(made, away(), away(mcpu="cortex-a76")._replace(name="other")))
+    stages = {spec.id: spec for spec in plan.stages}
+    one, two = stages["net:runner/edge"], stages["net:runner/other"]
+    assert one.settings == two.settings == {"compiled": "aarch64-linux-musl"}
+    assert (one.needs, one.files) == ((), ())
+    verify = stages["net:verify/edge"]
+    assert Need("runner", "net:runner/edge", ("runner",)) in verify.needs
+    assert [spec.id for spec in plan.stages if "net:runner/edge" in str(spec.needs)] == [verify.id]
+    assert "net:runner/host" not in {spec.id for spec in plan_of(planned(recipe())).stages}
+
+
+def test_where_a_library_runs_is_part_of_what_it_is_verified_by() -> None:
+    """And says nothing where it runs here, so that `auto` and `local` are one."""
+
+    def settings(place: str) -> Any:
+        return plan_of(planned(recipe(verify={"run_on": place}))).stages[-1].settings
+
+    assert settings("auto") == settings("local")
+    assert settings("qemu") == {**settings("auto"), "run_on": "qemu"}

@@ -23,6 +23,7 @@ _LIBC: Final[tuple[str, ...]] = ("libc.so.6", "libm.so.6")
 _EMULATION: Final[Mapping[str, str]] = {
     "x86_64": "elf_x86_64",
     "aarch64": "aarch64linux",
+    "armv7": "armelf_linux_eabi",
     "riscv64": "elf64lriscv",
 }
 

@@ -26,15 +26,20 @@
   X(log10f) X(log1pf) X(log2f) X(lrintf) X(nearbyintf) X(nextafterf) X(powf) X(rintf)          \
   X(roundf) X(sinf) X(sinhf) X(sqrtf) X(tanf) X(tanhf) X(tgammaf) X(truncf)
 #ifdef __arm__
-// 32-bit Arm calls memory functions by these names, and its C library has them
-#define MEMORY_ARM(X)                                                                     \
+// 32-bit Arm has no instructions for some of what C's operators do: these are in its C library, and
+// in libgcc_s, which every Linux has
+#define ARM(X)                                                                     \
   X(__aeabi_memcpy) X(__aeabi_memcpy4) X(__aeabi_memcpy8) X(__aeabi_memmove)              \
   X(__aeabi_memmove4) X(__aeabi_memmove8) X(__aeabi_memset) X(__aeabi_memset4)            \
-  X(__aeabi_memset8) X(__aeabi_memclr) X(__aeabi_memclr4) X(__aeabi_memclr8)
+  X(__aeabi_memset8) X(__aeabi_memclr) X(__aeabi_memclr4) X(__aeabi_memclr8)              \
+  X(__aeabi_idiv) X(__aeabi_uidiv) X(__aeabi_idivmod) X(__aeabi_uidivmod)                 \
+  X(__aeabi_ldivmod) X(__aeabi_uldivmod) X(__aeabi_l2f) X(__aeabi_l2d) X(__aeabi_ul2f)    \
+  X(__aeabi_ul2d) X(__aeabi_f2lz) X(__aeabi_f2ulz) X(__aeabi_d2lz) X(__aeabi_d2ulz)       \
+  X(__aeabi_llsl) X(__aeabi_llsr) X(__aeabi_lasr)
 #else
-#define MEMORY_ARM(X)
+#define ARM(X)
 #endif
-#define ALL(X) TVM_RUNTIME(X) MEMORY(X) MATH(X) MATH_FLOAT(X) MEMORY_ARM(X)
+#define ALL(X) TVM_RUNTIME(X) MEMORY(X) MATH(X) MATH_FLOAT(X) ARM(X)
 
 // Only their addresses matter, and C++ has several functions for some of these names.
 #define DECLARE(name) extern "C" const char import_##name[] __asm__(#name);
