@@ -185,7 +185,7 @@ def test_an_instruction_that_the_cpu_lacks_is_explained(folder: Path, tmp_path: 
     """SIGILL has a meaning of its own: the target in the recipe says too much."""
     program(folder, "kill -ILL $$")
     with pytest.raises(
-        StageError, match="SIGILL under .* an instruction that this CPU lacks"
+        StageError, match=r"SIGILL under .* an instruction that this CPU lacks"
     ) as it:
         run(tmp_path)
     assert "mcpu and mattr" in it.value.fix
