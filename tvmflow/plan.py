@@ -67,21 +67,16 @@ def _name_clashes(recipes: Sequence[PlannedRecipe]) -> list[str]:
 def _unrunnable(planned: PlannedRecipe) -> list[str]:
     """A target that cannot run here can be built, but not tuned here, and verified only where it can run."""
     recipe, problems = planned.recipe, []
-    for index, target in enumerate(planned.targets):
-        where = planned.loaded.where("targets", index)
+    for target in planned.targets:
         asked = []
-        if (
-            "tune" in planned.stages
-            and recipe.tune.trials
-            and target.why_not
-            and target.why_not_tuned
-        ):
+        if "tune" in planned.stages and recipe.tune.trials and target.why_not_tuned:
             asked.append("tuned (tune.trials: 0 turns that off)")
         if "verify" in planned.stages:
-            if target.why_not and verify.place(recipe) == verify.LOCAL and _must_run(recipe):
+            if target.why_not and _must_run_here(recipe, target):
                 asked.append(_VERIFY_ELSEWHERE)
             problems += _no_place(planned, target)
         if asked:
+            where = planned.loaded.where("targets", _index(recipe, target))
             problems.append(
                 f"{where}: targets: '{target.name}' cannot be {' or '.join(asked)} here: {target.why_not}"
             )
@@ -94,32 +89,48 @@ _VERIFY_ELSEWHERE: Final = (
 )
 
 
-def _must_run(recipe: Recipe) -> bool:
-    return recipe.verify.against != "none" or recipe.verify.run_on != "auto"
+def _must_run_here(recipe: Recipe, target: ResolvedTarget) -> bool:
+    """Whether verify may not do without running this target's library on this machine."""
+    chosen = recipe.run_on(target.name)
+    return chosen == "local" or (chosen == "auto" and recipe.verify.against != "none")
 
 
 def _no_place(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
-    """A target for which there is no place of the kind that `verify.run_on` names."""
-    where = f"{planned.loaded.where('verify', 'run_on')}: verify.run_on"
-    place, triple = verify.place(planned.recipe), str(target.tvm.get("mtriple", ""))
+    """A target for which there is no place of the kind that `run_on` names."""
+    place, triple = verify.place(planned.recipe, target), str(target.tvm.get("mtriple", ""))
     if place == verify.QEMU and machine_of(triple) is None:
         what = triple or str(target.tvm["kind"])
         there = f"Linux on {', '.join(MACHINES)}"
-        return [f"{where}: qemu runs libraries for {there}; '{target.name}' is for {what}"]
-    if place == verify.RPC and not target.remote:
-        hint = f"targets: '{target.name}' needs `remote: {{key: NAME}}`"
-        return [f"{where}: rpc runs libraries on the devices of a target's remote; {hint}"]
-    return []
+        problem = f"qemu runs libraries for {there}; '{target.name}' is for {what}"
+    elif place == verify.RPC and not target.remote:
+        hint = f"'{target.name}' needs `remote: {{key: NAME}}`"
+        problem = f"rpc runs libraries on the devices of a target's remote; {hint}"
+    else:
+        return []
+    index = _index(planned.recipe, target)
+    own = planned.recipe.targets[index].run_on is not None
+    path = ("targets", index, "run_on") if own else ("verify", "run_on")
+    return [f"{planned.loaded.where(*path)}: {'.'.join(map(str, path))}: {problem}"]
+
+
+def _index(recipe: Recipe, target: ResolvedTarget) -> int:
+    """Where a target stands in its recipe; a command line may have asked for some of them only."""
+    return [each.name for each in recipe.targets].index(target.name)
 
 
 def _stages_of(planned: PlannedRecipe) -> list[StageSpec]:
     specs: list[StageSpec] = []
     for name in planned.stages:
         targets = planned.targets if EVERY_STAGE[name].SCOPE == "target" else (None,)
-        if name == "verify" and verify.place(planned.recipe) == verify.QEMU:
-            specs += [_spec(planned, _RUNNER, target) for target in targets]
+        if name == "verify":
+            emulated = [each for each in planned.targets if _emulates(planned.recipe, each)]
+            specs += [_spec(planned, _RUNNER, target) for target in emulated]
         specs += [_spec(planned, name, target) for target in targets]
     return specs
+
+
+def _emulates(recipe: Recipe, target: ResolvedTarget | None) -> bool:
+    return target is not None and verify.place(recipe, target) == verify.QEMU
 
 
 def _stage_id(recipe: Recipe, stage: str, target: ResolvedTarget | None) -> str:
@@ -134,7 +145,7 @@ def _spec(planned: PlannedRecipe, name: str, target: ResolvedTarget | None) -> S
         for other, files in stage.NEEDS.items()
         if other in planned.stages
     )
-    if name == "verify" and verify.place(recipe) == verify.QEMU:
+    if name == "verify" and _emulates(recipe, target):
         needs += (Need(_RUNNER, _stage_id(recipe, _RUNNER, target), (runner.RUNNER,)),)
     return StageSpec(
         id=_stage_id(recipe, name, target),

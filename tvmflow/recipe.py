@@ -90,6 +90,7 @@ _Dtype = Annotated[str, _member(_DTYPES, "a dtype"), _enum(_DTYPES)]
 _Operator = Annotated[str, _member(OPERATORS, "an operator with a road"), _enum(sorted(OPERATORS))]
 _PresetName = Annotated[str, _member(PRESETS, "a target"), _enum(sorted(PRESETS))]
 _Output = Annotated[str, _member(OUTPUT_NAMES, "an output"), _enum(OUTPUT_NAMES)]
+_Place = Literal["auto", "local", "qemu", "rpc"]
 _StageName = Annotated[str, _member(STAGE_NAMES, "a stage"), _enum(STAGE_NAMES)]
 
 
@@ -280,6 +281,10 @@ class TargetSpec(_Part):
         default=None,
         examples=[{"key": "pi4"}],
         description="Devices of this kind, to tune on them instead of on this machine.",
+    )
+    run_on: _Place | None = Field(
+        default=None,
+        description="Where `verify` runs this target's library, if not where `verify.run_on` says.",
     )
 
     @field_validator("tvm")
@@ -485,7 +490,7 @@ class Verify(_Part):
     repeat: int = Field(
         default=10, ge=1, le=10_000, description="Repeats of the latency measurement."
     )
-    run_on: Literal["auto", "local", "qemu", "rpc"] = Field(
+    run_on: _Place = Field(
         default="auto",
         description="Where the library runs: `local`: here. `qemu`: here, with its CPU emulated (no latency). "
         "`rpc`: on a device of the target's `remote`. `auto`: here.",
@@ -554,10 +559,16 @@ class Recipe(_Part):
 
     @model_validator(mode="after")
     def _check_speedup(self) -> Recipe:
-        if self.tune.min_speedup is not None and self.verify.run_on == "qemu":
-            text = "needs a latency, and under emulation (verify.run_on: qemu) none is measured"
+        emulated = [each.name for each in self.targets if self.run_on(each.name) == "qemu"]
+        if self.tune.min_speedup is not None and emulated:
+            text = f"needs a latency, and none is measured under emulation (run_on: qemu), where '{emulated[0]}' runs"
             raise wrong(text, "tune", "min_speedup")
         return self
+
+    def run_on(self, target: str) -> str:
+        """Where the library for a target (by its name) is verified: `auto`, `local`, `qemu` or `rpc`."""
+        own = (each.run_on for each in self.targets if each.name == target)
+        return next(own, None) or self.verify.run_on
 
     @field_validator("inputs")
     @classmethod

@@ -633,7 +633,7 @@ WRONG = [
             "trials: 4\noutputs: [bundle]\nverify:",
             "trials: 4\n  min_speedup: 1.1\nverify:\n  run_on: qemu",
         ),
-        "11:16: tune.min_speedup: needs a latency, and under emulation (verify.run_on: qemu) none is measured",
+        "11:16: tune.min_speedup: needs a latency, and none is measured under emulation (run_on: qemu), where 'host' runs",
     ),
     wrong("tolerance nan", ("1.0e-3", ".nan"), "14:9: verify.rtol: must be a finite number"),
     wrong("tolerance inf", ("1.0e-3", ".inf"), "14:9: verify.rtol: must be a finite number"),

@@ -74,15 +74,15 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
     }
 
 
-def place(recipe: Any) -> str:
-    """Where libraries are run: LOCAL, QEMU or RPC."""
-    chosen = str(recipe.verify.run_on)
+def place(recipe: Any, target: Any) -> str:
+    """Where the library for a target is run: LOCAL, QEMU or RPC."""
+    chosen = str(recipe.run_on(target.name))
     return LOCAL if chosen == "auto" else chosen
 
 
 def _elsewhere(recipe: Any, target: Any) -> dict[str, Any]:
     """What only libraries that do not run here depend on."""
-    where = place(recipe)
+    where = place(recipe, target)
     if where == LOCAL:
         return {}
     return {"run_on": where, **({"remote": target.remote} if where == RPC else {})}
