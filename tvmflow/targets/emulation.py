@@ -210,13 +210,16 @@ def run_emulated(
     from tvmflow.targets.tensor_file import read_tensors, write_tensors
 
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        program, given, found = (Path(folder, name) for name in ("runner", "in", "out"))
+        here = Path(folder).absolute()
+        program, given, found = (here / name for name in ("runner", "in", "out"))
         # what is in the store is not executable
         shutil.copyfile(runner, program)
         program.chmod(0o700)
         write_tensors(given, batches)
         done = subprocess.run(
-            [emulator.program, "-cpu", emulator.cpu, program, library, given, found],
+            [emulator.program, "-cpu", emulator.cpu, program, library.absolute(), given, found],
+            # qemu leaves the core of what crashed where it is
+            cwd=folder,
             env={**os.environ, "TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0"},
             capture_output=True,
             text=True,
@@ -288,7 +291,7 @@ _INCLUDES: Final = (
     "runner",
 )
 _FLAGS: Final = (
-    *("-std=c++17", "-O1", "-w", "-fno-sanitize=undefined"),
+    *("-std=c++17", "-O1", "-g0", "-w", "-fno-sanitize=undefined"),
     *("-ffunction-sections", "-fdata-sections"),
     # its own test knows glibc only; every machine above is little-endian
     "-DTVM_FFI_CMAKE_LITTLE_ENDIAN=1",
@@ -343,7 +346,10 @@ def _package(name: str) -> Path:
 
 
 def _zig(tree: Path, compiled: str, *arguments: str) -> None:
-    caches = {f"ZIG_{which}_CACHE_DIR": str(tree.parent / "zig") for which in ("GLOBAL", "LOCAL")}
+    # zig compiles its C++ library for each architecture, for longer than all the rest takes: what it
+    # keeps is found again by an attempt after this one, or for good where the user has a place for it
+    names = [f"ZIG_{which}_CACHE_DIR" for which in ("GLOBAL", "LOCAL")]
+    caches = {name: os.environ.get(name) or str(tree.parent / "zig") for name in names}
     done = subprocess.run(
         [sys.executable, "-m", "ziglang", "c++", "-target", compiled, *arguments],
         cwd=tree,
