@@ -20,7 +20,8 @@ BOARD = (
     f"remote: {{key: {rpc.KEY}, timeout_s: 20}}}}"
 )
 # of an architecture that this machine is not
-FOREIGN = "x86_64-linux-gnu" if TARGET["mtriple"].startswith("aarch64") else "aarch64-linux-gnu"
+NATIVE = str(TARGET["mtriple"])
+FOREIGN = "x86_64-linux-gnu" if NATIVE.startswith("aarch64") else "aarch64-linux-gnu"
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_a_library_is_verified_on_a_device(board: Project, farm: rpc.Farm) -> No
 
 def test_a_library_that_a_device_cannot_run_is_not_delivered(board: Project) -> None:
     """One for another architecture is refused by the device, in a sentence and not in a trace."""
-    board.write_recipe(targets=[BOARD.replace(TARGET["mtriple"], FOREIGN)])
+    board.write_recipe(targets=[BOARD.replace(NATIVE, FOREIGN)])
     board.edit_recipe("verify: {", "verify: {run_on: rpc, ")
     ran = board.tvmflow("run", "tiny.yaml")
     assert ran.code == 1, ran.out + ran.err

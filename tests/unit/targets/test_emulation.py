@@ -118,10 +118,12 @@ def program(folder: Path, does: str, name: str = "qemu-aarch64-static") -> None:
 
 def run(tmp_path: Path) -> list[list[Any]]:
     """Emulate a library that is a text; the runner is one too."""
-    files = [tmp_path / "runner", tmp_path / "library.so"]
-    for file in files:
+    executable, library = tmp_path / "runner", tmp_path / "library.so"
+    for file in (executable, library):
         file.write_text(file.name)
-    return run_emulated(emulator_for(A72), *files, [[np.arange(3)]], threads=3, scratch=tmp_path)
+    batches = [[np.arange(3)]]
+    qemu = emulator_for(A72)
+    return run_emulated(qemu, executable, library, batches, threads=3, scratch=tmp_path)
 
 
 def test_qemu_is_found_in_the_folder_that_is_named(folder: Path) -> None:
