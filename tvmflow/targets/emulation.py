@@ -273,9 +273,16 @@ _SOURCES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "runtime": (
         "tvm/src/runtime",
         (
-            *("cpu_device_api", "device_api", "file_utils", "logging", "memory/memory_manager"),
-            *("module", "tensor", "thread_pool", "threading_backend", "timer", "workspace_pool"),
-            *("extra/contrib/random/random", "extra/contrib/sort/sort"),
+            *("builtin_fp16", "cpu_device_api", "device_api", "file_utils", "logging"),
+            *(
+                "memory/memory_manager",
+                "module",
+                "tensor",
+                "thread_pool",
+                "threading_backend",
+                "timer",
+            ),
+            *("workspace_pool", "extra/contrib/random/random", "extra/contrib/sort/sort"),
         ),
     ),
     "runner": ("runner", ("elf_library", "imports", "main", "model", "tensors")),
