@@ -1,5 +1,6 @@
 #include "imports.h"
 
+#include <cstdint>
 #include <unordered_map>
 
 // Only what a library finds wherever TVM's runtime is: one that needs more must fail here as it
@@ -47,10 +48,36 @@ ALL(DECLARE)
 #undef DECLARE
 
 namespace tvmflow {
+namespace {
+
+#ifdef __arm__
+// LLVM divides by these names of libgcc_s where a triple does not end in what it takes for EABI.
+template <typename T>
+T Quotient(T a, T b) {
+  return a / b;
+}
+template <typename T>
+T Remainder(T a, T b) {
+  return a % b;
+}
+template <typename T>
+const void* Address(T (*function)(T, T)) {
+  return reinterpret_cast<const void*>(function);
+}
+#endif
+
+}  // namespace
 
 const void* FindImport(const std::string& name) {
 #define ENTRY(name) {#name, import_##name},
-  static const std::unordered_map<std::string, const void*> imports = {ALL(ENTRY)};
+  static const std::unordered_map<std::string, const void*> imports = {
+#ifdef __arm__
+      {"__divsi3", Address(Quotient<int32_t>)},    {"__udivsi3", Address(Quotient<uint32_t>)},
+      {"__modsi3", Address(Remainder<int32_t>)},   {"__umodsi3", Address(Remainder<uint32_t>)},
+      {"__divdi3", Address(Quotient<int64_t>)},    {"__udivdi3", Address(Quotient<uint64_t>)},
+      {"__moddi3", Address(Remainder<int64_t>)},   {"__umoddi3", Address(Remainder<uint64_t>)},
+#endif
+      ALL(ENTRY)};
 #undef ENTRY
   const auto found = imports.find(name);
   return found == imports.end() ? nullptr : found->second;
