@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-slow test-faults check bench bench-slow clean-venv
+.PHONY: demo test test-slow test-faults test-cross check bench bench-slow clean-venv
 
 demo: $(VENV)/.ready
 	@$(BIN)/tvmflow run recipes/digits.yaml
@@ -22,6 +22,10 @@ test-slow: $(VENV)/.ready-to-test
 
 test-faults: $(VENV)/.ready-to-test
 	$(PYTEST) -m faults
+
+# libraries for other CPUs, under qemu: on PATH, or in the folder TVMFLOW_QEMU (see docs/emulation.md)
+test-cross: $(VENV)/.ready-to-test
+	$(PYTEST) -m cross -rs
 
 check: $(VENV)/.ready-to-test
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from tvmflow import tools
 from tvmflow.executors.nursery import Nursery
 from tvmflow.stores.local import LocalStore
+from tvmflow.targets.emulation import MACHINES, VARIABLE, find_qemu
 from tvmflow.targets.host import read_host, triple_of
 
 _REQUIRED: Final = ("apache-tvm", "apache-tvm-ffi", "onnx", "onnxruntime", "safetensors", "ziglang")
@@ -96,7 +97,14 @@ def _machine(store: LocalStore) -> list[Finding]:
             True,
             f"{broken} damaged files were set aside in {damaged}" if broken else "no damage seen",
         ),
+        # nothing is amiss without it, as long as no recipe asks for it
+        Finding("qemu, for verify.run_on: qemu", True, _emulators(), optional=True),
     ]
+
+
+def _emulators() -> str:
+    found = [path.name for each in MACHINES.values() if (path := find_qemu(each))]
+    return ", ".join(found) or f"none on PATH, and none in ${VARIABLE}"
 
 
 def _try(probe: _Probe, nursery: Nursery) -> Finding:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tvmflow.errors import RecipeError
 from tvmflow.exporters import EXPORTERS
 from tvmflow.frontends import FRONTENDS
 from tvmflow.recipe import LoadedRecipe, Recipe
-from tvmflow.stages import STAGES, export, pick_best, verify
+from tvmflow.stages import EVERY_STAGE, export, pick_best, runner, verify
 from tvmflow.targets.abilities import why_not_built, why_not_linked
+from tvmflow.targets.emulation import MACHINES, machine_of
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.values import Delivery, InputFile, Need, Plan, StageSpec
+
+# Not in a pipeline's list: `verify` needs it where it emulates.
+_RUNNER: Final = "runner"
 
 
 class PlannedRecipe(NamedTuple):
@@ -84,7 +88,7 @@ def _name_clashes(recipes: Sequence[PlannedRecipe]) -> list[str]:
 def _unbuildable(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
     """A target may be named for which there is no code, or no linker."""
     where = f"{planned.where(target)}: targets: '{target.name}'"
-    needed = {stage for stage in planned.stages if STAGES[stage].SCOPE == "target"}
+    needed = {stage for stage in planned.stages if EVERY_STAGE[stage].SCOPE == "target"}
     built = why_not_built(target.tvm)
     if needed and built:
         return [f"{where} cannot be built: {built}"]
@@ -94,20 +98,49 @@ def _unbuildable(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
     return []
 
 
+_VERIFY_ELSEWHERE: Final = (
+    "verified (verify.against: none turns that off; verify.run_on: qemu has it run under emulation, "
+    "and rpc on a device of its kind)"
+)
+
+
 def _unrunnable(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
-    """A target that cannot run here can be built, but not tuned or verified here."""
-    if not target.why_not:
-        return []
-    recipe, asked = planned.of(target), []
+    """A target that cannot run here can be built, but not tuned here, and verified only where it can run."""
+    recipe, asked, problems = planned.of(target), [], []
     if "tune" in planned.stages and recipe.tune.trials and target.why_not_tuned:
         asked.append("tuned (tune.trials: 0 turns that off)")
-    if "verify" in planned.stages and recipe.verify.against != "none":
-        asked.append("verified (verify.against: none turns that off)")
-    if not asked:
+    if "verify" in planned.stages:
+        if target.why_not and _must_run_here(recipe):
+            asked.append(_VERIFY_ELSEWHERE)
+        problems += _no_place(planned, target)
+    if asked:
+        problems.append(
+            f"{planned.where(target)}: targets: '{target.name}' cannot be {' or '.join(asked)} here: {target.why_not}"
+        )
+    return problems
+
+
+def _must_run_here(recipe: Recipe) -> bool:
+    """Whether verify may not do without running the library on this machine."""
+    checks = recipe.verify
+    return checks.run_on == "local" or (checks.run_on == "auto" and checks.against != "none")
+
+
+def _no_place(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
+    """A target for which there is no place of the kind that `verify.run_on` names."""
+    place, triple = verify.place(planned.of(target)), str(target.tvm.get("mtriple", ""))
+    if place == verify.QEMU and machine_of(triple) is None:
+        what = triple or str(target.tvm["kind"])
+        there = f"Linux on {', '.join(MACHINES)}"
+        problem = f"qemu runs libraries for {there}; '{target.name}' is for {what}"
+    elif place == verify.RPC and not target.remote:
+        hint = f"'{target.name}' needs `remote: {{key: NAME}}`"
+        problem = f"rpc runs libraries on the devices of a target's remote; {hint}"
+    else:
         return []
-    return [
-        f"{planned.where(target)}: targets: '{target.name}' cannot be {' or '.join(asked)} here: {target.why_not}"
-    ]
+    is_own = place != verify.place(planned.recipe)
+    where = planned.where(target, "verify", "run_on") if is_own else None
+    return [f"{where or planned.loaded.where('verify', 'run_on')}: verify.run_on: {problem}"]
 
 
 def _unexportable(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
@@ -131,23 +164,32 @@ def _unexportable(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
 def _stages_of(planned: PlannedRecipe) -> list[StageSpec]:
     specs: list[StageSpec] = []
     for name in planned.stages:
-        targets = planned.targets if STAGES[name].SCOPE == "target" else (None,)
+        targets = planned.targets if EVERY_STAGE[name].SCOPE == "target" else (None,)
+        if name == "verify":
+            emulated = [each for each in planned.targets if _emulates(planned.of(each))]
+            specs += [_spec(planned, _RUNNER, target) for target in emulated]
         specs += [_spec(planned, name, target) for target in targets]
     return specs
 
 
+def _emulates(recipe: Recipe) -> bool:
+    return verify.place(recipe) == verify.QEMU
+
+
 def _stage_id(recipe: Recipe, stage: str, target: ResolvedTarget | None) -> str:
-    scoped = target is not None and STAGES[stage].SCOPE == "target"
+    scoped = target is not None and EVERY_STAGE[stage].SCOPE == "target"
     return f"{recipe.name}:{stage}/{target.name}" if scoped and target else f"{recipe.name}:{stage}"
 
 
 def _spec(planned: PlannedRecipe, name: str, target: ResolvedTarget | None) -> StageSpec:
-    recipe, stage = planned.of(target), STAGES[name]
+    recipe, stage = planned.of(target), EVERY_STAGE[name]
     needs = tuple(
         Need(other, _stage_id(recipe, other, target), files)
         for other, files in stage.NEEDS.items()
         if other in planned.stages
     )
+    if name == "verify" and _emulates(recipe):
+        needs += (Need(_RUNNER, _stage_id(recipe, _RUNNER, target), (runner.RUNNER,)),)
     return StageSpec(
         id=_stage_id(recipe, name, target),
         stage=name,
@@ -168,7 +210,7 @@ def _frontend_tools(recipe: Recipe, stage: str) -> tuple[str, ...]:
         "import": frontend.TOOLS,
         "verify": frontend.REFERENCE_TOOLS if recipe.verify.against != "none" else (),
     }
-    return tuple(name for name in extra.get(stage, ()) if name not in STAGES[stage].TOOLS)
+    return tuple(name for name in extra.get(stage, ()) if name not in EVERY_STAGE[stage].TOOLS)
 
 
 def _files(

@@ -122,6 +122,7 @@ _Dtype = Annotated[str, _member(_DTYPES, "a dtype"), _enum(_DTYPES)]
 _Operator = Annotated[str, _member(OPERATORS, "an operator with a road"), _enum(sorted(OPERATORS))]
 _PresetName = Annotated[str, _member(PRESETS, "a target", _ALL_TARGETS), _enum(sorted(PRESETS))]
 _Output = Annotated[str, _member(OUTPUT_NAMES, "an output"), _enum(OUTPUT_NAMES)]
+_Place = Literal["auto", "local", "qemu", "rpc"]
 _StageName = Annotated[str, _member(STAGE_NAMES, "a stage"), _enum(STAGE_NAMES)]
 
 
@@ -466,6 +467,11 @@ class Verify(_Part):
     repeat: int = Field(
         default=10, ge=1, le=10_000, description="Repeats of the latency measurement."
     )
+    run_on: _Place = Field(
+        default="auto",
+        description="Where the library runs: `local`: here. `qemu`: here, with its CPU emulated (no latency). "
+        "`rpc`: on a device of the target's `remote`. `auto`: here.",
+    )
 
     @model_validator(mode="after")
     def _check_accuracy(self) -> Verify:
@@ -774,6 +780,16 @@ class Recipe(_Part):
                 except ValidationError as error:
                     context = error.errors()[0]["ctx"]
                     raise wrong(context["text"], "targets", index, part, *context["at"]) from None
+        return self
+
+    @model_validator(mode="after")
+    def _check_speedup(self) -> Recipe:
+        for index, target in enumerate(self.targets):
+            effective = self.of(target.name)
+            if effective.tune.min_speedup is not None and effective.verify.run_on == "qemu":
+                text = f"needs a latency, and none is measured under emulation (run_on: qemu), where '{target.name}' runs"
+                above = () if self.tune.min_speedup is not None else ("targets", index)
+                raise wrong(text, *above, "tune", "min_speedup")
         return self
 
     def of(self, target: str) -> Recipe:

@@ -182,6 +182,10 @@ def _describe_verify(facts: Mapping[str, Any]) -> list[str]:
             f"{name} agrees with {facts['reference']} on {facts['samples']} samples "
             f"(largest error: absolute {found['max_abs_error']:.2g}, relative {found['max_rel_error']:.2g})"
         )
+    if "ran_on" in facts:
+        lines.append(f"ran on {facts['ran_on']}")
+    if "latency_not_measured" in facts:
+        lines.append(f"latency is not measured: {facts['latency_not_measured']}")
     if facts["against"] == "none":
         lines.append("NOT VERIFIED against a reference (verify.against: none)")
     if "accuracy" in facts:

@@ -181,21 +181,27 @@ def load(path: str | Path, params: str | Path | Mapping[str, Array] | None = Non
     Raises BundleError when a file is damaged, when it was built for another CPU or for another
     version of TVM's runtime, or when weights do not fit, and says which.
     """
+    manifest, signature, library = unpack(path)
+    name = manifest.get("library", "library.so")
+    _check(path, manifest, hashlib.sha256(library).hexdigest() == manifest["sha256"][name])
+    loaded = _load_library(library, Path(name).suffix)
+    return Module(loaded, signature, manifest, _weights(path, manifest, params))
+
+
+def unpack(path: str | Path) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    """Manifest, signature and library of a bundle, for whatever machine it is. Raises BundleError."""
     try:
         with zipfile.ZipFile(path) as archive:
             manifest = json.loads(archive.read("manifest.json"))
             signature = json.loads(archive.read("signature.json"))
             name = manifest.get("library", "library.so")
-            library = archive.read(name)
+            return manifest, signature, archive.read(name)
     except FileNotFoundError:
         raise BundleError(f"there is no file {path}", fix="`tvmflow run RECIPE` makes it") from None
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
         raise BundleError(
             f"{path} is not a whole tvmflow bundle: {error}", fix="copy or build it again"
         ) from error
-    _check(path, manifest, hashlib.sha256(library).hexdigest() == manifest["sha256"][name])
-    loaded = _load_library(library, Path(name).suffix)
-    return Module(loaded, signature, manifest, _weights(path, manifest, params))
 
 
 def _check(path: str | Path, manifest: Mapping[str, Any], whole: bool) -> None:

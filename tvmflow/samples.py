@@ -128,14 +128,18 @@ def recorded(
 
 
 def outputs_of(run: Callable[[Feed], Mapping[str, Array]], samples: Samples) -> dict[str, Array]:
+    """`joined` of what `run` gives for each batch."""
+    return joined([run(feed) for feed in samples.batches], samples)
+
+
+def joined(results: Sequence[Mapping[str, Array]], samples: Samples) -> dict[str, Array]:
     """Every output over all batches, one after the other along the first axis; those of padding are cut off."""
     import numpy as np
 
-    results = [run(feed) for feed in samples.batches]
-    joined = {}
+    found = {}
     for name in results[0]:
         parts = [np.atleast_1d(result[name]) for result in results]
         whole = np.concatenate(parts) if len(parts) > 1 else parts[0]
         has_samples = samples.per_batch and all(len(part) == samples.per_batch for part in parts)
-        joined[name] = whole[: samples.real] if has_samples else whole
-    return joined
+        found[name] = whole[: samples.real] if has_samples else whole
+    return found

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.engine import recipe, target
 from tvmflow import tools
-from tvmflow.stages import STAGES
+from tvmflow.stages import EVERY_STAGE as STAGES
 
 HEAVY = ("tvm", "numpy", "onnx", "onnxruntime", "mxnet", "doit", "safetensors", "xgboost")
 each_stage = pytest.mark.parametrize("name", STAGES)

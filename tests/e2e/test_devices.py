@@ -19,6 +19,9 @@ BOARD = (
     f"{{name: board, tvm: {{kind: llvm, mtriple: {TARGET['mtriple']}}}, num_cores: 2, "
     f"remote: {{key: {rpc.KEY}, timeout_s: 20}}}}"
 )
+# of an architecture that this machine is not
+NATIVE = str(TARGET["mtriple"])
+FOREIGN = "x86_64-linux-gnu" if NATIVE.startswith("aarch64") else "aarch64-linux-gnu"
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,32 @@ def test_a_library_is_tuned_on_devices_and_then_needs_none(board: Project, farm:
     assert all(server.sessions for server in farm.servers)
     board.environment[VARIABLE] = NOWHERE
     assert "all 7 stages are up to date, nothing to run" in board.tvmflow("run", "tiny.yaml").out
+
+
+def test_a_library_is_verified_on_a_device(board: Project, farm: rpc.Farm) -> None:
+    """It is sent there and agrees with ONNX Runtime; what is timed is its device, tuned and untuned."""
+    board.write_recipe(trials=2, targets=[BOARD])
+    board.edit_recipe("verify: {", "verify: {run_on: rpc, ")
+    ran = board.tvmflow("run", "tiny.yaml")
+    assert ran.code == 0, ran.out + ran.err
+    assert "verify/board: scores agrees with ONNX Runtime" in ran.out
+    verdict = json.loads((board.folder / "dist/tiny/board/verify.json").read_text())
+    assert verdict["passed"] and verdict["outputs"]["scores"]["elements"] > 0
+    assert verdict["ran_on"] in [f"{rpc.KEY} at {server.address}" for server in farm.servers]
+    assert verdict["latency"].keys() <= {"library", "untuned"}
+    assert 0 < verdict["latency"]["library"]["median"] < 1
+    assert f"verify/board: ran on {verdict['ran_on']}" in ran.out
+
+
+def test_a_library_that_a_device_cannot_run_is_not_delivered(board: Project) -> None:
+    """One for another architecture is refused by the device, in a sentence and not in a trace."""
+    board.write_recipe(targets=[BOARD.replace(NATIVE, FOREIGN)])
+    board.edit_recipe("verify: {", "verify: {run_on: rpc, ")
+    ran = board.tvmflow("run", "tiny.yaml")
+    assert ran.code == 1, ran.out + ran.err
+    assert "Traceback" not in ran.out + ran.err
+    assert f"the key '{rpc.KEY}' cannot be used" in ran.out or "does not run on board" in ran.out
+    assert not (board.folder / "dist/tiny/board/tiny.tvmflow").exists()
 
 
 def test_a_run_that_is_killed_goes_on_with_what_the_devices_measured(

@@ -8,6 +8,9 @@ import pytest
 
 from tests.support.engine import COMPILE, STAGES, plan_of, planned, recipe, target
 from tvmflow.errors import RecipeError
+from tvmflow.recipe import Recipe
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.values import Need
 
 
 def test_one_import_serves_all_targets() -> None:
@@ -79,10 +82,11 @@ def test_two_recipes_of_one_name_are_refused() -> None:
 def test_a_target_that_cannot_run_here_can_be_built_but_not_measured() -> None:
     """Each thing that would have to run is named with the field that turns it off."""
     away = target("cortex-a72", why_not="it is aarch64, this machine is x86_64")
-    asked = recipe(tune={"trials": 5})
+    there = [{"name": "cortex-a72", "tvm": {"kind": "llvm"}}]
+    asked = recipe(tune={"trials": 5}, targets=there)
     with pytest.raises(RecipeError, match=r"tuned \(tune.trials: 0 .*verified \(verify.against"):
         plan_of(planned(asked, away))
-    quiet = recipe(verify={"against": "none"})
+    quiet = recipe(verify={"against": "none"}, targets=there)
     assert plan_of(planned(quiet, away)).stages
 
 
@@ -131,3 +135,85 @@ def test_libraries_are_called_as_their_system_calls_them() -> None:
         "arm64-apple-macos13": ["net.dylib", "libnet.a"],
         "x86_64-pc-windows-msvc": ["net.dll", "net.lib"],
     }
+
+
+def away(**fields: Any) -> ResolvedTarget:
+    """A board that this machine cannot run."""
+    made = target("edge", why_not="it is for aarch64, and this machine is x86_64")
+    return made._replace(tvm={**made.tvm, "mtriple": "aarch64-linux-gnu", **fields})
+
+
+def for_edge(*names: str, **fields: Any) -> Recipe:
+    """A recipe for that board, or for boards of these names."""
+    return recipe(
+        targets=[{"name": name, "tvm": {"kind": "llvm"}} for name in names or ("edge",)], **fields
+    )
+
+
+def test_a_target_is_verified_where_the_recipe_says() -> None:
+    """Each road that there is stands in the message, and each of them is taken."""
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(for_edge(), away()))
+    (problem,) = caught.value.problems
+    assert problem.startswith("/recipes/net.yaml:targets.0: targets: 'edge' cannot be verified (")
+    for word in ("verify.against: none", "verify.run_on: qemu", "rpc"):
+        assert word in problem
+    assert plan_of(planned(for_edge(verify={"run_on": "qemu"}), away())).stages
+    board = away()._replace(remote={"key": "pi4", "priority": 1, "timeout_s": 60.0})
+    assert plan_of(planned(for_edge(verify={"run_on": "rpc"}), board)).stages
+    with pytest.raises(RecipeError, match="cannot be verified"):
+        plan_of(planned(for_edge(verify={"run_on": "local", "against": "none"}), away()))
+
+
+def test_a_place_that_the_target_does_not_have_is_told() -> None:
+    """With the place of `run_on` in the recipe."""
+    emulated, remote = (for_edge(verify={"run_on": place}) for place in ("qemu", "rpc"))
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(emulated, away(mtriple="arm64-apple-macos13")))
+    assert caught.value.problems == [
+        "/recipes/net.yaml:verify.run_on: verify.run_on: qemu runs libraries for Linux on aarch64, "
+        "armv7, riscv64, x86_64; 'edge' is for arm64-apple-macos13"
+    ]
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(remote, away()))
+    assert caught.value.problems == [
+        "/recipes/net.yaml:verify.run_on: verify.run_on: rpc runs libraries on the devices of a "
+        "target's remote; 'edge' needs `remote: {key: NAME}`"
+    ]
+
+
+def test_emulation_adds_the_runner() -> None:
+    """A stage for each target, equal for equal architectures, and known to verify alone."""
+    made = for_edge("edge", "other", verify={"run_on": "qemu"})
+    plan = plan_of(planned(made, away(), away(mcpu="cortex-a76")._replace(name="other")))
+    stages = {spec.id: spec for spec in plan.stages}
+    one, two = stages["net:runner/edge"], stages["net:runner/other"]
+    assert one.settings == two.settings == {"compiled": "aarch64-linux-musl"}
+    assert (one.needs, one.files) == ((), ())
+    verify = stages["net:verify/edge"]
+    assert Need("runner", "net:runner/edge", ("runner",)) in verify.needs
+    assert [spec.id for spec in plan.stages if "net:runner/edge" in str(spec.needs)] == [verify.id]
+    assert "net:runner/host" not in {spec.id for spec in plan_of(planned(recipe())).stages}
+
+
+def test_a_target_may_have_a_place_of_its_own() -> None:
+    """One recipe, some of whose libraries run here and others under emulation."""
+    edge = {"name": "edge", "tvm": {"kind": "llvm"}, "verify": {"run_on": "qemu"}}
+    made = recipe(targets=["host", edge])
+    ids = {spec.id for spec in plan_of(planned(made, target("host"), away())).stages}
+    assert "net:runner/edge" in ids and "net:runner/host" not in ids
+    with pytest.raises(RecipeError) as caught:
+        # as `--target edge` has it
+        plan_of(planned(made, away(mtriple="")))
+    (problem,) = caught.value.problems
+    assert problem.startswith("/recipes/net.yaml:targets.1.verify.run_on: verify.run_on: qemu runs")
+
+
+def test_where_a_library_runs_is_part_of_what_it_is_verified_by() -> None:
+    """And says nothing where it runs here, so that `auto` and `local` are one."""
+
+    def settings(place: str) -> Any:
+        return plan_of(planned(recipe(verify={"run_on": place}))).stages[-1].settings
+
+    assert settings("auto") == settings("local")
+    assert settings("qemu") == {**settings("auto"), "run_on": "qemu"}

@@ -102,6 +102,7 @@ def test_a_recipe_of_three_fields_is_enough() -> None:
         "samples": 3,
         "seed": 0,
         "repeat": 10,
+        "run_on": "auto",
     }
 
 

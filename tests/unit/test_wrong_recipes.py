@@ -96,7 +96,7 @@ WRONG = [
     wrong(
         "unknown field of verify",
         ("rtol", "tolerance"),
-        "14:3: verify.tolerance: there is no such field (there are against, data, label, rtol, atol, min_accuracy, samples, seed, repeat)",
+        "14:3: verify.tolerance: there is no such field (there are against, data, label, rtol, atol, min_accuracy, samples, seed, repeat, run_on)",
     ),
     wrong("no version", ("recipe: 1\n", ""), "1:1: recipe: is missing; write `recipe: 1`"),
     wrong(
@@ -636,6 +636,19 @@ WRONG = [
         "accuracy 95%",
         ("rtol: 1.0e-3", "min_accuracy: 95%"),
         "14:17: verify.min_accuracy: must be a number, not the text '95%'",
+    ),
+    wrong(
+        "a place that there is not",
+        ("data: data.npz", "run_on: board"),
+        "13:11: verify.run_on: must be one of auto, local, qemu, rpc, not the text 'board'",
+    ),
+    wrong(
+        "a speed under emulation",
+        (
+            "trials: 4\noutputs: [bundle]\nverify:",
+            "trials: 4\n  min_speedup: 1.1\nverify:\n  run_on: qemu",
+        ),
+        "11:16: tune.min_speedup: needs a latency, and none is measured under emulation (run_on: qemu), where 'host' runs",
     ),
     wrong("tolerance nan", ("1.0e-3", ".nan"), "14:9: verify.rtol: must be a finite number"),
     wrong("tolerance inf", ("1.0e-3", ".inf"), "14:9: verify.rtol: must be a finite number"),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tvmflow.stages import STAGES
+from tvmflow.stages import EVERY_STAGE
 from tvmflow.stages._base import StageContext
 from tvmflow.stores.local import disk_errors
 from tvmflow.values import StageCall
@@ -24,4 +24,4 @@ def run_stage(payload: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -
         emit=emit,
     )
     with disk_errors(call.out):
-        return STAGES[call.stage].run(call.settings, context)
+        return EVERY_STAGE[call.stage].run(call.settings, context)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from tvmflow.stages import build, export, extract_tasks, import_model, pick_best, tune, verify
+from tvmflow.stages import (
+    build,
+    export,
+    extract_tasks,
+    import_model,
+    pick_best,
+    runner,
+    tune,
+    verify,
+)
 from tvmflow.stages._base import Stage
 
 STAGES: Final[dict[str, Stage]] = {
@@ -16,3 +25,6 @@ STAGES: Final[dict[str, Stage]] = {
     "export": export,
     "verify": verify,
 }
+
+EVERY_STAGE: Final[dict[str, Stage]] = {**STAGES, "runner": runner}
+"""Also those that no pipeline names: a plan has them where another stage needs what they make."""

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from tvmflow import samples
 from tvmflow.errors import VerifyFailed
@@ -17,11 +17,10 @@ from tvmflow.frontends._base import Reference
 from tvmflow.samples import Samples
 from tvmflow.stages import _kernels, build
 from tvmflow.stages._base import StageContext
+from tvmflow.values import TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from tvmflow.runtime import Module
 
     Array = np.ndarray[Any, Any]
     Feed = dict[str, Array]
@@ -39,6 +38,12 @@ TIMEOUT_S: Final = 4 * 3600.0
 
 VERDICT: Final = "verdict.json"
 
+LOCAL: Final = "local"
+QEMU: Final = "qemu"
+RPC: Final = "rpc"
+
+_NO_LATENCY: Final = "an emulated CPU says nothing of the speed of a real one"
+
 _LOOK_S: Final = 0.05
 _MOST_SETTLING_S: Final = 2.0
 # An untuned ResNet takes seconds a call: fewer repeats then, but never fewer than this.
@@ -50,7 +55,7 @@ _MIN_SECONDS_PER_REPEAT: Final = 0.02
 def settings(recipe: Any, target: Any) -> dict[str, Any]:
     """The checks, the ranges of random inputs, and the machine whose latency is reported."""
     kind, speedup = recipe.model.kind, recipe.tune.min_speedup
-    verify = recipe.verify.model_dump(mode="json", exclude={"data"})
+    verify = recipe.verify.model_dump(mode="json", exclude={"data", "run_on"})
     return {
         "verify": {**verify, "data": recipe.verify.data is not None},
         "inputs": {
@@ -67,21 +72,45 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
             "device": target.device,
             "why_not": target.why_not,
         },
+        **_elsewhere(recipe, target),
     }
+
+
+def place(recipe: Any) -> str:
+    """Where the libraries of a recipe (as it is for one target) are run: LOCAL, QEMU or RPC."""
+    chosen = str(recipe.verify.run_on)
+    return LOCAL if chosen == "auto" else chosen
+
+
+def _elsewhere(recipe: Any, target: Any) -> dict[str, Any]:
+    """What only libraries that do not run here depend on."""
+    where = place(recipe)
+    if where == LOCAL:
+        return {}
+    return {"run_on": where, **({"remote": target.remote} if where == RPC else {})}
 
 
 def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     """Write the verdict; raise VerifyFailed when a check fails."""
-    from tvmflow import runtime
+    checks, target, where = settings["verify"], settings["target"], settings.get("run_on", LOCAL)
+    if where == LOCAL and checks["against"] == "none" and target["why_not"]:
+        return _conclude({"passed": True, "against": "none", "not_run": target["why_not"]}, ctx)
+    with _subject(where, settings, ctx) as module:
+        return _conclude(_judge(where, module, settings, ctx), ctx)
+
+
+def _judge(
+    where: str, module: Subject, settings: Mapping[str, Any], ctx: StageContext
+) -> dict[str, Any]:
+    """All that is found out about the library, and whether it is good enough."""
     from tvmflow.targets.devices import exclusive
 
     checks, target = settings["verify"], settings["target"]
-    if checks["against"] == "none" and target["why_not"]:
-        return _conclude({"passed": True, "against": "none", "not_run": target["why_not"]}, ctx)
-    module = runtime.load(ctx.inputs["export/module.tvmflow"])
     data = _samples(module, settings, ctx.inputs.get("data"))
     verdict: dict[str, Any] = {"against": checks["against"], "samples": data.real}
-    ours = samples.outputs_of(module.run, data)
+    ours = samples.joined(module.run_all(data.batches), data)
+    if where != LOCAL:
+        verdict["ran_on"] = module.ran_on
     with _reference(settings, module, ctx) as reference:
         if reference is not None:
             theirs = samples.outputs_of(reference.run, data)
@@ -94,11 +123,18 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
                 verdict["reference_accuracy"] = _accuracy(theirs, module, data.labels)
         if data.labels is not None:
             verdict["accuracy"] = _accuracy(ours, module, data.labels)
-        with exclusive(ctx.locks, target["device"]):
-            verdict["latency"] = _latencies(module, reference, data.batches[0], settings, ctx)
+        if module.timed is None:
+            verdict["latency_not_measured"] = _NO_LATENCY
+        else:
+            # the reference runs here, and says nothing of the speed of another machine
+            beside = reference if where == LOCAL else None
+            with exclusive(ctx.locks, target["device"]):
+                verdict["latency"] = _latencies(
+                    module.timed, beside, data.batches[0], settings, ctx
+                )
     verdict["failures"] = _failures(verdict, checks) + _too_slow(verdict, settings)
     verdict["passed"] = not verdict["failures"]
-    return _conclude(verdict, ctx)
+    return verdict
 
 
 def _conclude(verdict: dict[str, Any], ctx: StageContext) -> dict[str, Any]:
@@ -111,10 +147,101 @@ def _conclude(verdict: dict[str, Any], ctx: StageContext) -> dict[str, Any]:
     return verdict
 
 
+# ---------------------------------------------------------------- what is verified
+
+
+class Timed(Protocol):
+    """Something whose calls can be timed."""
+
+    def latency(self, feed: Feed, *, repeat: int, min_seconds: float) -> list[float]:
+        """Seconds per call, for each of `repeat` repeats of at least `min_seconds`."""
+        ...
+
+
+class TimedLibrary(Timed, Protocol):
+    """A library on a machine whose speed means something."""
+
+    def beside(self, built: Any) -> Timed:
+        """What TVM built of the same model with other schedules, where this one runs."""
+        ...
+
+
+class Subject(Protocol):
+    """The library, wherever it runs."""
+
+    @property
+    def timed(self) -> TimedLibrary | None:
+        """The same, where its speed means something."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
+
+    @property
+    def ran_on(self) -> str:
+        """What ran it, once it has run."""
+
+    def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
+        """Outputs by name for every batch of inputs by name."""
+        ...
+
+
+class _Here:
+    """The library in this process."""
+
+    ran_on = "this machine"
+
+    def __init__(self, bundle: Path) -> None:
+        from tvmflow import runtime
+
+        self.module = runtime.load(bundle)
+        self.inputs, self.outputs = self.module.inputs, self.module.outputs
+        self.latency = self.module.latency
+
+    @property
+    def timed(self) -> TimedLibrary:
+        return self
+
+    def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
+        return [self.module.run(feed) for feed in feeds]
+
+    def beside(self, built: Any) -> Timed:
+        from tvmflow.runtime import Module
+
+        signature = {
+            way: [spec.to_json() for spec in getattr(self.module, way)]
+            for way in ("inputs", "outputs")
+        }
+        return Module(built.jit(), signature, self.module.manifest)
+
+
+@contextlib.contextmanager
+def _subject(where: str, settings: Mapping[str, Any], ctx: StageContext) -> Iterator[Subject]:
+    bundle = ctx.inputs["export/module.tvmflow"]
+    if where == LOCAL:
+        yield _Here(bundle)
+        return
+    from tvmflow import runtime
+    from tvmflow.stages import _elsewhere
+
+    _, described, content = runtime.unpack(bundle)
+    signature = _elsewhere.Signature.from_json(described)
+    library = ctx.work / "library.so"
+    library.write_bytes(content)
+    if where == QEMU:
+        runner = ctx.inputs["runner/runner"]
+        yield _elsewhere.Emulated(signature, library, runner, settings["target"], ctx.work)
+        return
+    with _elsewhere.devices(settings["remote"], ctx.work / "sessions.log") as farm:
+        yield _elsewhere.OnDevice(signature, library, farm, settings["target"], ctx.work)
+
+
 # ---------------------------------------------------------------- inputs
 
 
-def _samples(module: Module, settings: Mapping[str, Any], path: Path | None) -> Samples:
+def _samples(module: Subject, settings: Mapping[str, Any], path: Path | None) -> Samples:
     """What the library is run on: the file that the recipe names, or seeded random inputs."""
     checks = settings["verify"]
     if path is None:
@@ -135,7 +262,7 @@ def _samples(module: Module, settings: Mapping[str, Any], path: Path | None) -> 
 
 @contextlib.contextmanager
 def _reference(
-    settings: Mapping[str, Any], module: Module, ctx: StageContext
+    settings: Mapping[str, Any], module: Subject, ctx: StageContext
 ) -> Iterator[Reference | None]:
     if settings["verify"]["against"] == "none":
         yield None
@@ -199,7 +326,7 @@ def _finite(value: Any) -> float | str:
     return number if number - number == 0.0 else str(number)
 
 
-def _accuracy(outputs: Mapping[str, Array], module: Module, labels: Array) -> float:
+def _accuracy(outputs: Mapping[str, Array], module: Subject, labels: Array) -> float:
     """Top-1 accuracy of the first output: the share of samples whose largest score is the label's."""
     scores = outputs[module.outputs[0].name].reshape(len(labels), -1)
     return float((scores.argmax(axis=1) == labels.reshape(-1)).mean())
@@ -244,7 +371,7 @@ def _too_slow(verdict: Mapping[str, Any], settings: Mapping[str, Any]) -> list[s
 
 
 def _latencies(
-    module: Module,
+    library: TimedLibrary,
     reference: Reference | None,
     feed: Feed,
     settings: Mapping[str, Any],
@@ -253,15 +380,15 @@ def _latencies(
     """Seconds per call of the library, of the same model untuned, and of the reference; one after the other."""
     repeat = settings["verify"]["repeat"]
     roads = json.loads(ctx.inputs["build/kernels.json"].read_text())
-    found = {"library": _summary(_measure(module, feed, repeat))}
+    found = {"library": _summary(_measure(library, feed, repeat))}
     if build.TUNED in roads.values():
-        found["untuned"] = _summary(_measure(_untuned(module, settings, ctx), feed, repeat))
+        found["untuned"] = _summary(_measure(library.beside(_untuned(settings, ctx)), feed, repeat))
     if reference is not None:
         found["reference"] = _summary(_measure(reference, feed, repeat))
     return found
 
 
-def _measure(subject: Module | Reference, feed: Feed, repeat: int) -> list[float]:
+def _measure(subject: Timed, feed: Feed, repeat: int) -> list[float]:
     _settle()
     once = subject.latency(feed, repeat=1, min_seconds=0.0)[0]
     affordable = int(_SECONDS_PER_SUBJECT / max(once, _MIN_SECONDS_PER_REPEAT))
@@ -291,17 +418,14 @@ def _settle() -> None:
             return
 
 
-def _untuned(module: Module, settings: Mapping[str, Any], ctx: StageContext) -> Module:
+def _untuned(settings: Mapping[str, Any], ctx: StageContext) -> Any:
     """The same model with the schedules that it has without tuning, compiled in this process."""
-    from tvmflow.runtime import Module
     from tvmflow.stages import _lowering
 
     mod = _lowering.load_ir(ctx.inputs["import/model.json"])
     params = _lowering.load_weights(ctx.inputs["import/params.safetensors"])
     target, kernels = settings["target"]["tvm"], settings["lowering"]
-    library = _lowering.compile_untuned(mod, params, target, kernels, settings["schedules"])
-    signature = json.loads(ctx.inputs["import/signature.json"].read_text())
-    return Module(library.jit(), signature, module.manifest)
+    return _lowering.compile_untuned(mod, params, target, kernels, settings["schedules"])
 
 
 def _summary(seconds: Sequence[float]) -> dict[str, float]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from tvmflow.targets import linking
+from tvmflow.targets.emulation import find_qemu, machine_of
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.values import Json
 
@@ -41,15 +42,17 @@ def why_not_linked(tvm: Mapping[str, Json], toolchain: Json) -> str:
     return "" if toolchain else linking.why_not(str(tvm.get("mtriple", "")))
 
 
-def no_emulator(target: ResolvedTarget) -> str:
-    """What is said of running a target under emulation where nobody has looked: nothing."""
-    return ""
+def emulator(target: ResolvedTarget) -> str:
+    """How a target that does not run here can be run all the same, or empty."""
+    machine = machine_of(str(target.tvm.get("mtriple", "")))
+    if machine is None:
+        return ""
+    is_there = find_qemu(machine) is not None
+    return "under emulation (verify.run_on: qemu)" if is_there else "qemu would run it"
 
 
-def abilities_of(
-    target: ResolvedTarget, emulator: Callable[[ResolvedTarget], str] = no_emulator
-) -> Abilities:
-    """What can be done for this target. `emulator` adds a remark on how else it might be run here."""
+def abilities_of(target: ResolvedTarget) -> Abilities:
+    """What can be done for this target."""
     built = why_not_built(target.tvm)
     linked = "nothing is built" if built else why_not_linked(target.tvm, target.toolchain)
     remark = emulator(target) if target.why_not else ""

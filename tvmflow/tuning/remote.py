@@ -362,7 +362,7 @@ def build_one(payload: Json, send: Send) -> Json:
         raise
     # whatever TVM raises here is this candidate's failure and no one else's
     except Exception as error:
-        return {"failure": _failure(clock.now, error)}
+        return {"failure": failure(clock.now, error)}
     return {}
 
 
@@ -387,7 +387,7 @@ def build_finalists(payload: Json, send: Send) -> Json:
         raise
     # whatever TVM raises
     except Exception as error:
-        return {"failure": _failure(clock.now, error)}
+        return {"failure": failure(clock.now, error)}
     return {"libraries": ["untuned.so", *names], "road": road}
 
 
@@ -412,7 +412,7 @@ def run_finalists(payload: Json, send: Send) -> Json:
     clock = measure.Phases(send)
     try:
         with clock.phase("send"):
-            there = _Device(payload)
+            there = Device(payload)
             folder = Path(payload["folder"])
             kernels = [name and there.load(folder / name) for name in payload["libraries"]]
             arguments = there.arguments(payload["mod"])
@@ -425,7 +425,7 @@ def run_finalists(payload: Json, send: Send) -> Json:
         raise
     # whatever the session raises; who is to blame is decided by those who sent this
     except Exception as error:
-        return {"failure": _failure(clock.now, error)}
+        return {"failure": failure(clock.now, error)}
 
 
 def run_one(payload: Json, send: Send) -> Json:
@@ -437,7 +437,7 @@ def run_one(payload: Json, send: Send) -> Json:
     clock = measure.Phases(send)
     try:
         with clock.phase("send"):
-            there = _Device(payload)
+            there = Device(payload)
             kernel = there.load(Path(payload["library"]))
             arguments = there.arguments(payload["mod"])
         with clock.phase("run"):
@@ -449,10 +449,11 @@ def run_one(payload: Json, send: Send) -> Json:
         raise
     # whatever the session raises; who is to blame is decided by those who sent this
     except Exception as error:
-        return {"failure": _failure(clock.now, error)}
+        return {"failure": failure(clock.now, error)}
 
 
-def _failure(phase: str, error: Exception) -> Json:
+def failure(phase: str, error: Exception) -> Json:
+    """What a child that works with a device gives when something is raised in a phase."""
     kind = "timeout" if "RPCSessionTimeoutError" in str(error) else "error"
     return {"phase": phase, "kind": kind, "message": measure.first_line(error)}
 
@@ -477,7 +478,7 @@ class _Kernel:
         return self._module.time_evaluator(name, self._device, **options)
 
 
-class _Device:
+class Device:
     """A session on a device. Its server ends it after `limit_s`."""
 
     def __init__(self, payload: Json) -> None:
@@ -487,9 +488,19 @@ class _Device:
         self._device = self._session.cpu(0)
         self._use_threads(int(payload["target"]["num-cores"]))
 
-    def load(self, library: Path) -> _Kernel:
+    @property
+    def device(self) -> Any:
+        """TVM's name of it in this session."""
+        return self._device
+
+    def send(self, library: Path) -> Any:
+        """A shared library, loaded there."""
         self._session.upload(str(library), library.name)
-        return _Kernel(self._session.load_module(library.name), self._device)
+        return self._session.load_module(library.name)
+
+    def load(self, library: Path) -> _Kernel:
+        """A library with one kernel."""
+        return _Kernel(self.send(library), self._device)
 
     def arguments(self, mod: str) -> list[Any]:
         fill = self._function(_FILL)

@@ -1,0 +1,197 @@
+"""Libraries for other CPUs, built here, run under qemu, and compared with the framework: `make test-cross`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.support.project import Project
+from tvmflow import runtime
+from tvmflow.stages import _elsewhere
+from tvmflow.targets.emulation import MACHINES, VARIABLE, find_qemu
+from tvmflow.targets.host import read_host
+from tvmflow.values import Json
+
+pytestmark = pytest.mark.cross
+
+needs_mxnet = pytest.mark.skipif(
+    importlib.util.find_spec("mxnet") is None, reason="the extra tvmflow[mxnet] is not installed"
+)
+
+DIGITS: Final = f"""\
+recipe: 1
+name: digits
+model:
+  mxnet: {{prefix: {ROOT}/recipes/models/digits, epoch: 10}}
+inputs:
+  data: {{shape: [1, 1, 8, 8], dtype: float32}}
+targets:
+  - {{name: board, num_cores: 2, tvm: TARGET}}
+verify:
+  run_on: qemu
+  data: {ROOT}/recipes/models/digits-test.npz
+  min_accuracy: 0.95
+  AGAINST
+pipeline: compile
+"""
+
+BOARDS: Final[dict[str, tuple[str, Json]]] = {
+    "cortex-a72": (
+        "aarch64",
+        {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"},
+    ),
+    "riscv64": (
+        "riscv64",
+        {
+            "kind": "llvm",
+            "mtriple": "riscv64-linux-gnu",
+            "mcpu": "generic-rv64",
+            "mattr": ["+m", "+a", "+f", "+d", "+c"],
+            "mabi": "lp64d",
+        },
+    ),
+    "armv7 with NEON": (
+        "armv7",
+        {
+            "kind": "llvm",
+            "mtriple": "armv7-linux-gnueabihf",
+            "mcpu": "cortex-a9",
+            "mattr": ["+neon"],
+            "mfloat-abi": "hard",
+        },
+    ),
+    "x86-64-v3": ("x86_64", {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3"}),
+}
+
+
+def needs_qemu(arch: str) -> None:
+    if find_qemu(MACHINES[arch]) is None:
+        pytest.skip(
+            f"there is no qemu-{MACHINES[arch].qemu} on PATH; without root: `apt-get download "
+            "qemu-user-static && dpkg -x qemu-user-static_*.deb /tmp/qemu`, then "
+            f"{VARIABLE}=/tmp/qemu/usr/bin"
+        )
+
+
+@pytest.fixture(scope="session")
+def runners(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of all tests here, so that the runner for an architecture is compiled once; also the next time, where TVMFLOW_TEST_STORE names one."""
+    kept = os.environ.get("TVMFLOW_TEST_STORE")
+    return Path(kept).absolute() if kept else tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture
+def crossing(project: Project, runners: Path) -> Project:
+    project.environment["TVMFLOW_STORE"] = str(runners)
+    if folder := os.environ.get(VARIABLE):
+        project.environment[VARIABLE] = folder
+    return project
+
+
+def write(project: Project, target: Json, against: str = "reference") -> None:
+    text = DIGITS.replace("TARGET", json.dumps(target)).replace("AGAINST", f"against: {against}")
+    (project.folder / "digits.yaml").write_text(text)
+
+
+def verdict_of(project: Project) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        (project.folder / "dist/digits/board/verify.json").read_text()
+    )
+    return found
+
+
+@needs_mxnet
+@pytest.mark.parametrize("board", BOARDS)
+def test_the_digits_are_recognised_on_another_cpu(crossing: Project, board: str) -> None:
+    """The bundle passes verify under qemu: it agrees with MXNet on the images that training did not see."""
+    arch, target = BOARDS[board]
+    needs_qemu(arch)
+    write(crossing, target)
+    ran = crossing.tvmflow("run", "digits.yaml")
+    assert ran.code == 0, ran.out + ran.err
+    verdict = verdict_of(crossing)
+    assert verdict["passed"] and verdict["against"] == "reference"
+    assert verdict["samples"] == 360
+    assert verdict["accuracy"] == verdict["reference_accuracy"] >= 0.95
+    assert verdict["ran_on"].startswith(f"qemu-{MACHINES[arch].qemu} ")
+    assert "latency" not in verdict and verdict["latency_not_measured"]
+    assert f"verify/board: ran on {verdict['ran_on']}" in ran.out
+    assert "verify/board: latency is not measured" in ran.out
+    again = crossing.tvmflow("run", "digits.yaml")
+    assert "nothing to run" in again.out
+
+
+def test_emulation_changes_no_bit(crossing: Project, tmp_path: Path) -> None:
+    """What this CPU computes natively, qemu computes with the same library."""
+    needs_qemu("x86_64")
+    host, (_, target) = read_host(), BOARDS["x86-64-v3"]
+    if host.arch != "x86_64" or "avx2" not in host.flags:
+        pytest.skip("this machine does not run x86-64-v3 natively")
+    write(crossing, target, against="none")
+    ran = crossing.tvmflow("run", "digits.yaml", "--json")
+    assert ran.code == 0, ran.out + ran.err
+    bundle = crossing.folder / "dist/digits/board/digits.tvmflow"
+    native = runtime.load(bundle)
+    _, described, content = runtime.unpack(bundle)
+    library = tmp_path / "library.so"
+    library.write_bytes(content)
+    subject = _elsewhere.Emulated(
+        _elsewhere.Signature.from_json(described),
+        library,
+        runner_of(crossing),
+        {"tvm": target, "cores": 2},
+        tmp_path,
+    )
+    rng = np.random.default_rng(0)
+    feeds = [{"data": rng.random((1, 1, 8, 8), np.float32)} for _ in range(20)]
+    for ours, theirs in zip(subject.run_all(feeds), map(native.run, feeds), strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, array in theirs.items():
+            np.testing.assert_array_equal(ours[name], array)
+
+
+def runner_of(project: Project) -> Path:
+    """The runner that the last run made, or found."""
+    from tvmflow.stores.local import LocalStore
+
+    store = LocalStore(project.environment["TVMFLOW_STORE"])
+    artifact = store.find(store.last_key("digits", "runner/board") or "")
+    assert artifact is not None
+    (file,) = artifact.files
+    return Path(store.blob(file.digest))
+
+
+def test_a_library_for_a_better_cpu_is_refused(crossing: Project) -> None:
+    """AVX2 on a CPU without it ends in a sentence with the signal's name, and nothing is delivered."""
+    needs_qemu("x86_64")
+    _, target = BOARDS["x86-64-v3"]
+    write(crossing, {**target, "mcpu": "x86-64-v2", "mattr": ["+avx2", "+fma"]}, against="none")
+    ran = crossing.tvmflow("run", "digits.yaml")
+    assert ran.code == 1, ran.out + ran.err
+    assert "Traceback" not in ran.out + ran.err
+    assert "verify/board: failed: the library was ended by SIGILL under qemu-x86_64" in ran.out
+    assert "-cpu Nehalem" in ran.out
+    assert not (crossing.folder / "dist/digits/board/digits.tvmflow").exists()
+
+
+def test_without_qemu_the_remedy_is_told(crossing: Project, tmp_path: Path) -> None:
+    """The library is there; only its check has to wait for qemu."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    crossing.environment[VARIABLE] = str(empty)
+    needs_qemu("x86_64")
+    write(crossing, BOARDS["x86-64-v3"][1], against="none")
+    shutil.rmtree(crossing.folder / "dist", ignore_errors=True)
+    crossing.edit_recipe("min_accuracy: 0.95", "min_accuracy: 0.9", "digits.yaml")
+    ran = crossing.tvmflow("run", "digits.yaml")
+    assert ran.code == 4, ran.out + ran.err
+    assert f"there is no qemu-x86_64 (nor qemu-x86_64-static) in ${VARIABLE} ({empty})" in ran.out
+    assert "apt-get download qemu-user-static" in ran.out
