@@ -1,4 +1,4 @@
-"""Links object files into shared libraries with the linker in the `ziglang` wheel: no compiler needed.
+"""Links object files into libraries with what is in the `ziglang` wheel: no compiler needed.
 
 The linker runs in a folder of its own with relative names, without build id and symbols, so
 that the same objects give the same bytes anywhere.
@@ -6,6 +6,7 @@ that the same objects give the same bytes anywhere.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -68,6 +69,20 @@ def archive_static(objects: Sequence[Path], output: Path, triple: str) -> None:
                 fix="run `tvmflow doctor`; it tries the linker by itself",
             )
         shutil.move(folder / "made", output)
+
+
+def complaint_about(source: Path, includes: Sequence[Path]) -> str:
+    """What a C compiler says first against a file, as `LINE: what`; empty when it is correct C."""
+    command = [sys.executable, "-m", "ziglang", "cc", "-c", "-O0", "-w"]
+    command += [f"-I{folder}" for folder in includes]
+    # zig's cc cannot do -fsyntax-only: it looks for an object file
+    with tempfile.TemporaryDirectory() as scratch:
+        command += [str(source), "-o", str(Path(scratch, "unused.o"))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return ""
+    errors = re.findall(r"^.*?:(\d+):\d+: (?:fatal )?error: (.*)$", done.stderr, re.MULTILINE)
+    return f"{errors[0][0]}: {errors[0][1]}" if errors else done.stderr.strip()
 
 
 def _stub(folder: Path, library: str, emulation: str) -> str:
