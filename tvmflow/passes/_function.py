@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import tvm
+import tvm_ffi
 from tvm import relax
 
 # Fusion may append element-wise operators to what is marked so (TVM's kOutEWiseFusable).
@@ -91,6 +92,19 @@ def rewritten(mod: tvm.IRModule, rewriter: Any) -> tvm.IRModule:
     made = rewriter.visit_expr(mod["main"])
     rewriter.builder_.update_func(mod.get_global_var("main"), made)
     return relax.transform.DeadCodeElimination(["main"])(rewriter.builder_.get())
+
+
+def with_calls(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IRModule:
+    """The module with every call in its kernels as `rewrite` leaves it, the innermost first."""
+    changed = tvm.IRModule(dict(mod.functions_items()), mod.attrs, mod.global_infos)
+    for var, function in mod.functions_items():
+        if isinstance(function, tvm.tirx.PrimFunc):
+            body = tvm_ffi.structural_map(function.body, (tvm.ir.Call, rewrite))
+            if not body.same_as(function.body):
+                changed[var] = tvm.tirx.PrimFunc(
+                    function.params, body, function.ret_type, function.attrs
+                )
+    return changed
 
 
 def is_straight(mod: tvm.IRModule) -> bool:

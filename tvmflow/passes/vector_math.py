@@ -11,23 +11,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import tvm
-import tvm_ffi
 from tvm import tirx
+
+from tvmflow.passes._function import with_calls
 
 _FLOAT: Final = "float32"
 
 
 def vectorise_math(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with `exp`, `sigmoid`, `tanh` and `erf` of float32 in its kernels written out."""
-    changed = tvm.IRModule(dict(mod.functions_items()), global_infos=mod.global_infos)
-    for var, function in mod.functions_items():
-        if isinstance(function, tvm.tirx.PrimFunc):
-            body = tvm_ffi.structural_map(function.body, (tvm.ir.Call, _written_out))
-            if not body.same_as(function.body):
-                changed[var] = tvm.tirx.PrimFunc(
-                    function.params, body, function.ret_type, function.attrs
-                )
-    return changed
+    return with_calls(mod, _written_out)
 
 
 def _written_out(call: Any) -> Any:

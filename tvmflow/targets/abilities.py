@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from tvmflow.targets import linking
@@ -51,8 +51,10 @@ def emulator(target: ResolvedTarget) -> str:
     return "under emulation (verify.run_on: qemu)" if is_there else "qemu would run it"
 
 
-def abilities_of(target: ResolvedTarget) -> Abilities:
-    """What can be done for this target."""
+def abilities_of(
+    target: ResolvedTarget, emulator: Callable[[ResolvedTarget], str] = emulator
+) -> Abilities:
+    """What can be done for this target; `emulator` says how else it might be run here."""
     built = why_not_built(target.tvm)
     linked = "nothing is built" if built else why_not_linked(target.tvm, target.toolchain)
     remark = emulator(target) if target.why_not else ""

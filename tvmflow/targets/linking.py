@@ -8,6 +8,7 @@ its system is known by name alone, and its symbols ask for no version of it, so 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -105,6 +106,20 @@ def archive_static(objects: Sequence[Path], output: Path, triple: str) -> None:
                 fix="run `tvmflow doctor`; it tries the linker by itself",
             )
         shutil.move(folder / "made", output)
+
+
+def complaint_about(source: Path, includes: Sequence[Path]) -> str:
+    """What a C compiler says first against a file, as `LINE: what`; empty when it is correct C."""
+    command = [sys.executable, "-m", "ziglang", "cc", "-c", "-O0", "-w"]
+    command += [f"-I{folder}" for folder in includes]
+    # zig's cc cannot do -fsyntax-only: it looks for an object file
+    with tempfile.TemporaryDirectory() as scratch:
+        command += [str(source), "-o", str(Path(scratch, "unused.o"))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return ""
+    errors = re.findall(r"^.*?:(\d+):\d+: (?:fatal )?error: (.*)$", done.stderr, re.MULTILINE)
+    return f"{errors[0][0]}: {errors[0][1]}" if errors else done.stderr.strip()
 
 
 # ---------------------------------------------------------------- ELF: Linux and Android

@@ -18,14 +18,24 @@ from tests.support.exports import Exported, package_folder
 
 @pytest.fixture(scope="module")
 def program(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, compiled by the compiler in the ziglang wheel."""
+    """The example, compiled by the compiler in the ziglang wheel, which also checks for undefined behaviour."""
     made = tmp_path_factory.mktemp("cpp") / "run"
     project, ffi, tvm = (
         exported.dist / "digits-cpp",
         package_folder("tvm_ffi"),
         package_folder("tvm"),
     )
-    command = [sys.executable, "-m", "ziglang", "c++", "-std=c++17", "-O1", "-Wall", "-Wextra"]
+    command = [
+        sys.executable,
+        "-m",
+        "ziglang",
+        "c++",
+        "-std=c++17",
+        "-O0",
+        "-Wall",
+        "-Wextra",
+        "-fvisibility=hidden",
+    ]
     command += [f"-I{project}/include", f"-isystem{ffi}/include", f"{project}/main.cpp"]
     command += ["-o", str(made), f"-L{tvm}/lib", f"-L{ffi}/lib", "-Wl,--no-as-needed"]
     command += ["-ltvm_runtime", "-ltvm_runtime_extra", "-ltvm_ffi"]

@@ -85,7 +85,7 @@ def test_the_programs_on_it_compile_and_run(folder: Path, exported: Exported) ->
     assert subprocess.run([folder / "program"], check=False).returncode == 0
     (folder / "interface.cpp").write_text(interface)
     command = (
-        "c++ -std=c++17 -Idist/digits/host/digits-cpp/include -I$FFI/include interface.cpp -o interface "
+        "c++ -std=c++17 -fvisibility=hidden -Idist/digits/host/digits-cpp/include -I$FFI/include interface.cpp -o interface "
         "-L$TVM/lib -L$FFI/lib -Wl,--no-as-needed -ltvm_runtime -ltvm_ffi -Wl,-rpath,$TVM/lib:$FFI/lib"
     )
     subprocess.run(["sh", "-ec", command], cwd=folder, env=words, check=True)

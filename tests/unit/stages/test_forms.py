@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.kernels import FAST
 from tvmflow.errors import StageError
 from tvmflow.exporters import EXPORTERS
 
 
-def parts_with(kernel: Any) -> Any:
+def parts_with(kernel: Any, dtype: str = "float32") -> Any:
     """A model of one kernel that computes `kernel(element)` of eight numbers."""
     import tvm
     from tvm import relax, te
@@ -19,10 +20,14 @@ def parts_with(kernel: Any) -> Any:
     from tvmflow.stages import _forms
 
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((8,), "float32"))
+    x = relax.Var("x", relax.TensorType((8,), dtype))
     with builder.function("main", [x], attrs={"num_input": 1}):
         with builder.dataflow():
-            y = builder.emit_te(lambda t: te.compute(t.shape, lambda i: kernel(t[i])), x)
+            y = builder.emit_te(
+                lambda t: te.compute(t.shape, lambda i: kernel(t[i])),
+                x,
+                primfunc_name_hint="kernel",
+            )
             out = builder.emit_output(y)
         builder.emit_func_output(out)
     target = tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu"})
@@ -46,6 +51,36 @@ def test_a_kernel_that_c_has_no_words_for_is_named(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="a kernel that TVM cannot write as C: ") as raised:
         _forms.FORMS["c-source"](parts, tmp_path)
     assert "leave c-source out of `outputs`" in raised.value.fix
+
+
+def test_c_that_no_compiler_takes_is_found_when_it_is_made(tmp_path: Path) -> None:
+    """Sorting calls the runtime in a way that TVM has no C for: the kernel and the place are named."""
+    from tvm import relax
+
+    from tvmflow.stages import _forms, _lowering
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 8), "float32"))
+    with builder.function("main", [x], attrs={"num_input": 1}):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.sort(x))
+        builder.emit_func_output(out)
+    target = _lowering.make_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu"})
+    parts = _forms.Parts(_lowering.lower(builder.get(), target, FAST), [], target, "")
+    with pytest.raises(StageError, match=r"cannot write as C: 'sort', line \d+: ") as raised:
+        _forms.FORMS["c-source"](parts, tmp_path)
+    assert "leave c-source out of `outputs`" in raised.value.fix
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_absolute_values_are_cs_own(tmp_path: Path, dtype: str) -> None:
+    """TVM's C has no word for them."""
+    from tvm import tirx
+
+    from tvmflow.stages import _forms
+
+    _forms.FORMS["c-source"](parts_with(lambda value: tirx.abs(value), dtype), tmp_path)
+    assert {"float32": " fabsf(", "float64": " fabs("}[dtype] in (tmp_path / "lib0.c").read_text()
 
 
 def test_an_ordinary_kernel_is_written_as_c(tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ class Model {
     if (index >= outputs_.size()) throw Error("there is no output " + std::to_string(index));
     if (results_.empty()) throw Error("run the model before asking for its outputs");
     const detail::ffi::Tensor& tensor = results_[index];
-    return static_cast<const char*>(tensor.data_ptr()) + tensor.get()->byte_offset;
+    return static_cast<const char*>(tensor.data_ptr()) + tensor.byte_offset();
   }
 
   // A copy of an output's values.

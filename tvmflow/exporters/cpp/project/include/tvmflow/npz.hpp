@@ -169,7 +169,8 @@ inline void write_npz(const std::string& path, const std::map<std::string, Numpy
     append(table, 0x02014b50, 4);
     append(table, 20, 2);
     table += common;
-    append(table, 0, 2 + 2 + 2 + 4);
+    append(table, 0, 6);  // no comment, first disk, no attributes of ours
+    append(table, 0, 4);  // nor of the system
     append(table, data.size(), 4);
     table += name;
     append(data, 0x04034b50, 4);
