@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-slow test-faults test-cross check bench bench-slow clean-venv
+.PHONY: demo test test-slow test-faults test-cross test-cuda check bench bench-slow clean-venv
 
 demo: $(VENV)/.ready
 	@$(BIN)/tvmflow run recipes/digits.yaml
@@ -26,6 +26,11 @@ test-faults: $(VENV)/.ready-to-test
 # libraries for other CPUs, under qemu: on PATH, or in the folder TVMFLOW_QEMU (see docs/emulation.md)
 test-cross: $(VENV)/.ready-to-test
 	$(PYTEST) -m cross -rs
+
+# libraries for NVIDIA GPUs: installs CUDA's compiler, 110 MB; needs no GPU
+test-cuda: $(VENV)/.ready-to-test
+	@$(PIP) install -c constraints.txt -e '.[mxnet,test,cuda]'
+	$(PYTEST) -m cuda
 
 check: $(VENV)/.ready-to-test
 	$(BIN)/ruff check .

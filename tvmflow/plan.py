@@ -11,6 +11,7 @@ from tvmflow.exporters import EXPORTERS
 from tvmflow.frontends import FRONTENDS
 from tvmflow.recipe import LoadedRecipe, Recipe
 from tvmflow.stages import EVERY_STAGE, export, pick_best, runner, verify
+from tvmflow.targets import cuda
 from tvmflow.targets.abilities import why_not_built, why_not_linked
 from tvmflow.targets.emulation import MACHINES, machine_of
 from tvmflow.targets.resolve import ResolvedTarget
@@ -199,7 +200,7 @@ def _spec(planned: PlannedRecipe, name: str, target: ResolvedTarget | None) -> S
         settings=stage.settings(recipe, target),
         files=_files(planned, target, stage.READS),
         needs=needs,
-        tools=(*stage.TOOLS, *_frontend_tools(recipe, name)),
+        tools=(*stage.TOOLS, *_frontend_tools(recipe, name), *_target_tools(target, name)),
         timeout_s=stage.TIMEOUT_S,
     )
 
@@ -211,6 +212,12 @@ def _frontend_tools(recipe: Recipe, stage: str) -> tuple[str, ...]:
         "verify": frontend.REFERENCE_TOOLS if recipe.verify.against != "none" else (),
     }
     return tuple(name for name in extra.get(stage, ()) if name not in EVERY_STAGE[stage].TOOLS)
+
+
+def _target_tools(target: ResolvedTarget | None, stage: str) -> tuple[str, ...]:
+    """What only targets of one kind are compiled with."""
+    is_cuda = target is not None and target.tvm["kind"] == cuda.KIND
+    return cuda.PACKAGES if is_cuda and stage == "build" else ()
 
 
 def _files(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.errors import BundleError, EnvironmentProblem
 from tvmflow.targets.host import foreign_system, read_host
-from tvmflow.targets.platforms import platform_of
+from tvmflow.targets.platforms import host_triple, platform_of
 from tvmflow.values import TensorSpec
 
 if TYPE_CHECKING:
@@ -214,7 +214,13 @@ def _check(path: str | Path, manifest: Mapping[str, Any], whole: bool) -> None:
     if not whole:
         raise BundleError(f"{path} is damaged: its library has another digest", fix="copy it again")
     target, host = manifest["target"], read_host()
-    platform = platform_of(str(target["tvm"].get("mtriple", host.arch)))
+    kind = target["tvm"].get("kind", "llvm")
+    if kind != "llvm":
+        raise BundleError(
+            f"{path} was built for {kind}, and this runtime runs libraries for CPUs",
+            fix="load the shared library with TVM itself: relax.VirtualMachine(tvm.runtime.load_module(…), tvm.cuda())",
+        )
+    platform = platform_of(host_triple(target["tvm"]) or host.arch)
     if platform.arch != host.arch:
         raise BundleError(
             f"{path} was built for {platform.arch}, this machine is {host.arch}",

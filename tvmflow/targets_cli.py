@@ -12,7 +12,8 @@ from tvmflow import fastpath
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.stores.local import LocalStore
 from tvmflow.targets._presets import PRESETS
-from tvmflow.targets.abilities import Abilities, abilities_of
+from tvmflow.targets.abilities import Abilities, abilities_of, emulated_by
+from tvmflow.targets.emulation import is_installed
 from tvmflow.targets.facts import cpus_of, facts_of
 from tvmflow.targets.host import read_host
 from tvmflow.targets.platforms import platform_of
@@ -26,6 +27,7 @@ _TRIPLES: Final = {
     "riscv64": "riscv64-linux-gnu",
     "x86_64": "x86_64-linux-gnu",
 }
+_RUNS_HERE: Final = Abilities._fields.index("runs_here")
 _COLUMNS: Final = ("target", "machine", "built", "linked", "runs here", "measured here", "for")
 
 
@@ -37,6 +39,7 @@ class _Row(NamedTuple):
     cpu: str
     description: str
     abilities: Abilities
+    emulated_by: str
 
 
 def targets(args: argparse.Namespace) -> int:
@@ -94,7 +97,8 @@ def _rows(store: LocalStore) -> list[_Row]:
         triple, mcpu = str(cpu.get("mtriple", "")), str(cpu.get("mcpu", ""))
         if "arch" in target.tvm:
             mcpu = f"{target.tvm['arch']} and {mcpu}"
-        rows.append(_Row(name, triple, mcpu, preset.description, abilities_of(target)))
+        can = abilities_of(target)
+        rows.append(_Row(name, triple, mcpu, preset.description, can, emulated_by(target)))
     return rows
 
 
@@ -106,10 +110,16 @@ def _table(rows: list[_Row]) -> str:
         for reason in _reasons(row.abilities):
             reasons.setdefault(reason, []).append(row.name)
         marks = ["no" if why else "yes" for why in row.abilities]
+        if row.emulated_by:
+            marks[_RUNS_HERE] = row.emulated_by
         lines.append((row.name, f"{row.triple} {row.cpu}", *marks, row.description))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     shown = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     told = [f"{reason}\n    {', '.join(names)}" for reason, names in reasons.items()]
+    emulators = sorted({row.emulated_by for row in rows if row.emulated_by})
+    missing = [name for name in emulators if not is_installed(name)]
+    if missing:
+        told.append(f"not installed: {', '.join(missing)} (for `verify.run_on: qemu`)")
     return "\n".join([*shown, "", *told])
 
 

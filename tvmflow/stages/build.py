@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from tvmflow.errors import StageError
 from tvmflow.exporters import EXPORTERS, system_library
 from tvmflow.stages import _kernels
 from tvmflow.stages._base import StageContext
+from tvmflow.targets import cuda
 
 VERSION: Final = 2
 SCOPE: Final[Literal["model", "target"]] = "target"
@@ -48,6 +50,23 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
 
     A kernel without a record gets the default schedule, where there is one for it.
     """
+    if settings["target"]["kind"] == cuda.KIND:
+        paths = {name: str(path) for name, path in ctx.inputs.items()}
+        found = cuda.in_its_process(
+            f"{__name__}:{run_for_cuda.__name__}", dict(settings), paths, str(ctx.out)
+        )
+        return dict(found)
+    return _compile(settings, ctx.inputs, ctx.out)
+
+
+def run_for_cuda(
+    settings: Mapping[str, Any], inputs: Mapping[str, str], out: str
+) -> dict[str, Any]:
+    """The same in a process that can compile for CUDA."""
+    return _compile(settings, {name: Path(path) for name, path in inputs.items()}, Path(out))
+
+
+def _compile(settings: Mapping[str, Any], inputs: Mapping[str, Path], out: Path) -> dict[str, Any]:
     import json
 
     from tvmflow import schedules
@@ -55,30 +74,35 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     from tvmflow.tuning import apply
 
     target = _lowering.make_target(settings["target"])
-    mod = _lowering.load_ir(ctx.inputs["import/model.json"])
+    mod = _lowering.load_ir(inputs["import/model.json"])
     lowered = _lowering.lower(mod, target, settings["lowering"])
-    chosen = _read(ctx.inputs.get("pick_best/chosen.json"))
+    chosen = _read(inputs.get("pick_best/chosen.json"))
     tuned: list[str] = []
     if chosen:
-        workloads = _read(ctx.inputs["extract_tasks/workloads.json"])
+        workloads = _read(inputs["extract_tasks/workloads.json"])
         lowered, tuned = apply.apply_chosen(lowered, chosen, workloads, target)
         if not tuned:
             raise StageError(
                 f"none of the {len(chosen)} chosen schedules fits a kernel of this model",
                 fix="this is a bug in tvmflow: the lowering of extract_tasks and build differ; please report it",
             )
-    machine = schedules.machine_of(settings["target"], settings["schedules"])
-    lowered, roads = schedules.schedule_rest(lowered, machine)
-    params = _lowering.load_weights(ctx.inputs["import/params.safetensors"])
+    if settings["target"]["kind"] == cuda.KIND:
+        from tvmflow.schedules.gpu import schedule_gpu
+
+        lowered, roads = schedule_gpu(lowered, target)
+    else:
+        machine = schedules.machine_of(settings["target"], settings["schedules"])
+        lowered, roads = schedules.schedule_rest(lowered, machine)
+    params = _lowering.load_weights(inputs["import/params.safetensors"])
     weights = _lowering.fold_weights(mod, params, target, settings["lowering"])
-    _forms.keep_files(_lowering.compile_with_weights(lowered, weights, target), ctx.out)
+    _forms.keep_files(_lowering.compile_with_weights(lowered, weights, target), out)
     parts = _forms.Parts(lowered, weights, target, settings.get("prefix", ""))
     for form in settings["forms"]:
-        (ctx.out / form).mkdir()
-        _forms.FORMS[form](parts, ctx.out / form)
+        (out / form).mkdir()
+        _forms.FORMS[form](parts, out / form)
     kernels = _lowering.kernel_names(lowered)
     roads.update(dict.fromkeys(tuned, TUNED))
-    (ctx.out / "kernels.json").write_text(json.dumps(roads, indent=1, sort_keys=True))
+    (out / "kernels.json").write_text(json.dumps(roads, indent=1, sort_keys=True))
     return {"kernels": len(kernels), "roads": _by_road(roads)}
 
 

@@ -11,6 +11,7 @@ from tvmflow import __version__
 from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters._base import Asked
 from tvmflow.stages._base import StageContext
+from tvmflow.targets.platforms import host_triple
 
 VERSION: Final = 2
 SCOPE: Final[Literal["model", "target"]] = "target"
@@ -52,7 +53,7 @@ def asked(recipe: Any, target: Any) -> Asked:
 
 
 def _asked(name: str, version: str, target: str, tvm: Mapping[str, Any]) -> Asked:
-    return Asked(name, version, target, str(tvm["kind"]), str(tvm.get("mtriple", "")))
+    return Asked(name, version, target, str(tvm["kind"]), host_triple(tvm))
 
 
 def delivered(recipe: Any, target: Any) -> tuple[tuple[str, str], ...]:

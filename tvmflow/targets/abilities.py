@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from tvmflow.targets import linking
-from tvmflow.targets.emulation import find_qemu, machine_of
+from tvmflow.targets import cuda, linking
+from tvmflow.targets.emulation import machine_of
+from tvmflow.targets.platforms import host_triple
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.values import Json
 
 # TVM's wheel works with CUDA 13, whose compilers begin here.
 _OLDEST_CUDA: Final = 75
-_GPUS: Final = frozenset(
-    {"cuda", "hexagon", "metal", "nvptx", "opencl", "rocm", "vulkan", "webgpu"}
-)
+_GPUS: Final = frozenset({"hexagon", "metal", "nvptx", "opencl", "rocm", "vulkan", "webgpu"})
 
 
 class Abilities(NamedTuple):
@@ -32,32 +31,27 @@ def why_not_built(tvm: Mapping[str, Json]) -> str:
     number = arch.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz")
     if kind == "cuda" and number.isdigit() and int(number) < _OLDEST_CUDA:
         return f"CUDA 13, which TVM 0.27 works with, makes no code for {arch}; the oldest is sm_{_OLDEST_CUDA}"
+    if kind == cuda.KIND:
+        return "" if cuda.is_installed() else f"CUDA's compiler is not installed: {cuda.INSTALL}"
     if kind in _GPUS:
-        return f"its kind is {kind}, and kernels are built for CPUs (kind: llvm) only"
+        return f"its kind is {kind}, and kernels are built for CPUs (kind: llvm) and NVIDIA GPUs (kind: cuda)"
     return ""
 
 
 def why_not_linked(tvm: Mapping[str, Json], toolchain: Json) -> str:
     """Why its object code cannot become a library, or empty."""
-    return "" if toolchain else linking.why_not(str(tvm.get("mtriple", "")))
+    return "" if toolchain else linking.why_not(host_triple(tvm))
 
 
-def emulator(target: ResolvedTarget) -> str:
-    """How a target that does not run here can be run all the same, or empty."""
-    machine = machine_of(str(target.tvm.get("mtriple", "")))
-    if machine is None:
-        return ""
-    is_there = find_qemu(machine) is not None
-    return "under emulation (verify.run_on: qemu)" if is_there else "qemu would run it"
+def emulated_by(target: ResolvedTarget) -> str:
+    """What would run a target that this machine does not, whether it is there or not; empty where nothing does."""
+    machine = machine_of(str(target.tvm.get("mtriple", ""))) if target.why_not else None
+    return f"qemu-{machine.qemu}" if machine else ""
 
 
-def abilities_of(
-    target: ResolvedTarget, emulator: Callable[[ResolvedTarget], str] = emulator
-) -> Abilities:
-    """What can be done for this target; `emulator` says how else it might be run here."""
+def abilities_of(target: ResolvedTarget) -> Abilities:
+    """What can be done for this target."""
     built = why_not_built(target.tvm)
     linked = "nothing is built" if built else why_not_linked(target.tvm, target.toolchain)
-    remark = emulator(target) if target.why_not else ""
-    runs = "; ".join(filter(None, (target.why_not, remark)))
     measured = target.why_not_tuned if not built else "nothing is built"
-    return Abilities(built, linked, runs, measured)
+    return Abilities(built, linked, target.why_not, measured)

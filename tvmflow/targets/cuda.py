@@ -28,7 +28,7 @@ KIND: Final = "cuda"
 PACKAGES: Final = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
 """Distributions that come with `tvmflow[cuda]`; their code shapes what is built."""
 
-_INSTALL: Final = "pip install 'tvmflow[cuda]'"
+INSTALL: Final = "pip install 'tvmflow[cuda]'"
 # What TVM's CUDA runtime asks of the driver's library when it is loaded.
 _DRIVER: Final = (
     *("cuDeviceGetName", "cuFuncSetAttribute", "cuGetErrorName", "cuGetErrorString"),
@@ -60,8 +60,20 @@ class Toolkit(NamedTuple):
     headers: tuple[Path, ...]
 
 
+def is_installed() -> bool:
+    """Whether there is one."""
+    return _find() is not None
+
+
 def toolkit() -> Toolkit:
     """The installed one. Raises EnvironmentProblem with what to install."""
+    found = _find()
+    if found is None:
+        raise EnvironmentProblem("CUDA's compiler is not installed", fix=INSTALL)
+    return found
+
+
+def _find() -> Toolkit | None:
     for site in dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
         root = Path(site, "nvidia", "cu13")
         found = [
@@ -72,7 +84,7 @@ def toolkit() -> Toolkit:
         if None not in found and headers.is_dir():
             compiler, builtins, runtime = (path for path in found if path is not None)
             return Toolkit(compiler, builtins, runtime, (headers, headers / "cccl"))
-    raise EnvironmentProblem("CUDA's compiler is not installed", fix=_INSTALL)
+    return None
 
 
 # ---------------------------------------------------------------- the compiler
@@ -129,7 +141,7 @@ def _check(library: Any, code: int) -> None:
     if code:
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
         name = library.nvrtcGetErrorString(code).decode()
-        raise EnvironmentProblem(f"CUDA's compiler does not work: {name}", fix=_INSTALL)
+        raise EnvironmentProblem(f"CUDA's compiler does not work: {name}", fix=INSTALL)
 
 
 # ---------------------------------------------------------------- a process without a driver
@@ -195,7 +207,7 @@ def _load_without_driver(tools: Toolkit, folder: Path, refused: list[TvmflowErro
     if tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda", allow_missing=True) is None:
         raise EnvironmentProblem(
             "TVM's CUDA runtime cannot be loaded",
-            fix=f"{_INSTALL}; `tvmflow doctor` checks the installation",
+            fix=f"{INSTALL}; `tvmflow doctor` checks the installation",
         )
 
     def compile_kernels(source: Any) -> bytes:

@@ -131,6 +131,11 @@ class Emulator(NamedTuple):
         return f"qemu-{self.machine.qemu} {self.version} -cpu {self.cpu}"
 
 
+def is_installed(program: str) -> bool:
+    """Whether a program of qemu's (`qemu-aarch64`) is there."""
+    return any(find_qemu(each) for each in MACHINES.values() if program == f"qemu-{each.qemu}")
+
+
 def find_qemu(machine: Machine) -> Path | None:
     """qemu's program for a machine, static or not; None where there is none."""
     folder = os.environ.get(VARIABLE)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from tvmflow.values import Json
+
 # Other names of the same architecture, as triples and kernels write them.
 _ARCHS: Final[Mapping[str, str]] = {
     "amd64": "x86_64",
@@ -44,6 +46,11 @@ class Platform(NamedTuple):
     def static_suffix(self) -> str:
         """What the names of static libraries end in."""
         return ".lib" if self.libc == "msvc" else ".a"
+
+
+def host_triple(tvm: Mapping[str, Json]) -> str:
+    """The triple of the CPU that a target (TVM's mapping) runs on: its own, or that of a GPU's host; may be empty."""
+    return str(tvm.get("host", tvm).get("mtriple", ""))
 
 
 def platform_of(triple: str) -> Platform:

@@ -75,7 +75,8 @@ def resolve(
             # what TVM would take by itself depends on how LLVM was built
             tvm.setdefault("mtriple", facts["mtriple"])
     threads = cores or int(tvm.get("num-cores", host.cores))
-    tvm["num-cores"] = threads
+    if tvm["kind"] == "llvm":
+        tvm["num-cores"] = threads
     needed = needed_of(facts["arch"], features)
     here = facts["arch"] == host.arch
     device = {"kind": "cpu", "class": host.model} if here else {"kind": str(tvm["kind"])}

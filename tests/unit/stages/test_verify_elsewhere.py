@@ -40,7 +40,7 @@ else:
         return theirs
 
     library, given, found = map(Path, sys.argv[4:])
-    machine = runtime._load_library(library.read_bytes())["vm_load_executable"]()
+    machine = runtime._load_library(library.read_bytes(), library.suffix)["vm_load_executable"]()
     machine["vm_initialization"](1, 0, 2)
     outputs = []
     for batch in read_tensors(given):

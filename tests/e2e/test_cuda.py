@@ -1,0 +1,65 @@
+"""Libraries for NVIDIA GPUs from a machine that has none: machine code inside, nothing left to be compiled by users."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.project import Project
+from tvmflow.errors import StageError
+from tvmflow.targets import cuda
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not cuda.is_installed(), reason="needs the extra tvmflow[cuda]"),
+]
+
+# e_machine of the code in a cubin, behind ELF's magic number, class, and type
+_CUBIN = b"\xbe\x00"
+
+
+def cubins(library: bytes) -> int:
+    """How many files of machine code for NVIDIA's GPUs a library holds."""
+    starts = [at for at in range(len(library)) if library.startswith(b"\x7fELF", at)]
+    return sum(library[at + 18 : at + 20] == _CUBIN for at in starts)
+
+
+def test_one_recipe_gives_libraries_for_a_server_and_for_a_board(project: Project) -> None:
+    """Kernels are compiled here for both GPUs, hosts for x86-64 and for ARM; a second run does nothing."""
+    project.write_recipe(targets=["cuda-sm90", "jetson-orin"])
+    project.edit_recipe("verify: {against: reference", "verify: {against: none")
+    ran = project.run()
+    assert ran.code == 0, ran.out
+    machines = {}
+    for target in ("cuda-sm90", "jetson-orin"):
+        library = (project.folder / f"dist/tiny/{target}/tiny.so").read_bytes()
+        assert cubins(library) == 1 and b"__global__" not in library
+        machines[target] = library[18]
+        roads = ran.stages[f"build/{target}"]["facts"]["roads"]
+        assert roads and "none" not in roads
+    assert machines == {"cuda-sm90": 62, "jetson-orin": 183}
+    assert project.run().ran == []
+
+
+def test_a_kernel_that_the_compiler_refuses_is_a_sentence() -> None:
+    """With the compiler's words, and the GPUs that it knows."""
+    tools = cuda.toolkit()
+    good = 'extern "C" __global__ void f(float* x) { x[0] = INFINITY; }'
+    assert cuda.compile_cubin(good, "sm_90", tools).startswith(b"\x7fELF")
+    with pytest.raises(StageError, match="refuses a kernel for sm_90: .*undefined") as caught:
+        cuda.compile_cubin('extern "C" __global__ void f() { g(); }', "sm_90", tools)
+    assert "sm_75" in caught.value.fix and "sm_90" in caught.value.fix
+    with pytest.raises(StageError, match="refuses a kernel for sm_20"):
+        cuda.compile_cubin(good, "sm_20", tools)
+
+
+def test_errors_come_back_from_the_process_that_builds() -> None:
+    """As what they were there; a process that ends without a word is told too."""
+    with pytest.raises(StageError, match="refuses a kernel for sm_20"):
+        cuda.in_its_process("tests.e2e.test_cuda:refused", "sm_20")
+    with pytest.raises(StageError, match="the build for CUDA ended with code 7"):
+        cuda.in_its_process("os:_exit", 7)
+
+
+def refused(arch: str) -> None:
+    """Called in the process that builds."""
+    cuda.compile_cubin("", arch, cuda.toolkit())
