@@ -40,6 +40,7 @@ check: $(VENV)/.ready-to-test
 bench: $(VENV)/.ready-to-test
 	$(BIN)/python benchmarks/noop.py
 	$(BIN)/python benchmarks/ledger.py
+	$(BIN)/python benchmarks/fanout.py
 
 bench-slow: $(VENV)/.ready-to-test
 	$(BIN)/python benchmarks/onnx_coverage.py

@@ -45,7 +45,7 @@ def test_a_kernel_that_the_compiler_refuses_is_a_sentence() -> None:
     tools = cuda.toolkit()
     good = 'extern "C" __global__ void f(float* x) { x[0] = INFINITY; }'
     assert cuda.compile_cubin(good, "sm_90", tools).startswith(b"\x7fELF")
-    with pytest.raises(StageError, match="refuses a kernel for sm_90: .*undefined") as caught:
+    with pytest.raises(StageError, match=r"refuses a kernel for sm_90: .*undefined") as caught:
         cuda.compile_cubin('extern "C" __global__ void f() { g(); }', "sm_90", tools)
     assert "sm_75" in caught.value.fix and "sm_90" in caught.value.fix
     with pytest.raises(StageError, match="refuses a kernel for sm_20"):
