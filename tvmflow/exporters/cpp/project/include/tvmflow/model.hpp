@@ -5,6 +5,13 @@
 #ifndef TVMFLOW_MODEL_HPP_
 #define TVMFLOW_MODEL_HPP_
 
+// tvm_ffi exports its class of errors from every program, and the runtime would then take the program's: fatal
+// where the two have different C++ libraries. Together with -fvisibility=hidden this keeps them apart.
+#if !defined(TVM_FFI_DLL) && defined(__GNUC__) && !defined(__EMSCRIPTEN__) && !defined(_WIN32)
+#define TVM_FFI_DLL
+#define TVM_FFI_DLL_EXPORT __attribute__((visibility("default")))
+#endif
+
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>
 #include <tvm/ffi/container/tensor.h>

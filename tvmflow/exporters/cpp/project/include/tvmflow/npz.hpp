@@ -2,6 +2,8 @@
 #ifndef TVMFLOW_NPZ_HPP_
 #define TVMFLOW_NPZ_HPP_
 
+#include "model.hpp"
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +13,6 @@
 #include <map>
 #include <string>
 #include <vector>
-
-#include "model.hpp"
 
 namespace tvmflow {
 
