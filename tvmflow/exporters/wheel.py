@@ -28,6 +28,7 @@ _SHARED: Final[Mapping[str, str]] = {
     "tvmflow.exporters._wheel_package": "__init__",
     "tvmflow.runtime": "_runtime",
     "tvmflow.targets.host": "_host",
+    "tvmflow.targets.platforms": "_platforms",
     "tvmflow.values": "_values",
 }
 
