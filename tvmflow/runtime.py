@@ -105,7 +105,7 @@ class Module:
     def profile(self, feed: Mapping[str, Array], *, repeat: int = 10) -> list[OperatorTime]:
         """What each kernel and each step of the runtime took, the slowest first: of `repeat` runs, the median.
 
-        Watching costs some microseconds a call, which count as nobody's.
+        Watching adds a few microseconds to each of their calls.
         """
         from statistics import median
 
