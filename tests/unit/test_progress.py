@@ -100,6 +100,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
 
 def test_a_terminal_shows_a_table_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each workload has a row, those that take longest first; at the end the stage's line is left."""
+    monkeypatch.setenv("COLUMNS", "110")
     clock = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     stream = Terminal()

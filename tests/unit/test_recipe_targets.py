@@ -12,6 +12,7 @@ from tests.support.recipes import edited, lay_out, write
 from tvmflow.errors import RecipeError
 from tvmflow.keys import key_of
 from tvmflow.recipe import InputSpec, Recipe, TargetSpec, Tune, Verify, load_recipe
+from tvmflow.targets import cuda
 from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.toolchain import FLAGS
 from tvmflow.values import Plan, StageSpec
@@ -159,16 +160,17 @@ def test_a_target_that_cannot_run_here_turns_off_what_would_have_to() -> None:
 @pytest.mark.parametrize(
     ("tvm", "reason"),
     [
-        ({"kind": "cuda", "arch": "sm_80"}, "its kind is cuda, and kernels are built for CPUs"),
+        ({"kind": "cuda", "arch": "sm_80"}, "CUDA's compiler is not installed: pip install 'tvmflow[cuda]'"),
         ({"kind": "cuda", "arch": "sm_62"}, "CUDA 13, which TVM 0.27 works with, makes no code for sm_62; the oldest is sm_75"),
-        ({"kind": "cuda", "arch": "sm_90a"}, "its kind is cuda, and kernels are built for CPUs"),
+        ({"kind": "cuda", "arch": "sm_90a"}, "CUDA's compiler is not installed: pip install 'tvmflow[cuda]'"),
         ({"kind": "vulkan"}, "its kind is vulkan, and kernels are built for CPUs"),
     ],
 )  # fmt: skip
 def test_a_target_without_code_is_refused_before_anything_runs(
-    tvm: dict[str, str], reason: str
+    tvm: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its place and the reason; to import the model is possible all the same."""
+    monkeypatch.setattr(cuda, "is_installed", lambda: False)
     gpu = target("edge")._replace(tvm=tvm, why_not="there is none here")
     made = recipe(targets=["host", edge()])
     with pytest.raises(RecipeError) as refused:
