@@ -179,7 +179,7 @@ def _in_turns(names: Iterable[str]) -> list[Any]:
     return [
         pytest.param(name, each, marks=[] if each == (6, 32)[turn % 2] else [pytest.mark.slow])
         for turn, name in enumerate(names)
-        for each in (6, 16, 24, 32, 40)
+        for each in (6, 16, 32)
     ]
 
 
