@@ -38,6 +38,7 @@ from tvmflow.progress import Printer
 from tvmflow.report import explanation, render
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
+from tvmflow.words import count, open_store, store_of
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from tvmflow import runner
     from tvmflow.executors.processes import ProcessExecutor
 
-    store = _open_store(args)
+    store = open_store(args)
     prepared = prepare(_asked(args), store)
     _remember_plan(args, store, prepared)
     many = len({spec.recipe for spec in prepared.plan.stages}) > 1
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 def plan(args: argparse.Namespace) -> int:
     """Show what `run` would do, and why, without doing it."""
-    store = _open_store(args)
+    store = open_store(args)
     prepared = prepare(_asked(args), store)
     survey = Survey(store, FileDigests(store))
     survey.look(prepared.plan)
@@ -81,7 +82,7 @@ def plan(args: argparse.Namespace) -> int:
 
 def explain(args: argparse.Namespace) -> int:
     """Say why one stage must run or need not, and what its result depends on."""
-    store = _open_store(args)
+    store = open_store(args)
     prepared = prepare(Asked((args.recipe,), args.pipeline), store)
     survey = Survey(store, FileDigests(store))
     survey.look(prepared.plan)
@@ -137,7 +138,7 @@ def doctor(args: argparse.Namespace) -> int:
     """Check this installation piece by piece."""
     from tvmflow.doctor import examine
 
-    store = LocalStore(fastpath.store_of([] if args.store is None else ["--store", args.store]))
+    store = store_of(args)
     findings = examine(store)
     for finding in findings:
         print(f"{'ok  ' if finding.good else 'BAD '} {finding.what}: {finding.found}")
@@ -152,13 +153,6 @@ def doctor(args: argparse.Namespace) -> int:
 def _asked(args: argparse.Namespace) -> Asked:
     words = (tuple(args.target), args.until, tuple(args.variant))
     return Asked(tuple(args.recipes), args.pipeline, *words)
-
-
-def _open_store(args: argparse.Namespace) -> LocalStore:
-    words = [] if args.store is None else ["--store", args.store]
-    store = LocalStore(fastpath.store_of(words))
-    store.create()
-    return store
 
 
 def _remember_plan(args: argparse.Namespace, store: LocalStore, prepared: Prepared) -> None:
@@ -219,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     about_recipes(sub)
     sub.add_argument(
         "--jobs",
-        type=_count,
+        type=count,
         default=1,
         metavar="N",
         help="stages at a time (measurements stay exclusive)",
@@ -250,13 +244,6 @@ def _parser() -> argparse.ArgumentParser:
     device_cli.add_parser(commands)
     targets_cli.add_parser(commands)
     return parser
-
-
-def _count(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise ValueError
-    return number
 
 
 # ---------------------------------------------------------------- the end of every command

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmflow.errors import EXIT_OK, EnvironmentProblem, StageError, UsageError
+from tvmflow.words import count
 
 if TYPE_CHECKING:
     from tvmflow.runtime import Module
@@ -68,21 +69,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     sub.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random inputs (0)")
     sub.add_argument("--output", metavar="NPZ", help="write the outputs here, by name")
     sub.add_argument(
-        "--top", type=_count, metavar="N", help="show the places of each sample's N largest outputs"
+        "--top", type=count, metavar="N", help="show the places of each sample's N largest outputs"
     )
     sub.add_argument("--print-time", action="store_true", help="show what a call takes")
     sub.add_argument(
-        "--repeat", type=_count, default=10, metavar="N", help="repeats of a measurement (10)"
+        "--repeat", type=count, default=10, metavar="N", help="repeats of a measurement (10)"
     )
     sub.add_argument("--profile", action="store_true", help="show what each operator takes")
     sub.add_argument("--json", action="store_true", help="the same as one line of JSON")
-
-
-def _count(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise ValueError
-    return number
 
 
 def _samples(module: Module, args: argparse.Namespace) -> Samples:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow import fastpath
 from tvmflow.errors import EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.report import latency_text
 from tvmflow.stores.local import FORMAT, LocalStore, disk_errors
 from tvmflow.values import Json
+from tvmflow.words import count, open_store, store_of
 
 if TYPE_CHECKING:
     # every command line has these words, and few use them
@@ -92,7 +92,7 @@ def import_(args: argparse.Namespace) -> int:
     """Add the trials in a file that this machine could have measured itself."""
     from tvmflow.tuning import pack, records
 
-    store = _store(args)
+    store = open_store(args)
     with store.running():
         return _tell(args, pack.import_pack(args.file, Path(store.ledger), records.this_machine()))
 
@@ -101,7 +101,7 @@ def merge(args: argparse.Namespace) -> int:
     """Add the trials of another store that this machine could have measured itself."""
     from tvmflow.tuning import pack, records
 
-    store = _store(args)
+    store = open_store(args)
     with store.running():
         return _tell(args, pack.merge(args.dir, Path(store.ledger), records.this_machine()))
 
@@ -205,7 +205,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     added = sub("show", show)
     added.add_argument("key", metavar="KEY", help="how the workload's key starts")
     about_targets(added)
-    added.add_argument("--best", type=_count, metavar="N", help="only the N fastest")
+    added.add_argument("--best", type=count, metavar="N", help="only the N fastest")
     added.add_argument("--trace", action="store_true", help="also what each schedule does")
     added = sub("export", export)
     added.add_argument(
@@ -220,7 +220,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="only workloads whose key starts so (may be repeated)",
     )
     added.add_argument(
-        "--best", type=_count, metavar="N", help="only the N fastest of each workload"
+        "--best", type=count, metavar="N", help="only the N fastest of each workload"
     )
     added = sub("import", import_)
     added.add_argument("file", type=Path, metavar="FILE", help="a file that `export` wrote")
@@ -229,7 +229,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     added = sub("prune", prune)
     about_targets(added)
     added.add_argument(
-        "--keep-best", type=_count, metavar="N", help="all but the N fastest of each workload"
+        "--keep-best", type=count, metavar="N", help="all but the N fastest of each workload"
     )
     added.add_argument("--failed", action="store_true", help="the trials that failed")
     added.add_argument(
@@ -251,15 +251,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _on_disk(function: Function, args: argparse.Namespace) -> int:
-    with disk_errors(_root(args)):
+    with disk_errors(store_of(args).root):
         return function(args)
-
-
-def _count(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise ValueError
-    return number
 
 
 def _days(word: str) -> float:
@@ -269,26 +262,15 @@ def _days(word: str) -> float:
     return days
 
 
-def _store(args: argparse.Namespace) -> LocalStore:
-    """The store, made if it is none yet: for what writes."""
-    store = LocalStore(_root(args))
-    store.create()
-    return store
-
-
 def _existing_store(args: argparse.Namespace) -> LocalStore:
-    store = LocalStore(_root(args))
+    store = store_of(args)
     if store.read_note("format") != FORMAT:
         raise UsageError(f"{store.root} is not a tvmflow store", fix="name one with --store DIR")
     return store
 
 
 def _ledger(args: argparse.Namespace) -> Path:
-    return Path(LocalStore(_root(args)).ledger)
-
-
-def _root(args: argparse.Namespace) -> str:
-    return fastpath.store_of([] if args.store is None else ["--store", args.store])
+    return Path(store_of(args).ledger)
 
 
 # ---------------------------------------------------------------- lines

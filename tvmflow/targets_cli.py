@@ -8,7 +8,6 @@ import json
 import sys
 from typing import Any, Final, NamedTuple
 
-from tvmflow import fastpath
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.stores.local import LocalStore
 from tvmflow.targets._presets import PRESETS
@@ -18,6 +17,7 @@ from tvmflow.targets.facts import cpus_of, facts_of
 from tvmflow.targets.host import read_host
 from tvmflow.targets.platforms import platform_of
 from tvmflow.targets.resolve import resolve
+from tvmflow.words import open_store
 
 # Architecture, as people and kernels call it -> a triple that LLVM has CPUs for.
 _TRIPLES: Final = {
@@ -44,9 +44,7 @@ class _Row(NamedTuple):
 
 def targets(args: argparse.Namespace) -> int:
     """List the targets that recipes can name, and what can be done for each on this machine."""
-    words = [] if args.store is None else ["--store", args.store]
-    store = LocalStore(fastpath.store_of(words))
-    store.create()
+    store = open_store(args)
     if args.cpus is not None:
         names = cpus_of(store, _triple(args.cpus))
         _say(json.dumps({"arch": args.cpus, "cpus": names}) if args.json else "\n".join(names))

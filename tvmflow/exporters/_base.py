@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from tvmflow.stores.local import hash_file
 from tvmflow.targets.platforms import Platform, platform_of
 
 
@@ -53,8 +53,8 @@ class Built(NamedTuple):
 
     def of(self, library: Path, objects: Sequence[Path], **facts: Any) -> Built:
         """The same for another library and its objects, with their digests and further facts in the manifest."""
-        digests = {f"library{self.asked.platform.shared_suffix}": sha256_of(library)}
-        digests.update({path.name: sha256_of(path) for path in objects})
+        digests = {f"library{self.asked.platform.shared_suffix}": hash_file(str(library))}
+        digests.update({path.name: hash_file(str(path)) for path in objects})
         manifest = {**self.manifest, **facts, "sha256": digests}
         return self._replace(library=library, objects=tuple(objects), manifest=manifest)
 
@@ -81,11 +81,6 @@ class Exporter(Protocol):
     def export(self, built: Built, folder: Path) -> None:
         """Write them into `folder`: the same bytes for the same input, anywhere."""
         ...
-
-
-def sha256_of(path: Path) -> str:
-    """The digest of a file's content, hex."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def json_bytes(value: Any) -> bytes:

@@ -7,8 +7,7 @@ outer loops can be shared among cores), or `none`.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import tvm
@@ -49,11 +48,9 @@ def default(mod: tvm.IRModule, machine: Machine) -> Choice | None:
 
 def candidates(mod: tvm.IRModule, machine: Machine) -> Iterator[Choice]:
     """The schedules that the rules know for a kernel: the default first, then for `tiled` all other tiles by promise."""
-    schedule = Schedule(mod, seed=1)
-    with contextlib.suppress(RuntimeError):
-        if transform(schedule, machine):
-            yield Choice("transform", schedule)
-            return
+    if choice := _by_rule("transform", transform, mod, machine):
+        yield choice
+        return
     blocks = blocks_of(Schedule(mod, seed=1))
     if blocks and any(block.is_reduction for block in blocks):
         found = False
@@ -66,15 +63,21 @@ def candidates(mod: tvm.IRModule, machine: Machine) -> Iterator[Choice]:
             return
     roads = {"flat": _flat, "rows": _rows, "loops": _loops}
     for road, rule in roads.items():
-        schedule = Schedule(mod, seed=1)
-        try:
-            fits = rule(schedule, machine)
-        # a rule that does not fit a kernel after all leaves it to the next one
-        except RuntimeError:
-            continue
-        if fits:
-            yield Choice(road, schedule)
+        if choice := _by_rule(road, rule, mod, machine):
+            yield choice
             return
+
+
+def _by_rule(
+    road: str, rule: Callable[[Schedule, Machine], bool], mod: tvm.IRModule, machine: Machine
+) -> Choice | None:
+    """The schedule that a rule gives; None for a kernel that it does not fit."""
+    schedule = Schedule(mod, seed=1)
+    try:
+        return Choice(road, schedule) if rule(schedule, machine) else None
+    # one that does not fit after all leaves the kernel to the next
+    except RuntimeError:
+        return None
 
 
 # ---------------------------------------------------------------- one sum in registers

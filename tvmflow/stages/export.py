@@ -71,7 +71,8 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     import tvm_ffi
 
     from tvmflow.exporters import bundle
-    from tvmflow.exporters._base import Built, sha256_of
+    from tvmflow.exporters._base import Built
+    from tvmflow.stores.local import hash_file
     from tvmflow.targets.linking import link_shared
 
     objects, forms = _compiled(ctx)
@@ -86,8 +87,8 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
         "library": bundle.library_name(wanted),
         "target": target,
         "model": {
-            "ir_sha256": sha256_of(ctx.inputs["import/model.json"]),
-            "weights_sha256": sha256_of(ctx.inputs["import/params.safetensors"]),
+            "ir_sha256": hash_file(str(ctx.inputs["import/model.json"])),
+            "weights_sha256": hash_file(str(ctx.inputs["import/params.safetensors"])),
         },
         "verified_against": settings["verify"]["against"],
         "tvm": tvm.__version__,

@@ -7,7 +7,6 @@ version: another one under the same name links again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.errors import StageError
+from tvmflow.stores.local import hash_file
 from tvmflow.values import Json
 
 FLAGS: Final = ("-shared", "-Wl,--build-id=none", "-s")
@@ -80,7 +80,7 @@ def link(folder: Path, names: Sequence[str], toolchain: Mapping[str, Json]) -> s
         path = find(linker).path
     except Missing:
         raise StageError(f"there is no program {linker} on PATH", fix=INSTALL) from None
-    if _digest(path) != toolchain["sha256"]:
+    if hash_file(path) != toolchain["sha256"]:
         raise StageError(f"{path} was changed while this run was planned", fix="run again")
     command = [path, *toolchain["flags"], "-o", _LINKED, *names]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -96,7 +96,3 @@ def link(folder: Path, names: Sequence[str], toolchain: Mapping[str, Json]) -> s
             fix="its flags must let it write the file that `-o` names",
         )
     return _LINKED
-
-
-def _digest(path: str) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()

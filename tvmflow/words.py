@@ -1,0 +1,28 @@
+"""Words that several commands take, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+
+from tvmflow import fastpath
+from tvmflow.stores.local import LocalStore
+
+
+def count(word: str) -> int:
+    """A whole number from 1. Raises ValueError."""
+    number = int(word)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def store_of(args: argparse.Namespace) -> LocalStore:
+    """The store that `--store` names, or the environment, or the default; whether it is there or not."""
+    return LocalStore(fastpath.store_of([] if args.store is None else ["--store", args.store]))
+
+
+def open_store(args: argparse.Namespace) -> LocalStore:
+    """The same, made if it is none yet."""
+    store = store_of(args)
+    store.create()
+    return store
