@@ -26,9 +26,15 @@ class Web:
     location: str = ""
     slow_s: float = 0.0
     """Seconds between two pieces of 64 KiB."""
-    served: int = 0
+    sent: list[int] = field(default_factory=list)
+    """Bytes of the file in each answer."""
     requests: list[str] = field(default_factory=list)
     """The Range of each request, empty without one."""
+
+    @property
+    def served(self) -> int:
+        """Bytes of the file in all answers."""
+        return sum(self.sent)
 
 
 @contextlib.contextmanager
@@ -41,6 +47,8 @@ def serving(body: bytes) -> Iterator[Web]:
 
         def do_GET(self) -> None:
             web.requests.append(self.headers.get("Range", ""))
+            web.sent.append(0)
+            self.answer = len(web.sent) - 1
             self.close_connection = True
             if web.statuses:
                 status = web.statuses.pop(0)
@@ -79,7 +87,7 @@ def serving(body: bytes) -> Iterator[Web]:
                 for at in range(0, len(rest), 1 << 16):
                     piece = rest[at : at + (1 << 16)]
                     # counted first: whoever has the last byte may look at once
-                    web.served += len(piece)
+                    web.sent[self.answer] += len(piece)
                     self.wfile.write(piece)
                     time.sleep(web.slow_s)
 

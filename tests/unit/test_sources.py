@@ -258,7 +258,8 @@ def test_a_killed_download_is_resumed(web: Web, tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     kept = part.stat().st_size
-    web.slow_s, web.served = 0.0, 0
+    web.slow_s = 0.0
     assert get(web, tmp_path).read_bytes() == BODY
     assert web.requests[-1] == f"bytes={kept}-"
-    assert web.served == len(BODY) - kept
+    # the answer to the one that was killed may still be on its way
+    assert web.sent[-1] == len(BODY) - kept
