@@ -30,9 +30,9 @@ class Survey:
 
     def decide(self, spec: StageSpec) -> Decision:
         """Decide about one stage; those that it needs must have been decided about before."""
-        waiting = [need.stage for need in spec.needs if need.stage_id not in self.artifacts]
-        if waiting:
-            decision = Decision(spec.id, "wait", f"after {' and '.join(waiting)}")
+        makers = [need.maker for need in spec.needs if need.stage_id not in self.artifacts]
+        if makers:
+            decision = Decision(spec.id, "wait", f"after {' and '.join(dict.fromkeys(makers))}")
         else:
             key = self._key(spec)
             self.keys[spec.id] = key

@@ -128,6 +128,8 @@ def _unknown_field(model: type[BaseModel], loc: Loc) -> str:
         for kind, path in kinds.items()
         if not any(kind is not other and issubclass(kind, other) for other in kinds)
     ]
+    # nor is what parts of a level also have
+    levels = [p for p in levels if not any(q and p.startswith(f"{q}.") for q in levels)]
     if levels:
         return (
             f"belongs {' or '.join(f'under {path}' if path else 'at the top' for path in levels)}"

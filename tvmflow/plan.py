@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.errors import RecipeError
 from tvmflow.exporters import EXPORTERS
 from tvmflow.frontends import FRONTENDS
-from tvmflow.recipe import LoadedRecipe, Recipe
-from tvmflow.stages import EVERY_STAGE, export, pick_best, runner, verify
+from tvmflow.recipe import OF_THE_WHOLE, LoadedRecipe, Recipe
+from tvmflow.stages import EVERY_STAGE, export, join, pick_best, runner, verify
+from tvmflow.stages._subjects import QEMU, RPC
 from tvmflow.targets import cuda
 from tvmflow.targets.abilities import why_not_built, why_not_linked
 from tvmflow.targets.emulation import MACHINES, machine_of
-from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.targets.resolve import JoinedTarget, ResolvedTarget
 from tvmflow.values import Delivery, InputFile, Need, Plan, StageSpec
 
 # Not in a pipeline's list: `verify` needs it where it emulates.
 _RUNNER: Final = "runner"
+# Nor are these: a model in parts is cut when it is imported, and joined when its parts are exported.
+_CUT: Final = "cut"
+_JOIN: Final = "join"
+
+Target = ResolvedTarget | JoinedTarget
 
 
 class PlannedRecipe(NamedTuple):
@@ -26,7 +32,7 @@ class PlannedRecipe(NamedTuple):
 
     loaded: LoadedRecipe
     stages: tuple[str, ...]
-    targets: tuple[ResolvedTarget, ...]
+    targets: tuple[Target, ...]
     model_files: tuple[InputFile, ...]
     variant: str = ""
 
@@ -36,15 +42,24 @@ class PlannedRecipe(NamedTuple):
         written = self.loaded.recipe
         return written.variant(self.variant) if self.variant else written
 
-    def of(self, target: ResolvedTarget | None) -> Recipe:
-        """As it is for one target: the one place where a stage's recipe comes from."""
+    def of(self, target: Target | None) -> Recipe:
+        """As it is for one target, or part of one: the one place where a stage's recipe comes from."""
         return self.recipe.of(target.name) if target else self.recipe
 
-    def where(self, target: ResolvedTarget, *loc: str | int) -> str:
-        """`file:line:column` of a target in the recipe, or of something in it."""
-        names = [each.name for each in self.loaded.recipe.targets]
-        index = [names.index(target.name)] if target.name in names else []
-        return self.loaded.where("targets", *index, *loc)
+    def where(self, target: Target, *loc: str | int) -> str:
+        """`file:line:column` of a target in the recipe, or of a part of one, or of something in it."""
+        for index, spec in enumerate(self.loaded.recipe.targets):
+            if spec.name == target.name:
+                return self.loaded.where("targets", index, *loc)
+            for at, name in enumerate(spec.machines()):
+                if name == target.name:
+                    return self.loaded.where("targets", index, "parts", at, *loc)
+        return self.loaded.where("targets", *loc)
+
+
+def _machines(target: Target) -> tuple[ResolvedTarget, ...]:
+    """What code is made for: the target, or those of its parts."""
+    return target.machines if isinstance(target, JoinedTarget) else (target,)
 
 
 def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
@@ -56,9 +71,10 @@ def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
     problems = _name_clashes(recipes)
     for planned in recipes:
         for target in planned.targets:
-            problems += _unbuildable(planned, target) or _unrunnable(
-                planned, target
-            ) + _unexportable(planned, target)
+            unbuildable = [
+                each for machine in _machines(target) for each in _unbuildable(planned, machine)
+            ]
+            problems += unbuildable or _unrunnable(planned, target) + _unexportable(planned, target)
     # what is wrong for one variant is wrong for all
     problems = list(dict.fromkeys(problems))
     if problems:
@@ -105,19 +121,21 @@ _VERIFY_ELSEWHERE: Final = (
 )
 
 
-def _unrunnable(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
+def _unrunnable(planned: PlannedRecipe, target: Target) -> list[str]:
     """A target that cannot run here can be built, but not tuned here, and verified only where it can run."""
-    recipe, asked, problems = planned.of(target), [], []
-    if "tune" in planned.stages and recipe.tune.trials and target.why_not_tuned:
-        asked.append("tuned (tune.trials: 0 turns that off)")
-    if "verify" in planned.stages:
-        if target.why_not and _must_run_here(recipe):
-            asked.append(_VERIFY_ELSEWHERE)
-        problems += _no_place(planned, target)
-    if asked:
-        problems.append(
-            f"{planned.where(target)}: targets: '{target.name}' cannot be {' or '.join(asked)} here: {target.why_not}"
-        )
+    problems = []
+    for machine in _machines(target):
+        recipe, asked = planned.of(machine), []
+        if "tune" in planned.stages and recipe.tune.trials and machine.why_not_tuned:
+            asked.append("tuned (tune.trials: 0 turns that off)")
+        if "verify" in planned.stages:
+            if machine.why_not and _must_run_here(recipe):
+                asked.append(_VERIFY_ELSEWHERE)
+            problems += _no_place(planned, target, machine)
+        if asked:
+            problems.append(
+                f"{planned.where(machine)}: targets: '{machine.name}' cannot be {' or '.join(asked)} here: {machine.why_not}"
+            )
     return problems
 
 
@@ -127,15 +145,15 @@ def _must_run_here(recipe: Recipe) -> bool:
     return checks.run_on == "local" or (checks.run_on == "auto" and checks.against != "none")
 
 
-def _no_place(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
-    """A target for which there is no place of the kind that `verify.run_on` names."""
-    place, triple = verify.place(planned.of(target)), str(target.tvm.get("mtriple", ""))
-    if place == verify.QEMU and machine_of(triple) is None:
-        what = triple or str(target.tvm["kind"])
+def _no_place(planned: PlannedRecipe, target: Target, machine: ResolvedTarget) -> list[str]:
+    """A target for one of whose machines there is no place of the kind that `verify.run_on` names."""
+    place, triple = verify.place(planned.of(target)), str(machine.tvm.get("mtriple", ""))
+    if place == QEMU and machine_of(triple) is None:
+        what = triple or str(machine.tvm["kind"])
         there = f"Linux on {', '.join(MACHINES)}"
-        problem = f"qemu runs libraries for {there}; '{target.name}' is for {what}"
-    elif place == verify.RPC and not target.remote:
-        hint = f"'{target.name}' needs `remote: {{key: NAME}}`"
+        problem = f"qemu runs libraries for {there}; '{machine.name}' is for {what}"
+    elif place == RPC and not machine.remote:
+        hint = f"'{machine.name}' needs `remote: {{key: NAME}}`"
         problem = f"rpc runs libraries on the devices of a target's remote; {hint}"
     else:
         return []
@@ -144,12 +162,11 @@ def _no_place(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
     return [f"{where or planned.loaded.where('verify', 'run_on')}: verify.run_on: {problem}"]
 
 
-def _unexportable(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
+def _unexportable(planned: PlannedRecipe, target: Target) -> list[str]:
     """Outputs that there are not for a target."""
     recipe, problems = planned.of(target), []
     for index, output in enumerate(recipe.outputs if "export" in planned.stages else ()):
-        why_not = EXPORTERS[output].why_not(export.asked(recipe, target))
-        if why_not:
+        for name, why_not in _refusals(planned, target, output):
             is_own = recipe.outputs != planned.recipe.outputs
             where = (
                 planned.where(target, "outputs", index)
@@ -157,52 +174,103 @@ def _unexportable(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
                 else planned.loaded.where("outputs", index)
             )
             problems.append(
-                f"{where}: outputs.{index}: there is no {output} for the target '{target.name}': {why_not}"
+                f"{where}: outputs.{index}: there is no {output} for the target '{name}': {why_not}"
             )
     return problems
 
 
+def _refusals(planned: PlannedRecipe, target: Target, output: str) -> Iterator[tuple[str, str]]:
+    """`(target, reason)` wherever there is no such output."""
+    if isinstance(target, JoinedTarget) and output in OF_THE_WHOLE:
+        asked = {target.name: join.asked(planned.of(target), target)}
+    else:
+        asked = {each.name: export.asked(planned.of(each), each) for each in _machines(target)}
+    for name, wanted in asked.items():
+        why_not = EXPORTERS[output].why_not(wanted)
+        if why_not:
+            yield name, why_not
+
+
 def _stages_of(planned: PlannedRecipe) -> list[StageSpec]:
     specs: list[StageSpec] = []
+    joined = [each for each in planned.targets if isinstance(each, JoinedTarget)]
     for name in planned.stages:
-        targets = planned.targets if EVERY_STAGE[name].SCOPE == "target" else (None,)
         if name == "verify":
             emulated = [each for each in planned.targets if _emulates(planned.of(each))]
-            specs += [_spec(planned, _RUNNER, target) for target in emulated]
-        specs += [_spec(planned, name, target) for target in targets]
+            machines = [machine for target in emulated for machine in _machines(target)]
+            specs += [_spec(planned, _RUNNER, machine) for machine in machines]
+        specs += [_spec(planned, name, subject) for subject in _subjects(planned, name)]
+        if name == "import":
+            specs += [_spec(planned, _CUT, part) for target in joined for part in target.machines]
+        if name == "export":
+            specs += [_spec(planned, _JOIN, target) for target in joined]
     return specs
 
 
+def _subjects(planned: PlannedRecipe, stage: str) -> Sequence[Target | None]:
+    """What a stage of a pipeline runs for."""
+    if stage == "verify":
+        return planned.targets
+    if EVERY_STAGE[stage].SCOPE == "target":
+        return [machine for target in planned.targets for machine in _machines(target)]
+    # for a model in parts it also gives the tensors at which that is cut
+    joined = [each for each in planned.targets if isinstance(each, JoinedTarget)]
+    return [None, *joined] if len(joined) < len(planned.targets) else joined
+
+
 def _emulates(recipe: Recipe) -> bool:
-    return verify.place(recipe) == verify.QEMU
+    return verify.place(recipe) == QEMU
 
 
-def _stage_id(recipe: Recipe, stage: str, target: ResolvedTarget | None) -> str:
-    scoped = target is not None and EVERY_STAGE[stage].SCOPE == "target"
-    return f"{recipe.name}:{stage}/{target.name}" if scoped and target else f"{recipe.name}:{stage}"
+def _stage_id(planned: PlannedRecipe, stage: str, target: str) -> str:
+    return f"{planned.recipe.name}:{stage}" + (f"/{target}" if target else "")
 
 
-def _spec(planned: PlannedRecipe, name: str, target: ResolvedTarget | None) -> StageSpec:
+def _spec(planned: PlannedRecipe, name: str, target: Target | None) -> StageSpec:
     recipe, stage = planned.of(target), EVERY_STAGE[name]
-    needs = tuple(
-        Need(other, _stage_id(recipe, other, target), files)
-        for other, files in stage.NEEDS.items()
-        if other in planned.stages
-    )
-    if name == "verify" and _emulates(recipe):
-        needs += (Need(_RUNNER, _stage_id(recipe, _RUNNER, target), (runner.RUNNER,)),)
     return StageSpec(
-        id=_stage_id(recipe, name, target),
+        id=_stage_id(planned, name, target.name if target else ""),
         stage=name,
-        recipe=recipe.name,
+        recipe=planned.recipe.name,
         target=target.name if target else "",
         version=stage.VERSION,
         settings=stage.settings(recipe, target),
         files=_files(planned, target, stage.READS),
-        needs=needs,
+        needs=tuple(_needs(planned, name, target)),
         tools=(*stage.TOOLS, *_frontend_tools(recipe, name), *_target_tools(target, name)),
         timeout_s=stage.TIMEOUT_S,
     )
+
+
+def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator[Need]:
+    for other, files in EVERY_STAGE[name].NEEDS.items():
+        for role, maker, of in _makers(name, other, target) if other in planned.stages else ():
+            yield Need(role, _stage_id(planned, maker, of), files)
+    if name == "verify" and target and _emulates(planned.of(target)):
+        for machine in _machines(target):
+            role = f"{_RUNNER}/{machine.part}" if machine.part else _RUNNER
+            yield Need(role, _stage_id(planned, _RUNNER, machine.name), (runner.RUNNER,))
+
+
+def _makers(name: str, other: str, target: Target | None) -> Iterator[tuple[str, str, str]]:
+    """`(role, stage, its target)` of all that a stage reads as another's files.
+
+    A part of a model is one by itself to most stages: what `import` is to them was cut out.
+    """
+    if isinstance(target, JoinedTarget):
+        if other == "import":
+            yield other, other, target.name
+        elif name == _JOIN:
+            for machine in target.machines:
+                yield f"{other}/{machine.part}", other, machine.name
+        elif other == "export":
+            yield other, _JOIN, target.name
+    elif other == "import":
+        whole = target.whole if target else ""
+        is_part = whole and target and name != _CUT
+        yield (other, _CUT, target.name) if is_part and target else (other, other, whole)
+    elif target:
+        yield other, other, target.name
 
 
 def _frontend_tools(recipe: Recipe, stage: str) -> tuple[str, ...]:
@@ -214,14 +282,14 @@ def _frontend_tools(recipe: Recipe, stage: str) -> tuple[str, ...]:
     return tuple(name for name in extra.get(stage, ()) if name not in EVERY_STAGE[stage].TOOLS)
 
 
-def _target_tools(target: ResolvedTarget | None, stage: str) -> tuple[str, ...]:
+def _target_tools(target: Target | None, stage: str) -> tuple[str, ...]:
     """What only targets of one kind are compiled with."""
-    is_cuda = target is not None and target.tvm["kind"] == cuda.KIND
+    is_cuda = isinstance(target, ResolvedTarget) and target.tvm["kind"] == cuda.KIND
     return cuda.PACKAGES if is_cuda and stage == "build" else ()
 
 
 def _files(
-    planned: PlannedRecipe, target: ResolvedTarget | None, reads: tuple[str, ...]
+    planned: PlannedRecipe, target: Target | None, reads: tuple[str, ...]
 ) -> tuple[InputFile, ...]:
     files: list[InputFile] = []
     if "model" in reads:
@@ -240,20 +308,27 @@ def _files(
 
 
 def _deliveries_of(planned: PlannedRecipe, ids: set[str]) -> list[Delivery]:
-    found = []
+    """What each target's folder in `dist` gets: nothing of it before all of it is verified."""
+    found: list[Delivery] = []
+    name = planned.recipe.name
+
+    def deliver(target: Target, stage: str, of: Target, files: tuple[tuple[str, str], ...]) -> None:
+        made_by = _stage_id(planned, stage, of.name)
+        verified = _stage_id(planned, "verify", target.name)
+        if made_by in ids:
+            gate = verified if verified in ids else ""
+            found.append(Delivery(name, target.name, made_by, files, gate))
+
     for target in planned.targets:
-        recipe = planned.of(target)
-        exported = _stage_id(recipe, "export", target)
-        picked = _stage_id(recipe, "pick_best", target)
-        verified = _stage_id(recipe, "verify", target)
-        gate = verified if verified in ids else ""
-        if exported in ids:
-            files = export.delivered(recipe, target)
-            found.append(Delivery(recipe.name, target.name, exported, files, gate))
-        if picked in ids and recipe.tune.trials:
-            picture = ((pick_best.ROOFLINE, pick_best.ROOFLINE),)
-            found.append(Delivery(recipe.name, target.name, picked, picture, gate))
-        if gate:
-            report = ((verify.VERDICT, "verify.json"),)
-            found.append(Delivery(recipe.name, target.name, verified, report, gate))
+        for machine in _machines(target):
+            recipe = planned.of(machine)
+            deliver(target, "export", machine, export.delivered(recipe, machine))
+            if recipe.tune.trials:
+                picture = (
+                    f"{machine.part}-{pick_best.ROOFLINE}" if machine.part else pick_best.ROOFLINE
+                )
+                deliver(target, "pick_best", machine, ((pick_best.ROOFLINE, picture),))
+        if isinstance(target, JoinedTarget):
+            deliver(target, _JOIN, target, join.delivered(planned.of(target), target))
+        deliver(target, "verify", target, ((verify.VERDICT, "verify.json"),))
     return found

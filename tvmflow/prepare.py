@@ -10,15 +10,23 @@ from typing import Any, NamedTuple
 from tvmflow.errors import RecipeError, UsageError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.plan import PlannedRecipe, make_plan
-from tvmflow.recipe import LoadedRecipe, TargetSpec, load_pipeline, load_recipe, pipeline_candidates
+from tvmflow.recipe import (
+    LoadedRecipe,
+    Machine,
+    TargetSpec,
+    load_pipeline,
+    load_recipe,
+    pipeline_candidates,
+)
 from tvmflow.stages import STAGES
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
 from tvmflow.targets import toolchain
 from tvmflow.targets.facts import facts_of
 from tvmflow.targets.host import read_host
-from tvmflow.targets.resolve import ResolvedTarget, resolve
+from tvmflow.targets.resolve import JoinedTarget, ResolvedTarget, resolve
 from tvmflow.values import Json, Plan
+from tvmflow.yaml_positions import dotted
 
 
 class Asked(NamedTuple):
@@ -123,30 +131,55 @@ def _model_files(entry: LoadedRecipe) -> Any:
 
 def _resolve_targets(
     entry: LoadedRecipe, only: tuple[str, ...], toolchains: Mapping[str, Json], store: LocalStore
-) -> tuple[ResolvedTarget, ...]:
+) -> tuple[ResolvedTarget | JoinedTarget, ...]:
     """The recipe's targets (those in `only`, if any are named there) as machines."""
     host = read_host()
     wanted = _wanted(entry, only)
-    mappings = [spec.tvm_mapping() for _, spec in wanted]
+    mappings = [machine.tvm_mapping() for machine, _ in wanted.values()]
     answers = facts_of(store, mappings, host)
     problems = []
-    resolved = []
-    for (index, spec), mapping, fact in zip(wanted, mappings, answers, strict=True):
+    resolved = {}
+    for (name, (machine, loc)), mapping, fact in zip(
+        wanted.items(), mappings, answers, strict=True
+    ):
         if "error" in fact:
-            where = entry.where("targets", index)
-            problems.append(f"{where}: targets: {fact['error']}{_nearest(mapping, fact['near'])}")
+            problems.append(
+                f"{entry.where(*loc)}: targets: {fact['error']}{_nearest(mapping, fact['near'])}"
+            )
         else:
-            remote = spec.remote and spec.remote.model_dump(mode="json", exclude_none=True)
-            more = (remote, toolchains.get(spec.name))
-            resolved.append(resolve(spec.name, mapping, spec.num_cores, host, fact, *more))
+            remote = machine.remote and machine.remote.model_dump(mode="json", exclude_none=True)
+            more = (remote, toolchains.get(name))
+            resolved[name] = resolve(name, mapping, machine.num_cores, host, fact, *more)
     if problems:
         raise RecipeError(problems)
-    return tuple(resolved)
+    return tuple(
+        _joined(spec, resolved) if spec.parts else resolved[spec.name]
+        for spec in entry.recipe.targets
+        if not only or spec.name in only
+    )
 
 
-def _wanted(entry: LoadedRecipe, only: tuple[str, ...]) -> list[tuple[int, TargetSpec]]:
-    specs = enumerate(entry.recipe.targets)
-    return [(index, spec) for index, spec in specs if not only or spec.name in only]
+def _joined(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> JoinedTarget:
+    machines: list[ResolvedTarget] = []
+    given: tuple[str, ...] = ()
+    for name, part in zip(spec.machines(), spec.parts, strict=True):
+        machines.append(resolved[name]._replace(whole=spec.name, given=given, until=part.until))
+        given += part.until
+    return JoinedTarget(spec.name, tuple(machines))
+
+
+def _wanted(
+    entry: LoadedRecipe, only: tuple[str, ...]
+) -> dict[str, tuple[Machine, tuple[str | int, ...]]]:
+    """Every machine that is built for, by name, and its place in the recipe."""
+    found: dict[str, tuple[Machine, tuple[str | int, ...]]] = {}
+    for index, spec in enumerate(entry.recipe.targets):
+        if only and spec.name not in only:
+            continue
+        for at, (name, machine) in enumerate(spec.machines().items()):
+            below = ("parts", at) if spec.parts else ()
+            found[name] = (machine, ("targets", index, *below))
+    return found
 
 
 def _nearest(mapping: Mapping[str, Json] | None, names: list[str]) -> str:
@@ -161,21 +194,20 @@ def _toolchains(
     found: dict[str, Json] = {}
     looked_at: list[Path] = []
     problems = []
-    for index, spec in _wanted(entry, only):
-        if spec.toolchain is None:
+    for name, (machine, at) in _wanted(entry, only).items():
+        if machine.toolchain is None:
             continue
-        linker = spec.toolchain.linker
+        linker, loc = machine.toolchain.linker, (*at, "toolchain", "linker")
         try:
             program = toolchain.find(linker)
         except toolchain.Missing:
-            where = entry.where("targets", index, "toolchain", "linker")
             problems.append(
-                f"{where}: targets.{index}.toolchain.linker: there is no program '{linker}' on PATH; "
+                f"{entry.where(*loc)}: {dotted(loc)}: there is no program '{linker}' on PATH; "
                 f"{toolchain.INSTALL}"
             )
             continue
         looked_at += [Path(place) for place in program.looked_at]
-        found[spec.name] = _identity(linker, spec.toolchain.flags, program.path, store)
+        found[name] = _identity(linker, machine.toolchain.flags, program.path, store)
     if problems:
         raise RecipeError(problems)
     return found, looked_at

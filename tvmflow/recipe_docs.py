@@ -132,6 +132,7 @@ _SECTIONS: Final[Mapping[str, str]] = {
     "InputSpec": "inputs",
     "Variant": "variants",
     "TargetSpec": "targets",
+    "ModelPart": "targets.parts",
     "Remote": "targets.remote",
     "Toolchain": "targets.toolchain",
     "Kernels": "kernels",

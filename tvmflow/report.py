@@ -176,12 +176,9 @@ def _findings(stages: Iterable[StageReport]) -> list[str]:
 def _describe_verify(facts: Mapping[str, Any]) -> list[str]:
     if "not_run" in facts:
         return [f"NOT VERIFIED (verify.against: none): {facts['not_run']}"]
-    lines = []
-    for name, found in facts.get("outputs", {}).items():
-        lines.append(
-            f"{name} agrees with {facts['reference']} on {facts['samples']} samples "
-            f"(largest error: absolute {found['max_abs_error']:.2g}, relative {found['max_rel_error']:.2g})"
-        )
+    lines = _describe_outputs(facts, facts)
+    for name, part in facts.get("parts", {}).items():
+        lines += [f"{name}: {line}" for line in _describe_outputs(part, facts)]
     if "ran_on" in facts:
         lines.append(f"ran on {facts['ran_on']}")
     if "latency_not_measured" in facts:
@@ -197,16 +194,39 @@ def _describe_verify(facts: Mapping[str, Any]) -> list[str]:
     return lines + _describe_latency(facts)
 
 
+def _describe_outputs(found: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """Of a model or of a part of it, how its outputs agree."""
+    return [
+        f"{name} agrees with {facts['reference']} on {facts['samples']} samples "
+        f"(largest error: absolute {each['max_abs_error']:.2g}, relative {each['max_rel_error']:.2g})"
+        for name, each in found.get("outputs", {}).items()
+    ]
+
+
+def _describe_join(facts: Mapping[str, Any]) -> list[str]:
+    """What one part hands to another, and where that has to be copied."""
+    lines = []
+    for each in facts["handed_over"]:
+        there, here = each["devices"]
+        way = f"copied from {there} to {here}" if there != here else f"where it is ({here})"
+        size = f"{each['bytes'] / 1e3:,.1f} kB"
+        lines.append(f"{each['from']} hands {each['tensor']} to {each['to']}: {size}, {way}")
+    return lines
+
+
 def _describe_latency(facts: Mapping[str, Any]) -> list[str]:
     names = {
         "library": "this library",
         "untuned": "untuned",
         "reference": facts.get("reference", ""),
     }
+    timed = [(names[which], row) for which, row in facts.get("latency", {}).items()]
+    for name, part in facts.get("parts", {}).items():
+        timed += [(f"its part {name}", part["latency"])] if "latency" in part else []
     rows = [
-        f"    {names[which]:<24} {latency_text(row['median']):>9} {latency_text(row['mean']):>9} "
+        f"    {name:<24} {latency_text(row['median']):>9} {latency_text(row['mean']):>9} "
         f"{latency_text(row['min']):>9} {latency_text(row['max']):>9} {latency_text(row['std']):>9}"
-        for which, row in facts.get("latency", {}).items()
+        for name, row in timed
     ]
     head = f"    {'':<24} {'median':>9} {'mean':>9} {'min':>9} {'max':>9} {'std':>9}"
     return ["latency of one call\n" + "\n".join([head, *rows])] if rows else []
@@ -331,5 +351,6 @@ _DESCRIBE: Final = {
     "tune": _describe_tune,
     "pick_best": _describe_pick_best,
     "build": _describe_build,
+    "join": _describe_join,
     "verify": _describe_verify,
 }

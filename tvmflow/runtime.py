@@ -13,10 +13,11 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tvmflow.errors import BundleError, EnvironmentProblem
 from tvmflow.targets.host import foreign_system, read_host
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 _CPU: Final = 1
 _POOLED_ALLOCATOR: Final = 2
 _ALIGNMENT: Final = 64
+# bundle formats
+_WHOLE: Final = 1
+_IN_PARTS: Final = 2
 
 
 class OperatorTime(NamedTuple):
@@ -41,15 +45,59 @@ class OperatorTime(NamedTuple):
     seconds: float
 
 
+Main = Callable[..., Any]
+"""A model's `main`: takes the runtime's tensors, and gives one or several."""
+
+Watch = Callable[[str, bool], None]
+"""Told the name of an operator, before it begins (True) and when it has ended."""
+
+
+class Program(Protocol):
+    """What a `Module` calls."""
+
+    @property
+    def main(self) -> Main: ...
+
+    def watched(self, watch: Watch) -> Main:
+        """A `main` of its own, which is slower, and tells of every operator."""
+        ...
+
+
+class Executable:
+    """A library with one compiled model."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self.main: Main = self._machine()["main"]
+
+    def _machine(self) -> Any:
+        machine = self._library["vm_load_executable"]()
+        machine["vm_initialization"](_CPU, 0, _POOLED_ALLOCATOR)
+        return machine
+
+    def watched(self, watch: Watch) -> Main:
+        # a machine that is watched stays slow
+        machine = self._machine()
+
+        def tell(_function: Any, name: str, before: bool, *_: Any) -> int:
+            watch(name, before)
+            return 0
+
+        machine["set_instrument"](tell)
+        main: Main = machine["main"]
+        return main
+
+
 class Module:
     """A loaded model. One call at a time: calls from several threads wait for each other."""
 
     def __init__(
         self,
-        library: Any,
+        program: Program,
         signature: Mapping[str, Any],
         manifest: Mapping[str, Any],
         weights: Mapping[str, Array] | None = None,
+        parts: Mapping[str, Module] | None = None,
     ):
         self.manifest = dict(manifest)
         """What the bundle says of itself: name, target, versions, digests."""
@@ -57,10 +105,10 @@ class Module:
         """Name, shape and dtype of each input."""
         self.outputs = tuple(TensorSpec.from_json(entry) for entry in signature["outputs"])
         """Name, shape and dtype of each output."""
-        machine = library["vm_load_executable"]()
-        machine["vm_initialization"](_CPU, 0, _POOLED_ALLOCATOR)
-        self._library = library
-        self._main = machine["main"]
+        self.parts = dict(parts or {})
+        """The parts that the model was built in, by name, in order; none of one that was built as a whole."""
+        self.program = program
+        self._main = program.main
         self._lock = threading.Lock()
         self._buffers = {spec.name: _aligned(spec) for spec in self.inputs}
         # kept here because the runtime looks into their memory
@@ -112,24 +160,20 @@ class Module:
         runs: list[dict[str, list[float]]] = []
         started = 0.0
 
-        def watch(_function: Any, name: str, before: bool, *_: Any) -> int:
+        def watch(name: str, before: bool) -> None:
             nonlocal started
             if before:
                 started = time.perf_counter()
             else:
                 runs[-1].setdefault(name, []).append(time.perf_counter() - started)
-            return 0
 
         with self._lock:
             arguments = self._fill(feed)
             self._main(*arguments)
-            # a machine of its own: one that is watched stays slow
-            machine = self._library["vm_load_executable"]()
-            machine["vm_initialization"](_CPU, 0, _POOLED_ALLOCATOR)
-            machine["set_instrument"](watch)
+            main = self.program.watched(watch)
             for _ in range(repeat + 1):
                 runs.append({})
-                machine["main"](*arguments)
+                main(*arguments)
         del runs[0]
         times = {name: median(sum(run[name]) for run in runs) for name in runs[0]}
         found = [OperatorTime(name, len(runs[0][name]), took) for name, took in times.items()]
@@ -143,8 +187,12 @@ class Module:
             raise BundleError("; ".join(problems), fix=f"this model takes {self!r}")
         for spec in self.inputs:
             np.copyto(self._buffers[spec.name][0], feed[spec.name])
-        filled = [self._buffers[spec.name] for spec in self.inputs]
-        return [tensor for _, tensor in (*filled, *self._weights.values())]
+        return [*(self._buffers[spec.name][1] for spec in self.inputs), *self.weights]
+
+    @property
+    def weights(self) -> list[Any]:
+        """The runtime's tensors that `main` takes after the inputs."""
+        return [tensor for _, tensor in self._weights.values()]
 
     def _misfits(self, feed: Mapping[str, Array]) -> list[str]:
         """A sentence for every input that is missing, unknown, or of another shape or dtype."""
@@ -164,12 +212,57 @@ class Module:
 
     def _collect(self, result: Any) -> dict[str, Array]:
         import numpy as np
-        import tvm_ffi
 
-        tensors = [result] if isinstance(result, tvm_ffi.Tensor) else list(result)
         names = [spec.name for spec in self.outputs]
         # the runtime takes its memory back at the next call
-        return {n: np.from_dlpack(t).copy() for n, t in zip(names, tensors, strict=True)}
+        return {n: np.from_dlpack(t).copy() for n, t in zip(names, _tensors(result), strict=True)}
+
+
+def _tensors(result: Any) -> list[Any]:
+    import tvm_ffi
+
+    return [result] if isinstance(result, tvm_ffi.Tensor) else list(result)
+
+
+class Chain:
+    """Parts of a model, one after the other; what one gives to another stays where it is."""
+
+    def __init__(
+        self, parts: Mapping[str, Module], inputs: Sequence[str], outputs: Sequence[str]
+    ) -> None:
+        self._parts = parts
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self.main = self._linked({name: part.program.main for name, part in parts.items()})
+
+    def watched(self, watch: Watch) -> Main:
+        """Operators' names begin with their part's."""
+
+        def named(part: str) -> Watch:
+            return lambda name, before: watch(f"{part}: {name}", before)
+
+        mains = {name: part.program.watched(named(name)) for name, part in self._parts.items()}
+        return self._linked(mains)
+
+    def _linked(self, mains: Mapping[str, Main]) -> Main:
+        steps = [
+            (
+                mains[name],
+                [spec.name for spec in part.inputs],
+                part.weights,
+                [spec.name for spec in part.outputs],
+            )
+            for name, part in self._parts.items()
+        ]
+
+        def main(*arguments: Any) -> list[Any]:
+            there = dict(zip(self._inputs, arguments, strict=True))
+            for call, takes, weights, gives in steps:
+                results = _tensors(call(*(there[name] for name in takes), *weights))
+                there.update(zip(gives, results, strict=True))
+            return [there[name] for name in self._outputs]
+
+        return main
 
 
 def load(path: str | Path, params: str | Path | Mapping[str, Array] | None = None) -> Module:
@@ -181,36 +274,69 @@ def load(path: str | Path, params: str | Path | Mapping[str, Array] | None = Non
     Raises BundleError when a file is damaged, when it was built for another CPU or for another
     version of TVM's runtime, or when weights do not fit, and says which.
     """
-    manifest, signature, library = unpack(path)
-    name = manifest.get("library", "library.so")
-    _check(path, manifest, hashlib.sha256(library).hexdigest() == manifest["sha256"][name])
-    loaded = _load_library(library, Path(name).suffix)
-    return Module(loaded, signature, manifest, _weights(path, manifest, params))
+    found = unpack(path)
+    if not found.parts:
+        return _loaded(str(path), found, params)
+    if params is not None:
+        raise _takes_no_weights(path)
+    parts = {
+        name: _loaded(f"{path}, part '{name}',", part, None) for name, part in found.parts.items()
+    }
+    names = [[spec["name"] for spec in found.signature[way]] for way in ("inputs", "outputs")]
+    return Module(Chain(parts, *names), found.signature, found.manifest, None, parts)
 
 
-def unpack(path: str | Path) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """Manifest, signature and library of a bundle, for whatever machine it is. Raises BundleError."""
+def _loaded(path: str, found: Unpacked, params: str | Path | Mapping[str, Array] | None) -> Module:
+    name = found.manifest.get("library", "library.so")
+    digest = hashlib.sha256(found.library).hexdigest()
+    _check(path, found.manifest, digest == found.manifest["sha256"][name])
+    weights = _weights(path, found.manifest, params)
+    library = _load_library(found.library, Path(name).suffix)
+    return Module(Executable(library), found.signature, found.manifest, weights)
+
+
+class Unpacked(NamedTuple):
+    """What is in a bundle: a library, or the bundles of the parts that the model was built in, in order."""
+
+    manifest: dict[str, Any]
+    signature: dict[str, Any]
+    library: bytes
+    parts: dict[str, Unpacked]
+
+
+def unpack(path: str | Path) -> Unpacked:
+    """The content of a bundle, for whatever machine it is. Raises BundleError."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            manifest = json.loads(archive.read("manifest.json"))
-            signature = json.loads(archive.read("signature.json"))
-            name = manifest.get("library", "library.so")
-            return manifest, signature, archive.read(name)
+        return _unpacked(path, path)
     except FileNotFoundError:
         raise BundleError(f"there is no file {path}", fix="`tvmflow run RECIPE` makes it") from None
-    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, OSError) as error:
         raise BundleError(
             f"{path} is not a whole tvmflow bundle: {error}", fix="copy or build it again"
         ) from error
 
 
+def _unpacked(path: str | Path, source: str | Path | BytesIO) -> Unpacked:
+    with zipfile.ZipFile(source) as archive:
+        manifest = json.loads(archive.read("manifest.json"))
+        signature = json.loads(archive.read("signature.json"))
+        if manifest.get("bundle") not in (_WHOLE, _IN_PARTS):
+            raise BundleError(
+                f"{path} has bundle format {manifest.get('bundle')}, this tvmflow reads {_WHOLE} and {_IN_PARTS}",
+                fix="load it with the tvmflow that made it",
+            )
+        if manifest["bundle"] == _WHOLE:
+            library = archive.read(manifest.get("library", "library.so"))
+            return Unpacked(manifest, signature, library, {})
+        parts = {
+            each["name"]: _unpacked(path, BytesIO(archive.read(each["file"])))
+            for each in manifest["parts"]
+        }
+        return Unpacked(manifest, signature, b"", parts)
+
+
 def _check(path: str | Path, manifest: Mapping[str, Any], whole: bool) -> None:
     """Everything that would go wrong later, and less clearly."""
-    if manifest.get("bundle") != 1:
-        raise BundleError(
-            f"{path} has bundle format {manifest.get('bundle')}, this tvmflow reads 1",
-            fix="load it with the tvmflow that made it",
-        )
     if not whole:
         raise BundleError(f"{path} is damaged: its library has another digest", fix="copy it again")
     target, host = manifest["target"], read_host()
@@ -321,10 +447,7 @@ def _weights(
     if "params" not in manifest:
         if params is None:
             return {}
-        raise BundleError(
-            f"{path} carries its weights; it takes no others",
-            fix="load the recipe's .lean.tvmflow (`outputs: [params]`) to give weights",
-        )
+        raise _takes_no_weights(path)
     stem = manifest["name"]
     if params is None:
         raise BundleError(
@@ -348,6 +471,13 @@ def _weights(
             fix="give the weights of a build of the same model for the same target",
         )
     return {spec.name: given[spec.name] for spec in specs}
+
+
+def _takes_no_weights(path: str | Path) -> BundleError:
+    return BundleError(
+        f"{path} carries its weights; it takes no others",
+        fix="load the recipe's .lean.tvmflow (`outputs: [params]`) to give weights",
+    )
 
 
 def read_params(path: str | Path) -> dict[str, Array]:

@@ -4,6 +4,7 @@ These are named tuples, not dataclasses, because an up-to-date run must answer i
 milliseconds and importing `dataclasses` alone costs as much as all of that run's work.
 """
 
+import math
 from typing import Any, Literal, NamedTuple
 
 Json = Any
@@ -16,6 +17,12 @@ class TensorSpec(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """What its elements take."""
+        bits = 8 if self.dtype == "bool" else int(self.dtype.lstrip("bfiloatun"))
+        return math.prod(self.shape) * bits // 8
 
     def to_json(self) -> Json:
         return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
@@ -44,11 +51,19 @@ class InputFile(NamedTuple):
 
 
 class Need(NamedTuple):
-    """Which output files of another stage a stage reads. Nothing else of that stage enters the key."""
+    """Which output files of another stage a stage reads. Nothing else of that stage enters the key.
+
+    `stage` is what the files are to the one that reads them: it finds each as `<stage>/<file>`.
+    """
 
     stage: str
     stage_id: str
     files: tuple[str, ...]
+
+    @property
+    def maker(self) -> str:
+        """The stage that makes them."""
+        return self.stage_id.partition(":")[2].partition("/")[0]
 
 
 class StageSpec(NamedTuple):

@@ -9,12 +9,23 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine import recipe, target
+from tests.support.engine import joined_target, recipe, target
 from tvmflow import tools
 from tvmflow.stages import EVERY_STAGE as STAGES
 
 HEAVY = ("tvm", "numpy", "onnx", "onnxruntime", "mxnet", "doit", "safetensors", "xgboost")
 each_stage = pytest.mark.parametrize("name", STAGES)
+# what is exported bears names
+NAMED = ("export", "join")
+# which stages are for a model in parts as a whole
+WHOLE = ("import", "join", "verify")
+each_subject = pytest.mark.parametrize(
+    ("name", "subject"),
+    [
+        *((name, target()) for name in STAGES if name != "join"),
+        *((name, joined_target()) for name in WHOLE),
+    ],
+)
 
 
 @each_stage
@@ -36,25 +47,25 @@ def test_its_declarations_are_of_the_right_kind(name: str) -> None:
     assert (stage.run.__doc__ or "").strip()
 
 
-@each_stage
-def test_its_settings_are_plain_and_the_same_every_time(name: str) -> None:
+@each_subject
+def test_its_settings_are_plain_and_the_same_every_time(name: str, subject: Any) -> None:
     """They are a part of the key: JSON, and nothing in them changes between two calls."""
     made = recipe(tune={"trials": 5}, targets=["host"])
-    one = STAGES[name].settings(made, target())
+    one = STAGES[name].settings(made, subject)
     assert json.loads(json.dumps(one, sort_keys=True)) == one
-    assert STAGES[name].settings(recipe(tune={"trials": 5}), target()) == one
+    assert STAGES[name].settings(recipe(tune={"trials": 5}), subject) == one
 
 
-@each_stage
-def test_its_settings_know_nothing_of_places_and_names(name: str) -> None:
+@each_subject
+def test_its_settings_know_nothing_of_places_and_names(name: str, subject: Any) -> None:
     """Where the model lies, and what recipe and target are called, makes no new key; but exported files bear their names."""
     one = recipe("one", model={"onnx": "a/one.onnx"})
     two = recipe("two", model={"onnx": "b/two.onnx"})
-    same = STAGES[name].settings(one, target()) == STAGES[name].settings(two, target())
-    assert same == (name != "export")
-    if name != "export":
-        renamed = target()._replace(name="another")
-        assert STAGES[name].settings(one, target()) == STAGES[name].settings(one, renamed)
+    same = STAGES[name].settings(one, subject) == STAGES[name].settings(two, subject)
+    assert same == (name not in NAMED)
+    if name not in NAMED:
+        renamed = subject._replace(name="another")
+        assert STAGES[name].settings(one, subject) == STAGES[name].settings(one, renamed)
 
 
 @pytest.mark.parametrize(

@@ -140,11 +140,11 @@ def test_emulation_changes_no_bit(crossing: Project, tmp_path: Path) -> None:
     assert ran.code == 0, ran.out + ran.err
     bundle = crossing.folder / "dist/digits/board/digits.tvmflow"
     native = runtime.load(bundle)
-    _, described, content = runtime.unpack(bundle)
+    found = runtime.unpack(bundle)
     library = tmp_path / "library.so"
-    library.write_bytes(content)
+    library.write_bytes(found.library)
     subject = _elsewhere.Emulated(
-        _elsewhere.Signature.from_json(described),
+        _elsewhere.Signature.from_json(found.signature),
         library,
         runner_of(crossing),
         {"tvm": target, "cores": 2},

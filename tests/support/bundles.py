@@ -56,7 +56,7 @@ def _make(path: Path) -> None:
         "tvm_ffi": tvm_ffi.__version__,
     }
     asked = Asked("small", "0", "host", "llvm", triple)
-    built = Built(asked, library, (), {}, signature, manifest, {}).of(library, ())
+    built = Built(asked, library, (), {}, signature, manifest, path, {}).of(library, ())
     bundle.write(built, path)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tvmflow.plan import PlannedRecipe, make_plan
+from tvmflow.plan import PlannedRecipe, Target, make_plan
 from tvmflow.recipe import LoadedRecipe, Pipeline, Recipe
-from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.targets.resolve import JoinedTarget, ResolvedTarget
 from tvmflow.values import Artifact, InputFile, Json, Plan, StageKey, StoredFile
 
 STAGES = ("import", "extract_tasks", "tune", "pick_best", "build", "export", "verify")
@@ -28,9 +28,18 @@ def target(name: str = "host", *, cores: int = 2, why_not: str = "") -> Resolved
     )
 
 
+def joined_target(
+    name: str = "split", *, why_not: str = "", until: tuple[str, ...] = ("middle",)
+) -> JoinedTarget:
+    """Two machines: `first` gives the tensors `until` to `second`, which may be one that cannot run here."""
+    first = target(f"{name}.first")._replace(whole=name, until=until)
+    second = target(f"{name}.second", why_not=why_not)._replace(whole=name, given=until)
+    return JoinedTarget(name, (first, second))
+
+
 def planned(
     made: Recipe,
-    *targets: ResolvedTarget,
+    *targets: Target,
     stages: tuple[str, ...] = STAGES,
     folder: str = "/recipes",
 ) -> PlannedRecipe:

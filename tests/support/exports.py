@@ -163,7 +163,8 @@ def _built(exported: Exported, asked: Any, bundle: Path) -> Built:
         for name in exporter.files(asked)
     }
     objects = tuple(sorted(build.glob("*.o")))
-    return Built(asked, exported.dist / "digits.so", objects, forms, signature, manifest, others)
+    library, bundle = exported.dist / "digits.so", exported.dist / "digits.tvmflow"
+    return Built(asked, library, objects, forms, signature, manifest, bundle, others)
 
 
 def files_below(folder: Path) -> Iterator[str]:

@@ -23,6 +23,7 @@ from tvmflow.errors import RecipeError
 from tvmflow.recipe import (
     InputSpec,
     Kernels,
+    Machine,
     ModelSource,
     MxnetSource,
     PipelineFile,
@@ -35,6 +36,9 @@ from tvmflow.recipe import (
     load_pipeline,
     load_recipe,
 )
+from tvmflow.recipe._model import DTYPES
+from tvmflow.recipe._pipelines import REQUIRES
+from tvmflow.recipe._work import STRATEGIES
 from tvmflow.targets._presets import PRESETS
 
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -321,7 +325,7 @@ def test_names_are_those_of_the_registries() -> None:
 
 def test_a_pipeline_must_have_what_its_stages_need() -> None:
     """What a stage requires is among what it reads, and comes before it; `build` does without tuning."""
-    for name, required in recipe._REQUIRES.items():
+    for name, required in REQUIRES.items():
         needs = set(stages.STAGES[name].NEEDS)
         before = set(recipe.STAGE_NAMES[: recipe.STAGE_NAMES.index(name)])
         assert needs <= before
@@ -333,7 +337,7 @@ def test_a_pipeline_must_have_what_its_stages_need() -> None:
 
 
 def _with_all_before(names: tuple[str, ...]) -> set[str]:
-    before = (_with_all_before(recipe._REQUIRES[name]) for name in names)
+    before = (_with_all_before(REQUIRES[name]) for name in names)
     return set(names).union(*before)
 
 
@@ -372,7 +376,7 @@ def test_the_schema_describes_every_field() -> None:
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["required"] == ["recipe", "name", "model"]
     parts = [schema, *schema["$defs"].values()]
-    assert len(parts) == 13
+    assert len(parts) == 14
     for part in parts:
         assert part["type"] == "object"
         assert part["additionalProperties"] is False
@@ -397,8 +401,8 @@ def test_the_schema_knows_the_words() -> None:
     listed = [set(each["enum"]) for each in _objects(schema) if "enum" in each]
     for words in (
         set(recipe.OUTPUT_NAMES),
-        set(recipe._DTYPES),
-        set(recipe._STRATEGIES),
+        set(DTYPES),
+        set(STRATEGIES),
         set(PRESETS),
         {"reference", "none"},
         {"xgb", "mlp", "random"},
@@ -430,9 +434,9 @@ def test_examples_in_the_language_are_correct(part: type[BaseModel]) -> None:
     examples = {name: field.examples[0] for name, field in fields.items() if field.examples}
     required = {name: examples[name] for name, field in fields.items() if field.is_required()}
     # a target is a name and a machine
-    required |= {"preset": "x86-64-v3", "num_cores": 4} if part is TargetSpec else {}
+    required |= {"preset": "x86-64-v3", "num_cores": 4} if issubclass(part, Machine) else {}
     for name, value in examples.items():
-        without = {"preset"} if name == "tvm" else set()
+        without = {"tvm": {"preset"}, "parts": {"preset", "num_cores"}}.get(name, set())
         given = {**required, name: value}
         part.model_validate({key: each for key, each in given.items() if key not in without})
 

@@ -85,7 +85,7 @@ def test_only_the_runtime_is_imported(small_bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"bundle": 2}, "bundle format 2, this tvmflow reads 1"),
+        ({"bundle": 3}, "bundle format 3, this tvmflow reads 1 and 2"),
         ({"tvm": "0.99.0"}, r"built with TVM 0\.99\.0, the runtime here is"),
         (
             {"target": {"tvm": {"mtriple": "vax-linux-gnu"}, "features": []}},

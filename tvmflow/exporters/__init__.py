@@ -16,7 +16,7 @@ from tvmflow.exporters import (
     system_library,
     wheel,
 )
-from tvmflow.exporters._base import Exporter
+from tvmflow.exporters._base import Exporter, JoinedExporter
 
 EXPORTERS: Final[dict[str, Exporter]] = {
     "bundle": bundle,
@@ -31,3 +31,10 @@ EXPORTERS: Final[dict[str, Exporter]] = {
     # holds what the others have written, so it comes last
     "archive": archive,
 }
+
+OF_THE_WHOLE: Final[dict[str, JoinedExporter]] = {
+    "bundle": bundle,
+    "wheel": wheel,
+    "archive": archive,
+}
+"""Those that hold a model in parts together; of the others there is one for each part."""

@@ -34,8 +34,8 @@ class Built(NamedTuple):
 
     `forms` has the files of what `build` compiled besides (form -> file's name -> path).
     `manifest` is what a loader checks before it loads: target, CPU features, TVM's version,
-    digests, and how the library is verified. `others` are the files that the exporters before
-    this one wrote, by their names in `dist`.
+    digests, and how the library is verified. `bundle` is what `tvmflow.load` opens. `others` are
+    the files that the exporters before this one wrote, by their names in `dist`.
     """
 
     asked: Asked
@@ -44,6 +44,7 @@ class Built(NamedTuple):
     forms: Mapping[str, Mapping[str, Path]]
     signature: Mapping[str, Any]
     manifest: Mapping[str, Any]
+    bundle: Path
     others: Mapping[str, Path]
 
     @property
@@ -57,6 +58,21 @@ class Built(NamedTuple):
         digests.update({path.name: hash_file(str(path)) for path in objects})
         manifest = {**self.manifest, **facts, "sha256": digests}
         return self._replace(library=library, objects=tuple(objects), manifest=manifest)
+
+
+class Joined(NamedTuple):
+    """The same of a model in parts, of which there are several libraries and one bundle."""
+
+    asked: Asked
+    signature: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    bundle: Path
+    others: Mapping[str, Path]
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return self.asked.name
 
 
 class Exporter(Protocol):
@@ -81,6 +97,12 @@ class Exporter(Protocol):
     def export(self, built: Built, folder: Path) -> None:
         """Write them into `folder`: the same bytes for the same input, anywhere."""
         ...
+
+
+class JoinedExporter(Exporter, Protocol):
+    """One whose form also holds the parts of a model together."""
+
+    def export(self, built: Built | Joined, folder: Path) -> None: ...
 
 
 def json_bytes(value: Any) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.exporters._archives import write_tar_gz
-from tvmflow.exporters._base import Asked, Built, any_target
+from tvmflow.exporters._base import Asked, Built, Joined, any_target
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()
@@ -19,7 +19,7 @@ def files(asked: Asked) -> tuple[str, ...]:
     return (f"{asked.name}.{asked.target}.tar.gz",)
 
 
-def export(built: Built, folder: Path) -> None:
+def export(built: Built | Joined, folder: Path) -> None:
     """The other files as they stand in `dist`, below a folder with the recipe's name."""
     below = {f"{built.name}/{name}": path for name, path in built.others.items()}
     write_tar_gz(folder / files(built.asked)[0], below)

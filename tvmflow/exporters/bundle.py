@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tvmflow.exporters._archives import write_zip
-from tvmflow.exporters._base import Asked, Built, any_target, json_bytes
+from tvmflow.exporters._base import Asked, Built, Joined, any_target, json_bytes
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()
+
+# The format with a library inside is 1.
+_IN_PARTS: Final = 2
 
 why_not = any_target
 
@@ -19,9 +24,9 @@ def files(asked: Asked) -> tuple[str, ...]:
     return (f"{asked.name}.tvmflow",)
 
 
-def export(built: Built, folder: Path) -> None:
+def export(built: Built | Joined, folder: Path) -> None:
     """What `tvmflow.load` opens."""
-    write(built, folder / files(built.asked)[0])
+    shutil.copyfile(built.bundle, folder / files(built.asked)[0])
 
 
 def write(built: Built, output: Path) -> None:
@@ -34,6 +39,24 @@ def write(built: Built, output: Path) -> None:
             library_name(built.asked): built.library.read_bytes(),
         },
     )
+
+
+def write_joined(
+    manifest: Mapping[str, Any],
+    signature: Mapping[str, Any],
+    parts: Mapping[str, Path],
+    output: Path,
+) -> None:
+    """The same of a model in parts: in place of the library the bundle of each part, in order."""
+    listed = [{"name": name, "file": f"parts/{name}.tvmflow"} for name in parts]
+    content = {
+        "manifest.json": json_bytes({**manifest, "bundle": _IN_PARTS, "parts": listed}),
+        "signature.json": json_bytes(signature),
+    }
+    content |= {
+        each["file"]: path.read_bytes() for each, path in zip(listed, parts.values(), strict=True)
+    }
+    write_zip(output, content)
 
 
 def library_name(asked: Asked) -> str:

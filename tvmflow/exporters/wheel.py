@@ -9,14 +9,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tvmflow.exporters import bundle
 from tvmflow.exporters._archives import write_zip
-from tvmflow.exporters._base import Asked, Built, cpu_only, identifier
+from tvmflow.exporters._base import Asked, Built, Joined, cpu_only, identifier
 
 FORM: Final = ""
 
@@ -98,15 +96,12 @@ def _stem(asked: Asked) -> str:
     return f"{_distribution(asked.name).replace('-', '_')}-{asked.version}"
 
 
-def export(built: Built, folder: Path) -> None:
+def export(built: Built | Joined, folder: Path) -> None:
     """A zip of the package and of what pip wants to know, with the digest of every file."""
     asked = built.asked
     package, info = module_name(asked.name), f"{_stem(asked)}.dist-info"
     content = {f"{package}/{_SHARED[name]}.py": _turned(name, package) for name in _SHARED}
-    with tempfile.TemporaryDirectory() as scratch:
-        bundled = Path(scratch, "model")
-        bundle.write(built, bundled)
-        content[f"{package}/model.tvmflow"] = bundled.read_bytes()
+    content[f"{package}/model.tvmflow"] = built.bundle.read_bytes()
     content[f"{package}/py.typed"] = b""
     content[f"{info}/METADATA"] = _metadata(built).encode()
     content[f"{info}/WHEEL"] = (
@@ -132,7 +127,7 @@ def _digest(data: bytes) -> str:
     return f"sha256={digest.decode().rstrip('=')}"
 
 
-def _metadata(built: Built) -> str:
+def _metadata(built: Built | Joined) -> str:
     minor = ".".join(str(built.manifest["tvm"]).split(".")[:2])
     package = module_name(built.name)
     fields = [

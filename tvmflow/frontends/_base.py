@@ -20,7 +20,8 @@ class LoadedModel(NamedTuple):
     `mod` holds one public Relax function `main` in dataflow form, not yet legalized, whose
     arguments are the model's inputs in the order of `inputs`, then the weights in the order
     of `params`; its attribute `num_input` counts the former. It returns a tensor or a flat
-    tuple of tensors, in the order of `outputs`. Shapes are static. Integer tensors that the
+    tuple of tensors, in the order of `outputs`, then of `tensors`: those of the tensors asked for
+    that are not outputs anyway. Shapes are static. Integer tensors that the
     graph needs as constants (shapes, axes) are constants in `mod`; everything else that is
     learned is in `params`, so that new weights for the same architecture give the same `mod`.
     """
@@ -29,6 +30,7 @@ class LoadedModel(NamedTuple):
     params: dict[str, np.ndarray[Any, Any]]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    tensors: tuple[TensorSpec, ...] = ()
 
 
 class Reference(Protocol):
@@ -38,7 +40,7 @@ class Reference(Protocol):
     """Framework and version as reports show it, e.g. `ONNX Runtime 1.31.1`."""
 
     def run(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        """The reference outputs for one batch, by the same output names as `LoadedModel.outputs`."""
+        """The reference outputs for one batch, by the names in `LoadedModel.outputs` and `tensors`."""
         ...
 
     def latency(
@@ -73,9 +75,16 @@ class Frontend(Protocol):
         ...
 
     def load(
-        self, files: Mapping[str, Path], inputs: tuple[TensorSpec, ...], settings: Mapping[str, Any]
+        self,
+        files: Mapping[str, Path],
+        inputs: tuple[TensorSpec, ...],
+        settings: Mapping[str, Any],
+        tensors: tuple[str, ...] = (),
     ) -> LoadedModel:
-        """Import the model for these input shapes. Raises ImportFailed with operator and node."""
+        """Import the model for these input shapes, giving also these of its inner tensors.
+
+        Raises ImportFailed with operator and node, or with the name that is none of its tensors.
+        """
         ...
 
     def reference(
@@ -85,8 +94,9 @@ class Frontend(Protocol):
         outputs: tuple[TensorSpec, ...],
         settings: Mapping[str, Any],
         *,
+        tensors: tuple[TensorSpec, ...] = (),
         threads: int,
         scratch: Path,
     ) -> AbstractContextManager[Reference]:
-        """Start the reference in an isolated process. Raises EnvironmentProblem when it is not installed."""
+        """Start the reference, which also gives `tensors`, in an isolated process. Raises EnvironmentProblem when it is not installed."""
         ...

@@ -30,9 +30,9 @@ class Facts:
         }
         self._uses: dict[Any, int] = {}
         for value in self.values.values():
-            for var in _variables(value):
+            for var in variables_of(value):
                 self._uses[var] = self._uses.get(var, 0) + 1
-        for var in _variables(function.body.body):
+        for var in variables_of(function.body.body):
             self._uses[var] = self._uses.get(var, 0) + 1
 
     def is_weight(self, expr: Any) -> bool:
@@ -46,7 +46,7 @@ class Facts:
             self._weights[expr] = (
                 expr not in self._inputs
                 and isinstance(value, relax.Call)
-                and all(self.is_weight(var) for var in _variables(value))
+                and all(self.is_weight(var) for var in variables_of(value))
             )
         return self._weights[expr]
 
@@ -55,7 +55,7 @@ class Facts:
         return self.values.get(var) if self._uses.get(var) == 1 else None
 
 
-def _variables(expr: Any) -> list[Any]:
+def variables_of(expr: Any) -> list[Any]:
     """The variables that an expression reads, each as often as it does."""
     found: list[Any] = []
 

@@ -6,9 +6,11 @@ from typing import Final
 
 from tvmflow.stages import (
     build,
+    cut,
     export,
     extract_tasks,
     import_model,
+    join,
     pick_best,
     runner,
     tune,
@@ -26,5 +28,5 @@ STAGES: Final[dict[str, Stage]] = {
     "verify": verify,
 }
 
-EVERY_STAGE: Final[dict[str, Stage]] = {**STAGES, "runner": runner}
+EVERY_STAGE: Final[dict[str, Stage]] = {**STAGES, "cut": cut, "join": join, "runner": runner}
 """Also those that no pipeline names: a plan has them where another stage needs what they make."""

@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +60,7 @@ class Emulated:
     """A library under emulation, whose speed says nothing."""
 
     timed = None
+    parts: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self, signature: Signature, library: Path, runner: Path, target: Json, scratch: Path
@@ -94,6 +96,8 @@ class Emulated:
 
 class OnDevice:
     """A library on the devices of a farm; each call is a session of its own."""
+
+    parts: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self, signature: Signature, library: Path, farm: Farm, target: Json, scratch: Path

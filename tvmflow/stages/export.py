@@ -36,12 +36,12 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
         "outputs": sorted(set(recipe.outputs)),
         "target": {"name": target.name, "tvm": target.tvm, "features": list(target.features)},
         "verify": {"against": recipe.verify.against},
-        **({"sources": _digest(sources)} if sources else {}),
+        **({"sources": digest_of_files(sources)} if sources else {}),
         **({"toolchain": target.toolchain} if target.toolchain else {}),
     }
 
 
-def _digest(sources: set[Path]) -> str:
+def digest_of_files(sources: set[Path]) -> str:
     """One digest for what is copied out of this package: another version of it is another output."""
     contents = sorted((path.name, path.read_bytes()) for path in sources)
     return hashlib.sha256(repr(contents).encode()).hexdigest()
@@ -96,13 +96,14 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
         "tvmflow": __version__,
     }
     signature = json.loads(ctx.inputs["import/signature.json"].read_text())
-    built = Built(wanted, library, (), forms, signature, manifest, {}).of(library, objects)
+    built = Built(wanted, library, (), forms, signature, manifest, ctx.out / BUNDLE, {})
+    built = built.of(library, objects)
+    bundle.write(built, built.bundle)
     for output, exporter in EXPORTERS.items():
         if output in settings["outputs"]:
             exporter.export(built, ctx.out)
             written = {name: ctx.out / name for name in exporter.files(wanted)}
             built = built._replace(others={**built.others, **written})
-    bundle.write(built, ctx.out / BUNDLE)
     return {
         "files": {name: path.stat().st_size for name, path in sorted(built.others.items())},
         "library_bytes": library.stat().st_size,

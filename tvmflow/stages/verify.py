@@ -8,15 +8,25 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tvmflow import samples
 from tvmflow.errors import VerifyFailed
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Reference
 from tvmflow.samples import Samples
-from tvmflow.stages import _kernels, build
+from tvmflow.stages import _judging, _kernels, build
 from tvmflow.stages._base import StageContext
+from tvmflow.stages._subjects import (
+    LOCAL,
+    RPC,
+    Subject,
+    Timed,
+    TimedLibrary,
+    opened,
+    why_not_timed,
+)
+from tvmflow.targets.resolve import JoinedTarget
 from tvmflow.values import TensorSpec
 
 if TYPE_CHECKING:
@@ -38,12 +48,6 @@ TIMEOUT_S: Final = 4 * 3600.0
 
 VERDICT: Final = "verdict.json"
 
-LOCAL: Final = "local"
-QEMU: Final = "qemu"
-RPC: Final = "rpc"
-
-_NO_LATENCY: Final = "an emulated CPU says nothing of the speed of a real one"
-
 _LOOK_S: Final = 0.05
 _MOST_SETTLING_S: Final = 2.0
 # An untuned ResNet takes seconds a call: fewer repeats then, but never fewer than this.
@@ -64,15 +68,32 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
         },
         "model": {"kind": kind, **FRONTENDS[kind].settings(recipe.model)},
         **({"tune": {"min_speedup": speedup}} if speedup is not None else {}),
+        **_subject(recipe, target),
+    }
+
+
+def _subject(recipe: Any, target: Any) -> dict[str, Any]:
+    """What is run, and where."""
+    where = place(recipe)
+    more = {"run_on": where} if where != LOCAL else {}
+    if isinstance(target, JoinedTarget):
+        parts = {each.part: _machine(where, each) for each in target.machines}
+        return {"target": {"parts": parts}, **more}
+    return {
         "lowering": _kernels.lowering(recipe),
         "schedules": _kernels.schedules(recipe),
-        "target": {
-            "tvm": target.tvm,
-            "cores": target.cores,
-            "device": target.device,
-            "why_not": target.why_not,
-        },
-        **_elsewhere(recipe, target),
+        "target": _machine(where, target),
+        **more,
+    }
+
+
+def _machine(where: str, target: Any) -> dict[str, Any]:
+    return {
+        "tvm": target.tvm,
+        "cores": target.cores,
+        "device": target.device,
+        "why_not": target.why_not,
+        **({"remote": target.remote} if where == RPC else {}),
     }
 
 
@@ -82,59 +103,108 @@ def place(recipe: Any) -> str:
     return LOCAL if chosen == "auto" else chosen
 
 
-def _elsewhere(recipe: Any, target: Any) -> dict[str, Any]:
-    """What only libraries that do not run here depend on."""
-    where = place(recipe)
-    if where == LOCAL:
-        return {}
-    return {"run_on": where, **({"remote": target.remote} if where == RPC else {})}
-
-
 def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     """Write the verdict; raise VerifyFailed when a check fails."""
-    checks, target, where = settings["verify"], settings["target"], settings.get("run_on", LOCAL)
-    if where == LOCAL and checks["against"] == "none" and target["why_not"]:
-        return _conclude({"passed": True, "against": "none", "not_run": target["why_not"]}, ctx)
-    with _subject(where, settings, ctx) as module:
-        return _conclude(_judge(where, module, settings, ctx), ctx)
+    checks, where = settings["verify"], settings.get("run_on", LOCAL)
+    why_not = "; ".join(
+        f"part '{name}': {each['why_not']}" if name else str(each["why_not"])
+        for name, each in _machines(settings).items()
+        if each["why_not"]
+    )
+    if where == LOCAL and checks["against"] == "none" and why_not:
+        return _conclude({"passed": True, "against": "none", "not_run": why_not}, ctx)
+    with opened(where, settings, ctx) as subject:
+        return _conclude(_judge(where, subject, settings, ctx), ctx)
+
+
+def _machines(settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What the library, or each of its parts, runs on."""
+    target = settings["target"]
+    return dict(target.get("parts", {"": target}))
 
 
 def _judge(
-    where: str, module: Subject, settings: Mapping[str, Any], ctx: StageContext
+    where: str, subject: Subject, settings: Mapping[str, Any], ctx: StageContext
 ) -> dict[str, Any]:
     """All that is found out about the library, and whether it is good enough."""
-    from tvmflow.targets.devices import exclusive
-
-    checks, target = settings["verify"], settings["target"]
-    data = _samples(module, settings, ctx.inputs.get("data"))
+    checks = settings["verify"]
+    data = _samples(subject, settings, ctx.inputs.get("data"))
     verdict: dict[str, Any] = {"against": checks["against"], "samples": data.real}
-    ours = samples.joined(module.run_all(data.batches), data)
+    ours = samples.joined(subject.run_all(data.batches), data)
     if where != LOCAL:
-        verdict["ran_on"] = module.ran_on
-    with _reference(settings, module, ctx) as reference:
+        verdict["ran_on"] = subject.ran_on
+    with _reference(settings, subject, ctx) as reference:
+        labels, first = data.labels, subject.outputs[0].name
         if reference is not None:
-            theirs = samples.outputs_of(reference.run, data)
+            results = [reference.run(feed) for feed in data.batches]
+            theirs = samples.joined(results, data)
             verdict["reference"] = reference.name
-            verdict["outputs"] = {
-                spec.name: _compare(ours[spec.name], theirs[spec.name], checks)
-                for spec in module.outputs
-            }
-            if data.labels is not None:
-                verdict["reference_accuracy"] = _accuracy(theirs, module, data.labels)
-        if data.labels is not None:
-            verdict["accuracy"] = _accuracy(ours, module, data.labels)
-        if module.timed is None:
-            verdict["latency_not_measured"] = _NO_LATENCY
+            verdict["outputs"] = _agreement(subject, ours, theirs, checks)
+            verdict |= _parts(subject, data, results, checks)
+            if labels is not None:
+                verdict["reference_accuracy"] = _judging.accuracy(theirs, first, labels)
+        if labels is not None:
+            verdict["accuracy"] = _judging.accuracy(ours, first, labels)
+        if subject.timed is None:
+            verdict["latency_not_measured"] = why_not_timed(where)
         else:
             # the reference runs here, and says nothing of the speed of another machine
             beside = reference if where == LOCAL else None
-            with exclusive(ctx.locks, target["device"]):
+            with _alone(settings, ctx):
                 verdict["latency"] = _latencies(
-                    module.timed, beside, data.batches[0], settings, ctx
+                    subject.timed, beside, data.batches[0], settings, ctx
                 )
-    verdict["failures"] = _failures(verdict, checks) + _too_slow(verdict, settings)
+                for name, feed in _first_feeds(subject, data).items():
+                    timed = subject.parts[name].timed
+                    assert timed is not None
+                    found = verdict.setdefault("parts", {}).setdefault(name, {})
+                    found["latency"] = _summary(_measure(timed, feed, checks["repeat"]))
+    verdict["failures"] = _judging.failures(verdict, checks) + _too_slow(verdict, settings)
     verdict["passed"] = not verdict["failures"]
     return verdict
+
+
+def _agreement(
+    subject: Subject, ours: Mapping[str, Array], theirs: Mapping[str, Array], checks: Any
+) -> dict[str, Any]:
+    return {
+        spec.name: _judging.compare(ours[spec.name], theirs[spec.name], checks)
+        for spec in subject.outputs
+    }
+
+
+def _parts(
+    subject: Subject, data: Samples, results: Sequence[Mapping[str, Array]], checks: Any
+) -> dict[str, Any]:
+    """Each part by itself, on what the reference gives it: an error stands where it was made."""
+    found = {}
+    for name, part in subject.parts.items():
+        takes = [spec.name for spec in part.inputs]
+        there = [{**feed, **given} for feed, given in zip(data.batches, results, strict=True)]
+        ours = samples.joined(part.run_all([{n: each[n] for n in takes} for each in there]), data)
+        found[name] = {"outputs": _agreement(part, ours, samples.joined(results, data), checks)}
+    return {"parts": found} if found else {}
+
+
+def _first_feeds(subject: Subject, data: Samples) -> dict[str, Feed]:
+    """What each part is given in the first batch."""
+    there, feeds = dict(data.batches[0]), {}
+    for name, part in subject.parts.items():
+        feeds[name] = {spec.name: there[spec.name] for spec in part.inputs}
+        there.update(part.run_all([feeds[name]])[0])
+    return feeds
+
+
+@contextlib.contextmanager
+def _alone(settings: Mapping[str, Any], ctx: StageContext) -> Iterator[None]:
+    """Nothing else is measured on the same devices meanwhile."""
+    from tvmflow.targets.devices import exclusive
+
+    devices = [each["device"] for each in _machines(settings).values()]
+    with contextlib.ExitStack() as stack:
+        for device in {json.dumps(each, sort_keys=True): each for each in devices}.values():
+            stack.enter_context(exclusive(ctx.locks, device))
+        yield
 
 
 def _conclude(verdict: dict[str, Any], ctx: StageContext) -> dict[str, Any]:
@@ -147,101 +217,10 @@ def _conclude(verdict: dict[str, Any], ctx: StageContext) -> dict[str, Any]:
     return verdict
 
 
-# ---------------------------------------------------------------- what is verified
-
-
-class Timed(Protocol):
-    """Something whose calls can be timed."""
-
-    def latency(self, feed: Feed, *, repeat: int, min_seconds: float) -> list[float]:
-        """Seconds per call, for each of `repeat` repeats of at least `min_seconds`."""
-        ...
-
-
-class TimedLibrary(Timed, Protocol):
-    """A library on a machine whose speed means something."""
-
-    def beside(self, built: Any) -> Timed:
-        """What TVM built of the same model with other schedules, where this one runs."""
-        ...
-
-
-class Subject(Protocol):
-    """The library, wherever it runs."""
-
-    @property
-    def timed(self) -> TimedLibrary | None:
-        """The same, where its speed means something."""
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]: ...
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]: ...
-
-    @property
-    def ran_on(self) -> str:
-        """What ran it, once it has run."""
-
-    def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
-        """Outputs by name for every batch of inputs by name."""
-        ...
-
-
-class _Here:
-    """The library in this process."""
-
-    ran_on = "this machine"
-
-    def __init__(self, bundle: Path) -> None:
-        from tvmflow import runtime
-
-        self.module = runtime.load(bundle)
-        self.inputs, self.outputs = self.module.inputs, self.module.outputs
-        self.latency = self.module.latency
-
-    @property
-    def timed(self) -> TimedLibrary:
-        return self
-
-    def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
-        return [self.module.run(feed) for feed in feeds]
-
-    def beside(self, built: Any) -> Timed:
-        from tvmflow.runtime import Module
-
-        signature = {
-            way: [spec.to_json() for spec in getattr(self.module, way)]
-            for way in ("inputs", "outputs")
-        }
-        return Module(built.jit(), signature, self.module.manifest)
-
-
-@contextlib.contextmanager
-def _subject(where: str, settings: Mapping[str, Any], ctx: StageContext) -> Iterator[Subject]:
-    bundle = ctx.inputs["export/module.tvmflow"]
-    if where == LOCAL:
-        yield _Here(bundle)
-        return
-    from tvmflow import runtime
-    from tvmflow.stages import _elsewhere
-
-    _, described, content = runtime.unpack(bundle)
-    signature = _elsewhere.Signature.from_json(described)
-    library = ctx.work / "library.so"
-    library.write_bytes(content)
-    if where == QEMU:
-        runner = ctx.inputs["runner/runner"]
-        yield _elsewhere.Emulated(signature, library, runner, settings["target"], ctx.work)
-        return
-    with _elsewhere.devices(settings["remote"], ctx.work / "sessions.log") as farm:
-        yield _elsewhere.OnDevice(signature, library, farm, settings["target"], ctx.work)
-
-
 # ---------------------------------------------------------------- inputs
 
 
-def _samples(module: Subject, settings: Mapping[str, Any], path: Path | None) -> Samples:
+def _samples(subject: Subject, settings: Mapping[str, Any], path: Path | None) -> Samples:
     """What the library is run on: the file that the recipe names, or seeded random inputs."""
     checks = settings["verify"]
     if path is None:
@@ -250,10 +229,10 @@ def _samples(module: Subject, settings: Mapping[str, Any], path: Path | None) ->
             for name, spec in settings["inputs"].items()
             if "range" in spec
         }
-        return samples.drawn(module.inputs, ranges, batches=checks["samples"], seed=checks["seed"])
+        return samples.drawn(subject.inputs, ranges, batches=checks["samples"], seed=checks["seed"])
     wants = "verify.min_accuracy" if checks["min_accuracy"] is not None else ""
     return samples.recorded(
-        module.inputs, path, what="verify.data", label=checks["label"], needs_labels=wants
+        subject.inputs, path, what="verify.data", label=checks["label"], needs_labels=wants
     )
 
 
@@ -262,7 +241,7 @@ def _samples(module: Subject, settings: Mapping[str, Any], path: Path | None) ->
 
 @contextlib.contextmanager
 def _reference(
-    settings: Mapping[str, Any], module: Subject, ctx: StageContext
+    settings: Mapping[str, Any], subject: Subject, ctx: StageContext
 ) -> Iterator[Reference | None]:
     if settings["verify"]["against"] == "none":
         yield None
@@ -272,86 +251,17 @@ def _reference(
     scratch = ctx.work / "reference"
     scratch.mkdir(exist_ok=True)
     files = {role: path for role, path in ctx.inputs.items() if role != "data"}
+    described = json.loads(ctx.inputs["import/signature.json"].read_text())
     with frontend.reference(
         files,
-        module.inputs,
-        module.outputs,
+        subject.inputs,
+        subject.outputs,
         model,
-        threads=settings["target"]["cores"],
+        tensors=tuple(map(TensorSpec.from_json, described.get("tensors", ()))),
+        threads=max(each["cores"] for each in _machines(settings).values()),
         scratch=scratch,
     ) as reference:
         yield reference
-
-
-def _compare(ours: Array, theirs: Array, checks: Mapping[str, Any]) -> dict[str, Any]:
-    """Largest absolute and relative error, and how many elements are out of tolerance.
-
-    An element is in tolerance when |ours − theirs| ≤ atol + rtol·|theirs| (as in numpy.isclose);
-    NaN equals NaN, and an infinity equals itself.
-    """
-    import numpy as np
-
-    if ours.shape != theirs.shape:
-        return {"passed": False, "shape": f"{ours.shape} instead of {theirs.shape}"}
-    a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    good = np.isclose(a, b, rtol=checks["rtol"], atol=checks["atol"], equal_nan=True)
-    with np.errstate(invalid="ignore"):
-        error = np.abs(a - b)
-    error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, error)
-    error = np.where(np.isnan(error), np.inf, error)
-    scale = np.maximum(np.abs(b), np.finfo(np.float64).tiny)
-    relative = np.divide(error, scale, out=np.zeros_like(error), where=error > 0)
-    meaningful = error > checks["atol"]
-    result: dict[str, Any] = {
-        "max_abs_error": _finite(error.max(initial=0.0)),
-        "max_rel_error": _finite(relative.max(initial=0.0)),
-        "max_rel_error_above_atol": _finite(relative[meaningful].max(initial=0.0)),
-        "elements": int(good.size),
-        "outside": int(good.size - np.count_nonzero(good)),
-        "passed": bool(good.all()),
-    }
-    if not result["passed"]:
-        worst = np.unravel_index(int(np.argmax(np.where(good, -1.0, error))), error.shape)
-        result["worst"] = {
-            "index": [int(i) for i in worst],
-            "ours": _finite(a[worst]),
-            "reference": _finite(b[worst]),
-        }
-    return result
-
-
-def _finite(value: Any) -> float | str:
-    """JSON has no infinity and no NaN."""
-    number = float(value)
-    return number if number - number == 0.0 else str(number)
-
-
-def _accuracy(outputs: Mapping[str, Array], module: Subject, labels: Array) -> float:
-    """Top-1 accuracy of the first output: the share of samples whose largest score is the label's."""
-    scores = outputs[module.outputs[0].name].reshape(len(labels), -1)
-    return float((scores.argmax(axis=1) == labels.reshape(-1)).mean())
-
-
-def _failures(verdict: Mapping[str, Any], checks: Mapping[str, Any]) -> list[str]:
-    failures = []
-    for name, found in verdict.get("outputs", {}).items():
-        if found["passed"]:
-            continue
-        if "shape" in found:
-            failures.append(f"output '{name}' has shape {found['shape']}")
-        else:
-            worst = found["worst"]
-            failures.append(
-                f"output '{name}': {found['outside']} of {found['elements']} elements are out of tolerance "
-                f"(rtol {checks['rtol']:g}, atol {checks['atol']:g}); the worst, at {worst['index']}, "
-                f"is {worst['ours']} where {verdict['reference']} gives {worst['reference']}"
-            )
-    wanted = checks["min_accuracy"]
-    if wanted is not None and verdict["accuracy"] < wanted:
-        failures.append(
-            f"accuracy {verdict['accuracy']:.4f} is below verify.min_accuracy {wanted:g}"
-        )
-    return failures
 
 
 def _too_slow(verdict: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
@@ -379,9 +289,9 @@ def _latencies(
 ) -> dict[str, Any]:
     """Seconds per call of the library, of the same model untuned, and of the reference; one after the other."""
     repeat = settings["verify"]["repeat"]
-    roads = json.loads(ctx.inputs["build/kernels.json"].read_text())
     found = {"library": _summary(_measure(library, feed, repeat))}
-    if build.TUNED in roads.values():
+    kernels = ctx.inputs.get("build/kernels.json")
+    if kernels and build.TUNED in json.loads(kernels.read_text()).values():
         found["untuned"] = _summary(_measure(library.beside(_untuned(settings, ctx)), feed, repeat))
     if reference is not None:
         found["reference"] = _summary(_measure(reference, feed, repeat))

@@ -27,6 +27,9 @@ class ResolvedTarget(NamedTuple):
     kernel's names), `device` what is measured on. `why_not` says why it cannot run here, or is
     empty. `remote` says how to reach the devices that it is tuned on, where they are elsewhere.
     `toolchain` is the identity of another linker than ours (see `targets.toolchain`), or None.
+
+    One that runs only a part of the model, of the target `whole`, gives the tensors `until`;
+    `given` are those that the parts before it have given.
     """
 
     name: str
@@ -37,6 +40,14 @@ class ResolvedTarget(NamedTuple):
     why_not: str
     remote: Json = None
     toolchain: Json = None
+    whole: str = ""
+    given: tuple[str, ...] = ()
+    until: tuple[str, ...] = ()
+
+    @property
+    def part(self) -> str:
+        """What the part of the model is called that it runs; empty where it runs all of it."""
+        return self.name.removeprefix(f"{self.whole}.") if self.whole else ""
 
     @property
     def why_not_tuned(self) -> str:
@@ -47,6 +58,18 @@ class ResolvedTarget(NamedTuple):
     def codegen(self) -> dict[str, Json]:
         """The mapping without what changes no code unless it is tuned."""
         return {key: value for key, value in self.tvm.items() if key != "num-cores"}
+
+
+class JoinedTarget(NamedTuple):
+    """Machines that run a model together, each a part of it, in order."""
+
+    name: str
+    machines: tuple[ResolvedTarget, ...]
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """All at which the model is cut."""
+        return self.machines[-1].given
 
 
 def resolve(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvmflow.stages import verify
+from tvmflow.stages import _judging, verify
 from tvmflow.values import TensorSpec
 
 CHECKS = {"rtol": 1e-3, "atol": 1e-4, "min_accuracy": None, "label": "label"}
@@ -16,7 +16,7 @@ F = np.float32
 
 
 def compare(ours: Any, theirs: Any, **checks: float) -> dict[str, Any]:
-    return verify._compare(np.asarray(ours, F), np.asarray(theirs, F), {**CHECKS, **checks})
+    return _judging.compare(np.asarray(ours, F), np.asarray(theirs, F), {**CHECKS, **checks})
 
 
 def module(*inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = ()) -> Any:
@@ -79,7 +79,7 @@ def test_what_failed_is_a_sentence_for_each_output() -> None:
             "odd": compare([1], [1, 2]),
         },
     }
-    failures = verify._failures(verdict, CHECKS)
+    failures = _judging.failures(verdict, CHECKS)
     assert failures[0] == (
         "output 'bad': 1 of 2 elements are out of tolerance (rtol 0.001, atol 0.0001); "
         "the worst, at [1], is 5.0 where ONNX Runtime 1.31.1 gives 2.0"
@@ -89,12 +89,11 @@ def test_what_failed_is_a_sentence_for_each_output() -> None:
 
 def test_accuracy_below_the_gate_fails() -> None:
     """Top-1 on the first output, whatever its trailing shape."""
-    spec = TensorSpec("scores", (2, 3, 1), "float32")
     scores = np.array([[[0], [9], [0]], [[1], [0], [0]]], F)
     labels = np.array([[1], [2]])
-    accuracy = verify._accuracy({"scores": scores}, module(outputs=(spec,)), labels)
+    accuracy = _judging.accuracy({"scores": scores}, "scores", labels)
     assert accuracy == 0.5
-    failures = verify._failures({"accuracy": accuracy}, {**CHECKS, "min_accuracy": 0.9})
+    failures = _judging.failures({"accuracy": accuracy}, {**CHECKS, "min_accuracy": 0.9})
     assert failures == ["accuracy 0.5000 is below verify.min_accuracy 0.9"]
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tvmflow.recipe import _DTYPES
+from tvmflow.recipe._model import DTYPES
 from tvmflow.targets.tensor_file import read_tensors, write_tensors
 
 
-@pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 3), (), (0, 3), (1, 1, 8, 8)])
 def test_arrays_come_back_as_they_went(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     """Every dtype that a recipe may name, also without dimensions and without elements."""

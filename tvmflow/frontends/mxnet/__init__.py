@@ -30,14 +30,18 @@ def files(model: Any, base: Path, where: Any) -> tuple[InputFile, ...]:
 
 
 def load(
-    files: Mapping[str, Path], inputs: tuple[TensorSpec, ...], settings: Mapping[str, Any]
+    files: Mapping[str, Path],
+    inputs: tuple[TensorSpec, ...],
+    settings: Mapping[str, Any],
+    tensors: tuple[str, ...] = (),
 ) -> LoadedModel:
     """Import a checkpoint for these input shapes. Raises ImportFailed with operator and node."""
     from tvmflow.frontends.mxnet._graph import build
     from tvmflow.frontends.mxnet._params import read_params
     from tvmflow.frontends.mxnet._symbol import read_symbol
 
-    return build(read_symbol(files["symbol"]), read_params(files["params"]), inputs)
+    symbol = read_symbol(files["symbol"])
+    return build(symbol, read_params(files["params"]), inputs, tensors)
 
 
 def reference(
@@ -46,10 +50,11 @@ def reference(
     outputs: tuple[TensorSpec, ...],
     settings: Mapping[str, Any],
     *,
+    tensors: tuple[TensorSpec, ...] = (),
     threads: int,
     scratch: Path,
 ) -> AbstractContextManager[Reference]:
     """Start MXNet in an isolated process. Raises EnvironmentProblem when it is not installed."""
     from tvmflow.frontends.mxnet._reference import start
 
-    return start(files, inputs, outputs, threads=threads, scratch=scratch)
+    return start(files, inputs, outputs, tensors, threads=threads, scratch=scratch)

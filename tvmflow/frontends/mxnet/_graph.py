@@ -58,8 +58,15 @@ _OUTPUT_NAMES: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-def build(symbol: Symbol, params: Mapping[str, Array], inputs: Sequence[TensorSpec]) -> LoadedModel:
-    """The Relax module of a symbol for these input shapes. Raises ImportFailed."""
+def build(
+    symbol: Symbol,
+    params: Mapping[str, Array],
+    inputs: Sequence[TensorSpec],
+    tensors: Sequence[str] = (),
+) -> LoadedModel:
+    """The Relax module of a symbol for these input shapes, which also gives these of its inner tensors. Raises ImportFailed."""
+    own = len(symbol.heads)
+    symbol = _with_heads(symbol, tensors)
     live = _live_nodes(symbol)
     _check_operators(symbol, live)
     _check_names(symbol, live, params, inputs)
@@ -93,7 +100,33 @@ def build(symbol: Symbol, params: Mapping[str, Array], inputs: Sequence[TensorSp
         TensorSpec(name, *signature(result))
         for name, result in zip(output_names(symbol), results, strict=True)
     )
-    return LoadedModel(mod, {name: params[name] for name in param_vars}, tuple(inputs), outputs)
+    weights = {name: params[name] for name in param_vars}
+    return LoadedModel(mod, weights, tuple(inputs), outputs[:own], outputs[own:])
+
+
+def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
+    """The symbol with further outputs, by the names that MXNet's `get_internals` has for them."""
+    there = set(output_names(symbol))
+    wanted = [name for name in tensors if name not in there]
+    if not wanted:
+        return symbol
+    # what nobody reads is nowhere to cut
+    read = [entry for node in symbol.nodes for entry in node.inputs]
+    internals = {
+        _output_name(symbol.nodes[index], output): (index, output)
+        for index, output in read
+        if symbol.nodes[index].op != "null"
+    }
+    unknown = [name for name in wanted if name not in internals]
+    if unknown:
+        raise ImportFailed(
+            "; ".join(
+                f"the model has no tensor {name!r}{_nearest(name, list(internals))}"
+                for name in unknown
+            ),
+            fix="name them as MXNet's `symbol.get_internals().list_outputs()` does: NODE_output",
+        )
+    return symbol._replace(heads=(*symbol.heads, *(internals[name] for name in wanted)))
 
 
 def _emit(
@@ -121,13 +154,17 @@ def output_names(symbol: Symbol) -> list[str]:
     names: list[str] = []
     for index, output in symbol.heads:
         node = symbol.nodes[index]
-        name = node.name if node.op == "null" else f"{node.name}_{_output_suffix(node, output)}"
+        name = _output_name(node, output)
         unique, count = name, 1
         while unique in names:
             count += 1
             unique = f"{name}_{count}"
         names.append(unique)
     return names
+
+
+def _output_name(node: Node, output: int) -> str:
+    return node.name if node.op == "null" else f"{node.name}_{_output_suffix(node, output)}"
 
 
 def _output_suffix(node: Node, output: int) -> str:

@@ -26,11 +26,12 @@ def start(
     files: Mapping[str, Path],
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
+    tensors: Sequence[TensorSpec],
     *,
     threads: int,
     scratch: Path,
 ) -> AbstractContextManager[Reference]:
-    """A worker with the checkpoint loaded; it ends with the block, or with this process."""
+    """A worker with the checkpoint loaded, giving `tensors` after its outputs; it ends with the block, or with this process."""
     if importlib.util.find_spec("mxnet") is None:
         raise EnvironmentProblem(
             "the reference for MXNet checkpoints is MXNet, which is not installed", fix=_INSTALL
@@ -42,6 +43,7 @@ def start(
             "symbol": str(files["symbol"].resolve()),
             "params": str(files["params"].resolve()),
             "inputs": [spec.to_json() for spec in inputs],
+            "tensors": [spec.name for spec in tensors],
         },
         {
             # its oneDNN subgraphs are another program than the one that was saved
@@ -50,7 +52,7 @@ def start(
             "OMP_NUM_THREADS": str(threads),
         },
         inputs,
-        outputs,
+        (*outputs, *tensors),
         scratch=scratch,
         install=_INSTALL,
     )

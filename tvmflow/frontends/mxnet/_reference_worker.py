@@ -35,6 +35,9 @@ class _Model:
     def __init__(self, mx: Any, first: Message) -> None:
         self.version: str = mx.__version__
         symbol = mx.sym.load(first["symbol"])
+        if first["tensors"]:
+            inner = symbol.get_internals()
+            symbol = mx.sym.Group([symbol, *(inner[name] for name in first["tensors"])])
         weights = {
             name.removeprefix("arg:").removeprefix("aux:"): value
             for name, value in mx.nd.load(first["params"]).items()

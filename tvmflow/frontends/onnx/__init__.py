@@ -59,13 +59,19 @@ def _external_files(path: Path, locations: tuple[str, ...], place: str) -> Itera
 
 
 def load(
-    files: Mapping[str, Path], inputs: tuple[TensorSpec, ...], settings: Mapping[str, Any]
+    files: Mapping[str, Path],
+    inputs: tuple[TensorSpec, ...],
+    settings: Mapping[str, Any],
+    tensors: tuple[str, ...] = (),
 ) -> LoadedModel:
     """Import a model for these input shapes. Raises ImportFailed with operator and node."""
     from tvmflow.frontends.onnx._importer import import_prepared
     from tvmflow.frontends.onnx._prepare import prepare, read_model
+    from tvmflow.frontends.onnx._tensors import show_tensors
 
-    return import_prepared(prepare(read_model(files), inputs))
+    model = read_model(files)
+    shown = show_tensors(model, tensors)
+    return import_prepared(prepare(model, inputs), shown)
 
 
 def reference(
@@ -74,21 +80,26 @@ def reference(
     outputs: tuple[TensorSpec, ...],
     settings: Mapping[str, Any],
     *,
+    tensors: tuple[TensorSpec, ...] = (),
     threads: int,
     scratch: Path,
 ) -> AbstractContextManager[Reference]:
     """Start ONNX Runtime in an isolated process, on the model as it came."""
     from tvmflow.frontends import _reference_process
     from tvmflow.frontends.onnx._prepare import lay_out
+    from tvmflow.frontends.onnx._tensors import shown_in_file
 
-    first = {"model": str(lay_out(files, scratch)), "threads": threads}
+    path = lay_out(files, scratch)
+    if tensors:
+        path = shown_in_file(path, tuple(spec.name for spec in tensors))
+    first = {"model": str(path), "threads": threads}
     return _reference_process.start(
         "ONNX Runtime",
         "tvmflow.frontends.onnx._reference_worker",
         first,
         {},
         inputs,
-        outputs,
+        (*outputs, *tensors),
         scratch=scratch,
         install="pip install onnxruntime",
     )

@@ -29,8 +29,8 @@ def node_name(node: NodeProto) -> str:
     return f"'{node.name}'" if node.name else f"that gives '{node.output[0]}'"
 
 
-def import_prepared(model: ModelProto) -> LoadedModel:
-    """Import a model that went through `prepare`. Raises ImportFailed."""
+def import_prepared(model: ModelProto, tensors: int = 0) -> LoadedModel:
+    """Import a model that went through `prepare`, the last `tensors` outputs of which are inner ones. Raises ImportFailed."""
     _refuse_unsupported(model)
     importer = _Importer(model)
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
@@ -47,11 +47,14 @@ def import_prepared(model: ModelProto) -> LoadedModel:
     main = mod["main"]
     inputs = main.params[: int(main.attrs["num_input"])]
     names = [value.name for value in model.graph.input]
+    outputs = _outputs(model, main.ret_ty)
+    count = len(outputs) - tensors
     return LoadedModel(
         mod,
         params,
         tuple(_spec(name, var.ty) for name, var in zip(names, inputs, strict=True)),
-        _outputs(model, main.ret_ty),
+        outputs[:count],
+        outputs[count:],
     )
 
 

@@ -1,0 +1,119 @@
+"""`join`: the parts of a model behind one `run`. Plans add it where a target is in parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from tvmflow import __version__
+from tvmflow.exporters import OF_THE_WHOLE
+from tvmflow.exporters._base import Asked
+from tvmflow.stages import export
+from tvmflow.stages._base import StageContext
+from tvmflow.targets.platforms import host_triple
+from tvmflow.values import TensorSpec
+
+VERSION: Final = 1
+SCOPE: Final[Literal["model", "target"]] = "target"
+NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"import": ("signature.json",), "export": ()}
+READS: Final[tuple[str, ...]] = ()
+TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
+TIMEOUT_S: Final = 3600.0
+
+# What a device is called in reports, by the kind of its target.
+_DEVICES: Final = {"llvm": "cpu"}
+
+
+def settings(recipe: Any, target: Any) -> dict[str, Any]:
+    """The parts in order, what they run on, and the forms asked for."""
+    wanted = asked(recipe, target)
+    outputs = sorted(set(recipe.outputs) & set(OF_THE_WHOLE))
+    sources = {path for output in outputs for path in OF_THE_WHOLE[output].SOURCES}
+    return {
+        "name": recipe.name,
+        "version": recipe.version,
+        "outputs": outputs,
+        "target": {"name": target.name, "kind": wanted.kind, "triple": wanted.triple},
+        "parts": {machine.part: str(machine.tvm["kind"]) for machine in target.machines},
+        "order": [machine.part for machine in target.machines],
+        "verify": {"against": recipe.verify.against},
+        **({"sources": export.digest_of_files(sources)} if sources else {}),
+    }
+
+
+def asked(recipe: Any, target: Any) -> Asked:
+    """What is to be delivered for a target in parts: its platform is the one that all of them share, or none."""
+    kinds = [str(machine.tvm["kind"]) for machine in target.machines]
+    triples = list({host_triple(machine.tvm): None for machine in target.machines})
+    other = next((kind for kind in kinds if kind != "llvm"), "llvm")
+    triple = triples[0] if len(triples) == 1 else ""
+    return Asked(recipe.name, recipe.version, target.name, other, triple)
+
+
+def delivered(recipe: Any, target: Any) -> tuple[tuple[str, str], ...]:
+    """`(name in the artifact, name in dist)` of what the recipe asked for of the whole."""
+    wanted = asked(recipe, target)
+    outputs = sorted(set(recipe.outputs) & set(OF_THE_WHOLE))
+    return tuple((name, name) for output in outputs for name in OF_THE_WHOLE[output].files(wanted))
+
+
+def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
+    """One bundle with those of the parts inside, and every form of it that was asked for."""
+    import tvm
+    import tvm_ffi
+
+    from tvmflow.exporters import bundle
+    from tvmflow.exporters._base import Joined
+    from tvmflow.runtime import unpack
+
+    target = settings["target"]
+    wanted = Asked(
+        settings["name"], settings["version"], *(target[k] for k in ("name", "kind", "triple"))
+    )
+    signature = json.loads(ctx.inputs["import/signature.json"].read_text())
+    signature = {way: signature[way] for way in ("inputs", "outputs")}
+    parts = {name: ctx.inputs[f"export/{name}/{export.BUNDLE}"] for name in settings["order"]}
+    manifest = {
+        "name": settings["name"],
+        "version": settings["version"],
+        "target": {"name": target["name"]},
+        "verified_against": settings["verify"]["against"],
+        "tvm": tvm.__version__,
+        "tvm_ffi": tvm_ffi.__version__,
+        "tvmflow": __version__,
+    }
+    bundle.write_joined(manifest, signature, parts, ctx.out / export.BUNDLE)
+    of_parts = {
+        role.rpartition("/")[2]: path
+        for role, path in ctx.inputs.items()
+        if role.startswith("export/") and not role.endswith(f"/{export.BUNDLE}")
+    }
+    joined = Joined(wanted, signature, manifest, ctx.out / export.BUNDLE, of_parts)
+    for output, exporter in OF_THE_WHOLE.items():
+        if output in settings["outputs"]:
+            exporter.export(joined, ctx.out)
+            written = {name: ctx.out / name for name in exporter.files(wanted)}
+            joined = joined._replace(others={**joined.others, **written})
+    signatures = {name: unpack(path).signature for name, path in parts.items()}
+    return {"handed_over": list(_handed_over(settings, signatures))}
+
+
+def _handed_over(
+    settings: Mapping[str, Any], signatures: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Every tensor that one part gives to another, with its size, and whether it changes device."""
+    devices = {name: _DEVICES.get(kind, kind) for name, kind in settings["parts"].items()}
+    order: Sequence[str] = settings["order"]
+    for place, giver in enumerate(order):
+        for described in signatures[giver]["outputs"]:
+            for taker in order[place + 1 :]:
+                if described in signatures[taker]["inputs"]:
+                    spec = TensorSpec.from_json(described)
+                    yield {
+                        "tensor": spec.name,
+                        "bytes": spec.bytes,
+                        "from": giver,
+                        "to": taker,
+                        "devices": [devices[giver], devices[taker]],
+                    }
