@@ -310,7 +310,7 @@ def unpack(path: str | Path) -> Unpacked:
         return _unpacked(path, path)
     except FileNotFoundError:
         raise BundleError(f"there is no file {path}", fix="`tvmflow run RECIPE` makes it") from None
-    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, OSError) as error:
+    except (zipfile.BadZipFile, LookupError, ValueError, TypeError, OSError) as error:
         raise BundleError(
             f"{path} is not a whole tvmflow bundle: {error}", fix="copy or build it again"
         ) from error
@@ -318,6 +318,9 @@ def unpack(path: str | Path) -> Unpacked:
 
 def _unpacked(path: str | Path, source: str | Path | BytesIO) -> Unpacked:
     with zipfile.ZipFile(source) as archive:
+        if archive.infolist()[0].header_offset:
+            # of a torn bundle, the index that is found last is that of a part inside
+            raise zipfile.BadZipFile("its end is missing")
         manifest = json.loads(archive.read("manifest.json"))
         signature = json.loads(archive.read("signature.json"))
         if manifest.get("bundle") not in (_WHOLE, _IN_PARTS):

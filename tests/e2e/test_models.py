@@ -52,6 +52,41 @@ def load(project: Project, *, code: str) -> str:
 
 
 @pytest.mark.models
+@pytest.mark.slow
+@needs_models
+def test_ultraface_in_parts_is_the_whole(project: Project) -> None:
+    """Features for one CPU, box decoding for another: the same boxes as from the model that was not cut."""
+    (project.folder / "real.yaml").write_text(
+        f"""\
+recipe: 1
+name: real
+model: {{onnx: {MODELS}/ultraface/version-RFB-320.onnx}}
+inputs: {{input: {{shape: [1, 3, 240, 320], range: [-1, 1]}}}}
+targets:
+  - host
+  - name: split
+    parts:
+      - {{name: features, until: [scores, "460"], preset: host}}
+      - {{name: decode, preset: x86-64-v2}}
+verify: {{samples: 2, repeat: 2}}
+pipeline: compile
+"""
+    )
+    done = project.tvmflow("run", "real.yaml", "--json")
+    assert done.code == 0, done.out + done.err
+    (handed,) = done.stages["join/split"]["facts"]["handed_over"]
+    assert (handed["tensor"], handed["to"]) == ("460", "decode")
+    printed = load(
+        project,
+        code="s = tvmflow.load('dist/real/split/real.tvmflow')\n"
+        "x = {'input': np.random.default_rng(0).uniform(-1, 1, (1, 3, 240, 320)).astype('float32')}\n"
+        "a, b = m.run(x), s.run(x)\n"
+        "print(sorted(a), sorted(b), max(abs(a[n] - b[n]).max() for n in a) < 1e-5)",
+    )
+    assert printed == "['boxes', 'scores'] ['boxes', 'scores'] True\n"
+
+
+@pytest.mark.models
 @needs_models
 @pytest.mark.parametrize(
     "cut", ["", pytest.param("_without_postprocessing", marks=pytest.mark.slow)]

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.support.mxnet_runs import checkpoint, compute, specs, write_checkpoint
-from tvmflow.errors import EnvironmentProblem, StageError
+from tvmflow.errors import EnvironmentProblem, ImportFailed, StageError
 from tvmflow.frontends import mxnet as frontend
 from tvmflow.values import TensorSpec
 
@@ -24,6 +24,7 @@ DIGITS = Path(__file__).resolve().parents[4] / "recipes" / "models"
 FILES = checkpoint(DIGITS, "digits", 10)
 INPUTS = (TensorSpec("data", (4, 1, 8, 8), "float32"),)
 OUTPUTS = (TensorSpec("softmax_output", (4, 10), "float32"),)
+INNER = "pool_output"
 
 
 @pytest.fixture
@@ -118,3 +119,25 @@ def test_without_mxnet_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.M
     ):
         pass
     assert caught.value.fix == "pip install 'tvmflow[mxnet]'"
+
+
+@pytest.mark.mxnet
+def test_inner_tensors_are_what_the_import_has(mxnet: None, tmp_path: Path) -> None:
+    """By the names of `get_internals`, beside the outputs, from the import and from MXNet."""
+    feed = {"data": np.load(DIGITS / "digits-test.npz")["data"][:4]}
+    model = frontend.load(FILES, specs(feed), {}, (INNER, "softmax_output"))
+    assert [spec.name for spec in model.outputs] == ["softmax_output"]
+    assert [spec.name for spec in model.tensors] == [INNER]
+    with frontend.reference(
+        FILES, model.inputs, model.outputs, {}, tensors=model.tensors, threads=1, scratch=tmp_path
+    ) as reference:
+        theirs = reference.run(feed)
+    ours = compute(model, feed)
+    for name, values in zip(("softmax_output", INNER), ours, strict=True):
+        np.testing.assert_allclose(theirs[name], values, rtol=1e-4, atol=1e-5)
+
+
+def test_a_tensor_that_is_not_there_is_told() -> None:
+    """With those of nearly that name; the name of a node is not that of what it gives."""
+    with pytest.raises(ImportFailed, match=f"has no tensor '{INNER[:-7]}'.*nearest: {INNER}"):
+        frontend.load(FILES, INPUTS, {}, (INNER.removesuffix("_output"),))

@@ -7,10 +7,12 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
+from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import classifier, draw, save
-from tvmflow.errors import StageError
+from tvmflow.errors import ImportFailed, StageError
 from tvmflow.frontends import onnx as frontend
 from tvmflow.frontends._base import Reference
 from tvmflow.values import TensorSpec
@@ -71,3 +73,29 @@ def test_a_model_that_it_refuses_is_its_problem(tmp_path: Path) -> None:
     ):
         raise AssertionError("it started")
     assert "against: none" in caught.value.fix
+
+
+def test_inner_tensors_are_what_the_import_has(tmp_path: Path) -> None:
+    """Import and reference give the same tensors beside the outputs, in the order asked for; an output is no inner one."""
+    files = save(classifier(), tmp_path)
+    model = onnx.load(str(files["model"]))
+    inner = [node.output[0] for node in model.graph.node][:2]
+    feed = {"data": draw(1, 3, 8, 8)}
+    loaded = frontend.load(files, INPUTS, {}, (inner[1], "prob", inner[0]))
+    assert [spec.name for spec in loaded.outputs] == ["prob"]
+    assert [spec.name for spec in loaded.tensors] == [inner[1], inner[0]]
+    (scratch := tmp_path / "scratch").mkdir()
+    with frontend.reference(
+        files, INPUTS, loaded.outputs, {}, tensors=loaded.tensors, threads=1, scratch=scratch
+    ) as reference:
+        theirs = reference.run(feed)
+    ours = compute(loaded, feed)
+    for spec, values in zip((*loaded.outputs, *loaded.tensors), ours, strict=True):
+        np.testing.assert_allclose(theirs[spec.name], values, rtol=1e-4, atol=1e-5)
+
+
+def test_a_tensor_that_is_not_there_is_told(tmp_path: Path) -> None:
+    """With those of nearly that name; what a node is called is no tensor."""
+    files = save(classifier(), tmp_path)
+    with pytest.raises(ImportFailed, match=r"the model has no tensor 'prop' \(nearest: .*prob"):
+        frontend.load(files, INPUTS, {}, ("prop",))

@@ -1,0 +1,210 @@
+"""A model in parts: each built by itself, verified by itself and together, and run as one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tvmflow
+from tests.support.project import Project, Ran
+from tvmflow.errors import BundleError
+
+RECIPE = """\
+recipe: 1
+name: tiny
+model: {onnx: tiny.onnx}
+targets:
+  - host
+  - name: split
+    outputs: [bundle, wheel, shared-library, archive]
+    parts:
+      - {name: features, until: [r], preset: x86-64-v2}
+      - {name: scores, preset: host}
+verify: {repeat: 2, samples: 2}
+pipeline: compile
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = Project(tmp_path_factory.mktemp("parts"))
+    (made.folder / "tiny.yaml").write_text(RECIPE)
+    return made
+
+
+@pytest.fixture(scope="module")
+def ran(project: Project) -> Ran:
+    done = project.run()
+    assert done.code == 0, done.out + done.err
+    return done
+
+
+@pytest.fixture
+def split(project: Project, ran: Ran) -> Path:
+    return project.folder / "dist/tiny/split"
+
+
+def feed() -> dict[str, Any]:
+    return {"data": np.random.default_rng(0).uniform(size=(1, 3, 8, 8)).astype(np.float32)}
+
+
+def test_all_is_delivered_together(split: Path) -> None:
+    """The whole as bundle, wheel and archive, which holds the rest; a library for each part."""
+    names = {path.name for path in split.iterdir()}
+    wheel = next(name for name in names if name.endswith(".whl"))
+    libraries = {"tiny-features.so", "tiny-scores.so"}
+    assert names == {"tiny.tvmflow", "tiny.split.tar.gz", "verify.json", wheel, *libraries}
+    with tarfile.open(split / "tiny.split.tar.gz") as archive:
+        assert {name.removeprefix("tiny/") for name in archive.getnames()} == {
+            "tiny.tvmflow",
+            wheel,
+            *libraries,
+        }
+
+
+def test_it_runs_as_one(project: Project, split: Path) -> None:
+    """The numbers of the whole, of the parts one after the other, and of the library that was never cut."""
+    joined = tvmflow.load(split / "tiny.tvmflow")
+    whole = tvmflow.load(project.folder / "dist/tiny/host/tiny.tvmflow")
+    assert list(joined.parts) == ["features", "scores"]
+    assert not whole.parts
+    expected = whole.run(feed())["scores"]
+    np.testing.assert_allclose(joined.run(feed())["scores"], expected, rtol=1e-4, atol=1e-5)
+    middle = joined.parts["features"].run(feed())
+    assert list(middle) == ["r"]
+    np.testing.assert_array_equal(
+        joined.parts["scores"].run(middle)["scores"], joined.run(feed())["scores"]
+    )
+    assert "tiny" in repr(joined)
+
+
+def test_it_is_timed_and_watched_as_one(split: Path) -> None:
+    """Latency of the whole; operators under the names of their parts."""
+    joined = tvmflow.load(split / "tiny.tvmflow")
+    assert all(seconds > 0 for seconds in joined.latency(feed(), repeat=2, min_seconds=0.0))
+    parts = {each.name.partition(": ")[0] for each in joined.profile(feed(), repeat=2)}
+    assert parts == {"features", "scores"}
+
+
+def test_each_part_is_verified_by_itself(split: Path, ran: Ran) -> None:
+    """On what the reference computes at the cut; what is handed over is told."""
+    verdict = json.loads((split / "verify.json").read_text())
+    assert list(verdict["outputs"]) == ["scores"]
+    assert {name: list(part["outputs"]) for name, part in verdict["parts"].items()} == {
+        "features": ["r"],
+        "scores": ["scores"],
+    }
+    assert all("median" in part["latency"] for part in verdict["parts"].values())
+    (handed,) = ran.stages["join/split"]["facts"]["handed_over"]
+    assert handed == {
+        "tensor": "r",
+        "bytes": 4 * 4 * 8 * 8,
+        "from": "features",
+        "to": "scores",
+        "devices": ["cpu", "cpu"],
+    }
+
+
+def test_new_weights_of_one_part_leave_the_other_as_it_was(project: Project, ran: Ran) -> None:
+    """Also the library that nobody needs twice: a part whose weights are the same is not built again."""
+    before = (project.folder / "tiny.onnx").read_bytes()
+    import onnx
+
+    model = onnx.load(str(project.folder / "tiny.onnx"))
+    (dense,) = (each for each in model.graph.initializer if each.name == "dense")
+    values = np.frombuffer(dense.raw_data, np.float32) * 2
+    dense.raw_data = values.astype(np.float32).tobytes()
+    onnx.save(model, str(project.folder / "tiny.onnx"))
+    again = project.run("--target", "split")
+    assert again.code == 0, again.out + again.err
+    assert again.ran == [
+        "import/split",
+        "cut/split.features",
+        "cut/split.scores",
+        "build/split.scores",
+        "export/split.scores",
+        "join/split",
+        "verify/split",
+    ]
+    (project.folder / "tiny.onnx").write_bytes(before)
+    assert project.run().ran == []
+
+
+def test_the_wheel_needs_nothing_else(split: Path, tmp_path: Path) -> None:
+    """Unpacked anywhere it runs the parts, without tvmflow."""
+    (wheel,) = split.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = (
+        "import sys, numpy as np, tiny_model\n"
+        "out = tiny_model.run({'data': np.ones((1, 3, 8, 8), 'float32')})\n"
+        "assert 'tvmflow' not in sys.modules\n"
+        "print(list(out), list(tiny_model.load().parts))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "['scores'] ['features', 'scores']\n", done.stderr
+
+
+def test_it_takes_no_weights(split: Path) -> None:
+    """As no bundle does that carries its own."""
+    with pytest.raises(BundleError, match="carries its weights"):
+        tvmflow.load(split / "tiny.tvmflow", params={})
+
+
+@pytest.mark.parametrize("torn", [64, -8, -200, -100_000])
+def test_a_torn_bundle_is_told(split: Path, tmp_path: Path, torn: int) -> None:
+    """Wherever it was cut off."""
+    path = tmp_path / "torn.tvmflow"
+    path.write_bytes((split / "tiny.tvmflow").read_bytes()[:torn])
+    with pytest.raises(BundleError, match="is not a whole tvmflow bundle"):
+        tvmflow.load(path)
+
+
+def test_run_model_takes_it(project: Project, split: Path) -> None:
+    """As any bundle."""
+    done = project.tvmflow("run-model", "dist/tiny/split/tiny.tvmflow", "--profile", "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["target"] == "split"
+    assert {each["name"].partition(":")[0] for each in report["operators"]} == {
+        "features",
+        "scores",
+    }
+
+
+def test_a_wrong_cut_is_a_sentence(project: Project, ran: Ran) -> None:
+    """With what to do about it, and nothing else runs."""
+    (project.folder / "wrong.yaml").write_text(RECIPE.replace("[r]", "[scores]"))
+    done = project.tvmflow("run", "wrong.yaml", "--target", "split")
+    assert done.code == 1
+    assert "the last part has nothing to do" in done.out + done.err
+    assert "Traceback" not in done.out + done.err
+
+
+def test_a_part_for_a_gpu_is_refused_where_it_would_have_to_run(project: Project) -> None:
+    """The machine of the part is named, and so is what can be done."""
+    text = RECIPE.replace("preset: x86-64-v2", "preset: cortex-a72")
+    (project.folder / "board.yaml").write_text(text)
+    done = project.tvmflow("plan", "board.yaml")
+    assert done.code == 2
+    assert "'split.features' cannot be verified" in done.err
+    (project.folder / "board.yaml").write_text(
+        text.replace("verify: {", "verify: {against: none, ").replace("wheel, ", "")
+    )
+    built = project.tvmflow("run", "board.yaml", "--target", "split", "--json")
+    assert built.code == 0, built.out + built.err
+    assert "it is for aarch64" in built.stages["verify/split"]["facts"]["not_run"]
+    with pytest.raises(BundleError, match=r"part 'features', was built for aarch64"):
+        tvmflow.load(project.folder / "dist/tiny/split/tiny.tvmflow")
