@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from tvmflow.errors import RecipeError
-from tvmflow.exporters import EXPORTERS
+from tvmflow.feasible import problems_of
 from tvmflow.frontends import FRONTENDS
-from tvmflow.recipe import OF_THE_WHOLE, LoadedRecipe, Recipe
+from tvmflow.planned import PlannedRecipe, Target, machines_of
+from tvmflow.recipe import Recipe
 from tvmflow.stages import EVERY_STAGE, export, join, pick_best, runner, verify
-from tvmflow.stages._subjects import QEMU, RPC
+from tvmflow.stages._subjects import QEMU
 from tvmflow.targets import cuda
-from tvmflow.targets.abilities import why_not_built, why_not_linked
-from tvmflow.targets.emulation import MACHINES, machine_of
 from tvmflow.targets.resolve import JoinedTarget, ResolvedTarget
 from tvmflow.values import Delivery, InputFile, Need, Plan, StageSpec
 
@@ -24,43 +23,6 @@ _RUNNER: Final = "runner"
 _CUT: Final = "cut"
 _JOIN: Final = "join"
 
-Target = ResolvedTarget | JoinedTarget
-
-
-class PlannedRecipe(NamedTuple):
-    """A recipe (or a variant of it) with all that its plan depends on: stages in order, targets resolved, source files named."""
-
-    loaded: LoadedRecipe
-    stages: tuple[str, ...]
-    targets: tuple[Target, ...]
-    model_files: tuple[InputFile, ...]
-    variant: str = ""
-
-    @property
-    def recipe(self) -> Recipe:
-        """As it is for all targets."""
-        written = self.loaded.recipe
-        return written.variant(self.variant) if self.variant else written
-
-    def of(self, target: Target | None) -> Recipe:
-        """As it is for one target, or part of one: the one place where a stage's recipe comes from."""
-        return self.recipe.of(target.name) if target else self.recipe
-
-    def where(self, target: Target, *loc: str | int) -> str:
-        """`file:line:column` of a target in the recipe, or of a part of one, or of something in it."""
-        for index, spec in enumerate(self.loaded.recipe.targets):
-            if spec.name == target.name:
-                return self.loaded.where("targets", index, *loc)
-            for at, name in enumerate(spec.machines()):
-                if name == target.name:
-                    return self.loaded.where("targets", index, "parts", at, *loc)
-        return self.loaded.where("targets", *loc)
-
-
-def _machines(target: Target) -> tuple[ResolvedTarget, ...]:
-    """What code is made for: the target, or those of its parts."""
-    return target.machines if isinstance(target, JoinedTarget) else (target,)
-
 
 def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
     """The stages of all recipes, each after those that it needs.
@@ -68,15 +30,7 @@ def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
     Raises RecipeError when two recipes have one name, when a target cannot be built, when it would
     have to run on a machine that cannot run it, or when there is no such output for it.
     """
-    problems = _name_clashes(recipes)
-    for planned in recipes:
-        for target in planned.targets:
-            unbuildable = [
-                each for machine in _machines(target) for each in _unbuildable(planned, machine)
-            ]
-            problems += unbuildable or _unrunnable(planned, target) + _unexportable(planned, target)
-    # what is wrong for one variant is wrong for all
-    problems = list(dict.fromkeys(problems))
+    problems = problems_of(recipes)
     if problems:
         raise RecipeError(problems)
     stages: list[StageSpec] = []
@@ -88,116 +42,13 @@ def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
     return Plan(tuple(stages), tuple(deliveries))
 
 
-def _name_clashes(recipes: Sequence[PlannedRecipe]) -> list[str]:
-    seen: dict[str, PlannedRecipe] = {}
-    problems = []
-    for planned in recipes:
-        name = planned.recipe.name
-        first = seen.setdefault(name, planned)
-        if first is not planned:
-            loc = ("variants", planned.variant) if planned.variant else ("name",)
-            problems.append(
-                f"{planned.loaded.where(*loc)}: {'.'.join(loc)}: '{name}' is also the name of {first.loaded.path}"
-            )
-    return problems
-
-
-def _unbuildable(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
-    """A target may be named for which there is no code, or no linker."""
-    where = f"{planned.where(target)}: targets: '{target.name}'"
-    needed = {stage for stage in planned.stages if EVERY_STAGE[stage].SCOPE == "target"}
-    built = why_not_built(target.tvm)
-    if needed and built:
-        return [f"{where} cannot be built: {built}"]
-    linked = why_not_linked(target.tvm, target.toolchain)
-    if "export" in needed and linked:
-        return [f"{where} cannot be linked: {linked}; name one with `toolchain: {{linker: …}}`"]
-    return []
-
-
-_VERIFY_ELSEWHERE: Final = (
-    "verified (verify.against: none turns that off; verify.run_on: qemu has it run under emulation, "
-    "and rpc on a device of its kind)"
-)
-
-
-def _unrunnable(planned: PlannedRecipe, target: Target) -> list[str]:
-    """A target that cannot run here can be built, but not tuned here, and verified only where it can run."""
-    problems = []
-    for machine in _machines(target):
-        recipe, asked = planned.of(machine), []
-        if "tune" in planned.stages and recipe.tune.trials and machine.why_not_tuned:
-            asked.append("tuned (tune.trials: 0 turns that off)")
-        if "verify" in planned.stages:
-            if machine.why_not and _must_run_here(recipe):
-                asked.append(_VERIFY_ELSEWHERE)
-            problems += _no_place(planned, target, machine)
-        if asked:
-            problems.append(
-                f"{planned.where(machine)}: targets: '{machine.name}' cannot be {' or '.join(asked)} here: {machine.why_not}"
-            )
-    return problems
-
-
-def _must_run_here(recipe: Recipe) -> bool:
-    """Whether verify may not do without running the library on this machine."""
-    checks = recipe.verify
-    return checks.run_on == "local" or (checks.run_on == "auto" and checks.against != "none")
-
-
-def _no_place(planned: PlannedRecipe, target: Target, machine: ResolvedTarget) -> list[str]:
-    """A target for one of whose machines there is no place of the kind that `verify.run_on` names."""
-    place, triple = verify.place(planned.of(target)), str(machine.tvm.get("mtriple", ""))
-    if place == QEMU and machine_of(triple) is None:
-        what = triple or str(machine.tvm["kind"])
-        there = f"Linux on {', '.join(MACHINES)}"
-        problem = f"qemu runs libraries for {there}; '{machine.name}' is for {what}"
-    elif place == RPC and not machine.remote:
-        hint = f"'{machine.name}' needs `remote: {{key: NAME}}`"
-        problem = f"rpc runs libraries on the devices of a target's remote; {hint}"
-    else:
-        return []
-    is_own = place != verify.place(planned.recipe)
-    where = planned.where(target, "verify", "run_on") if is_own else None
-    return [f"{where or planned.loaded.where('verify', 'run_on')}: verify.run_on: {problem}"]
-
-
-def _unexportable(planned: PlannedRecipe, target: Target) -> list[str]:
-    """Outputs that there are not for a target."""
-    recipe, problems = planned.of(target), []
-    for index, output in enumerate(recipe.outputs if "export" in planned.stages else ()):
-        for name, why_not in _refusals(planned, target, output):
-            is_own = recipe.outputs != planned.recipe.outputs
-            where = (
-                planned.where(target, "outputs", index)
-                if is_own
-                else planned.loaded.where("outputs", index)
-            )
-            problems.append(
-                f"{where}: outputs.{index}: there is no {output} for the target '{name}': {why_not}"
-            )
-    return problems
-
-
-def _refusals(planned: PlannedRecipe, target: Target, output: str) -> Iterator[tuple[str, str]]:
-    """`(target, reason)` wherever there is no such output."""
-    if isinstance(target, JoinedTarget) and output in OF_THE_WHOLE:
-        asked = {target.name: join.asked(planned.of(target), target)}
-    else:
-        asked = {each.name: export.asked(planned.of(each), each) for each in _machines(target)}
-    for name, wanted in asked.items():
-        why_not = EXPORTERS[output].why_not(wanted)
-        if why_not:
-            yield name, why_not
-
-
 def _stages_of(planned: PlannedRecipe) -> list[StageSpec]:
     specs: list[StageSpec] = []
     joined = [each for each in planned.targets if isinstance(each, JoinedTarget)]
     for name in planned.stages:
         if name == "verify":
             emulated = [each for each in planned.targets if _emulates(planned.of(each))]
-            machines = [machine for target in emulated for machine in _machines(target)]
+            machines = [machine for target in emulated for machine in machines_of(target)]
             specs += [_spec(planned, _RUNNER, machine) for machine in machines]
         specs += [_spec(planned, name, subject) for subject in _subjects(planned, name)]
         if name == "import":
@@ -212,7 +63,7 @@ def _subjects(planned: PlannedRecipe, stage: str) -> Sequence[Target | None]:
     if stage == "verify":
         return planned.targets
     if EVERY_STAGE[stage].SCOPE == "target":
-        return [machine for target in planned.targets for machine in _machines(target)]
+        return [machine for target in planned.targets for machine in machines_of(target)]
     # for a model in parts it also gives the tensors at which that is cut
     joined = [each for each in planned.targets if isinstance(each, JoinedTarget)]
     return [None, *joined] if len(joined) < len(planned.targets) else joined
@@ -247,7 +98,7 @@ def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator
         for role, maker, of in _makers(name, other, target) if other in planned.stages else ():
             yield Need(role, _stage_id(planned, maker, of), files)
     if name == "verify" and target and _emulates(planned.of(target)):
-        for machine in _machines(target):
+        for machine in machines_of(target):
             role = f"{_RUNNER}/{machine.part}" if machine.part else _RUNNER
             yield Need(role, _stage_id(planned, _RUNNER, machine.name), (runner.RUNNER,))
 
@@ -320,7 +171,7 @@ def _deliveries_of(planned: PlannedRecipe, ids: set[str]) -> list[Delivery]:
             found.append(Delivery(name, target.name, made_by, files, gate))
 
     for target in planned.targets:
-        for machine in _machines(target):
+        for machine in machines_of(target):
             recipe = planned.of(machine)
             deliver(target, "export", machine, export.delivered(recipe, machine))
             if recipe.tune.trials:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from tvmflow.errors import RecipeError, UsageError
 from tvmflow.frontends import FRONTENDS
-from tvmflow.plan import PlannedRecipe, make_plan
+from tvmflow.plan import make_plan
+from tvmflow.planned import PlannedRecipe
 from tvmflow.recipe import (
     LoadedRecipe,
     Machine,

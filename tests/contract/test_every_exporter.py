@@ -9,9 +9,10 @@ import pytest
 
 from tests.support import exports
 from tests.support.exports import Exported
+from tvmflow import exporters
 from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters._base import Asked, Built, Exporter
-from tvmflow.recipe import OUTPUT_NAMES
+from tvmflow.recipe import OF_THE_WHOLE, OUTPUT_NAMES
 
 each_exporter = pytest.mark.parametrize("name", EXPORTERS)
 
@@ -40,6 +41,7 @@ def test_it_offers_what_the_contract_asks_for(name: str) -> None:
     """The same functions with the same parameters, each with a sentence about it; a recipe can name it."""
     exporter = EXPORTERS[name]
     assert name in OUTPUT_NAMES and len(OUTPUT_NAMES) == len(EXPORTERS)
+    assert (name in exporters.OF_THE_WHOLE) == (name in OF_THE_WHOLE)
     for function in ("why_not", "files", "export"):
         wanted = list(inspect.signature(getattr(Exporter, function)).parameters)[1:]
         offered = getattr(exporter, function)

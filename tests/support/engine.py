@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tvmflow.plan import PlannedRecipe, Target, make_plan
+from tvmflow.plan import make_plan
+from tvmflow.planned import PlannedRecipe, Target
 from tvmflow.recipe import LoadedRecipe, Pipeline, Recipe
 from tvmflow.targets.resolve import JoinedTarget, ResolvedTarget
 from tvmflow.values import Artifact, InputFile, Json, Plan, StageKey, StoredFile

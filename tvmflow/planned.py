@@ -1,0 +1,46 @@
+"""A recipe with all that its plan depends on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tvmflow.recipe import LoadedRecipe, Recipe
+from tvmflow.targets.resolve import JoinedTarget, ResolvedTarget
+from tvmflow.values import InputFile
+
+Target = ResolvedTarget | JoinedTarget
+
+
+class PlannedRecipe(NamedTuple):
+    """A recipe (or a variant of it) with all that its plan depends on: stages in order, targets resolved, source files named."""
+
+    loaded: LoadedRecipe
+    stages: tuple[str, ...]
+    targets: tuple[Target, ...]
+    model_files: tuple[InputFile, ...]
+    variant: str = ""
+
+    @property
+    def recipe(self) -> Recipe:
+        """As it is for all targets."""
+        written = self.loaded.recipe
+        return written.variant(self.variant) if self.variant else written
+
+    def of(self, target: Target | None) -> Recipe:
+        """As it is for one target, or part of one: the one place where a stage's recipe comes from."""
+        return self.recipe.of(target.name) if target else self.recipe
+
+    def where(self, target: Target, *loc: str | int) -> str:
+        """`file:line:column` of a target in the recipe, or of a part of one, or of something in it."""
+        for index, spec in enumerate(self.loaded.recipe.targets):
+            if spec.name == target.name:
+                return self.loaded.where("targets", index, *loc)
+            for at, name in enumerate(spec.machines()):
+                if name == target.name:
+                    return self.loaded.where("targets", index, "parts", at, *loc)
+        return self.loaded.where("targets", *loc)
+
+
+def machines_of(target: Target) -> tuple[ResolvedTarget, ...]:
+    """What code is made for: the target, or those of its parts."""
+    return target.machines if isinstance(target, JoinedTarget) else (target,)
