@@ -18,7 +18,7 @@ test: $(VENV)/.ready-to-test
 	$(PYTEST) -n 2 --dist worksteal
 
 test-slow: $(VENV)/.ready-to-test
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow -n 2 --dist worksteal
 
 test-faults: $(VENV)/.ready-to-test
 	$(PYTEST) -m faults

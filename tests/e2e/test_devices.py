@@ -52,6 +52,7 @@ def test_a_library_is_tuned_on_devices_and_then_needs_none(board: Project, farm:
     assert "all 7 stages are up to date, nothing to run" in board.tvmflow("run", "tiny.yaml").out
 
 
+@pytest.mark.slow
 def test_a_library_is_verified_on_a_device(board: Project, farm: rpc.Farm) -> None:
     """It is sent there and agrees with ONNX Runtime; what is timed is its device, tuned and untuned."""
     board.write_recipe(trials=2, targets=[BOARD])
@@ -78,6 +79,7 @@ def test_a_library_that_a_device_cannot_run_is_not_delivered(board: Project) -> 
     assert not (board.folder / "dist/tiny/board/tiny.tvmflow").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_with_what_the_devices_measured(
     board: Project, farm: rpc.Farm
 ) -> None:

@@ -103,6 +103,7 @@ def test_ultraface_agrees_with_onnx_runtime(project: Project, cut: str) -> None:
     assert sorted(verdict["outputs"]) == ["boxes", "scores"]
 
 
+@pytest.mark.slow
 @pytest.mark.models
 @pytest.mark.mxnet
 @needs_models

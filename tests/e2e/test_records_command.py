@@ -34,6 +34,7 @@ def test_trials_travel_to_another_store_and_are_not_measured_again(project: Proj
     assert (facts["measured"], facts["reused"]) == (0, 6)
 
 
+@pytest.mark.slow
 def test_schedules_that_do_not_apply_are_found_before_they_are_used(project: Project) -> None:
     """Each is applied to its kernel again, in a process that may crash; the wrong one is set aside alone."""
     project.write_recipe(trials=3)

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.support.project import Project
 
 
+@pytest.mark.slow
 def test_gates_on_what_tuning_bought_fail_the_run(project: Project) -> None:
     """Too little speed: exit code 3, the library is not delivered; the same trials serve the next try."""
     project.write_recipe(trials=4)
@@ -31,6 +32,7 @@ def test_gates_on_what_tuning_bought_fail_the_run(project: Project) -> None:
     assert failed.stages["tune/host"]["facts"]["measured"] == 0
 
 
+@pytest.mark.slow
 def test_the_same_model_under_another_name_measures_nothing(project: Project) -> None:
     """The ledger belongs to kernels, not to recipes or weights, and outlives `clean`."""
     project.write_recipe(trials=6)

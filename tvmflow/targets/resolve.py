@@ -18,6 +18,10 @@ from tvmflow.values import Json
 
 HOST: Final = "host"
 
+# What a process that is asked begins its lines with; others may be LLVM's.
+_LOADED: Final = "loaded"
+_ANSWER: Final = "answer"
+
 
 class ResolvedTarget(NamedTuple):
     """A target with nothing left to guess.
@@ -198,33 +202,34 @@ def cpus(triple: str) -> list[str]:
 
 
 def query_in_worker(mappings: list[Json], call: Callable[..., Any] = subprocess.run) -> list[Json]:
-    """`query` for each mapping, in one new process, so that this one stays free of tvm.
+    """`query` for each mapping, in a new process, so that this one stays free of tvm.
 
-    LLVM ends its process over some targets: the one that it ended over is then told as wrong.
+    LLVM ends its process over some targets: one that it ended over is told as wrong, and another
+    process answers for those after it.
     """
-    answers = _in_worker("query", mappings, call)
-    if answers is not None:
-        return answers
-    if len(mappings) > 1:
-        return [query_in_worker([each], call)[0] for each in mappings]
-    triple = (mappings[0] or {}).get("mtriple", "this machine")
-    return [{"error": f"LLVM cannot make code for {triple}", "near": []}]
+    answers: list[Json] = []
+    while len(answers) < len(mappings):
+        answers += _in_worker("query", mappings[len(answers) :], call)
+        if len(answers) < len(mappings):
+            triple = (mappings[len(answers)] or {}).get("mtriple", "this machine")
+            answers.append({"error": f"LLVM cannot make code for {triple}", "near": []})
+    return answers
 
 
 def cpus_in_worker(triples: list[Json], call: Callable[..., Any] = subprocess.run) -> list[Json]:
     """`cpus` for each triple, in one new process."""
-    return _in_worker("cpus", triples, call) or []
+    return _in_worker("cpus", triples, call)
 
 
-def _in_worker(function: str, questions: list[Json], call: Callable[..., Any]) -> list[Json] | None:
-    """The answers, or None when TVM could be loaded and then ended the process."""
+def _in_worker(function: str, questions: list[Json], call: Callable[..., Any]) -> list[Json]:
+    """The answers, up to the question over which TVM ended the process, if there is one."""
     import json
 
     from tvmflow.errors import EnvironmentProblem
 
     code = (
-        f"import json, sys, tvm; from {__name__} import {function}; print('loaded', flush=True); "
-        f"print(json.dumps([{function}(each) for each in json.load(sys.stdin)]))"
+        f"import json, sys, tvm; from {__name__} import {function}; print('{_LOADED}', flush=True)\n"
+        f"for each in json.load(sys.stdin): print('{_ANSWER}', json.dumps({function}(each)), flush=True)"
     )
     done = call(
         [sys.executable, "-c", code],
@@ -234,10 +239,9 @@ def _in_worker(function: str, questions: list[Json], call: Callable[..., Any]) -
         check=False,
     )
     said = done.stdout.splitlines()
-    if done.returncode == 0:
-        return list(json.loads(said[-1]))
-    if "loaded" in said:
-        return None
+    if done.returncode == 0 or _LOADED in said:
+        found = [line.partition(" ") for line in said]
+        return [json.loads(answer) for word, _, answer in found if word == _ANSWER]
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
     raise EnvironmentProblem(
         f"TVM cannot be loaded to look at the targets: {last}",

@@ -205,20 +205,27 @@ def worker(stdout: str, code: int) -> Callable[..., subprocess.CompletedProcess[
 
 
 def test_a_target_that_ends_llvm_is_told_as_wrong() -> None:
-    """And not as an installation that is broken; the others are answered."""
+    """And not as an installation that is broken; another process answers for those after it."""
     doomed = {"kind": "llvm", "mtriple": "odd-linux-gnu"}
+    asked: list[int] = []
 
     def call(*words: Any, input: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        answers = ["loaded", json.dumps([{"arch": "x86_64"}])]
-        if "odd" in input:
-            return subprocess.CompletedProcess(words, -6, "loaded\n", "LLVM ERROR")
-        return subprocess.CompletedProcess(words, 0, "\n".join(answers), "")
+        questions = json.loads(input)
+        asked.append(len(questions))
+        lines = ["loaded", "a word of LLVM's"]
+        for each in questions:
+            if each == doomed:
+                return subprocess.CompletedProcess(words, -6, "\n".join(lines), "LLVM ERROR")
+            lines.append('answer {"arch": "x86_64"}')
+        return subprocess.CompletedProcess(words, 0, "\n".join(lines), "")
 
-    assert query_in_worker([{"kind": "llvm"}, doomed, None], call) == [
+    fine, told = (
         {"arch": "x86_64"},
         {"error": "LLVM cannot make code for odd-linux-gnu", "near": []},
-        {"arch": "x86_64"},
-    ]
+    )
+    llvm: dict[str, Any] = {"kind": "llvm"}
+    assert query_in_worker([llvm, doomed, None, doomed], call) == [fine, told, fine, told]
+    assert asked == [4, 2]
 
 
 def test_a_tvm_that_cannot_be_loaded_is_told_as_such() -> None:

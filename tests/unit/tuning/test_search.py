@@ -128,6 +128,7 @@ def test_a_task_may_be_capped(tune: Tuning, tasks: list[Task]) -> None:
     assert tune.measured(tasks, options(20, trials_per_task=2)) == 4
 
 
+@pytest.mark.slow
 def test_evolution_goes_on_from_the_ledger(tune: Tuning, tasks: list[Task]) -> None:
     """A first batch is random; a later run breeds from what the first has measured."""
     evolve: dict[str, Any] = {"strategy": "evolutionary", "cost_model": "xgb"}
@@ -209,6 +210,7 @@ def finish(process: subprocess.Popen[str]) -> int:
     return len(out.splitlines())
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_share_the_work(tmp_path: Path, tasks: list[Task]) -> None:
     """Both end with the whole budget in the ledger, measured once, and never two at one time."""
     runs = [start(tmp_path, tasks, options(12)) for _ in range(2)]
