@@ -8,33 +8,34 @@ and says nothing.
 from __future__ import annotations
 
 import hashlib
-import json
-import tempfile
 import threading
 import time
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
-from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tvmflow.bundles import Unpacked, unpack
 from tvmflow.errors import BundleError, EnvironmentProblem
+from tvmflow.native import (
+    Executable,
+    Main,
+    Program,
+    Watch,
+    aligned,
+    filled,
+    load_library,
+    tensors_of,
+)
 from tvmflow.targets.host import foreign_system, read_host
 from tvmflow.targets.platforms import host_triple, platform_of
 from tvmflow.values import TensorSpec
+from tvmflow.weights import fitting, takes_no_weights
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
-
-_CPU: Final = 1
-_POOLED_ALLOCATOR: Final = 2
-_ALIGNMENT: Final = 64
-# bundle formats
-_WHOLE: Final = 1
-_IN_PARTS: Final = 2
 
 
 class OperatorTime(NamedTuple):
@@ -43,49 +44,6 @@ class OperatorTime(NamedTuple):
     name: str
     calls: int
     seconds: float
-
-
-Main = Callable[..., Any]
-"""A model's `main`: takes the runtime's tensors, and gives one or several."""
-
-Watch = Callable[[str, bool], None]
-"""Told the name of an operator, before it begins (True) and when it has ended."""
-
-
-class Program(Protocol):
-    """What a `Module` calls."""
-
-    @property
-    def main(self) -> Main: ...
-
-    def watched(self, watch: Watch) -> Main:
-        """A `main` of its own, which is slower, and tells of every operator."""
-        ...
-
-
-class Executable:
-    """A library with one compiled model."""
-
-    def __init__(self, library: Any) -> None:
-        self._library = library
-        self.main: Main = self._machine()["main"]
-
-    def _machine(self) -> Any:
-        machine = self._library["vm_load_executable"]()
-        machine["vm_initialization"](_CPU, 0, _POOLED_ALLOCATOR)
-        return machine
-
-    def watched(self, watch: Watch) -> Main:
-        # a machine that is watched stays slow
-        machine = self._machine()
-
-        def tell(_function: Any, name: str, before: bool, *_: Any) -> int:
-            watch(name, before)
-            return 0
-
-        machine["set_instrument"](tell)
-        main: Main = machine["main"]
-        return main
 
 
 class Module:
@@ -110,9 +68,9 @@ class Module:
         self.program = program
         self._main = program.main
         self._lock = threading.Lock()
-        self._buffers = {spec.name: _aligned(spec) for spec in self.inputs}
+        self._buffers = {spec.name: aligned(spec) for spec in self.inputs}
         # kept here because the runtime looks into their memory
-        self._weights = {name: _filled(array) for name, array in (weights or {}).items()}
+        self._weights = {name: filled(array) for name, array in (weights or {}).items()}
 
     def __repr__(self) -> str:
         def show(specs: tuple[TensorSpec, ...]) -> str:
@@ -215,13 +173,7 @@ class Module:
 
         names = [spec.name for spec in self.outputs]
         # the runtime takes its memory back at the next call
-        return {n: np.from_dlpack(t).copy() for n, t in zip(names, _tensors(result), strict=True)}
-
-
-def _tensors(result: Any) -> list[Any]:
-    import tvm_ffi
-
-    return [result] if isinstance(result, tvm_ffi.Tensor) else list(result)
+        return {n: np.from_dlpack(t).copy() for n, t in zip(names, tensors_of(result), strict=True)}
 
 
 class Chain:
@@ -258,7 +210,7 @@ class Chain:
         def main(*arguments: Any) -> list[Any]:
             there = dict(zip(self._inputs, arguments, strict=True))
             for call, takes, weights, gives in steps:
-                results = _tensors(call(*(there[name] for name in takes), *weights))
+                results = tensors_of(call(*(there[name] for name in takes), *weights))
                 there.update(zip(gives, results, strict=True))
             return [there[name] for name in self._outputs]
 
@@ -278,7 +230,7 @@ def load(path: str | Path, params: str | Path | Mapping[str, Array] | None = Non
     if not found.parts:
         return _loaded(str(path), found, params)
     if params is not None:
-        raise _takes_no_weights(path)
+        raise takes_no_weights(path)
     parts = {
         name: _loaded(f"{path}, part '{name}',", part, None) for name, part in found.parts.items()
     }
@@ -290,52 +242,9 @@ def _loaded(path: str, found: Unpacked, params: str | Path | Mapping[str, Array]
     name = found.manifest.get("library", "library.so")
     digest = hashlib.sha256(found.library).hexdigest()
     _check(path, found.manifest, digest == found.manifest["sha256"][name])
-    weights = _weights(path, found.manifest, params)
-    library = _load_library(found.library, Path(name).suffix)
+    weights = fitting(path, found.manifest, params)
+    library = load_library(found.library, Path(name).suffix)
     return Module(Executable(library), found.signature, found.manifest, weights)
-
-
-class Unpacked(NamedTuple):
-    """What is in a bundle: a library, or the bundles of the parts that the model was built in, in order."""
-
-    manifest: dict[str, Any]
-    signature: dict[str, Any]
-    library: bytes
-    parts: dict[str, Unpacked]
-
-
-def unpack(path: str | Path) -> Unpacked:
-    """The content of a bundle, for whatever machine it is. Raises BundleError."""
-    try:
-        return _unpacked(path, path)
-    except FileNotFoundError:
-        raise BundleError(f"there is no file {path}", fix="`tvmflow run RECIPE` makes it") from None
-    except (zipfile.BadZipFile, LookupError, ValueError, TypeError, OSError) as error:
-        raise BundleError(
-            f"{path} is not a whole tvmflow bundle: {error}", fix="copy or build it again"
-        ) from error
-
-
-def _unpacked(path: str | Path, source: str | Path | BytesIO) -> Unpacked:
-    with zipfile.ZipFile(source) as archive:
-        if archive.infolist()[0].header_offset:
-            # of a torn bundle, the index that is found last is that of a part inside
-            raise zipfile.BadZipFile("its end is missing")
-        manifest = json.loads(archive.read("manifest.json"))
-        signature = json.loads(archive.read("signature.json"))
-        if manifest.get("bundle") not in (_WHOLE, _IN_PARTS):
-            raise BundleError(
-                f"{path} has bundle format {manifest.get('bundle')}, this tvmflow reads {_WHOLE} and {_IN_PARTS}",
-                fix="load it with the tvmflow that made it",
-            )
-        if manifest["bundle"] == _WHOLE:
-            library = archive.read(manifest.get("library", "library.so"))
-            return Unpacked(manifest, signature, library, {})
-        parts = {
-            each["name"]: _unpacked(path, BytesIO(archive.read(each["file"])))
-            for each in manifest["parts"]
-        }
-        return Unpacked(manifest, signature, b"", parts)
 
 
 def _check(path: str | Path, manifest: Mapping[str, Any], whole: bool) -> None:
@@ -382,145 +291,3 @@ def _installed(distribution: str) -> str:
         raise EnvironmentProblem(
             f"{distribution} is not installed", fix=f"pip install {distribution}"
         ) from None
-
-
-def _load_library(content: bytes, suffix: str) -> Any:
-    import tvm_ffi
-
-    _load_runtime()
-    # the loader maps the file, after which it may go
-    with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
-        library = Path(folder, f"library{suffix}")
-        library.write_bytes(content)
-        return tvm_ffi.load_module(library)
-
-
-def _load_runtime() -> None:
-    import tvm_ffi
-
-    for name in ("tvm_runtime", "tvm_runtime_extra"):
-        tvm_ffi.libinfo.load_lib_ctypes("apache-tvm", name, "RTLD_GLOBAL")
-
-
-def _aligned(spec: TensorSpec) -> tuple[Array, Any]:
-    """An input buffer with the alignment that kernels count on, and the runtime's view of it."""
-    import numpy as np
-    import tvm_ffi
-
-    dtype = np.dtype(spec.dtype)
-    size = int(np.prod(spec.shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.zeros(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    array = raw[start : start + size].view(dtype).reshape(spec.shape)
-    return array, tvm_ffi.from_dlpack(array)
-
-
-def _filled(content: Array) -> tuple[Array, Any]:
-    """The same for an array whose content is known."""
-    import numpy as np
-
-    spec = TensorSpec("", tuple(content.shape), str(content.dtype))
-    array, tensor = _aligned(spec)
-    np.copyto(array, content)
-    return array, tensor
-
-
-# ---------------------------------------------------------------- weights apart
-
-_SAFETENSORS: Final[Mapping[str, str]] = {
-    "BOOL": "bool",
-    "F16": "float16",
-    "F32": "float32",
-    "F64": "float64",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "I8": "int8",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-    "U8": "uint8",
-}
-
-
-def _weights(
-    path: str | Path, manifest: Mapping[str, Any], params: str | Path | Mapping[str, Array] | None
-) -> dict[str, Array]:
-    """What `main` takes after the inputs, in its order. Raises BundleError for whatever does not fit."""
-    if "params" not in manifest:
-        if params is None:
-            return {}
-        raise _takes_no_weights(path)
-    stem = manifest["name"]
-    if params is None:
-        raise BundleError(
-            f"{path} has no weights of its own",
-            fix=f"load it with params=, such as the {stem}.safetensors that was built with it",
-        )
-    given = params if isinstance(params, Mapping) else read_params(params)
-    specs = [TensorSpec.from_json(entry) for entry in manifest["params"]]
-    known = {spec.name for spec in specs}
-    problems = [f"there is no weight '{name}'" for name in given if name not in known]
-    for spec in specs:
-        array = given.get(spec.name)
-        if array is None:
-            problems.append(f"weight '{spec.name}' is missing")
-        elif (tuple(array.shape), str(array.dtype)) != (spec.shape, spec.dtype):
-            found = f"{array.dtype} {tuple(array.shape)}"
-            problems.append(f"weight '{spec.name}' is {found}, not {spec.dtype} {spec.shape}")
-    if problems:
-        raise BundleError(
-            f"the weights do not fit {path}: {'; '.join(problems)}",
-            fix="give the weights of a build of the same model for the same target",
-        )
-    return {spec.name: given[spec.name] for spec in specs}
-
-
-def _takes_no_weights(path: str | Path) -> BundleError:
-    return BundleError(
-        f"{path} carries its weights; it takes no others",
-        fix="load the recipe's .lean.tvmflow (`outputs: [params]`) to give weights",
-    )
-
-
-def read_params(path: str | Path) -> dict[str, Array]:
-    """The arrays in a `.safetensors` file, or in one that TVM's `save_param_dict` wrote. Raises BundleError."""
-    if not Path(path).is_file():
-        raise BundleError(
-            f"there is no file {path}", fix="`outputs: [params]` in a recipe delivers it"
-        )
-    if Path(path).suffix == ".safetensors":
-        return read_safetensors(path)
-    import numpy as np
-    import tvm_ffi
-
-    _load_runtime()
-    try:
-        found = tvm_ffi.get_global_func("runtime.LoadParamsFromFile")(str(path))
-    except Exception as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise BundleError(
-            f"{path} is not a file of TVM's parameters: {reason}", fix="copy or build it again"
-        ) from error
-    return {str(name): np.from_dlpack(tensor) for name, tensor in found.items()}
-
-
-def read_safetensors(path: str | Path) -> dict[str, Array]:
-    """The arrays in a `.safetensors` file, in the file's memory. Raises BundleError when it is damaged."""
-    import numpy as np
-
-    content = Path(path).read_bytes()
-    try:
-        start = 8 + int.from_bytes(content[:8], "little")
-        entries = json.loads(content[8:start])
-        entries.pop("__metadata__", None)
-        found = {}
-        for name, entry in entries.items():
-            begin, end = (start + offset for offset in entry["data_offsets"])
-            values = np.frombuffer(memoryview(content)[begin:end], _SAFETENSORS[entry["dtype"]])
-            found[name] = values.reshape(entry["shape"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BundleError(
-            f"{path} is not a whole safetensors file: {error}", fix="copy or build it again"
-        ) from error
-    return found

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.support.project import Project
-from tvmflow import runtime
+from tvmflow import bundles, runtime
 from tvmflow.stages import _elsewhere
 from tvmflow.targets.emulation import MACHINES, VARIABLE, find_qemu
 from tvmflow.targets.host import read_host
@@ -140,7 +140,7 @@ def test_emulation_changes_no_bit(crossing: Project, tmp_path: Path) -> None:
     assert ran.code == 0, ran.out + ran.err
     bundle = crossing.folder / "dist/digits/board/digits.tvmflow"
     native = runtime.load(bundle)
-    found = runtime.unpack(bundle)
+    found = bundles.unpack(bundle)
     library = tmp_path / "library.so"
     library.write_bytes(found.library)
     subject = _elsewhere.Emulated(

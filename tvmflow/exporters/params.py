@@ -47,7 +47,7 @@ def export(built: Built, folder: Path) -> None:
 
 def _specs(path: Path) -> list[dict[str, Any]]:
     """Name, shape and dtype of each weight, in the order in which `main` takes them: that of their names."""
-    from tvmflow.runtime import read_safetensors
+    from tvmflow.weights import read_safetensors
 
     arrays = read_safetensors(path)
     return [
@@ -59,7 +59,7 @@ def _specs(path: Path) -> list[dict[str, Any]]:
 def _write_params(weights: Path, output: Path) -> None:
     import tvm
 
-    from tvmflow.runtime import read_safetensors
+    from tvmflow.weights import read_safetensors
 
     arrays = read_safetensors(weights)
     tensors = {name: tvm.runtime.tensor(arrays[name]) for name in sorted(arrays)}

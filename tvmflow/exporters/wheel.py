@@ -21,13 +21,16 @@ FORM: Final = ""
 _PACKAGE: Final = Path(__file__).parent.parent
 # A module of tvmflow -> what it is called in the wheel: all that loading a bundle needs.
 _SHARED: Final[Mapping[str, str]] = {
+    "tvmflow.bundles": "_bundles",
     "tvmflow.errors": "_errors",
     "tvmflow.exporters._wheel_main": "__main__",
     "tvmflow.exporters._wheel_package": "__init__",
+    "tvmflow.native": "_native",
     "tvmflow.runtime": "_runtime",
     "tvmflow.targets.host": "_host",
     "tvmflow.targets.platforms": "_platforms",
     "tvmflow.values": "_values",
+    "tvmflow.weights": "_weights",
 }
 
 

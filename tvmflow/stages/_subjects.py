@@ -12,7 +12,8 @@ from tvmflow.values import TensorSpec
 if TYPE_CHECKING:
     import numpy as np
 
-    from tvmflow.runtime import Module, Unpacked
+    from tvmflow.bundles import Unpacked
+    from tvmflow.runtime import Module
     from tvmflow.stages._elsewhere import Signature
     from tvmflow.tuning.remote import Farm
 
@@ -90,7 +91,8 @@ class Here:
         return [self.module.run(feed) for feed in feeds]
 
     def beside(self, built: Any) -> Timed:
-        from tvmflow.runtime import Executable, Module
+        from tvmflow.native import Executable
+        from tvmflow.runtime import Module
 
         signature = {
             way: [spec.to_json() for spec in getattr(self.module, way)]
@@ -125,7 +127,7 @@ class Apart:
 @contextlib.contextmanager
 def opened(where: str, settings: Mapping[str, Any], ctx: StageContext) -> Iterator[Subject]:
     """The library that was exported, ready to run at LOCAL, QEMU or RPC. Raises StageError."""
-    from tvmflow import runtime
+    from tvmflow import bundles, runtime
 
     bundle = ctx.inputs["export/module.tvmflow"]
     if where == LOCAL:
@@ -133,7 +135,7 @@ def opened(where: str, settings: Mapping[str, Any], ctx: StageContext) -> Iterat
         return
     from tvmflow.stages._elsewhere import Signature
 
-    found = runtime.unpack(bundle)
+    found = bundles.unpack(bundle)
     target = settings["target"]
     with contextlib.ExitStack() as stack:
         if not found.parts:

@@ -63,9 +63,9 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     import tvm
     import tvm_ffi
 
+    from tvmflow.bundles import unpack
     from tvmflow.exporters import bundle
     from tvmflow.exporters._base import Joined
-    from tvmflow.runtime import unpack
 
     target = settings["target"]
     wanted = Asked(

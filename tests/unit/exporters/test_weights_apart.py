@@ -11,7 +11,7 @@ import tvmflow
 from tests.support import exports
 from tests.support.exports import Array, Exported
 from tvmflow.errors import BundleError
-from tvmflow.runtime import read_params
+from tvmflow.weights import read_params
 
 
 @pytest.fixture(scope="module")

@@ -30,17 +30,17 @@ elif sys.argv[1:] == ["-cpu", "help"]:
     print("max")
 else:
     import numpy as np
-    from tvmflow import runtime
+    from tvmflow import native
     from tvmflow.targets.tensor_file import read_tensors, write_tensors
     from tvmflow.values import TensorSpec
 
     def placed(array):
-        ours, theirs = runtime._aligned(TensorSpec("x", array.shape, str(array.dtype)))
+        ours, theirs = native.aligned(TensorSpec("x", array.shape, str(array.dtype)))
         ours[...] = array
         return theirs
 
     library, given, found = map(Path, sys.argv[4:])
-    machine = runtime._load_library(library.read_bytes(), library.suffix)["vm_load_executable"]()
+    machine = native.load_library(library.read_bytes(), library.suffix)["vm_load_executable"]()
     machine["vm_initialization"](1, 0, 2)
     outputs = []
     for batch in read_tensors(given):
