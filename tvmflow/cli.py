@@ -49,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
     store = open_store(args)
     prepared = prepare(_asked(args), store)
     _remember_plan(args, store, prepared)
-    many = len({spec.recipe for spec in prepared.plan.stages}) > 1
-    printer = Printer(sys.stdout, as_json=args.json, many=many)
+    printer = Printer(sys.stdout, as_json=args.json, many=_many(prepared))
     executor = ProcessExecutor()
     options = runner.RunOptions(args.jobs, args.keep_going, args.dist, args.stage_timeout)
     try:
@@ -61,6 +60,11 @@ def run(args: argparse.Namespace) -> int:
     printer.end()
     sys.stdout.write(render(report, as_json=args.json))
     return report.exit_code
+
+
+def _many(prepared: Prepared) -> bool:
+    """Whether stages need their recipe's name, or variant's, to be told apart."""
+    return len({spec.recipe for spec in prepared.plan.stages}) > 1
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -86,9 +90,10 @@ def explain(args: argparse.Namespace) -> int:
     prepared = prepare(Asked((args.recipe,), args.pipeline), store)
     survey = Survey(store, FileDigests(store))
     survey.look(prepared.plan)
+    many = _many(prepared)
     wanted = [s for s in prepared.plan.stages if args.stage in (s.label, s.stage, s.id)]
     if not wanted:
-        labels = ", ".join(spec.label for spec in prepared.plan.stages)
+        labels = ", ".join(spec.id if many else spec.label for spec in prepared.plan.stages)
         raise UsageError(f"{args.recipe} has no stage '{args.stage}'", fix=f"it has: {labels}")
     decisions = [survey.decisions[spec.id] for spec in wanted]
     keys = [survey.keys.get(spec.id) for spec in wanted]
@@ -107,7 +112,7 @@ def explain(args: argparse.Namespace) -> int:
         print(json.dumps({"stages": stages}))
         return EXIT_OK
     for decision, key, found in zip(decisions, keys, facts, strict=True):
-        print(explanation(decision, key, found))
+        print(explanation(decision, key, found, many=many))
     return EXIT_OK
 
 

@@ -104,10 +104,17 @@ def summary(report: RunReport) -> str:
 
 
 def explanation(
-    decision: Decision, key: StageKey | None, facts: Mapping[str, Any] | None = None
+    decision: Decision,
+    key: StageKey | None,
+    facts: Mapping[str, Any] | None = None,
+    *,
+    many: bool = False,
 ) -> str:
-    """Why a stage must run or need not, all that its result depends on, and what is in it (`facts`) where it is there."""
-    _, _, label = decision.stage_id.partition(":")
+    """Why a stage must run or need not, all that its result depends on, and what is in it (`facts`) where it is there.
+
+    It is named with its recipe where there are many of those.
+    """
+    label = decision.stage_id if many else decision.stage_id.partition(":")[2]
     if key is None:
         return f"{label}: cannot be told yet: {decision.reason}"
     lines = [f"{label}: must run" if decision.kind == "run" else f"{label}: up to date"]

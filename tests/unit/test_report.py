@@ -196,5 +196,7 @@ def test_an_explanation_lists_all_that_a_result_depends_on() -> None:
     assert lines[-1] == f"  key {key.digest}"
     built = explanation(Decision("net:tune/host", "hit", ""), key, {"roads": {"tuned": ["conv"]}})
     assert "  kernels tuned\n    conv\n" in built
+    one_of_many = explanation(Decision("net:tune/host", "wait", "after import"), None, many=True)
+    assert one_of_many == "net:tune/host: cannot be told yet: after import"
     waiting = explanation(Decision("net:tune/host", "wait", "after import"), None)
     assert waiting == "tune/host: cannot be told yet: after import"
