@@ -15,6 +15,7 @@ from tvm.s_tir import Schedule
 
 from tvmflow.schedules._kernel import Block, blocks_of, plain_blocks
 from tvmflow.schedules._machine import Machine, machine_of
+from tvmflow.schedules._vectors import use_fixed_lengths
 from tvmflow.schedules.flat import flat
 from tvmflow.schedules.rows import rows
 from tvmflow.schedules.tiled import Axes, Tile, axes_of, tiled, tiles
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 NO_ROAD: Final = "none"
+
+use_fixed_lengths()
 
 
 class Choice(NamedTuple):
