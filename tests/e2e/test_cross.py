@@ -58,6 +58,16 @@ BOARDS: Final[dict[str, tuple[str, Json]]] = {
             "mabi": "lp64d",
         },
     ),
+    "riscv64-v": (
+        "riscv64",
+        {
+            "kind": "llvm",
+            "mtriple": "riscv64-linux-gnu",
+            "mcpu": "generic-rv64",
+            "mattr": ["+m", "+a", "+f", "+d", "+c", "+v"],
+            "mabi": "lp64d",
+        },
+    ),
     "armv7 with NEON": (
         "armv7",
         {
