@@ -196,5 +196,10 @@ def test_an_explanation_lists_all_that_a_result_depends_on() -> None:
     assert lines[-1] == f"  key {key.digest}"
     built = explanation(Decision("net:tune/host", "hit", ""), key, {"roads": {"tuned": ["conv"]}})
     assert "  kernels tuned\n    conv\n" in built
+    tolerance = {"for": "float32", "rtol": 0.001, "atol": 0.25, "of_largest": 0.0}
+    verified = explanation(Decision("net:tune/host", "hit", ""), key, {"tolerance": tolerance})
+    assert verified.splitlines()[-2] == (
+        "  outputs may differ by atol 0.25, and rtol 0.001 (the model computes in float32)"
+    )
     waiting = explanation(Decision("net:tune/host", "wait", "after import"), None)
     assert waiting == "tune/host: cannot be told yet: after import"

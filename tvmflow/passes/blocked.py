@@ -61,23 +61,35 @@ class Blocked(NamedTuple):
 
 
 def block_layouts(
-    mod: tvm.IRModule, block: int, plain: Collection[str] = (), tile: int = 0
+    mod: tvm.IRModule,
+    block: int,
+    plain: Collection[str] = (),
+    tile: int = 0,
+    kept: str = "float32",
 ) -> tvm.IRModule:
     """The module with convolutions on blocked layouts, `block` float32 lanes to a vector; those of the kinds in `plain` stay.
 
     Those of 3×3 work on tiles of `tile` times `tile` results (see `winograd`), 0: none do.
+    Packed weights are kept in the dtype `kept`, and multiplied in that of the data.
     """
-    return rewritten(mod, _Blocker(mod, Facts(mod["main"]), block, plain, tile))
+    return rewritten(mod, _Blocker(mod, Facts(mod["main"]), block, plain, tile, kept))
 
 
 @mutator
 class _Blocker(PyExprMutator):  # type: ignore[misc]
     def __init__(
-        self, mod: tvm.IRModule, facts: Facts, block: int, plain: Collection[str], tile: int
+        self,
+        mod: tvm.IRModule,
+        facts: Facts,
+        block: int,
+        plain: Collection[str],
+        tile: int,
+        kept: str,
     ) -> None:
         super().__init__(mod)
         self._facts = facts
         self._block = block
+        self._kept = kept
         self._plain_kinds = plain
         self._tile = tile
         self._forms: dict[Any, Blocked] = {}
@@ -121,7 +133,7 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         x, lanes = self._data(data)
         if lanes > 1 and self._pays_in_tiles(call, options):
             return Blocked(self._winograd(call, x, kernel, options[1]), channels)
-        w = self._pack_kernel(kernel, lanes)
+        w = self._narrowed(self._pack_kernel(kernel, lanes))
         result = self._emit(compute.conv2d, "conv2d_NCHWc", x, w, *options, groups)
         return Blocked(result, channels)
 
@@ -147,7 +159,7 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         left = emit(relax.op.matmul(relax.const(matrix), kernel))
         made = emit(relax.op.matmul(left, relax.const(matrix.T.copy())))
         made = self._reshaped(made, [o // block, block, i // block, block, size, size])
-        w = self._moved(made, [4, 5, 0, 2, 3, 1])
+        w = self._narrowed(self._moved(made, [4, 5, 0, 2, 3, 1]))
         data = self._emit(
             *(winograd.transformed_data, f"{winograd.DATA}_NCHWc", x, self._tile, padding),
             attrs=ALONE,
@@ -192,7 +204,7 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
             full: Any = self._depthwise(name, data, w, channels, options).var
         elif self._has_full_groups(call):
             x, lanes = self._data(data)
-            w = self._pack_transposed(kernel, groups, strides, reach, lanes)
+            w = self._narrowed(self._pack_transposed(kernel, groups, strides, reach, lanes))
             full = self._emit(compute.conv2d, "conv2d_transpose_NCHWc", x, w, *options, groups)
         else:
             return None
@@ -229,8 +241,8 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
     def _depthwise(
         self, name: str, data: Any, kernel: Any, channels: int, options: Sequence[list[int]]
     ) -> Blocked:
-        x = self._blocked(data)
-        made = self._emit(compute.depthwise_conv2d, f"{name}_NCHWc", x, kernel, *options)
+        x, w = self._blocked(data), self._narrowed(kernel)
+        made = self._emit(compute.depthwise_conv2d, f"{name}_NCHWc", x, w, *options)
         return Blocked(made, channels)
 
     def _elementwise(self, call: Any, made: Any) -> Blocked | None:
@@ -373,6 +385,11 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         split = self._moved(self._turned(split, (5, 7)), [0, 3, 6, 8, 1, 5, 7, 2, 4])
         inner = [lanes, block] if lanes > 1 else [block]
         return self._reshaped(split, [groups * o * s * t, i, h, w, *inner])
+
+    def _narrowed(self, weights: Any) -> Any:
+        """Packed weights in the dtype in which the library keeps them."""
+        same = self._kept == weights.ty.dtype.dtype
+        return weights if same else self.builder_.emit(relax.op.astype(weights, self._kept))
 
     def _turned(self, tensor: Any, axes: Sequence[int]) -> Any:
         for axis in axes:

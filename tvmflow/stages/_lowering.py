@@ -52,15 +52,21 @@ def _simplify(
     )(fold_norms(mod))
     machine = Machine.of(target.export())
     if machine is None:
-        return simple
+        return relax.transform.ToMixedPrecision()(simple) if _is_mixed(kernels) else simple
     plain = kernels["plain"]
+    kept = "float16" if _is_mixed(kernels) else "float32"
     if kernels["layout"] == "blocked" and is_straight(simple):
         simple = simple if "conv1d" in plain else lift_sequences(simple)
         simple = widen_groups(simple, machine.lanes, plain)
-        simple = block_layouts(simple, machine.lanes, plain, kernels["winograd"])
+        simple = block_layouts(simple, machine.lanes, plain, kernels["winograd"], kept)
     if kernels["weights"] == "packed" and "matmul" not in plain and is_straight(simple):
-        simple = pack_matmuls(simple, machine.lanes)
+        simple = pack_matmuls(simple, machine.lanes, kept)
     return relax.transform.CanonicalizeBindings()(simple)
+
+
+def _is_mixed(kernels: Mapping[str, Any]) -> bool:
+    """Whether weights, and on a GPU the data that they meet, become float16."""
+    return bool(kernels["precision"] == "mixed")
 
 
 def _split(mod: tvm.IRModule) -> tuple[tvm.IRModule, tvm.IRModule | None]:
