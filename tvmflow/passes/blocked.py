@@ -8,6 +8,7 @@ stays packed. Weights are packed when the library is built.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -102,13 +103,15 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
             "relax.nn.adaptive_avg_pool2d": self._adaptive_pool2d,
             **dict.fromkeys(_OVER_IMAGES, self._over_image),
             "relax.concat": self._concat,
+            **dict.fromkeys(("relax.quantize", "relax.dequantize"), self._rounded),
             **dict.fromkeys(BETWEEN, self._elementwise),
         }
 
     def visit_call_(self, call: relax.Call) -> Any:
         made = super().visit_call_(call)
         road = self._roads.get(getattr(call.op, "name", ""))
-        if road is None or self._is_weight(call) or not is_float(call):
+        is_ours = is_float(call) or (bool(call.args) and is_float(call.args[0]))
+        if road is None or self._is_weight(call) or not is_ours:
             return made
         arguments = [origin_of(argument, self.lookup_binding) for argument in made.args]
         found = road(call, relax.Call(made.op, arguments, made.attrs))
@@ -263,6 +266,16 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
             for old, new, each in zip(call.args, made.args, shapes, strict=True)
         ]
         return Blocked(self.builder_.emit(relax.Call(call.op, arguments, call.attrs)), channels)
+
+    def _rounded(self, call: Any, made: Any) -> Blocked | None:
+        """To whole numbers and back, by one scale for the whole tensor: zeros come back as zeros."""
+        data, *scale = made.args
+        form = self._forms.get(data)
+        shapes = [shape_of(each) for each in scale]
+        if form is None or any(each is None or math.prod(each) != 1 for each in shapes):
+            return None
+        found = relax.Call(call.op, [form.var, *scale], call.attrs)
+        return Blocked(self.builder_.emit(found), form.channels)
 
     def _pool2d(self, call: Any, made: Any) -> Blocked | None:
         form = self._forms.get(made.args[0])

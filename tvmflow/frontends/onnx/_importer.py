@@ -17,7 +17,13 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from tvmflow.errors import ImportFailed
 from tvmflow.frontends._base import LoadedModel
-from tvmflow.frontends.onnx._operators import defining_operands, opset_of, view_of, why_not
+from tvmflow.frontends.onnx._operators import (
+    WHOLE_NUMBERS,
+    defining_operands,
+    opset_of,
+    view_of,
+    why_not,
+)
 from tvmflow.values import TensorSpec
 
 # An integer tensor of more elements than this is a table that was learned, not a shape.
@@ -72,7 +78,13 @@ def _refuse_unsupported(model: ModelProto) -> None:
         + (f" and {len(nodes) - 1} more)" if len(nodes) > 1 else ")")
         for (reason, operator), nodes in sorted(refused.items(), key=lambda item: item[0])
     ]
-    raise ImportFailed("; ".join(shown), fix="replace it in the model, or cut the model before it")
+    are_quantised = any(node.op_type in WHOLE_NUMBERS for node in model.graph.node)
+    raise ImportFailed(
+        "; ".join(shown),
+        fix="quantise the model in the format QDQ: QuantizeLinear and DequantizeLinear around its operators"
+        if are_quantised
+        else "replace it in the model, or cut the model before it",
+    )
 
 
 def _operator(node: NodeProto) -> str:
