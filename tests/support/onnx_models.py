@@ -93,7 +93,12 @@ def agree(
 
 
 def quantised(
-    made: onnx.ModelProto, folder: Path, *, signed: bool = False, per_channel: bool = True
+    made: onnx.ModelProto,
+    folder: Path,
+    *,
+    signed: bool = False,
+    per_channel: bool = True,
+    symmetric: bool = True,
 ) -> onnx.ModelProto:
     """A model with QuantizeLinear and DequantizeLinear around its operators, calibrated on random data around 0."""
     from onnxruntime.quantization import (
@@ -122,6 +127,7 @@ def quantised(
         per_channel=per_channel,
         activation_type=QuantType.QInt8 if signed else QuantType.QUInt8,
         weight_type=QuantType.QInt8,
+        extra_options={"WeightSymmetric": symmetric},
     )
     return onnx.load(path)
 

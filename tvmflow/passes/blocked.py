@@ -28,6 +28,7 @@ from tvmflow.passes._function import (
     rewritten,
     shape_of,
 )
+from tvmflow.passes.quantised import whole_dtype
 
 # What gives no NaN and no infinity for lanes that hold zeros, or what the others here made of zeros.
 _SAFE: Final = frozenset(
@@ -71,7 +72,7 @@ def block_layouts(
     """The module with convolutions on blocked layouts, `block` float32 lanes to a vector; those of the kinds in `plain` stay.
 
     Those of 3×3 work on tiles of `tile` times `tile` results (see `winograd`), 0: none do.
-    Packed weights are kept in the dtype `kept`, and multiplied in that of the data.
+    Packed weights are kept in the dtype `kept`, or as the whole numbers that they are, and multiplied in that of the data.
     """
     return rewritten(mod, _Blocker(mod, Facts(mod["main"]), block, plain, tile, kept))
 
@@ -130,13 +131,14 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
             outer, _, height, width = shape_of(kernel)  # type: ignore[misc]
             shape = [outer // self._block, self._block, height, width]
             w = self._moved(self._reshaped(kernel, shape), [0, 2, 3, 1])
+            w = self._narrowed(w, self._kept_of(call))
             return self._depthwise("depthwise_conv2d", data, w, channels, options)
         if not self._has_full_groups(call):
             return None
         x, lanes = self._data(data)
         if lanes > 1 and self._pays_in_tiles(call, options):
             return Blocked(self._winograd(call, x, kernel, options[1]), channels)
-        w = self._narrowed(self._pack_kernel(kernel, lanes))
+        w = self._narrowed(self._pack_kernel(kernel, lanes), self._kept_of(call))
         result = self._emit(compute.conv2d, "conv2d_NCHWc", x, w, *options, groups)
         return Blocked(result, channels)
 
@@ -162,7 +164,7 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         left = emit(relax.op.matmul(relax.const(matrix), kernel))
         made = emit(relax.op.matmul(left, relax.const(matrix.T.copy())))
         made = self._reshaped(made, [o // block, block, i // block, block, size, size])
-        w = self._narrowed(self._moved(made, [4, 5, 0, 2, 3, 1]))
+        w = self._narrowed(self._moved(made, [4, 5, 0, 2, 3, 1]), self._kept)
         data = self._emit(
             *(winograd.transformed_data, f"{winograd.DATA}_NCHWc", x, self._tile, padding),
             attrs=ALONE,
@@ -203,11 +205,14 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         options = [[1, 1], around, [1, 1]]
         if is_depthwise(call):
             w = self._pack_transposed(kernel, groups, strides, reach, None)
+            w = self._narrowed(w, self._kept)
             name = "depthwise_conv2d_transpose"
             full: Any = self._depthwise(name, data, w, channels, options).var
         elif self._has_full_groups(call):
             x, lanes = self._data(data)
-            w = self._narrowed(self._pack_transposed(kernel, groups, strides, reach, lanes))
+            w = self._narrowed(
+                self._pack_transposed(kernel, groups, strides, reach, lanes), self._kept
+            )
             full = self._emit(compute.conv2d, "conv2d_transpose_NCHWc", x, w, *options, groups)
         else:
             return None
@@ -244,8 +249,8 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
     def _depthwise(
         self, name: str, data: Any, kernel: Any, channels: int, options: Sequence[list[int]]
     ) -> Blocked:
-        x, w = self._blocked(data), self._narrowed(kernel)
-        made = self._emit(compute.depthwise_conv2d, f"{name}_NCHWc", x, w, *options)
+        x = self._blocked(data)
+        made = self._emit(compute.depthwise_conv2d, f"{name}_NCHWc", x, kernel, *options)
         return Blocked(made, channels)
 
     def _elementwise(self, call: Any, made: Any) -> Blocked | None:
@@ -399,10 +404,13 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         inner = [lanes, block] if lanes > 1 else [block]
         return self._reshaped(split, [groups * o * s * t, i, h, w, *inner])
 
-    def _narrowed(self, weights: Any) -> Any:
-        """Packed weights in the dtype in which the library keeps them."""
-        same = self._kept == weights.ty.dtype.dtype
-        return weights if same else self.builder_.emit(relax.op.astype(weights, self._kept))
+    def _kept_of(self, call: Any) -> str:
+        """The dtype in which the library keeps a convolution's packed weights."""
+        return whole_dtype(self._facts, call.args[1]) or self._kept
+
+    def _narrowed(self, weights: Any, dtype: str) -> Any:
+        same = str(weights.ty.dtype.dtype) == dtype
+        return weights if same else self.builder_.emit(relax.op.astype(weights, dtype))
 
     def _turned(self, tensor: Any, axes: Sequence[int]) -> Any:
         for axis in axes:

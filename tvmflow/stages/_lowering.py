@@ -21,6 +21,7 @@ from tvmflow.passes.groups import widen_groups
 from tvmflow.passes.lifted import lift_sequences
 from tvmflow.passes.norms import fold_norms
 from tvmflow.passes.packed import pack_matmuls
+from tvmflow.passes.quantised import keep_whole
 from tvmflow.passes.vector_math import vectorise_math
 from tvmflow.schedules import Machine
 
@@ -53,6 +54,7 @@ def _simplify(
     machine = Machine.of(target.export())
     if machine is None:
         return relax.transform.ToMixedPrecision()(simple) if _is_mixed(kernels) else simple
+    simple = keep_whole(simple) if is_straight(simple) else simple
     plain = kernels["plain"]
     kept = "float16" if _is_mixed(kernels) else "float32"
     if kernels["layout"] == "blocked" and is_straight(simple):
