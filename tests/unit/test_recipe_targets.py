@@ -94,6 +94,16 @@ def test_precision_may_be_another_for_each_target_and_part() -> None:
     assert found["net:verify/split"].settings["mixed"]
 
 
+def test_there_is_no_c_source_with_float16() -> None:
+    """C has no such type."""
+    half = target("edge")._replace(features=("f16c",))
+    made = recipe(targets=[edge(kernels={"precision": "mixed"})], outputs=["c-source"])
+    with pytest.raises(
+        RecipeError, match="there is no c-source for the target 'edge': C has no float16"
+    ):
+        plan_of(planned(made, half))
+
+
 @pytest.mark.parametrize(
     ("triple", "features", "reason"),
     [
