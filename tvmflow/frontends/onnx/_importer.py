@@ -98,12 +98,16 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         super().__init__({}, "float32", keep_params_in_input=False, sanitize=False)
         self._dtype = {v.name: _dtype_name(v.type.tensor_type.elem_type) for v in model.graph.input}
         self._defining = {n for node in model.graph.node for n in defining_operands(node)}
+        self._quantised = {
+            node.input[0] for node in model.graph.node if node.op_type == "DequantizeLinear"
+        }
         self.weights: dict[str, tuple[relax.Var, np.ndarray[Any, Any]]] = {}
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for tensor in graph.initializer:
             array = np.asarray(numpy_helper.to_array(tensor), order="C")
-            if tensor.name in self._defining or _is_definition(array):
+            is_small = _is_definition(array) and tensor.name not in self._quantised
+            if tensor.name in self._defining or is_small:
                 self._nodes[tensor.name] = relax.const(array, str(array.dtype))
                 continue
             name = tensor.name
