@@ -12,6 +12,7 @@ from tvm import relax
 from tests.support.kernels import FAST, PLAIN, host_level, kernels_of, run, weights_of
 from tests.support.tuning import conv, dense, model, relu
 from tvmflow import schedules
+from tvmflow.passes._function import Facts
 from tvmflow.stages import _lowering
 
 MIXED = {**FAST, "precision": "mixed"}
@@ -80,3 +81,9 @@ def test_a_gpu_multiplies_in_float16() -> None:
     [name] = [each for each in _lowering.kernel_names(lowered) if "conv2d" in each]
     data, weights, *_ = (param.ty.dtype for param in lowered[name].params)
     assert data == weights == "float16"
+
+
+def test_a_deep_model_is_followed_to_its_end() -> None:
+    """More bindings one after another than Python's stack holds."""
+    facts = Facts(model(*[relu] * 1200)["main"])
+    assert not any(map(facts.is_weight, facts.values))
