@@ -25,11 +25,12 @@ class Tolerance(NamedTuple):
 
 # float16 has 11 bits: ten roundings of the largest value. Whole numbers of 8 bits: 16 steps of 256, since a sum
 # that comes out in another order may fall on the other side of a half, and the step goes on to all that follows.
+# And at least one step of a probability, whose outputs are rounded to 256 steps from 0 to 1 however small they are.
 # SqueezeNet, ResNet-50 and MobileNet v2 with random weights come 1, 4 and 10 steps from ONNX Runtime.
 DEFAULTS: Final[Mapping[str, Tolerance]] = {
     FLOAT32: Tolerance(1e-3, 1e-4),
     FLOAT16: Tolerance(1e-2, 1e-4, 10 / 2**11),
-    QUANTISED: Tolerance(1e-2, 1e-4, 16 / 2**8),
+    QUANTISED: Tolerance(1e-2, 5e-3, 16 / 2**8),
 }
 
 
