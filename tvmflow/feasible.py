@@ -9,8 +9,9 @@ from tvmflow.exporters import EXPORTERS
 from tvmflow.planned import PlannedRecipe, Target, machines_of
 from tvmflow.recipe import OF_THE_WHOLE, Recipe
 from tvmflow.stages import EVERY_STAGE, export, join, verify
+from tvmflow.stages._kernels import is_mixed
 from tvmflow.stages._subjects import QEMU, RPC
-from tvmflow.targets.abilities import why_not_built, why_not_linked
+from tvmflow.targets.abilities import why_not_built, why_not_linked, why_not_mixed
 from tvmflow.targets.emulation import MACHINES, machine_of
 from tvmflow.targets.resolve import JoinedTarget, ResolvedTarget
 
@@ -47,12 +48,17 @@ def _name_clashes(recipes: Sequence[PlannedRecipe]) -> list[str]:
 
 
 def _unbuildable(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
-    """A target may be named for which there is no code, or no linker."""
+    """A target may be named for which there is no code, no float16, or no linker."""
     where = f"{planned.where(target)}: targets: '{target.name}'"
     needed = {stage for stage in planned.stages if EVERY_STAGE[stage].SCOPE == "target"}
     built = why_not_built(target.tvm)
     if needed and built:
         return [f"{where} cannot be built: {built}"]
+    mixed = why_not_mixed(target) if is_mixed(planned.of(target)) else ""
+    if needed and mixed:
+        return [
+            f"{where} only loses speed by kernels.precision: mixed: {mixed}; give it `kernels: {{precision: model}}`"
+        ]
     linked = why_not_linked(target.tvm, target.toolchain)
     if "export" in needed and linked:
         return [f"{where} cannot be linked: {linked}; name one with `toolchain: {{linker: …}}`"]

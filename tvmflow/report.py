@@ -133,8 +133,27 @@ def explanation(
     for road, kernels in (facts or {}).get("roads", {}).items():
         lines.append(f"  kernels {_ROADS.get(road, 'without a schedule')}")
         lines += [f"    {name}" for name in kernels]
+    if tolerance := (facts or {}).get("tolerance"):
+        lines.append(f"  {_allowed(tolerance)}")
     lines.append(f"  key {key.digest}")
     return "\n".join(lines)
+
+
+def _allowed(tolerance: Mapping[str, Any]) -> str:
+    """What `verify` lets outputs differ by, and why so much."""
+    share = tolerance["of_largest"]
+    more = f", or {share:.2%} of an output's largest value where that is more" if share else ""
+    return (
+        f"outputs may differ by atol {tolerance['atol']:g}{more}, and rtol {tolerance['rtol']:g} "
+        f"(the model computes in {_ARITHMETIC[tolerance['for']]})"
+    )
+
+
+_ARITHMETIC: Final = {
+    "float32": "float32",
+    "float16": "float16, wholly or in part",
+    "quantised": "whole numbers",
+}
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -205,7 +224,8 @@ def _describe_outputs(found: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
     """Of a model or of a part of it, how its outputs agree."""
     return [
         f"{name} agrees with {facts['reference']} on {facts['samples']} samples "
-        f"(largest error: absolute {each['max_abs_error']:.2g}, relative {each['max_rel_error']:.2g})"
+        f"(largest error: absolute {each['max_abs_error']:.2g}, relative {each['max_rel_error']:.2g}; "
+        f"allowed: atol {each['atol']:.2g}, rtol {each['rtol']:.2g})"
         for name, each in found.get("outputs", {}).items()
     ]
 

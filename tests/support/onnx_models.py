@@ -92,6 +92,46 @@ def agree(
     return loaded
 
 
+def quantised(
+    made: onnx.ModelProto,
+    folder: Path,
+    *,
+    signed: bool = False,
+    per_channel: bool = True,
+    symmetric: bool = True,
+) -> onnx.ModelProto:
+    """A model with QuantizeLinear and DequantizeLinear around its operators, calibrated on random data around 0."""
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        QuantType,
+        quantize_static,
+    )
+
+    [data] = made.graph.input
+    shape = [each.dim_value for each in data.type.tensor_type.shape.dim]
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._feeds = iter([{data.name: draw(*shape, seed=seed)} for seed in range(4)])
+
+        def get_next(self) -> dict[str, Array] | None:
+            return next(self._feeds, None)
+
+    path = folder / "quantised.onnx"
+    quantize_static(
+        made,
+        path,
+        Reader(),
+        quant_format=QuantFormat.QDQ,
+        per_channel=per_channel,
+        activation_type=QuantType.QInt8 if signed else QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        extra_options={"WeightSymmetric": symmetric},
+    )
+    return onnx.load(path)
+
+
 def classifier(
     seed: int = 0, *, producer: str = "tests", prefix: str = "", doc: str = "", opset: int = 17
 ) -> onnx.ModelProto:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine import COMPILE, plan_of, planned, recipe, target
+from tests.support.engine import COMPILE, joined_target, plan_of, planned, recipe, target
 from tests.support.recipes import edited, lay_out, write
 from tvmflow.errors import RecipeError
 from tvmflow.keys import key_of
-from tvmflow.recipe import InputSpec, Recipe, TargetSpec, Tune, Verify, load_recipe
+from tvmflow.recipe import InputSpec, Kernels, Recipe, TargetSpec, Tune, Verify, load_recipe
 from tvmflow.targets import cuda
 from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.toolchain import FLAGS
@@ -60,6 +60,76 @@ def test_what_a_target_does_not_say_is_as_for_all() -> None:
     assert there.outputs == ("bundle",)
     assert there.name == made.name
     assert made.of("a target that the plan alone knows") == made
+
+
+def test_precision_may_be_another_for_each_target_and_part() -> None:
+    """All of `kernels` may; the model that is imported is the same."""
+    made = recipe(
+        targets=["host", edge(kernels={"precision": "mixed"})], kernels={"layout": "plain"}
+    )
+    assert made.of("host").kernels == Kernels(layout="plain")
+    assert made.of("edge").kernels == Kernels(layout="plain", precision="mixed")
+    half = target("edge")._replace(features=("avx2", "f16c"))
+    found = specs(plan_of(planned(made, target(), half)))
+    assert "net:import" in found and "net:import/edge" not in found
+    kept = {name: found[f"net:build/{name}"].settings["lowering"] for name in ("host", "edge")}
+    assert [kept[name]["precision"] for name in ("host", "edge")] == ["model", "mixed"]
+    assert [found[f"net:verify/{name}"].settings["mixed"] for name in kept] == [False, True]
+    joined = recipe(
+        targets=[
+            {
+                "name": "split",
+                "parts": [
+                    {"name": "first", "preset": "host", "until": ["middle"]},
+                    {"name": "second", "preset": "host", "kernels": {"precision": "mixed"}},
+                ],
+            }
+        ]
+    )
+    both = joined_target()
+    machines = tuple(each._replace(features=("f16c",)) for each in both.machines)
+    found = specs(plan_of(planned(joined, both._replace(machines=machines), stages=COMPILE)))
+    kept = {name: found[f"net:build/split.{name}"].settings for name in ("first", "second")}
+    assert [kept[name]["lowering"]["precision"] for name in kept] == ["model", "mixed"]
+    assert found["net:verify/split"].settings["mixed"]
+
+
+def test_there_is_no_c_source_with_float16() -> None:
+    """C has no such type."""
+    half = target("edge")._replace(features=("f16c",))
+    made = recipe(targets=[edge(kernels={"precision": "mixed"})], outputs=["c-source"])
+    with pytest.raises(
+        RecipeError, match="there is no c-source for the target 'edge': C has no float16"
+    ):
+        plan_of(planned(made, half))
+
+
+@pytest.mark.parametrize(
+    ("triple", "features", "reason"),
+    [
+        ("x86_64-linux-gnu", ("avx",), "its CPU lacks f16c"),
+        ("armv7l-linux-gnueabihf", ("vfpv4",), "there is no code for armv7 that converts float16 in vectors"),
+        ("x86_64-linux-gnu", ("avx2", "f16c"), ""),
+        ("aarch64-linux-gnu", ("asimd",), ""),
+    ],
+)  # fmt: skip
+def test_float16_is_for_machines_that_convert_it_in_vectors(
+    triple: str, features: tuple[str, ...], reason: str
+) -> None:
+    """Others would only become slow, and are told so before anything runs."""
+    made = recipe(targets=[edge()], kernels={"precision": "mixed"})
+    there = target("edge")._replace(features=features)
+    there = there._replace(tvm={**there.tvm, "mtriple": triple})
+    if not reason:
+        assert plan_of(planned(made, there)).stages
+        return
+    with pytest.raises(RecipeError) as refused:
+        plan_of(planned(made, there))
+    assert refused.value.problems == [
+        "/recipes/net.yaml:targets.0: targets: 'edge' only loses speed by kernels.precision: mixed: "
+        f"{reason}; give it `kernels: {{precision: model}}`"
+    ]
+    assert plan_of(planned(made, there, stages=("import",))).stages
 
 
 @pytest.mark.parametrize(

@@ -198,5 +198,10 @@ def test_an_explanation_lists_all_that_a_result_depends_on() -> None:
     assert "  kernels tuned\n    conv\n" in built
     one_of_many = explanation(Decision("net:tune/host", "wait", "after import"), None, many=True)
     assert one_of_many == "net:tune/host: cannot be told yet: after import"
+    tolerance = {"for": "float32", "rtol": 0.001, "atol": 0.25, "of_largest": 0.0}
+    verified = explanation(Decision("net:tune/host", "hit", ""), key, {"tolerance": tolerance})
+    assert verified.splitlines()[-2] == (
+        "  outputs may differ by atol 0.25, and rtol 0.001 (the model computes in float32)"
+    )
     waiting = explanation(Decision("net:tune/host", "wait", "after import"), None)
     assert waiting == "tune/host: cannot be told yet: after import"

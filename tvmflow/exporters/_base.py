@@ -14,7 +14,7 @@ from tvmflow.targets.platforms import Platform, platform_of
 class Asked(NamedTuple):
     """What a recipe asks for, for one target: all that the names of the files depend on.
 
-    `kind` and `triple` are those of TVM's target.
+    `kind` and `triple` are those of TVM's target; `mixed` says whether weights become float16.
     """
 
     name: str
@@ -22,6 +22,7 @@ class Asked(NamedTuple):
     target: str
     kind: str
     triple: str
+    mixed: bool = False
 
     @property
     def platform(self) -> Platform:

@@ -14,7 +14,10 @@ SOURCES: Final = (Path(__file__).with_name("c_source.md"),)
 # What TVM calls its files, and what they hold.
 _NAMES: Final = {"lib0.c": "kernels.c", "devc.c": "model.c"}
 
-why_not = cpu_only
+
+def why_not(asked: Asked) -> str:
+    """Only for a CPU, and without float16, for which C compilers have no common type."""
+    return cpu_only(asked) or ("C has no float16 (kernels.precision: mixed)" if asked.mixed else "")
 
 
 def files(asked: Asked) -> tuple[str, ...]:

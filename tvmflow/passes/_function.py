@@ -20,8 +20,7 @@ class Facts:
 
     def __init__(self, function: relax.Function) -> None:
         inputs = int(function.attrs["num_input"])
-        self._weights = dict.fromkeys(function.params[inputs:], True)
-        self._inputs = set(function.params[:inputs])
+        self._weights = set(function.params[inputs:])
         self.values: dict[Any, Any] = {
             binding.var: binding.value
             for block in function.body.blocks
@@ -29,26 +28,19 @@ class Facts:
             if isinstance(binding, relax.VarBinding)
         }
         self._uses: dict[Any, int] = {}
-        for value in self.values.values():
-            for var in variables_of(value):
+        # in the order of the bindings, since to ask back through a deep model is more than Python's stack holds
+        for bound, value in self.values.items():
+            read = variables_of(value)
+            if isinstance(value, relax.Call) and self._weights.issuperset(read):
+                self._weights.add(bound)
+            for var in read:
                 self._uses[var] = self._uses.get(var, 0) + 1
         for var in variables_of(function.body.body):
             self._uses[var] = self._uses.get(var, 0) + 1
 
     def is_weight(self, expr: Any) -> bool:
         """Whether an expression can be computed when the library is built."""
-        if isinstance(expr, tvm.ir.Constant):
-            return True
-        if not isinstance(expr, relax.Var):
-            return False
-        if expr not in self._weights:
-            value = self.values.get(expr)
-            self._weights[expr] = (
-                expr not in self._inputs
-                and isinstance(value, relax.Call)
-                and all(self.is_weight(var) for var in variables_of(value))
-            )
-        return self._weights[expr]
+        return isinstance(expr, tvm.ir.Constant) or expr in self._weights
 
     def only_use(self, var: Any) -> Any:
         """What is bound to a variable that is read once; None for others."""

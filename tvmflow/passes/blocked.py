@@ -8,6 +8,7 @@ stays packed. Weights are packed when the library is built.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +28,7 @@ from tvmflow.passes._function import (
     rewritten,
     shape_of,
 )
+from tvmflow.passes.quantised import whole_dtype
 
 # What gives no NaN and no infinity for lanes that hold zeros, or what the others here made of zeros.
 _SAFE: Final = frozenset(
@@ -61,23 +63,35 @@ class Blocked(NamedTuple):
 
 
 def block_layouts(
-    mod: tvm.IRModule, block: int, plain: Collection[str] = (), tile: int = 0
+    mod: tvm.IRModule,
+    block: int,
+    plain: Collection[str] = (),
+    tile: int = 0,
+    kept: str = "float32",
 ) -> tvm.IRModule:
     """The module with convolutions on blocked layouts, `block` float32 lanes to a vector; those of the kinds in `plain` stay.
 
     Those of 3×3 work on tiles of `tile` times `tile` results (see `winograd`), 0: none do.
+    Packed weights are kept in the dtype `kept`, or as the whole numbers that they are, and multiplied in that of the data.
     """
-    return rewritten(mod, _Blocker(mod, Facts(mod["main"]), block, plain, tile))
+    return rewritten(mod, _Blocker(mod, Facts(mod["main"]), block, plain, tile, kept))
 
 
 @mutator
 class _Blocker(PyExprMutator):  # type: ignore[misc]
     def __init__(
-        self, mod: tvm.IRModule, facts: Facts, block: int, plain: Collection[str], tile: int
+        self,
+        mod: tvm.IRModule,
+        facts: Facts,
+        block: int,
+        plain: Collection[str],
+        tile: int,
+        kept: str,
     ) -> None:
         super().__init__(mod)
         self._facts = facts
         self._block = block
+        self._kept = kept
         self._plain_kinds = plain
         self._tile = tile
         self._forms: dict[Any, Blocked] = {}
@@ -90,13 +104,15 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
             "relax.nn.adaptive_avg_pool2d": self._adaptive_pool2d,
             **dict.fromkeys(_OVER_IMAGES, self._over_image),
             "relax.concat": self._concat,
+            **dict.fromkeys(("relax.quantize", "relax.dequantize"), self._rounded),
             **dict.fromkeys(BETWEEN, self._elementwise),
         }
 
     def visit_call_(self, call: relax.Call) -> Any:
         made = super().visit_call_(call)
         road = self._roads.get(getattr(call.op, "name", ""))
-        if road is None or self._is_weight(call) or not is_float(call):
+        is_ours = is_float(call) or (bool(call.args) and is_float(call.args[0]))
+        if road is None or self._is_weight(call) or not is_ours:
             return made
         arguments = [origin_of(argument, self.lookup_binding) for argument in made.args]
         found = road(call, relax.Call(made.op, arguments, made.attrs))
@@ -115,13 +131,14 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
             outer, _, height, width = shape_of(kernel)  # type: ignore[misc]
             shape = [outer // self._block, self._block, height, width]
             w = self._moved(self._reshaped(kernel, shape), [0, 2, 3, 1])
+            w = self._narrowed(w, self._kept_of(call))
             return self._depthwise("depthwise_conv2d", data, w, channels, options)
         if not self._has_full_groups(call):
             return None
         x, lanes = self._data(data)
         if lanes > 1 and self._pays_in_tiles(call, options):
             return Blocked(self._winograd(call, x, kernel, options[1]), channels)
-        w = self._pack_kernel(kernel, lanes)
+        w = self._narrowed(self._pack_kernel(kernel, lanes), self._kept_of(call))
         result = self._emit(compute.conv2d, "conv2d_NCHWc", x, w, *options, groups)
         return Blocked(result, channels)
 
@@ -147,7 +164,7 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         left = emit(relax.op.matmul(relax.const(matrix), kernel))
         made = emit(relax.op.matmul(left, relax.const(matrix.T.copy())))
         made = self._reshaped(made, [o // block, block, i // block, block, size, size])
-        w = self._moved(made, [4, 5, 0, 2, 3, 1])
+        w = self._narrowed(self._moved(made, [4, 5, 0, 2, 3, 1]), self._kept)
         data = self._emit(
             *(winograd.transformed_data, f"{winograd.DATA}_NCHWc", x, self._tile, padding),
             attrs=ALONE,
@@ -188,11 +205,14 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         options = [[1, 1], around, [1, 1]]
         if is_depthwise(call):
             w = self._pack_transposed(kernel, groups, strides, reach, None)
+            w = self._narrowed(w, self._kept)
             name = "depthwise_conv2d_transpose"
             full: Any = self._depthwise(name, data, w, channels, options).var
         elif self._has_full_groups(call):
             x, lanes = self._data(data)
-            w = self._pack_transposed(kernel, groups, strides, reach, lanes)
+            w = self._narrowed(
+                self._pack_transposed(kernel, groups, strides, reach, lanes), self._kept
+            )
             full = self._emit(compute.conv2d, "conv2d_transpose_NCHWc", x, w, *options, groups)
         else:
             return None
@@ -251,6 +271,16 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
             for old, new, each in zip(call.args, made.args, shapes, strict=True)
         ]
         return Blocked(self.builder_.emit(relax.Call(call.op, arguments, call.attrs)), channels)
+
+    def _rounded(self, call: Any, made: Any) -> Blocked | None:
+        """To whole numbers and back, by one scale for the whole tensor: zeros come back as zeros."""
+        data, *scale = made.args
+        form = self._forms.get(data)
+        shapes = [shape_of(each) for each in scale]
+        if form is None or any(each is None or math.prod(each) != 1 for each in shapes):
+            return None
+        found = relax.Call(call.op, [form.var, *scale], call.attrs)
+        return Blocked(self.builder_.emit(found), form.channels)
 
     def _pool2d(self, call: Any, made: Any) -> Blocked | None:
         form = self._forms.get(made.args[0])
@@ -373,6 +403,14 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         split = self._moved(self._turned(split, (5, 7)), [0, 3, 6, 8, 1, 5, 7, 2, 4])
         inner = [lanes, block] if lanes > 1 else [block]
         return self._reshaped(split, [groups * o * s * t, i, h, w, *inner])
+
+    def _kept_of(self, call: Any) -> str:
+        """The dtype in which the library keeps a convolution's packed weights."""
+        return whole_dtype(self._facts, call.args[1]) or self._kept
+
+    def _narrowed(self, weights: Any, dtype: str) -> Any:
+        same = str(weights.ty.dtype.dtype) == dtype
+        return weights if same else self.builder_.emit(relax.op.astype(weights, dtype))
 
     def _turned(self, tensor: Any, axes: Sequence[int]) -> Any:
         for axis in axes:

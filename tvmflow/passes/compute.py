@@ -1,7 +1,8 @@
 """Operators on blocked layouts, as tensor expressions: NCHW[b]c data with weights whose last axis is a vector.
 
 A blocked tensor of `c` channels has ⌈c/b⌉ blocks; the lanes beyond `c` hold whatever the
-operators made of zeros, and meet weights that are zero.
+operators made of zeros, and meet weights that are zero. Weights may be kept in a narrower
+dtype than the data's, in which everything is computed.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def conv2d(x: Any, w: Any, strides: Pair, padding: Pair, dilation: Pair, groups:
         source = channel if groups == 1 else (o // share) * per_group + channel
         place = (y * strides[0] + row * dilation[0], z * strides[1] + column * dilation[1])
         value = x(n, source, *place, *lane)
-        weight = w(o, channel, row, column, *lane, inner)
+        weight = w(o, channel, row, column, *lane, inner).astype(x.dtype)
         return te.sum(value * weight, axis=[channel, row, column, *lane])
 
     shape = _result_shape(x, (height, width), strides, dilation, blocks, int(w.shape[-1]))
@@ -76,7 +77,8 @@ def depthwise_conv2d(x: Any, w: Any, strides: Pair, padding: Pair, dilation: Pai
     def at(n: Any, c: Any, y: Any, z: Any, inner: Any) -> Any:
         place = (y * strides[0] + row * dilation[0], z * strides[1] + column * dilation[1])
         source = c if share == 1 else c // share
-        return te.sum(x(n, source, *place, inner) * w[c, row, column, inner], axis=[row, column])
+        weight = w[c, row, column, inner].astype(x.dtype)
+        return te.sum(x(n, source, *place, inner) * weight, axis=[row, column])
 
     shape = _result_shape(x, (height, width), strides, dilation, blocks, block)
     return te.compute(shape, at, name="depthwise_conv2d")
@@ -105,7 +107,8 @@ def dense(x: Any, w: Any, columns: int) -> Any:
 
     def at(*place: Any) -> Any:
         *row, column = place
-        return te.sum(x(*row, k) * w[column // block, k, column % block], axis=[k])
+        weight = w[column // block, k, column % block].astype(x.dtype)
+        return te.sum(x(*row, k) * weight, axis=[k])
 
     return te.compute((*outer, columns), at, name="dense")
 

@@ -10,19 +10,21 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.passes import compute
 from tvmflow.passes._function import TAKES_EPILOGUE, Facts, is_float, rewritten, shape_of
+from tvmflow.passes.quantised import whole_dtype
 
 
-def pack_matmuls(mod: tvm.IRModule, block: int) -> tvm.IRModule:
-    """The module with the weights (k, n) of its matrix products as (⌈n/b⌉, k, b)."""
-    return rewritten(mod, _Packer(mod, Facts(mod["main"]), block))
+def pack_matmuls(mod: tvm.IRModule, block: int, kept: str = "float32") -> tvm.IRModule:
+    """The module with the weights (k, n) of its matrix products as (⌈n/b⌉, k, b), kept in the dtype `kept` or as whole numbers."""
+    return rewritten(mod, _Packer(mod, Facts(mod["main"]), block, kept))
 
 
 @mutator
 class _Packer(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: tvm.IRModule, facts: Facts, block: int) -> None:
+    def __init__(self, mod: tvm.IRModule, facts: Facts, block: int, kept: str) -> None:
         super().__init__(mod)
         self._facts = facts
         self._block = block
+        self._kept = kept
 
     def visit_call_(self, call: relax.Call) -> Any:
         made = super().visit_call_(call)
@@ -45,6 +47,9 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
         shape = [depth, (columns + missing) // self._block, self._block]
         packed = emit(relax.op.reshape(packed, relax.ShapeExpr(shape)))
         packed = emit(relax.op.permute_dims(packed, [1, 0, 2]))
+        kept = whole_dtype(self._facts, call.args[1]) or self._kept
+        if kept != str(packed.ty.dtype.dtype):
+            packed = emit(relax.op.astype(packed, kept))
         return self.builder_.call_te(
             compute.dense,
             made.args[0],

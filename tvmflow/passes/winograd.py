@@ -106,7 +106,8 @@ def product(x: Any, w: Any) -> Any:
     block, lane = te.reduce_axis((0, blocks), "ic"), te.reduce_axis((0, lanes), "ib")
 
     def at(i: Any, j: Any, o: Any, p: Any, inner: Any) -> Any:
-        return te.sum(x[i, j, block, p, lane] * w[i, j, o, block, lane, inner], axis=[block, lane])
+        weight = w[i, j, o, block, lane, inner].astype(x.dtype)
+        return te.sum(x[i, j, block, p, lane] * weight, axis=[block, lane])
 
     return te.compute((size, size, int(w.shape[2]), int(x.shape[3]), out), at, name=PRODUCT)
 

@@ -105,7 +105,7 @@ class Recipe(Closed):
     kernels: Kernels = Field(
         default=Kernels(),
         examples=[{"layout": "plain"}],
-        description="How operators become kernels on a CPU.",
+        description="How operators become kernels.",
     )
     tune: Tune = Field(
         default=Tune(),
@@ -229,6 +229,7 @@ class Recipe(Closed):
     def _with(self, spec: TargetSpec) -> Recipe:
         changes = {
             "outputs": spec.outputs or self.outputs,
+            "kernels": _changed(self.kernels, spec.kernels),
             "tune": _changed(self.tune, spec.tune),
             "verify": _changed(self.verify, spec.verify),
         }
@@ -238,6 +239,7 @@ class Recipe(Closed):
         changes = {
             "name": f"{self.name}-{part.name}",
             "outputs": tuple(each for each in self.outputs if each not in OF_THE_WHOLE),
+            "kernels": _changed(self.kernels, part.kernels),
             "tune": _changed(self.tune, part.tune),
         }
         return self.model_copy(update=changes)

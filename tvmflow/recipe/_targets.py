@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from tvmflow.mistakes import one_of, wrong
 from tvmflow.recipe._closed import MAX_PATH, NAME, Closed, enum, member, tupled
-from tvmflow.recipe._work import TuneChange, VerifyChange
+from tvmflow.recipe._work import Kernels, TuneChange, VerifyChange
 from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.toolchain import FLAGS
 from tvmflow.targets.tracker import VARIABLE, split_address
@@ -151,6 +151,11 @@ class Machine(Closed):
         examples=[{"linker": "aarch64-linux-gnu-g++"}],
         description="Another linker than the one that comes with tvmflow.",
     )
+    kernels: Kernels | None = Field(
+        default=None,
+        examples=[{"precision": "mixed"}],
+        description="Fields of `kernels` that are otherwise for it.",
+    )
     tune: TuneChange | None = Field(
         default=None,
         examples=[{"trials": 1000}],
@@ -226,7 +231,7 @@ class ModelPart(Machine):
 class TargetSpec(Machine):
     """A machine to build for: a preset's name, or a mapping with a name of its own.
 
-    `outputs`, `tune` and `verify` are otherwise for it than the recipe says for all targets.
+    `kernels`, `tune`, `outputs` and `verify` are otherwise for it than the recipe says for all targets.
     """
 
     outputs: Annotated[tuple[Output, ...] | None, BeforeValidator(tupled)] = Field(

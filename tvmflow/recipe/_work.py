@@ -28,8 +28,14 @@ _Place = Literal["auto", "local", "qemu", "rpc"]
 
 
 class Kernels(Closed):
-    """How operators become kernels on a CPU. The defaults are the fast ones; the others are there to compare."""
+    """How operators become kernels. All but `precision` is for CPUs: the defaults are the fast ones, the others are there to compare."""
 
+    precision: Literal["model", "mixed"] = Field(
+        default="model",
+        description="`model`: as the model has it. `mixed`: weights of convolutions and matrix products, and on a GPU "
+        "the data that they meet, are of float16; sums, inputs and outputs are as before: see "
+        "[precision.md](precision.md).",
+    )
     layout: Literal["blocked", "plain"] = Field(
         default="blocked",
         description="`blocked`: convolutions, and what lies between them, work on `NCHW[x]c` data, "
@@ -183,8 +189,17 @@ class Verify(Closed):
         "by default seeded random inputs.",
     )
     label: str = Field(default="label", description="The array of labels in `data`, for accuracy.")
-    rtol: float = Field(default=1e-3, ge=0, description="Relative tolerance.")
-    atol: float = Field(default=1e-4, ge=0, description="Absolute tolerance.")
+    rtol: float | None = Field(
+        default=None,
+        ge=0,
+        description="Relative tolerance; by default 0.001, and 0.01 for float16 and quantised models.",
+    )
+    atol: float | None = Field(
+        default=None,
+        ge=0,
+        description="Absolute tolerance; by default 0.0001, and for float16 and quantised models a part of an output's "
+        "largest value: see [precision.md](precision.md).",
+    )
     min_accuracy: float | None = Field(
         default=None, ge=0, le=1, description="Least top-1 accuracy on `data`."
     )

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tvmflow.stages._tolerances import Tolerance
+
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
 
 
-def compare(ours: Array, theirs: Array, checks: Mapping[str, Any]) -> dict[str, Any]:
-    """Largest absolute and relative error, and how many elements are out of tolerance.
+def compare(ours: Array, theirs: Array, tolerance: Tolerance) -> dict[str, Any]:
+    """Largest absolute and relative error, the tolerance in numbers, and how many elements are out of it.
 
     An element is in tolerance when |ours − theirs| ≤ atol + rtol·|theirs| (as in numpy.isclose);
     NaN equals NaN, and an infinity equals itself.
@@ -22,15 +24,20 @@ def compare(ours: Array, theirs: Array, checks: Mapping[str, Any]) -> dict[str, 
     if ours.shape != theirs.shape:
         return {"passed": False, "shape": f"{ours.shape} instead of {theirs.shape}"}
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    good = np.isclose(a, b, rtol=checks["rtol"], atol=checks["atol"], equal_nan=True)
+    largest = float(np.abs(b, where=np.isfinite(b), out=np.zeros_like(b)).max(initial=0.0))
+    rtol, atol = tolerance.rtol, max(tolerance.atol, tolerance.of_largest * largest)
+    good = np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
     with np.errstate(invalid="ignore"):
         error = np.abs(a - b)
     error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, error)
     error = np.where(np.isnan(error), np.inf, error)
     scale = np.maximum(np.abs(b), np.finfo(np.float64).tiny)
-    relative = np.divide(error, scale, out=np.zeros_like(error), where=error > 0)
-    meaningful = error > checks["atol"]
+    with np.errstate(over="ignore"):
+        relative = np.divide(error, scale, out=np.zeros_like(error), where=error > 0)
+    meaningful = error > atol
     result: dict[str, Any] = {
+        "rtol": rtol,
+        "atol": atol,
         "max_abs_error": _finite(error.max(initial=0.0)),
         "max_rel_error": _finite(relative.max(initial=0.0)),
         "max_rel_error_above_atol": _finite(relative[meaningful].max(initial=0.0)),
@@ -62,11 +69,11 @@ def accuracy(outputs: Mapping[str, Array], first: str, labels: Array) -> float:
 
 def failures(verdict: Mapping[str, Any], checks: Mapping[str, Any]) -> list[str]:
     """A sentence for everything that is not good enough, of the model and of its parts."""
-    found = disagreements(verdict, checks)
+    found = disagreements(verdict)
     for name, part in verdict.get("parts", {}).items():
         found += [
             f"part '{name}': {each}"
-            for each in disagreements({**part, "reference": verdict.get("reference")}, checks)
+            for each in disagreements({**part, "reference": verdict.get("reference")})
         ]
     wanted = checks["min_accuracy"]
     if wanted is not None and verdict["accuracy"] < wanted:
@@ -74,7 +81,7 @@ def failures(verdict: Mapping[str, Any], checks: Mapping[str, Any]) -> list[str]
     return found
 
 
-def disagreements(verdict: Mapping[str, Any], checks: Mapping[str, Any]) -> list[str]:
+def disagreements(verdict: Mapping[str, Any]) -> list[str]:
     """A sentence for every output that is not what the reference gives."""
     failures = []
     for name, found in verdict.get("outputs", {}).items():
@@ -86,7 +93,7 @@ def disagreements(verdict: Mapping[str, Any], checks: Mapping[str, Any]) -> list
             worst = found["worst"]
             failures.append(
                 f"output '{name}': {found['outside']} of {found['elements']} elements are out of tolerance "
-                f"(rtol {checks['rtol']:g}, atol {checks['atol']:g}); the worst, at {worst['index']}, "
+                f"(rtol {found['rtol']:g}, atol {found['atol']:g}); the worst, at {worst['index']}, "
                 f"is {worst['ours']} where {verdict['reference']} gives {worst['reference']}"
             )
     return failures

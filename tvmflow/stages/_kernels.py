@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-LOWERING: Final = 4
+LOWERING: Final = 5
 """Raise it when `_lowering` or one of its passes changes what comes out."""
 
 SCHEDULES: Final = 4
@@ -21,6 +21,11 @@ def lowering(recipe: Any) -> dict[str, Any]:
     """What the way from the imported model to its kernels depends on, besides the target."""
     chosen = recipe.kernels.model_dump(mode="json", exclude={"schedules"})
     return {"version": LOWERING, **chosen, "plain": sorted(set(chosen["plain"]))}
+
+
+def is_mixed(recipe: Any) -> bool:
+    """Whether weights become float16."""
+    return bool(recipe.kernels.precision == "mixed")
 
 
 def schedules(recipe: Any) -> int:

@@ -21,6 +21,7 @@ from tvmflow.passes.groups import widen_groups
 from tvmflow.passes.lifted import lift_sequences
 from tvmflow.passes.norms import fold_norms
 from tvmflow.passes.packed import pack_matmuls
+from tvmflow.passes.quantised import keep_whole
 from tvmflow.passes.vector_math import vectorise_math
 from tvmflow.schedules import Machine
 
@@ -52,15 +53,22 @@ def _simplify(
     )(fold_norms(mod))
     machine = Machine.of(target.export())
     if machine is None:
-        return simple
+        return relax.transform.ToMixedPrecision()(simple) if _is_mixed(kernels) else simple
+    simple = keep_whole(simple) if is_straight(simple) else simple
     plain = kernels["plain"]
+    kept = "float16" if _is_mixed(kernels) else "float32"
     if kernels["layout"] == "blocked" and is_straight(simple):
         simple = simple if "conv1d" in plain else lift_sequences(simple)
         simple = widen_groups(simple, machine.lanes, plain)
-        simple = block_layouts(simple, machine.lanes, plain, kernels["winograd"])
+        simple = block_layouts(simple, machine.lanes, plain, kernels["winograd"], kept)
     if kernels["weights"] == "packed" and "matmul" not in plain and is_straight(simple):
-        simple = pack_matmuls(simple, machine.lanes)
+        simple = pack_matmuls(simple, machine.lanes, kept)
     return relax.transform.CanonicalizeBindings()(simple)
+
+
+def _is_mixed(kernels: Mapping[str, Any]) -> bool:
+    """Whether weights, and on a GPU the data that they meet, become float16."""
+    return bool(kernels["precision"] == "mixed")
 
 
 def _split(mod: tvm.IRModule) -> tuple[tvm.IRModule, tvm.IRModule | None]:

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from tvmflow import __version__
 from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters._base import Asked
+from tvmflow.stages import _kernels
 from tvmflow.stages._base import StageContext
 from tvmflow.targets.platforms import host_triple
 
@@ -49,7 +50,8 @@ def digest_of_files(sources: set[Path]) -> str:
 
 def asked(recipe: Any, target: Any) -> Asked:
     """What is to be delivered for a resolved target."""
-    return _asked(recipe.name, recipe.version, target.name, target.tvm)
+    wanted = _asked(recipe.name, recipe.version, target.name, target.tvm)
+    return wanted._replace(mixed=_kernels.is_mixed(recipe))
 
 
 def _asked(name: str, version: str, target: str, tvm: Mapping[str, Any]) -> Asked:

@@ -11,7 +11,7 @@ from tvmflow.stages._base import StageContext
 from tvmflow.targets.resolve import JoinedTarget
 from tvmflow.values import TensorSpec
 
-VERSION: Final = 2
+VERSION: Final = 3
 SCOPE: Final[Literal["model", "target"]] = "model"
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {}
 READS: Final = ("model",)

@@ -15,7 +15,7 @@ from tvmflow.errors import VerifyFailed
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Reference
 from tvmflow.samples import Samples
-from tvmflow.stages import _judging, _kernels, build
+from tvmflow.stages import _judging, _kernels, _tolerances, build
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._subjects import (
     LOCAL,
@@ -26,6 +26,7 @@ from tvmflow.stages._subjects import (
     opened,
     why_not_timed,
 )
+from tvmflow.stages._tolerances import Tolerance
 from tvmflow.targets.resolve import JoinedTarget
 from tvmflow.values import TensorSpec
 
@@ -78,10 +79,12 @@ def _subject(recipe: Any, target: Any) -> dict[str, Any]:
     more = {"run_on": where} if where != LOCAL else {}
     if isinstance(target, JoinedTarget):
         parts = {each.part: _machine(where, each) for each in target.machines}
-        return {"target": {"parts": parts}, **more}
+        is_mixed = any(_kernels.is_mixed(recipe.of(each.name)) for each in target.machines)
+        return {"target": {"parts": parts}, "mixed": is_mixed, **more}
     return {
         "lowering": _kernels.lowering(recipe),
         "schedules": _kernels.schedules(recipe),
+        "mixed": _kernels.is_mixed(recipe),
         "target": _machine(where, target),
         **more,
     }
@@ -139,8 +142,9 @@ def _judge(
             results = [reference.run(feed) for feed in data.batches]
             theirs = samples.joined(results, data)
             verdict["reference"] = reference.name
-            verdict["outputs"] = _agreement(subject, ours, theirs, checks)
-            verdict |= _parts(subject, data, results, checks)
+            tolerance = _tolerance(settings, ctx, verdict)
+            verdict["outputs"] = _agreement(subject, ours, theirs, tolerance)
+            verdict |= _parts(subject, data, results, tolerance)
             if labels is not None:
                 verdict["reference_accuracy"] = _judging.accuracy(theirs, first, labels)
         if labels is not None:
@@ -164,17 +168,27 @@ def _judge(
     return verdict
 
 
+def _tolerance(
+    settings: Mapping[str, Any], ctx: StageContext, verdict: dict[str, Any]
+) -> Tolerance:
+    """How closely outputs must agree; the verdict gets to know it, and what arithmetic it is for."""
+    arithmetic = _tolerances.arithmetic_of(ctx.inputs["import/model.json"], settings["mixed"])
+    tolerance = _tolerances.tolerance_of(arithmetic, settings["verify"])
+    verdict["tolerance"] = {"for": arithmetic, **tolerance._asdict()}
+    return tolerance
+
+
 def _agreement(
-    subject: Subject, ours: Mapping[str, Array], theirs: Mapping[str, Array], checks: Any
+    subject: Subject, ours: Mapping[str, Array], theirs: Mapping[str, Array], tolerance: Tolerance
 ) -> dict[str, Any]:
     return {
-        spec.name: _judging.compare(ours[spec.name], theirs[spec.name], checks)
+        spec.name: _judging.compare(ours[spec.name], theirs[spec.name], tolerance)
         for spec in subject.outputs
     }
 
 
 def _parts(
-    subject: Subject, data: Samples, results: Sequence[Mapping[str, Array]], checks: Any
+    subject: Subject, data: Samples, results: Sequence[Mapping[str, Array]], tolerance: Tolerance
 ) -> dict[str, Any]:
     """Each part by itself, on what the reference gives it: an error stands where it was made."""
     found = {}
@@ -182,7 +196,7 @@ def _parts(
         takes = [spec.name for spec in part.inputs]
         there = [{**feed, **given} for feed, given in zip(data.batches, results, strict=True)]
         ours = samples.joined(part.run_all([{n: each[n] for n in takes} for each in there]), data)
-        found[name] = {"outputs": _agreement(part, ours, samples.joined(results, data), checks)}
+        found[name] = {"outputs": _agreement(part, ours, samples.joined(results, data), tolerance)}
     return {"parts": found} if found else {}
 
 

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 
 from tvmflow.targets import cuda, linking
 from tvmflow.targets.emulation import machine_of
-from tvmflow.targets.platforms import host_triple
+from tvmflow.targets.features import why_not_halves
+from tvmflow.targets.platforms import host_triple, platform_of
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.values import Json
 
@@ -41,6 +42,13 @@ def why_not_built(tvm: Mapping[str, Json]) -> str:
 def why_not_linked(tvm: Mapping[str, Json], toolchain: Json) -> str:
     """Why its object code cannot become a library, or empty."""
     return "" if toolchain else linking.why_not(host_triple(tvm))
+
+
+def why_not_mixed(target: ResolvedTarget) -> str:
+    """Why weights of float16 would only make a library slow, or empty."""
+    if target.tvm["kind"] != "llvm":
+        return ""
+    return why_not_halves(platform_of(str(target.tvm["mtriple"])).arch, target.features)
 
 
 def emulated_by(target: ResolvedTarget) -> str:

@@ -90,6 +90,19 @@ _TABLES: Final[Mapping[str, _Names]] = {
 }
 
 
+# What converts float16 to float32, a vector at a time; empty where every CPU does. LLVM's code for 32-bit ARM
+# converts one number at a time.
+_HALVES: Final[Mapping[str, str]] = {"x86_64": "f16c", "i386": "f16c", "aarch64": ""}
+
+
+def why_not_halves(arch: str, features: Iterable[str]) -> str:
+    """Why code for a CPU with these features (by the kernel's names) does not convert float16 in vectors, or empty."""
+    if arch not in _HALVES:
+        return f"there is no code for {arch} that converts float16 in vectors"
+    wanted = _HALVES[arch]
+    return "" if not wanted or wanted in features else f"its CPU lacks {wanted}"
+
+
 def kernel_names(arch: str, feature: str) -> tuple[str, ...]:
     """What the kernel calls one of LLVM's features; empty for one that code can do without."""
     return _TABLES.get(arch, {}).get(feature, ())

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import tvm
+from tvm import relax
 
+from tests.support.tuning import model, relu
 from tvmflow.stages import _judging, verify
+from tvmflow.stages._tolerances import (
+    FLOAT16,
+    FLOAT32,
+    QUANTISED,
+    Tolerance,
+    arithmetic_of,
+    tolerance_of,
+)
 from tvmflow.values import TensorSpec
 
-CHECKS = {"rtol": 1e-3, "atol": 1e-4, "min_accuracy": None, "label": "label"}
+CHECKS = {"rtol": None, "atol": None, "min_accuracy": None, "label": "label"}
 F = np.float32
 
 
-def compare(ours: Any, theirs: Any, **checks: float) -> dict[str, Any]:
-    return _judging.compare(np.asarray(ours, F), np.asarray(theirs, F), {**CHECKS, **checks})
+def compare(ours: Any, theirs: Any, arithmetic: str = FLOAT32) -> dict[str, Any]:
+    tolerance = tolerance_of(arithmetic, CHECKS)
+    return _judging.compare(np.asarray(ours, F), np.asarray(theirs, F), tolerance)
 
 
 def module(*inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = ()) -> Any:
@@ -39,6 +52,47 @@ def test_the_tolerance_is_that_of_numpy_isclose() -> None:
     assert not compare([1001.2], [1000])["passed"]
     assert compare([0.00009], [0])["passed"]
     assert not compare([0.00011], [0])["passed"]
+
+
+def test_what_is_rounded_coarsely_is_judged_by_the_largest_of_its_output() -> None:
+    """The error of a result near 0 follows those beside it; an infinity is no measure of anything."""
+    for arithmetic, allowed in ((FLOAT16, 1000 * 10 / 2**11), (QUANTISED, 1000 * 16 / 2**8)):
+        theirs = [1000, 0, np.inf]
+        assert compare([1000, 0.99 * allowed, np.inf], theirs, arithmetic)["passed"]
+        found = compare([1000, 1.01 * allowed, np.inf], theirs, arithmetic)
+        assert (found["outside"], found["rtol"], found["atol"]) == (1, 0.01, allowed)
+    assert not compare([1000, 0.1], [1000, 0])["passed"]
+
+
+def test_a_tolerance_that_the_recipe_gives_is_the_one_that_counts() -> None:
+    """Each by itself; an absolute one holds whatever the outputs are."""
+    only = {**CHECKS, "rtol": 0.5}
+    assert tolerance_of(FLOAT32, CHECKS) == Tolerance(1e-3, 1e-4)
+    assert tolerance_of(QUANTISED, only) == Tolerance(0.5, 5e-3, 16 / 2**8)
+    assert tolerance_of(QUANTISED, {**only, "atol": 1e-4}) == Tolerance(0.5, 1e-4)
+
+
+def test_the_tolerance_follows_what_is_computed_in(tmp_path: Path) -> None:
+    """By the imported model, and by whether its weights become float16."""
+    one = relax.const(np.float32(0.5))
+    zero = relax.const(np.int8(0))
+
+    def quantised(value: Any, _: Any) -> Any:
+        return relax.op.quantize(value, one, zero, axis=0, out_dtype="int8")
+
+    def half(value: Any, _: Any) -> Any:
+        return relax.op.astype(value, "float16")
+
+    found = {}
+    for name, layer in {"plain": relu, "half": half, "whole": quantised}.items():
+        path = tmp_path / f"{name}.json"
+        path.write_text(tvm.ir.save_json(model(layer)))
+        found[name] = [arithmetic_of(path, mixed) for mixed in (False, True)]
+    assert found == {
+        "plain": [FLOAT32, FLOAT16],
+        "half": [FLOAT16, FLOAT16],
+        "whole": [QUANTISED, QUANTISED],
+    }
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 7.0])

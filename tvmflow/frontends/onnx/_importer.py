@@ -17,7 +17,13 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from tvmflow.errors import ImportFailed
 from tvmflow.frontends._base import LoadedModel
-from tvmflow.frontends.onnx._operators import defining_operands, opset_of, view_of, why_not
+from tvmflow.frontends.onnx._operators import (
+    WHOLE_NUMBERS,
+    defining_operands,
+    opset_of,
+    view_of,
+    why_not,
+)
 from tvmflow.values import TensorSpec
 
 # An integer tensor of more elements than this is a table that was learned, not a shape.
@@ -72,7 +78,13 @@ def _refuse_unsupported(model: ModelProto) -> None:
         + (f" and {len(nodes) - 1} more)" if len(nodes) > 1 else ")")
         for (reason, operator), nodes in sorted(refused.items(), key=lambda item: item[0])
     ]
-    raise ImportFailed("; ".join(shown), fix="replace it in the model, or cut the model before it")
+    are_quantised = any(node.op_type in WHOLE_NUMBERS for node in model.graph.node)
+    raise ImportFailed(
+        "; ".join(shown),
+        fix="quantise the model in the format QDQ: QuantizeLinear and DequantizeLinear around its operators"
+        if are_quantised
+        else "replace it in the model, or cut the model before it",
+    )
 
 
 def _operator(node: NodeProto) -> str:
@@ -86,12 +98,16 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         super().__init__({}, "float32", keep_params_in_input=False, sanitize=False)
         self._dtype = {v.name: _dtype_name(v.type.tensor_type.elem_type) for v in model.graph.input}
         self._defining = {n for node in model.graph.node for n in defining_operands(node)}
+        self._quantised = {
+            node.input[0] for node in model.graph.node if node.op_type == "DequantizeLinear"
+        }
         self.weights: dict[str, tuple[relax.Var, np.ndarray[Any, Any]]] = {}
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for tensor in graph.initializer:
             array = np.asarray(numpy_helper.to_array(tensor), order="C")
-            if tensor.name in self._defining or _is_definition(array):
+            is_small = _is_definition(array) and tensor.name not in self._quantised
+            if tensor.name in self._defining or is_small:
                 self._nodes[tensor.name] = relax.const(array, str(array.dtype))
                 continue
             name = tensor.name

@@ -189,6 +189,12 @@ KNOWN_WRONG: Final[Mapping[str, Callable[[NodeProto, View], str]]] = {
 }
 """Where TVM 0.27's importer gives other numbers than ONNX defines: in which case, or an empty text."""
 
+WHOLE_NUMBERS: Final = frozenset(
+    "ConvInteger QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool "
+    "QLinearLeakyRelu QLinearMatMul QLinearMul QLinearSigmoid QLinearSoftmax".split()
+)
+"""Operators of quantised models in another form than QDQ (ONNX Runtime's QOperator) that TVM lacks."""
+
 _MICROSOFTS_OWN: Final = frozenset({"Attention"})
 
 

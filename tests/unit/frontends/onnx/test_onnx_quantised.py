@@ -1,0 +1,109 @@
+"""Quantised models: QuantizeLinear and DequantizeLinear around floating-point operators are taken, other forms refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tvm
+from onnx import helper
+from tvm import relax
+
+from tests.support.kernels import FAST, host_level, kernels_of
+from tests.support.mxnet_runs import compute
+from tests.support.onnx_models import Array, classifier, draw, load, model, quantised, value
+from tvmflow.errors import ImportFailed
+from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends._base import LoadedModel
+from tvmflow.stages import _lowering, _tolerances
+from tvmflow.stages._judging import compare
+
+FEED = {"data": draw(1, 3, 8, 8, seed=5)}
+node = helper.make_node
+
+
+def reference(loaded: LoadedModel, folder: Path, feed: dict[str, Array]) -> Array:
+    """What the reference gives for the model in a folder."""
+    (scratch := folder / "scratch").mkdir()
+    files = {"model": folder / "model.onnx"}
+    with frontend.reference(
+        files, loaded.inputs, loaded.outputs, {}, threads=1, scratch=scratch
+    ) as found:
+        assert found.latency(feed, repeat=1, min_seconds=0)[0] > 0
+        return found.run(feed)["prob"]
+
+
+def agrees(ours: Array, theirs: Array) -> bool:
+    """As closely as a quantised model can."""
+    tolerance = _tolerances.DEFAULTS[_tolerances.QUANTISED]
+    return bool(compare(ours, theirs, tolerance)["passed"])
+
+
+@pytest.mark.parametrize(("signed", "per_channel"), [(False, True), (False, False), (True, True)])
+def test_a_quantised_model_agrees_with_the_reference(
+    signed: bool, per_channel: bool, tmp_path: Path
+) -> None:
+    """Data of uint8 or int8, one scale for all weights or one for each channel, with 0 in their middle or not."""
+    made = quantised(
+        classifier(), tmp_path, signed=signed, per_channel=per_channel, symmetric=not signed
+    )
+    loaded = load(made, tmp_path)
+    [ours] = compute(loaded, FEED)
+    assert agrees(ours, reference(loaded, tmp_path, FEED))
+
+
+def test_weights_stay_whole_numbers(tmp_path: Path) -> None:
+    """In the library too, where their scales are applied to sums."""
+    weights = {
+        "a": draw(16, 16, 1, 1),
+        "b": draw(16, 1, 3, 3),
+        "c": draw(96, 16, 1, 1),
+        "d": draw(24, 96, 3, 3),
+        "e": draw(24, 48),
+        "f": draw(32, 48),
+    }
+    nodes = [
+        node("Conv", ["data", "a"], ["t"]),
+        node("Conv", ["t", "b"], ["u"], group=16),
+        node("Conv", ["u", "c"], ["v"]),
+        node("Conv", ["v", "d"], ["w"], pads=[1, 1, 1, 1]),
+        node("GlobalAveragePool", ["w"], ["x"]),
+        node("Flatten", ["x"], ["y"]),
+        node("MatMul", ["y", "e"], ["z"]),
+        node("Gemm", ["z", "f"], ["prob"], transB=1),
+    ]
+    inputs, outputs = [value("data", [1, 16, 24, 24])], [value("prob", [1, 32])]
+    made = quantised(model(nodes, inputs, outputs, weights), tmp_path)
+    loaded = load(made, tmp_path)
+    assert {str(array.dtype) for array in loaded.params.values()} == {"int8"}
+    mod, target = loaded.mod, host_level()
+    folded = _lowering.fold_weights(mod, loaded.params, _lowering.make_target(target), FAST)
+    assert {str(each.dtype) for each in folded if each.numpy().ndim > 1} == {"int8"}
+    assert not [name for name in kernels_of(mod, target) if name.startswith("dequantize")]
+    library = _lowering.compile_untuned(mod, loaded.params, target, FAST, 1)
+    feed = {"data": draw(1, 16, 24, 24, seed=5)}
+    ours = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(feed["data"]))
+    assert agrees(ours.numpy(), reference(loaded, tmp_path, feed))
+
+
+def test_rounding_stays_on_blocked_layouts(tmp_path: Path) -> None:
+    """Between two convolutions nothing is unpacked to be rounded: the first one does it in registers."""
+    weights = {"v": draw(16, 3, 3, 3), "w": draw(16, 16, 3, 3)}
+    nodes = [node("Conv", ["data", "v"], ["c"]), node("Conv", ["c", "w"], ["d"])]
+    made = model(nodes, [value("data", [1, 3, 8, 8])], [value("d", None)], weights)
+    names = kernels_of(load(quantised(made, tmp_path), tmp_path).mod, host_level())
+    assert sum("unpack" in name for name in names) == 1
+    assert any("conv2d_NCHWc" in name and "quantize" in name for name in names)
+
+
+@pytest.mark.parametrize("operator", ["QLinearConv", "QLinearMatMul", "ConvInteger"])
+def test_operators_on_whole_numbers_are_refused_by_name(operator: str, tmp_path: Path) -> None:
+    """With the form that is taken instead."""
+    made = model(
+        [node(operator, ["data"], ["y"], name="q")],
+        [value("data", [1, 4], "uint8")],
+        [value("y", None)],
+    )
+    with pytest.raises(ImportFailed, match=f"TVM has no operator: {operator} \\(node 'q'\\)") as no:
+        load(made, tmp_path)
+    assert "QDQ" in no.value.fix
