@@ -198,6 +198,16 @@ def encoder(
     return net.model(inputs, x)
 
 
+def wide() -> onnx.ModelProto:
+    """A small convolutional net before a large matrix product, whose weights come from memory."""
+    net = _Net()
+    inputs = _image(net)
+    y = net.relu(net.conv("x", 32, 3, 2, 1))
+    y = net.relu(net.conv(y, 32, 3, 2, 1))
+    y = net.op("Flatten", net.pool("AveragePool", y, 2, 2))
+    return net.model(inputs, net.dense(net.relu(net.dense(y, 32 * 28 * 28, 2048)), 2048, 1000))
+
+
 NETS: Final[dict[str, Callable[[], onnx.ModelProto]]] = {
     "resnet50": resnet50,
     "mobilenet": mobilenet,

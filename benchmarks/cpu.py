@@ -34,6 +34,7 @@ _RECIPE: Final = """\
 recipe: 1
 name: {name}
 model: {{onnx: {name}.onnx}}
+kernels: {{precision: {precision}}}
 tune: {{{tune}}}
 verify: {{against: none}}
 """
@@ -57,11 +58,13 @@ def write_model(name: str, path: Path) -> bool:
     return True
 
 
-def build(name: str, folder: Path, tune: str, log: Path) -> tuple[Path, float]:
+def build(
+    name: str, folder: Path, tune: str, log: Path, precision: str = "model"
+) -> tuple[Path, float]:
     """The bundle that `tvmflow run` makes of a model, and the seconds that it took."""
     recipe = folder / f"{name}.yaml"
-    recipe.write_text(_RECIPE.format(name=name, tune=tune))
-    out = folder / tune.replace(": ", "-")
+    recipe.write_text(_RECIPE.format(name=name, tune=tune, precision=precision))
+    out = folder / tune.replace(": ", "-") / precision
     words = ["run", recipe.name, "--dist", str(out), "--store", str(folder / "store")]
     started = time.monotonic()
     with log.open("ab") as sink:
@@ -116,11 +119,10 @@ def serve(model: str, library: str) -> None:
         print(time.perf_counter() - started, flush=True)
 
 
-def compare(model: str, bundles: dict[str, str], rounds: int) -> dict[str, Any]:
-    """Medians of seconds of a call, by library, called in turns; and how far the results are apart."""
+def compare(libraries: dict[str, tuple[str, str]], rounds: int) -> dict[str, Any]:
+    """Medians of seconds of a call of each `(model, library)`, called in turns; and how far their results are from those of `ort`."""
     import numpy as np
 
-    libraries = {"ort": "ort", **bundles}
     servers = {
         label: subprocess.Popen(
             [sys.executable, __file__, "--child", "serve", model, library],
@@ -129,7 +131,7 @@ def compare(model: str, bundles: dict[str, str], rounds: int) -> dict[str, Any]:
             text=True,
             env=_environment(),
         )
-        for label, library in libraries.items()
+        for label, (model, library) in libraries.items()
     }
 
     def ask(label: str, line: str) -> str:
@@ -234,7 +236,8 @@ def measure(name: str, folder: Path, minutes: float, rounds: int) -> dict[str, A
     for label, tune in budgets.items():
         bundle, took[label] = build(name, folder, tune, log)
         bundles[label] = str(bundle)
-    found = compare(str(model), bundles, rounds)
+    libraries = {"ort": "ort", **bundles}
+    found = compare({label: (str(model), each) for label, each in libraries.items()}, rounds)
     found["zero"] = in_child("zero", str(model)).get("ms")
     found["seconds"] = took
     return found
