@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.project import STAGES, Project
 
 HEAVY = ("tvm", "numpy", "onnx", "mxnet")
@@ -147,6 +149,7 @@ def test_plan_says_what_would_run_and_explain_says_why(project: Project) -> None
     assert (unknown.code, "has no stage 'verify/mars'" in unknown.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_two_targets_share_what_they_can(project: Project) -> None:
     """One import for all targets; adding a target runs its own stages and no others."""
     project.write_recipe(targets=["host"])

@@ -38,6 +38,7 @@ def board(project: Project, farm: rpc.Farm) -> Project:
     return project
 
 
+@pytest.mark.slow
 def test_a_library_is_tuned_on_devices_and_then_needs_none(board: Project, farm: rpc.Farm) -> None:
     """Both devices measure, each trial once; the second run does nothing, whether there is a tracker or not."""
     first = board.tvmflow("run", "tiny.yaml")

@@ -75,6 +75,7 @@ def codes(project: Project, *commands: str) -> list[int]:
     return [each.code for each in ran]
 
 
+@pytest.mark.slow
 def test_exit_codes_say_whether_anything_was_left_out(project: Project, store: Ledger) -> None:
     """0 for all of it, 1 for part of it, 2 when nothing was changed."""
     assert codes(project, "export x.jsonl", "import x.jsonl", "merge cache --store b") == [0, 0, 0]

@@ -122,6 +122,7 @@ def test_ten_workloads_are_tuned_once_each(project: Project) -> None:
     assert len(project.trials()) == len(set(project.trials()))
 
 
+@pytest.mark.slow
 def test_only_the_kernels_that_are_meant_are_tuned(project: Project) -> None:
     """By operator; a word that means none is an error that names those there are."""
     project.write_recipe(trials=4)

@@ -224,7 +224,10 @@ def test_two_runs_at_once_share_the_work(tmp_path: Path, tasks: list[Task]) -> N
         assert not ledger.workload(task.key).quarantine_path.exists()
 
 
-@pytest.mark.parametrize("kills", [pytest.param(5), pytest.param(20, marks=pytest.mark.faults)])
+@pytest.mark.parametrize(
+    "kills",
+    [pytest.param(5, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.faults)],
+)
 def test_killed_at_any_moment_it_goes_on_where_it_stopped(
     tmp_path: Path, tasks: list[Task], kills: int
 ) -> None:
