@@ -75,7 +75,7 @@ def build(
             stderr=sink,
             check=True,
         )
-    (bundle,) = out.rglob("*.tvmflow")
+    (bundle,) = (out / name).rglob("*.tvmflow")
     return bundle, time.monotonic() - started
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,8 @@ def quantise(source: Path, output: Path) -> None:
         quantize_static,
     )
 
+    # it warns of every bias
+    logging.getLogger().setLevel(logging.ERROR)
     name = onnx.load(source).graph.input[0].name
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
