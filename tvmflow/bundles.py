@@ -10,9 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from tvmflow.errors import BundleError
 
-# formats
-_WHOLE: Final = 1
-_IN_PARTS: Final = 2
+WHOLE: Final = 1
+"""The format with a library inside."""
+IN_PARTS: Final = 2
+"""The format with the bundles of a model's parts inside."""
 
 
 class Unpacked(NamedTuple):
@@ -43,12 +44,12 @@ def _unpacked(path: str | Path, source: str | Path | BytesIO) -> Unpacked:
             raise zipfile.BadZipFile("its end is missing")
         manifest = json.loads(archive.read("manifest.json"))
         signature = json.loads(archive.read("signature.json"))
-        if manifest.get("bundle") not in (_WHOLE, _IN_PARTS):
+        if manifest.get("bundle") not in (WHOLE, IN_PARTS):
             raise BundleError(
-                f"{path} has bundle format {manifest.get('bundle')}, this tvmflow reads {_WHOLE} and {_IN_PARTS}",
+                f"{path} has bundle format {manifest.get('bundle')}, this tvmflow reads {WHOLE} and {IN_PARTS}",
                 fix="load it with the tvmflow that made it",
             )
-        if manifest["bundle"] == _WHOLE:
+        if manifest["bundle"] == WHOLE:
             library = archive.read(manifest.get("library", "library.so"))
             return Unpacked(manifest, signature, library, {})
         parts = {

@@ -44,7 +44,6 @@ def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
 
 def _stages_of(planned: PlannedRecipe) -> list[StageSpec]:
     specs: list[StageSpec] = []
-    joined = [each for each in planned.targets if isinstance(each, JoinedTarget)]
     for name in planned.stages:
         if name == "verify":
             emulated = [each for each in planned.targets if _emulates(planned.of(each))]
@@ -52,9 +51,11 @@ def _stages_of(planned: PlannedRecipe) -> list[StageSpec]:
             specs += [_spec(planned, _RUNNER, machine) for machine in machines]
         specs += [_spec(planned, name, subject) for subject in _subjects(planned, name)]
         if name == "import":
-            specs += [_spec(planned, _CUT, part) for target in joined for part in target.machines]
+            specs += [
+                _spec(planned, _CUT, part) for whole in planned.joined for part in whole.machines
+            ]
         if name == "export":
-            specs += [_spec(planned, _JOIN, target) for target in joined]
+            specs += [_spec(planned, _JOIN, target) for target in planned.joined]
     return specs
 
 
@@ -65,8 +66,8 @@ def _subjects(planned: PlannedRecipe, stage: str) -> Sequence[Target | None]:
     if EVERY_STAGE[stage].SCOPE == "target":
         return [machine for target in planned.targets for machine in machines_of(target)]
     # for a model in parts it also gives the tensors at which that is cut
-    joined = [each for each in planned.targets if isinstance(each, JoinedTarget)]
-    return [None, *joined] if len(joined) < len(planned.targets) else joined
+    all_in_parts = len(planned.joined) == len(planned.targets)
+    return planned.joined if all_in_parts else (None, *planned.joined)
 
 
 def _emulates(recipe: Recipe) -> bool:
@@ -116,12 +117,10 @@ def _makers(name: str, other: str, target: Target | None) -> Iterator[tuple[str,
                 yield f"{other}/{machine.part}", other, machine.name
         elif other == "export":
             yield other, _JOIN, target.name
-    elif other == "import":
-        whole = target.whole if target else ""
-        is_part = whole and target and name != _CUT
-        yield (other, _CUT, target.name) if is_part and target else (other, other, whole)
+    elif target and other == "import" and target.whole and name != _CUT:
+        yield other, _CUT, target.name
     elif target:
-        yield other, other, target.name
+        yield other, other, target.whole if other == "import" else target.name
 
 
 def _frontend_tools(recipe: Recipe, stage: str) -> tuple[str, ...]:

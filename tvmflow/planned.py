@@ -26,6 +26,11 @@ class PlannedRecipe(NamedTuple):
         written = self.loaded.recipe
         return written.variant(self.variant) if self.variant else written
 
+    @property
+    def joined(self) -> tuple[JoinedTarget, ...]:
+        """The targets that are in parts."""
+        return tuple(each for each in self.targets if isinstance(each, JoinedTarget))
+
     def of(self, target: Target | None) -> Recipe:
         """As it is for one target, or part of one: the one place where a stage's recipe comes from."""
         return self.recipe.of(target.name) if target else self.recipe

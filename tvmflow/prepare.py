@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tvmflow.errors import RecipeError, UsageError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.plan import make_plan
-from tvmflow.planned import PlannedRecipe
+from tvmflow.planned import PlannedRecipe, Target
 from tvmflow.recipe import (
     LoadedRecipe,
     Machine,
@@ -132,7 +132,7 @@ def _model_files(entry: LoadedRecipe) -> Any:
 
 def _resolve_targets(
     entry: LoadedRecipe, only: tuple[str, ...], toolchains: Mapping[str, Json], store: LocalStore
-) -> tuple[ResolvedTarget | JoinedTarget, ...]:
+) -> tuple[Target, ...]:
     """The recipe's targets (those in `only`, if any are named there) as machines."""
     host = read_host()
     wanted = _wanted(entry, only)

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tvmflow.bundles import IN_PARTS
 from tvmflow.exporters._archives import write_zip
 from tvmflow.exporters._base import Asked, Built, Joined, any_target, json_bytes
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()
-
-# The format with a library inside is 1.
-_IN_PARTS: Final = 2
 
 why_not = any_target
 
@@ -50,7 +48,7 @@ def write_joined(
     """The same of a model in parts: in place of the library the bundle of each part, in order."""
     listed = [{"name": name, "file": f"parts/{name}.tvmflow"} for name in parts]
     content = {
-        "manifest.json": json_bytes({**manifest, "bundle": _IN_PARTS, "parts": listed}),
+        "manifest.json": json_bytes({**manifest, "bundle": IN_PARTS, "parts": listed}),
         "signature.json": json_bytes(signature),
     }
     content |= {

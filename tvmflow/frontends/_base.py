@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -12,6 +13,12 @@ from tvmflow.values import InputFile, TensorSpec
 if TYPE_CHECKING:
     import numpy as np
     import tvm
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """What to add to a sentence about a name that a model lacks: those most like it, if there are any."""
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f" (nearest: {', '.join(close)})" if close else ""
 
 
 class LoadedModel(NamedTuple):

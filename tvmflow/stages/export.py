@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from tvmflow import __version__
 from tvmflow.exporters import EXPORTERS
-from tvmflow.exporters._base import Asked
+from tvmflow.exporters._base import Asked, Built, Joined
 from tvmflow.stages import _kernels
 from tvmflow.stages._base import StageContext
 from tvmflow.targets.platforms import host_triple
+
+AnyBuilt = TypeVar("AnyBuilt", Built, Joined)
 
 VERSION: Final = 2
 SCOPE: Final[Literal["model", "target"]] = "target"
@@ -72,8 +74,8 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     import tvm
     import tvm_ffi
 
+    from tvmflow.bundles import WHOLE
     from tvmflow.exporters import bundle
-    from tvmflow.exporters._base import Built
     from tvmflow.stores.local import hash_file
     from tvmflow.targets.linking import link_shared
 
@@ -83,7 +85,7 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     library = ctx.work / "library.so"
     link_shared(objects, library, wanted.triple, settings.get("toolchain"))
     manifest = {
-        "bundle": 1,
+        "bundle": WHOLE,
         "name": settings["name"],
         "version": settings["version"],
         "library": bundle.library_name(wanted),
@@ -101,15 +103,23 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     built = Built(wanted, library, (), forms, signature, manifest, ctx.out / BUNDLE, {})
     built = built.of(library, objects)
     bundle.write(built, built.bundle)
-    for output, exporter in EXPORTERS.items():
-        if output in settings["outputs"]:
-            exporter.export(built, ctx.out)
-            written = {name: ctx.out / name for name in exporter.files(wanted)}
-            built = built._replace(others={**built.others, **written})
+    built = with_forms(built, settings["outputs"], EXPORTERS, ctx.out)
     return {
         "files": {name: path.stat().st_size for name, path in sorted(built.others.items())},
         "library_bytes": library.stat().st_size,
     }
+
+
+def with_forms(
+    built: AnyBuilt, outputs: Sequence[str], exporters: Mapping[str, Any], folder: Path
+) -> AnyBuilt:
+    """Write those forms that are among `outputs`, in the order of `exporters`; the same with their files."""
+    for output, exporter in exporters.items():
+        if output in outputs:
+            exporter.export(built, folder)
+            written = {name: folder / name for name in exporter.files(built.asked)}
+            built = built._replace(others={**built.others, **written})
+    return built
 
 
 def _compiled(ctx: StageContext) -> tuple[list[Path], dict[str, dict[str, Path]]]:

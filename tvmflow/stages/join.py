@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from tvmflow import __version__
 from tvmflow.exporters import OF_THE_WHOLE
-from tvmflow.exporters._base import Asked
+from tvmflow.exporters._base import Asked, Joined
 from tvmflow.stages import export
 from tvmflow.stages._base import StageContext
 from tvmflow.targets.platforms import host_triple
@@ -65,7 +65,6 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
 
     from tvmflow.bundles import unpack
     from tvmflow.exporters import bundle
-    from tvmflow.exporters._base import Joined
 
     target = settings["target"]
     wanted = Asked(
@@ -90,11 +89,7 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
         if role.startswith("export/") and not role.endswith(f"/{export.BUNDLE}")
     }
     joined = Joined(wanted, signature, manifest, ctx.out / export.BUNDLE, of_parts)
-    for output, exporter in OF_THE_WHOLE.items():
-        if output in settings["outputs"]:
-            exporter.export(joined, ctx.out)
-            written = {name: ctx.out / name for name in exporter.files(wanted)}
-            joined = joined._replace(others={**joined.others, **written})
+    export.with_forms(joined, settings["outputs"], OF_THE_WHOLE, ctx.out)
     signatures = {name: unpack(path).signature for name, path in parts.items()}
     return {"handed_over": list(_handed_over(settings, signatures))}
 

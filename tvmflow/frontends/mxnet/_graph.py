@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.errors import ImportFailed
-from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends._base import LoadedModel, nearest
 from tvmflow.frontends.mxnet import _detection, _ops_array, _ops_math, _ops_nn
 from tvmflow.frontends.mxnet._op import Converter, Expr, Op, signature, table
 from tvmflow.frontends.mxnet._symbol import Node, Symbol
@@ -121,7 +120,7 @@ def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
     if unknown:
         raise ImportFailed(
             "; ".join(
-                f"the model has no tensor {name!r}{_nearest(name, list(internals))}"
+                f"the model has no tensor {name!r}{nearest(name, list(internals))}"
                 for name in unknown
             ),
             fix="name them as MXNet's `symbol.get_internals().list_outputs()` does: NODE_output",
@@ -231,22 +230,17 @@ def _check_names(
         if name in every:
             problems.append(f"the recipe's input {name!r} is not read in inference: remove it")
         else:
-            problems.append(f"the model has no input {name!r}{_nearest(name, free or variables)}")
+            problems.append(f"the model has no input {name!r}{nearest(name, free or variables)}")
     for name in free:
         if name not in given:
             problems.append(
-                f"{name!r} is neither an input of the recipe nor in the checkpoint{_nearest(name, [*params, *given])}"
+                f"{name!r} is neither an input of the recipe nor in the checkpoint{nearest(name, [*params, *given])}"
             )
     if problems:
         raise ImportFailed(
             "; ".join(problems),
             fix=f"list the model's inputs with their shapes under `inputs`: {', '.join(free) or 'none'}",
         )
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return f" (nearest: {', '.join(close)})" if close else ""
 
 
 def _variable(name: str, shape: Sequence[int], dtype: str) -> Expr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,8 +42,12 @@ class _Session:
 
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
         feed = dict(arrays)
-        session = self._open(as_written=False) if _is_quantised(self._model) else self._session
+        session = self._timed
         return lambda: session.run(None, feed)
+
+    @functools.cached_property
+    def _timed(self) -> Any:
+        return self._open(as_written=False) if _is_quantised(self._model) else self._session
 
 
 def _is_quantised(model: str) -> bool:

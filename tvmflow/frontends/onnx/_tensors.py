@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import onnx
 from onnx import ModelProto
 
 from tvmflow.errors import ImportFailed
+from tvmflow.frontends._base import nearest
 
 
 def show_tensors(model: ModelProto, names: Sequence[str]) -> int:
@@ -20,16 +20,14 @@ def show_tensors(model: ModelProto, names: Sequence[str]) -> int:
     unknown = [name for name in inner if name not in there]
     if unknown:
         raise ImportFailed(
-            "; ".join(f"the model has no tensor '{each}'{_near(each, there)}" for each in unknown),
+            "; ".join(
+                f"the model has no tensor '{each}'{nearest(each, sorted(there))}"
+                for each in unknown
+            ),
             fix="name what nodes of the model give (netron.app shows it), not the nodes",
         )
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
     return len(inner)
-
-
-def _near(name: str, there: set[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(there), 3, 0.5)
-    return f" (nearest: {', '.join(close)})" if close else ""
 
 
 def shown_in_file(path: Path, names: Sequence[str]) -> Path:
