@@ -17,9 +17,10 @@ from tvmflow import (
     __version__,
     device_cli,
     fastpath,
+    lock_cli,
     model_cli,
-    plancache,
     records_cli,
+    run_cli,
     targets_cli,
 )
 from tvmflow.decide import Survey
@@ -32,45 +33,17 @@ from tvmflow.errors import (
     TvmflowError,
     UsageError,
 )
-from tvmflow.plancache import Planned
-from tvmflow.prepare import Asked, Prepared, prepare
-from tvmflow.progress import Printer
-from tvmflow.report import explanation, render
+from tvmflow.prepare import Asked, prepare
+from tvmflow.report import explanation
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
-from tvmflow.words import count, open_store, store_of
-
-
-def run(args: argparse.Namespace) -> int:
-    """Bring recipes up to date and deliver their libraries."""
-    from tvmflow import runner
-    from tvmflow.executors.processes import ProcessExecutor
-
-    store = open_store(args)
-    prepared = prepare(_asked(args), store)
-    _remember_plan(args, store, prepared)
-    printer = Printer(sys.stdout, as_json=args.json, many=_many(prepared))
-    executor = ProcessExecutor()
-    options = runner.RunOptions(args.jobs, args.keep_going, args.dist, args.stage_timeout)
-    try:
-        with runner.interruptible(executor, printer.interrupted):
-            report = runner.run(prepared.plan, store, executor, printer.event, options)
-    finally:
-        executor.close()
-    printer.end()
-    sys.stdout.write(render(report, as_json=args.json))
-    return report.exit_code
-
-
-def _many(prepared: Prepared) -> bool:
-    """Whether stages need their recipe's name, or variant's, to be told apart."""
-    return len({spec.recipe for spec in prepared.plan.stages}) > 1
+from tvmflow.words import open_store, store_of
 
 
 def plan(args: argparse.Namespace) -> int:
     """Show what `run` would do, and why, without doing it."""
     store = open_store(args)
-    prepared = prepare(_asked(args), store)
+    prepared = prepare(run_cli.asked(args), store)
     survey = Survey(store, FileDigests(store))
     survey.look(prepared.plan)
     decisions = [survey.decisions[spec.id] for spec in prepared.plan.stages]
@@ -90,7 +63,7 @@ def explain(args: argparse.Namespace) -> int:
     prepared = prepare(Asked((args.recipe,), args.pipeline), store)
     survey = Survey(store, FileDigests(store))
     survey.look(prepared.plan)
-    many = _many(prepared)
+    many = run_cli.many(prepared)
     wanted = [s for s in prepared.plan.stages if args.stage in (s.label, s.stage, s.id)]
     if not wanted:
         labels = ", ".join(spec.id if many else spec.label for spec in prepared.plan.stages)
@@ -152,19 +125,6 @@ def doctor(args: argparse.Namespace) -> int:
     return EXIT_OK if all(finding.good or finding.optional for finding in findings) else 4
 
 
-# ---------------------------------------------------------------- words
-
-
-def _asked(args: argparse.Namespace) -> Asked:
-    words = (tuple(args.target), args.until, tuple(args.variant))
-    return Asked(tuple(args.recipes), args.pipeline, *words)
-
-
-def _remember_plan(args: argparse.Namespace, store: LocalStore, prepared: Prepared) -> None:
-    planned = Planned(prepared.plan, prepared.reads, args.dist, args.json)
-    plancache.save(store, args.argv, planned, FileDigests(store))
-
-
 def _parser() -> argparse.ArgumentParser:
     codes = "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
     parser = argparse.ArgumentParser(
@@ -188,53 +148,10 @@ def _parser() -> argparse.ArgumentParser:
         )
         return sub
 
-    def about_recipes(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("recipes", nargs="+", metavar="RECIPE", help="a recipe file")
-        sub.add_argument(
-            "--target",
-            action="append",
-            default=[],
-            metavar="T",
-            help="only this target (may be repeated)",
-        )
-        sub.add_argument(
-            "--variant",
-            action="append",
-            default=[],
-            metavar="V",
-            help="only this variant (may be repeated)",
-        )
-        sub.add_argument("--until", metavar="STAGE", help="stop after this stage")
-        sub.add_argument(
-            "--pipeline",
-            metavar="NAME",
-            help="another pipeline than the recipe names: compile, tune, or a file",
-        )
-        sub.add_argument(
-            "--json", action="store_true", help="events and results as JSON, one object a line"
-        )
-
-    sub = command(run)
-    about_recipes(sub)
-    sub.add_argument(
-        "--jobs",
-        type=count,
-        default=1,
-        metavar="N",
-        help="stages at a time (measurements stay exclusive)",
-    )
-    sub.add_argument(
-        "--keep-going",
-        action="store_true",
-        help="after a failure, go on with what does not depend on it",
-    )
-    sub.add_argument(
-        "--dist", default="dist", metavar="DIR", help="where finished files go (./dist)"
-    )
-    sub.add_argument(
-        "--stage-timeout", type=float, metavar="SECONDS", help="stop any stage that takes longer"
-    )
-    about_recipes(command(plan))
+    run_cli.add_parser(commands)
+    sub = command(plan)
+    run_cli.about_recipes(sub)
+    run_cli.about_lock(sub)
     sub = command(explain)
     sub.add_argument("recipe", metavar="RECIPE")
     sub.add_argument("stage", metavar="STAGE[/TARGET]")
@@ -244,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--ledger", action="store_true", help="also forget every measured trial")
     command(schema)
     command(doctor)
+    lock_cli.add_parser(commands)
     model_cli.add_parser(commands)
     records_cli.add_parser(commands)
     device_cli.add_parser(commands)

@@ -1,7 +1,7 @@
 """Which stages of a plan are up to date, which must run, and why: one truth for plan, explain and run."""
 
 from tvmflow import tools
-from tvmflow.errors import RecipeError
+from tvmflow.errors import LockMismatch, RecipeError
 from tvmflow.keys import difference, key_of
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
@@ -18,7 +18,7 @@ class Survey:
         self._store = store
         self._digests = digests
         self._tools: dict[str, str] = {}
-        self._machine = tools.machine()
+        self.machine = tools.machine()
         self.keys: dict[str, StageKey] = {}
         self.artifacts: dict[str, Artifact] = {}
         self.decisions: dict[str, Decision] = {}
@@ -38,6 +38,7 @@ class Survey:
             self.keys[spec.id] = key
             artifact = self._store.find(key.digest)
             if artifact is not None:
+                check_pinned(spec, artifact)
                 self.artifacts[spec.id] = artifact
                 decision = Decision(spec.id, "hit", "unchanged")
             else:
@@ -51,14 +52,22 @@ class Survey:
         self.artifacts.pop(spec.id, None)
 
     def _key(self, spec: StageSpec) -> StageKey:
-        inputs = {file.role: self._digest(file) for file in spec.files if file.keyed}
+        inputs = self.outside(spec)
         for need in spec.needs:
             found = self.artifacts[need.stage_id].digests(need.files)
             inputs.update({f"{need.stage}/{name}": digest for name, digest in found.items()})
+        return key_of(spec, inputs, self.tools(spec), self.machine)
+
+    def outside(self, spec: StageSpec) -> dict[str, str]:
+        """Role -> sha256 of the files from outside the store that count. Raises RecipeError."""
+        return {file.role: self._digest(file) for file in spec.files if file.keyed}
+
+    def tools(self, spec: StageSpec) -> dict[str, str]:
+        """The identity of at least those packages that the stage uses."""
         for name in spec.tools:
             if name not in self._tools:
                 self._tools[name] = self._tool(name)
-        return key_of(spec, inputs, self._tools, self._machine)
+        return self._tools
 
     def _tool(self, distribution: str) -> str:
         """A tool's identity; the digest of its RECORD is remembered by the record's own content stamp."""
@@ -98,6 +107,18 @@ class Survey:
         if before is None:
             return ("its last result is no longer in the store",)
         return tuple(difference(before, key.preimage)) or ("changed",)
+
+
+def check_pinned(spec: StageSpec, artifact: Artifact) -> None:
+    """Raises LockMismatch for a result with other files than the lock names."""
+    found = artifact.digests(())
+    for name, digest in spec.pinned:
+        if found.get(name) != digest:
+            raise LockMismatch(
+                f"{spec.id}: {name} has the digest {found.get(name, '(not made)')}, and the lock says {digest}",
+                fix="`tvmflow run --check-reproducible` tells what is different in it; "
+                "nothing that depends on it was made or delivered",
+            )
 
 
 def _in_short(causes: tuple[str, ...]) -> str:

@@ -101,6 +101,7 @@ def _spec(value: Json) -> StageSpec:
         files=tuple(InputFile(*entry) for entry in spec.files),
         needs=tuple(Need(stage, of, tuple(files)) for stage, of, files in spec.needs),
         tools=tuple(spec.tools),
+        pinned=tuple((name, digest) for name, digest in spec.pinned),
     )
 
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tvmflow.decide import Survey
 from tvmflow.errors import RecipeError, UsageError
 from tvmflow.frontends import FRONTENDS
+from tvmflow.locks import Lock, keep_to, read_lock
 from tvmflow.plan import make_plan
 from tvmflow.planned import PlannedRecipe, Target
 from tvmflow.recipe import (
@@ -38,12 +40,14 @@ class Asked(NamedTuple):
     targets: tuple[str, ...] = ()
     until: str | None = None
     variants: tuple[str, ...] = ()
+    lock: str | None = None
 
 
 class Prepared(NamedTuple):
-    """A plan and every file that was read to make it."""
+    """A plan, the recipes that it is for, and every file that was read to make it."""
 
     plan: Plan
+    recipes: tuple[PlannedRecipe, ...]
     reads: tuple[str, ...]
 
 
@@ -51,7 +55,8 @@ def prepare(asked: Asked, store: LocalStore) -> Prepared:
     """Plan what is asked for. All mistakes in all recipes are reported together."""
     loaded = _load_all(asked.recipes)
     _check_words(asked, loaded)
-    reads: list[Path] = []
+    lock = read_lock(Path(asked.lock)) if asked.lock else None
+    reads = [lock.path] if lock else []
     planned = []
     problems: list[str] = []
     for entry in loaded:
@@ -63,7 +68,7 @@ def prepare(asked: Asked, store: LocalStore) -> Prepared:
             files = _model_files(entry)
             toolchains, looked_at = _toolchains(entry, asked.targets, store)
             reads += looked_at
-            targets = _resolve_targets(entry, asked.targets, toolchains, store)
+            targets = _resolve_targets(entry, asked.targets, toolchains, store, lock)
         except RecipeError as error:
             problems += error.problems
             continue
@@ -74,7 +79,10 @@ def prepare(asked: Asked, store: LocalStore) -> Prepared:
         planned += [PlannedRecipe(entry, stages, targets, files, each) for each in variants or [""]]
     if problems:
         raise RecipeError(problems)
-    return Prepared(make_plan(planned), tuple(str(path.absolute()) for path in reads))
+    plan = make_plan(planned)
+    if lock:
+        plan = keep_to(lock, plan, Survey(store, FileDigests(store)), store)
+    return Prepared(plan, tuple(planned), tuple(str(path.absolute()) for path in reads))
 
 
 def _load_all(paths: Sequence[str]) -> list[LoadedRecipe]:
@@ -131,12 +139,22 @@ def _model_files(entry: LoadedRecipe) -> Any:
 
 
 def _resolve_targets(
-    entry: LoadedRecipe, only: tuple[str, ...], toolchains: Mapping[str, Json], store: LocalStore
+    entry: LoadedRecipe,
+    only: tuple[str, ...],
+    toolchains: Mapping[str, Json],
+    store: LocalStore,
+    lock: Lock | None,
 ) -> tuple[Target, ...]:
-    """The recipe's targets (those in `only`, if any are named there) as machines."""
+    """The recipe's targets (those in `only`, if any are named there) as machines.
+
+    `host` is the machine that it was when it was locked, if there is a lock.
+    """
     host = read_host()
     wanted = _wanted(entry, only)
-    mappings = [machine.tvm_mapping() for machine, _ in wanted.values()]
+    mappings = [
+        machine.tvm_mapping() or _locked_host(lock, entry, name)
+        for name, (machine, _) in wanted.items()
+    ]
     answers = facts_of(store, mappings, host)
     problems = []
     resolved = {}
@@ -158,6 +176,11 @@ def _resolve_targets(
         for spec in entry.recipe.targets
         if not only or spec.name in only
     )
+
+
+def _locked_host(lock: Lock | None, entry: LoadedRecipe, name: str) -> Mapping[str, Json] | None:
+    locked = lock.host(entry.recipe.name, name) if lock else None
+    return locked.tvm if locked else None
 
 
 def _joined(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> JoinedTarget:

@@ -17,7 +17,7 @@ from doit.exceptions import TaskFailed
 from doit.task import Task
 
 from tvmflow import delivery, sources
-from tvmflow.decide import Survey
+from tvmflow.decide import Survey, check_pinned
 from tvmflow.errors import Interrupted, TvmflowError, outcome_of
 from tvmflow.report import RunReport, StageReport
 from tvmflow.stores.filestat import FileDigests, stamp
@@ -202,6 +202,7 @@ class Session:
                 else:
                     self._keep_verdict(spec, slot, result)
         if artifact is not None:
+            check_pinned(spec, artifact)
             self.survey.artifacts[spec.id] = artifact
             self._store.remember(spec.recipe, spec.label, artifact.key)
         return StageReport(

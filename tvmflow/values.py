@@ -67,7 +67,10 @@ class Need(NamedTuple):
 
 
 class StageSpec(NamedTuple):
-    """One stage of a plan: everything its key is made of, except content that is not known yet."""
+    """One stage of a plan: everything its key is made of, except content that is not known yet.
+
+    `pinned` are `(file, sha256)` of what it must give, in a run that keeps to a lock.
+    """
 
     id: str
     stage: str
@@ -79,6 +82,7 @@ class StageSpec(NamedTuple):
     needs: tuple[Need, ...]
     tools: tuple[str, ...]
     timeout_s: float
+    pinned: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:

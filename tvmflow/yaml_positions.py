@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -90,15 +91,49 @@ class Document(NamedTuple):
         return RecipeError(found, fix=fix)
 
 
-def read_yaml(path: Path) -> Document:
-    """The document in a file.
+def write_yaml(value: Any) -> str:
+    """Plain values as YAML that is easily compared and merged: a field a line, in the order given.
+
+    Lists of single values, and empty mappings, stand on one line.
+    """
+    text: str = yaml.dump(
+        value, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=sys.maxsize
+    )
+    return text
+
+
+class _Writer(yaml.SafeDumper):
+    """PyYAML, without anchors, and with short lists on one line."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
+        flow = not any(isinstance(each, dict | list) for each in sequence)
+        return super().represent_sequence(tag, sequence, flow_style=flow)
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
+        return super().represent_mapping(tag, mapping, flow_style=not mapping)
+
+    def represent_text(self, text: str) -> Any:
+        # what we read as a number and PyYAML does not
+        return self.represent_scalar(
+            f"{_TAG}str", text, style="'" if _FLOAT.fullmatch(text) else None
+        )
+
+
+_Writer.add_representer(str, _Writer.represent_text)
+
+
+def read_yaml(path: Path, *, times: int = 1) -> Document:
+    """The document in a file. `times` is how much larger than a recipe it may be.
 
     Raises RecipeError when there is none: no readable file, or not YAML. Values that YAML
     allows and recipes do not are `problems` of the document.
     """
-    text = _read_text(path)
+    text = _read_text(path, _MAX_BYTES * times)
     try:
-        loader = _Loader(text)
+        loader = _Loader(text, _MAX_NODES * times)
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         raise _not_yaml(path, error) from None
@@ -106,7 +141,7 @@ def read_yaml(path: Path) -> Document:
         raise _at(path, *_place_in(text[: error.position]), _odd_character(error)) from None
     if node is None or node.tag == f"{_TAG}null":
         raise RecipeError(f"{path}:1:1: the file is empty", fix="start with the line `recipe: 1`")
-    reader = _Reader(loader)
+    reader = _Reader(loader, _MAX_NODES * times)
     try:
         value = reader.read(node, (), 0)
     except _TooMuch:
@@ -153,10 +188,10 @@ def neighbours(path: Path) -> list[str]:
         return []
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, max_bytes: int) -> str:
     try:
         with path.open("rb") as handle:
-            content = handle.read(_MAX_BYTES + 1)
+            content = handle.read(max_bytes + 1)
     except FileNotFoundError:
         others = [name for name in neighbours(path) if name.endswith((".yaml", ".yml"))]
         raise _at(path, 1, 1, f"there is no such file{nearest(path.name, others)}") from None
@@ -164,8 +199,9 @@ def _read_text(path: Path) -> str:
         raise _at(path, 1, 1, "is a folder; name a file in it") from None
     except OSError as error:
         raise _at(path, 1, 1, f"cannot be read: {error.strerror}") from None
-    if len(content) > _MAX_BYTES:
-        raise _at(path, 1, 1, "is larger than 1 MiB; is this really a recipe?")
+    if len(content) > max_bytes:
+        size = f"{max_bytes >> 20} MiB"
+        raise _at(path, 1, 1, f"is larger than {size}; is this the right file?")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -235,16 +271,17 @@ class _TooMuch(Exception):
 class _Loader(yaml.SafeLoader):
     """PyYAML, stopping where a document is larger or deeper than any recipe."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, max_nodes: int) -> None:
         super().__init__(text)
+        self._max_nodes = max_nodes
         self._nodes = 0
         self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self._nodes += 1
         self._depth += 1
-        if self._depth > _MAX_DEPTH + 1 or self._nodes > _MAX_NODES:
-            problem = _TOO_DEEP if self._nodes <= _MAX_NODES else _TOO_MANY
+        if self._depth > _MAX_DEPTH + 1 or self._nodes > self._max_nodes:
+            problem = _TOO_DEEP if self._nodes <= self._max_nodes else _TOO_MANY
             # PyYAML has types for some of its methods only, here and below
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(None, None, problem, mark)
@@ -262,8 +299,9 @@ class _Loader(yaml.SafeLoader):
 class _Reader:
     """Turns nodes into values, and notes places and problems."""
 
-    def __init__(self, loader: _Loader) -> None:
+    def __init__(self, loader: _Loader, max_values: int) -> None:
         self._loader = loader
+        self._max_values = max_values
         self._values = 0
         self.places: dict[Loc, tuple[int, int]] = {}
         self.keys: dict[Loc, tuple[int, int]] = {}
@@ -273,7 +311,7 @@ class _Reader:
 
     def read(self, node: yaml.Node, loc: Loc, depth: int) -> Any:
         self._values += 1
-        if depth > _MAX_DEPTH or self._values > _MAX_NODES:
+        if depth > _MAX_DEPTH or self._values > self._max_values:
             text = _TOO_DEEP if depth > _MAX_DEPTH else f"{_TOO_MANY}, with those that aliases add"
             # the field that unfolds into so much says more than the leaf at which the count was full
             place = self.keys.get(loc[:1]) or _place(node.start_mark)

@@ -890,7 +890,7 @@ NOT_RECIPES = [
     alone(
         "over 1 MiB",
         RECIPE + "#" * (1 << 20),
-        "1:1: is larger than 1 MiB; is this really a recipe?",
+        "1:1: is larger than 1 MiB; is this the right file?",
     ),
     alone(
         "control character first",

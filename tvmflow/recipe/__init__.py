@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tvmflow.recipe._closed import Closed, Version
 from tvmflow.recipe._loading import LoadedRecipe, load_recipe
 from tvmflow.recipe._model import InputSpec, ModelSource, MxnetSource
 from tvmflow.recipe._pipelines import (
@@ -26,6 +27,7 @@ __all__ = [
     "OF_THE_WHOLE",
     "OUTPUT_NAMES",
     "STAGE_NAMES",
+    "Closed",
     "InputSpec",
     "Kernels",
     "LoadedRecipe",
@@ -41,6 +43,7 @@ __all__ = [
     "Tune",
     "Variant",
     "Verify",
+    "Version",
     "json_schema",
     "load_pipeline",
     "load_recipe",

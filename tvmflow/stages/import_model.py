@@ -11,7 +11,7 @@ from tvmflow.stages._base import StageContext
 from tvmflow.targets.resolve import JoinedTarget
 from tvmflow.values import TensorSpec
 
-VERSION: Final = 3
+VERSION: Final = 4
 SCOPE: Final[Literal["model", "target"]] = "model"
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {}
 READS: Final = ("model",)
@@ -52,6 +52,24 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     return write(ctx.out, loaded.mod, loaded.params, **described)
 
 
+def _operators(mod: Any) -> dict[str, int]:
+    """How often each of TVM's operators is called."""
+    from collections import Counter
+
+    from tvm import relax
+
+    found: Counter[str] = Counter()
+
+    def count(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and hasattr(expr.op, "name"):
+            found[str(expr.op.name).removeprefix("relax.")] += 1
+
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, count)
+    return dict(sorted(found.items()))
+
+
 def write(
     out: Path, mod: Any, params: Mapping[str, Any], **signature: Sequence[TensorSpec]
 ) -> dict[str, Any]:
@@ -68,5 +86,6 @@ def write(
     return {
         "weights": len(params),
         "weight_bytes": sum(array.nbytes for array in params.values()),
+        "operators": _operators(mod),
         **described,
     }

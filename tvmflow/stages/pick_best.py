@@ -60,6 +60,11 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
     }
 
 
+def choice_text(chosen: Mapping[str, Any]) -> str:
+    """The one spelling of a choice: workload -> trace."""
+    return json.dumps(chosen, indent=1, sort_keys=True)
+
+
 def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     """Write the winner's trace for every workload that tuning makes faster, and all the timings apart."""
     from tvmflow.executors.nursery import Nursery
@@ -99,7 +104,7 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
             f"no workload could be measured again; the first: {errors[0]}",
             fix="look at finalists.log in the stage's work folder; a longer tune.trial_timeout_s may help",
         )
-    (ctx.out / CHOSEN).write_text(json.dumps(chosen, indent=1, sort_keys=True))
+    (ctx.out / CHOSEN).write_text(choice_text(chosen))
     (ctx.out / FINALISTS).write_text(json.dumps(report, indent=1, sort_keys=True))
     facts = {**_facts(tasks, report), "peak_gflops": peak}
     (ctx.out / ROOFLINE).write_text(roofline.picture(facts["kernels"], peak))

@@ -1,0 +1,173 @@
+"""`tvmflow run`, and the words that it shares with other commands that plan or run recipes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NamedTuple
+
+from tvmflow import plancache
+from tvmflow.errors import UsageError
+from tvmflow.plancache import Planned
+from tvmflow.prepare import Asked, Prepared, prepare
+from tvmflow.progress import Printer
+from tvmflow.report import RunReport, render
+from tvmflow.stores.filestat import FileDigests
+from tvmflow.stores.local import LocalStore
+from tvmflow.words import count, open_store
+
+
+class Done(NamedTuple):
+    """A run that came to its end, whatever that was."""
+
+    prepared: Prepared
+    report: RunReport
+
+
+def run(args: argparse.Namespace) -> int:
+    """Bring recipes up to date and deliver their libraries."""
+    if args.check_reproducible:
+        from tvmflow import reproduce_cli
+
+        code: int = reproduce_cli.check(args)
+        return code
+    store = open_store(args)
+    done = perform(args, asked(args), store, remember=True)
+    sys.stdout.write(render(done.report, as_json=args.json))
+    return done.report.exit_code
+
+
+def perform(
+    args: argparse.Namespace, wanted: Asked, store: LocalStore, *, remember: bool = False
+) -> Done:
+    """Run what is asked for, with the words of `run` in `args`, and show it as it goes.
+
+    With `remember`, the same command line is answered from memory while everything is up to date.
+    """
+    from tvmflow import runner
+    from tvmflow.executors.processes import ProcessExecutor
+
+    prepared = prepare(wanted, store)
+    if remember:
+        planned = Planned(prepared.plan, prepared.reads, args.dist, args.json)
+        plancache.save(store, args.argv, planned, FileDigests(store))
+    printer = Printer(sys.stdout, as_json=args.json, many=many(prepared))
+    executor = ProcessExecutor()
+    options = runner.RunOptions(args.jobs, args.keep_going, args.dist, args.stage_timeout)
+    try:
+        with runner.interruptible(executor, printer.interrupted):
+            report = runner.run(prepared.plan, store, executor, printer.event, options)
+    finally:
+        executor.close()
+    printer.end()
+    return Done(prepared, report)
+
+
+def many(prepared: Prepared) -> bool:
+    """Whether stages need their recipe's name, or variant's, to be told apart."""
+    return len({spec.recipe for spec in prepared.plan.stages}) > 1
+
+
+# ---------------------------------------------------------------- words
+
+
+def asked(args: argparse.Namespace) -> Asked:
+    """What the words of `about_recipes` and `about_lock` ask for."""
+    words = (tuple(args.target), args.until, tuple(args.variant))
+    return Asked(tuple(args.recipes), args.pipeline, *words, lock=_lock(args))
+
+
+def _lock(args: argparse.Namespace) -> str | None:
+    """The lock that a run keeps to, if it keeps to one."""
+    from tvmflow.locks import lock_path
+
+    if not getattr(args, "locked", False):
+        if getattr(args, "lock", None):
+            raise UsageError("--lock names the lock of --locked", fix="add --locked")
+        return None
+    return args.lock or str(lock_path(args.recipes))
+
+
+def about_recipes(sub: argparse.ArgumentParser) -> None:
+    """Which recipes, and what of them."""
+    sub.add_argument("recipes", nargs="+", metavar="RECIPE", help="a recipe file")
+    sub.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="T",
+        help="only this target (may be repeated)",
+    )
+    sub.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="V",
+        help="only this variant (may be repeated)",
+    )
+    sub.add_argument("--until", metavar="STAGE", help="stop after this stage")
+    sub.add_argument(
+        "--pipeline",
+        metavar="NAME",
+        help="another pipeline than the recipe names: compile, tune, or a file",
+    )
+    sub.add_argument(
+        "--json", action="store_true", help="events and results as JSON, one object a line"
+    )
+
+
+def about_lock(sub: argparse.ArgumentParser) -> None:
+    """Whether a lock is kept to."""
+    sub.add_argument(
+        "--locked",
+        action="store_true",
+        help="search nothing, and give what the lock names: those bytes, or an error",
+    )
+    sub.add_argument(
+        "--lock", metavar="FILE", help="the lock (beside the recipe, with the ending .lock.yaml)"
+    )
+
+
+def about_runs(sub: argparse.ArgumentParser) -> None:
+    """How to run."""
+    sub.add_argument(
+        "--jobs",
+        type=count,
+        default=1,
+        metavar="N",
+        help="stages at a time (measurements stay exclusive)",
+    )
+    sub.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="after a failure, go on with what does not depend on it",
+    )
+    sub.add_argument(
+        "--dist", default="dist", metavar="DIR", help="where finished files go (./dist)"
+    )
+    sub.add_argument(
+        "--stage-timeout", type=float, metavar="SECONDS", help="stop any stage that takes longer"
+    )
+
+
+def about_store(sub: argparse.ArgumentParser) -> None:
+    """Where results are kept."""
+    sub.add_argument(
+        "--store", metavar="DIR", help="where results are kept ($TVMFLOW_STORE, or ./cache)"
+    )
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `run` to the command line."""
+    text = (run.__doc__ or "").strip()
+    sub = commands.add_parser("run", help=text, description=text, allow_abbrev=False)
+    sub.set_defaults(command=run)
+    about_store(sub)
+    about_recipes(sub)
+    about_runs(sub)
+    about_lock(sub)
+    sub.add_argument(
+        "--check-reproducible",
+        action="store_true",
+        help="then build everything twice more, each time by itself, and name the first difference",
+    )
