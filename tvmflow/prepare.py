@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from tvmflow.decide import Survey
 from tvmflow.errors import RecipeError, UsageError
 from tvmflow.frontends import FRONTENDS
@@ -16,7 +18,10 @@ from tvmflow.planned import PlannedRecipe, Target
 from tvmflow.recipe import (
     LoadedRecipe,
     Machine,
+    Pipeline,
+    Recipe,
     TargetSpec,
+    is_pipeline,
     load_pipeline,
     load_recipe,
     pipeline_candidates,
@@ -44,16 +49,21 @@ class Asked(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A plan, the recipes that it is for, and every file that was read to make it."""
+    """A plan, the recipes that it is for, and every file that was read to make it.
+
+    `pipeline` is the one that was asked for by itself, with its recipes.
+    """
 
     plan: Plan
     recipes: tuple[PlannedRecipe, ...]
     reads: tuple[str, ...]
+    pipeline: Pipeline | None = None
 
 
 def prepare(asked: Asked, store: LocalStore) -> Prepared:
     """Plan what is asked for. All mistakes in all recipes are reported together."""
-    loaded = _load_all(asked.recipes)
+    alone = _pipeline(asked)
+    loaded = _of_pipeline(alone) if alone else _load_all(asked.recipes)
     _check_words(asked, loaded)
     lock = read_lock(Path(asked.lock)) if asked.lock else None
     reads = [lock.path] if lock else []
@@ -82,7 +92,52 @@ def prepare(asked: Asked, store: LocalStore) -> Prepared:
     plan = make_plan(planned)
     if lock:
         plan = keep_to(lock, plan, Survey(store, FileDigests(store)), store)
-    return Prepared(plan, tuple(planned), tuple(str(path.absolute()) for path in reads))
+    return Prepared(plan, tuple(planned), tuple(str(path.absolute()) for path in reads), alone)
+
+
+def _pipeline(asked: Asked) -> Pipeline | None:
+    """The pipeline that the command line names in place of recipes. Raises UsageError, RecipeError."""
+    named = [path for path in asked.recipes if is_pipeline(Path(path))]
+    if not named:
+        return None
+    if len(asked.recipes) > 1 or asked.pipeline:
+        raise UsageError(
+            f"{named[0]} is a pipeline, and stands with others",
+            fix="run it by itself, or give its name with --pipeline",
+        )
+    pipeline = load_pipeline(named[0])
+    if not pipeline.recipes:
+        raise UsageError(
+            f"{named[0]} is a pipeline that names no recipes",
+            fix=f"give a recipe, and --pipeline {named[0]}",
+        )
+    return pipeline
+
+
+def _of_pipeline(pipeline: Pipeline) -> list[LoadedRecipe]:
+    """Its recipes, with its stages, and with its targets where it has some."""
+    loaded = []
+    for entry in _load_all([str(path) for path in pipeline.recipes]):
+        read = (*entry.read, pipeline.path)
+        entry = entry._replace(pipeline=pipeline, read=read)
+        loaded.append(_with_targets(entry, pipeline) if pipeline.targets else entry)
+    return loaded
+
+
+def _with_targets(entry: LoadedRecipe, pipeline: Pipeline) -> LoadedRecipe:
+    def where(*loc: str | int) -> str:
+        place = pipeline.where if loc[:1] == ("targets",) and pipeline.where else entry.where
+        return place(*loc)
+
+    fields = {name: getattr(entry.recipe, name) for name in entry.recipe.model_fields_set}
+    try:
+        recipe = Recipe.model_validate({**fields, "targets": pipeline.targets})
+    except ValidationError as error:
+        text = error.errors()[0]["ctx"]["text"]
+        raise RecipeError(
+            f"{where('targets')}: targets: with these, {entry.path} is wrong: {text}"
+        ) from None
+    return entry._replace(recipe=recipe, where=where)
 
 
 def _load_all(paths: Sequence[str]) -> list[LoadedRecipe]:

@@ -123,6 +123,8 @@ description: Everything but the checks.
 stages: [import, extract_tasks, tune, pick_best, build, export]
 ```
 
+One that names its recipes can be run by itself, `tvmflow run pipelines/release.yaml`: [releases.md](releases.md).
+
 """
 
 # Where each part of the language stands in a recipe, in the order of the page.
@@ -138,6 +140,11 @@ _SECTIONS: Final[Mapping[str, str]] = {
     "Kernels": "kernels",
     "Tune": "tune",
     "Verify": "verify",
+}
+_PIPELINE_SECTIONS: Final[Mapping[str, str]] = {
+    "Release": "release",
+    "Gates": "release.gates",
+    "Retune": "retune",
 }
 # What changes a part has that part's fields.
 _CHANGES: Final[Mapping[str, str]] = {"TuneChange": "Tune", "VerifyChange": "Verify"}
@@ -168,7 +175,12 @@ def recipe_reference() -> str:
         if section == "targets":
             parts += [_presets(), "\n"]
         parts += [_table(part)]
-    return "".join([*parts, "\n", _PIPELINES, _table(PipelineFile.model_json_schema())])
+    pipelines = PipelineFile.model_json_schema()
+    parts += ["\n", _PIPELINES, _table(pipelines)]
+    for name, section in _PIPELINE_SECTIONS.items():
+        part = pipelines["$defs"][name]
+        parts += [f"\n### `{section}`\n\n{part['description']}\n\n", _table(part)]
+    return "".join(parts)
 
 
 def recipe_page() -> str:
@@ -218,7 +230,7 @@ def _type(field: Mapping[str, Any]) -> str:
 def _kind(field: Mapping[str, Any]) -> str:
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
-        section = _SECTIONS[_CHANGES.get(name, name)]
+        section = {**_SECTIONS, **_PIPELINE_SECTIONS}[_CHANGES.get(name, name)]
         return f"[fields](#{section.replace('.', '')})"
     if "const" in field:
         return f"`{field['const']}`"

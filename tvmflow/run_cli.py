@@ -7,13 +7,14 @@ import sys
 from typing import NamedTuple
 
 from tvmflow import plancache
-from tvmflow.errors import UsageError
+from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.plancache import Planned
 from tvmflow.prepare import Asked, Prepared, prepare
 from tvmflow.progress import Printer
 from tvmflow.report import RunReport, render
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
+from tvmflow.values import Plan
 from tvmflow.words import count, open_store
 
 
@@ -22,6 +23,7 @@ class Done(NamedTuple):
 
     prepared: Prepared
     report: RunReport
+    lock: str | None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,6 +36,11 @@ def run(args: argparse.Namespace) -> int:
     store = open_store(args)
     done = perform(args, asked(args), store, remember=True)
     sys.stdout.write(render(done.report, as_json=args.json))
+    pipeline = done.prepared.pipeline
+    if pipeline and pipeline.release and done.report.exit_code == EXIT_OK:
+        from tvmflow.release_cli import release
+
+        return release(args, done, pipeline, pipeline.release, store)
     return done.report.exit_code
 
 
@@ -44,23 +51,50 @@ def perform(
 
     With `remember`, the same command line is answered from memory while everything is up to date.
     """
-    from tvmflow import runner
-    from tvmflow.executors.processes import ProcessExecutor
-
     prepared = prepare(wanted, store)
-    if remember:
+    alone = prepared.pipeline
+    if remember and not (alone and (alone.release or alone.retune)):
         planned = Planned(prepared.plan, prepared.reads, args.dist, args.json)
         plancache.save(store, args.argv, planned, FileDigests(store))
-    printer = Printer(sys.stdout, as_json=args.json, many=many(prepared))
-    executor = ProcessExecutor()
-    options = runner.RunOptions(args.jobs, args.keep_going, args.dist, args.stage_timeout)
-    try:
-        with runner.interruptible(executor, printer.interrupted):
-            report = runner.run(prepared.plan, store, executor, printer.event, options)
-    finally:
-        executor.close()
-    printer.end()
-    return Done(prepared, report)
+    with Running(args, prepared, store) as running:
+        if alone and alone.retune and not wanted.lock:
+            from tvmflow.retune_cli import retune
+
+            prepared = prepared._replace(plan=retune(args, running, prepared, alone.retune))
+        return Done(prepared, running.run(prepared.plan), wanted.lock)
+
+
+class Running:
+    """What runs plans one after the other, in processes that stay, and shows them as they go."""
+
+    def __init__(self, args: argparse.Namespace, prepared: Prepared, store: LocalStore) -> None:
+        from tvmflow import runner
+        from tvmflow.executors.processes import ProcessExecutor
+
+        self._runner = runner
+        self._store = store
+        self._printer = Printer(sys.stdout, as_json=args.json, many=many(prepared))
+        self._executor = ProcessExecutor()
+        self._options = runner.RunOptions(args.jobs, args.keep_going, args.dist, args.stage_timeout)
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.close()
+        self._printer.end()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user wants it to end."""
+        return self._executor.cancelled
+
+    def run(self, plan: Plan) -> RunReport:
+        """Bring a plan up to date."""
+        with self._runner.interruptible(self._executor, self._printer.interrupted):
+            return self._runner.run(
+                plan, self._store, self._executor, self._printer.event, self._options
+            )
 
 
 def many(prepared: Prepared) -> bool:
@@ -90,7 +124,9 @@ def _lock(args: argparse.Namespace) -> str | None:
 
 def about_recipes(sub: argparse.ArgumentParser) -> None:
     """Which recipes, and what of them."""
-    sub.add_argument("recipes", nargs="+", metavar="RECIPE", help="a recipe file")
+    sub.add_argument(
+        "recipes", nargs="+", metavar="RECIPE", help="a recipe, or a pipeline that names some"
+    )
     sub.add_argument(
         "--target",
         action="append",

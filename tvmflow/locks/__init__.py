@@ -14,6 +14,7 @@ from tvmflow.locks._file import (
     LockedKernel,
     LockedRecipe,
     LockedStage,
+    LockFile,
     lock_path,
     read_lock,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "MEASURING",
     "SEARCHING",
     "Lock",
+    "LockFile",
     "LockedKernel",
     "LockedRecipe",
     "LockedStage",

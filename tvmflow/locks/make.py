@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tvmflow.decide import Survey
 from tvmflow.keys import canonical
-from tvmflow.locks._file import MEASURING, SEARCHING
+from tvmflow.locks._file import MEASURING, SEARCHING, Lock, LockedTarget
 from tvmflow.planned import PlannedRecipe, Target, machines_of
 from tvmflow.stages import pick_best
 from tvmflow.stores.local import LocalStore
@@ -29,11 +29,17 @@ UNLOCKED_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {"verify": ("target",)
 
 
 def make_lock(
-    recipes: Sequence[PlannedRecipe], plan: Plan, survey: Survey, store: LocalStore, path: Path
+    recipes: Sequence[PlannedRecipe],
+    plan: Plan,
+    survey: Survey,
+    store: LocalStore,
+    path: Path,
+    kept: Lock | None = None,
 ) -> str:
     """The text of the lock at `path` for a plan of which every stage has its result.
 
-    The same results give the same text, wherever they were made.
+    The same results give the same text, wherever they were made. Of a plan that is held to a lock,
+    `kept`, the search has no results: what it had found is taken from there.
     """
     tools: dict[str, str] = {}
     machine = ""
@@ -51,7 +57,7 @@ def make_lock(
                 if spec.stage not in SEARCHING
             },
             "targets": {
-                machine.name: found.target(machine, target)
+                machine.name: found.target(machine, target, _kept(kept, planned, machine))
                 for target in sorted(planned.targets, key=lambda each: each.name)
                 for machine in machines_of(target)
             },
@@ -73,6 +79,13 @@ def settings_of(stage: str, settings: Mapping[str, Json]) -> dict[str, Json]:
     }
     plain: dict[str, Json] = json.loads(canonical(kept))
     return plain
+
+
+def _kept(
+    lock: Lock | None, planned: PlannedRecipe, machine: ResolvedTarget
+) -> LockedTarget | None:
+    recipe = lock.recipes.get(planned.recipe.name) if lock else None
+    return recipe.targets.get(machine.name) if recipe else None
 
 
 def _stage(spec: StageSpec, survey: Survey) -> dict[str, Json]:
@@ -108,10 +121,14 @@ class _Found:
             "operators": facts.get("operators", {}),
         }
 
-    def target(self, machine: ResolvedTarget, target: Target) -> dict[str, Json]:
+    def target(
+        self, machine: ResolvedTarget, target: Target, kept: LockedTarget | None
+    ) -> dict[str, Json]:
         """A machine that was built for, and what was found out about the model on it."""
-        kernels = self._kernels(machine.name)
-        measured = self._measured(machine.name, target.name)
+        held = kept.model_dump(mode="json", exclude_defaults=True) if kept else {}
+        kernels = held.get("kernels") or self._kernels(machine.name)
+        coverage = held.get("measured", {}).get("coverage")
+        measured = self._measured(machine.name, target.name, coverage)
         return {
             "tvm": json.loads(canonical(machine.tvm)),
             "cores": machine.cores,
@@ -121,15 +138,17 @@ class _Found:
             **({"kernels": kernels} if kernels else {}),
         }
 
-    def _measured(self, machine: str, target: str) -> dict[str, Json]:
+    def _measured(self, machine: str, target: str, coverage: float | None) -> dict[str, Json]:
         verified, chosen = self._facts(f"verify/{target}"), self._facts(f"pick_best/{machine}")
         errors = [each["max_abs_error"] for each in verified.get("outputs", {}).values()]
         latency = verified.get("latency", {}).get("library")
+        if coverage is None:
+            coverage = chosen.get("coverage") or None
         found: dict[str, Any] = {
             "accuracy": verified.get("accuracy"),
             "max_abs_error": max(errors) if errors else None,
             "latency_us": round(latency["median"] * 1e6, 3) if latency else None,
-            "coverage": chosen.get("coverage") or None,
+            "coverage": coverage,
             "bytes": self._facts(f"export/{machine}").get("files"),
         }
         return {name: value for name, value in found.items() if value is not None}

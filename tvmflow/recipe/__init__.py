@@ -9,10 +9,12 @@ from tvmflow.recipe._pipelines import (
     STAGE_NAMES,
     Pipeline,
     PipelineFile,
+    is_pipeline,
     load_pipeline,
     pipeline_candidates,
 )
 from tvmflow.recipe._recipe import Recipe, Variant, json_schema
+from tvmflow.recipe._release import LAST, NONE, Gates, Release, Retune
 from tvmflow.recipe._targets import (
     OF_THE_WHOLE,
     OUTPUT_NAMES,
@@ -24,10 +26,13 @@ from tvmflow.recipe._targets import (
 from tvmflow.recipe._work import Kernels, Tune, Verify
 
 __all__ = [
+    "LAST",
+    "NONE",
     "OF_THE_WHOLE",
     "OUTPUT_NAMES",
     "STAGE_NAMES",
     "Closed",
+    "Gates",
     "InputSpec",
     "Kernels",
     "LoadedRecipe",
@@ -37,13 +42,16 @@ __all__ = [
     "Pipeline",
     "PipelineFile",
     "Recipe",
+    "Release",
     "Remote",
+    "Retune",
     "TargetSpec",
     "Toolchain",
     "Tune",
     "Variant",
     "Verify",
     "Version",
+    "is_pipeline",
     "json_schema",
     "load_pipeline",
     "load_recipe",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from tvmflow.errors import RecipeError
 from tvmflow.mistakes import check, wrong
 from tvmflow.recipe._closed import NAME, Closed, Version, enum, member, tupled
 from tvmflow.recipe._files import is_file, no_file
-from tvmflow.yaml_positions import nearest, quoted, read_yaml
+from tvmflow.recipe._release import Release, Retune
+from tvmflow.recipe._targets import TargetSpec, named
+from tvmflow.yaml_positions import Problem, nearest, quoted, read_yaml
 
 STAGE_NAMES: Final = ("import", "extract_tasks", "tune", "pick_best", "build", "export", "verify")
 
@@ -31,11 +33,20 @@ _StageName = Annotated[str, member(STAGE_NAMES, "a stage"), enum(STAGE_NAMES)]
 
 
 class Pipeline(NamedTuple):
-    """The stages of a run, in order."""
+    """The stages of a run, in order; and, of one that is run by itself, for which recipes and what comes after.
+
+    `targets` are built for instead of those in the recipes, if there are any. `where` gives
+    `file:line:column` of a path of fields.
+    """
 
     name: str
     stages: tuple[str, ...]
     path: Path
+    recipes: tuple[Path, ...] = ()
+    targets: tuple[TargetSpec, ...] = ()
+    release: Release | None = None
+    retune: Retune | None = None
+    where: Callable[..., str] | None = None
 
 
 class PipelineFile(Closed):
@@ -54,6 +65,48 @@ class PipelineFile(Closed):
         examples=[["import", "build", "export"]],
         description="Stages, each after those that it needs.",
     )
+
+    recipes: Annotated[tuple[str, ...], BeforeValidator(tupled)] = Field(
+        default=(),
+        examples=[["../recipes/digits.yaml"]],
+        description="Recipes to run, from this file's folder, for `tvmflow run PIPELINE`.",
+    )
+    targets: Annotated[
+        tuple[Annotated[TargetSpec, BeforeValidator(named)], ...], BeforeValidator(tupled)
+    ] = Field(
+        default=(),
+        examples=[["host", "cortex-a72"]],
+        description="Machines to build all of these recipes for, instead of those that they name.",
+    )
+    release: Release | None = Field(
+        default=None,
+        examples=[{"version": "1.2.0"}],
+        description="Make a release of what comes out: see [releases.md](releases.md).",
+    )
+    retune: Retune | None = Field(
+        default=None,
+        examples=[{"minutes": 60}],
+        description="Spread a tuning budget over the recipes: see [releases.md](releases.md).",
+    )
+
+    @model_validator(mode="after")
+    def _check_alone(self) -> PipelineFile:
+        for name in ("targets", "release", "retune"):
+            if getattr(self, name) and not self.recipes:
+                raise wrong("is for pipelines that name their recipes", name)
+        if self.retune and "tune" not in self.stages:
+            raise wrong("needs the stage 'tune'", "retune")
+        if self.release and "export" not in self.stages:
+            raise wrong("needs the stage 'export'", "release")
+        return self
+
+    @field_validator("recipes")
+    @classmethod
+    def _check_recipes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for index, name in enumerate(value):
+            if name in value[:index]:
+                raise wrong(f"'{name}' stands twice", index)
+        return value
 
     @field_validator("stages")
     @classmethod
@@ -77,7 +130,34 @@ def load_pipeline(name: str, base: Path = Path()) -> Pipeline:
     found, problems = check(document, PipelineFile)
     if found is None:
         raise document.error(problems)
-    return Pipeline(found.name, found.stages, path)
+    recipes = [path.parent / name for name in found.recipes]
+    missing = [
+        Problem(*document.place("recipes", index), f"recipes.{index}: {no_file(recipe)}")
+        for index, recipe in enumerate(recipes)
+        if not is_file(recipe)
+    ]
+    if missing:
+        raise document.error(missing)
+    return Pipeline(
+        found.name,
+        found.stages,
+        path,
+        tuple(recipes),
+        found.targets,
+        found.release,
+        found.retune,
+        document.where,
+    )
+
+
+def is_pipeline(path: Path) -> bool:
+    """Whether a file is a pipeline and not a recipe, by the word that it begins with."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            words = (line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+            return next(words, "").startswith("pipeline:")
+    except OSError:
+        return False
 
 
 def pipeline_candidates(name: str, base: Path = Path()) -> list[Path]:

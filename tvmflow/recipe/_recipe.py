@@ -17,18 +17,13 @@ from pydantic import (
 from tvmflow.mistakes import wrong
 from tvmflow.recipe._closed import NAME, Closed, Version, tupled
 from tvmflow.recipe._model import InputSpec, ModelSource
+from tvmflow.recipe._release import RELEASE, check_version
 from tvmflow.recipe._targets import OF_THE_WHOLE, Machine, Output, TargetSpec, named, once
 from tvmflow.recipe._work import Kernels, Tune, Verify
 from tvmflow.targets._presets import PRESETS
 from tvmflow.yaml_positions import nearest, quoted
 
 _MAX_VARIANT: Final = 50
-# those of Python's packages (PEP 440) as they are written when nothing has to be put right
-_RELEASE: Final = (
-    r"^(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*))*((a|b|rc)(0|[1-9][0-9]*))?"
-    r"(\.post(0|[1-9][0-9]*))?(\.dev(0|[1-9][0-9]*))?(\+[a-z0-9]+(\.[a-z0-9]+)*)?$"
-)
-
 _AnyClosed = TypeVar("_AnyClosed", bound=Closed)
 
 
@@ -74,7 +69,7 @@ class Recipe(Closed):
     version: str = Field(
         default="0",
         max_length=100,
-        json_schema_extra={"pattern": _RELEASE},
+        json_schema_extra={"pattern": RELEASE},
         examples=["1.2.0"],
         description="Version of what is delivered, in the manifest and in the name of the wheel: digits and dots, "
         "as Python's packages have it, in quotes.",
@@ -132,9 +127,7 @@ class Recipe(Closed):
     @field_validator("version")
     @classmethod
     def _check_release(cls, value: str) -> str:
-        if not re.match(_RELEASE, value):
-            raise wrong(f"must be a version such as 1.2.0 or 1.2.0rc1, not {quoted(value)}")
-        return value
+        return check_version(value)
 
     @field_validator("inputs")
     @classmethod

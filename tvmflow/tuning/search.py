@@ -56,7 +56,11 @@ class Options(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """What became of one workload: `trials` that it has had, `measured` of them now, the others known before."""
+    """What became of one workload: `trials` that it has had, `measured` of them now, the others known before.
+
+    `untuned_s` is what it takes with the schedule that it has without tuning, if that was measured,
+    `known` how many trials the ledger has of it.
+    """
 
     key: str
     name: str
@@ -70,6 +74,8 @@ class Tuned(NamedTuple):
     exhausted: bool
     first_failure: str
     seconds: float
+    untuned_s: float | None = None
+    known: int = 0
 
 
 class Result(NamedTuple):
@@ -344,6 +350,8 @@ class _Run:
             exhausted=records.is_exhausted(self._options.search),
             first_failure=f"{failures[0].phase}: {failures[0].message}" if failures else "",
             seconds=self._seconds[task.key],
+            untuned_s=self._untuned.get(task.key),
+            known=len(records.trials),
         )
 
 

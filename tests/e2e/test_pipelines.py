@@ -1,0 +1,124 @@
+"""Pipelines that name their recipes: releases with gates, other targets, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.project import Project, Ran
+
+RELEASE = """\
+pipeline: 1
+name: all
+stages: [import, build, export, verify]
+recipes: [tiny.yaml]
+release:
+  version: "1.0"
+  folder: releases
+  gates: {max_growth: 0.5, max_slowdown: 50}
+"""
+
+
+def pipeline(project: Project, text: str) -> None:
+    (project.folder / "all.yaml").write_text(text)
+
+
+def released(project: Project, *words: str) -> tuple[Ran, Path]:
+    found = project.tvmflow("run", "all.yaml", *words)
+    return found, project.folder / "releases"
+
+
+@pytest.mark.slow
+def test_releases_are_made_once_and_compared_with_the_last(project: Project) -> None:
+    pipeline(project, RELEASE)
+    first, releases = released(project)
+    assert first.code == 0, first.err
+    folder = releases / "all-1.0"
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert {"SHA256SUMS", "release.lock.yaml", "report.html", "tiny/host/tiny.so"} <= names
+    assert "released before, and the same" in released(project)[0].out
+
+    # the lock in the folder gives the same files to whoever has nothing else
+    words = ("--locked", "--lock", "releases/all-1.0/release.lock.yaml", "--store", "empty")
+    again = project.tvmflow("run", "all.yaml", *words)
+    assert again.code == 0, again.err
+    assert "released before, and the same" in again.out
+
+    project.write_model(seed=3)
+    other, _ = released(project)
+    assert other.code == 3
+    assert "releases are not made twice" in other.err
+
+    pipeline(project, RELEASE.replace('"1.0"', '"1.10"'))
+    second, _ = released(project, "--json")
+    told = json.loads(second.out.splitlines()[-1])
+    assert (told["event"], told["against"], told["misses"]) == ("released", "all-1.0", [])
+    assert told["rows"][0]["timed"], told
+    assert "all-1.0" in (releases / "all-1.10/report.html").read_text()
+
+    project.write_model(seed=3, channels=400)
+    pipeline(
+        project, RELEASE.replace('"1.0"', '"1.9"').replace("folder", "against: '1.10'\n  folder")
+    )
+    missed, _ = released(project)
+    assert missed.code == 3
+    assert "tiny/host: max_growth: tiny." in missed.out
+    assert "NOT RELEASED" in missed.out
+    assert sorted(path.name for path in releases.iterdir()) == ["all-1.0", "all-1.10"]
+
+
+def test_targets_of_a_pipeline_are_built_for_instead(project: Project) -> None:
+    text = "pipeline: 1\nname: all\nstages: [import]\nrecipes: [tiny.yaml]\ntargets: [x86-64-v2, hots]\n"
+    pipeline(project, text)
+    wrong = project.tvmflow("plan", "all.yaml")
+    assert wrong.code == 2
+    assert "all.yaml:5:22: targets.1: 'hots' is not a target" in wrong.err
+    pipeline(project, text.replace(", hots", "").replace("[import]", "[import, build]"))
+    plan = project.tvmflow("plan", "all.yaml")
+    assert "tiny:build/x86-64-v2" in plan.out
+    assert "host" not in plan.out
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("recipes: [tony.yaml]", "all.yaml:4:11: recipes.0: "),
+        ("recipes: [tiny.yaml, tiny.yaml]", "recipes.1: 'tiny.yaml' stands twice"),
+        ("targets: [host]", "targets: is for pipelines that name their recipes"),
+        ("description: no recipes", "is a pipeline that names no recipes"),
+        ("recipes: [tiny.yaml]\nretune: {trials: 5}", "retune: needs the stage 'tune'"),
+        ("recipes: [tiny.yaml]\nrelease: {version: x}", "release.version: must be a version"),
+        (
+            "recipes: [tiny.yaml]\nrelease: {version: '1', gates: {max_size: 1}}",
+            "release.gates.max_size: there is no such field",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_pipeline_has_its_place(
+    project: Project, change: str, told: str
+) -> None:
+    pipeline(project, f"pipeline: 1\nname: all\nstages: [import, build, export]\n{change}\n")
+    found = project.tvmflow("plan", "all.yaml")
+    assert found.code == 2
+    assert told in found.err, found.err
+
+
+@pytest.mark.slow
+def test_a_budget_is_spread_and_can_be_locked(project: Project) -> None:
+    project.write_recipe(trials=2)
+    stages = "[import, extract_tasks, tune, pick_best, build, export, verify]"
+    pipeline(
+        project,
+        f"pipeline: 1\nname: all\nstages: {stages}\nrecipes: [tiny.yaml]\nretune: {{trials: 6, round: 3}}\n",
+    )
+    done = project.tvmflow("lock", "all.yaml")
+    assert done.code == 0, done.err
+    assert "spent on\n  tiny:tune/host: " in done.out
+    measured = len(project.trials())
+    assert 2 < measured <= 8
+    assert (project.folder / "all.lock.yaml").is_file()
+    again = project.tvmflow("run", "all.yaml", "--locked", "--store", "empty")
+    assert again.code == 0, again.err
+    assert "tune/host" not in again.out
