@@ -15,11 +15,13 @@ from typing import Any
 
 from tvmflow import (
     __version__,
+    cache_cli,
     device_cli,
     fastpath,
     model_cli,
     plancache,
     records_cli,
+    remote_cli,
     targets_cli,
 )
 from tvmflow.decide import Survey
@@ -52,9 +54,10 @@ def run(args: argparse.Namespace) -> int:
     printer = Printer(sys.stdout, as_json=args.json, many=_many(prepared))
     executor = ProcessExecutor()
     options = runner.RunOptions(args.jobs, args.keep_going, args.dist, args.stage_timeout)
+    tier = remote_cli.tier_of_run(args, store, printer.remote, lambda: executor.cancelled)
     try:
         with runner.interruptible(executor, printer.interrupted):
-            report = runner.run(prepared.plan, store, executor, printer.event, options)
+            report = runner.run(prepared.plan, store, executor, printer.event, options, tier)
     finally:
         executor.close()
     printer.end()
@@ -99,6 +102,7 @@ def explain(args: argparse.Namespace) -> int:
     keys = [survey.keys.get(spec.id) for spec in wanted]
     made = [key and store.find(key.digest) for key in keys]
     facts = [artifact and artifact.facts for artifact in made]
+    origins = [remote_cli.origin_of(store, key.digest) if key else "" for key in keys]
     if args.json:
         stages = [
             {
@@ -106,13 +110,14 @@ def explain(args: argparse.Namespace) -> int:
                 "key": key and key.digest,
                 "depends_on": key and key.preimage,
                 "facts": found,
+                "made_elsewhere": origin or None,
             }
-            for decision, key, found in zip(decisions, keys, facts, strict=True)
+            for decision, key, found, origin in zip(decisions, keys, facts, origins, strict=True)
         ]
         print(json.dumps({"stages": stages}))
         return EXIT_OK
-    for decision, key, found in zip(decisions, keys, facts, strict=True):
-        print(explanation(decision, key, found, many=many))
+    for decision, key, found, origin in zip(decisions, keys, facts, origins, strict=True):
+        print(explanation(decision, key, found, many=many, origin=origin))
     return EXIT_OK
 
 
@@ -234,6 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--stage-timeout", type=float, metavar="SECONDS", help="stop any stage that takes longer"
     )
+    remote_cli.about_remote_of_run(sub)
     about_recipes(command(plan))
     sub = command(explain)
     sub.add_argument("recipe", metavar="RECIPE")
@@ -246,6 +252,7 @@ def _parser() -> argparse.ArgumentParser:
     command(doctor)
     model_cli.add_parser(commands)
     records_cli.add_parser(commands)
+    cache_cli.add_parser(commands)
     device_cli.add_parser(commands)
     targets_cli.add_parser(commands)
     return parser
