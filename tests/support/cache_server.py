@@ -50,8 +50,8 @@ def _action_result() -> Any:
         (9, "Worker", "execution_metadata", False),
     )
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("reapi.ActionResult"))  # type: ignore[no-untyped-call]
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("reapi.ActionResult"))
 
 
 ActionResult: Any = _action_result()

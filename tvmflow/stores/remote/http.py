@@ -29,6 +29,7 @@ from tvmflow.stores.remote._base import LONGEST_ACTION, Forbidden, Sink, Unreach
 TOKEN_VARIABLE: Final = "TVMFLOW_REMOTE_TOKEN"
 
 _CHUNK: Final = 1 << 18
+_SHORT_PAGE: Final = 4096
 _KEPT_CONNECTIONS: Final = 16
 # A server that gives less than this a second is as good as dead.
 _SLOWEST: Final = 64 << 10
@@ -61,6 +62,7 @@ class HttpRemote:
             **_authorization(parts),
         }
         self._idle: queue.LifoQueue[http.client.HTTPConnection] = queue.LifoQueue(_KEPT_CONNECTIONS)
+        self._closed = False
         self.place = without_credentials(url).rstrip("/")
 
     # ------------------------------------------------------------ the shelves
@@ -89,6 +91,7 @@ class HttpRemote:
             self._put(f"/cas/{digest}", stream, os.fstat(stream.fileno()).st_size)
 
     def close(self) -> None:
+        self._closed = True
         with contextlib.suppress(queue.Empty):
             while True:
                 self._idle.get_nowait().close()
@@ -149,8 +152,7 @@ class HttpRemote:
                     body.seek(0)
                 answer = self._ask(connection, method, path, body, headers or {})
             yield answer
-            # an error page need not be read for the sake of the connection
-            done = answer.isclosed() or answer.length == 0
+            done = _to_its_end(answer)
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
         finally:
@@ -178,6 +180,8 @@ class HttpRemote:
         ), True
 
     def _keep(self, connection: http.client.HTTPConnection) -> bool:
+        if self._closed:
+            return False
         try:
             self._idle.put_nowait(connection)
         except queue.Full:
@@ -198,6 +202,15 @@ class HttpRemote:
                 error.strerror or type(error).__name__, again=isinstance(error, ConnectionError)
             )
         return Unreachable(f"it does not speak HTTP ({type(error).__name__})", again=True)
+
+
+def _to_its_end(answer: http.client.HTTPResponse) -> bool:
+    """Read what little is left of an answer; whether its connection can be asked again."""
+    if answer.length and answer.length <= _SHORT_PAGE:
+        answer.read()
+    if answer.length == 0:
+        answer.close()
+    return answer.isclosed()
 
 
 # ---------------------------------------------------------------- addresses and credentials
