@@ -15,11 +15,13 @@ from typing import Any
 
 from tvmflow import (
     __version__,
+    cache_cli,
     device_cli,
     fastpath,
     lock_cli,
     model_cli,
     records_cli,
+    remote_cli,
     run_cli,
     targets_cli,
 )
@@ -72,6 +74,7 @@ def explain(args: argparse.Namespace) -> int:
     keys = [survey.keys.get(spec.id) for spec in wanted]
     made = [key and store.find(key.digest) for key in keys]
     facts = [artifact and artifact.facts for artifact in made]
+    origins = [remote_cli.origin_of(store, key.digest) if key else "" for key in keys]
     if args.json:
         stages = [
             {
@@ -79,13 +82,14 @@ def explain(args: argparse.Namespace) -> int:
                 "key": key and key.digest,
                 "depends_on": key and key.preimage,
                 "facts": found,
+                "made_elsewhere": origin or None,
             }
-            for decision, key, found in zip(decisions, keys, facts, strict=True)
+            for decision, key, found, origin in zip(decisions, keys, facts, origins, strict=True)
         ]
         print(json.dumps({"stages": stages}))
         return EXIT_OK
-    for decision, key, found in zip(decisions, keys, facts, strict=True):
-        print(explanation(decision, key, found, many=many))
+    for decision, key, found, origin in zip(decisions, keys, facts, origins, strict=True):
+        print(explanation(decision, key, found, many=many, origin=origin))
     return EXIT_OK
 
 
@@ -164,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     lock_cli.add_parser(commands)
     model_cli.add_parser(commands)
     records_cli.add_parser(commands)
+    cache_cli.add_parser(commands)
     device_cli.add_parser(commands)
     targets_cli.add_parser(commands)
     return parser

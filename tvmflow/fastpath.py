@@ -14,6 +14,7 @@ from tvmflow.stores.local import FORMAT, LocalStore
 
 DEFAULT_STORE = "cache"
 STORE_VARIABLE = "TVMFLOW_STORE"
+MODE_VARIABLE = "TVMFLOW_REMOTE_MODE"
 
 
 def store_of(argv: Sequence[str]) -> str:
@@ -27,13 +28,21 @@ def store_of(argv: Sequence[str]) -> str:
     return os.path.abspath(chosen)
 
 
+def _must_send(store: LocalStore, argv: Sequence[str]) -> bool:
+    """Whether this run may write to a remote, and results wait for that."""
+    modes = {*argv, os.environ.get(MODE_VARIABLE), *(word.partition("=")[2] for word in argv)}
+    return bool(modes & {"write", "both"}) and any(
+        store.notes("spool", at) for at in store.notes("spool")
+    )
+
+
 def answer(argv: Sequence[str]) -> int | None:
     """The exit code of a run that has nothing to do; None when it must be looked at properly."""
     started = time.monotonic()
     store = LocalStore(store_of(argv))
     digests = FileDigests(store)
     try:
-        if store.read_note("format") != FORMAT:
+        if store.read_note("format") != FORMAT or _must_send(store, argv):
             return None
         planned = plancache.load(store, argv, digests)
         if planned is None:

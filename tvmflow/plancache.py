@@ -65,7 +65,9 @@ def _content(path: str, digests: FileDigests) -> str:
 
 
 def _name(argv: Sequence[str]) -> str:
-    return digest_of([os.getcwd(), list(argv)])
+    # who may see the store must not be able to try passwords against a digest
+    words = [word.rpartition("@")[2] if "://" in word else word for word in argv]
+    return digest_of([os.getcwd(), words])
 
 
 def _circumstances() -> str:

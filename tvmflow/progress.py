@@ -14,6 +14,7 @@ from tvmflow.report import latency_text, seconds_text
 _WORDS: Final = {
     "hit": "up to date",
     "ran": "done",
+    "fetched": "fetched",
     "rejected": "REJECTED",
     "failed": "FAILED",
     "blocked": "BLOCKED",
@@ -53,6 +54,10 @@ class Printer:
             if show is not None:
                 show(event)
 
+    def remote(self, message: str) -> None:
+        """Say what is wrong with the remote, or with something in it."""
+        self.event({"event": "remote", "message": message})
+
     def interrupted(self) -> None:
         """Say that a stop was asked for."""
         if not self._as_json:
@@ -74,10 +79,13 @@ class Printer:
         if event["outcome"] == "hit":
             self._line(f"{self._name(event):<28} up to date")
             return
-        took = seconds_text(event["seconds"])
+        took = "" if event["outcome"] == "fetched" else seconds_text(event["seconds"])
         self._line(
             f"{self._name(event):<28} {_WORDS[event['outcome']]:<11}{took:>12}   {event['reason']}"
         )
+
+    def _remote(self, event: dict[str, Any]) -> None:
+        self._line(f"remote: {event['message']}")
 
     def _progress(self, event: dict[str, Any]) -> None:
         rows = self._rows.setdefault(event["stage_id"], {})

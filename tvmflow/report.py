@@ -11,6 +11,7 @@ from tvmflow.values import Decision, StageKey
 
 _EXITS: Final[Mapping[str, int]] = {
     "hit": EXIT_OK,
+    "fetched": EXIT_OK,
     "ran": EXIT_OK,
     "blocked": EXIT_ENVIRONMENT,
     "cancelled": EXIT_INTERRUPTED,
@@ -22,8 +23,9 @@ _SEVERITY: Final = (EXIT_INTERRUPTED, EXIT_FAILED, EXIT_ENVIRONMENT, EXIT_VERIFY
 class StageReport(NamedTuple):
     """How one stage of a run ended.
 
-    `outcome` is `hit`, `ran`, `failed`, `blocked` (this machine is in the way), `crashed`, `timeout`,
-    `rejected` (verify found the library wanting), `cancelled`, or `skipped` (because of one before it).
+    `outcome` is `hit`, `fetched` (made elsewhere), `ran`, `failed`, `blocked` (this machine is in the way),
+    `crashed`, `timeout`, `rejected` (verify found the library wanting), `cancelled`, or `skipped`
+    (because of one before it).
     """
 
     stage_id: str
@@ -36,6 +38,18 @@ class StageReport(NamedTuple):
     log: str = ""
 
 
+class Traffic(NamedTuple):
+    """What went between the store and its remote: results and bytes, how many wait to be sent, what was wrong."""
+
+    place: str
+    fetched: int
+    fetched_bytes: int
+    sent: int
+    sent_bytes: int
+    waiting: int
+    problems: tuple[str, ...]
+
+
 class RunReport(NamedTuple):
     """A whole run."""
 
@@ -43,6 +57,7 @@ class RunReport(NamedTuple):
     delivered: tuple[str, ...]
     damage: tuple[str, ...]
     seconds: float
+    remote: Traffic | None = None
 
     @property
     def exit_code(self) -> int:
@@ -56,6 +71,7 @@ class RunReport(NamedTuple):
             "delivered": list(self.delivered),
             "damage": list(self.damage),
             "seconds": self.seconds,
+            "remote": self.remote and self.remote._asdict(),
             "exit_code": self.exit_code,
         }
 
@@ -92,15 +108,64 @@ def summary(report: RunReport) -> str:
     lines = [*_failures(report), *_findings(report.stages)]
     ran = sum(stage.outcome == "ran" for stage in report.stages)
     hits = sum(stage.outcome == "hit" for stage in report.stages)
-    counts = [f"{ran} ran", f"{hits} up to date"] if ran else [f"all {hits} stages are up to date"]
+    fetched = _fetched(report)
+    if ran or fetched:
+        counts = [*([f"{ran} ran"] if ran else []), *fetched, f"{hits} up to date"]
+    else:
+        counts = [f"all {hits} stages are up to date"]
     for outcome in ("failed", "blocked", "crashed", "timeout", "rejected", "cancelled", "skipped"):
         number = sum(stage.outcome == outcome for stage in report.stages)
         counts += [f"{number} {outcome}"] if number else []
     if not ran and len(counts) == 1:
         counts.append("nothing to run")
     lines.append(f"{', '.join(counts)}  ({seconds_text(report.seconds)})")
+    lines += _sent(report.remote)
     lines += [f"  {path}" for path in report.delivered]
     return "\n".join(lines)
+
+
+def _fetched(report: RunReport) -> list[str]:
+    number = sum(stage.outcome == "fetched" for stage in report.stages)
+    size = report.remote.fetched_bytes if report.remote else 0
+    return [f"{number} fetched ({size_text(size)})"] if number else []
+
+
+def _sent(remote: Traffic | None) -> list[str]:
+    if remote is None:
+        return []
+    lines = []
+    if remote.sent:
+        lines.append(
+            f"{remote.sent} results sent to {remote.place} ({size_text(remote.sent_bytes)})"
+        )
+    if remote.waiting:
+        lines.append(
+            f"{remote.waiting} results wait to be sent to {remote.place}: "
+            "the next run that may write does it, or `tvmflow cache push`"
+        )
+    return lines
+
+
+def size_text(size: int) -> str:
+    """A size for people: 12.3 MB, 4.5 kB, 678 B."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} B"
+
+
+def can_be_shown(stage: str, facts: Mapping[str, Any]) -> bool:
+    """Whether facts that came from elsewhere are such as that stage gives, and hold no control signs."""
+    report = StageReport(f"recipe:{stage}/target", "fetched", "", 0.0, dict(facts))
+    preimage = {"stage": stage, "settings": {}, "inputs": {}, "tools": {}, "machine": ""}
+    try:
+        text = summary(RunReport((report,), (), (), 0.0))
+        text += explanation(
+            Decision(report.stage_id, "hit", ""), StageKey("", preimage), report.facts
+        )
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return False
+    return all(sign.isprintable() or sign == "\n" for sign in text)
 
 
 def explanation(
@@ -109,16 +174,18 @@ def explanation(
     facts: Mapping[str, Any] | None = None,
     *,
     many: bool = False,
+    origin: str = "",
 ) -> str:
     """Why a stage must run or need not, all that its result depends on, and what is in it (`facts`) where it is there.
 
-    It is named with its recipe where there are many of those.
+    It is named with its recipe where there are many of those. `origin` is where it came from, if not from here.
     """
     label = decision.stage_id if many else decision.stage_id.partition(":")[2]
     if key is None:
         return f"{label}: cannot be told yet: {decision.reason}"
     lines = [f"{label}: must run" if decision.kind == "run" else f"{label}: up to date"]
     lines += [f"  because {cause}" for cause in decision.causes]
+    lines += [f"  made elsewhere: {origin}"] if origin else []
     lines.append("  it depends on")
     rows = [("tvmflow", f"{key.preimage['stage']} as this version does it", "")]
     rows += [

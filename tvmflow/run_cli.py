@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NamedTuple
 
-from tvmflow import plancache
+from tvmflow import plancache, remote_cli
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.plancache import Planned
 from tvmflow.prepare import Asked, Prepared, prepare
@@ -72,6 +72,7 @@ class Running:
         from tvmflow.executors.processes import ProcessExecutor
 
         self._runner = runner
+        self._args = args
         self._store = store
         self._printer = Printer(sys.stdout, as_json=args.json, many=many(prepared))
         self._executor = ProcessExecutor()
@@ -91,10 +92,12 @@ class Running:
 
     def run(self, plan: Plan) -> RunReport:
         """Bring a plan up to date."""
+        tier = remote_cli.tier_of_run(
+            self._args, self._store, self._printer.remote, lambda: self._executor.cancelled
+        )
+        work = (self._store, self._executor, self._printer.event, self._options, tier)
         with self._runner.interruptible(self._executor, self._printer.interrupted):
-            return self._runner.run(
-                plan, self._store, self._executor, self._printer.event, self._options
-            )
+            return self._runner.run(plan, *work)
 
 
 def many(prepared: Prepared) -> bool:
@@ -184,6 +187,7 @@ def about_runs(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--stage-timeout", type=float, metavar="SECONDS", help="stop any stage that takes longer"
     )
+    remote_cli.about_remote_of_run(sub)
 
 
 def about_store(sub: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from doit.cmd_base import TaskLoader2
 from doit.dependency import JsonDB
@@ -24,6 +24,10 @@ from tvmflow.stores.filestat import FileDigests, stamp
 from tvmflow.stores.local import Damaged, LocalStore, Slot
 from tvmflow.targets import devices
 from tvmflow.values import Artifact, Decision, Plan, StageCall, StageResult, StageSpec
+
+if TYPE_CHECKING:
+    # few runs have a remote
+    from tvmflow.stores.remote.tier import Fetched, Tier
 
 Event = dict[str, Any]
 OnEvent = Callable[[Event], None]
@@ -54,16 +58,22 @@ class RunOptions(NamedTuple):
 
 
 def run(
-    plan: Plan, store: LocalStore, executor: Executor, on_event: OnEvent, options: RunOptions
+    plan: Plan,
+    store: LocalStore,
+    executor: Executor,
+    on_event: OnEvent,
+    options: RunOptions,
+    tier: Tier | None = None,
 ) -> RunReport:
     """Bring every stage of the plan up to date and deliver what the recipes ask for.
 
     Failures are in the report; raises only for what concerns the whole run, such as a full
-    disk. A stored file that turns out to be damaged is set aside and made again.
+    disk. A stored file that turns out to be damaged is set aside and made again. `tier` is
+    where results are fetched from, and sent to, before a stage runs here and after it.
     """
     started = time.monotonic()
-    with store.running():
-        session = Session(plan, store, executor, on_event, options)
+    with store.running(), _remote_at_work(tier, executor):
+        session = Session(plan, store, executor, on_event, options, tier)
         delivered: list[str] = []
         for _ in range(_ROUNDS):
             session.walk()
@@ -74,7 +84,23 @@ def run(
         rejected = [spec for spec in plan.stages if session.outcome(spec) == "rejected"]
         delivered += delivery.deliver_verdicts(rejected, session.verdicts, store, options.dist)
     seconds = time.monotonic() - started
-    return RunReport(session.reports(), tuple(delivered), tuple(store.damage), seconds)
+    traffic = tier.traffic() if tier else None
+    return RunReport(session.reports(), tuple(delivered), tuple(store.damage), seconds, traffic)
+
+
+@contextlib.contextmanager
+def _remote_at_work(tier: Tier | None, executor: Executor) -> Iterator[None]:
+    """While this is open results may be sent; afterwards a limited time is waited for the last of them."""
+    if tier is None:
+        yield
+        return
+    tier.start()
+    try:
+        yield
+    except BaseException:
+        tier.finish(0.0)
+        raise
+    tier.finish(0.0 if executor.cancelled else None)
 
 
 class Session:
@@ -87,12 +113,14 @@ class Session:
         executor: Executor,
         on_event: OnEvent,
         options: RunOptions,
+        tier: Tier | None = None,
     ) -> None:
         self._plan = plan
         self._store = store
         self._executor = executor
         self._on_event = on_event
         self._options = options
+        self._tier = tier
         self._reports: dict[str, StageReport] = {}
         self._specs = {spec.id: spec for spec in plan.stages}
         self.survey = Survey(store, FileDigests(store))
@@ -113,9 +141,10 @@ class Session:
         )
 
     def walk(self) -> None:
-        """Survey the plan, then give doit what is not up to date."""
+        """Survey the plan, fetch what others have made, then give doit what is not up to date."""
         self.damaged.clear()
         self.survey.look(self._plan)
+        self._fetch_ahead()
         pending = [spec for spec in self._plan.stages if not self._note_hit(spec)]
         if not pending:
             return
@@ -124,12 +153,22 @@ class Session:
         tasks = [Task(**self.task(spec, names)) for spec in pending]
         _Doit(tasks, self._options).run()
 
+    def _fetch_ahead(self) -> None:
+        if self._tier is not None and any(d.kind != "hit" for d in self.survey.decisions.values()):
+            from tvmflow.stores.remote.ahead import fetch_ahead
+
+            fetch_ahead(self._plan, self.survey, self._tier, self._note_fetched)
+
+    def _note_fetched(self, spec: StageSpec, found: Fetched) -> None:
+        reason = f"from {found.origin}"
+        self._finish(spec, StageReport(spec.id, "fetched", reason, 0.0, found.artifact.facts))
+
     def _note_hit(self, spec: StageSpec) -> bool:
         decision = self.survey.decisions[spec.id]
         if decision.kind != "hit":
             return False
         artifact = self.survey.artifacts[spec.id]
-        if self.outcome(spec) != "ran":
+        if self.outcome(spec) not in ("ran", "fetched"):
             self._finish(spec, StageReport(spec.id, "hit", decision.reason, 0.0, artifact.facts))
         self._store.remember(spec.recipe, spec.label, artifact.key)
         return True
@@ -167,7 +206,7 @@ class Session:
                 spec.id, outcome_of(type(error)), "", 0.0, {}, error.message, error.fix
             )
         self._finish(spec, report)
-        return None if report.outcome in ("ran", "hit") else TaskFailed(report.message)
+        return None if report.outcome in ("ran", "hit", "fetched") else TaskFailed(report.message)
 
     def _mark_damaged(self, spec: StageSpec, found: Damaged) -> None:
         for need in spec.needs:
@@ -185,22 +224,26 @@ class Session:
     def _execute(self, spec: StageSpec, decision: Decision) -> StageReport:
         """Claim the stage's key, look again, run it, publish what it made."""
         key = self.survey.keys[spec.id]
+        reason = decision.reason
         with self._store.claim(key.digest) as slot:
             # another process may have finished it while we waited
-            artifact = self._store.find(key.digest)
+            artifact, outcome = self._store.find(key.digest), "hit"
+            if artifact is None and self._tier and (found := self._tier.fetch(key)):
+                artifact, outcome, reason = found.artifact, "fetched", f"from {found.origin}"
             if artifact is not None:
                 self._store.release(slot)
-                outcome, result = "hit", StageResult("ok", "", "", artifact.facts, 0.0, "")
+                result = StageResult("ok", "", "", artifact.facts, 0.0, "")
             else:
-                self._on_event(
-                    {"event": "stage_started", "stage_id": spec.id, "reason": decision.reason}
-                )
-                result = self._run_in_worker(spec, slot)
+                self._on_event({"event": "stage_started", "stage_id": spec.id, "reason": reason})
+                with self._trials_shared(spec):
+                    result = self._run_in_worker(spec, slot)
                 outcome = "ran" if result.outcome == "ok" else result.outcome
                 if result.outcome == "ok":
                     artifact = self._store.publish(slot, key, result.facts, result.seconds)
                 else:
                     self._keep_verdict(spec, slot, result)
+        if outcome == "ran" and self._tier:
+            self._tier.offer(key.digest)
         if artifact is not None:
             check_pinned(spec, artifact)
             self.survey.artifacts[spec.id] = artifact
@@ -208,13 +251,23 @@ class Session:
         return StageReport(
             spec.id,
             outcome,
-            decision.reason,
+            reason,
             result.seconds,
             result.facts,
             result.message,
             result.fix,
             result.log if result.message else "",
         )
+
+    @contextlib.contextmanager
+    def _trials_shared(self, spec: StageSpec) -> Iterator[None]:
+        """Before tuning, take the trials of others; after it, however it ended, give them ours."""
+        if self._tier is None or spec.stage != "tune":
+            yield
+            return
+        self._tier.pull_ledger(spec.settings)
+        yield
+        self._tier.offer_ledger(spec.settings)
 
     def _keep_verdict(self, spec: StageSpec, slot: Slot, result: StageResult) -> None:
         """A verdict against a library is worth keeping, but is no result that a later run may take."""

@@ -4,6 +4,7 @@
     actions/ab/<key>       a finished stage: digest line, then JSON (files, facts, pre-image)
     last/<recipe>/<label>  the key that a recipe's stage had when it last was up to date
     work/<key>/            a stage that is running or was killed; holds its claim and resumes
+    spool/<remote>/<key>   a result that has yet to be sent there
     logs/ ledger/ locks/ downloads/ stats/ facts/ plans/ tmp/ damaged/
 
 What is under `cas` and `actions` is complete: it is written aside, flushed, and moved into
@@ -136,6 +137,17 @@ class LocalStore:
         action = self._action(key)
         return None if action is None else action["preimage"]
 
+    def keys(self) -> list[str]:
+        """The keys of all finished results."""
+        return [key for two in self.notes("actions") for key in self.notes("actions", two)]
+
+    def record(self, key: str) -> dict[str, Json] | None:
+        """All that is kept of a finished result: files, facts, pre-image, seconds, when it was made.
+
+        One that came from elsewhere has an `origin` too: the `place`, and the `signatures` it came with.
+        """
+        return self._action(key)
+
     def _action(self, key: str) -> dict[str, Json] | None:
         path = self._action_path(key)
         try:
@@ -227,6 +239,18 @@ class LocalStore:
             self.write_note(_TAG, "CACHEDIR.TAG")
             self.write_note(FORMAT, "format")
 
+    def notes(self, *path: str) -> list[str]:
+        """The names of the small files in a folder of them."""
+        try:
+            return sorted(os.listdir(self._note_path(path)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def remove_note(self, *path: str) -> None:
+        """Take a small file away, whether it is there or not."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(self._note_path(path))
+
     def write_note(self, text: str, *path: str) -> None:
         """Leave a small file for later runs, whole or not at all."""
         target = self._note_path(path)
@@ -238,12 +262,13 @@ class LocalStore:
         if self.last_key(recipe, label) != key:
             self.write_note(key, "last", recipe, label)
 
-    def _temporary(self) -> str:
+    def temporary(self) -> str:
+        """A path for a new file on the disk of the store; who is killed with it leaves it to the next sweep."""
         os.makedirs(f"{self.root}/tmp", exist_ok=True)
         return f"{self.root}/tmp/{os.getpid()}-{time.monotonic_ns()}-{os.urandom(4).hex()}"
 
     def _write_aside(self, data: bytes, target: str, *, flush: bool) -> None:
-        aside = self._temporary()
+        aside = self.temporary()
         try:
             with open(aside, "wb") as stream:
                 stream.write(data)
@@ -335,7 +360,7 @@ class LocalStore:
     def release(self, slot: Slot) -> None:
         """Give up a claimed slot: its result is in the store."""
         # moved away first: whoever waits for this key may fill a folder of the same name at once
-        aside = self._temporary()
+        aside = self.temporary()
         with contextlib.suppress(FileNotFoundError):
             os.rename(slot.folder, aside)
         _remove_tree(aside)
@@ -348,19 +373,29 @@ class LocalStore:
             files = tuple(
                 self._take_in(name, path) for name, path in sorted(_files_below(slot.out))
             )
-            body = json.dumps(
+            made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            self._make_known(
+                key.digest,
                 {
                     "files": files,
                     "facts": facts,
                     "preimage": key.preimage,
                     "seconds": seconds,
-                    "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                }
-            ).encode()
-            content = hashlib.sha256(body).hexdigest().encode() + b"\n" + body
-            self._write_aside(content, self._action_path(key.digest), flush=True)
+                    "made": made,
+                },
+            )
             self.release(slot)
         return Artifact(key.digest, files, facts)
+
+    def adopt(self, key: str, record: dict[str, Json]) -> None:
+        """Make a result of another store known here (see `record`); its contents have been taken in."""
+        with disk_errors(self.root):
+            self._make_known(key, record)
+
+    def _make_known(self, key: str, record: dict[str, Json]) -> None:
+        body = json.dumps(record).encode()
+        content = hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+        self._write_aside(content, self._action_path(key), flush=True)
 
     def add_file(self, path: str) -> str:
         """Take one file in (it is moved); its digest."""

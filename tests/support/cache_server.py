@@ -1,0 +1,177 @@
+"""A strict HTTP cache for tests, with what bazel-remote checks; it can be slowed, killed, and made to lie.
+
+Contents must have the digest that they are put under, and every request a length. Actions must
+be `ActionResult` messages, and are given out only while all files that they name are there.
+The messages are read by protobuf's own reader, from a descriptor that is built here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+
+def _action_result() -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name="reapi.proto", package="reapi", syntax="proto3")
+    kinds = {"string": 9, "int64": 3, "bool": 8, "bytes": 12, "int32": 5}
+
+    def message(name: str, *fields: tuple[int, str, str, bool]) -> None:
+        made = file.message_type.add(name=name)
+        for number, kind, called, repeated in fields:
+            at = made.field.add(name=called, number=number, label=3 if repeated else 1)
+            if kind in kinds:
+                at.type = kinds[kind]
+            else:
+                at.type, at.type_name = 11, f".reapi.{kind}"
+
+    message("Digest", (1, "string", "hash", False), (2, "int64", "size_bytes", False))
+    message("Worker", (1, "string", "worker", False))
+    message(
+        "OutputFile",
+        (1, "string", "path", False),
+        (2, "Digest", "digest", False),
+        (4, "bool", "is_executable", False),
+    )
+    message(
+        "ActionResult",
+        (2, "OutputFile", "output_files", True),
+        (4, "int32", "exit_code", False),
+        (5, "bytes", "stdout_raw", False),
+        (9, "Worker", "execution_metadata", False),
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("reapi.ActionResult"))
+
+
+ActionResult: Any = _action_result()
+
+
+@dataclass
+class Cache:
+    """What the server holds, what it was asked, and how it is to behave."""
+
+    url: str = ""
+    ac: dict[str, bytes] = field(default_factory=dict)
+    cas: dict[str, bytes] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+    """`METHOD /path` of every request."""
+    authorizations: list[str] = field(default_factory=list)
+    token: str = ""
+    """The Authorization that is asked for; none when empty."""
+    slow_s: float = 0.0
+    statuses: list[int] = field(default_factory=list)
+    """Statuses of the next answers, whatever is asked."""
+    die_after: int = -1
+    """How many requests are answered before every connection is dropped."""
+    read_only: bool = False
+
+    def asked(self, method: str, shelf: str = "") -> list[str]:
+        return [each for each in self.requests if each.startswith(f"{method} /{shelf}")]
+
+    def flip(self, digest: str) -> None:
+        """Change one bit of a content."""
+        content = bytearray(self.cas[digest])
+        content[len(content) // 2] ^= 1
+        self.cas[digest] = bytes(content)
+
+
+@contextlib.contextmanager
+def cache_server(prefix: str = "") -> Iterator[Cache]:
+    """A server on a free port, for the length of the block."""
+    cache = Cache()
+    route = re.compile(re.escape(prefix) + r"/(ac|cas)/([0-9a-f]{64})")
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _answer(self, status: int, body: bytes = b"") -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def _handle(self) -> None:
+            length = self.headers.get("Content-Length")
+            body = self.rfile.read(int(length or 0))
+            cache.requests.append(f"{self.command} {self.path.removeprefix(prefix)}")
+            cache.authorizations.append(self.headers.get("Authorization", ""))
+            time.sleep(cache.slow_s)
+            if 0 <= cache.die_after < len(cache.requests):
+                self.close_connection = True
+                return
+            matched = route.fullmatch(self.path)
+            if cache.statuses:
+                self._answer(cache.statuses.pop(0))
+            elif cache.token and self.headers.get("Authorization") != cache.token:
+                self._answer(401)
+            elif not matched:
+                self._answer(400)
+            elif self.command == "PUT":
+                self._answer(*self._put(matched[1], matched[2], length, body))
+            else:
+                self._answer(*self._get(matched[1], matched[2]))
+
+        def _put(self, shelf: str, name: str, length: str | None, body: bytes) -> tuple[int, bytes]:
+            if cache.read_only:
+                return 403, b""
+            if length is None:
+                return 411, b"no Content-Length"
+            if shelf == "cas":
+                if hashlib.sha256(body).hexdigest() != name:
+                    return 400, b"another digest"
+                cache.cas[name] = body
+                return 200, b""
+            try:
+                action = ActionResult.FromString(body)
+            except DecodeError:
+                return 400, b"no ActionResult"
+            # as bazel-remote does: so nobody may compare the bytes
+            action.execution_metadata.worker = "127.0.0.1"
+            cache.ac[name] = action.SerializeToString()
+            return 200, b""
+
+        def _get(self, shelf: str, name: str) -> tuple[int, bytes]:
+            found = (cache.ac if shelf == "ac" else cache.cas).get(name)
+            if found is None:
+                return 404, b"not found"
+            if shelf == "ac":
+                with contextlib.suppress(DecodeError):
+                    files = ActionResult.FromString(found).output_files
+                    if any(file.digest.hash not in cache.cas for file in files):
+                        return 404, b"incomplete"
+            return 200, found
+
+        do_GET = do_HEAD = do_PUT = _handle
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 64
+
+        def handle_error(self, *_: object) -> None:
+            return
+
+    server = Server(("127.0.0.1", 0), Handler)
+    cache.url = f"http://127.0.0.1:{server.server_port}{prefix}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield cache
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,130 @@
+"""A remote in a bucket: S3 and what speaks like it, Google Cloud Storage, Azure Blob Storage.
+
+Who we are is found where those services' own tools look: their environment variables, and the
+identity of the machine. Nothing of it is in the address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import urllib.parse
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from tvmflow.errors import EnvironmentProblem, UsageError
+from tvmflow.stores.remote._base import LONGEST_ACTION, Forbidden, Sink, Unreachable, Wrong
+from tvmflow.stores.remote.http import without_credentials
+
+_CHUNK: Final = 1 << 20
+_STATUS: Final = re.compile(r"\b(?:status(?: code)?:? |error: )?([45]\d\d) ([A-Z][A-Za-z ]{2,40})")
+
+
+class ObjectsRemote:
+    """See `_base.Remote`: `ac/<key>` and `cas/<sha256>` below the address, as in `s3://bucket/prefix`."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        parts = urllib.parse.urlsplit(url)
+        self.place = without_credentials(url).rstrip("/")
+        if "@" in url or parts.query or parts.fragment:
+            raise UsageError(
+                f"--remote {self.place}: an address of a bucket is that alone",
+                fix="give keys and tokens in the environment, as docs/remote.md shows",
+            )
+        if not parts.netloc:
+            raise UsageError(
+                f"--remote {self.place}: it names no bucket",
+                fix=f"give it as {parts.scheme}://BUCKET[/PREFIX]",
+            )
+        try:
+            import obstore
+            from obstore.store import from_url
+        except ImportError as missing:
+            raise EnvironmentProblem(
+                f"{self.place} needs the package obstore ({missing})",
+                fix="pip install 'tvmflow[remote]'",
+            ) from missing
+        self._obstore: Any = obstore
+        self._timeout_s = timeout_s
+        options = {
+            "connect_timeout": timedelta(seconds=timeout_s),
+            # of a whole transfer, which may be large
+            "timeout": timedelta(seconds=timeout_s * 60),
+        }
+        retries = {"max_retries": 1, "retry_timeout": timedelta(seconds=timeout_s)}
+        try:
+            self._store: Any = from_url(url, client_options=options, retry_config=retries)
+        except (obstore.exceptions.BaseError, ValueError) as error:
+            raise UsageError(
+                f"--remote {self.place}: {_first_line(error)}",
+                fix="correct the address, or the variables of the service",
+            ) from error
+
+    def action(self, key: str) -> bytes | None:
+        content = bytearray()
+        found = self._get(f"ac/{key}", LONGEST_ACTION, content.extend)
+        return bytes(content) if found else None
+
+    def put_action(self, key: str, content: bytes) -> None:
+        with self._said():
+            self._obstore.put(self._store, f"ac/{key}", content)
+
+    def has(self, digest: str, size: int) -> bool:
+        try:
+            with self._said():
+                return int(self._obstore.head(self._store, f"cas/{digest}")["size"]) == size
+        except _Missing:
+            return False
+
+    def fetch(self, digest: str, size: int, sink: Sink) -> bool:
+        return self._get(f"cas/{digest}", size, sink)
+
+    def put(self, digest: str, path: Path) -> None:
+        with self._said():
+            self._obstore.put(self._store, f"cas/{digest}", path)
+
+    def close(self) -> None:
+        """The library closes what it holds."""
+
+    def _get(self, path: str, most: int, sink: Sink) -> bool:
+        try:
+            with self._said():
+                found = self._obstore.get(self._store, path)
+                if found.meta["size"] > most:
+                    raise Wrong(f"it is longer than {most} bytes")
+                for chunk in found.stream(min_chunk_size=_CHUNK):
+                    sink(bytes(chunk))
+        except _Missing:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _said(self) -> Iterator[None]:
+        """What the library raises, as a phrase of ours: its own may show parts of a signed request."""
+        raised = self._obstore.exceptions
+        try:
+            yield
+        except raised.NotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise Unreachable("there is no such bucket") from None
+            raise _Missing from None
+        except (raised.PermissionDeniedError, raised.UnauthenticatedError):
+            raise Forbidden("it does not let us: check the variables of the service") from None
+        except raised.BaseError as error:
+            text = str(error)
+            status = _STATUS.search(text)
+            if status:
+                raise Unreachable(f"it answers {status[1]} {status[2].strip()}") from None
+            if "timed out" in text or "timeout" in text.lower().replace("retry_timeout", ""):
+                raise Unreachable(f"no answer within {self._timeout_s:g} s") from None
+            raise Unreachable("no connection to it") from None
+
+
+class _Missing(Exception):
+    """There is nothing of that name."""
+
+
+def _first_line(error: Exception) -> str:
+    return re.sub(r"\S+://\S+", "…", str(error)).partition("\n")[0][:200]
