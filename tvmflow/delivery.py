@@ -9,6 +9,9 @@ from tvmflow.stores.filestat import stamp
 from tvmflow.stores.local import LocalStore, disk_errors, hash_file
 from tvmflow.values import Artifact, Plan, StageSpec
 
+VERDICT = "verify.json"
+"""What the verdict on a library is called beside it."""
+
 
 def pending(plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str) -> bool:
     """Whether anything has to be copied."""
@@ -37,7 +40,7 @@ def deliver_verdicts(
     paths = []
     for spec in rejected:
         if spec.id in verdicts:
-            path = os.path.join(dist, spec.recipe, spec.target, "verify.json")
+            path = os.path.join(dist, spec.recipe, spec.target, VERDICT)
             _copy(store, verdicts[spec.id], path)
             paths.append(path)
     return paths
