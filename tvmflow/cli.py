@@ -15,8 +15,8 @@ from typing import Any
 
 from tvmflow import (
     __version__,
+    cache_cli,
     device_cli,
-    fastpath,
     model_cli,
     plancache,
     records_cli,
@@ -120,9 +120,7 @@ def clean(args: argparse.Namespace) -> int:
     """Remove results; measured trials stay unless asked for by name."""
     from tvmflow.stores.cleaning import clean_store
 
-    store = LocalStore(
-        fastpath.store_of(sys.argv[1:] if args.store is None else ["--store", args.store])
-    )
+    store = store_of(args)
     freed = clean_store(store, ledger=args.ledger)
     print(
         f"{store.root}: {freed / 1e6:.1f} MB removed"
@@ -245,6 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     command(schema)
     command(doctor)
     model_cli.add_parser(commands)
+    cache_cli.add_parser(commands)
     records_cli.add_parser(commands)
     device_cli.add_parser(commands)
     targets_cli.add_parser(commands)

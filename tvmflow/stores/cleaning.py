@@ -10,7 +10,7 @@ from tvmflow.errors import UsageError
 from tvmflow.stores.local import FORMAT, LocalStore
 
 _RESULTS: Final = (
-    "actions cas last work logs stats facts plans delivered downloads tmp damaged".split()
+    "actions cas last work logs stats facts plans delivered downloads tmp damaged runs".split()
 )
 
 
