@@ -104,7 +104,8 @@ def _set_aside_content(store: LocalStore, digest: str) -> bool:
         if hash_file(store.blob(digest)) != digest:
             with leases.briefly(store.root, alone=True):
                 try:
-                    store.checked_blob(digest)
+                    # one that this store has read before it would not read again
+                    LocalStore(store.root).checked_blob(digest)
                 except Damaged:
                     return True
     return False

@@ -173,7 +173,7 @@ class _Choice:
         )
         self._names.update(digest for pin in contents.pins for digest in pin.digests)
         # bytes that are there after all that went so far; who carries the items out keeps count
-        self.left = sum(map(_size, _governed(self._root)))
+        self.left = sum(map(size_of, _governed(self._root)))
 
     def items(self) -> Iterator[_Item]:
         """What goes. Each is to be carried out before the next is asked for, and counted in `left`."""
@@ -208,7 +208,7 @@ class _Choice:
             if each.key in self._needed_by
             for digest in each.inputs
         }
-        for path in _files(self._root / "downloads"):
+        for path in files_below(self._root / "downloads"):
             if path.suffix == ".lock" or path.name.partition(".")[0] in needed_files:
                 continue
             with contextlib.suppress(FileNotFoundError):
@@ -315,7 +315,7 @@ class _Choice:
         """Entries of a folder that are older than this, or void; none that came since a living run began."""
         place = self._root / folder
         # what a kill left in `tmp` may be a folder, which goes as a whole
-        entries = _entries(place) if folder == "tmp" else _files(place)
+        entries = _entries(place) if folder == "tmp" else files_below(place)
         for path in entries:
             # what was moved here keeps the time that it was written at, and gets a new time of change
             changed = _changed(path)
@@ -331,7 +331,7 @@ class _Choice:
         """Work folders that nobody holds."""
         for path in _entries(self._root / "work"):
             if path.is_dir():
-                used = max(map(_changed, (path, *path.rglob("*"))))
+                used = max(map(_changed, (path, *_folders(path), *files_below(path))))
                 if used < self._horizon_ns and (self._now_ns - used) / 1e9 >= age_s:
                     size, name = _size_below(path), f"{path.name[:12]}…"
                     remove = partial(_remove_work, path, size)
@@ -353,16 +353,22 @@ _GOVERNED: Final = (
 def _governed(root: Path) -> Iterator[Path]:
     """Every file that counts: all but trials and locks."""
     for name in _GOVERNED:
-        yield from _files(root / name)
+        yield from files_below(root / name)
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
     for parent, _, names in os.walk(folder):
         for name in names:
             yield Path(parent, name)
 
 
-def _size(path: Path) -> int:
+def _folders(folder: Path) -> Iterator[Path]:
+    for parent, names, _ in os.walk(folder):
+        for name in names:
+            yield Path(parent, name)
+
+
+def size_of(path: Path) -> int:
     try:
         return path.lstat().st_size
     except FileNotFoundError:
@@ -381,7 +387,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _size_below(path: Path) -> int:
-    return sum(map(_size, _files(path))) if path.is_dir() else _size(path)
+    return sum(map(size_of, files_below(path))) if path.is_dir() else size_of(path)
 
 
 def _remove_path(path: Path, size: int) -> int | None:

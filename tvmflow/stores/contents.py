@@ -167,7 +167,11 @@ def pins(store: LocalStore) -> list[Pin]:
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         try:
-            note = json.loads(store.read_note("pins", path.name) or "")
+            text = store.read_note("pins", path.name)
+            if text is None and not path.exists():
+                # dropped while we looked
+                continue
+            note = json.loads(text or "")
             keys, digests = tuple(note["keys"]), tuple(note["digests"])
             found.append(Pin(note["name"], keys, digests, note["file"]))
         except (ValueError, KeyError, TypeError) as error:

@@ -157,5 +157,5 @@ def _complete(each: Result, contents: Contents) -> bool:
 
 
 def _below(store: LocalStore, folder: str) -> tuple[int, str, int]:
-    sizes = [path.lstat().st_size for path in Path(store.root, folder).rglob("*") if path.is_file()]
+    sizes = [collect.size_of(path) for path in collect.files_below(Path(store.root, folder))]
     return len(sizes), "files", sum(sizes)
