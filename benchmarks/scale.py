@@ -28,8 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.support.pretend import PretendExecutor
 from tests.support.project import Project
@@ -37,6 +36,7 @@ from tvmflow import runner
 from tvmflow.prepare import Asked, prepare
 from tvmflow.stores.local import LocalStore
 
+ROOT = Path(__file__).resolve().parent.parent
 PEERS = {"dvc": "dvc==3.67.1", "snakemake": "snakemake==9.27.1"}
 DEPTH = ("import", "build", "export", "verify")
 
@@ -104,7 +104,8 @@ def write_recipe(folder: Path, shape: Shape) -> None:
     targets = [f"{{name: t{n}, preset: host, num_cores: {n}}}" for n in range(1, shape.targets + 1)]
     project.write_recipe(targets=targets)
     variants = "".join(
-        f"  v{n}: {{inputs: {{data: {{shape: [{n}, 3, 8, 8]}}}}}}\n" for n in range(1, shape.models + 1)
+        f"  v{n}: {{inputs: {{data: {{shape: [{n}, 3, 8, 8]}}}}}}\n"
+        for n in range(1, shape.models + 1)
     )
     with (folder / "tiny.yaml").open("a") as stream:
         stream.write(f"variants:\n{variants}pipeline: compile\n")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     # every command line has these words, and few use them
     from tvmflow.stores import collect, usage
 
-_SHOWN_RESULTS: Final = 5
+_SHOWN_RECIPES: Final = 20
 _PROGRESS_S: Final = 0.2
 
 Function = Callable[[argparse.Namespace], int]
@@ -250,11 +250,9 @@ def _stat_lines(found: usage.Usage) -> Iterator[str]:
     for recipe in found.recipes:
         own = f"{recipe.name:<24} {recipe.results:>6} results  {_size(recipe.bytes):>9}"
         yield f"  {own}  last used {age_text(recipe.age_s)} ago{_or(recipe.missing, 'missing')}"
-        shown = recipe.stages[:_SHOWN_RESULTS]
-        for stage in shown:
+        # of very many recipes, one line each
+        for stage in recipe.stages if len(found.recipes) <= _SHOWN_RECIPES else ():
             yield f"    {stage.name:<22} {stage.results:>6} results  {_size(stage.bytes):>9}"
-        if len(recipe.stages) > len(shown):
-            yield f"    and {len(recipe.stages) - len(shown)} more stages"
     for row in found.rest:
         yield f"  {row.name:<24} {row.number:>6} {row.what:<8} {_size(row.bytes):>9}"
     yield f"`tvmflow cache gc` would free {_size(found.free_now)}; with --max-age 0, {_size(found.free_all)}"

@@ -35,7 +35,7 @@ from tvmflow.errors import (
 from tvmflow.plancache import Planned
 from tvmflow.prepare import Asked, Prepared, prepare
 from tvmflow.progress import Printer
-from tvmflow.report import explanation, render
+from tvmflow.report import MANY, explanation, render
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
 from tvmflow.words import count, open_store, store_of
@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     store = open_store(args)
     prepared = prepare(_asked(args), store)
     _remember_plan(args, store, prepared)
-    printer = Printer(sys.stdout, as_json=args.json, many=_many(prepared))
+    number = len(prepared.plan.stages)
+    printer = Printer(sys.stdout, as_json=args.json, many=_many(prepared), stages=number)
     executor = ProcessExecutor()
     options = runner.RunOptions(args.jobs, args.keep_going, args.dist, args.stage_timeout)
     try:
@@ -77,7 +78,12 @@ def plan(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"stages": [decision._asdict() for decision in decisions]}))
         return EXIT_OK
-    width = max(len(decision.stage_id) for decision in decisions)
+    hits = [decision for decision in decisions if decision.kind == "hit"]
+    if len(decisions) > MANY:
+        # nobody reads them one by one
+        print(f"{len(hits)} stages are up to date")
+        decisions = [decision for decision in decisions if decision.kind != "hit"]
+    width = max([len(decision.stage_id) for decision in decisions], default=0)
     for decision in decisions:
         word = {"hit": "up to date", "run": "run", "wait": "may run"}[decision.kind]
         print(f"{decision.stage_id:<{width}}  {word:<10}  {decision.reason}")

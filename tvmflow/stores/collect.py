@@ -300,7 +300,7 @@ class _Choice:
         yield from self._old("damaged", "damaged", leftover, "it was set aside as damaged")
         yield from self._old("logs", "log", age, "it is an old log")
         yield from self._old("facts", "note", _FACTS_AGE, "it is an old memory")
-        yield from self._old("plans", "note", age, "it is an old memory", _plan_is_void)
+        yield from self._old("plans", "note", DEFAULT_AGE, "it is an old memory", _plan_is_void)
         yield from self._old("stats", "note", None, "its file is gone", _stat_is_void)
         yield from self._old("delivered", "note", None, "its file is gone", _delivery_is_void)
 

@@ -124,7 +124,7 @@ def test_a_pin_keeps_results_and_contents_until_it_is_dropped(store: LocalStore)
     assert collect.collect(store, ALL, do=True).gone == ()
     [pin] = contents.pins(store)
     assert (pin.name, pin.file) == ("net.lock.yaml", "/gone/net.lock.yaml")
-    with pytest.raises(UsageError, match="nothing is pinned as 'net.lock'"):
+    with pytest.raises(UsageError, match=r"nothing is pinned as 'net\.lock'"):
         contents.unpin(store, "net.lock")
     contents.unpin(store, "net.lock.yaml")
     kinds = [each.kind for each in collect.collect(store, ALL, do=True).gone]
@@ -223,7 +223,6 @@ def test_leftovers_go_and_what_is_held_stays(store: LocalStore, tmp_path: Path) 
     assert sorted(gone(found)) == [
         f"content {hash_of('loose')[:12]}…",
         "download cccccccccccc…",
-        "note plans/p",
         "note stats/s1",
         "work 222222222222…",
     ]
@@ -247,8 +246,7 @@ def test_a_dry_run_writes_nothing(store: LocalStore) -> None:
     make(store, "a", days=90)
 
     def everything() -> dict[str, int]:
-        paths = [path for path in Path(store.root).rglob("*")]
-        return {str(path): path.stat().st_mtime_ns for path in paths}
+        return {str(path): path.stat().st_mtime_ns for path in Path(store.root).rglob("*")}
 
     before = everything()
     assert len(collect.collect(store, ALL, do=False).gone) == 1
@@ -281,7 +279,9 @@ def test_verify_sets_aside_what_is_wrong_and_names_whose_it_was(store: LocalStor
     report = runner.run(plan, store, PretendExecutor(), ignore, options(store))
     assert report.exit_code == 0
     assert checking.check(store, quiet).findings == ()
-    found = {spec.stage: store.find(store.last_key("net", spec.label) or "") for spec in plan.stages}
+    found = {
+        spec.stage: store.find(store.last_key("net", spec.label) or "") for spec in plan.stages
+    }
     build, export, verify = (found[stage] for stage in ("build", "export", "verify"))
     assert build and export and verify
     flipped = Path(store.blob(build.files[0].digest))
