@@ -49,13 +49,17 @@ class PlannedRecipe(_Fields):
 
     def where(self, target: Target, *loc: str | int) -> str:
         """`file:line:column` of a target in the recipe, or of a part of one, or of something in it."""
+        return self.loaded.where("targets", *self._places.get(target.name, ()), *loc)
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[str | int, ...]]:
+        """Where each target, or part of one, stands among the targets."""
+        places: dict[str, tuple[str | int, ...]] = {}
         for index, spec in enumerate(self.loaded.recipe.targets):
-            if spec.name == target.name:
-                return self.loaded.where("targets", index, *loc)
-            for at, name in enumerate(spec.machines() if spec.parts else ()):
-                if name == target.name:
-                    return self.loaded.where("targets", index, "parts", at, *loc)
-        return self.loaded.where("targets", *loc)
+            for at, name in enumerate(spec.machines()):
+                places.setdefault(name, (index, "parts", at) if spec.parts else (index,))
+            places[spec.name] = (index,)
+        return places
 
 
 def machines_of(target: Target) -> tuple[ResolvedTarget, ...]:
