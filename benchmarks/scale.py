@@ -1,6 +1,6 @@
 """Thousands of stages that are up to date: what it costs to plan and to confirm them, against DVC and Snakemake.
 
-    python benchmarks/scale.py [--stages N ...] [--rounds N] [--peers] [--limit SECONDS] [--json FILE]
+    python benchmarks/scale.py [--stages N ...] [--rounds N] [--peers dvc snakemake] [--limit SECONDS] [--json FILE]
 
 A recipe with variants and targets is planned for real, from YAML, on a store that a stand-in for the
 compiler has filled: its stages write a few bytes each. Measured are whole processes, wall seconds and
@@ -272,7 +272,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="with which the store is filled")
-    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=[])
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one run of a peer")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -286,7 +286,7 @@ def main() -> None:
             row: dict[str, Any] = {**fill(folder, args.jobs), "tvmflow": ours(folder, args.rounds)}
             os.chdir("/")
         assert row["stages"] == shape.stages, (row, shape)
-        for name in PEERS if base else ():
+        for name in args.peers if base else ():
             assert base is not None
             row[name] = peer(name, shape, install(name, base), args.limit)
             theirs = row[name].get("again")

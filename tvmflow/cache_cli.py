@@ -52,7 +52,7 @@ def verify(args: argparse.Namespace) -> int:
         return EXIT_FAILED if found.findings else EXIT_OK
     for each in found.findings:
         told = "is missing" if each.fault == checking.MISSING else "was damaged and set aside"
-        _say(f"{each.what} {each.name} {told}", *(f"  belongs to {name}" for name in each.results))
+        _say(f"{each.what} {each.name} {told}", *(f"  {name}" for name in each.results))
     total = f"{found.results} results and {found.contents} contents read ({_size(found.bytes)})"
     if found.findings:
         _say(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.keys import digest_of
 from tvmflow.stores import leases
 from tvmflow.stores.collect import alone_at_it
-from tvmflow.stores.contents import Result, action_path, look, read_action
+from tvmflow.stores.contents import RECIPE, Contents, Result, action_path, look, read_action
 from tvmflow.stores.local import Damaged, LocalStore, hash_file
 
 WRONG: Final = "wrong"
@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]
 class Finding(NamedTuple):
     """Something wrong: `what` is `result` or `content`, `name` its key or digest, `fault` wrong or missing.
 
-    `results` are those that cannot be used until a run has made them again.
+    `results` are those that cannot be used until a run has made them again, or who pinned it.
     """
 
     what: str
@@ -67,6 +67,7 @@ def check(store: LocalStore, progress: Progress) -> Checked:
             for digest in absent
             if not Path(store.blob(digest)).exists()
         ]
+        findings += _pinned_and_missing(store, contents)
     size = sum(each.size for each in contents.results.values())
     size += sum(each.size for each in contents.blobs.values())
     return Checked(len(contents.results), total, size, tuple(findings))
@@ -79,6 +80,18 @@ def _named(results: Mapping[str, Result]) -> dict[str, tuple[str, ...]]:
         for digest in dict.fromkeys(each.files):
             named[digest] = (*named.get(digest, ()), _label(each))
     return named
+
+
+def _pinned_and_missing(store: LocalStore, contents: Contents) -> Iterator[Finding]:
+    """What locks and releases need and the store lacks. A recipe only has to be run again."""
+    for pin in contents.pins:
+        if not pin.name.startswith(RECIPE):
+            for key in pin.keys:
+                if not action_path(store, key).exists():
+                    yield Finding("result", key, MISSING, (pin.words,))
+            for digest in pin.digests:
+                if not Path(store.blob(digest)).exists():
+                    yield Finding("content", digest, MISSING, (pin.words,))
 
 
 def _label(each: Result) -> str:

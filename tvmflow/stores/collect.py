@@ -34,6 +34,7 @@ content that nobody names, which the next collection finds.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -110,8 +111,20 @@ def collect(store: LocalStore, limits: Limits, *, do: bool) -> Collected:
     """
     if not do:
         return _collect(store, limits, time.time_ns(), do=False)
-    with alone_at_it(store), store.running() as began:
-        return _collect(store, limits, began, do=True)
+    try:
+        with alone_at_it(store), store.running() as began:
+            return _collect(store, limits, began, do=True)
+    except (OSError, StoreError) as error:
+        if not _is_full(error):
+            raise
+    # there is no room for a lease: then without one, while nobody else uses the store
+    with store.alone():
+        return _collect(store, limits, time.time_ns(), do=True)
+
+
+def _is_full(error: BaseException | None) -> bool:
+    cause = error.__cause__ if isinstance(error, StoreError) else error
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
@@ -131,7 +144,6 @@ def alone_at_it(store: LocalStore) -> Iterator[None]:
 
 
 def _collect(store: LocalStore, limits: Limits, now_ns: int, *, do: bool) -> Collected:
-    # when we remove, our own lease is one of them
     living = leases.living(store.root, tidy=do)
     contents = look(store)
     choice = _Choice(store, contents, limits, now_ns, min([now_ns, *living]) - _SLACK_NS)
@@ -142,7 +154,9 @@ def _collect(store: LocalStore, limits: Limits, now_ns: int, *, do: bool) -> Col
             choice.left -= freed
             age = max(0.0, (now_ns - item.used_ns) / 1e9)
             gone.append(Gone(item.kind, item.name, item.reason, age, freed))
-    return Collected(tuple(gone), choice.left, choice.needed_bytes(), len(living) - do)
+    # when we remove, one of them is our own
+    others = max(0, len(living) - do)
+    return Collected(tuple(gone), choice.left, choice.needed_bytes(), others)
 
 
 def age_text(seconds: float) -> str:
@@ -189,7 +203,8 @@ class _Choice:
         if candidate.wrong:
             return "it is damaged"
         if max_age_s is not None and age_s >= max_age_s:
-            return f"nothing needs it, and it was not used for {age_text(max_age_s)}"
+            unused = f", and it was not used for {age_text(max_age_s)}" if max_age_s else ""
+            return f"nothing needs it{unused}"
         if max_bytes is not None and self.left > max_bytes:
             return "nothing needs it, and the store is larger than it may be"
         return ""
@@ -261,7 +276,9 @@ class _Choice:
 
     def _remove_download(self, path: Path, each: Result) -> int | None:
         lock = path.with_name(f"{path.name.partition('.')[0]}.lock")
-        with lock.open("wb") as handle, contextlib.suppress(BlockingIOError, FileNotFoundError):
+        if not lock.exists() and not _touched(lock):
+            return None
+        with lock.open("rb") as handle, contextlib.suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.stat().st_mtime_ns == each.used_ns:
                 path.unlink()
@@ -390,6 +407,17 @@ def _size_below(path: Path) -> int:
     return sum(map(size_of, files_below(path))) if path.is_dir() else size_of(path)
 
 
+def _touched(path: Path) -> bool:
+    """Make an empty file, if there is room for one."""
+    try:
+        path.touch()
+    except OSError as error:
+        if _is_full(error):
+            return False
+        raise
+    return True
+
+
 def _remove_path(path: Path, size: int) -> int | None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
@@ -413,6 +441,10 @@ def _remove_work(path: Path, size: int) -> int | None:
             path.rename(aside)
         except (BlockingIOError, FileNotFoundError):
             return None
+        except OSError as error:
+            if _is_full(error):
+                return None
+            raise
         shutil.rmtree(aside, ignore_errors=True)
     return size
 

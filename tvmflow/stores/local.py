@@ -332,7 +332,8 @@ class LocalStore:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """While this is open, no run uses the store. Raises StoreError when one does."""
-        descriptor = os.open(f"{self.root}/run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        with disk_errors(self.root):
+            descriptor = os.open(f"{self.root}/run.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -241,6 +242,22 @@ def test_two_collections_at_once_are_refused(store: LocalStore) -> None:
         collect.collect(store, ALL, do=True)
 
 
+def test_a_full_disk_is_no_reason_not_to_collect(store: LocalStore, monkeypatch: Any) -> None:
+    """Without room for a lease, it collects while nobody else uses the store, and refuses otherwise."""
+    make(store, "a", days=90)
+
+    def full(root: str) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    other = LocalStore(store.root)
+    with other.running(), monkeypatch.context() as patch:
+        patch.setattr(leases, "held", full)
+        with pytest.raises(StoreError, match="a run is using the store"):
+            collect.collect(store, ALL, do=True)
+    monkeypatch.setattr(leases, "held", full)
+    assert gone(collect.collect(store, ALL, do=True)) == ["result build " + "a" * 12]
+
+
 def test_a_dry_run_writes_nothing(store: LocalStore) -> None:
     """Not a byte and not a time of the store changes, so it may be run on a store that cannot be written."""
     make(store, "a", days=90)
@@ -302,6 +319,15 @@ def test_verify_sets_aside_what_is_wrong_and_names_whose_it_was(store: LocalStor
     assert runner.run(plan, store, again, ignore, options(store)).exit_code == 0
     assert sorted(again.ran) == ["net/build+host", "net/export+host", "net/verify+host"]
     assert checking.check(store, quiet).findings == ()
+
+
+def test_verify_names_what_is_pinned_and_missing(store: LocalStore) -> None:
+    """A release whose results are gone cannot be had again from here: that is said, and by whom they are pinned."""
+    store.pin("v1.release", ["a" * 64], ["b" * 64])
+    assert checking.check(store, quiet).findings == (
+        checking.Finding("result", "a" * 64, "missing", ("pinned by v1.release",)),
+        checking.Finding("content", "b" * 64, "missing", ("pinned by v1.release",)),
+    )
 
 
 # ---------------------------------------------------------------- runs and collections at once
