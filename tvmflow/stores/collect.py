@@ -104,22 +104,33 @@ class _Item(NamedTuple):
     remove: Callable[[], int | None]
 
 
+def preview(store: LocalStore, limits: Limits, contents: Contents) -> Collected:
+    """What would be removed of what a look has found. Writes nothing."""
+    return _collect(store, contents, limits, leases.living(store.root), time.time_ns(), do=False)
+
+
 def collect(store: LocalStore, limits: Limits, *, do: bool) -> Collected:
     """Remove what is not needed, or say what would be removed (`do` not set, which writes nothing).
 
     Raises StoreError when another collection is at work, or when what is needed cannot be told.
     """
     if not do:
-        return _collect(store, limits, time.time_ns(), do=False)
+        return preview(store, limits, look(store))
     try:
         with alone_at_it(store), store.running() as began:
-            return _collect(store, limits, began, do=True)
+            return _remove(store, limits, began)
     except (OSError, StoreError) as error:
         if not _is_full(error):
             raise
     # there is no room for a lease: then without one, while nobody else uses the store
     with store.alone():
-        return _collect(store, limits, time.time_ns(), do=True)
+        return _remove(store, limits, time.time_ns())
+
+
+def _remove(store: LocalStore, limits: Limits, now_ns: int) -> Collected:
+    # in this order: see above
+    living = leases.living(store.root, tidy=True)
+    return _collect(store, look(store), limits, living, now_ns, do=True)
 
 
 def _is_full(error: BaseException | None) -> bool:
@@ -143,9 +154,15 @@ def alone_at_it(store: LocalStore) -> Iterator[None]:
         yield
 
 
-def _collect(store: LocalStore, limits: Limits, now_ns: int, *, do: bool) -> Collected:
-    living = leases.living(store.root, tidy=do)
-    contents = look(store)
+def _collect(
+    store: LocalStore,
+    contents: Contents,
+    limits: Limits,
+    living: Sequence[int],
+    now_ns: int,
+    *,
+    do: bool,
+) -> Collected:
     choice = _Choice(store, contents, limits, now_ns, min([now_ns, *living]) - _SLACK_NS)
     gone = []
     for item in choice.items():
@@ -228,9 +245,10 @@ class _Choice:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                if status.st_mtime_ns < self._horizon_ns:
+                # a file that was put there by hand may be years old
+                if status.st_ctime_ns < self._horizon_ns:
                     label = f"downloads/{path.name}"
-                    yield Result("", label, status.st_mtime_ns, status.st_size, (), ())
+                    yield Result("", label, status.st_ctime_ns, status.st_size, (), ())
 
     def _goes(self, each: Result, reason: str) -> _Item:
         if not each.key:
@@ -280,7 +298,7 @@ class _Choice:
             return None
         with lock.open("rb") as handle, contextlib.suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.stat().st_mtime_ns == each.used_ns:
+            if path.stat().st_ctime_ns == each.used_ns:
                 path.unlink()
                 return each.size
         return None

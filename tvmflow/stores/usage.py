@@ -89,8 +89,8 @@ def measure(store: LocalStore) -> Usage:
         Row("of them unnamed", len(unnamed), "files", sum(unnamed)),
         *(Row(name, *_below(store, name)) for name in _FOLDERS),
     ]
-    now_free = collect.collect(store, collect.Limits(), do=False)
-    all_free = collect.collect(store, collect.Limits(0.0), do=False)
+    now_free = collect.preview(store, collect.Limits(), contents)
+    all_free = collect.preview(store, collect.Limits(0.0), contents)
     return Usage(
         store.root,
         now_free.kept_bytes + now_free.freed,
