@@ -253,7 +253,7 @@ def _stat_lines(found: usage.Usage) -> Iterator[str]:
         # of very many recipes, one line each
         for stage in recipe.stages if len(found.recipes) <= _SHOWN_RECIPES else ():
             yield f"    {stage.name:<22} {stage.results:>6} results  {_size(stage.bytes):>9}"
-    for row in found.rest:
+    for row in filter(lambda row: row.number, found.rest):
         yield f"  {row.name:<24} {row.number:>6} {row.what:<8} {_size(row.bytes):>9}"
     yield f"`tvmflow cache gc` would free {_size(found.free_now)}; with --max-age 0, {_size(found.free_all)}"
 
