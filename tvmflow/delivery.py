@@ -13,9 +13,12 @@ VERDICT = "verify.json"
 """What the verdict on a library is called beside it."""
 
 
-def pending(plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str) -> bool:
-    """Whether anything has to be copied."""
-    return any(not there for _, _, there in _wanted(plan, artifacts, store, dist))
+def delivered(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> tuple[str, ...] | None:
+    """The paths of everything that the plan's recipes have in `dist`; None when anything has to be copied."""
+    wanted = _wanted(plan, artifacts, store, dist)
+    return tuple(path for path, _, _ in wanted) if all(there for *_, there in wanted) else None
 
 
 def deliver(

@@ -51,11 +51,15 @@ def answer(argv: Sequence[str]) -> int | None:
         survey.look(planned.plan)
         if any(decision.kind != "hit" for decision in survey.decisions.values()):
             return None
-        if delivery.pending(planned.plan, survey.artifacts, store, planned.dist):
+        # a recipe that went back to what it was: only a run may say that it needs that again
+        if any(
+            store.last_key(spec.recipe, spec.label) != survey.artifacts[spec.id].key
+            for spec in planned.plan.stages
+        ):
             return None
-        delivered = delivery.deliver(planned.plan, survey.artifacts, store, planned.dist)
-        for spec in planned.plan.stages:
-            store.remember(spec.recipe, spec.label, survey.artifacts[spec.id].key)
+        delivered = delivery.delivered(planned.plan, survey.artifacts, store, planned.dist)
+        if delivered is None:
+            return None
     except (TvmflowError, OSError):
         # the long way meets the same trouble and explains it
         return None
@@ -63,6 +67,6 @@ def answer(argv: Sequence[str]) -> int | None:
         StageReport(spec.id, "hit", "unchanged", 0.0, survey.artifacts[spec.id].facts)
         for spec in planned.plan.stages
     )
-    report = RunReport(stages, tuple(delivered), (), time.monotonic() - started)
+    report = RunReport(stages, delivered, (), time.monotonic() - started)
     sys.stdout.write(render(report, as_json=planned.json))
     return report.exit_code

@@ -259,9 +259,11 @@ class Tier:
 
     def _is_here(self, digest: str, size: int) -> bool:
         try:
-            return Path(self.store.blob(digest)).stat().st_size == size
+            # a content that is there is also held, so that no collection takes it before it is named
+            here = Path(self.store.blob(digest)).stat().st_size == size
         except FileNotFoundError:
             return False
+        return here and self.store.use_blob(digest)
 
     def _check_room(self, needed: int) -> None:
         free = shutil.disk_usage(self.store.root).free
