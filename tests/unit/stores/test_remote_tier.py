@@ -62,9 +62,7 @@ def test_a_second_machine_repeats_nothing(kind: str, cache: Cache, tmp_path: Pat
     assert second.remote is not None
     assert second.remote.fetched == 7 and second.remote.fetched_bytes > 0
     assert "7 fetched (" in summary(second) and second.exit_code == 0
-    assert {stage.reason for stage in second.stages} == {
-        f"from {second.remote.place}, not signed"
-    }
+    assert {stage.reason for stage in second.stages} == {f"from {second.remote.place}, not signed"}
     third = two.run(PLAN)
     assert set(outcomes(third).values()) == {"hit"}
 

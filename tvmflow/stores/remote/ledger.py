@@ -230,20 +230,17 @@ def push(tier: Tier, here: Here) -> int:
         if not packed:
             return 0
         packs = _packs(tier, key, tier.writing)
-        before = tier.store.read_note("ledger", "sent", tier.remote.place, key)
         if len(packs) > _MOST_PACKS:
-            packs = _made_one(tier, key, packs, here, folder, path)
-            own = _send(tier, key, path)
-            gone = set(packs)
-        else:
-            own = _send(tier, key, path)
-            # what this ledger gave before is in what it gives now
-            gone = {before} if before else set()
-    digest = own.trials.digest
-    gone.discard(digest)
-    _enter(tier, key, own, gone)
-    tier.store.write_note("", "ledger", "taken", digest)
-    tier.store.write_note(digest, "ledger", "sent", tier.remote.place, key)
+            joined = _joined(tier, key, packs, here, folder, path)
+            # it holds what this ledger may lack: to be pulled as any other, and never this one's to replace
+            _enter(tier, key, _send(tier, key, path), joined)
+            return packed
+        own = _send(tier, key, path)
+    before = tier.store.read_note("ledger", "sent", tier.remote.place, key)
+    # what this ledger gave before is in what it gives now
+    _enter(tier, key, own, {before or ""} - {own.trials.digest})
+    tier.store.write_note("", "ledger", "taken", own.trials.digest)
+    tier.store.write_note(own.trials.digest, "ledger", "sent", tier.remote.place, key)
     return packed
 
 
@@ -266,9 +263,9 @@ def _pack_up(root: Path, here: Here, path: Path) -> int:
         return 0
 
 
-def _made_one(
+def _joined(
     tier: Tier, key: str, packs: Mapping[str, Pack], here: Here, folder: Path, path: Path
-) -> dict[str, Pack]:
+) -> set[str]:
     """Add to the file at `path` what the packs have; those that are now in it as a whole.
 
     By way of a ledger of its own: what was forgotten in the local one on purpose stays forgotten there.
@@ -278,13 +275,13 @@ def _made_one(
     root = folder / "ledger"
     root.mkdir()
     import_pack(path, root, here)
-    whole = {}
+    whole = set()
     for digest, pack in packs.items():
         with contextlib.suppress(Refused, Wrong, UsageError):
             _take(tier, key, pack, here, root)
-            whole[digest] = pack
+            whole.add(digest)
     _pack_up(root, here, path)
-    return whole
+    return whole - {_content_of(path).digest}
 
 
 def _send(tier: Tier, key: str, path: Path) -> Pack:
