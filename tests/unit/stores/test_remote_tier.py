@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -416,4 +415,4 @@ def test_two_machines_that_write_at_once_disturb_nobody(cache: Cache, tmp_path: 
     report = third.run(PLAN)
     assert "failed" not in outcomes(report).values() and report.exit_code == 0
     assert outcomes(report)["import"] == "fetched"
-    assert not os.listdir(Path(third.store.root, "tmp"))
+    assert list(Path(third.store.root, "tmp").iterdir()) == []

@@ -30,6 +30,7 @@ from tvmflow.stores.remote.breaker import Breaker
 
 if TYPE_CHECKING:
     from tvmflow.stores.remote.tier import Tier
+    from tvmflow.tuning.pack import Received
     from tvmflow.tuning.records import Here
 
 KIND: Final = "application/vnd.tvmflow.trials+json"
@@ -168,19 +169,21 @@ def pull(tier: Tier, here: Here) -> Pulled:
             taken += 1
             continue
         try:
-            new += _take(tier, key, pack, here, Path(tier.store.ledger))
+            received = _take(tier, key, pack, here, Path(tier.store.ledger))
         except (Refused, Wrong, UsageError) as why:
             text = f"{tier.remote.place}: the trials {digest[:12]} are refused: {_words(why)}"
             tier.tell(text)
             problems.append(text)
             continue
-        tier.store.write_note("", "ledger", "taken", digest)
+        new += sum(each.new for each in received.targets)
         taken += 1
+        if received.complete:
+            tier.store.write_note("", "ledger", "taken", digest)
     return Pulled(new, taken, tuple(problems))
 
 
-def _take(tier: Tier, key: str, pack: Pack, here: Here, root: Path) -> int:
-    """Add one pack to a ledger; how many of its trials are new."""
+def _take(tier: Tier, key: str, pack: Pack, here: Here, root: Path) -> Received:
+    """Add one pack to a ledger. Raises Refused, Wrong, UsageError."""
     from tvmflow.tuning.pack import import_pack
 
     _check_seal(tier, key, pack, tier.reading)
@@ -194,7 +197,7 @@ def _take(tier: Tier, key: str, pack: Pack, here: Here, root: Path) -> int:
         tier.tell(
             f"{tier.remote.place}: not taken: {problem.replace(str(path), 'a pack of trials')}"
         )
-    return sum(each.new for each in received.targets)
+    return received
 
 
 def _check_unpacked(path: Path) -> None:
@@ -278,8 +281,9 @@ def _joined(
     whole = set()
     for digest, pack in packs.items():
         with contextlib.suppress(Refused, Wrong, UsageError):
-            _take(tier, key, pack, here, root)
-            whole.add(digest)
+            # a newer version's trials, that this one cannot read, must not go
+            if _take(tier, key, pack, here, root).complete:
+                whole.add(digest)
     _pack_up(root, here, path)
     return whole - {_content_of(path).digest}
 

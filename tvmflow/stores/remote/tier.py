@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import io
 import queue
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,6 +40,7 @@ _LONGEST_QUEUE: Final = 256
 _LOOK_EVERY_S: Final = 0.1
 # What a run that fetches leaves free on the disk.
 _SPARE: Final = 64 << 20
+_SHOWN_KEYS: Final = 3
 _LEDGER: Final = "ledger-"
 
 
@@ -108,6 +110,8 @@ class Tier:
 
     def tell(self, text: str) -> None:
         """Say something to the user, once."""
+        # parts of it may be a stranger's: no control signs
+        text = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
         with self._lock:
             if text in self._told:
                 return
@@ -362,9 +366,13 @@ class Tier:
 
         def attempt(key: str) -> int | RemoteProblem:
             try:
-                sent = self.send(key)
+                sent: int | RemoteProblem = self.send(key)
+            except OSError as error:
+                return Gone(f"it cannot be read: {error.strerror or error}")
             except RemoteProblem as problem:
-                return problem
+                if not isinstance(problem, Gone):
+                    return problem
+                sent = problem
             self.store.remove_note(SPOOL, self._spool, key)
             return sent
 
@@ -496,7 +504,8 @@ def origin_text(origin: Mapping[str, Any]) -> str:
     signers = list(origin.get("signers") or ())
     if signers:
         return f"{origin['place']}, signed by {' and '.join(signers)}"
-    others = [str(each.get("keyid", ""))[:12] for each in origin.get("signatures") or ()]
+    signatures = (origin.get("signatures") or ())[:_SHOWN_KEYS]
+    others = [re.sub("[^0-9a-f]", "", str(each.get("keyid")))[:12] for each in signatures]
     if others:
         return f"{origin['place']}, signed by key {' and '.join(others)} (not checked)"
     return f"{origin['place']}, not signed"
