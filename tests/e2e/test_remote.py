@@ -42,6 +42,7 @@ def tvmflow(folder: Path, *words: str, **variables: str) -> subprocess.Completed
     )
 
 
+@pytest.mark.slow
 def test_a_remote_on_the_command_line(tmp_path: Path) -> None:
     """run, explain, push and pull of one small stage; mistakes; and no secret in any of it."""
     project = Project(tmp_path)

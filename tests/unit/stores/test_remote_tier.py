@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from tvmflow.stores.remote import actions
 
 PLAN = plan_of(width=2)
 ALL = {"import": "fetched", **{f"{s}/t{n}": "fetched" for n in (0, 1) for s in ("build", "export", "verify")}}  # fmt: skip
-WRITES = {"reads": True, "writes": True}
+WRITES: dict[str, Any] = {"reads": True, "writes": True}
 
 
 @pytest.fixture
