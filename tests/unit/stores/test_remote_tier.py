@@ -102,7 +102,7 @@ def test_reading_alone_never_writes_and_writing_alone_never_reads(
     """`--remote-mode read` (the default) and `write`."""
     Machine(tmp_path / "one", cache.url).run(PLAN)
     assert cache.asked("PUT") == []
-    writer = {"reads": False, "writes": True}
+    writer: dict[str, Any] = {"reads": False, "writes": True}
     Machine(tmp_path / "two", cache.url, **writer).run(PLAN)
     assert len(cache.ac) == 7
     third = Machine(tmp_path / "three", cache.url, **writer)
@@ -167,7 +167,7 @@ def test_a_server_that_dies_midway_leaves_a_run_that_ends_well(
     assert again.remote is not None and again.remote.waiting == 0
 
 
-@pytest.mark.parametrize("status", [500, 503, 429])
+@pytest.mark.parametrize("status", [503, 429])
 def test_trouble_that_passes_is_waited_out(status: int, filled: Cache, tmp_path: Path) -> None:
     """Two answers that say so are followed by the right one."""
     filled.statuses = [status, status]
