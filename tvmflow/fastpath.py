@@ -28,7 +28,7 @@ def store_of(argv: Sequence[str]) -> str:
     return os.path.abspath(chosen)
 
 
-def _must_send(store: LocalStore, argv: Sequence[str]) -> bool:
+def must_send(store: LocalStore, argv: Sequence[str]) -> bool:
     """Whether this run may write to a remote, and results wait for that."""
     modes = {*argv, os.environ.get(MODE_VARIABLE), *(word.partition("=")[2] for word in argv)}
     return bool(modes & {"write", "both"}) and any(
@@ -42,7 +42,7 @@ def answer(argv: Sequence[str]) -> int | None:
     store = LocalStore(store_of(argv))
     digests = FileDigests(store)
     try:
-        if store.read_note("format") != FORMAT or _must_send(store, argv):
+        if store.read_note("format") != FORMAT or must_send(store, argv):
             return None
         planned = plancache.load(store, argv, digests)
         if planned is None:

@@ -290,14 +290,13 @@ class LocalStore:
         if self.last_key(recipe, label) != key:
             self.write_note(key, "last", recipe, label)
 
-    def temporary(self) -> str:
-        """A path for a new file on the disk of the store; who is killed with it leaves it to the next sweep."""
+    def _temporary(self) -> str:
         os.makedirs(f"{self.root}/tmp", exist_ok=True)
         return f"{self.root}/tmp/{os.getpid()}-{time.monotonic_ns()}-{os.urandom(4).hex()}"
 
     def _write_aside(self, data: bytes, target: str, *, flush: bool) -> None:
         for left in reversed(range(_TRIES)):
-            aside = self.temporary()
+            aside = self._temporary()
             try:
                 with open(aside, "wb") as stream:
                     stream.write(data)
@@ -407,7 +406,7 @@ class LocalStore:
     def release(self, slot: Slot) -> None:
         """Give up a claimed slot: its result is in the store."""
         # moved away first: whoever waits for this key may fill a folder of the same name at once
-        aside = self.temporary()
+        aside = self._temporary()
         with contextlib.suppress(FileNotFoundError):
             os.rename(slot.folder, aside)
         _remove_tree(aside)
@@ -453,6 +452,11 @@ class LocalStore:
         content = hashlib.sha256(body).hexdigest().encode() + b"\n" + body
         with leases.briefly(self.root):
             self._write_aside(content, self._action_path(key), flush=True)
+
+    def temporary(self) -> str:
+        """A path for a new file on the disk of the store; who is killed with it leaves it to the next sweep."""
+        with disk_errors(self.root):
+            return self._temporary()
 
     def add_file(self, path: str) -> str:
         """Take one file in (it is moved); its digest."""
