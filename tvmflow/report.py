@@ -165,7 +165,7 @@ def can_be_shown(stage: str, facts: Mapping[str, Any]) -> bool:
         )
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return False
-    return all(sign.isprintable() or sign == "\n" for sign in text)
+    return all(sign.isprintable() or sign in "\n\t" for sign in text)
 
 
 def explanation(
