@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.fastpath import MODE_VARIABLE
-from tvmflow.report import size_text
+from tvmflow.report import results_text, size_text
 from tvmflow.stores.local import LocalStore
 from tvmflow.words import open_store
 
@@ -192,7 +192,7 @@ def push(args: argparse.Namespace) -> int:
         )
     else:
         _say(
-            f"{len(sent)} results sent to {tier.remote.place} ({size_text(sum(sent.values()))}), "
+            f"{results_text(len(sent))} sent to {tier.remote.place} ({size_text(sum(sent.values()))}), "
             f"{len(known)} were there",
             *([f"{trials} trials are shared"] if trials else []),
             *_shown([f"not sent: {key[:12]}: {why}" for key, why in failed.items()]),
@@ -234,7 +234,7 @@ def pull(args: argparse.Namespace) -> int:
         )
     else:
         _say(
-            f"{len(fetched)} stages fetched from {tier.remote.place} "
+            f"{results_text(len(fetched))} fetched from {tier.remote.place} "
             f"({size_text(traffic.fetched_bytes)}), {len(here)} were here",
             *([f"{trials} new trials"] if args.ledger else []),
             *_shown([f"not there: {each}" for each in missing]),

@@ -140,14 +140,19 @@ def _sent(remote: Traffic | None) -> list[str]:
     lines = []
     if remote.sent:
         lines.append(
-            f"{remote.sent} results sent to {remote.place} ({size_text(remote.sent_bytes)})"
+            f"{results_text(remote.sent)} sent to {remote.place} ({size_text(remote.sent_bytes)})"
         )
     if remote.waiting:
         lines.append(
-            f"{remote.waiting} results wait to be sent to {remote.place}: "
+            f"not yet sent to {remote.place}: {results_text(remote.waiting)}; "
             "the next run that may write does it, or `tvmflow cache push`"
         )
     return lines
+
+
+def results_text(number: int) -> str:
+    """So many results, for people."""
+    return "1 result" if number == 1 else f"{number} results"
 
 
 def size_text(size: int) -> str:
@@ -169,7 +174,7 @@ def can_be_shown(stage: str, facts: Mapping[str, Any]) -> bool:
         )
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return False
-    return all(sign.isprintable() or sign == "\n" for sign in text)
+    return all(sign.isprintable() or sign in "\n\t" for sign in text)
 
 
 def _told(stages: Sequence[StageReport]) -> Sequence[StageReport]:

@@ -52,7 +52,7 @@ def test_a_remote_on_the_command_line(tmp_path: Path) -> None:
         # `import` alone: what is shared is the engine's matter, not the stages'
         made = project.tvmflow(*words, "--remote-mode", "both", "--store", "one")
         assert made.code == 0, made.err
-        assert f"1 results sent to {cache.url}" in made.out
+        assert f"1 result sent to {cache.url}" in made.out
         fetched = project.tvmflow(*words, "--store", "two", "--json")
         assert fetched.outcome("import") == "fetched"
         assert fetched.events[-1]["remote"]["fetched"] == 1
@@ -63,7 +63,7 @@ def test_a_remote_on_the_command_line(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "two/cas")
         pulled = project.tvmflow("cache", "pull", "tiny.yaml", "--remote", secret, "--store", "two")
         assert pulled.code == 0, pulled.err
-        assert f"1 stages fetched from {cache.url}" in pulled.out
+        assert f"1 result fetched from {cache.url}" in pulled.out
         assert "not there: tiny:extract_tasks/host" in pulled.out
         cache.ac.clear()
         project.environment["TVMFLOW_REMOTE"] = secret

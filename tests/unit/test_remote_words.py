@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.support.small_runs import store_in
+from tests.support.small_runs import Machine, outcomes, plan_of, store_in
 from tvmflow import cache_cli, fastpath, plancache, remote_cli
 from tvmflow.errors import UsageError
 from tvmflow.stores.local import LocalStore
@@ -105,3 +106,44 @@ def test_both_sub_commands_explain_themselves(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as stopped:
         parser.parse_args(["cache", "pull"])
     assert stopped.value.code == 2 and "RECIPE" in capsys.readouterr().err
+
+
+def cache_command(store: LocalStore, *words: str) -> int:
+    parser = argparse.ArgumentParser()
+    cache_cli.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["cache", *words, "--store", store.root])
+    code: int = args.command(args)
+    return code
+
+
+def test_push_sends_everything_what_waits_and_nothing_twice(
+    store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To a remote that was away when the results were made; the second time there is nothing to send."""
+    shared = tmp_path / "shared"
+    Machine(tmp_path, str(shared), writes=True).run(plan_of())
+    capsys.readouterr()
+    assert cache_command(store, "push", "--remote", str(shared)) == 4
+    told = capsys.readouterr()
+    assert told.err.startswith(f"tvmflow: remote: {shared}: there is no such folder")
+    assert "not sent: " in told.out
+    shared.mkdir()
+    assert cache_command(store, "push", "--remote", str(shared)) == 0
+    assert capsys.readouterr().out.startswith(f"4 results sent to {shared} (")
+    assert store.notes("spool", *store.notes("spool")) == []
+    assert cache_command(store, "push", "--all", "--json", "--remote", str(shared)) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["sent"], sorted(again["known"])) == ({}, sorted(store.keys()))
+    other = Machine(tmp_path / "other", str(shared))
+    assert set(outcomes(other.run(plan_of())).values()) == {"fetched"}
+
+
+def test_push_needs_a_remote_and_leave_to_use_it(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one, and offline."""
+    with pytest.raises(UsageError, match="no remote is named"):
+        cache_command(store, "push")
+    monkeypatch.setenv("TVMFLOW_REMOTE_MODE", "off")
+    with pytest.raises(UsageError, match="remotes are not to be used"):
+        cache_command(store, "push", "--remote", "/srv/cache")

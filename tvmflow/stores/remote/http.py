@@ -24,7 +24,14 @@ from typing import IO, Final
 
 from tvmflow import __version__
 from tvmflow.errors import UsageError
-from tvmflow.stores.remote._base import LONGEST_ACTION, Forbidden, Sink, Unreachable, Wrong
+from tvmflow.stores.remote._base import (
+    LONGEST_ACTION,
+    Declined,
+    Forbidden,
+    Sink,
+    Unreachable,
+    Wrong,
+)
 
 TOKEN_VARIABLE: Final = "TVMFLOW_REMOTE_TOKEN"
 
@@ -127,6 +134,8 @@ class HttpRemote:
         said = f"it answers {answer.status} {_printable(answer.reason)}".rstrip()
         if answer.status in _NOT_US:
             raise Forbidden(said)
+        if 400 <= answer.status < 500 and answer.status not in _IN_TROUBLE:
+            raise Declined(said)
         raise Unreachable(said, again=answer.status in _IN_TROUBLE)
 
     @contextlib.contextmanager

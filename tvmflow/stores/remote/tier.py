@@ -24,7 +24,7 @@ from tvmflow.report import Traffic
 from tvmflow.signing import PrivateKey, PublicKey
 from tvmflow.stores.local import Damaged, LocalStore
 from tvmflow.stores.remote import actions, ledger
-from tvmflow.stores.remote._base import Remote, RemoteProblem, Unreachable, Wrong
+from tvmflow.stores.remote._base import Declined, Remote, RemoteProblem, Unreachable, Wrong
 from tvmflow.stores.remote.actions import Action, Content, Refused, Untrusted
 from tvmflow.stores.remote.breaker import Breaker
 from tvmflow.values import Artifact, StageKey
@@ -154,8 +154,8 @@ class Tier:
             self._to_mend.add(key.digest)
         except Wrong as why:
             self._refuse(key.digest, f"{self._name(key)} is damaged there: {why}", why)
-        except StoreError as full:
-            self.tell(f"{self.remote.place}: {self._name(key)} is not fetched: {full.message}")
+        except (StoreError, Declined) as why:
+            self.tell(f"{self.remote.place}: {self._name(key)} is not fetched: {why}")
         except (RemoteProblem, Interrupted):
             # the breaker tells of a remote that does not answer
             pass
@@ -326,8 +326,13 @@ class Tier:
 
     def _send_all(self) -> None:
         while (item := self._next_item()) is not None:
-            with contextlib.suppress(RemoteProblem, StoreError, OSError):
+            try:
                 self._send_item(item)
+            except Declined as why:
+                self.tell(f"{self.remote.place}: {item[:12]} is not sent: {why}")
+            except (RemoteProblem, StoreError, OSError):
+                # the breaker tells of a remote that does not answer; what is not sent waits
+                pass
             if self.writing.open or self._stopped.is_set():
                 return
 
