@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tvmflow import delivery, plancache
 from tvmflow.decide import Survey
 from tvmflow.errors import TvmflowError
+from tvmflow.provenance import beside
 from tvmflow.report import RunReport, StageReport, render
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import FORMAT, LocalStore
@@ -51,9 +52,11 @@ def answer(argv: Sequence[str]) -> int | None:
         survey.look(planned.plan)
         if any(decision.kind != "hit" for decision in survey.decisions.values()):
             return None
-        if delivery.pending(planned.plan, survey.artifacts, store, planned.dist):
-            return None
+        for wanted in (delivery, beside):
+            if wanted.pending(planned.plan, survey.artifacts, store, planned.dist):
+                return None
         delivered = delivery.deliver(planned.plan, survey.artifacts, store, planned.dist)
+        delivered += beside.attach(planned.plan, survey.artifacts, store, planned.dist)
         for spec in planned.plan.stages:
             store.remember(spec.recipe, spec.label, survey.artifacts[spec.id].key)
     except (TvmflowError, OSError):

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NamedTuple
 
-from tvmflow import plancache, remote_cli
+from tvmflow import plancache, remote_cli, signing
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.plancache import Planned
 from tvmflow.prepare import Asked, Prepared, prepare
