@@ -70,22 +70,18 @@ def verify(args: argparse.Namespace) -> int:
 def sign(args: argparse.Namespace) -> int:
     """Add a signature to the statements beside delivered files."""
     from tvmflow import signing
-    from tvmflow.provenance import statement, writing
-    from tvmflow.provenance.documents import Unreadable, read_file, read_json
+    from tvmflow.provenance import writing
+    from tvmflow.provenance.documents import Unreadable
 
     key = _signing_key(args)
     for path in [file for each in args.files for file in _statements(each)]:
         try:
-            envelopes = [read_json(line) for line in read_file(path).splitlines() if line.strip()]
-            for each in envelopes:
-                statement.read(signing.unseal(each, statement.PAYLOAD_TYPE))
-            content = b"".join(writing.line(writing.signed(each, key)) for each in envelopes)
+            writing.sign(path, key)
         except (Unreadable, signing.NotSigned) as damage:
             raise UsageError(
                 f"{path} holds no statement that could be signed: {damage}",
                 fix="run the recipe again; that writes it anew",
             ) from None
-        writing.put(path, content)
         _say(f"{path}: signed by {key.public.id[:_SHORT]}")
     return EXIT_OK
 

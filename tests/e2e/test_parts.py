@@ -62,7 +62,8 @@ def test_all_is_delivered_together(split: Path) -> None:
     names = {path.name for path in split.iterdir()}
     wheel = next(name for name in names if name.endswith(".whl"))
     libraries = {"tiny-features.so", "tiny-scores.so"}
-    assert names == {"tiny.tvmflow", "tiny.split.tar.gz", "verify.json", wheel, *libraries}
+    beside = {"tiny.cdx.json", "tiny.intoto.jsonl"}
+    assert names == {"tiny.tvmflow", "tiny.split.tar.gz", "verify.json", wheel, *libraries, *beside}
     with tarfile.open(split / "tiny.split.tar.gz") as archive:
         assert {name.removeprefix("tiny/") for name in archive.getnames()} == {
             "tiny.tvmflow",

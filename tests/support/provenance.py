@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +82,24 @@ def _sha256(content: bytes) -> str:
 
 
 def _zip(content: dict[str, bytes]) -> bytes:
-    import tempfile
-
     with tempfile.NamedTemporaryFile() as file:
         write_zip(Path(file.name), content)
         return Path(file.name).read_bytes()
+
+
+BUNDLE = contents()["export"]["net.tvmflow"]
+
+
+def bundle_with(path: Path, **changes: bytes | None) -> Path:
+    """The bundle with other entries, or without some; dots in names are written `__`."""
+    with zipfile.ZipFile(io.BytesIO(BUNDLE)) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    for name, content in changes.items():
+        entries.pop(name.replace("__", "."), None)
+        if content is not None:
+            entries[name.replace("__", ".")] = content
+    write_zip(path, entries)
+    return path
 
 
 class World:

@@ -140,16 +140,17 @@ def _names(archive: zipfile.ZipFile) -> set[str]:
     entries = archive.infolist()
     if not entries or len(entries) > _MOST_ENTRIES:
         raise Unreadable(f"it has {len(entries)} entries")
-    names = [entry.filename for entry in entries]
+    names: set[str] = set()
     for entry in entries:
         path = PurePosixPath(entry.filename)
         if path.is_absolute() or ".." in path.parts or "\\" in entry.filename:
             raise Unreadable(f"it has an entry that points out of it: {shown(entry.filename)}")
         if entry.compress_type != zipfile.ZIP_STORED:
             raise Unreadable(f"its entry {shown(entry.filename)} is compressed, as no bundle's is")
-        if names.count(entry.filename) > 1:
+        if entry.filename in names:
             raise Unreadable(f"it has two entries {shown(entry.filename)}")
-    return set(names)
+        names.add(entry.filename)
+    return names
 
 
 def _json(archive: zipfile.ZipFile, names: set[str], name: str) -> dict[str, Json]:

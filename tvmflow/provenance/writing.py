@@ -32,17 +32,26 @@ def write(group: Group, store: LocalStore, statement_path: str, bom_path: str) -
     key = signing.own_key()
     envelope = _with_others(text, Path(statement_path))
     if key is not None:
-        envelope = signed(envelope, key)
+        envelope = _signed(envelope, key)
     put(Path(bom_path), materials)
-    put(Path(statement_path), line(envelope))
+    put(Path(statement_path), _line(envelope))
 
 
-def line(envelope: Json) -> bytes:
-    """An envelope as a line of a file of them."""
+def sign(path: Path, key: signing.PrivateKey) -> None:
+    """Add a signature to every statement in a file. Raises Unreadable or NotSigned, and then adds none."""
+    envelopes = [read_json(line) for line in read_file(path).splitlines() if line.strip()]
+    if not envelopes:
+        raise Unreadable("it is empty")
+    for each in envelopes:
+        statement.read(signing.unseal(each, statement.PAYLOAD_TYPE))
+    put(path, b"".join(_line(_signed(each, key)) for each in envelopes))
+
+
+def _line(envelope: Json) -> bytes:
     return canonical(envelope) + b"\n"
 
 
-def signed(envelope: Mapping[str, Json], key: signing.PrivateKey) -> Json:
+def _signed(envelope: Mapping[str, Json], key: signing.PrivateKey) -> Json:
     """The envelope with the signature of `key` instead of what stood there under its name."""
     text = signing.unseal(envelope, statement.PAYLOAD_TYPE)
     ours = signing.seal(statement.PAYLOAD_TYPE, text, [key])
