@@ -20,6 +20,9 @@ def test_every_form_arrives_and_one_more_builds_nothing(project: Project) -> Non
     asked = Asked("tiny", "1.0", "host", "llvm", f"{read_host().arch}-linux-gnu")
     wanted = {name for exporter in EXPORTERS.values() for name in exporter.files(asked)}
     assert set(files_below(dist)) == wanted | {"verify.json", *BESIDE}
+    assert project.tvmflow("verify", str(dist)).code == 0
+    (packed,) = project.tvmflow("inspect", str(dist / "tiny.host.tar.gz"), "--json").events
+    assert packed["says"]["name"] == "tiny" and packed["provenance"]["good"]
 
     removed = dist / "tiny-cpp" / "include" / "tvmflow" / "model.hpp"
     content = removed.read_bytes()

@@ -22,8 +22,14 @@ _NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:tvmflow:bom:v1")
 _MODEL: Final = "model"
 _WEIGHTS: Final = "weights"
 
-# What a program needs that runs a delivered library; all other packages only took part in making it.
-_RUNTIME: Final = frozenset({"apache-tvm", "apache-tvm-ffi"})
+# What runs a delivered library, and what only `tvmflow.load` needs for it. All other packages took
+# part in making it.
+_SCOPES: Final[Mapping[str, str]] = {
+    "apache-tvm": "required",
+    "apache-tvm-ffi": "required",
+    "numpy": "optional",
+}
+_MADE_WITH: Final = "excluded"
 # What a role says of a file from outside, where it says more than that the model was made from it.
 _DATASET: Final = "data"
 
@@ -185,7 +191,7 @@ def _library(tool: Tool) -> dict[str, Json]:
         "name": tool.name,
         "version": tool.version,
         "purl": purl,
-        "scope": "required" if tool.name in _RUNTIME else "excluded",
+        "scope": _SCOPES.get(tool.name, _MADE_WITH),
         **_licence(tool),
         "properties": [{"name": "tvmflow:record", "value": tool.record}],
     }
