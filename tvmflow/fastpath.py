@@ -52,11 +52,12 @@ def answer(argv: Sequence[str]) -> int | None:
         survey.look(planned.plan)
         if any(decision.kind != "hit" for decision in survey.decisions.values()):
             return None
-        for wanted in (delivery, beside):
-            if wanted.pending(planned.plan, survey.artifacts, store, planned.dist):
-                return None
+        if delivery.pending(planned.plan, survey.artifacts, store, planned.dist):
+            return None
+        described = beside.found(planned.plan, survey.artifacts, store, planned.dist)
+        if described is None:
+            return None
         delivered = delivery.deliver(planned.plan, survey.artifacts, store, planned.dist)
-        delivered += beside.attach(planned.plan, survey.artifacts, store, planned.dist)
         for spec in planned.plan.stages:
             store.remember(spec.recipe, spec.label, survey.artifacts[spec.id].key)
     except (TvmflowError, OSError):
@@ -66,6 +67,6 @@ def answer(argv: Sequence[str]) -> int | None:
         StageReport(spec.id, "hit", "unchanged", 0.0, survey.artifacts[spec.id].facts)
         for spec in planned.plan.stages
     )
-    report = RunReport(stages, tuple(delivered), (), time.monotonic() - started)
+    report = RunReport(stages, (*delivered, *described), (), time.monotonic() - started)
     sys.stdout.write(render(report, as_json=planned.json))
     return report.exit_code

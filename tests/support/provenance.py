@@ -150,7 +150,7 @@ class World:
         return [Path(path).relative_to(self.folder).as_posix() for path in paths]
 
     def pending(self) -> bool:
-        return beside.pending(self.plan, self.artifacts, self.store, str(self.dist))
+        return beside.found(self.plan, self.artifacts, self.store, str(self.dist)) is None
 
     @property
     def statement(self) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -157,6 +158,9 @@ def test_what_is_not_ours_is_a_sentence(tvmflow: Command, tmp_path: Path) -> Non
     for command in ("inspect", "verify"):
         assert tvmflow(command, tmp_path / "nothing") == 2
         assert "there is no file" in tvmflow.err
+    os.mkfifo(tmp_path / "pipe.so")
+    assert tvmflow("inspect", tmp_path / "pipe.so") == 2
+    assert "is no file" in tvmflow.err
     (tmp_path / "empty").mkdir()
     assert tvmflow("inspect", tmp_path / "empty") == 2
     assert "holds no statement of provenance" in tvmflow.err

@@ -42,9 +42,16 @@ class Group(NamedTuple):
         return base + STATEMENT_SUFFIX, base + BOM_SUFFIX
 
 
-def pending(plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str) -> bool:
-    """Whether anything has to be written."""
-    return any(not _is_there(store, group, dist) for group in groups(plan, artifacts))
+def found(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> list[str] | None:
+    """The paths of all such files in `dist`; None when one of them has to be written."""
+    paths: list[str] = []
+    for group in groups(plan, artifacts):
+        if not _is_there(store, group, dist):
+            return None
+        paths += group.paths(dist)
+    return paths
 
 
 def attach(
@@ -104,7 +111,7 @@ def _chain(
 
 
 def _is_there(store: LocalStore, group: Group, dist: str) -> bool:
-    note = _read(store.read_note("provenance", _note_name(group, dist)))
+    note = _read(store.read_note("delivered", _note_name(group, dist)))
     try:
         if note.get("of") != _fingerprint(group):
             return False
@@ -119,7 +126,7 @@ def _is_there(store: LocalStore, group: Group, dist: str) -> bool:
 def _note(store: LocalStore, group: Group, dist: str) -> None:
     stamps = [stamp(path) for path in group.paths(dist)]
     note = {"of": _fingerprint(group), "stamps": stamps, "key": _key_stamp()}
-    store.write_note(json.dumps(note), "provenance", _note_name(group, dist))
+    store.write_note(json.dumps(note), "delivered", _note_name(group, dist))
 
 
 def _read(note: str | None) -> dict[str, Json]:
@@ -131,7 +138,7 @@ def _read(note: str | None) -> dict[str, Json]:
 
 
 def _note_name(group: Group, dist: str) -> str:
-    return digest_of([os.path.abspath(dist), group.recipe, group.target])
+    return f"provenance-{digest_of([os.path.abspath(dist), group.recipe, group.target])}"
 
 
 def _key_stamp() -> Json:

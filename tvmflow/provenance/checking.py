@@ -18,6 +18,7 @@ from tvmflow.stores.local import hash_file
 from tvmflow.values import Json
 
 _SHORT: Final = 12
+_MOST_SHOWN: Final = 300
 
 
 class Provenance(NamedTuple):
@@ -69,7 +70,8 @@ def read_statements(path: Path, trusted: Sequence[PublicKey]) -> list[Provenance
 
 
 def _unusable(path: Path, why: str) -> Provenance:
-    return Provenance(path, None, (), (), why)
+    # it may quote what somebody wrote there
+    return Provenance(path, None, (), (), why[:_MOST_SHOWN])
 
 
 def _read(path: Path, line: bytes, trusted: Sequence[PublicKey]) -> Provenance:

@@ -86,7 +86,7 @@ def look_inside(path: Path) -> Inside | None:
         begin = stream.read(4)
         stream.seek(0)
         if path.suffix == BUNDLE:
-            return _bundle(stream, nested=False)
+            return _bundle(stream, path.stat().st_size, nested=False)
         if begin == b"PK\x03\x04":
             return _in_zip(stream)
         if begin[:2] == b"\x1f\x8b" or tarfile.is_tarfile(stream):
@@ -109,9 +109,13 @@ def _readable() -> Iterator[None]:
 # ---------------------------------------------------------------- bundles
 
 
-def _bundle(stream: IO[bytes], *, nested: bool) -> Inside:
+def _bundle(stream: IO[bytes], size: int, *, nested: bool) -> Inside:
+    """What a bundle of that many bytes says; one of a part is `nested`, and has no parts itself."""
     with zipfile.ZipFile(stream) as archive:
         names = _names(archive)
+        if sum(entry.file_size for entry in archive.infolist()) > size:
+            # entries that lie over each other would take for ever to read
+            raise Unreadable("it says that it is larger inside than outside")
         if archive.infolist()[0].header_offset:
             # of a torn bundle, the index that is found last is that of a part inside
             raise Unreadable("its end is missing")
@@ -130,7 +134,7 @@ def _bundle(stream: IO[bytes], *, nested: bool) -> Inside:
             if file not in names:
                 raise Unreadable(f"it has no part {shown(file)}")
             with archive.open(file) as inner:
-                parts[name] = _bundle(inner, nested=True)
+                parts[name] = _bundle(inner, archive.getinfo(file).file_size, nested=True)
         problems = [f"part '{n}': {p}" for n, part in parts.items() for p in part.problems]
         return Inside(manifest, signature, parts, tuple(problems))
 
@@ -228,5 +232,6 @@ def _packed(inner: IO[bytes], name: str) -> Inside:
             copy.write(chunk)
             if copy.tell() > _MOST_UNPACKED:
                 raise Unreadable("more is packed in it than is looked through")
+        size = copy.tell()
         copy.seek(0)
-        return _bundle(copy, nested=False)._replace(within=name)
+        return _bundle(copy, size, nested=False)._replace(within=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -87,11 +88,16 @@ def at(value: Json, *path: str, of: type) -> Any:
 
 
 def number_at(value: Json, *path: str) -> float | None:
-    """The number at a path; None when there is none."""
+    """The number at a path; None when there is none, or none that a float can hold."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def shown(value: Json) -> str:

@@ -31,6 +31,8 @@ def inspect(path: Path, trusted: Sequence[PublicKey], given: Sequence[Path] = ()
     """All that is known of a file, as JSON. Raises NotOurs, and Unreadable for one of ours that is damaged."""
     if path.name.endswith(STATEMENT_SUFFIX):
         return _statements(path, trusted)
+    if not path.is_file():
+        raise NotOurs(f"{path} is no file")
     about: dict[str, Json] = {
         "path": str(path),
         "kind": kind_of(path),

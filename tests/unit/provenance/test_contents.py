@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import tarfile
 import zipfile
@@ -76,6 +77,20 @@ def test_a_bomb_is_not_unpacked(path: Path) -> None:
         archive.writestr("manifest.json", b" " * (100 << 20))
     assert path.stat().st_size < 1 << 20
     with pytest.raises(Unreadable, match=r"'manifest\.json' is compressed"):
+        look_inside(path)
+
+
+def test_entries_that_lie_over_each_other_are_not_read(path: Path) -> None:
+    """A name more in the index for each of many lies about how much there is to read."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", b" " * 1000)
+        first = archive.infolist()[0]
+        for number in range(20):
+            again = copy.copy(first)
+            again.filename = f"{number}"
+            archive.filelist.append(again)
+            archive.NameToInfo[again.filename] = again
+    with pytest.raises(Unreadable, match="larger inside than outside"):
         look_inside(path)
 
 

@@ -73,5 +73,10 @@ def test_what_has_another_type_is_empty() -> None:
     )
 
 
+def test_a_number_that_no_float_holds_is_none() -> None:
+    for text in (b"1e400", b"-1e400", b"9" * 4000):
+        assert number_at({"x": read_json(text)}, "x") is None
+
+
 def test_a_foreign_value_is_not_shown_at_any_length() -> None:
     assert len(shown("x" * 10_000)) < 100
