@@ -51,6 +51,8 @@ def perform(
 
     With `remember`, the same command line is answered from memory while everything is up to date.
     """
+    # one that cannot be used is better known before the work than after it
+    signing.own_key()
     prepared = prepare(wanted, store)
     alone = prepared.pipeline
     if remember and not (alone and (alone.release or alone.retune)):

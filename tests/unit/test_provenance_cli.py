@@ -118,13 +118,13 @@ def test_every_other_file_is_known_by_its_digest(
     tvmflow: Command, folder: Path, name: str, kind: str
 ) -> None:
     assert tvmflow("inspect", folder / name) == 0
-    assert f"{name}: {kind}" in tvmflow.out and "recipe     net for host" in tvmflow.out
+    assert f"{name}: {kind}" in tvmflow.out and "about      net for host" in tvmflow.out
     assert tvmflow.json("inspect", folder / name)["path"] == str(folder / name)
 
 
 def test_a_folder_is_shown_by_its_statements(tvmflow: Command, folder: Path) -> None:
     assert tvmflow("inspect", folder.parent) == 0
-    assert "net.so" in tvmflow.out and "recipe     net for host" in tvmflow.out
+    assert "net.so" in tvmflow.out and "about      net for host" in tvmflow.out
 
 
 def test_a_file_elsewhere_is_shown_with_the_statement_that_is_named(

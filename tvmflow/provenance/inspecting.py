@@ -139,6 +139,7 @@ def _provenance(said: Provenance) -> dict[str, Json]:
         "signature": said.signature,
         "signed_by": list(said.named),
         "trusted": [key.id for key in said.trusted],
+        "about": found.about,
         "recipe": found.recipe,
         "target": found.target,
         "subjects": dict(found.subjects),
@@ -236,10 +237,12 @@ def _tensor(described: Json) -> str:
 
 def _provenance_lines(said: Mapping[str, Json]) -> Iterator[str]:
     yield _line("statement", f"{said['statement']}, {said['problem'] or said['signature']}")
-    yield _line("recipe", f"{said['recipe']} for {said['target']}")
+    yield _line("about", said["about"])
     for each in said["sources"]:
         yield _line("source", f"{each['name']}  {each['sha256']}  {each.get('url', '')}".rstrip())
-    yield _line("tools", ", ".join(f"{name} {version}" for name, version in said["tools"].items()))
+    if said["tools"]:
+        tools = [f"{name} {version}" for name, version in said["tools"].items()]
+        yield _line("tools", ", ".join(tools))
     if said["verification"]:
         yield _line("verified", _verified(said["verification"]))
     tuned = [each for each in said["kernels"] if "record" in each]

@@ -21,6 +21,8 @@ STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"
 BUILD_TYPE: Final = "urn:tvmflow:build:v1"
 """What docs/provenance.md says the parameters and dependencies mean."""
+RELEASE_TYPE: Final = "urn:tvmflow:release:v1"
+"""Of a statement about a folder of such files, with what else is in it."""
 BUILDER: Final = "urn:tvmflow:builder:v1"
 
 RECORD_DIGEST: Final = "tvmflowRecord"
@@ -64,6 +66,31 @@ def make(trail: Trail, subjects: Mapping[str, str]) -> bytes:
                     "builder": {"id": BUILDER},
                     "byproducts": list(_byproducts(trail)),
                 },
+            },
+        }
+    )
+
+
+def make_release(
+    name: str, version: str, subjects: Mapping[str, str], statements: Mapping[str, str]
+) -> bytes:
+    """The statement about a release: its files, and the sha256 of what the statements in it say, by name."""
+    parameters = {"release": name, "version": version}
+    return canonical(
+        {
+            "_type": STATEMENT_TYPE,
+            "subject": [_resource(each, subjects[each]) for each in sorted(subjects)],
+            "predicateType": PREDICATE_TYPE,
+            "predicate": {
+                "buildDefinition": {
+                    "buildType": RELEASE_TYPE,
+                    "externalParameters": parameters,
+                    "resolvedDependencies": [
+                        _resource(each, statements[each], annotations={"kind": "statement"})
+                        for each in sorted(statements)
+                    ],
+                },
+                "runDetails": {"builder": {"id": BUILDER}},
             },
         }
     )
@@ -146,6 +173,13 @@ class Statement(NamedTuple):
     body: Mapping[str, Json]
 
     @property
+    def about(self) -> str:
+        """In words: a recipe for a target, or a release with its version."""
+        parameters = at(self.body, *_DEFINITION, "externalParameters", of=dict)
+        release, version = (at(parameters, word, of=str) for word in ("release", "version"))
+        return f"{release} {version}" if release else f"{self.recipe} for {self.target}"
+
+    @property
     def recipe(self) -> str:
         return str(at(self.body, *_DEFINITION, "externalParameters", "recipe", of=str))
 
@@ -188,9 +222,9 @@ class Statement(NamedTuple):
 def read(text: bytes) -> Statement:
     """A statement as `make` wrote it. Raises Unreadable for anything else, saying what it is."""
     body = read_json(text)
-    _require(body, STATEMENT_TYPE, "_type")
-    _require(body, PREDICATE_TYPE, "predicateType")
-    _require(body, BUILD_TYPE, *_DEFINITION, "buildType")
+    _require(body, (STATEMENT_TYPE,), "_type")
+    _require(body, (PREDICATE_TYPE,), "predicateType")
+    _require(body, (BUILD_TYPE, RELEASE_TYPE), *_DEFINITION, "buildType")
     subjects: dict[str, str] = {}
     for each in at(body, "subject", of=list):
         name, digest = at(each, "name", of=str), at(each, "digest", "sha256", of=str)
@@ -205,10 +239,10 @@ def read(text: bytes) -> Statement:
     return Statement(subjects, body)
 
 
-def _require(body: Json, wanted: str, *path: str) -> None:
+def _require(body: Json, wanted: tuple[str, ...], *path: str) -> None:
     found: Any = at(body, *path, of=str)
-    if found != wanted:
-        raise Unreadable(f"its {path[-1]} is {shown(found)} and not {wanted}")
+    if found not in wanted:
+        raise Unreadable(f"its {path[-1]} is {shown(found)} and not {' or '.join(wanted)}")
 
 
 def _is_inside(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -147,14 +148,17 @@ def public_url(url: str) -> str:
 def _kernels(trail: Trail, built: Step, at: Mapping[str, Step]) -> Iterator[dict[str, Json]]:
     roads: Mapping[str, str] = trail.read(built, build.KERNELS)
     workloads = _workloads(trail, at)
+    locked = _locked_choice(built)
     for name, road in sorted(roads.items()):
         entry: dict[str, Json] = {"name": name, "schedule": road}
         if built.spec.target != trail.target:
             entry["part"] = built.spec.target
         if name in workloads:
             entry["workload"] = workloads[name]
-            if road == build.TUNED:
+            if road == build.TUNED and "pick_best" in at:
                 entry["record"] = _record(trail, at, workloads[name])
+            elif road == build.TUNED and workloads[name] in locked:
+                entry["record"] = {"trial": ledger.trial_id(locked[workloads[name]])}
         yield entry
 
 
@@ -164,6 +168,19 @@ def _workloads(trail: Trail, at: Mapping[str, Step]) -> dict[str, str]:
         return {}
     tasks = trail.read(at["extract_tasks"], extract_tasks.TASKS)
     return {name: task["key"] for task in tasks for name in task["names"]}
+
+
+def _locked_choice(built: Step) -> Mapping[str, Json]:
+    """Workload -> trace, where these came out of a lock and nothing was searched."""
+    role = f"pick_best/{pick_best.CHOSEN}"
+    for file in built.spec.files:
+        if file.role == role:
+            content = Path(file.path).read_bytes()
+            if hashlib.sha256(content).hexdigest() != built.preimage["inputs"][role]:
+                raise Damaged(built.preimage["inputs"][role], file.path)
+            choice: Mapping[str, Json] = json.loads(content)
+            return choice
+    return {}
 
 
 def _record(trail: Trail, at: Mapping[str, Step], workload: str) -> dict[str, Json]:

@@ -6,17 +6,20 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from tvmflow import signing
 from tvmflow.keys import canonical
 from tvmflow.provenance import bom, statement
-from tvmflow.provenance.beside import Group
+from tvmflow.provenance.beside import STATEMENT_SUFFIX, Group
 from tvmflow.provenance.documents import Unreadable, at, read_file, read_json
 from tvmflow.provenance.trail import walk
-from tvmflow.stores.local import LocalStore, disk_errors
+from tvmflow.stores.local import LocalStore, disk_errors, hash_file
 from tvmflow.values import Json
+
+_RELEASE: Final = "release"
 
 
 def write(group: Group, store: LocalStore, statement_path: str, bom_path: str) -> None:
@@ -35,6 +38,34 @@ def write(group: Group, store: LocalStore, statement_path: str, bom_path: str) -
         envelope = _signed(envelope, key)
     put(Path(bom_path), materials)
     put(Path(statement_path), _line(envelope))
+
+
+def write_release(
+    folder: Path, name: str, version: str, groups: Sequence[Group], store: LocalStore
+) -> None:
+    """Write both for every target's files in a release, and a statement about all that is in the folder.
+
+    Raises Damaged.
+    """
+    for group in groups:
+        write(group, store, *group.paths(str(folder)))
+    said = sorted(folder.rglob(f"*{STATEMENT_SUFFIX}"))
+    files = sorted(each for each in folder.rglob("*") if each.is_file() and each not in said)
+    text = statement.make_release(
+        name,
+        version,
+        {each.relative_to(folder).as_posix(): hash_file(str(each)) for each in files},
+        {each.relative_to(folder).as_posix(): _digest_of_text(each) for each in said},
+    )
+    key = signing.own_key()
+    envelope = signing.seal(statement.PAYLOAD_TYPE, text, [key] if key else [])
+    put(folder / f"{_RELEASE}{STATEMENT_SUFFIX}", _line(envelope))
+
+
+def _digest_of_text(path: Path) -> str:
+    """sha256 (hex) of what a statement says, whoever has signed it by now."""
+    text = signing.unseal(read_json(read_file(path)), statement.PAYLOAD_TYPE)
+    return hashlib.sha256(text).hexdigest()
 
 
 def sign(path: Path, key: signing.PrivateKey) -> None:

@@ -12,6 +12,8 @@ from packaging.version import InvalidVersion, Version
 
 from tvmflow.errors import LockMismatch, RecipeError
 from tvmflow.locks import Lock, read_lock
+from tvmflow.provenance.beside import groups
+from tvmflow.provenance.writing import write_release
 from tvmflow.recipe import LAST, NONE, Pipeline, Release
 from tvmflow.releases import gates, page, timing
 from tvmflow.releases.gates import Miss, Row
@@ -71,6 +73,8 @@ def make_release(
                     page.render(folder.name, against, rows, now), encoding="utf-8"
                 )
                 (part / SUMS).write_text(_with_ours(sums, part), encoding="utf-8")
+                described = groups(plan, artifacts)
+                write_release(part, pipeline.name, release.version, described, store)
                 part.rename(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
