@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tvmflow.locks import SUFFIX, read_lock
 from tvmflow.provenance.beside import STATEMENT_SUFFIX
 from tvmflow.provenance.checking import Provenance, check_file, read_statements, statements_for
 from tvmflow.provenance.contents import BUNDLE, Inside, kind_of, look_inside
@@ -39,7 +40,9 @@ def inspect(path: Path, trusted: Sequence[PublicKey], given: Sequence[Path] = ()
         "sha256": hash_file(str(path)),
         "bytes": path.stat().st_size,
     }
-    if path.suffix in _DOCUMENT_SUFFIXES:
+    if path.name.endswith(SUFFIX):
+        about |= _lock(path)
+    elif path.suffix in _DOCUMENT_SUFFIXES:
         about |= _document(path)
     else:
         about |= _inside(path)
@@ -77,6 +80,24 @@ def _document(path: Path) -> dict[str, Json]:
     if "passed" in at(value, of=dict) and "against" in value:
         return {"kind": "a verdict", "says": {"verification": verification(value)}}
     return {"kind": "a JSON file"}
+
+
+def _lock(path: Path) -> dict[str, Json]:
+    """What a lock holds runs to. Raises RecipeError for one that is none."""
+    found = read_lock(path).file
+    locked = [
+        {
+            "name": name,
+            "version": recipe.version,
+            "target": target,
+            "tvm": machine.tvm,
+            "kernels": len(machine.kernels),
+            "tuned": len(machine.choice),
+        }
+        for name, recipe in found.recipes.items()
+        for target, machine in recipe.targets.items()
+    ]
+    return {"kind": "a lock", "says": {"locked": locked, "tools": found.tools}}
 
 
 def _materials(value: Json) -> dict[str, Json]:
@@ -196,8 +217,10 @@ def lines(about: Json) -> Iterator[str]:
         yield from _says_lines(about["says"])
     yield from (_line("BAD", problem) for problem in about.get("problems", ()))
     provenance = about["provenance"]
-    if "statement" in provenance:
-        yield from _provenance_lines(provenance)
+    if "statement" not in provenance:
+        yield _line("note", provenance["words"])
+        return
+    yield from _provenance_lines(provenance)
     yield _line("checked" if provenance["good"] else "BAD", provenance["words"])
 
 
@@ -214,8 +237,15 @@ def _says_lines(says: Mapping[str, Json], indent: str = "") -> Iterator[str]:
     if "verification" in says:
         yield _line("verified", _verified(says["verification"]))
         return
-    tvm = at(says["target"], "tvm", of=dict)
-    on = [str(tvm[word]) for word in ("kind", "mtriple", "mcpu", "arch") if word in tvm]
+    if "locked" in says:
+        for each in says["locked"]:
+            yield _line("model", f"{each['name']} {each['version']} for {each['target']}")
+            yield _line("target", " ".join(_machine(each["tvm"])))
+            yield _line("kernels", f"{each['kernels']}, of which {each['tuned']} are tuned")
+        tools = [f"{name} {identity}" for name, identity in says["tools"].items()]
+        yield _line("tools", ", ".join(tools))
+        return
+    on = _machine(at(says["target"], "tvm", of=dict))
     yield _line("model", f"{indent}{says['name']} {says['version']}")
     yield _line("target", " ".join([indent + at(says["target"], "name", of=str), *on]))
     yield _line(
@@ -228,6 +258,11 @@ def _says_lines(says: Mapping[str, Json], indent: str = "") -> Iterator[str]:
     for name, part in says.get("parts", {}).items():
         yield _line("part", name)
         yield from _says_lines(part, "  ")
+
+
+def _machine(tvm: Mapping[str, Json]) -> list[str]:
+    """The words of TVM's target that tell machines apart."""
+    return [str(tvm[word]) for word in ("kind", "mtriple", "mcpu", "arch") if word in tvm]
 
 
 def _tensor(described: Json) -> str:

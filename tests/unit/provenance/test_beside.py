@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from tests.support.provenance import World, contents
 from tvmflow import signing
 from tvmflow.errors import StoreError
-from tvmflow.provenance import beside
+from tvmflow.provenance import beside, writing
 from tvmflow.stores.local import Damaged
 
 
@@ -132,6 +133,46 @@ def test_a_signature_does_not_outlive_what_was_signed(
     world.make(contents(verdict=b'{"passed": true, "against": "none"}'))
     world.deliver()
     assert signers(world.statement) == []
+
+
+def test_a_kill_between_the_two_costs_one_more_look(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bill of materials is there, the statement about it is not; the next run writes that."""
+    put = writing.put
+
+    def killed(path: Path, content: bytes) -> None:
+        if path == world.statement:
+            raise KeyboardInterrupt
+        put(path, content)
+
+    monkeypatch.setattr(writing, "put", killed)
+    with pytest.raises(KeyboardInterrupt):
+        world.deliver()
+    monkeypatch.undo()
+    assert world.bom.exists() and not world.statement.exists()
+    assert world.pending()
+    world.deliver()
+    assert world.statement.exists() and not world.pending()
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_what_was_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.deliver()
+    before = world.statement.read_bytes()
+    world.make(contents(verdict=b'{"passed": true, "against": "none"}'))
+
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StoreError, match="no space left on the disk"):
+        world.deliver()
+    monkeypatch.undo()
+    assert world.statement.read_bytes() == before
+    world.deliver()
+    assert world.statement.read_bytes() != before
 
 
 def test_what_stands_in_the_way_is_named(world: World) -> None:
