@@ -121,7 +121,14 @@ def check_file(path: Path, said: Sequence[Provenance]) -> Finding:
     except OSError as error:
         return Finding(path, False, f"it cannot be read: {error.strerror}")
     findings = [_compare(path, digest, each) for each in believed]
-    finding = next((each for each in findings if each.good), _most_telling(findings))
+    # one that lies above the file and names it must not be contradicted by another one there
+    against = [
+        finding
+        for finding, each in zip(findings, believed, strict=True)
+        if not finding.good and each.statement and _below(path, each) in each.statement.subjects
+    ]
+    good = [each for each in findings if each.good]
+    finding = (against or good or [_most_telling(findings)])[0]
     problems = list(_inner_problems(path, finding)) if finding.good else []
     return finding._replace(good=False, words=problems[0]) if problems else finding
 
@@ -134,10 +141,9 @@ def _most_telling(findings: Sequence[Finding]) -> Finding:
 def _compare(path: Path, digest: str, said: Provenance) -> Finding:
     assert said.statement is not None
     subjects = said.statement.subjects
-    name = _name_in(path, said.path.parent)
     known_as = [each for each, wanted in subjects.items() if wanted == digest]
     # a file that was taken elsewhere has kept its last name at most
-    own = next((each for each in (name, path.name) if each in subjects), None)
+    own = next((each for each in (_below(path, said), path.name) if each in subjects), None)
     if own is not None and subjects[own] == digest:
         return Finding(path, True, f"as delivered, {said.signature}", said)
     if own is not None and known_as:
@@ -154,10 +160,11 @@ def _compare(path: Path, digest: str, said: Provenance) -> Finding:
     return Finding(path, False, f"{said.path.name} says nothing of it")
 
 
-def _name_in(path: Path, folder: Path) -> str:
+def _below(path: Path, said: Provenance) -> str:
+    """The file's name in the folder of the statement; empty for one that is elsewhere."""
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
-    here = Path(os.path.abspath(folder))  # noqa: PTH100
-    return absolute.relative_to(here).as_posix() if absolute.is_relative_to(here) else path.name
+    here = Path(os.path.abspath(said.path.parent))  # noqa: PTH100
+    return absolute.relative_to(here).as_posix() if absolute.is_relative_to(here) else ""
 
 
 def _inner_problems(path: Path, finding: Finding) -> Iterator[str]:

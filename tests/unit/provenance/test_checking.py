@@ -234,6 +234,24 @@ def test_one_statement_of_several_is_enough(delivered: Delivered) -> None:
     assert bad == {"net.intoto.jsonl": "it is not signed"}
 
 
+def test_two_statements_must_not_contradict_each_other(delivered: Delivered) -> None:
+    """A library of another delivery does not get in with the statement that came with it, signed as that may be."""
+    original = delivered.statement.read_bytes()
+    (delivered.folder / "net.so").write_bytes(b"of another delivery")
+
+    def change(body: dict[str, Any]) -> None:
+        digest = {"sha256": hash_file(str(delivered.folder / "net.so"))}
+        body["subject"] = [{"name": "net.so", "digest": digest}]
+
+    delivered.edit(change)
+    text = base64.b64decode(delivered.envelope()["payload"])
+    other = signing.seal(statement.PAYLOAD_TYPE, text, [delivered.key])
+    (delivered.folder / "other.intoto.jsonl").write_text(json.dumps(other))
+    delivered.statement.write_bytes(original)
+    (words,) = delivered.bad(*delivered.trusted).values()
+    assert words.startswith("it is not the file that was delivered")
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
