@@ -141,13 +141,13 @@ def _most_telling(findings: Sequence[Finding]) -> Finding:
 def _compare(path: Path, digest: str, said: Provenance) -> Finding:
     assert said.statement is not None
     subjects = said.statement.subjects
-    known_as = [each for each, wanted in subjects.items() if wanted == digest]
+    known_as = said.statement.names.get(digest, "")
     # a file that was taken elsewhere has kept its last name at most
     own = next((each for each in (_below(path, said), path.name) if each in subjects), None)
     if own is not None and subjects[own] == digest:
         return Finding(path, True, f"as delivered, {said.signature}", said)
     if own is not None and known_as:
-        words = f"it is {shown(known_as[0])} under the name of {shown(own)}"
+        words = f"it is {shown(known_as)} under the name of {shown(own)}"
         return Finding(path, False, words, said)
     if own is not None:
         words = (
@@ -156,7 +156,7 @@ def _compare(path: Path, digest: str, said: Provenance) -> Finding:
         )
         return Finding(path, False, words, said)
     if known_as:
-        return Finding(path, True, f"delivered as {known_as[0]}, {said.signature}", said)
+        return Finding(path, True, f"delivered as {known_as}, {said.signature}", said)
     return Finding(path, False, f"{said.path.name} says nothing of it")
 
 

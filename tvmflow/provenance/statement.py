@@ -166,10 +166,11 @@ _COVERAGE: Final = ("tuned", "tunable", "coverage", "speedup")
 class Statement(NamedTuple):
     """A statement of ours that somebody gave us: `subjects` are names in its folder with their sha256.
 
-    Of `body` no more is known than that it is JSON: whoever reads it takes what has the type it wants.
+    `names` has for each sha256 the first that it stands under. Of `body` no more is known than that it is JSON: whoever reads it takes what has the type it wants.
     """
 
     subjects: Mapping[str, str]
+    names: Mapping[str, str]
     body: Mapping[str, Json]
 
     @property
@@ -236,7 +237,9 @@ def read(text: bytes) -> Statement:
             raise Unreadable(f"it gives two digests for {shown(name)}")
     if not subjects:
         raise Unreadable("it is about no file")
-    return Statement(subjects, body)
+    # the last one to be put in stays
+    names = {digest: name for name, digest in reversed(subjects.items())}
+    return Statement(subjects, names, body)
 
 
 def _require(body: Json, wanted: tuple[str, ...], *path: str) -> None:
