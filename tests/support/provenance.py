@@ -17,8 +17,7 @@ from tvmflow.exporters._archives import write_zip
 from tvmflow.keys import key_of
 from tvmflow.provenance import beside
 from tvmflow.stores.local import LocalStore
-from tvmflow.tuning.ledger import Ledger
-from tvmflow.values import Artifact, InputFile, Plan, StageSpec
+from tvmflow.values import Artifact, InputFile, Plan
 
 TVM = "0.27.0+0123456789ab"
 WORKLOAD = "c0" * 32
@@ -58,7 +57,7 @@ def contents(**changes: bytes) -> dict[str, dict[str, bytes]]:
     return {
         "import": {"model.json": ir, "params.safetensors": params, "signature.json": signature},
         "extract_tasks": {"tasks.json": _json(tasks), "workloads.json": b"{}"},
-        "tune": {"records.json": _json({WORKLOAD: [{"id": TRIAL.id, "seconds": TRIAL.seconds}]})},
+        "tune": {"records.json": _json({WORKLOAD: [_found()]})},
         "pick_best": {
             "chosen.json": b"{}",
             "finalists.json": _json({WORKLOAD: judged}),
@@ -71,6 +70,11 @@ def contents(**changes: bytes) -> dict[str, dict[str, bytes]]:
         "export": {"module.tvmflow": _zip(bundle), "net.tvmflow": _zip(bundle), "net.so": LIBRARY},
         "verify": {"verdict.json": changes.get("verdict", _json(verdict))},
     }
+
+
+def _found() -> Content:
+    """The trial as `tune` hands it on."""
+    return {"id": TRIAL.id, "seconds": TRIAL.seconds, "when": TRIAL.when}
 
 
 def _json(value: Any) -> bytes:
@@ -116,17 +120,7 @@ class World:
         source = InputFile("model", "", "net.yaml:1:1", url=url or "file:net", sha256=MODEL)
         self.plan: Plan = plan_of(planned(made)._replace(model_files=(source,)))
         self.artifacts: dict[str, Artifact] = {}
-        self.measure()
         self.make(contents())
-
-    def measure(self) -> None:
-        """Put the winner's trial into the ledger."""
-        settings = self.spec("tune").settings
-        ledger = Ledger.open(Path(self.store.ledger), settings["target"], TVM, settings["device"])
-        ledger.workload(WORKLOAD).append(TRIAL)
-
-    def spec(self, stage: str) -> StageSpec:
-        return next(spec for spec in self.plan.stages if spec.stage == stage)
 
     def make(self, files: dict[str, dict[str, bytes]]) -> None:
         """The results of all stages."""

@@ -7,12 +7,12 @@ import json
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tvmflow.provenance.beside import Group
 from tvmflow.stages import build, extract_tasks, import_model, pick_best, tune, verify
 from tvmflow.stores.local import Damaged, LocalStore
-from tvmflow.tuning import ledger, records
+from tvmflow.tuning import ledger
 from tvmflow.values import Artifact, Json, StageSpec
 
 _ABSENT: Final = "absent"
@@ -187,25 +187,16 @@ def _record(trail: Trail, at: Mapping[str, Step], workload: str) -> dict[str, Js
     """The measured trial that won, in seconds: when it was found, and when the finalists were measured again."""
     judged = trail.read(at["pick_best"], pick_best.FINALISTS)[workload]
     finalists = trail.read(at["tune"], tune.RECORDS)[workload]
-    trial = judged["winner"]
+    trial = next(each for each in finalists if each["id"] == judged["winner"])
     settings = at["tune"].preimage["settings"]
     target = ledger.target_key(
         settings["target"], at["tune"].preimage["tools"]["apache-tvm"], settings["device"]
     )
     return {
-        "trial": trial,
+        "trial": trial["id"],
         "target": target,
-        "seconds": next(each["seconds"] for each in finalists if each["id"] == trial),
-        **_when(trail.store, target, workload, trial),
+        "seconds": trial["seconds"],
+        "when": trial["when"],
         "again_seconds": judged["tuned_us"] / 1e6,
         "untuned_seconds": judged["untuned_us"] / 1e6,
     }
-
-
-def _when(store: LocalStore, target: str, workload: str, trial: str) -> dict[str, Any]:
-    """When the ledger says that the trial was measured, if it still has it."""
-    path = Path(store.ledger, target, f"{workload}.jsonl")
-    for each in records.read_trials(path).trials:
-        if each.id == trial:
-            return {"when": each.when}
-    return {}

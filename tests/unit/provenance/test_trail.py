@@ -89,13 +89,6 @@ def test_what_was_never_tuned_has_no_records(world: World) -> None:
     assert not [each for each in read(world.statement).kernels if "record" in each]
 
 
-def test_a_trial_that_was_pruned_has_no_time(world: World) -> None:
-    shutil.rmtree(world.store.ledger)
-    world.deliver()
-    record = read(world.statement).kernels[0]["record"]
-    assert record["trial"] == TRIAL.id and "when" not in record
-
-
 def test_a_release_is_described_as_a_whole(world: World, tmp_path: Path) -> None:
     """Its targets each, and all that lies beside them; one edited report is found."""
     world.deliver()
