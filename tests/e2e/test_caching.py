@@ -50,12 +50,6 @@ def assert_behind_it(project: Project) -> None:
     trials = {f"{each['workload']}/{each['record']['trial']}" for each in tuned.values()}
     assert trials <= set(project.trials())
     assert all(each["record"]["when"] for each in tuned.values())
-    library = folder / "tiny.so"
-    library.write_bytes(library.read_bytes()[:-1] + b"!")
-    assert project.tvmflow("verify", str(folder)).code == 3
-    # a run puts right what it delivered
-    assert project.run().ran == []
-    assert project.tvmflow("verify", str(folder)).code == 0
 
 
 def imported(project: Project, *words: str) -> list[str]:
