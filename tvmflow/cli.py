@@ -17,7 +17,6 @@ from tvmflow import (
     __version__,
     cache_cli,
     device_cli,
-    fastpath,
     lock_cli,
     model_cli,
     provenance_cli,
@@ -37,9 +36,8 @@ from tvmflow.errors import (
     UsageError,
 )
 from tvmflow.prepare import Asked, prepare
-from tvmflow.report import explanation
+from tvmflow.report import MANY, explanation
 from tvmflow.stores.filestat import FileDigests
-from tvmflow.stores.local import LocalStore
 from tvmflow.words import open_store, store_of
 
 
@@ -53,7 +51,12 @@ def plan(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"stages": [decision._asdict() for decision in decisions]}))
         return EXIT_OK
-    width = max(len(decision.stage_id) for decision in decisions)
+    hits = [decision for decision in decisions if decision.kind == "hit"]
+    if len(decisions) > MANY:
+        # nobody reads them one by one
+        print(f"{len(hits)} stages are up to date")
+        decisions = [decision for decision in decisions if decision.kind != "hit"]
+    width = max([len(decision.stage_id) for decision in decisions], default=0)
     for decision in decisions:
         word = {"hit": "up to date", "run": "run", "wait": "may run"}[decision.kind]
         print(f"{decision.stage_id:<{width}}  {word:<10}  {decision.reason}")
@@ -98,9 +101,7 @@ def clean(args: argparse.Namespace) -> int:
     """Remove results; measured trials stay unless asked for by name."""
     from tvmflow.stores.cleaning import clean_store
 
-    store = LocalStore(
-        fastpath.store_of(sys.argv[1:] if args.store is None else ["--store", args.store])
-    )
+    store = store_of(args)
     freed = clean_store(store, ledger=args.ledger)
     print(
         f"{store.root}: {freed / 1e6:.1f} MB removed"
@@ -168,8 +169,8 @@ def _parser() -> argparse.ArgumentParser:
     command(doctor)
     lock_cli.add_parser(commands)
     model_cli.add_parser(commands)
-    records_cli.add_parser(commands)
     cache_cli.add_parser(commands)
+    records_cli.add_parser(commands)
     provenance_cli.add_parser(commands)
     device_cli.add_parser(commands)
     targets_cli.add_parser(commands)

@@ -29,7 +29,7 @@ def store_of(argv: Sequence[str]) -> str:
     return os.path.abspath(chosen)
 
 
-def _must_send(store: LocalStore, argv: Sequence[str]) -> bool:
+def must_send(store: LocalStore, argv: Sequence[str]) -> bool:
     """Whether this run may write to a remote, and results wait for that."""
     modes = {*argv, os.environ.get(MODE_VARIABLE), *(word.partition("=")[2] for word in argv)}
     return bool(modes & {"write", "both"}) and any(
@@ -43,7 +43,7 @@ def answer(argv: Sequence[str]) -> int | None:
     store = LocalStore(store_of(argv))
     digests = FileDigests(store)
     try:
-        if store.read_note("format") != FORMAT or _must_send(store, argv):
+        if store.read_note("format") != FORMAT or must_send(store, argv):
             return None
         planned = plancache.load(store, argv, digests)
         if planned is None:
@@ -52,14 +52,18 @@ def answer(argv: Sequence[str]) -> int | None:
         survey.look(planned.plan)
         if any(decision.kind != "hit" for decision in survey.decisions.values()):
             return None
-        if delivery.pending(planned.plan, survey.artifacts, store, planned.dist):
+        # a recipe that went back to what it was: only a run may say that it needs that again
+        if any(
+            store.last_key(spec.recipe, spec.label) != survey.artifacts[spec.id].key
+            for spec in planned.plan.stages
+        ):
+            return None
+        delivered = delivery.delivered(planned.plan, survey.artifacts, store, planned.dist)
+        if delivered is None:
             return None
         described = beside.found(planned.plan, survey.artifacts, store, planned.dist)
         if described is None:
             return None
-        delivered = delivery.deliver(planned.plan, survey.artifacts, store, planned.dist)
-        for spec in planned.plan.stages:
-            store.remember(spec.recipe, spec.label, survey.artifacts[spec.id].key)
     except (TvmflowError, OSError):
         # the long way meets the same trouble and explains it
         return None

@@ -17,7 +17,7 @@ from tvmflow.words import open_store
 
 def lock(args: argparse.Namespace) -> int:
     """Bring recipes up to date, and write down what they came from and gave."""
-    from tvmflow.locks import lock_path, make_lock
+    from tvmflow.locks import lock_path, make_lock, pin
     from tvmflow.run_cli import asked, perform
 
     path = Path(args.lock) if args.lock else lock_path(args.recipes)
@@ -30,6 +30,7 @@ def lock(args: argparse.Namespace) -> int:
     survey = Survey(store, FileDigests(store))
     survey.look(done.prepared.plan)
     text = make_lock(done.prepared.recipes, done.prepared.plan, survey, store, path)
+    pin(store, path, survey)
     before = path.read_text(encoding="utf-8") if path.is_file() else ""
     if text != before:
         with disk_errors(str(path)):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tvmflow.decide import Survey
 from tvmflow.errors import EXIT_OK, EXIT_VERIFY
-from tvmflow.locks import make_lock, read_lock
+from tvmflow.locks import make_lock, pin, read_lock
 from tvmflow.recipe import Pipeline, Release
 from tvmflow.releases import Released, make_release
 from tvmflow.releases.folder import LOCK
@@ -34,6 +34,8 @@ def release(
     found = make_release(
         pipeline, wanted, text, plan, survey.artifacts, store, Path(machine_locks())
     )
+    if not found.misses:
+        pin(store, found.folder / LOCK, survey)
     if args.json:
         told = {
             "event": "released",

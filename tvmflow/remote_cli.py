@@ -30,6 +30,8 @@ _MODES: Final = {
     "off": (False, False),
 }
 _SHOWN: Final = 10
+_SHORTEST_S: Final = 0.01
+_LONGEST_S: Final = 24 * 3600
 
 
 # ---------------------------------------------------------------- words
@@ -51,7 +53,7 @@ def about_remote(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--remote-timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=_some_seconds,
         default=10.0,
         help="how long to wait for an answer of the remote (10)",
     )
@@ -77,7 +79,14 @@ def about_remote_of_run(sub: argparse.ArgumentParser) -> None:
 
 def _seconds(word: str) -> float:
     seconds = float(word)
-    if not 0 <= seconds <= 86400:
+    if not 0 <= seconds <= _LONGEST_S:
+        raise ValueError
+    return seconds
+
+
+def _some_seconds(word: str) -> float:
+    seconds = _seconds(word)
+    if seconds < _SHORTEST_S:
         raise ValueError
     return seconds
 

@@ -76,7 +76,9 @@ class Running:
         self._runner = runner
         self._args = args
         self._store = store
-        self._printer = Printer(sys.stdout, as_json=args.json, many=many(prepared))
+        self._printer = Printer(
+            sys.stdout, as_json=args.json, many=many(prepared), stages=len(prepared.plan.stages)
+        )
         self._executor = ProcessExecutor()
         self._options = runner.RunOptions(args.jobs, args.keep_going, args.dist, args.stage_timeout)
 

@@ -242,7 +242,7 @@ class Session:
                     result = self._run_in_worker(spec, slot)
                 outcome = "ran" if result.outcome == "ok" else result.outcome
                 if result.outcome == "ok":
-                    artifact = self._store.publish(slot, key, result.facts, result.seconds)
+                    artifact = self._store.publish(slot, key, result.facts, result.seconds, spec.id)
                 else:
                     self._keep_verdict(spec, slot, result)
         if outcome == "ran" and self._tier:

@@ -20,7 +20,7 @@ from tvmflow.locks._file import (
     read_lock,
 )
 from tvmflow.locks.keep import keep_to
-from tvmflow.locks.make import make_lock
+from tvmflow.locks.make import make_lock, pin
 
 __all__ = [
     "MEASURING",
@@ -34,5 +34,6 @@ __all__ = [
     "keep_to",
     "lock_path",
     "make_lock",
+    "pin",
     "read_lock",
 ]

@@ -75,6 +75,12 @@ def make_lock(
     return _HEAD + write_yaml(lock)
 
 
+def pin(store: LocalStore, path: Path, survey: Survey) -> None:
+    """Keep what a lock needs for as long as it is there, whatever else is let go."""
+    keys = [key.digest for key in survey.keys.values()]
+    store.pin(f"lock:{path.absolute()}", keys, file=str(path.absolute()))
+
+
 def settings_of(stage: str, settings: Mapping[str, Json]) -> dict[str, Json]:
     """A stage's settings as a lock has them: plain values in a stable order, without those of a machine that measures."""
     kept = {

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tvmflow.delivery import note_name
 from tvmflow.keys import digest_of
 from tvmflow.stores.filestat import stamp
 from tvmflow.stores.local import LocalStore
@@ -111,7 +112,7 @@ def _chain(
 
 
 def _is_there(store: LocalStore, group: Group, dist: str) -> bool:
-    note = _read(store.read_note("delivered", _note_name(group, dist)))
+    note = _read(store.read_note("delivered", note_name(group.paths(dist)[0])))
     try:
         if note.get("of") != _fingerprint(group):
             return False
@@ -126,7 +127,7 @@ def _is_there(store: LocalStore, group: Group, dist: str) -> bool:
 def _note(store: LocalStore, group: Group, dist: str) -> None:
     stamps = [stamp(path) for path in group.paths(dist)]
     note = {"of": _fingerprint(group), "stamps": stamps, "key": _key_stamp()}
-    store.write_note(json.dumps(note), "delivered", _note_name(group, dist))
+    store.write_note(json.dumps(note), "delivered", note_name(group.paths(dist)[0]))
 
 
 def _read(note: str | None) -> dict[str, Json]:
@@ -135,10 +136,6 @@ def _read(note: str | None) -> dict[str, Json]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _note_name(group: Group, dist: str) -> str:
-    return f"provenance-{digest_of([os.path.abspath(dist), group.recipe, group.target])}"
 
 
 def _key_stamp() -> Json:

@@ -195,7 +195,7 @@ def test_a_link_in_the_place_of_one_is_replaced_not_followed(world: World, tmp_p
 @pytest.mark.parametrize("note", ["", "[]", "{", '{"of": 1}', "\udcff"])
 def test_a_damaged_note_only_costs_another_look(world: World, note: str) -> None:
     world.deliver()
-    (path,) = Path(world.store.root, "delivered").glob("provenance-*")
+    (path,) = Path(world.store.root, "delivered").glob("*net.intoto.jsonl")
     path.write_bytes(note.encode("utf-8", "surrogateescape"))
     content = world.statement.read_bytes()
     assert world.pending()
