@@ -12,6 +12,7 @@ from typing import Final
 
 from tvmflow import __version__
 from tvmflow.keys import canonical
+from tvmflow.provenance.documents import at
 from tvmflow.provenance.trail import Source, Tool, Trail
 from tvmflow.stages import import_model
 from tvmflow.values import Json, TensorSpec
@@ -93,20 +94,20 @@ def _model(trail: Trail) -> Json:
 def _version(trail: Trail) -> str:
     """What the recipe calls this version; empty where nothing was exported."""
     made = [*trail.of("join"), *trail.of("export")]
-    return str(made[0].preimage["settings"]["version"]) if made else ""
+    return str(made[0].preimage["settings"].get("version", "")) if made else ""
 
 
 def _triples(trail: Trail) -> Iterator[str]:
     for step in trail.of("build"):
-        triple = step.preimage["settings"]["target"].get("mtriple")
+        triple = at(step.preimage["settings"], "target", "mtriple", of=str)
         if triple:
-            yield str(triple)
+            yield triple
 
 
 def _card(trail: Trail) -> Json:
     """What is known of the model: its task and its training are not."""
     signature = trail.signature()
-    kind = trail.of("import")[0].preimage["settings"]["model"]["kind"]
+    kinds = [at(step.preimage["settings"], "model", "kind", of=str) for step in trail.of("import")]
     verdict, _ = trail.verdict()
     metrics = list(_metrics(verdict or {}))
     return {
@@ -115,7 +116,7 @@ def _card(trail: Trail) -> Json:
             for way in ("inputs", "outputs")
         },
         **({"quantitativeAnalysis": {"performanceMetrics": metrics}} if metrics else {}),
-        "properties": [{"name": "tvmflow:source", "value": str(kind)}],
+        "properties": [{"name": "tvmflow:source", "value": kind} for kind in kinds if kind],
     }
 
 

@@ -82,9 +82,9 @@ class Trail(NamedTuple):
         return tuple(step for step in self.steps if step.spec.stage == stage)
 
     def read(self, step: Step, name: str) -> Json:
-        """What is in a JSON file of a step. Raises Damaged."""
-        path = self.store.checked_blob(step.artifact.digests((name,))[name])
-        return json.loads(Path(path).read_bytes())
+        """What is in a JSON file of a step; None when it gave none of that name. Raises Damaged."""
+        digest = step.artifact.digests((name,)).get(name)
+        return digest and json.loads(Path(self.store.checked_blob(digest)).read_bytes())
 
     def sources(self) -> list[Source]:
         """All files from outside."""
@@ -97,13 +97,15 @@ class Trail(NamedTuple):
     def verdict(self) -> tuple[Json, str]:
         """What `verify` found and the digest of the file that says so; None where it was left out."""
         for step in self.of("verify"):
-            return self.read(step, verify.VERDICT), step.artifact.digests(())[verify.VERDICT]
+            found = self.read(step, verify.VERDICT)
+            if found is not None:
+                return found, step.artifact.digests(())[verify.VERDICT]
         return None, ""
 
     def signature(self) -> Json:
         """Inputs and outputs, as `import` wrote them; of a model in parts, those of the whole."""
-        first = self.of("import")[0]
-        return self.read(first, import_model.SIGNATURE)
+        found = [self.read(step, import_model.SIGNATURE) for step in self.of("import")]
+        return next(filter(None, found), {"inputs": [], "outputs": []})
 
     def kernels(self) -> list[dict[str, Json]]:
         """Every kernel in the library and where its schedule came from, with the trial behind it if it was tuned."""
@@ -146,7 +148,7 @@ def public_url(url: str) -> str:
 
 
 def _kernels(trail: Trail, built: Step, at: Mapping[str, Step]) -> Iterator[dict[str, Json]]:
-    roads: Mapping[str, str] = trail.read(built, build.KERNELS)
+    roads: Mapping[str, str] = trail.read(built, build.KERNELS) or {}
     workloads = _workloads(trail, at)
     locked = _locked_choice(built)
     for name, road in sorted(roads.items()):
