@@ -19,6 +19,7 @@ from tvmflow import (
     device_cli,
     lock_cli,
     model_cli,
+    provenance_cli,
     records_cli,
     remote_cli,
     run_cli,
@@ -170,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     model_cli.add_parser(commands)
     cache_cli.add_parser(commands)
     records_cli.add_parser(commands)
+    provenance_cli.add_parser(commands)
     device_cli.add_parser(commands)
     targets_cli.add_parser(commands)
     return parser

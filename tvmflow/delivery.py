@@ -66,7 +66,8 @@ def _wanted(
     return found
 
 
-def _note_name(path: str) -> str:
+def note_name(path: str) -> str:
+    """What a note on a delivered file is called, by which it can be told whether that is still there."""
     return os.path.abspath(path).strip("/").replace("/", "+")[-200:]
 
 
@@ -76,7 +77,7 @@ def _is_there(store: LocalStore, path: str, digest: str) -> bool:
         now = stamp(path)
     except OSError:
         return False
-    note = store.read_note("delivered", _note_name(path))
+    note = store.read_note("delivered", note_name(path))
     if note == json.dumps([digest, now]):
         return True
     try:
@@ -90,7 +91,7 @@ def _is_there(store: LocalStore, path: str, digest: str) -> bool:
 
 
 def _note(store: LocalStore, path: str, digest: str) -> None:
-    store.write_note(json.dumps([digest, stamp(path)]), "delivered", _note_name(path))
+    store.write_note(json.dumps([digest, stamp(path)]), "delivered", note_name(path))
 
 
 def _copy(store: LocalStore, digest: str, path: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tvmflow import delivery, plancache
 from tvmflow.decide import Survey
 from tvmflow.errors import TvmflowError
+from tvmflow.provenance import beside
 from tvmflow.report import RunReport, StageReport, render
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import FORMAT, LocalStore
@@ -60,6 +61,9 @@ def answer(argv: Sequence[str]) -> int | None:
         delivered = delivery.delivered(planned.plan, survey.artifacts, store, planned.dist)
         if delivered is None:
             return None
+        described = beside.found(planned.plan, survey.artifacts, store, planned.dist)
+        if described is None:
+            return None
     except (TvmflowError, OSError):
         # the long way meets the same trouble and explains it
         return None
@@ -67,6 +71,6 @@ def answer(argv: Sequence[str]) -> int | None:
         StageReport(spec.id, "hit", "unchanged", 0.0, survey.artifacts[spec.id].facts)
         for spec in planned.plan.stages
     )
-    report = RunReport(stages, delivered, (), time.monotonic() - started)
+    report = RunReport(stages, (*delivered, *described), (), time.monotonic() - started)
     sys.stdout.write(render(report, as_json=planned.json))
     return report.exit_code

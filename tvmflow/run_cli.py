@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NamedTuple
 
-from tvmflow import plancache, remote_cli
+from tvmflow import plancache, remote_cli, signing
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.plancache import Planned
 from tvmflow.prepare import Asked, Prepared, prepare
@@ -51,6 +51,8 @@ def perform(
 
     With `remember`, the same command line is answered from memory while everything is up to date.
     """
+    # one that cannot be used is better known before the work than after it
+    signing.own_key()
     prepared = prepare(wanted, store)
     alone = prepared.pipeline
     if remember and not (alone and (alone.release or alone.retune)):

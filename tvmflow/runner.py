@@ -19,6 +19,7 @@ from doit.task import Task
 from tvmflow import delivery, sources
 from tvmflow.decide import Survey, check_pinned
 from tvmflow.errors import Interrupted, TvmflowError, outcome_of
+from tvmflow.provenance import beside
 from tvmflow.report import RunReport, StageReport
 from tvmflow.stores.filestat import FileDigests, stamp
 from tvmflow.stores.local import Damaged, LocalStore, Slot
@@ -78,7 +79,9 @@ def run(
         for _ in range(_ROUNDS):
             session.walk()
             with contextlib.suppress(Damaged):
-                delivered = delivery.deliver(plan, session.survey.artifacts, store, options.dist)
+                artifacts = session.survey.artifacts
+                delivered = delivery.deliver(plan, artifacts, store, options.dist)
+                delivered += beside.attach(plan, artifacts, store, options.dist)
                 if not session.damaged:
                     break
         rejected = [spec for spec in plan.stages if session.outcome(spec) == "rejected"]

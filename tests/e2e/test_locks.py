@@ -84,6 +84,8 @@ def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path
     assert project.tvmflow("lock", "tiny.yaml").code == 0
     lock = (project.folder / "tiny.lock.yaml").read_text()
     assert "trace: " in lock
+    shown_lock = project.tvmflow("inspect", "tiny.lock.yaml")
+    assert "a lock" in shown_lock.out and "tiny 0 for host" in shown_lock.out, shown_lock.err
     other = elsewhere(project, tmp_path / "other")
     again = other.run("--locked")
     assert "tune/host" not in again.stages
@@ -91,6 +93,13 @@ def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path
     assert other.trials() == []
     roads = again.stages["build/host"]["facts"]["roads"]
     assert roads["tuned"]
+    assert other.tvmflow("verify", "dist").code == 0
+    (shown,) = other.tvmflow("inspect", "dist/tiny/host/tiny.so", "--json").events
+    kernels = shown["provenance"]["kernels"]
+    tuned = {each["name"]: each["record"]["trial"] for each in kernels if "record" in each}
+    assert sorted(tuned) == roads["tuned"]
+    measured = {trial.partition("/")[2] for trial in project.trials()}
+    assert set(tuned.values()) <= measured
 
     (other.folder / "broken.lock.yaml").write_text(lock.replace('"GetSBlock"', '"GetBlock"', 1))
     broken = other.tvmflow("run", "tiny.yaml", "--locked", "--lock", "broken.lock.yaml")

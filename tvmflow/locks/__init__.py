@@ -10,6 +10,7 @@ from __future__ import annotations
 from tvmflow.locks._file import (
     MEASURING,
     SEARCHING,
+    SUFFIX,
     Lock,
     LockedKernel,
     LockedRecipe,
@@ -24,6 +25,7 @@ from tvmflow.locks.make import make_lock, pin
 __all__ = [
     "MEASURING",
     "SEARCHING",
+    "SUFFIX",
     "Lock",
     "LockFile",
     "LockedKernel",

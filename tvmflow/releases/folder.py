@@ -13,6 +13,8 @@ from packaging.version import InvalidVersion, Version
 from tvmflow.delivery import VERDICT
 from tvmflow.errors import LockMismatch, RecipeError
 from tvmflow.locks import Lock, read_lock
+from tvmflow.provenance.beside import groups
+from tvmflow.provenance.writing import write_release
 from tvmflow.recipe import LAST, NONE, Pipeline, Release
 from tvmflow.releases import gates, page, timing
 from tvmflow.releases.gates import Miss, Row
@@ -76,6 +78,8 @@ def make_release(
                 )
                 ours = {name: hash_file(str(part / name)) for name in (LOCK, REPORT)}
                 (part / SUMS).write_text(_sums(files) + _sums(ours), encoding="utf-8")
+                described = groups(plan, artifacts)
+                write_release(part, pipeline.name, release.version, described, store)
                 part.rename(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
