@@ -23,7 +23,6 @@ _SHOWN_RECIPES: Final = 20
 _PROGRESS_S: Final = 0.2
 
 Function = Callable[[argparse.Namespace], int]
-Subs = Any
 
 
 # ---------------------------------------------------------------- one function a sub-command
@@ -166,6 +165,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     added.add_argument(
         "--dry-run", action="store_true", help="only say what would go, and why; writes nothing"
     )
+    # further sub-commands of other modules are added to `subs` here
     sub(pins)
     sub(unpin).add_argument("name", nargs="+", metavar="NAME", help="as `cache pins` lists it")
     remote_cli.add_parsers(subs)
