@@ -76,10 +76,10 @@ def test_a_lock_gives_its_bytes_on_an_empty_store_and_refuses_all_else(
 @pytest.mark.slow
 def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path: Path) -> None:
     """No trial is measured where the lock is kept to, and the schedules are those that were found."""
-    project.write_recipe(trials=6)
+    project.write_recipe(trials=24)
     project.write_model(channels=64)
     # a convolution without a schedule by rule, which is slower than with any that a search finds
-    project.edit_recipe("trials: 6", "trials: 6, only: [conv2d]")
+    project.edit_recipe("trials: 24", "trials: 24, only: [conv2d]")
     project.edit_recipe("tune:", "kernels: {schedules: none}\ntune:")
     assert project.tvmflow("lock", "tiny.yaml").code == 0
     lock = (project.folder / "tiny.lock.yaml").read_text()
