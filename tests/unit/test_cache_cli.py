@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tvmflow import cache_cli, cli
+from tvmflow import cli
+from tvmflow.commands import cache
 from tvmflow.stores.local import LocalStore
 from tvmflow.values import StageKey
 
@@ -135,18 +136,18 @@ def test_a_folder_that_is_no_store_is_refused(
     [("30d", 30 * DAY), ("1.5h", 5400), ("90min", 5400), ("2w", 14 * DAY), ("0", 0)],
 )
 def test_ages_have_units(word: str, seconds: float) -> None:
-    assert cache_cli.age(word) == seconds
+    assert cache.age(word) == seconds
 
 
 @pytest.mark.parametrize(
     ("word", "number"), [("20GB", 20 * 10**9), ("1.5 GiB", 3 << 29), ("500kB", 500_000), ("0", 0)]
 )
 def test_sizes_have_units(word: str, number: int) -> None:
-    assert cache_cli.size(word) == number
+    assert cache.size(word) == number
 
 
 @pytest.mark.parametrize("word", ["30", "-1d", "d", "1e3d", "30 years", "", "nan", "١d"])
 def test_an_age_that_could_mean_two_things_is_none(word: str) -> None:
     """A number alone may be days or seconds: better asked than guessed."""
     with pytest.raises(argparse.ArgumentTypeError, match="such as 30d"):
-        cache_cli.age(word)
+        cache.age(word)

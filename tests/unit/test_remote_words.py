@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.small_runs import Machine, outcomes, plan_of, store_in
-from tvmflow import cache_cli, fastpath, plancache, remote_cli
+from tvmflow import fastpath, plancache
+from tvmflow.commands import cache, remote
 from tvmflow.errors import UsageError
 from tvmflow.stores.local import LocalStore
 from tvmflow.stores.remote.tier import Tier
@@ -26,8 +27,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
 
 def tier_of(store: LocalStore, *words: str) -> Tier | None:
     parser = argparse.ArgumentParser()
-    remote_cli.about_remote_of_run(parser)
-    return remote_cli.tier_of_run(parser.parse_args(words), store, lambda text: None, lambda: False)
+    remote.about_remote_of_run(parser)
+    return remote.tier_of_run(parser.parse_args(words), store, lambda text: None, lambda: False)
 
 
 def test_without_a_remote_and_offline_there_is_none(
@@ -97,7 +98,7 @@ def test_a_password_does_not_enter_the_name_of_a_remembered_plan() -> None:
 def test_both_sub_commands_explain_themselves(capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` of push and pull, and no recipe for pull."""
     parser = argparse.ArgumentParser()
-    cache_cli.add_parser(parser.add_subparsers())
+    cache.add_parser(parser.add_subparsers())
     for words in (["cache", "push", "--help"], ["cache", "pull", "--help"]):
         with pytest.raises(SystemExit) as stopped:
             parser.parse_args(words)
@@ -110,7 +111,7 @@ def test_both_sub_commands_explain_themselves(capsys: pytest.CaptureFixture[str]
 
 def cache_command(store: LocalStore, *words: str) -> int:
     parser = argparse.ArgumentParser()
-    cache_cli.add_parser(parser.add_subparsers())
+    cache.add_parser(parser.add_subparsers())
     args = parser.parse_args(["cache", *words, "--store", store.root])
     code: int = args.command(args)
     return code

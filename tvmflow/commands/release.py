@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from tvmflow.commands.run import Done
 from tvmflow.decide import Survey
 from tvmflow.errors import EXIT_OK, EXIT_VERIFY
 from tvmflow.locks import make_lock, pin, read_lock
@@ -14,7 +15,6 @@ from tvmflow.recipe import Pipeline, Release
 from tvmflow.releases import Released, make_release
 from tvmflow.releases.folder import LOCK
 from tvmflow.report import latency_text
-from tvmflow.run_cli import Done
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
 

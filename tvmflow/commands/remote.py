@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tvmflow.commands.words import open_store
 from tvmflow.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.fastpath import MODE_VARIABLE
 from tvmflow.report import results_text, size_text
 from tvmflow.stores.local import LocalStore
-from tvmflow.words import open_store
 
 if TYPE_CHECKING:
     # every command line has these words, and few use them

@@ -6,7 +6,9 @@ import argparse
 import sys
 from typing import NamedTuple
 
-from tvmflow import plancache, remote_cli, signing
+from tvmflow import plancache, signing
+from tvmflow.commands import remote
+from tvmflow.commands.words import count, open_store
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.plancache import Planned
 from tvmflow.prepare import Asked, Prepared, prepare
@@ -15,7 +17,6 @@ from tvmflow.report import RunReport, render
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
 from tvmflow.values import Plan
-from tvmflow.words import count, open_store
 
 
 class Done(NamedTuple):
@@ -29,16 +30,16 @@ class Done(NamedTuple):
 def run(args: argparse.Namespace) -> int:
     """Bring recipes up to date and deliver their libraries."""
     if args.check_reproducible:
-        from tvmflow import reproduce_cli
+        from tvmflow.commands import reproduce
 
-        code: int = reproduce_cli.check(args)
+        code: int = reproduce.check(args)
         return code
     store = open_store(args)
     done = perform(args, asked(args), store, remember=True)
     sys.stdout.write(render(done.report, as_json=args.json))
     pipeline = done.prepared.pipeline
     if pipeline and pipeline.release and done.report.exit_code == EXIT_OK:
-        from tvmflow.release_cli import release
+        from tvmflow.commands.release import release
 
         return release(args, done, pipeline, pipeline.release, store)
     return done.report.exit_code
@@ -60,7 +61,7 @@ def perform(
         plancache.save(store, args.argv, planned, FileDigests(store))
     with Running(args, prepared, store) as running:
         if alone and alone.retune and not wanted.lock:
-            from tvmflow.retune_cli import retune
+            from tvmflow.commands.retune import retune
 
             prepared = prepared._replace(plan=retune(args, running, prepared, alone.retune))
         return Done(prepared, running.run(prepared.plan), wanted.lock)
@@ -96,7 +97,7 @@ class Running:
 
     def run(self, plan: Plan) -> RunReport:
         """Bring a plan up to date."""
-        tier = remote_cli.tier_of_run(
+        tier = remote.tier_of_run(
             self._args, self._store, self._printer.remote, lambda: self._executor.cancelled
         )
         work = (self._store, self._executor, self._printer.event, self._options, tier)
@@ -191,7 +192,7 @@ def about_runs(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--stage-timeout", type=float, metavar="SECONDS", help="stop any stage that takes longer"
     )
-    remote_cli.about_remote_of_run(sub)
+    remote.about_remote_of_run(sub)
 
 
 def about_store(sub: argparse.ArgumentParser) -> None:

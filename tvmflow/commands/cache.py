@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow import remote_cli
+from tvmflow.commands import remote
+from tvmflow.commands.words import store_of
 from tvmflow.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.stores.local import disk_errors
-from tvmflow.words import store_of
 
 if TYPE_CHECKING:
     # every command line has these words, and few use them
@@ -168,7 +168,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     # further sub-commands of other modules are added to `subs` here
     sub(pins)
     sub(unpin).add_argument("name", nargs="+", metavar="NAME", help="as `cache pins` lists it")
-    remote_cli.add_parsers(subs)
+    remote.add_parsers(subs)
 
 
 def _on_disk(function: Function, args: argparse.Namespace) -> int:
