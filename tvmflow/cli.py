@@ -16,6 +16,7 @@ from typing import Any
 from tvmflow import (
     __version__,
     cache_cli,
+    cluster_cli,
     device_cli,
     fastpath,
     lock_cli,
@@ -170,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     records_cli.add_parser(commands)
     cache_cli.add_parser(commands)
     device_cli.add_parser(commands)
+    cluster_cli.add_parsers(commands)
     targets_cli.add_parser(commands)
     return parser
 

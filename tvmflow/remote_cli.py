@@ -14,7 +14,7 @@ from tvmflow.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.fastpath import MODE_VARIABLE
 from tvmflow.report import size_text
 from tvmflow.stores.local import LocalStore
-from tvmflow.words import open_store
+from tvmflow.words import open_store, seconds
 
 if TYPE_CHECKING:
     # every command line has these words, and few use them
@@ -51,7 +51,7 @@ def about_remote(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--remote-timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         default=10.0,
         help="how long to wait for an answer of the remote (10)",
     )
@@ -69,17 +69,10 @@ def about_remote_of_run(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--remote-wait",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         default=30.0,
         help="how long a run that is done waits for what it still sends (30)",
     )
-
-
-def _seconds(word: str) -> float:
-    seconds = float(word)
-    if not 0 <= seconds <= 86400:
-        raise ValueError
-    return seconds
 
 
 def tier_of_run(
@@ -98,6 +91,29 @@ def tier_of_run(
     reads, writes = _MODES[mode]
     access = Access(reads=reads, writes=writes, wait_s=args.remote_wait)
     return _tier(args, url, store, access, tell, cancelled)
+
+
+def tier_of_cluster(
+    args: argparse.Namespace,
+    store: LocalStore,
+    tell: Callable[[str], None],
+    cancelled: Callable[[], bool],
+) -> tuple[str, Tier]:
+    """The remote by which a cluster gets its files, and its address without credentials. Raises UsageError without one.
+
+    Contents are written to it whatever the mode is; results are only where the mode says so.
+    """
+    from tvmflow.stores.remote.http import without_credentials
+    from tvmflow.stores.remote.tier import Access
+
+    url = _url(args)
+    if not url or _mode(args.remote_mode) == "off":
+        raise UsageError(
+            "--executor dask sends files by way of a remote, and this run has none",
+            fix=f"give --remote URL, or set ${URL_VARIABLE}; the mode must not be off",
+        )
+    shown = without_credentials(url) if "://" in url else str(Path(url).expanduser().absolute())
+    return shown, _tier(args, url, store, Access(writes=True), tell, cancelled)
 
 
 def _mode(word: str | None) -> str:

@@ -7,6 +7,7 @@ import sys
 from typing import NamedTuple
 
 from tvmflow import plancache, remote_cli
+from tvmflow.cluster_cli import about_executor
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.plancache import Planned
 from tvmflow.prepare import Asked, Prepared, prepare
@@ -68,14 +69,13 @@ class Running:
     """What runs plans one after the other, in processes that stay, and shows them as they go."""
 
     def __init__(self, args: argparse.Namespace, prepared: Prepared, store: LocalStore) -> None:
-        from tvmflow import runner
-        from tvmflow.executors.processes import ProcessExecutor
+        from tvmflow import cluster_cli, runner
 
         self._runner = runner
         self._args = args
         self._store = store
         self._printer = Printer(sys.stdout, as_json=args.json, many=many(prepared))
-        self._executor = ProcessExecutor()
+        self._executor = cluster_cli.executor_of_run(args, store, self._printer)
         self._options = runner.RunOptions(args.jobs, args.keep_going, args.dist, args.stage_timeout)
 
     def __enter__(self) -> Running:
@@ -172,9 +172,8 @@ def about_runs(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--jobs",
         type=count,
-        default=1,
         metavar="N",
-        help="stages at a time (measurements stay exclusive)",
+        help="stages at a time: 1, or as many as a cluster takes (measurements stay exclusive)",
     )
     sub.add_argument(
         "--keep-going",
@@ -188,6 +187,7 @@ def about_runs(sub: argparse.ArgumentParser) -> None:
         "--stage-timeout", type=float, metavar="SECONDS", help="stop any stage that takes longer"
     )
     remote_cli.about_remote_of_run(sub)
+    about_executor(sub)
 
 
 def about_store(sub: argparse.ArgumentParser) -> None:
