@@ -42,6 +42,8 @@ def serve_scheduler(host: str, port: int, *, tls: bool, say: Say) -> None:
                 port=port,
                 protocol="tls" if tls else "tcp",
                 dashboard=False,
+                # its page of metrics: two schedulers on one machine must not be in each other's way
+                dashboard_address="127.0.0.1:0",
                 allowed_failures=_ALLOWED_FAILURES,
             )
         except (OSError, ValueError, TypeError, RuntimeError) as error:
