@@ -14,7 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow import __version__
-from tvmflow.commands import cache, device, lock, model, provenance, records, remote, run, targets
+from tvmflow.commands import (
+    cache,
+    cluster,
+    device,
+    lock,
+    model,
+    provenance,
+    records,
+    remote,
+    run,
+    targets,
+)
 from tvmflow.commands.words import open_store, store_of
 from tvmflow.decide import Survey
 from tvmflow.errors import (
@@ -163,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     records.add_parser(commands)
     provenance.add_parser(commands)
     device.add_parser(commands)
+    cluster.add_parsers(commands)
     targets.add_parser(commands)
     return parser
 

@@ -62,6 +62,10 @@ class Printer:
         """Say what is wrong with the remote, or with something in it."""
         self.event({"event": "remote", "message": message})
 
+    def cluster(self, message: str) -> None:
+        """Say something about the cluster as a whole."""
+        self.event({"event": "cluster", "message": message})
+
     def interrupted(self) -> None:
         """Say that a stop was asked for."""
         if not self._as_json:
@@ -92,6 +96,10 @@ class Printer:
 
     def _remote(self, event: dict[str, Any]) -> None:
         self._line(f"remote: {event['message']}")
+
+    def _cluster(self, event: dict[str, Any]) -> None:
+        where = f"{self._name(event)}: " if "stage_id" in event else "cluster: "
+        self._line(f"{where}{event['message']}")
 
     def _progress(self, event: dict[str, Any]) -> None:
         rows = self._rows.setdefault(event["stage_id"], {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -33,15 +32,15 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 OnEvent = Callable[[Event], None]
 
-# Stages that measure hold their device alone; all others share it, so that none disturbs a measurement.
-_MEASURING: Final = frozenset({"tune", "pick_best", "verify"})
 _ROUNDS: Final = 3
 
 
 class Executor(Protocol):
-    """What runs a stage: see `executors.processes`."""
+    """What runs a stage: see `executors.processes`. `slots` are the stages that it runs at a time, once started."""
 
     def start(self) -> None: ...
+    @property
+    def slots(self) -> int: ...
     def execute(self, call: StageCall, log: Path, on_event: OnEvent) -> StageResult: ...
     def cancel(self) -> None: ...
     @property
@@ -50,9 +49,9 @@ class Executor(Protocol):
 
 
 class RunOptions(NamedTuple):
-    """How to run, none of which changes what comes out."""
+    """How to run, none of which changes what comes out. Without `jobs` as many stages at a time as the executor has slots."""
 
-    jobs: int = 1
+    jobs: int | None = 1
     keep_going: bool = False
     dist: str = "dist"
     stage_timeout_s: float | None = None
@@ -154,7 +153,7 @@ class Session:
         self._executor.start()
         names = {spec.id for spec in pending}
         tasks = [Task(**self.task(spec, names)) for spec in pending]
-        _Doit(tasks, self._options).run()
+        _Doit(tasks, self._options.jobs or self._executor.slots, self._options.keep_going).run()
 
     def _fetch_ahead(self) -> None:
         if self._tier is not None and any(d.kind != "hit" for d in self.survey.decisions.values()):
@@ -288,14 +287,14 @@ class Session:
             out=slot.out,
             work=slot.work,
             ledger=self._store.ledger,
-            locks=machine_locks(),
+            locks=devices.machine_locks(),
             timeout_s=self._options.stage_timeout_s or spec.timeout_s,
+            tools=spec.tools,
         )
         log = Path(self._store.root, "logs", spec.recipe, f"{spec.label.replace('/', '+')}.log")
-        with _undisturbing(spec):
-            result = self._executor.execute(
-                call, log, lambda event: self._on_event({**event, "stage_id": spec.id})
-            )
+        result = self._executor.execute(
+            call, log, lambda event: self._on_event({**event, "stage_id": spec.id})
+        )
         edited = [path for path, before in stamps.items() if _stamp_or_none(path) != before]
         if edited and result.outcome == "ok":
             message = f"{edited[0]} was changed while the stage read it"
@@ -361,22 +360,6 @@ def _stamp_or_none(path: str) -> list[int] | None:
         return None
 
 
-def machine_locks() -> str:
-    """Where device locks are: one place for all stores and users' runs on this machine."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"
-    return f"{base}/tvmflow-{os.getuid()}/locks"
-
-
-@contextlib.contextmanager
-def _undisturbing(spec: StageSpec) -> Iterator[None]:
-    """While something is measured on this machine's CPU, let no other stage start."""
-    if spec.stage in _MEASURING:
-        yield
-        return
-    with devices.shared(Path(machine_locks()), {"kind": "cpu"}):
-        yield
-
-
 # ---------------------------------------------------------------- doit
 
 
@@ -407,10 +390,11 @@ class _Silent:
 class _Doit(TaskLoader2):  # type: ignore[misc]
     """Our tasks and settings, handed to doit's own command through its public interface."""
 
-    def __init__(self, tasks: list[Task], options: RunOptions) -> None:
+    def __init__(self, tasks: list[Task], jobs: int, keep_going: bool) -> None:
         super().__init__()
         self._tasks = tasks
-        self._options = options
+        self._jobs = jobs
+        self._keep_going = keep_going
 
     def setup(self, opt_values: Any) -> None:
         """Nothing to read from disk."""
@@ -420,9 +404,9 @@ class _Doit(TaskLoader2):  # type: ignore[misc]
             "backend": "memory",
             "reporter": _Silent,
             "verbosity": 0,
-            "num_process": self._options.jobs if self._options.jobs > 1 else 0,
+            "num_process": self._jobs if self._jobs > 1 else 0,
             "par_type": "thread",
-            "continue": self._options.keep_going,
+            "continue": self._keep_going,
         }
 
     def load_tasks(self, cmd: Any, pos_args: Any) -> list[Task]:

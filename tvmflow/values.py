@@ -149,6 +149,7 @@ class StageCall(NamedTuple):
     `inputs` maps `<stage>/<file>` and `<role>` to paths that may be read and not written;
     `out` is an empty folder to fill; `work` is kept when a stage is killed, so that it can
     resume; `ledger` is the folder of the trial ledger and `locks` that of device locks.
+    `tools` are the distributions that the stage uses: where others are installed, it must not run.
     """
 
     stage: str
@@ -159,6 +160,7 @@ class StageCall(NamedTuple):
     ledger: str
     locks: str
     timeout_s: float
+    tools: tuple[str, ...] = ()
 
 
 class StageResult(NamedTuple):

@@ -25,6 +25,8 @@ MAKES: Final = {
 class PretendExecutor:
     """Reads every input, as a stage would, and writes files whose content follows from theirs and the settings."""
 
+    slots = 1
+
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds
         self._lock = threading.Lock()

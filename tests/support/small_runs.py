@@ -24,6 +24,7 @@ class Hands:
         self.calls: list[str] = []
         self.started = 0
         self.cancelled = False
+        self.slots = 1
         self._salt = salt
         self._during = during
         self._lock = threading.Lock()

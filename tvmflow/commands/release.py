@@ -23,7 +23,7 @@ def release(
     args: argparse.Namespace, done: Done, pipeline: Pipeline, wanted: Release, store: LocalStore
 ) -> int:
     """Make the release of a run that ended well, and say what it is; 3 when a gate is missed."""
-    from tvmflow.runner import machine_locks
+    from tvmflow.targets.devices import machine_locks
 
     plan = done.prepared.plan
     survey = Survey(store, FileDigests(store))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.commands.words import open_store
+from tvmflow.commands.words import open_store, seconds
 from tvmflow.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.fastpath import MODE_VARIABLE
 from tvmflow.report import results_text, size_text
@@ -31,7 +31,6 @@ _MODES: Final = {
 }
 _SHOWN: Final = 10
 _SHORTEST_S: Final = 0.01
-_LONGEST_S: Final = 24 * 3600
 
 
 # ---------------------------------------------------------------- words
@@ -71,24 +70,17 @@ def about_remote_of_run(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--remote-wait",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         default=30.0,
         help="how long a run that is done waits for what it still sends (30)",
     )
 
 
-def _seconds(word: str) -> float:
-    seconds = float(word)
-    if not 0 <= seconds <= _LONGEST_S:
-        raise ValueError
-    return seconds
-
-
 def _some_seconds(word: str) -> float:
-    seconds = _seconds(word)
-    if seconds < _SHORTEST_S:
+    found = seconds(word)
+    if found < _SHORTEST_S:
         raise ValueError
-    return seconds
+    return found
 
 
 def tier_of_run(
@@ -107,6 +99,29 @@ def tier_of_run(
     reads, writes = _MODES[mode]
     access = Access(reads=reads, writes=writes, wait_s=args.remote_wait)
     return _tier(args, url, store, access, tell, cancelled)
+
+
+def tier_of_cluster(
+    args: argparse.Namespace,
+    store: LocalStore,
+    tell: Callable[[str], None],
+    cancelled: Callable[[], bool],
+) -> tuple[str, Tier]:
+    """The remote by which a cluster gets its files, and its address without credentials. Raises UsageError without one.
+
+    Contents are written to it whatever the mode is; results are only where the mode says so.
+    """
+    from tvmflow.stores.remote.http import without_credentials
+    from tvmflow.stores.remote.tier import Access
+
+    url = _url(args)
+    if not url or _mode(args.remote_mode) == "off":
+        raise UsageError(
+            "--executor dask sends files by way of a remote, and this run has none",
+            fix=f"give --remote URL, or set ${URL_VARIABLE}; the mode must not be off",
+        )
+    shown = without_credentials(url) if "://" in url else str(Path(url).expanduser().absolute())
+    return shown, _tier(args, url, store, Access(writes=True), tell, cancelled)
 
 
 def _mode(word: str | None) -> str:

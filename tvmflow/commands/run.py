@@ -7,7 +7,7 @@ import sys
 from typing import NamedTuple
 
 from tvmflow import plancache, signing
-from tvmflow.commands import remote
+from tvmflow.commands import cluster, remote
 from tvmflow.commands.words import count, open_store
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.plancache import Planned
@@ -72,7 +72,6 @@ class Running:
 
     def __init__(self, args: argparse.Namespace, prepared: Prepared, store: LocalStore) -> None:
         from tvmflow import runner
-        from tvmflow.executors.processes import ProcessExecutor
 
         self._runner = runner
         self._args = args
@@ -80,7 +79,7 @@ class Running:
         self._printer = Printer(
             sys.stdout, as_json=args.json, many=many(prepared), stages=len(prepared.plan.stages)
         )
-        self._executor = ProcessExecutor()
+        self._executor = cluster.executor_of_run(args, store, self._printer)
         self._options = runner.RunOptions(args.jobs, args.keep_going, args.dist, args.stage_timeout)
 
     def __enter__(self) -> Running:
@@ -177,9 +176,8 @@ def about_runs(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--jobs",
         type=count,
-        default=1,
         metavar="N",
-        help="stages at a time (measurements stay exclusive)",
+        help="stages at a time: 1, or as many as a cluster takes (measurements stay exclusive)",
     )
     sub.add_argument(
         "--keep-going",
@@ -193,6 +191,7 @@ def about_runs(sub: argparse.ArgumentParser) -> None:
         "--stage-timeout", type=float, metavar="SECONDS", help="stop any stage that takes longer"
     )
     remote.about_remote_of_run(sub)
+    cluster.about_executor(sub)
 
 
 def about_store(sub: argparse.ArgumentParser) -> None:

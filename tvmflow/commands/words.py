@@ -16,6 +16,14 @@ def count(word: str) -> int:
     return number
 
 
+def seconds(word: str) -> float:
+    """A length of time, at most a day. Raises ValueError."""
+    number = float(word)
+    if not 0 <= number <= 86400:
+        raise ValueError
+    return number
+
+
 def store_of(args: argparse.Namespace) -> LocalStore:
     """The store that `--store` names, or the environment, or the default; whether it is there or not."""
     return LocalStore(fastpath.store_of([] if args.store is None else ["--store", args.store]))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from tvmflow import errors
 from tvmflow.executors.nursery import Nursery, Outcome
+from tvmflow.targets import devices
 from tvmflow.values import StageCall, StageResult
 
+# Stages that measure hold their device alone; all others share it, so that none disturbs a measurement.
+_MEASURING: Final = frozenset({"tune", "pick_best", "verify"})
 _PRELOAD: Final = ("numpy", "tvm", "tvm.s_tir.meta_schedule", "tvmflow.executors.worker")
 
 
 class ProcessExecutor:
     """One freshly forked process a stage, from a server that has TVM loaded; the server starts when first needed."""
+
+    slots = 1
 
     def __init__(self) -> None:
         self._nursery: Nursery | None = None
@@ -33,13 +39,14 @@ class ProcessExecutor:
         assert self._nursery is not None
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
-        outcome = self._nursery.call(
-            "tvmflow.executors.worker:run_stage",
-            call._asdict(),
-            timeout_s=call.timeout_s,
-            log=log,
-            emit=on_event,
-        )
+        with _undisturbing(call):
+            outcome = self._nursery.call(
+                "tvmflow.executors.worker:run_stage",
+                call._asdict(),
+                timeout_s=call.timeout_s,
+                log=log,
+                emit=on_event,
+            )
         return _result(outcome, log)
 
     def cancel(self) -> None:
@@ -52,6 +59,16 @@ class ProcessExecutor:
         """End the server."""
         if self._nursery is not None:
             self._nursery.close()
+
+
+@contextlib.contextmanager
+def _undisturbing(call: StageCall) -> Iterator[None]:
+    """While something is measured on this machine's CPU, let no other stage start."""
+    if call.stage in _MEASURING:
+        yield
+        return
+    with devices.shared(Path(call.locks), {"kind": "cpu"}):
+        yield
 
 
 def _result(outcome: Outcome, log: Path) -> StageResult:

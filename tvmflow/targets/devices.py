@@ -9,6 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
+def machine_locks() -> str:
+    """Where device locks are: one place for all stores and users' runs on this machine."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"
+    return f"{base}/tvmflow-{os.getuid()}/locks"
+
+
 def exclusive(locks: Path, device: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
     """Hold the device alone, to measure on it. The lock is the operating system's and dies with this process."""
     return _held(locks, device, fcntl.LOCK_EX)
