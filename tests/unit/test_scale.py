@@ -19,6 +19,7 @@ from tvmflow import delivery, plancache, runner
 from tvmflow.decide import Survey
 from tvmflow.plancache import Planned
 from tvmflow.planned import PlannedRecipe
+from tvmflow.provenance import beside
 from tvmflow.report import RunReport, StageReport, render
 from tvmflow.stores import collect, usage
 from tvmflow.stores.collect import Limits
@@ -81,7 +82,8 @@ class UpToDate:
         options = runner.RunOptions(dist=self.dist)
         report = runner.run(self.plan, self.store, PretendExecutor(), ignore, options)
         assert report.exit_code == 0
-        assert len(report.delivered) == 2 * targets
+        # a bundle and its verdict, and two documents about them
+        assert len(report.delivered) == 4 * targets
         self.words = ["run", str(folder)]
         digests = FileDigests(self.store)
         plancache.save(self.store, self.words, Planned(self.plan, (), self.dist, False), digests)
@@ -95,11 +97,13 @@ class UpToDate:
         survey.look(remembered.plan)
         files = delivery.delivered(remembered.plan, survey.artifacts, self.store, self.dist)
         assert files is not None
+        described = beside.found(remembered.plan, survey.artifacts, self.store, self.dist)
+        assert described is not None
         stages = tuple(
             StageReport(spec.id, survey.decisions[spec.id].kind, "", 0.0, {})
             for spec in remembered.plan.stages
         )
-        render(RunReport(stages, files, (), 0.0), as_json=False)
+        render(RunReport(stages, (*files, *described), (), 0.0), as_json=False)
 
     def again(self) -> None:
         """The same with a recipe that was read anew."""
@@ -163,4 +167,4 @@ def test_confirming_a_stage_reads_a_known_number_of_files(
     below = {
         folder: sum(f"/{folder}/" in path for path in ours) for folder in ("actions", "delivered")
     }
-    assert below == {"actions": 1 + 3 * targets, "delivered": 2 * targets}
+    assert below == {"actions": 1 + 3 * targets, "delivered": 3 * targets}

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from tvmflow import __version__
 from tvmflow.exporters import EXPORTERS
+from tvmflow.exporters._archives import packed_by
 from tvmflow.exporters._base import Asked, Built, Joined
 from tvmflow.stages import _kernels
 from tvmflow.stages._base import StageContext
@@ -16,7 +17,7 @@ from tvmflow.targets.platforms import host_triple
 
 AnyBuilt = TypeVar("AnyBuilt", Built, Joined)
 
-VERSION: Final = 2
+VERSION: Final = 3
 SCOPE: Final[Literal["model", "target"]] = "target"
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "import": ("signature.json", "model.json", "params.safetensors"),
@@ -40,6 +41,7 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
         "target": {"name": target.name, "tvm": target.tvm, "features": list(target.features)},
         "verify": {"against": recipe.verify.against},
         **({"sources": digest_of_files(sources)} if sources else {}),
+        **packed_by(recipe.outputs),
         **({"toolchain": target.toolchain} if target.toolchain else {}),
     }
 

@@ -8,13 +8,14 @@ from typing import Any, Final, Literal
 
 from tvmflow import __version__
 from tvmflow.exporters import OF_THE_WHOLE
+from tvmflow.exporters._archives import packed_by
 from tvmflow.exporters._base import Asked, Joined
 from tvmflow.stages import export
 from tvmflow.stages._base import StageContext
 from tvmflow.targets.platforms import host_triple
 from tvmflow.values import TensorSpec
 
-VERSION: Final = 1
+VERSION: Final = 2
 SCOPE: Final[Literal["model", "target"]] = "target"
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"import": ("signature.json",), "export": ()}
 READS: Final[tuple[str, ...]] = ()
@@ -39,6 +40,7 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
         "order": [machine.part for machine in target.machines],
         "verify": {"against": recipe.verify.against},
         **({"sources": export.digest_of_files(sources)} if sources else {}),
+        **packed_by(outputs),
     }
 
 
