@@ -7,7 +7,7 @@ import sys
 from typing import NamedTuple
 
 from tvmflow import plancache, remote_cli
-from tvmflow.cluster_cli import about_executor
+from tvmflow.cluster_cli import about_executor, check_words
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.plancache import Planned
 from tvmflow.prepare import Asked, Prepared, prepare
@@ -52,6 +52,7 @@ def perform(
 
     With `remember`, the same command line is answered from memory while everything is up to date.
     """
+    check_words(args)
     prepared = prepare(wanted, store)
     alone = prepared.pipeline
     if remember and not (alone and (alone.release or alone.retune)):

@@ -66,9 +66,7 @@ def cluster(folder: Path, *names: str) -> Iterator[Cluster]:
         yield Cluster(address, scheduler, folder)
 
 
-def _started(
-    stack: contextlib.ExitStack, process: subprocess.Popen[str]
-) -> subprocess.Popen[str]:
+def _started(stack: contextlib.ExitStack, process: subprocess.Popen[str]) -> subprocess.Popen[str]:
     def end() -> None:
         process.terminate()
         try:
@@ -96,7 +94,9 @@ class Client:
             opened = open_remote(remote, timeout_s=2.0)
             return remote, Tier(opened, self.store, access, self.said.append, cancelled)
 
-        self.executor = DaskExecutor(Asked(self.store, address, tier, 2.0, wait_s, self.said.append))
+        self.executor = DaskExecutor(
+            Asked(self.store, address, tier, 2.0, wait_s, self.said.append)
+        )
 
     def run(self, plan: Plan) -> RunReport:
         """One run, with as many stages at a time as there are slots."""
