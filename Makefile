@@ -41,6 +41,7 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python benchmarks/noop.py
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/fanout.py
+	$(BIN)/python benchmarks/scale.py --stages 100 1000
 
 bench-slow: $(VENV)/.ready-to-test
 	$(BIN)/python benchmarks/onnx_coverage.py

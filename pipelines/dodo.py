@@ -19,6 +19,7 @@ from tvmflow import delivery, fastpath, runner
 from tvmflow.executors.processes import ProcessExecutor
 from tvmflow.prepare import Asked, prepare
 from tvmflow.progress import Printer
+from tvmflow.provenance import beside
 from tvmflow.stores.local import LocalStore
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,7 +46,9 @@ def task_tvmflow() -> Iterator[dict[str, Any]]:
     session = runner.Session(plan, STORE, executor, printer.event, runner.RunOptions())
 
     def deliver() -> None:
-        for path in delivery.deliver(plan, session.survey.artifacts, STORE, "dist"):
+        artifacts = session.survey.artifacts
+        delivered = delivery.deliver(plan, artifacts, STORE, "dist")
+        for path in [*delivered, *beside.attach(plan, artifacts, STORE, "dist")]:
             sys.stdout.write(f"  {path}\n")
 
     yield from runner.doit_tasks(session, plan, deliver)

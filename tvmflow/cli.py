@@ -1,4 +1,4 @@
-"""The command line: one function a command. The only module that prints or exits."""
+"""The command line: every command, and how each of them ends."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmflow import (
-    __version__,
-    cache_cli,
-    cluster_cli,
-    device_cli,
-    fastpath,
-    lock_cli,
-    model_cli,
-    records_cli,
-    remote_cli,
-    run_cli,
-    targets_cli,
+from tvmflow import __version__
+from tvmflow.commands import (
+    cache,
+    cluster,
+    device,
+    lock,
+    model,
+    provenance,
+    records,
+    remote,
+    run,
+    targets,
 )
+from tvmflow.commands.words import open_store, store_of
 from tvmflow.decide import Survey
 from tvmflow.errors import (
     EXIT_BUG,
@@ -37,23 +38,26 @@ from tvmflow.errors import (
     UsageError,
 )
 from tvmflow.prepare import Asked, prepare
-from tvmflow.report import explanation
+from tvmflow.report import MANY, explanation
 from tvmflow.stores.filestat import FileDigests
-from tvmflow.stores.local import LocalStore
-from tvmflow.words import open_store, store_of
 
 
 def plan(args: argparse.Namespace) -> int:
     """Show what `run` would do, and why, without doing it."""
     store = open_store(args)
-    prepared = prepare(run_cli.asked(args), store)
+    prepared = prepare(run.asked(args), store)
     survey = Survey(store, FileDigests(store))
     survey.look(prepared.plan)
     decisions = [survey.decisions[spec.id] for spec in prepared.plan.stages]
     if args.json:
         print(json.dumps({"stages": [decision._asdict() for decision in decisions]}))
         return EXIT_OK
-    width = max(len(decision.stage_id) for decision in decisions)
+    hits = [decision for decision in decisions if decision.kind == "hit"]
+    if len(decisions) > MANY:
+        # nobody reads them one by one
+        print(f"{len(hits)} stages are up to date")
+        decisions = [decision for decision in decisions if decision.kind != "hit"]
+    width = max([len(decision.stage_id) for decision in decisions], default=0)
     for decision in decisions:
         word = {"hit": "up to date", "run": "run", "wait": "may run"}[decision.kind]
         print(f"{decision.stage_id:<{width}}  {word:<10}  {decision.reason}")
@@ -66,7 +70,7 @@ def explain(args: argparse.Namespace) -> int:
     prepared = prepare(Asked((args.recipe,), args.pipeline), store)
     survey = Survey(store, FileDigests(store))
     survey.look(prepared.plan)
-    many = run_cli.many(prepared)
+    many = run.many(prepared)
     wanted = [s for s in prepared.plan.stages if args.stage in (s.label, s.stage, s.id)]
     if not wanted:
         labels = ", ".join(spec.id if many else spec.label for spec in prepared.plan.stages)
@@ -75,7 +79,7 @@ def explain(args: argparse.Namespace) -> int:
     keys = [survey.keys.get(spec.id) for spec in wanted]
     made = [key and store.find(key.digest) for key in keys]
     facts = [artifact and artifact.facts for artifact in made]
-    origins = [remote_cli.origin_of(store, key.digest) if key else "" for key in keys]
+    origins = [remote.origin_of(store, key.digest) if key else "" for key in keys]
     if args.json:
         stages = [
             {
@@ -98,9 +102,7 @@ def clean(args: argparse.Namespace) -> int:
     """Remove results; measured trials stay unless asked for by name."""
     from tvmflow.stores.cleaning import clean_store
 
-    store = LocalStore(
-        fastpath.store_of(sys.argv[1:] if args.store is None else ["--store", args.store])
-    )
+    store = store_of(args)
     freed = clean_store(store, ledger=args.ledger)
     print(
         f"{store.root}: {freed / 1e6:.1f} MB removed"
@@ -153,10 +155,10 @@ def _parser() -> argparse.ArgumentParser:
         )
         return sub
 
-    run_cli.add_parser(commands)
+    run.add_parser(commands)
     sub = command(plan)
-    run_cli.about_recipes(sub)
-    run_cli.about_lock(sub)
+    run.about_recipes(sub)
+    run.about_lock(sub)
     sub = command(explain)
     sub.add_argument("recipe", metavar="RECIPE")
     sub.add_argument("stage", metavar="STAGE[/TARGET]")
@@ -166,13 +168,14 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--ledger", action="store_true", help="also forget every measured trial")
     command(schema)
     command(doctor)
-    lock_cli.add_parser(commands)
-    model_cli.add_parser(commands)
-    records_cli.add_parser(commands)
-    cache_cli.add_parser(commands)
-    device_cli.add_parser(commands)
-    cluster_cli.add_parsers(commands)
-    targets_cli.add_parser(commands)
+    lock.add_parser(commands)
+    model.add_parser(commands)
+    cache.add_parser(commands)
+    records.add_parser(commands)
+    provenance.add_parser(commands)
+    device.add_parser(commands)
+    cluster.add_parsers(commands)
+    targets.add_parser(commands)
     return parser
 
 

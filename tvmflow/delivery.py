@@ -9,10 +9,16 @@ from tvmflow.stores.filestat import stamp
 from tvmflow.stores.local import LocalStore, disk_errors, hash_file
 from tvmflow.values import Artifact, Plan, StageSpec
 
+VERDICT = "verify.json"
+"""What the verdict on a library is called beside it."""
 
-def pending(plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str) -> bool:
-    """Whether anything has to be copied."""
-    return any(not there for _, _, there in _wanted(plan, artifacts, store, dist))
+
+def delivered(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> tuple[str, ...] | None:
+    """The paths of everything that the plan's recipes have in `dist`; None when anything has to be copied."""
+    wanted = _wanted(plan, artifacts, store, dist)
+    return tuple(path for path, _, _ in wanted) if all(there for *_, there in wanted) else None
 
 
 def deliver(
@@ -37,7 +43,7 @@ def deliver_verdicts(
     paths = []
     for spec in rejected:
         if spec.id in verdicts:
-            path = os.path.join(dist, spec.recipe, spec.target, "verify.json")
+            path = os.path.join(dist, spec.recipe, spec.target, VERDICT)
             _copy(store, verdicts[spec.id], path)
             paths.append(path)
     return paths
@@ -60,7 +66,8 @@ def _wanted(
     return found
 
 
-def _note_name(path: str) -> str:
+def note_name(path: str) -> str:
+    """What a note on a delivered file is called, by which it can be told whether that is still there."""
     return os.path.abspath(path).strip("/").replace("/", "+")[-200:]
 
 
@@ -70,7 +77,7 @@ def _is_there(store: LocalStore, path: str, digest: str) -> bool:
         now = stamp(path)
     except OSError:
         return False
-    note = store.read_note("delivered", _note_name(path))
+    note = store.read_note("delivered", note_name(path))
     if note == json.dumps([digest, now]):
         return True
     try:
@@ -84,7 +91,7 @@ def _is_there(store: LocalStore, path: str, digest: str) -> bool:
 
 
 def _note(store: LocalStore, path: str, digest: str) -> None:
-    store.write_note(json.dumps([digest, stamp(path)]), "delivered", _note_name(path))
+    store.write_note(json.dumps([digest, stamp(path)]), "delivered", note_name(path))
 
 
 def _copy(store: LocalStore, digest: str, path: str) -> None:

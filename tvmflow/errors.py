@@ -18,7 +18,7 @@ EXIT_CODES: Final[dict[int, str]] = {
     EXIT_OK: "everything asked for is there and verified",
     EXIT_FAILED: "a stage failed, crashed or ran out of time",
     EXIT_USAGE: "the recipe, the pipeline or the command line is wrong; nothing was run",
-    EXIT_VERIFY: "a library failed its checks: against the reference, a lock or a gate; or tuning bought too little",
+    EXIT_VERIFY: "a library failed its checks: against the reference, a lock or a gate; tuning bought too little; or a file is not as delivered",
     EXIT_ENVIRONMENT: "this machine is in the way: full disk, no permission, missing package, no network",
     EXIT_BUG: "a bug in tvmflow; the message names the file with the details",
     EXIT_INTERRUPTED: "interrupted; what was finished is kept",

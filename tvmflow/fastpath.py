@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tvmflow import delivery, plancache
 from tvmflow.decide import Survey
 from tvmflow.errors import TvmflowError
+from tvmflow.provenance import beside
 from tvmflow.report import RunReport, StageReport, render
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import FORMAT, LocalStore
@@ -28,7 +29,7 @@ def store_of(argv: Sequence[str]) -> str:
     return os.path.abspath(chosen)
 
 
-def _must_send(store: LocalStore, argv: Sequence[str]) -> bool:
+def must_send(store: LocalStore, argv: Sequence[str]) -> bool:
     """Whether this run may write to a remote, and results wait for that."""
     modes = {*argv, os.environ.get(MODE_VARIABLE), *(word.partition("=")[2] for word in argv)}
     return bool(modes & {"write", "both"}) and any(
@@ -42,7 +43,7 @@ def answer(argv: Sequence[str]) -> int | None:
     store = LocalStore(store_of(argv))
     digests = FileDigests(store)
     try:
-        if store.read_note("format") != FORMAT or _must_send(store, argv):
+        if store.read_note("format") != FORMAT or must_send(store, argv):
             return None
         planned = plancache.load(store, argv, digests)
         if planned is None:
@@ -51,11 +52,18 @@ def answer(argv: Sequence[str]) -> int | None:
         survey.look(planned.plan)
         if any(decision.kind != "hit" for decision in survey.decisions.values()):
             return None
-        if delivery.pending(planned.plan, survey.artifacts, store, planned.dist):
+        # a recipe that went back to what it was: only a run may say that it needs that again
+        if any(
+            store.last_key(spec.recipe, spec.label) != survey.artifacts[spec.id].key
+            for spec in planned.plan.stages
+        ):
             return None
-        delivered = delivery.deliver(planned.plan, survey.artifacts, store, planned.dist)
-        for spec in planned.plan.stages:
-            store.remember(spec.recipe, spec.label, survey.artifacts[spec.id].key)
+        delivered = delivery.delivered(planned.plan, survey.artifacts, store, planned.dist)
+        if delivered is None:
+            return None
+        described = beside.found(planned.plan, survey.artifacts, store, planned.dist)
+        if described is None:
+            return None
     except (TvmflowError, OSError):
         # the long way meets the same trouble and explains it
         return None
@@ -63,6 +71,6 @@ def answer(argv: Sequence[str]) -> int | None:
         StageReport(spec.id, "hit", "unchanged", 0.0, survey.artifacts[spec.id].facts)
         for spec in planned.plan.stages
     )
-    report = RunReport(stages, tuple(delivered), (), time.monotonic() - started)
+    report = RunReport(stages, (*delivered, *described), (), time.monotonic() - started)
     sys.stdout.write(render(report, as_json=planned.json))
     return report.exit_code

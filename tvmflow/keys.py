@@ -11,13 +11,15 @@ _TOP_LEVEL = frozenset(
     {"device", "inputs", "model", "name", "outputs", "target", "tune", "verify", "version"}
 )
 
+_ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
 # More settings than this that come or go together are told in one phrase.
 _FEW = 2
 
 
 def canonical(value: Json) -> bytes:
     """The one spelling of a JSON value: sorted keys, no spaces, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODE(value).encode()
 
 
 def digest_of(value: Json) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tvmflow.delivery import VERDICT
 from tvmflow.errors import RecipeError
 from tvmflow.feasible import problems_of
 from tvmflow.frontends import FRONTENDS
@@ -180,5 +181,5 @@ def _deliveries_of(planned: PlannedRecipe, ids: set[str]) -> list[Delivery]:
                 deliver(target, "pick_best", machine, ((pick_best.ROOFLINE, picture),))
         if isinstance(target, JoinedTarget):
             deliver(target, _JOIN, target, join.delivered(planned.of(target), target))
-        deliver(target, "verify", target, ((verify.VERDICT, "verify.json"),))
+        deliver(target, "verify", target, ((verify.VERDICT, VERDICT),))
     return found

@@ -66,8 +66,12 @@ def _content(path: str, digests: FileDigests) -> str:
 
 def _name(argv: Sequence[str]) -> str:
     # who may see the store must not be able to try passwords against a digest
-    words = [word.rpartition("@")[2] if "://" in word else word for word in argv]
-    return digest_of([os.getcwd(), words])
+    return digest_of([os.getcwd(), [_without_user(word) for word in argv]])
+
+
+def _without_user(word: str) -> str:
+    scheme, colon, rest = word.partition("://")
+    return scheme + colon + (rest.rpartition("@")[2] if colon else rest)
 
 
 def _circumstances() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 from tvmflow.recipe import LoadedRecipe, Recipe
@@ -11,16 +12,18 @@ from tvmflow.values import InputFile
 Target = ResolvedTarget | JoinedTarget
 
 
-class PlannedRecipe(NamedTuple):
-    """A recipe (or a variant of it) with all that its plan depends on: stages in order, targets resolved, source files named."""
-
+class _Fields(NamedTuple):
     loaded: LoadedRecipe
     stages: tuple[str, ...]
     targets: tuple[Target, ...]
     model_files: tuple[InputFile, ...]
     variant: str = ""
 
-    @property
+
+class PlannedRecipe(_Fields):
+    """A recipe (or a variant of it) with all that its plan depends on: stages in order, targets resolved, source files named."""
+
+    @cached_property
     def recipe(self) -> Recipe:
         """As it is for all targets."""
         written = self.loaded.recipe
@@ -33,17 +36,30 @@ class PlannedRecipe(NamedTuple):
 
     def of(self, target: Target | None) -> Recipe:
         """As it is for one target, or part of one: the one place where a stage's recipe comes from."""
-        return self.recipe.of(target.name) if target else self.recipe
+        if target is None:
+            return self.recipe
+        if target.name not in self._of:
+            self._of[target.name] = self.recipe.of(target.name)
+        return self._of[target.name]
+
+    @cached_property
+    def _of(self) -> dict[str, Recipe]:
+        # planning asks for each many times, and making one costs as much as all else about a stage
+        return {}
 
     def where(self, target: Target, *loc: str | int) -> str:
         """`file:line:column` of a target in the recipe, or of a part of one, or of something in it."""
+        return self.loaded.where("targets", *self._places.get(target.name, ()), *loc)
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[str | int, ...]]:
+        """Where each target, or part of one, stands among the targets."""
+        places: dict[str, tuple[str | int, ...]] = {}
         for index, spec in enumerate(self.loaded.recipe.targets):
-            if spec.name == target.name:
-                return self.loaded.where("targets", index, *loc)
             for at, name in enumerate(spec.machines()):
-                if name == target.name:
-                    return self.loaded.where("targets", index, "parts", at, *loc)
-        return self.loaded.where("targets", *loc)
+                places.setdefault(name, (index, "parts", at) if spec.parts else (index,))
+            places[spec.name] = (index,)
+        return places
 
 
 def machines_of(target: Target) -> tuple[ResolvedTarget, ...]:

@@ -234,7 +234,12 @@ def _resolve_targets(
 
 
 def _locked_host(lock: Lock | None, entry: LoadedRecipe, name: str) -> Mapping[str, Json] | None:
-    locked = lock.host(entry.recipe.name, name) if lock else None
+    if lock is None:
+        return None
+    recipe = entry.recipe
+    # one machine for all variants
+    names = [recipe.name, *(recipe.variant(each).name for each in recipe.variants)]
+    locked = lock.target(names, name)
     return locked.tvm if locked else None
 
 

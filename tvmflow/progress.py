@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TextIO
 
-from tvmflow.report import latency_text, seconds_text
+from tvmflow.report import MANY, latency_text, seconds_text
 
 _WORDS: Final = {
     "hit": "up to date",
@@ -30,12 +30,16 @@ _BAR: Final = 20
 
 
 class Printer:
-    """Prints a run's events to a stream; safe to call from several threads."""
+    """Prints a run's events to a stream; safe to call from several threads.
 
-    def __init__(self, stream: TextIO, *, as_json: bool, many: bool) -> None:
+    Of more than MANY stages, those that are up to date are left to the count at the end.
+    """
+
+    def __init__(self, stream: TextIO, *, as_json: bool, many: bool, stages: int = 0) -> None:
         self._stream = stream
         self._as_json = as_json
         self._many = many
+        self._terse = stages > MANY
         self._live = stream.isatty() and not as_json
         # a signal may find this thread in the middle of a line
         self._lock = threading.RLock()
@@ -80,6 +84,8 @@ class Printer:
             self._move([f"{self._name(event)}: {event['reason']}"])
 
     def _stage_finished(self, event: dict[str, Any]) -> None:
+        if event["outcome"] == "hit" and self._terse:
+            return
         if event["outcome"] == "hit":
             self._line(f"{self._name(event):<28} up to date")
             return

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tvmflow.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_VERIFY
 from tvmflow.values import Decision, StageKey
+
+# More stages or files than anybody reads one by one; `--json` has them all.
+MANY: Final = 200
 
 _EXITS: Final[Mapping[str, int]] = {
     "hit": EXIT_OK,
@@ -105,7 +109,7 @@ def latency_text(seconds: float) -> str:
 
 def summary(report: RunReport) -> str:
     """The last lines of a run: what it did, what is wrong, what was measured, and where the files are."""
-    lines = [*_failures(report), *_findings(report.stages)]
+    lines = [*_failures(report), *_findings(_told(report.stages))]
     ran = sum(stage.outcome == "ran" for stage in report.stages)
     hits = sum(stage.outcome == "hit" for stage in report.stages)
     fetched = _fetched(report)
@@ -120,7 +124,7 @@ def summary(report: RunReport) -> str:
         counts.append("nothing to run")
     lines.append(f"{', '.join(counts)}  ({seconds_text(report.seconds)})")
     lines += _sent(report.remote)
-    lines += [f"  {path}" for path in report.delivered]
+    lines += [f"  {path}" for path in _grouped(report.delivered)]
     return "\n".join(lines)
 
 
@@ -136,14 +140,19 @@ def _sent(remote: Traffic | None) -> list[str]:
     lines = []
     if remote.sent:
         lines.append(
-            f"{remote.sent} results sent to {remote.place} ({size_text(remote.sent_bytes)})"
+            f"{results_text(remote.sent)} sent to {remote.place} ({size_text(remote.sent_bytes)})"
         )
     if remote.waiting:
         lines.append(
-            f"{remote.waiting} results wait to be sent to {remote.place}: "
+            f"not yet sent to {remote.place}: {results_text(remote.waiting)}; "
             "the next run that may write does it, or `tvmflow cache push`"
         )
     return lines
+
+
+def results_text(number: int) -> str:
+    """So many results, for people."""
+    return "1 result" if number == 1 else f"{number} results"
 
 
 def size_text(size: int) -> str:
@@ -165,7 +174,25 @@ def can_be_shown(stage: str, facts: Mapping[str, Any]) -> bool:
         )
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return False
-    return all(sign.isprintable() or sign == "\n" for sign in text)
+    return all(sign.isprintable() or sign in "\n\t" for sign in text)
+
+
+def _told(stages: Sequence[StageReport]) -> Sequence[StageReport]:
+    """Those whose findings are shown: of very many stages, only those that ran."""
+    if len(stages) <= MANY:
+        return stages
+    return [stage for stage in stages if stage.outcome != "hit"]
+
+
+def _grouped(paths: Sequence[str]) -> list[str]:
+    """The paths; of very many, how many are in each recipe's folder, or in all of them."""
+    if len(paths) <= MANY:
+        return list(paths)
+    for above in (2, 3):
+        folders = Counter(path.rsplit("/", above)[0] for path in paths)
+        if len(folders) <= MANY:
+            break
+    return [f"{folder}/: {number} files" for folder, number in folders.items()]
 
 
 def explanation(

@@ -18,6 +18,7 @@ from doit.task import Task
 from tvmflow import delivery, sources
 from tvmflow.decide import Survey, check_pinned
 from tvmflow.errors import Interrupted, TvmflowError, outcome_of
+from tvmflow.provenance import beside
 from tvmflow.report import RunReport, StageReport
 from tvmflow.stores.filestat import FileDigests, stamp
 from tvmflow.stores.local import Damaged, LocalStore, Slot
@@ -77,7 +78,9 @@ def run(
         for _ in range(_ROUNDS):
             session.walk()
             with contextlib.suppress(Damaged):
-                delivered = delivery.deliver(plan, session.survey.artifacts, store, options.dist)
+                artifacts = session.survey.artifacts
+                delivered = delivery.deliver(plan, artifacts, store, options.dist)
+                delivered += beside.attach(plan, artifacts, store, options.dist)
                 if not session.damaged:
                     break
         rejected = [spec for spec in plan.stages if session.outcome(spec) == "rejected"]
@@ -238,7 +241,7 @@ class Session:
                     result = self._run_in_worker(spec, slot)
                 outcome = "ran" if result.outcome == "ok" else result.outcome
                 if result.outcome == "ok":
-                    artifact = self._store.publish(slot, key, result.facts, result.seconds)
+                    artifact = self._store.publish(slot, key, result.facts, result.seconds, spec.id)
                 else:
                     self._keep_verdict(spec, slot, result)
         if outcome == "ran" and self._tier:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import hashlib
 import http.client
+import os
 import shutil
 import socket
 import ssl
@@ -64,6 +65,10 @@ def fetch(
         with job.locked():
             if not job.is_there():
                 _download(job, retries, backoff_s)
+            # whoever clears downloads holds this lock too, and takes none that was used since;
+            # in a shared store the file may be another user's
+            with contextlib.suppress(PermissionError):
+                os.utime(job.target)
         return job.target
     except OSError as error:
         raise job.error(

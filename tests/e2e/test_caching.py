@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -21,7 +22,9 @@ def test_from_a_recipe_to_a_verified_library_and_then_nothing(project: Project) 
     assert first.code == 0, first.out + first.err
     assert [label.partition("/")[0] for label in first.ran] == list(STAGES)
     delivered = sorted(Path(path).name for path in first.events[-1]["delivered"])
-    assert delivered == ["roofline.svg", "tiny.so", "tiny.tvmflow", "verify.json"]
+    assert delivered == [
+        "roofline.svg", "tiny.cdx.json", "tiny.intoto.jsonl", "tiny.so", "tiny.tvmflow", "verify.json",
+    ]  # fmt: skip
     assert all((project.folder / path).is_file() for path in first.events[-1]["delivered"])
     verdict = json.loads((project.folder / "dist/tiny/host/verify.json").read_text())
     assert verdict["passed"]
@@ -30,6 +33,23 @@ def test_from_a_recipe_to_a_verified_library_and_then_nothing(project: Project) 
     assert (again.code, again.ran) == (0, [])
     assert "nothing to run" in project.tvmflow("run", "tiny.yaml").out
     assert project.debris() == []
+    assert_behind_it(project)
+
+
+def assert_behind_it(project: Project) -> None:
+    """What is said of the files: they are of that model, and each tuned kernel has a trial that was measured."""
+    folder = project.folder / "dist/tiny/host"
+    assert project.tvmflow("verify", str(folder)).code == 0
+    (shown,) = project.tvmflow("inspect", str(folder / "tiny.tvmflow"), "--json").events
+    said = shown["provenance"]
+    model = hashlib.sha256((project.folder / "tiny.onnx").read_bytes()).hexdigest()
+    assert {each["name"]: each["sha256"] for each in said["sources"]} == {"model": model}
+    built = project.run().stages["build/host"]["facts"]["roads"]
+    tuned = {each["name"]: each for each in said["kernels"] if each["schedule"] == "tuned"}
+    assert sorted(tuned) == built.get("tuned", [])
+    trials = {f"{each['workload']}/{each['record']['trial']}" for each in tuned.values()}
+    assert trials <= set(project.trials())
+    assert all(each["record"]["when"] for each in tuned.values())
 
 
 def imported(project: Project, *words: str) -> list[str]:

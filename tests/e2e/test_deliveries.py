@@ -8,6 +8,8 @@ from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters._base import Asked
 from tvmflow.targets.host import read_host
 
+BESIDE = ("tiny.cdx.json", "tiny.intoto.jsonl")
+
 
 def test_every_form_arrives_and_one_more_builds_nothing(project: Project) -> None:
     """All at once, folders too; then one less, one back, and a file that somebody removed."""
@@ -17,7 +19,10 @@ def test_every_form_arrives_and_one_more_builds_nothing(project: Project) -> Non
     dist = project.folder / "dist" / "tiny" / "host"
     asked = Asked("tiny", "1.0", "host", "llvm", f"{read_host().arch}-linux-gnu")
     wanted = {name for exporter in EXPORTERS.values() for name in exporter.files(asked)}
-    assert set(files_below(dist)) == wanted | {"verify.json"}
+    assert set(files_below(dist)) == wanted | {"verify.json", *BESIDE}
+    assert project.tvmflow("verify", str(dist)).code == 0
+    (packed,) = project.tvmflow("inspect", str(dist / "tiny.host.tar.gz"), "--json").events
+    assert packed["says"]["name"] == "tiny" and packed["provenance"]["good"]
 
     removed = dist / "tiny-cpp" / "include" / "tvmflow" / "model.hpp"
     content = removed.read_bytes()

@@ -76,12 +76,16 @@ def test_a_lock_gives_its_bytes_on_an_empty_store_and_refuses_all_else(
 @pytest.mark.slow
 def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path: Path) -> None:
     """No trial is measured where the lock is kept to, and the schedules are those that were found."""
-    project.write_recipe(trials=6)
-    # without schedules by rule every trial that works wins
+    project.write_recipe(trials=24)
+    project.write_model(channels=64)
+    # a convolution without a schedule by rule, which is slower than with any that a search finds
+    project.edit_recipe("trials: 24", "trials: 24, only: [conv2d]")
     project.edit_recipe("tune:", "kernels: {schedules: none}\ntune:")
     assert project.tvmflow("lock", "tiny.yaml").code == 0
     lock = (project.folder / "tiny.lock.yaml").read_text()
     assert "trace: " in lock
+    shown_lock = project.tvmflow("inspect", "tiny.lock.yaml")
+    assert "a lock" in shown_lock.out and "tiny 0 for host" in shown_lock.out, shown_lock.err
     other = elsewhere(project, tmp_path / "other")
     again = other.run("--locked")
     assert "tune/host" not in again.stages
@@ -89,6 +93,13 @@ def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path
     assert other.trials() == []
     roads = again.stages["build/host"]["facts"]["roads"]
     assert roads["tuned"]
+    assert other.tvmflow("verify", "dist").code == 0
+    (shown,) = other.tvmflow("inspect", "dist/tiny/host/tiny.so", "--json").events
+    kernels = shown["provenance"]["kernels"]
+    tuned = {each["name"]: each["record"]["trial"] for each in kernels if "record" in each}
+    assert sorted(tuned) == roads["tuned"]
+    measured = {trial.partition("/")[2] for trial in project.trials()}
+    assert set(tuned.values()) <= measured
 
     (other.folder / "broken.lock.yaml").write_text(lock.replace('"GetSBlock"', '"GetBlock"', 1))
     broken = other.tvmflow("run", "tiny.yaml", "--locked", "--lock", "broken.lock.yaml")

@@ -57,12 +57,14 @@ def feed() -> dict[str, Any]:
     return {"data": np.random.default_rng(0).uniform(size=(1, 3, 8, 8)).astype(np.float32)}
 
 
-def test_all_is_delivered_together(split: Path) -> None:
+def test_all_is_delivered_together(project: Project, split: Path) -> None:
     """The whole as bundle, wheel and archive, which holds the rest; a library for each part."""
     names = {path.name for path in split.iterdir()}
     wheel = next(name for name in names if name.endswith(".whl"))
     libraries = {"tiny-features.so", "tiny-scores.so"}
-    assert names == {"tiny.tvmflow", "tiny.split.tar.gz", "verify.json", wheel, *libraries}
+    beside = {"tiny.cdx.json", "tiny.intoto.jsonl"}
+    assert names == {"tiny.tvmflow", "tiny.split.tar.gz", "verify.json", wheel, *libraries, *beside}
+    assert project.tvmflow("verify", str(split)).code == 0
     with tarfile.open(split / "tiny.split.tar.gz") as archive:
         assert {name.removeprefix("tiny/") for name in archive.getnames()} == {
             "tiny.tvmflow",

@@ -39,6 +39,9 @@ def test_releases_are_made_once_and_compared_with_the_last(project: Project) -> 
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert {"SHA256SUMS", "release.lock.yaml", "report.html", "tiny/host/tiny.so"} <= names
     assert "released before, and the same" in released(project)[0].out
+    checked = project.tvmflow("verify", str(folder))
+    assert checked.code == 0, checked.out
+    assert "release.intoto.jsonl" in checked.out and "report.html" in checked.out
 
     # the lock in the folder gives the same files to whoever has nothing else
     words = ("--locked", "--lock", "releases/all-1.0/release.lock.yaml", "--store", "empty")

@@ -95,8 +95,8 @@ class Machine:
         self.said: list[str] = []
         self.events: list[dict[str, Any]] = []
         self._url = url
-        self.timeout_s = 2.0
-        self.access = Access(**{"patience_s": 2.0, "wait_s": 10.0, **access})
+        self.timeout_s = 20.0
+        self.access = Access(**{"patience_s": 20.0, "wait_s": 30.0, **access})
 
     def tier(self) -> Tier:
         remote = open_remote(self._url, timeout_s=self.timeout_s)

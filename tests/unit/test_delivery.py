@@ -43,7 +43,7 @@ class World:
         return [str(Path(path).relative_to(self.dist)) for path in paths]
 
     def pending(self) -> bool:
-        return delivery.pending(self.plan, self.artifacts, self.store, self.dist)
+        return delivery.delivered(self.plan, self.artifacts, self.store, self.dist) is None
 
 
 @pytest.fixture

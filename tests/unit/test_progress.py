@@ -75,6 +75,15 @@ def test_a_stage_is_one_line_without_escapes_when_there_is_no_terminal() -> None
     assert "\x1b" not in stream.getvalue()
 
 
+def test_of_very_many_stages_those_up_to_date_are_left_to_the_count_at_the_end() -> None:
+    """What runs is still a line."""
+    stream = io.StringIO()
+    printer = Printer(stream, as_json=False, many=False, stages=201)
+    printer.event(finished("hit"))
+    printer.event(finished("ran"))
+    assert [line.split()[:2] for line in stream.getvalue().splitlines()] == [["tune/host", "done"]]
+
+
 def test_several_recipes_are_told_apart() -> None:
     """With more than one recipe, stages have its name before theirs."""
     stream = io.StringIO()

@@ -304,7 +304,10 @@ def test_wrong_pipelines(content: str, problem: str) -> None:
 @pytest.mark.parametrize("name", ["no-such", "no/such", "../compile", "n\0", "x" * 5000])
 def test_no_such_pipeline(name: str) -> None:
     """Those that there are are named."""
-    with pytest.raises(RecipeError, match=r"there is no pipeline .* \(there are compile, tune\)"):
+    with pytest.raises(
+        RecipeError,
+        match=r"there is no pipeline .* \(there are compile, fanout, release, retune, tune\)",
+    ):
         load_pipeline(name)
     with pytest.raises(RecipeError, match="there is no file"):
         load_pipeline(f"{name}.yaml")
@@ -435,7 +438,14 @@ def test_examples_in_the_language_are_correct(part: type[BaseModel]) -> None:
     required = {name: examples[name] for name, field in fields.items() if field.is_required()}
     # a target is a name and a machine
     required |= {"preset": "x86-64-v3", "num_cores": 4} if issubclass(part, Machine) else {}
+    # a pipeline's own recipes, and what is only for those
+    alone = {name: examples[name] for name in ("recipes",) if part is PipelineFile}
+    required |= (
+        {**alone, "stages": ["import", "extract_tasks", "tune", "build", "export"]} if alone else {}
+    )
     for name, value in examples.items():
+        if alone and name == "stages":
+            continue
         without = {"tvm": {"preset"}, "parts": {"preset", "num_cores"}}.get(name, set())
         given = {**required, name: value}
         part.model_validate({key: each for key, each in given.items() if key not in without})

@@ -56,6 +56,24 @@ def test_nothing_to_do_is_said() -> None:
     assert text == "all 1 stages are up to date, nothing to run  (2.0 s)\n  dist/net/host/net.so"
 
 
+def test_of_very_many_stages_only_what_ran_is_told_and_files_are_counted() -> None:
+    """Nobody reads ten thousand lines; `--json` has them."""
+    quiet = {"not_run": "no such machine", "against": "none"}
+    stages = [stage(f"verify/t{n}", "hit", facts=quiet) for n in range(250)]
+    stages.append(stage("verify/new", "ran", facts=quiet))
+    paths = [f"dist/net-v{n % 3}/t{n}/net.so" for n in range(250)]
+    assert summary(report(*stages, delivered=tuple(paths))).splitlines() == [
+        "net:verify/new: NOT VERIFIED (verify.against: none): no such machine",
+        "1 ran, 250 up to date  (2.0 s)",
+        "  dist/net-v0/: 84 files",
+        "  dist/net-v1/: 83 files",
+        "  dist/net-v2/: 83 files",
+    ]
+    paths = [f"dist/net-v{n}/t/net.so" for n in range(250)]
+    text = summary(report(*stages, delivered=tuple(paths)))
+    assert text.splitlines()[-1] == "  dist/: 250 files"
+
+
 def test_a_failure_has_its_message_its_remedy_and_its_log() -> None:
     """And the counts at the end."""
     text = summary(

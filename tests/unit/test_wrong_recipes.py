@@ -662,7 +662,7 @@ WRONG = [
     wrong(
         "misspelt pipeline",
         ("pipeline: tune", "pipeline: compil"),
-        "15:11: pipeline: there is no pipeline 'compil'; did you mean 'compile'? (there are compile, tune)",
+        "15:11: pipeline: there is no pipeline 'compil'; did you mean 'compile'? (there are compile, fanout, release, retune, tune)",
     ),
     wrong(
         "no pipeline file",
@@ -923,7 +923,7 @@ NOT_RECIPES = [
         "14:3: verify.rtoll: there is no such field; did you mean 'rtol'?",
         "15:9: verify.atol: YAML reads 2024-01-01 as a date; put it in quotes",
         "16:3: verify.atol: stands here a second time (first in line 15)",
-        "17:11: pipeline: there is no pipeline 'tuna'; did you mean 'tune'? (there are compile, tune)",
+        "17:11: pipeline: there is no pipeline 'tuna'; did you mean 'tune'? (there are compile, fanout, release, retune, tune)",
     ),
     alone(
         "no file at all that is named",

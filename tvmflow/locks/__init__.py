@@ -10,6 +10,7 @@ from __future__ import annotations
 from tvmflow.locks._file import (
     MEASURING,
     SEARCHING,
+    SUFFIX,
     Lock,
     LockedKernel,
     LockedRecipe,
@@ -19,11 +20,12 @@ from tvmflow.locks._file import (
     read_lock,
 )
 from tvmflow.locks.keep import keep_to
-from tvmflow.locks.make import make_lock
+from tvmflow.locks.make import make_lock, pin
 
 __all__ = [
     "MEASURING",
     "SEARCHING",
+    "SUFFIX",
     "Lock",
     "LockFile",
     "LockedKernel",
@@ -32,5 +34,6 @@ __all__ = [
     "keep_to",
     "lock_path",
     "make_lock",
+    "pin",
     "read_lock",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -122,14 +122,12 @@ class Lock(NamedTuple):
     def recipes(self) -> Mapping[str, LockedRecipe]:
         return self.file.recipes
 
-    def host(self, recipe: str, target: str) -> LockedTarget | None:
-        """What `host` was, or any other target, for this recipe or a variant of it."""
-        for name, locked in self.recipes.items():
-            if name == recipe or name.startswith(f"{recipe}-"):
-                found = locked.targets.get(target)
-                if found is not None:
-                    return found
-        return None
+    def target(self, recipes: Iterable[str], target: str) -> LockedTarget | None:
+        """What a target was, for the first of these recipes that has it."""
+        locked = (
+            self.recipes[name].targets.get(target) for name in recipes if name in self.recipes
+        )
+        return next((found for found in locked if found is not None), None)
 
 
 def read_lock(path: Path) -> Lock:

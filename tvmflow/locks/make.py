@@ -42,7 +42,7 @@ def make_lock(
     `kept`, the search has no results: what it had found is taken from there.
     """
     tools: dict[str, str] = {}
-    machine = ""
+    architecture = ""
     entries: dict[str, Json] = {}
     for planned in sorted(recipes, key=lambda each: each.recipe.name):
         specs = [spec for spec in plan.stages if spec.recipe == planned.recipe.name]
@@ -65,9 +65,20 @@ def make_lock(
         for spec in specs:
             preimage = survey.keys[spec.id].preimage
             tools.update(preimage["tools"])
-            machine = preimage["machine"]
-    lock = {"lock": 1, "machine": machine, "tools": dict(sorted(tools.items())), "recipes": entries}
+            architecture = preimage["machine"]
+    lock = {
+        "lock": 1,
+        "machine": architecture,
+        "tools": dict(sorted(tools.items())),
+        "recipes": entries,
+    }
     return _HEAD + write_yaml(lock)
+
+
+def pin(store: LocalStore, path: Path, survey: Survey) -> None:
+    """Keep what a lock needs for as long as it is there, whatever else is let go."""
+    keys = [key.digest for key in survey.keys.values()]
+    store.pin(f"lock:{path.absolute()}", keys, file=str(path.absolute()))
 
 
 def settings_of(stage: str, settings: Mapping[str, Json]) -> dict[str, Json]:
@@ -112,7 +123,9 @@ class _Found:
 
     def signature(self) -> dict[str, Json]:
         """What the model takes, gives and is made of."""
-        facts = self._facts("import")
+        # of a model in parts there is one for each target that cuts it elsewhere
+        labels = [label for label in self._artifacts if label.partition("/")[0] == "import"]
+        facts = self._facts(min(labels, default=""))
         return {
             **{
                 kind: {each["name"]: _shaped(each) for each in facts.get(kind, ())}

@@ -215,7 +215,7 @@ class Recipe(Closed):
         for spec in self.targets:
             if spec.name == target:
                 return self._with(spec)
-            if target in spec.machines():
+            if spec.parts and target in spec.machines():
                 return self._with(spec)._part(spec.machines()[target])
         return self
 

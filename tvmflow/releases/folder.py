@@ -10,11 +10,15 @@ from typing import Final, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
+from tvmflow.delivery import VERDICT
 from tvmflow.errors import LockMismatch, RecipeError
 from tvmflow.locks import Lock, read_lock
+from tvmflow.provenance.beside import groups
+from tvmflow.provenance.writing import write_release
 from tvmflow.recipe import LAST, NONE, Pipeline, Release
 from tvmflow.releases import gates, page, timing
 from tvmflow.releases.gates import Miss, Row
+from tvmflow.stages import pick_best
 from tvmflow.stores.local import LocalStore, disk_errors, hash_file
 from tvmflow.values import Artifact, Plan
 
@@ -22,6 +26,9 @@ LOCK: Final = "release.lock.yaml"
 SUMS: Final = "SHA256SUMS"
 REPORT: Final = "report.html"
 _BUNDLE: Final = ".tvmflow"
+
+# What tells of one run, and what is only in the folder: the rest of a release is the same whenever it is made.
+_OF_TODAY: Final = (LOCK, REPORT, VERDICT, pick_best.ROOFLINE)
 
 
 class Released(NamedTuple):
@@ -51,9 +58,8 @@ def make_release(
     home = pipeline.path.parent / release.folder
     folder = home / f"{pipeline.name}-{release.version}"
     files = dict(_files(plan, artifacts))
-    sums = _sums(files)
     if folder.is_dir():
-        return _there(folder, sums)
+        return _there(folder, files)
     before = _before(pipeline, release, home)
     with disk_errors(str(home)):
         home.mkdir(parents=True, exist_ok=True)
@@ -70,7 +76,10 @@ def make_release(
                 (part / REPORT).write_text(
                     page.render(folder.name, against, rows, now), encoding="utf-8"
                 )
-                (part / SUMS).write_text(_with_ours(sums, part), encoding="utf-8")
+                ours = {name: hash_file(str(part / name)) for name in (LOCK, REPORT)}
+                (part / SUMS).write_text(_sums(files) + _sums(ours), encoding="utf-8")
+                described = groups(plan, artifacts)
+                write_release(part, pipeline.name, release.version, described, store)
                 part.rename(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -91,12 +100,8 @@ def _sums(files: Mapping[str, str]) -> str:
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(files.items()))
 
 
-def _with_ours(sums: str, folder: Path) -> str:
-    return sums + _sums({name: hash_file(str(folder / name)) for name in (LOCK, REPORT)})
-
-
-def _there(folder: Path, sums: str) -> Released:
-    """A release that was made before; its files are looked at again."""
+def _there(folder: Path, files: Mapping[str, str]) -> Released:
+    """A release that was made before; its files are looked at again. Times in it may be others now."""
     try:
         recorded = (folder / SUMS).read_text(encoding="utf-8")
     except OSError as error:
@@ -104,20 +109,18 @@ def _there(folder: Path, sums: str) -> Released:
             f"{folder} is no release that tvmflow made: {SUMS}: {error.strerror}",
             fix="move it away, or raise release.version",
         ) from error
-    ours = "".join(
-        line for line in recorded.splitlines(True) if line[66:].strip() not in (LOCK, REPORT)
-    )
-    if ours != sums:
-        changed = sorted({*ours.splitlines()} ^ {*sums.splitlines()})
+    there = {line[66:]: line[:64] for line in recorded.splitlines()}
+    lasting = {name for name in {*files, *there} if not name.endswith(_OF_TODAY)}
+    changed = [name for name in sorted(lasting) if files.get(name) != there.get(name)]
+    if changed:
         raise LockMismatch(
-            f"{folder} is there, and holds another {changed[0][66:]}",
+            f"{folder} is there, and holds another {changed[0]}",
             fix="releases are not made twice: raise release.version",
         )
-    for line in recorded.splitlines():
-        if hash_file(str(folder / line[66:])) != line[:64]:
+    for name, digest in there.items():
+        if hash_file(str(folder / name)) != digest:
             raise LockMismatch(
-                f"{folder / line[66:]} is not what was released",
-                fix=f"remove {folder}, and run again",
+                f"{folder / name} is not what was released", fix=f"remove {folder}, and run again"
             )
     return Released(folder, False, "", (), ())
 

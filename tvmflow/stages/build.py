@@ -23,6 +23,8 @@ READS: Final[tuple[str, ...]] = ()
 TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
 TIMEOUT_S: Final = 3600.0
 
+KERNELS: Final = "kernels.json"
+
 TUNED: Final = "tuned"
 """In place of a road for a kernel whose schedule was found by a search."""
 
@@ -102,7 +104,7 @@ def _compile(settings: Mapping[str, Any], inputs: Mapping[str, Path], out: Path)
         _forms.FORMS[form](parts, out / form)
     kernels = _lowering.kernel_names(lowered)
     roads.update(dict.fromkeys(tuned, TUNED))
-    (out / "kernels.json").write_text(json.dumps(roads, indent=1, sort_keys=True))
+    (out / KERNELS).write_text(json.dumps(roads, indent=1, sort_keys=True))
     return {"kernels": len(kernels), "roads": _by_road(roads)}
 
 

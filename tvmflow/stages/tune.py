@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tvmflow.tuning.ledger import Ledger
     from tvmflow.tuning.search import Emit, Result, Task, Tuned
 
-VERSION: Final = 1
+VERSION: Final = 2
 SCOPE: Final[Literal["model", "target"]] = "target"
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"extract_tasks": ("tasks.json", "workloads.json")}
 READS: Final[tuple[str, ...]] = ()
@@ -56,7 +56,13 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     _complain(results)
     best = {
         task.key: [
-            {"id": trial.id, "trace": trial.trace, "seconds": trial.seconds}
+            {
+                "id": trial.id,
+                "trace": trial.trace,
+                "seconds": trial.seconds,
+                # who takes this result from elsewhere has no ledger that knows it
+                "when": trial.when,
+            }
             for trial in ledger.workload(task.key).valid()[: settings["tune"]["finalists"]]
         ]
         for task in tasks

@@ -9,9 +9,7 @@ from typing import Final
 from tvmflow.errors import UsageError
 from tvmflow.stores.local import FORMAT, LocalStore
 
-_RESULTS: Final = (
-    "actions cas last work logs stats facts plans delivered downloads spool tmp damaged".split()
-)
+_RESULTS: Final = "actions cas last work logs stats facts plans delivered downloads spool tmp damaged runs".split()
 
 
 def clean_store(store: LocalStore, *, ledger: bool) -> int:

@@ -3,11 +3,14 @@
     cas/ab/<sha256>        file contents, read-only, each named by its digest
     actions/ab/<key>       a finished stage: digest line, then JSON (files, facts, pre-image)
     last/<recipe>/<label>  the key that a recipe's stage had when it last was up to date
+    pins/<name>            keys and digests that a lock file or a release needs
     work/<key>/            a stage that is running or was killed; holds its claim and resumes
     spool/<remote>/<key>   a result that has yet to be sent there
+    runs/                  a lease for each run that is under way (see `leases`)
     logs/ ledger/ locks/ downloads/ stats/ facts/ plans/ tmp/ damaged/
 
-What is under `cas` and `actions` is complete: it is written aside, flushed, and moved into
+An action's modification time says when it was last used: to the run, while one is under
+way, and to the day otherwise, so that looking writes nothing. What is under `cas` and `actions` is complete: it is written aside, flushed, and moved into
 place by one rename. Locks are the operating system's and die with their process. Nothing
 here needs a database, so nothing can leave one behind in a state that must be repaired.
 """
@@ -20,9 +23,10 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tvmflow.errors import StoreError
+from tvmflow.stores import leases
 from tvmflow.values import Artifact, Json, StageKey, StoredFile
 
 FORMAT = "tvmflow store 1\n"
@@ -31,6 +35,9 @@ _TAG = (
     "# This folder holds results that tvmflow can make again.\n"
 )
 _CHUNK = 1 << 20
+_DAY_NS = 86_400 * 10**9
+# How often a note is written again that a run beside us swept away half-written.
+_TRIES = 5
 
 
 # Something else stands where a file or a folder should be.
@@ -113,12 +120,23 @@ class LocalStore:
         self.downloads = f"{root}/downloads"
         self.damage: list[str] = []
         self._verified: set[str] = set()
+        # when the run began that this store is open for
+        self._since: int | None = None
 
     # ------------------------------------------------------------ reading
 
     def find(self, key: str) -> Artifact | None:
-        """The finished result with this key, if it is there with all its files."""
-        action = self._action(key)
+        """The finished result with this key, if it is there with all its files.
+
+        Found during a run (see `running`), it stays at least until that ends.
+        """
+        if self._since is None:
+            return self._find(key)
+        with leases.briefly(self.root):
+            return self._find(key)
+
+    def _find(self, key: str) -> Artifact | None:
+        action = self._action(key, used=True)
         if action is None:
             return None
         files = tuple(StoredFile(*entry) for entry in action["files"])
@@ -148,11 +166,13 @@ class LocalStore:
         """
         return self._action(key)
 
-    def _action(self, key: str) -> dict[str, Json] | None:
+    def _action(self, key: str, *, used: bool = False) -> dict[str, Json] | None:
         path = self._action_path(key)
         try:
             with open(path, "rb") as stream:
                 content = stream.read()
+                if used:
+                    self._note_use(path, os.fstat(stream.fileno()).st_mtime_ns)
         except FileNotFoundError:
             return None
         check, _, body = content.partition(b"\n")
@@ -161,6 +181,13 @@ class LocalStore:
             return None
         action: dict[str, Json] = json.loads(body)
         return action
+
+    def _note_use(self, path: str, last_ns: int) -> None:
+        since = time.time_ns() - _DAY_NS if self._since is None else self._since
+        if last_ns < since:
+            # somebody else's file in a shared store, or one on a disk that cannot be written
+            with contextlib.suppress(OSError):
+                os.utime(path)
 
     def _action_path(self, key: str) -> str:
         return f"{self.root}/actions/{key[:2]}/{key}"
@@ -230,6 +257,7 @@ class LocalStore:
                 "CACHEDIR.TAG",
                 "tmp",
                 "run.lock",
+                "use.lock",
             }
             if strangers:
                 raise StoreError(
@@ -262,31 +290,40 @@ class LocalStore:
         if self.last_key(recipe, label) != key:
             self.write_note(key, "last", recipe, label)
 
-    def temporary(self) -> str:
-        """A path for a new file on the disk of the store; who is killed with it leaves it to the next sweep."""
+    def _temporary(self) -> str:
         os.makedirs(f"{self.root}/tmp", exist_ok=True)
         return f"{self.root}/tmp/{os.getpid()}-{time.monotonic_ns()}-{os.urandom(4).hex()}"
 
     def _write_aside(self, data: bytes, target: str, *, flush: bool) -> None:
-        aside = self.temporary()
-        try:
-            with open(aside, "wb") as stream:
-                stream.write(data)
-                if flush:
-                    stream.flush()
-                    os.fsync(stream.fileno())
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.replace(aside, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
-            raise
+        for left in reversed(range(_TRIES)):
+            aside = self._temporary()
+            try:
+                with open(aside, "wb") as stream:
+                    stream.write(data)
+                    if flush:
+                        stream.flush()
+                        os.fsync(stream.fileno())
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                os.replace(aside, target)
+                break
+            except FileNotFoundError:
+                # a run that began beside us took it for what a kill left
+                if not left:
+                    raise
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(aside)
+                raise
         if flush:
             _sync(os.path.dirname(target))
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """While this is open, nobody can clean the store. The first of several runs sweeps what kills left."""
+    def running(self) -> Iterator[int]:
+        """While this is open, nobody can clean the store, and what is found or made in it stays.
+
+        Whoever writes results into the store does so in here. The first of several runs
+        sweeps what kills left. Gives the time from which on use counts as this run's (ns).
+        """
         with disk_errors(self.root):
             descriptor = os.open(f"{self.root}/run.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -294,24 +331,33 @@ class LocalStore:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._sweep()
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-            yield
+            with contextlib.ExitStack() as lease:
+                with disk_errors(self.root):
+                    since = lease.enter_context(leases.held(self.root))
+                before = self._since
+                self._since = since if before is None else before
+                try:
+                    yield self._since
+                finally:
+                    self._since = before
         finally:
             os.close(descriptor)
 
     def _sweep(self) -> None:
-        folder = f"{self.root}/tmp"
-        for name in os.listdir(folder) if os.path.isdir(folder) else ():
-            with contextlib.suppress(OSError):
-                path = f"{folder}/{name}"
-                if os.path.isdir(path):
-                    _remove_tree(path)
-                else:
-                    os.unlink(path)
+        for folder in (f"{self.root}/tmp", f"{self.root}/runs"):
+            for name in os.listdir(folder) if os.path.isdir(folder) else ():
+                with contextlib.suppress(OSError):
+                    path = f"{folder}/{name}"
+                    if os.path.isdir(path):
+                        _remove_tree(path)
+                    else:
+                        os.unlink(path)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """While this is open, no run uses the store. Raises StoreError when one does."""
-        descriptor = os.open(f"{self.root}/run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        with disk_errors(self.root):
+            descriptor = os.open(f"{self.root}/run.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
@@ -360,15 +406,23 @@ class LocalStore:
     def release(self, slot: Slot) -> None:
         """Give up a claimed slot: its result is in the store."""
         # moved away first: whoever waits for this key may fill a folder of the same name at once
-        aside = self.temporary()
+        aside = self._temporary()
         with contextlib.suppress(FileNotFoundError):
             os.rename(slot.folder, aside)
         _remove_tree(aside)
 
     def publish(
-        self, slot: Slot, key: StageKey, facts: dict[str, Json], seconds: float
+        self,
+        slot: Slot,
+        key: StageKey,
+        facts: dict[str, Json],
+        seconds: float,
+        made_for: str = "",
     ) -> Artifact:
-        """Take the files in `slot.out` into the store and make the result visible in one step."""
+        """Take the files in `slot.out` into the store and make the result visible in one step.
+
+        `made_for` is the id of the stage that first needed it: for people, who may ask what it is.
+        """
         with disk_errors(self.root):
             files = tuple(
                 self._take_in(name, path) for name, path in sorted(_files_below(slot.out))
@@ -382,6 +436,7 @@ class LocalStore:
                     "preimage": key.preimage,
                     "seconds": seconds,
                     "made": made,
+                    "for": made_for,
                 },
             )
             self.release(slot)
@@ -395,7 +450,13 @@ class LocalStore:
     def _make_known(self, key: str, record: dict[str, Json]) -> None:
         body = json.dumps(record).encode()
         content = hashlib.sha256(body).hexdigest().encode() + b"\n" + body
-        self._write_aside(content, self._action_path(key), flush=True)
+        with leases.briefly(self.root):
+            self._write_aside(content, self._action_path(key), flush=True)
+
+    def temporary(self) -> str:
+        """A path for a new file on the disk of the store; who is killed with it leaves it to the next sweep."""
+        with disk_errors(self.root):
+            return self._temporary()
 
     def add_file(self, path: str) -> str:
         """Take one file in (it is moved); its digest."""
@@ -406,12 +467,53 @@ class LocalStore:
         _sync(path)
         digest, size = hash_file(path), os.stat(path).st_size
         target = self.blob(digest)
-        os.chmod(path, 0o444)
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        # replacing an equal file is harmless, and mends one that was damaged unnoticed
-        os.replace(path, target)
+        with leases.briefly(self.root):
+            # also says that the content is used from now on
+            os.chmod(path, 0o444)
+            # replacing an equal file is harmless, and mends one that was damaged unnoticed
+            os.replace(path, target)
         _sync(os.path.dirname(target))
         return StoredFile(name, digest, size)
+
+    def use_blob(self, digest: str) -> bool:
+        """Whether this content is there to stay, at least until the run ends that asks.
+
+        Whoever is about to publish a result that names content which is there already
+        asks this first, and takes the content in again if the answer is no.
+        """
+        with leases.briefly(self.root):
+            try:
+                os.utime(self.blob(digest))
+            except (FileNotFoundError, PermissionError):
+                return False
+        return True
+
+    # ------------------------------------------------------------ keeping
+
+    def pin(
+        self, name: str, keys: Iterable[str], digests: Iterable[str] = (), *, file: str = ""
+    ) -> list[str]:
+        """Keep these results and contents until the pin is dropped; which of them are not there.
+
+        `name` is a user's word for what needs them; another pin of that name is replaced.
+        `file` is the lock file, if it is one's: its absence tells that the pin may go.
+        """
+        wanted = {"keys": sorted(set(keys)), "digests": sorted(set(digests)), "file": file}
+        # first the note, then the uses: a collection that has not read the one sees the others
+        self.write_note(json.dumps({"name": name, **wanted}), "pins", name)
+        missing = []
+        for key in wanted["keys"]:
+            with leases.briefly(self.root):
+                if self._find(key) is None:
+                    missing.append(key)
+                else:
+                    with contextlib.suppress(OSError):
+                        os.utime(self._action_path(key))
+        for digest in wanted["digests"]:
+            if not self.use_blob(digest) and not os.path.exists(self.blob(digest)):
+                missing.append(digest)
+        return missing
 
 
 def _files_below(folder: str) -> Iterator[tuple[str, str]]:

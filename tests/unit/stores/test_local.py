@@ -49,7 +49,7 @@ def everything(store: LocalStore) -> set[str]:
     """The paths of all files in the store but its own furniture."""
     root = Path(store.root)
     found = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-    return found - {"CACHEDIR.TAG", "format", "run.lock"}
+    return found - {"CACHEDIR.TAG", "format", "run.lock", "use.lock"}
 
 
 def test_what_was_published_is_found_with_its_files_and_facts(store: LocalStore) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,8 +178,6 @@ def test_redirects_are_not_followed(status: int) -> None:
 
 def test_an_answer_that_is_cut_off_is_no_content() -> None:
     """Fewer bytes than were promised."""
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -195,10 +195,31 @@ def test_an_answer_that_is_cut_off_is_no_content() -> None:
         remote.close()
 
 
+def test_why_a_server_does_not_want_all_of_a_content_is_heard(tmp_path: Path) -> None:
+    """It answers before it has read, and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+                connection.shutdown(socket.SHUT_RD)
+                time.sleep(0.2)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        remote = open_remote(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=5)
+        content = tmp_path / "content"
+        content.write_bytes(b"x" * (32 << 20))
+        with pytest.raises(Forbidden, match="403"):
+            remote.put(KEY, content)
+        thread.join()
+        remote.close()
+
+
 def test_a_server_that_is_no_web_server_is_said_to_be_none() -> None:
     """And a 403 is told apart from trouble."""
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:

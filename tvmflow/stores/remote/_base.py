@@ -29,6 +29,10 @@ class Forbidden(RemoteProblem):
     """The remote is well, and does not let us."""
 
 
+class Declined(RemoteProblem):
+    """The remote is well, and does not do this one thing; another it may."""
+
+
 class Wrong(RemoteProblem):
     """What came is not what it is called: another digest, another size."""
 

@@ -32,6 +32,7 @@ _LONGEST_NAME: Final = 1024
 _LONGEST_PART: Final = 255
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 # Letters of every alphabet, and no sign that a file system or a terminal takes for more than a letter.
 _STRANGE: Final = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|]')
 
@@ -181,9 +182,12 @@ def believe(
 
 def _json(text: bytes) -> Any:
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        # NaN is read, and cannot be written; so may be what is nested too deep
+        canonical(found)
     except (ValueError, RecursionError):
         raise Refused(f"its {MANIFEST} is damaged") from None
+    return found
 
 
 def _action(told: Any) -> Action:
@@ -199,7 +203,8 @@ def _action(told: Any) -> Action:
             if not isinstance(fields[name], kind):
                 raise ValueError(f"{name} is of another kind")
         found = Action(files=files, **fields)
-        _ = found.stage
+        if not isinstance(found.preimage["stage"], str) or not _TIME.fullmatch(found.made):
+            raise ValueError("no stage, or no time")
     except (KeyError, TypeError, ValueError) as shape:
         raise Refused(f"its {MANIFEST} is damaged ({shape})") from None
     return found

@@ -19,8 +19,8 @@ _MOST_FAILURES: Final = 3
 class Breaker:
     """Every question to a remote goes through here.
 
-    After `_MOST_FAILURES` failures in a row, or when failures have cost `patience_s` seconds,
-    it is not asked again: `open`. That is told once, with what happens `then`.
+    After a failure that will not pass, after `_MOST_FAILURES` others in a row, or when they
+    have cost `patience_s` seconds, it is not asked again: `open`. That is told once, with what happens `then`.
     """
 
     def __init__(
@@ -61,7 +61,9 @@ class Breaker:
         with self._lock:
             self._failures += 1
             self._lost_s += seconds
-            enough = self._failures >= _MOST_FAILURES or self._lost_s >= self._patience_s
+            lost = self._failures >= _MOST_FAILURES or self._lost_s >= self._patience_s
+            # what is not better in a moment, such as a name that nobody knows, is not tried again
+            enough = lost or not problem.again
         if enough:
             self.give_up(str(problem))
 

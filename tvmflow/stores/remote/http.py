@@ -24,7 +24,14 @@ from typing import IO, Final
 
 from tvmflow import __version__
 from tvmflow.errors import UsageError
-from tvmflow.stores.remote._base import LONGEST_ACTION, Forbidden, Sink, Unreachable, Wrong
+from tvmflow.stores.remote._base import (
+    LONGEST_ACTION,
+    Declined,
+    Forbidden,
+    Sink,
+    Unreachable,
+    Wrong,
+)
 
 TOKEN_VARIABLE: Final = "TVMFLOW_REMOTE_TOKEN"
 
@@ -32,7 +39,7 @@ _CHUNK: Final = 1 << 18
 _SHORT_PAGE: Final = 4096
 _KEPT_CONNECTIONS: Final = 16
 # A server that gives less than this a second is as good as dead.
-_SLOWEST: Final = 64 << 10
+_SLOWEST: Final = 256 << 10
 _IN_TROUBLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Not there, or a server that does not answer HEAD: then it is sent, which does no harm.
 _NO_HEAD: Final = frozenset({404, 405, 501})
@@ -127,6 +134,8 @@ class HttpRemote:
         said = f"it answers {answer.status} {_printable(answer.reason)}".rstrip()
         if answer.status in _NOT_US:
             raise Forbidden(said)
+        if 400 <= answer.status < 500 and answer.status not in _IN_TROUBLE:
+            raise Declined(said)
         raise Unreachable(said, again=answer.status in _IN_TROUBLE)
 
     @contextlib.contextmanager
@@ -153,7 +162,7 @@ class HttpRemote:
                 answer = self._ask(connection, method, path, body, headers or {})
             yield answer
             done = _to_its_end(answer)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
         finally:
             if not done or not self._keep(connection):
@@ -167,7 +176,12 @@ class HttpRemote:
         body: IO[bytes] | None,
         headers: Mapping[str, str],
     ) -> http.client.HTTPResponse:
-        connection.request(method, self._path + path, body, {**self._headers, **headers})
+        try:
+            connection.request(method, self._path + path, body, {**self._headers, **headers})
+        except (BrokenPipeError, ConnectionResetError):
+            # a server that does not want all of it may have said why before it hung up
+            if connection.sock is None or body is None:
+                raise
         return connection.getresponse()
 
     def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
@@ -197,6 +211,8 @@ class HttpRemote:
             return Unreachable(f"no safe connection ({_printable(error.reason or str(error))})")
         if isinstance(error, ConnectionRefusedError):
             return Unreachable("nothing listens there")
+        if isinstance(error, UnicodeError):
+            return Unreachable(f"{self._host} is no name of a host")
         if isinstance(error, OSError):
             return Unreachable(
                 error.strerror or type(error).__name__, again=isinstance(error, ConnectionError)

@@ -30,6 +30,7 @@ from tvmflow.stores.remote.breaker import Breaker
 
 if TYPE_CHECKING:
     from tvmflow.stores.remote.tier import Tier
+    from tvmflow.tuning.pack import Received
     from tvmflow.tuning.records import Here
 
 KIND: Final = "application/vnd.tvmflow.trials+json"
@@ -168,19 +169,21 @@ def pull(tier: Tier, here: Here) -> Pulled:
             taken += 1
             continue
         try:
-            new += _take(tier, key, pack, here, Path(tier.store.ledger))
+            received = _take(tier, key, pack, here, Path(tier.store.ledger))
         except (Refused, Wrong, UsageError) as why:
             text = f"{tier.remote.place}: the trials {digest[:12]} are refused: {_words(why)}"
             tier.tell(text)
             problems.append(text)
             continue
-        tier.store.write_note("", "ledger", "taken", digest)
+        new += sum(each.new for each in received.targets)
         taken += 1
+        if received.complete:
+            tier.store.write_note("", "ledger", "taken", digest)
     return Pulled(new, taken, tuple(problems))
 
 
-def _take(tier: Tier, key: str, pack: Pack, here: Here, root: Path) -> int:
-    """Add one pack to a ledger; how many of its trials are new."""
+def _take(tier: Tier, key: str, pack: Pack, here: Here, root: Path) -> Received:
+    """Add one pack to a ledger. Raises Refused, Wrong, UsageError."""
     from tvmflow.tuning.pack import import_pack
 
     _check_seal(tier, key, pack, tier.reading)
@@ -194,7 +197,7 @@ def _take(tier: Tier, key: str, pack: Pack, here: Here, root: Path) -> int:
         tier.tell(
             f"{tier.remote.place}: not taken: {problem.replace(str(path), 'a pack of trials')}"
         )
-    return sum(each.new for each in received.targets)
+    return received
 
 
 def _check_unpacked(path: Path) -> None:
@@ -230,20 +233,17 @@ def push(tier: Tier, here: Here) -> int:
         if not packed:
             return 0
         packs = _packs(tier, key, tier.writing)
-        before = tier.store.read_note("ledger", "sent", tier.remote.place, key)
         if len(packs) > _MOST_PACKS:
-            packs = _made_one(tier, key, packs, here, folder, path)
-            own = _send(tier, key, path)
-            gone = set(packs)
-        else:
-            own = _send(tier, key, path)
-            # what this ledger gave before is in what it gives now
-            gone = {before} if before else set()
-    digest = own.trials.digest
-    gone.discard(digest)
-    _enter(tier, key, own, gone)
-    tier.store.write_note("", "ledger", "taken", digest)
-    tier.store.write_note(digest, "ledger", "sent", tier.remote.place, key)
+            joined = _joined(tier, key, packs, here, folder, path)
+            # it holds what this ledger may lack: to be pulled as any other, and never this one's to replace
+            _enter(tier, key, _send(tier, key, path), joined)
+            return packed
+        own = _send(tier, key, path)
+    before = tier.store.read_note("ledger", "sent", tier.remote.place, key)
+    # what this ledger gave before is in what it gives now
+    _enter(tier, key, own, {before or ""} - {own.trials.digest})
+    tier.store.write_note("", "ledger", "taken", own.trials.digest)
+    tier.store.write_note(own.trials.digest, "ledger", "sent", tier.remote.place, key)
     return packed
 
 
@@ -266,9 +266,9 @@ def _pack_up(root: Path, here: Here, path: Path) -> int:
         return 0
 
 
-def _made_one(
+def _joined(
     tier: Tier, key: str, packs: Mapping[str, Pack], here: Here, folder: Path, path: Path
-) -> dict[str, Pack]:
+) -> set[str]:
     """Add to the file at `path` what the packs have; those that are now in it as a whole.
 
     By way of a ledger of its own: what was forgotten in the local one on purpose stays forgotten there.
@@ -278,13 +278,14 @@ def _made_one(
     root = folder / "ledger"
     root.mkdir()
     import_pack(path, root, here)
-    whole = {}
+    whole = set()
     for digest, pack in packs.items():
         with contextlib.suppress(Refused, Wrong, UsageError):
-            _take(tier, key, pack, here, root)
-            whole[digest] = pack
+            # a newer version's trials, that this one cannot read, must not go
+            if _take(tier, key, pack, here, root).complete:
+                whole.add(digest)
     _pack_up(root, here, path)
-    return whole
+    return whole - {_content_of(path).digest}
 
 
 def _send(tier: Tier, key: str, path: Path) -> Pack:

@@ -10,8 +10,10 @@ import contextlib
 import hashlib
 import io
 import queue
+import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +24,7 @@ from tvmflow.report import Traffic
 from tvmflow.signing import PrivateKey, PublicKey
 from tvmflow.stores.local import Damaged, LocalStore
 from tvmflow.stores.remote import actions, ledger
-from tvmflow.stores.remote._base import Remote, RemoteProblem, Unreachable, Wrong
+from tvmflow.stores.remote._base import Declined, Remote, RemoteProblem, Unreachable, Wrong
 from tvmflow.stores.remote.actions import Action, Content, Refused, Untrusted
 from tvmflow.stores.remote.breaker import Breaker
 from tvmflow.values import Artifact, StageKey
@@ -39,6 +41,7 @@ _LONGEST_QUEUE: Final = 256
 _LOOK_EVERY_S: Final = 0.1
 # What a run that fetches leaves free on the disk.
 _SPARE: Final = 64 << 20
+_SHOWN_KEYS: Final = 3
 _LEDGER: Final = "ledger-"
 
 
@@ -103,11 +106,15 @@ class Tier:
         self._tried: set[str] = set()
         self._ending = threading.Event()
         self._stopped = threading.Event()
-        self._sender: threading.Thread | None = None
+        self._senders: list[threading.Thread] = []
+        self._items_lock = threading.Lock()
+        self._items = self._all_items()
         self._spool = hashlib.sha256(remote.place.encode()).hexdigest()[:16]
 
     def tell(self, text: str) -> None:
         """Say something to the user, once."""
+        # parts of it may be a stranger's: no control signs
+        text = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
         with self._lock:
             if text in self._told:
                 return
@@ -147,8 +154,8 @@ class Tier:
             self._to_mend.add(key.digest)
         except Wrong as why:
             self._refuse(key.digest, f"{self._name(key)} is damaged there: {why}", why)
-        except StoreError as full:
-            self.tell(f"{self.remote.place}: {self._name(key)} is not fetched: {full.message}")
+        except (StoreError, Declined) as why:
+            self.tell(f"{self.remote.place}: {self._name(key)} is not fetched: {why}")
         except (RemoteProblem, Interrupted):
             # the breaker tells of a remote that does not answer
             pass
@@ -259,9 +266,11 @@ class Tier:
 
     def _is_here(self, digest: str, size: int) -> bool:
         try:
-            return Path(self.store.blob(digest)).stat().st_size == size
+            # a content that is there is also held, so that no collection takes it before it is named
+            here = Path(self.store.blob(digest)).stat().st_size == size
         except FileNotFoundError:
             return False
+        return here and self.store.use_blob(digest)
 
     def _check_room(self, needed: int) -> None:
         free = shutil.disk_usage(self.store.root).free
@@ -286,6 +295,7 @@ class Tier:
     def _enqueue(self, item: str, note: str) -> None:
         if not self.access.writes:
             return
+        self._tried.discard(item)
         # noted first: whatever happens to this process, a later one knows
         with contextlib.suppress(StoreError):
             self.store.write_note(note, SPOOL, self._spool, item)
@@ -300,23 +310,37 @@ class Tier:
 
     def _start_sending(self) -> None:
         with self._lock:
-            if self._sender is None:
-                # a daemon: what it has not sent is in the spool, and nobody must wait for it
-                self._sender = threading.Thread(target=self._send_all, daemon=True)
-                self._sender.start()
+            if self._senders:
+                return
+            # daemons: what they have not sent is in the spool, and nobody must wait for them
+            self._senders = [
+                threading.Thread(target=self._send_all, daemon=True)
+                for _ in range(_RESULTS_AT_ONCE)
+            ]
+        for sender in self._senders:
+            sender.start()
 
     def waiting(self) -> list[str]:
         """What has yet to be sent: keys, and targets of the ledger."""
         return self.store.notes(SPOOL, self._spool)
 
     def _send_all(self) -> None:
-        for item in self._items():
-            with contextlib.suppress(RemoteProblem, StoreError, OSError):
+        while (item := self._next_item()) is not None:
+            try:
                 self._send_item(item)
+            except Declined as why:
+                self.tell(f"{self.remote.place}: {item[:12]} is not sent: {why}")
+            except (RemoteProblem, StoreError, OSError):
+                # the breaker tells of a remote that does not answer; what is not sent waits
+                pass
             if self.writing.open or self._stopped.is_set():
                 return
 
-    def _items(self) -> Iterator[str]:
+    def _next_item(self) -> str | None:
+        with self._items_lock:
+            return next(self._items, None)
+
+    def _all_items(self) -> Iterator[str]:
         """What is offered, and when nothing is, what the spool has; ends with the run."""
         left = self.waiting()
         while True:
@@ -331,10 +355,9 @@ class Tier:
                 if not left:
                     continue
                 item = left.pop(0)
-                if item in self._tried:
-                    continue
-            self._tried.add(item)
-            yield item
+            if item not in self._tried:
+                self._tried.add(item)
+                yield item
 
     def _send_item(self, item: str) -> None:
         if item.startswith(_LEDGER):
@@ -349,8 +372,9 @@ class Tier:
     def finish(self, wait_s: float | None = None) -> None:
         """Wait a limited time for what is being sent, then let go of the remote."""
         self._ending.set()
-        if self._sender is not None:
-            self._sender.join(self.access.wait_s if wait_s is None else wait_s)
+        deadline = time.monotonic() + (self.access.wait_s if wait_s is None else wait_s)
+        for sender in self._senders:
+            sender.join(max(deadline - time.monotonic(), 0.0))
         self._stopped.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.remote.close()
@@ -362,9 +386,13 @@ class Tier:
 
         def attempt(key: str) -> int | RemoteProblem:
             try:
-                sent = self.send(key)
+                sent: int | RemoteProblem = self.send(key)
+            except OSError as error:
+                return Gone(f"it cannot be read: {error.strerror or error}")
             except RemoteProblem as problem:
-                return problem
+                if not isinstance(problem, Gone):
+                    return problem
+                sent = problem
             self.store.remove_note(SPOOL, self._spool, key)
             return sent
 
@@ -387,8 +415,9 @@ class Tier:
         own_part = actions.manifest(action, self.access.signer)
         named = Content(hashlib.sha256(own_part).hexdigest(), len(own_part))
         contents = {file.digest: file.size for file in action.files}
-        sizes = self._pool.map(lambda each: self._send_content(*each, mend=mend), contents.items())
-        sent = sum(sizes) + self._send_text(named, own_part)
+        # one after the other: several results are sent at once, by threads that end with the process
+        sent = sum(self._send_content(*each, mend=mend) for each in contents.items())
+        sent += self._send_text(named, own_part)
         listed = actions.listing(action, named)
         self.put_action(key, listed)
         with self._lock:
@@ -465,9 +494,7 @@ class Tier:
         """After a machine was measured on: send all trials on such machines, while the run goes on."""
         here = ledger.measured_on(settings)
         if here is not None:
-            item = f"{_LEDGER}{ledger.index_key(here)}"
-            self._tried.discard(item)
-            self._enqueue(item, ledger.note_of(here))
+            self._enqueue(f"{_LEDGER}{ledger.index_key(here)}", ledger.note_of(here))
 
     def sent_ledger(self, here: Here) -> None:
         """All trials on such machines are there: none wait to be sent."""
@@ -496,7 +523,8 @@ def origin_text(origin: Mapping[str, Any]) -> str:
     signers = list(origin.get("signers") or ())
     if signers:
         return f"{origin['place']}, signed by {' and '.join(signers)}"
-    others = [str(each.get("keyid", ""))[:12] for each in origin.get("signatures") or ()]
+    signatures = (origin.get("signatures") or ())[:_SHOWN_KEYS]
+    others = [re.sub("[^0-9a-f]", "", str(each.get("keyid")))[:12] for each in signatures]
     if others:
         return f"{origin['place']}, signed by key {' and '.join(others)} (not checked)"
     return f"{origin['place']}, not signed"

@@ -7,14 +7,14 @@ import json
 import sys
 from pathlib import Path
 
+from tvmflow.commands.run import Done
 from tvmflow.decide import Survey
 from tvmflow.errors import EXIT_OK, EXIT_VERIFY
-from tvmflow.locks import make_lock, read_lock
+from tvmflow.locks import make_lock, pin, read_lock
 from tvmflow.recipe import Pipeline, Release
 from tvmflow.releases import Released, make_release
 from tvmflow.releases.folder import LOCK
 from tvmflow.report import latency_text
-from tvmflow.run_cli import Done
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
 
@@ -34,6 +34,8 @@ def release(
     found = make_release(
         pipeline, wanted, text, plan, survey.artifacts, store, Path(machine_locks())
     )
+    if not found.misses:
+        pin(store, found.folder / LOCK, survey)
     if args.json:
         told = {
             "event": "released",

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tvmflow.commands.words import open_store, seconds
 from tvmflow.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.fastpath import MODE_VARIABLE
-from tvmflow.report import size_text
+from tvmflow.report import results_text, size_text
 from tvmflow.stores.local import LocalStore
-from tvmflow.words import open_store, seconds
 
 if TYPE_CHECKING:
     # every command line has these words, and few use them
@@ -30,6 +30,7 @@ _MODES: Final = {
     "off": (False, False),
 }
 _SHOWN: Final = 10
+_SHORTEST_S: Final = 0.01
 
 
 # ---------------------------------------------------------------- words
@@ -51,7 +52,7 @@ def about_remote(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--remote-timeout",
         metavar="SECONDS",
-        type=seconds,
+        type=_some_seconds,
         default=10.0,
         help="how long to wait for an answer of the remote (10)",
     )
@@ -73,6 +74,13 @@ def about_remote_of_run(sub: argparse.ArgumentParser) -> None:
         default=30.0,
         help="how long a run that is done waits for what it still sends (30)",
     )
+
+
+def _some_seconds(word: str) -> float:
+    found = seconds(word)
+    if found < _SHORTEST_S:
+        raise ValueError
+    return found
 
 
 def tier_of_run(
@@ -205,7 +213,7 @@ def push(args: argparse.Namespace) -> int:
         )
     else:
         _say(
-            f"{len(sent)} results sent to {tier.remote.place} ({size_text(sum(sent.values()))}), "
+            f"{results_text(len(sent))} sent to {tier.remote.place} ({size_text(sum(sent.values()))}), "
             f"{len(known)} were there",
             *([f"{trials} trials are shared"] if trials else []),
             *_shown([f"not sent: {key[:12]}: {why}" for key, why in failed.items()]),
@@ -247,7 +255,7 @@ def pull(args: argparse.Namespace) -> int:
         )
     else:
         _say(
-            f"{len(fetched)} stages fetched from {tier.remote.place} "
+            f"{results_text(len(fetched))} fetched from {tier.remote.place} "
             f"({size_text(traffic.fetched_bytes)}), {len(here)} were here",
             *([f"{trials} new trials"] if args.ledger else []),
             *_shown([f"not there: {each}" for each in missing]),

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from tvmflow.commands.run import Running
 from tvmflow.errors import EXIT_OK
 from tvmflow.prepare import Prepared
 from tvmflow.recipe import Retune
 from tvmflow.report import latency_text
 from tvmflow.retune import Standing, spread, up_to, with_standings
-from tvmflow.run_cli import Running
 from tvmflow.values import Plan, StageSpec
 
 

@@ -7,18 +7,18 @@ import json
 import sys
 from pathlib import Path
 
+from tvmflow.commands.words import open_store
 from tvmflow.decide import Survey
 from tvmflow.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.report import render
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import disk_errors
-from tvmflow.words import open_store
 
 
 def lock(args: argparse.Namespace) -> int:
     """Bring recipes up to date, and write down what they came from and gave."""
-    from tvmflow.locks import lock_path, make_lock
-    from tvmflow.run_cli import asked, perform
+    from tvmflow.commands.run import asked, perform
+    from tvmflow.locks import lock_path, make_lock, pin
 
     path = Path(args.lock) if args.lock else lock_path(args.recipes)
     store = open_store(args)
@@ -30,6 +30,7 @@ def lock(args: argparse.Namespace) -> int:
     survey = Survey(store, FileDigests(store))
     survey.look(done.prepared.plan)
     text = make_lock(done.prepared.recipes, done.prepared.plan, survey, store, path)
+    pin(store, path, survey)
     before = path.read_text(encoding="utf-8") if path.is_file() else ""
     if text != before:
         with disk_errors(str(path)):
@@ -70,7 +71,7 @@ def diff(args: argparse.Namespace) -> int:
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `lock` and `diff` to the command line."""
-    from tvmflow.run_cli import about_recipes, about_runs, about_store
+    from tvmflow.commands.run import about_recipes, about_runs, about_store
 
     text = (lock.__doc__ or "").strip()
     sub = commands.add_parser("lock", help=text, description=text, allow_abbrev=False)

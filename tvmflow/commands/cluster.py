@@ -7,11 +7,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-from tvmflow import remote_cli
+from tvmflow.commands import remote
+from tvmflow.commands.words import count, open_store, seconds
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.executors import EXECUTORS, Asked
 from tvmflow.stores.local import LocalStore
-from tvmflow.words import count, open_store, seconds
 
 if TYPE_CHECKING:
     from tvmflow.progress import Printer
@@ -29,9 +29,9 @@ def worker(args: argparse.Namespace) -> int:
     from tvmflow.executors import cluster_server
 
     store = open_store(args)
-    remote = str(args.remote or os.environ.get(remote_cli.URL_VARIABLE, ""))
+    url = str(args.remote or os.environ.get(remote.URL_VARIABLE, ""))
     place = cluster_server.Place(_scheduler(args), args.host, args.name, args.slots)
-    cluster_server.serve_worker(place, store.root, remote, _say)
+    cluster_server.serve_worker(place, store.root, url, _say)
     return EXIT_OK
 
 
@@ -47,7 +47,7 @@ def check_words(args: argparse.Namespace) -> None:
     """Raises UsageError for words of a run that do not go together, before anything is done."""
     if args.executor == "dask":
         _scheduler(args)
-        remote_cli.url_of_cluster(args)
+        remote.url_of_cluster(args)
     elif args.scheduler:
         raise UsageError("--scheduler is of --executor dask", fix="add --executor dask")
 
@@ -57,7 +57,7 @@ def executor_of_run(args: argparse.Namespace, store: LocalStore, printer: Printe
     asked = Asked(
         store=store,
         scheduler=_scheduler(args) if args.executor == "dask" else "",
-        remote=lambda cancelled: remote_cli.tier_of_cluster(args, store, printer.remote, cancelled),
+        remote=lambda cancelled: remote.tier_of_cluster(args, store, printer.remote, cancelled),
         remote_timeout_s=args.remote_timeout,
         wait_s=args.wait_for_workers,
         tell=printer.cluster,

@@ -10,14 +10,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tvmflow.commands.run import Done, asked, perform
+from tvmflow.commands.words import open_store
 from tvmflow.decide import Survey
 from tvmflow.errors import EXIT_OK, EXIT_VERIFY
 from tvmflow.report import render, seconds_text
 from tvmflow.reproduce import TWICE, Again, build_again
-from tvmflow.run_cli import Done, asked, perform
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
-from tvmflow.words import open_store
 
 
 def check(args: argparse.Namespace) -> int:

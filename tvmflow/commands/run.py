@@ -6,8 +6,9 @@ import argparse
 import sys
 from typing import NamedTuple
 
-from tvmflow import plancache, remote_cli
-from tvmflow.cluster_cli import about_executor, check_words
+from tvmflow import plancache, signing
+from tvmflow.commands import cluster, remote
+from tvmflow.commands.words import count, open_store
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.plancache import Planned
 from tvmflow.prepare import Asked, Prepared, prepare
@@ -16,7 +17,6 @@ from tvmflow.report import RunReport, render
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
 from tvmflow.values import Plan
-from tvmflow.words import count, open_store
 
 
 class Done(NamedTuple):
@@ -30,16 +30,16 @@ class Done(NamedTuple):
 def run(args: argparse.Namespace) -> int:
     """Bring recipes up to date and deliver their libraries."""
     if args.check_reproducible:
-        from tvmflow import reproduce_cli
+        from tvmflow.commands import reproduce
 
-        code: int = reproduce_cli.check(args)
+        code: int = reproduce.check(args)
         return code
     store = open_store(args)
     done = perform(args, asked(args), store, remember=True)
     sys.stdout.write(render(done.report, as_json=args.json))
     pipeline = done.prepared.pipeline
     if pipeline and pipeline.release and done.report.exit_code == EXIT_OK:
-        from tvmflow.release_cli import release
+        from tvmflow.commands.release import release
 
         return release(args, done, pipeline, pipeline.release, store)
     return done.report.exit_code
@@ -52,7 +52,9 @@ def perform(
 
     With `remember`, the same command line is answered from memory while everything is up to date.
     """
-    check_words(args)
+    cluster.check_words(args)
+    # one that cannot be used is better known before the work than after it
+    signing.own_key()
     prepared = prepare(wanted, store)
     alone = prepared.pipeline
     if remember and not (alone and (alone.release or alone.retune)):
@@ -60,7 +62,7 @@ def perform(
         plancache.save(store, args.argv, planned, FileDigests(store))
     with Running(args, prepared, store) as running:
         if alone and alone.retune and not wanted.lock:
-            from tvmflow.retune_cli import retune
+            from tvmflow.commands.retune import retune
 
             prepared = prepared._replace(plan=retune(args, running, prepared, alone.retune))
         return Done(prepared, running.run(prepared.plan), wanted.lock)
@@ -70,13 +72,15 @@ class Running:
     """What runs plans one after the other, in processes that stay, and shows them as they go."""
 
     def __init__(self, args: argparse.Namespace, prepared: Prepared, store: LocalStore) -> None:
-        from tvmflow import cluster_cli, runner
+        from tvmflow import runner
 
         self._runner = runner
         self._args = args
         self._store = store
-        self._printer = Printer(sys.stdout, as_json=args.json, many=many(prepared))
-        self._executor = cluster_cli.executor_of_run(args, store, self._printer)
+        self._printer = Printer(
+            sys.stdout, as_json=args.json, many=many(prepared), stages=len(prepared.plan.stages)
+        )
+        self._executor = cluster.executor_of_run(args, store, self._printer)
         self._options = runner.RunOptions(args.jobs, args.keep_going, args.dist, args.stage_timeout)
 
     def __enter__(self) -> Running:
@@ -93,7 +97,7 @@ class Running:
 
     def run(self, plan: Plan) -> RunReport:
         """Bring a plan up to date."""
-        tier = remote_cli.tier_of_run(
+        tier = remote.tier_of_run(
             self._args, self._store, self._printer.remote, lambda: self._executor.cancelled
         )
         work = (self._store, self._executor, self._printer.event, self._options, tier)
@@ -187,8 +191,8 @@ def about_runs(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--stage-timeout", type=float, metavar="SECONDS", help="stop any stage that takes longer"
     )
-    remote_cli.about_remote_of_run(sub)
-    about_executor(sub)
+    remote.about_remote_of_run(sub)
+    cluster.about_executor(sub)
 
 
 def about_store(sub: argparse.ArgumentParser) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tvmflow.commands.words import count, open_store, store_of
 from tvmflow.errors import EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.report import latency_text
 from tvmflow.stores.local import FORMAT, LocalStore, disk_errors
 from tvmflow.values import Json
-from tvmflow.words import count, open_store, store_of
 
 if TYPE_CHECKING:
     # every command line has these words, and few use them

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmflow.commands.words import count
 from tvmflow.errors import EXIT_OK, EnvironmentProblem, StageError, UsageError
-from tvmflow.words import count
 
 if TYPE_CHECKING:
     from tvmflow.runtime import Module

@@ -8,6 +8,7 @@ import json
 import sys
 from typing import Any, Final, NamedTuple
 
+from tvmflow.commands.words import open_store
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.stores.local import LocalStore
 from tvmflow.targets._presets import PRESETS
@@ -17,7 +18,6 @@ from tvmflow.targets.facts import cpus_of, facts_of
 from tvmflow.targets.host import read_host
 from tvmflow.targets.platforms import platform_of
 from tvmflow.targets.resolve import resolve
-from tvmflow.words import open_store
 
 # Architecture, as people and kernels call it -> a triple that LLVM has CPUs for.
 _TRIPLES: Final = {

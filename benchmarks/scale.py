@@ -1,0 +1,305 @@
+"""Thousands of stages that are up to date: what it costs to plan and to confirm them, against DVC and Snakemake.
+
+    python benchmarks/scale.py [--stages N ...] [--rounds N] [--peers dvc snakemake] [--limit SECONDS] [--json FILE]
+
+A recipe with variants and targets is planned for real, from YAML, on a store that a stand-in for the
+compiler has filled: its stages write a few bytes each. Measured are whole processes, wall seconds and
+peak memory: `tvmflow run` with nothing to do and no remembered plan (*first*), the same once more
+(*again*), and `tvmflow plan`. With `--peers` DVC and Snakemake get a graph of the same shape (for every
+model an import, for every target of it a build, an export and a verify) whose stages copy a file, with
+everything made beforehand or as much of it as `--limit` allows. They are installed into virtual
+environments under $TVMFLOW_BENCH_VENVS (kept), or a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.support.pretend import PretendExecutor
+from tests.support.project import Project
+from tvmflow import runner
+from tvmflow.prepare import Asked, prepare
+from tvmflow.stores.local import LocalStore
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = {"dvc": "dvc==3.67.1", "snakemake": "snakemake==9.27.1"}
+DEPTH = ("import", "build", "export", "verify")
+
+
+class Shape(NamedTuple):
+    """How many models (variants of one recipe), and targets of each."""
+
+    models: int
+    targets: int
+
+    @property
+    def stages(self) -> int:
+        return self.models * (1 + 3 * self.targets)
+
+
+def shape_of(stages: int) -> Shape:
+    """Near to so many stages: as many targets as a wide release has, then variants."""
+    targets = 33 if stages >= 500 else 8
+    return Shape(max(1, round(stages / (1 + 3 * targets))), targets)
+
+
+class Spent(NamedTuple):
+    """One whole process."""
+
+    seconds: float
+    rss_mb: float
+    code: int
+
+
+# The peak memory of a process counts what it was forked from, so a small one starts it.
+_MEASURE = """
+import json, os, signal, subprocess, sys, time
+limit, command = float(sys.argv[1]), sys.argv[2:]
+started = time.perf_counter()
+process = subprocess.Popen(
+    command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+)
+signal.signal(signal.SIGALRM, lambda *_: os.killpg(process.pid, signal.SIGKILL))
+signal.setitimer(signal.ITIMER_REAL, limit)
+_, status, usage = os.wait4(process.pid, 0)
+seconds = time.perf_counter() - started
+print(json.dumps([seconds, usage.ru_maxrss / 1024, os.waitstatus_to_exitcode(status)]))
+"""
+
+
+def spend(command: Sequence[str], folder: Path, limit_s: float = 600.0) -> Spent:
+    """Run a command to its end, or to the limit (then its code is -9)."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DVC_NO_ANALYTICS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", _MEASURE, str(limit_s), *command],
+        cwd=folder,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return Spent(*json.loads(done.stdout))
+
+
+# ---------------------------------------------------------------- tvmflow
+
+
+def write_recipe(folder: Path, shape: Shape) -> None:
+    project = Project(folder)
+    targets = [f"{{name: t{n}, preset: host, num_cores: {n}}}" for n in range(1, shape.targets + 1)]
+    project.write_recipe(targets=targets)
+    variants = "".join(
+        f"  v{n}: {{inputs: {{data: {{shape: [{n}, 3, 8, 8]}}}}}}\n"
+        for n in range(1, shape.models + 1)
+    )
+    with (folder / "tiny.yaml").open("a") as stream:
+        stream.write(f"variants:\n{variants}pipeline: compile\n")
+    project.edit_recipe("[shared-library, bundle]", "[bundle]")
+
+
+def fill(folder: Path, jobs: int) -> dict[str, float]:
+    """Run everything through the real runner with the stand-in; seconds of planning and of the run."""
+    os.chdir(folder)
+    store = LocalStore(str(folder / "cache"))
+    store.create()
+    started = time.perf_counter()
+    prepared = prepare(Asked(("tiny.yaml",)), store)
+    planned = time.perf_counter()
+    report = runner.run(
+        prepared.plan,
+        store,
+        PretendExecutor(),
+        lambda event: None,
+        runner.RunOptions(jobs=jobs, dist=str(folder / "dist")),
+    )
+    assert report.exit_code == 0, report.stages[:3]
+    return {
+        "stages": len(prepared.plan.stages),
+        "plan_s": planned - started,
+        "fill_s": time.perf_counter() - planned,
+    }
+
+
+def ours(folder: Path, rounds: int) -> dict[str, Any]:
+    """The three commands, each several times."""
+    command = [sys.executable, "-m", "tvmflow"]
+    found: dict[str, list[Spent]] = {"first": [], "again": [], "plan": []}
+    for _ in range(rounds):
+        shutil.rmtree(folder / "cache" / "plans", ignore_errors=True)
+        found["first"].append(spend([*command, "run", "tiny.yaml"], folder))
+        found["again"].append(spend([*command, "run", "tiny.yaml"], folder))
+        found["plan"].append(spend([*command, "plan", "tiny.yaml"], folder))
+    return {name: median(each) for name, each in found.items()}
+
+
+def median(spent: Sequence[Spent]) -> dict[str, float]:
+    assert all(each.code == 0 for each in spent), spent
+    return {
+        "s": round(statistics.median(each.seconds for each in spent), 3),
+        "mb": round(max(each.rss_mb for each in spent)),
+    }
+
+
+# ---------------------------------------------------------------- peers
+
+
+def edges(shape: Shape) -> Iterator[tuple[str, list[str]]]:
+    """Every stage's name and those that it needs, as ours are."""
+    for model in range(shape.models):
+        top = f"import-{model}"
+        yield top, []
+        for target in range(shape.targets):
+            build, export, verify = (f"{stage}-{model}-{target}" for stage in DEPTH[1:])
+            yield build, [top]
+            yield export, [top, build]
+            yield verify, [top, build, export]
+
+
+def content(name: str) -> str:
+    return f"{name}\n"
+
+
+def peer_venvs() -> Path:
+    named = os.environ.get("TVMFLOW_BENCH_VENVS")
+    return Path(named) if named else Path(tempfile.mkdtemp(prefix="tvmflow-bench-"))
+
+
+def install(name: str, base: Path) -> Path:
+    """The program, installed once."""
+    place = base / name
+    program = place / "bin" / name
+    if not program.exists():
+        venv.create(place, with_pip=True, clear=True)
+        pip = [str(place / "bin" / "python"), "-m", "pip", "--quiet", "install", PEERS[name]]
+        subprocess.run(pip, check=True)
+    return program
+
+
+def write_files(folder: Path, shape: Shape) -> None:
+    (folder / "model").write_text("model\n")
+    for name, _ in edges(shape):
+        (folder / name).write_text(content(name))
+
+
+def write_snakemake(folder: Path, shape: Shape) -> None:
+    """A Snakefile, and every output newer than what it is made from."""
+    rules = ["rule all:\n  input: " + ", ".join(f'"{name}"' for name, _ in edges(shape)) + "\n"]
+    for name, needs in edges(shape):
+        inputs = ", ".join(f'"{need}"' for need in needs or ["model"])
+        rules.append(
+            f'rule:\n  name: "{name}"\n  input: {inputs}\n  output: "{name}"\n'
+            f'  shell: "echo {name} > {{output}}"\n'
+        )
+    (folder / "Snakefile").write_text("\n".join(rules))
+    write_files(folder, shape)
+
+
+def write_dvc(folder: Path, shape: Shape) -> None:
+    """dvc.yaml with its dvc.lock, as if everything had been made."""
+
+    def md5(name: str) -> str:
+        return hashlib.md5(content(name).encode(), usedforsecurity=False).hexdigest()
+
+    stages, lock = {}, {}
+    for name, needs in edges(shape):
+        inputs = needs or ["model"]
+        command = f"echo {name} > {name}"
+        stages[name] = {"cmd": command, "deps": inputs, "outs": [{name: {"cache": False}}]}
+        lock[name] = {
+            "cmd": command,
+            "deps": [_locked(need, md5(need)) for need in inputs],
+            "outs": [_locked(name, md5(name))],
+        }
+    # JSON is YAML
+    (folder / "dvc.yaml").write_text(json.dumps({"stages": stages}))
+    (folder / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": lock}))
+    write_files(folder, shape)
+
+
+def _locked(name: str, digest: str) -> dict[str, Any]:
+    return {"path": name, "hash": "md5", "md5": digest, "size": len(content(name))}
+
+
+def peer(name: str, shape: Shape, program: Path, limit_s: float) -> dict[str, Any]:
+    """A peer's up-to-date run: twice, since both remember something after the first."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        if name == "dvc":
+            subprocess.run([str(program), "init", "--no-scm", "-q"], cwd=folder, check=True)
+            write_dvc(folder, shape)
+            command = [str(program), "repro"]
+        else:
+            write_snakemake(folder, shape)
+            command = [str(program), "-c1", "--quiet", "all"]
+        before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+        first = spend(command, folder, limit_s)
+        if first.code == -9:
+            return {"first": f"not done after {limit_s:.0f} s"}
+        again = spend(command, folder, limit_s)
+        assert (first.code, again.code) == (0, 0), (name, first, again)
+        # a peer that ran its stages again would be measured doing something else
+        after = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+        names = [stage for stage, _ in edges(shape)]
+        assert all(after[each] == before[each] for each in names), f"{name} ran stages"
+        return {
+            "first": {"s": round(first.seconds, 3), "mb": round(first.rss_mb)},
+            "again": {"s": round(again.seconds, 3), "mb": round(again.rss_mb)},
+        }
+
+
+# ---------------------------------------------------------------- all
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--stages", type=int, nargs="+", default=[100, 1000, 10_000])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2, help="with which the store is filled")
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=[])
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one run of a peer")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    base = peer_venvs() if args.peers else None
+    rows = []
+    for stages in args.stages:
+        shape = shape_of(stages)
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            write_recipe(folder, shape)
+            row: dict[str, Any] = {**fill(folder, args.jobs), "tvmflow": ours(folder, args.rounds)}
+            os.chdir("/")
+        assert row["stages"] == shape.stages, (row, shape)
+        for name in args.peers if base else ():
+            assert base is not None
+            row[name] = peer(name, shape, install(name, base), args.limit)
+            theirs = row[name].get("again")
+            if theirs:
+                row[name]["ratio_again"] = round(theirs["s"] / row["tvmflow"]["again"]["s"], 1)
+                row[name]["ratio_first"] = round(
+                    row[name]["first"]["s"] / row["tvmflow"]["first"]["s"], 1
+                )
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""A delivery whose results were made by hand: a store with all that is behind it, a plan, and a place for the files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from tests.support.engine import plan_of, planned, recipe
+from tests.support.trials import trial
+from tvmflow import delivery
+from tvmflow.exporters._archives import write_zip
+from tvmflow.keys import key_of
+from tvmflow.provenance import beside
+from tvmflow.stores.local import LocalStore
+from tvmflow.values import Artifact, InputFile, Plan
+
+TVM = "0.27.0+0123456789ab"
+WORKLOAD = "c0" * 32
+TRIAL = trial(1, seconds=2e-6, when="2026-01-02T03:04:05.000+00:00")
+MODEL = "ab" * 32
+LIBRARY = b"\x7fELF the library"
+
+Content = dict[str, Any]
+
+
+def contents(**changes: bytes) -> dict[str, dict[str, bytes]]:
+    """Stage -> its files, as the stages write them."""
+    ir, params = b'{"ir": 1}', b"weights"
+    manifest = {
+        "bundle": 1,
+        "name": "net",
+        "version": "0",
+        "library": "library.so",
+        "target": {"name": "host", "tvm": {"kind": "llvm"}},
+        "model": {"ir_sha256": _sha256(ir), "weights_sha256": _sha256(params)},
+        "sha256": {"library.so": _sha256(LIBRARY)},
+        "tvm": "0.27.0",
+    }
+    tensors = {"inputs": [{"name": "x", "shape": [1, 3], "dtype": "float32"}], "outputs": []}
+    signature = _json(tensors)
+    bundle = {"manifest.json": _json(manifest), "signature.json": signature, "library.so": LIBRARY}
+    tasks = [{"key": WORKLOAD, "names": ["conv", "conv1"], "weight": 2}, {"key": "d0", "names": []}]
+    judged = {"winner": TRIAL.id, "tuned_us": 1.5, "untuned_us": 3.0}
+    verdict = {
+        "passed": True,
+        "against": "reference",
+        "reference": "ONNX Runtime 1.0",
+        "accuracy": 0.97,
+        "outputs": {"y": {"max_abs_error": 1e-7, "passed": True}},
+        "latency": {"library": {"median": 2e-5, "min": 1e-5, "max": 3e-5}},
+    }
+    return {
+        "import": {"model.json": ir, "params.safetensors": params, "signature.json": signature},
+        "extract_tasks": {"tasks.json": _json(tasks), "workloads.json": b"{}"},
+        "tune": {"records.json": _json({WORKLOAD: [_found()]})},
+        "pick_best": {
+            "chosen.json": b"{}",
+            "finalists.json": _json({WORKLOAD: judged}),
+            "roofline.svg": b"<svg/>",
+        },
+        "build": {
+            "kernels.json": _json({"conv": "tuned", "conv1": "tuned", "softmax": "rows"}),
+            "lib0.o": b"\x7fELF",
+        },
+        "export": {"module.tvmflow": _zip(bundle), "net.tvmflow": _zip(bundle), "net.so": LIBRARY},
+        "verify": {"verdict.json": changes.get("verdict", _json(verdict))},
+    }
+
+
+def _found() -> Content:
+    """The trial as `tune` hands it on."""
+    return {"id": TRIAL.id, "seconds": TRIAL.seconds, "when": TRIAL.when}
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _zip(content: dict[str, bytes]) -> bytes:
+    with tempfile.NamedTemporaryFile() as file:
+        write_zip(Path(file.name), content)
+        return Path(file.name).read_bytes()
+
+
+BUNDLE = contents()["export"]["net.tvmflow"]
+
+
+def bundle_with(path: Path, **changes: bytes | None) -> Path:
+    """The bundle with other entries, or without some; dots in names are written `__`."""
+    with zipfile.ZipFile(io.BytesIO(BUNDLE)) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    for name, content in changes.items():
+        entries.pop(name.replace("__", "."), None)
+        if content is not None:
+            entries[name.replace("__", ".")] = content
+    write_zip(path, entries)
+    return path
+
+
+class World:
+    """Everything in one folder: `store`, `plan`, `artifacts`, and `dist` once it is delivered."""
+
+    def __init__(self, folder: Path, url: str = "") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.store = LocalStore(str(folder / "store"))
+        self.store.create()
+        self.dist = folder / "dist"
+        self.folder = self.dist / "net" / "host"
+        made = recipe(tune={"trials": 4}, outputs=["shared-library", "bundle"])
+        # nothing is downloaded: the results are there
+        source = InputFile("model", "", "net.yaml:1:1", url=url or "file:net", sha256=MODEL)
+        self.plan: Plan = plan_of(planned(made)._replace(model_files=(source,)))
+        self.artifacts: dict[str, Artifact] = {}
+        self.make(contents())
+
+    def make(self, files: dict[str, dict[str, bytes]]) -> None:
+        """The results of all stages."""
+        for spec in self.plan.stages:
+            inputs = {file.role: file.sha256 for file in spec.files if file.keyed}
+            for need in spec.needs:
+                found = self.artifacts[need.stage_id].digests(need.files)
+                inputs |= {f"{need.stage}/{name}": digest for name, digest in found.items()}
+            tools = {name: TVM if name == "apache-tvm" else "absent" for name in spec.tools}
+            key = key_of(spec, inputs, tools, "linux-x86_64")
+            with self.store.claim(key.digest) as slot:
+                for name, content in files[spec.stage].items():
+                    Path(slot.out, name).write_bytes(content)
+                facts = {"tuned": 1, "tunable": 2, "coverage": 0.9, "speedup": 1.5}
+                self.artifacts[spec.id] = self.store.publish(slot, key, facts, 1.0)
+
+    def deliver(self) -> list[str]:
+        """As a run does it; the names of all that is in the target's folder then."""
+        paths = delivery.deliver(self.plan, self.artifacts, self.store, str(self.dist))
+        paths += beside.attach(self.plan, self.artifacts, self.store, str(self.dist))
+        return [Path(path).relative_to(self.folder).as_posix() for path in paths]
+
+    def pending(self) -> bool:
+        return beside.found(self.plan, self.artifacts, self.store, str(self.dist)) is None
+
+    @property
+    def statement(self) -> Path:
+        return self.folder / "net.intoto.jsonl"
+
+    @property
+    def bom(self) -> Path:
+        return self.folder / "net.cdx.json"

@@ -1,0 +1,89 @@
+"""What the bill of materials lists, and that it is one by CycloneDX's own schema."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.provenance import MODEL, World
+from tvmflow.provenance import bom
+from tvmflow.provenance.trail import Tool
+from tvmflow.stores.local import hash_file
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    made = World(tmp_path_factory.mktemp("world"), url="https://models.example/net.onnx")
+    made.deliver()
+    return made
+
+
+@pytest.fixture
+def document(world: World) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(world.bom.read_bytes())
+    return found
+
+
+def test_the_model_has_its_files_and_its_card(world: World, document: dict[str, Any]) -> None:
+    model = document["metadata"]["component"]
+    assert (model["type"], model["name"], model["version"]) == (
+        "machine-learning-model",
+        "net",
+        "0",
+    )
+    for each in model["components"]:
+        digest = hash_file(str(world.folder / each["name"]))
+        assert each["hashes"] == [{"alg": "SHA-256", "content": digest}]
+    card = model["modelCard"]
+    assert card["modelParameters"] == {"inputs": [{"format": "x: float32[1, 3]"}], "outputs": []}
+    metrics = {each["type"]: each for each in card["quantitativeAnalysis"]["performanceMetrics"]}
+    assert metrics["top-1 accuracy"]["value"] == "0.97"
+    assert metrics["largest error against ONNX Runtime 1.0"]["slice"] == "output y"
+    assert metrics["latency in seconds, median"]["confidenceInterval"] == {
+        "lowerBound": "1e-05",
+        "upperBound": "3e-05",
+    }
+
+
+def test_sources_weights_and_libraries_are_components(document: dict[str, Any]) -> None:
+    found = {each["name"]: each for each in document["components"]}
+    assert found["model"]["hashes"] == [{"alg": "SHA-256", "content": MODEL}]
+    assert found["model"]["externalReferences"][0]["url"] == "https://models.example/net.onnx"
+    assert found["params.safetensors"]["type"] == "data"
+    library = found["apache-tvm"]
+    assert (library["purl"], library["scope"]) == ("pkg:pypi/apache-tvm@0.27.0", "required")
+    # another version than the one installed: its licence is not known
+    assert "licenses" not in library
+    refs = [each["bom-ref"] for each in document["components"]]
+    assert len(set(refs)) == len(refs)
+    for each in document["dependencies"]:
+        assert {each["ref"], *each["dependsOn"]} <= {*refs, "model"}
+
+
+def test_the_serial_number_is_one_of_the_content(tmp_path: Path, document: dict[str, Any]) -> None:
+    serial = document["serialNumber"]
+    assert uuid.UUID(serial).version == 5
+    other = World(tmp_path, url="https://elsewhere.example/net.onnx")
+    other.deliver()
+    assert json.loads(other.bom.read_bytes())["serialNumber"] != serial
+
+
+def test_a_licence_is_what_the_installed_package_says() -> None:
+    from importlib.metadata import version
+
+    library = bom._library(Tool("pytest", version("pytest"), "0"))
+    assert "MIT" in json.dumps(library["licenses"])
+    assert bom._licence(Tool("no-such-package", "1", "0")) == {}
+
+
+@pytest.mark.slow
+def test_the_official_schema_takes_it(world: World) -> None:
+    """Needs `cyclonedx-python-lib[json-validation]`, which tvmflow itself does without."""
+    validation = pytest.importorskip("cyclonedx.validation.json")
+    schema = pytest.importorskip("cyclonedx.schema")
+    validator = validation.JsonStrictValidator(schema.SchemaVersion.V1_6)
+    assert validator.validate_str(world.bom.read_text()) is None

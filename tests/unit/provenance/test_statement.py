@@ -1,0 +1,154 @@
+"""What a statement says, and which statements are not read."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.provenance import MODEL, TRIAL, TVM, WORKLOAD, World
+from tvmflow.provenance import statement
+from tvmflow.provenance.documents import Unreadable
+from tvmflow.provenance.trail import public_url
+from tvmflow.stores.local import hash_file
+from tvmflow.tuning.ledger import target_key
+
+
+def body_of(world: World) -> dict[str, Any]:
+    world.deliver()
+    payload = json.loads(world.statement.read_bytes())["payload"]
+    found: dict[str, Any] = json.loads(base64.b64decode(payload))
+    return found
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def body(world: World) -> dict[str, Any]:
+    return body_of(world)
+
+
+def test_it_is_about_every_file_beside_it(world: World, body: dict[str, Any]) -> None:
+    """The bill of materials too; itself it cannot name."""
+    digests = {each["name"]: each["digest"] for each in body["subject"]}
+    there = {path.name for path in world.folder.iterdir()} - {world.statement.name}
+    assert digests == {name: {"sha256": hash_file(str(world.folder / name))} for name in there}
+
+
+def test_it_is_in_toto_with_slsa(body: dict[str, Any]) -> None:
+    assert body["_type"] == "https://in-toto.io/Statement/v1"
+    assert body["predicateType"] == "https://slsa.dev/provenance/v1"
+    assert set(body["predicate"]) == {"buildDefinition", "runDetails"}
+    definition = body["predicate"]["buildDefinition"]
+    assert definition["buildType"] == statement.BUILD_TYPE
+    assert definition["externalParameters"]["settings"].keys() == {
+        "import", "extract_tasks/host", "tune/host", "pick_best/host", "build/host", "export/host", "verify/host",
+    }  # fmt: skip
+    assert definition["externalParameters"]["settings"]["tune/host"]["tune"]["trials"] == 4
+    stage = definition["internalParameters"]["stages"]["build/host"]
+    assert stage["machine"] == "linux-x86_64"
+    assert stage["tools"]["apache-tvm"] == TVM
+
+
+def test_model_tools_and_results_are_named_with_their_digests(
+    world: World, body: dict[str, Any]
+) -> None:
+    found = body["predicate"]["buildDefinition"]["resolvedDependencies"]
+    by_kind: dict[str, dict[str, Any]] = {"source": {}, "tool": {}, "result": {}}
+    for each in found:
+        by_kind[each["annotations"]["kind"]][each["name"]] = each
+    assert by_kind["source"]["model"]["digest"] == {"sha256": MODEL}
+    assert by_kind["tool"]["apache-tvm"]["uri"] == "pkg:pypi/apache-tvm@0.27.0"
+    assert by_kind["tool"]["apache-tvm"]["digest"] == {"tvmflowRecord": "0123456789ab"}
+    built = world.artifacts["net:build/host"].digests(())
+    assert by_kind["result"]["build/host/lib0.o"]["digest"] == {"sha256": built["lib0.o"]}
+
+
+def test_every_tuned_kernel_has_the_trial_that_was_measured(body: dict[str, Any]) -> None:
+    read = statement.read(json.dumps(body).encode())
+    settings = read.settings["tune/host"]
+    record = {
+        "trial": TRIAL.id,
+        "target": target_key(settings["target"], TVM, settings["device"]),
+        "seconds": TRIAL.seconds,
+        "when": TRIAL.when,
+        "again_seconds": 1.5e-6,
+        "untuned_seconds": 3e-6,
+    }
+    assert read.kernels == [
+        {"name": "conv", "schedule": "tuned", "workload": WORKLOAD, "record": record},
+        {"name": "conv1", "schedule": "tuned", "workload": WORKLOAD, "record": record},
+        {"name": "softmax", "schedule": "rows"},
+    ]
+    assert read.byproduct("kernels")["coverage"]["host"]["speedup"] == 1.5
+    assert read.verdict["accuracy"] == 0.97
+
+
+def test_no_path_and_no_secret_of_a_url_gets_in(tmp_path: Path) -> None:
+    world = World(
+        tmp_path / "secret-place", url="https://me:pw@models.example/net.onnx?token=xyz#f"
+    )
+    text = json.dumps(body_of(world)) + world.bom.read_text()
+    assert "https://models.example/net.onnx" in text
+    assert not [word for word in ("pw@", "xyz", "secret-place", "store") if word in text]
+
+
+def test_a_url_keeps_its_port() -> None:
+    assert public_url("http://a:b@[::1]:8080/x?y#z") == "http://[::1]:8080/x"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"_type": "https://in-toto.io/Statement/v0.1"}, "its _type is 'https://in-toto.io/Statement/v0.1'"),
+        ({"predicateType": "https://slsa.dev/provenance/v0.2"}, "its predicateType is"),
+        ({"predicate": []}, "its buildType is ''"),
+        ({"subject": []}, "about no file"),
+        ({"subject": "all"}, "about no file"),
+        ({"subject": [{"name": "../net.so", "digest": {"sha256": "0" * 64}}]}, "not in its folder: '../net.so'"),
+        ({"subject": [{"name": "/net.so", "digest": {"sha256": "0" * 64}}]}, "not in its folder"),
+        ({"subject": [{"name": "a//b", "digest": {"sha256": "0" * 64}}]}, "not in its folder"),
+        ({"subject": [{"name": "a\u202eb", "digest": {"sha256": "0" * 64}}]}, "not in its folder"),
+        ({"subject": [{"name": "net.so", "digest": {"sha256": "0"}}]}, "no sha256 for 'net.so'"),
+        ({"subject": [{"name": "net.so", "digest": "x"}]}, "no sha256 for 'net.so'"),
+        (
+            {"subject": [{"name": "a", "digest": {"sha256": sign * 64}} for sign in "01"]},
+            "two digests for 'a'",
+        ),
+    ],
+)  # fmt: skip
+def test_another_statement_is_not_read(
+    body: dict[str, Any], change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(Unreadable) as raised:
+        statement.read(json.dumps({**body, **change}).encode())
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "predicate",
+    [
+        {"externalParameters": 1, "resolvedDependencies": {}},
+        {
+            "externalParameters": {"recipe": [], "settings": 3},
+            "resolvedDependencies": [1, {"name": {}}],
+        },
+    ],
+)
+def test_what_has_strange_types_inside_reads_as_empty(
+    body: dict[str, Any], predicate: dict[str, Any]
+) -> None:
+    definition = {"buildType": statement.BUILD_TYPE, **predicate}
+    strange = {
+        "buildDefinition": definition,
+        "runDetails": {"byproducts": [None, {"name": "kernels"}]},
+    }
+    read = statement.read(json.dumps({**body, "predicate": strange}).encode())
+    assert (read.recipe, read.target, dict(read.settings)) == ("", "", {})
+    assert (read.kernels, dict(read.verdict), read.dependencies("tool")) == ([], {}, [])

@@ -1,0 +1,206 @@
+"""`inspect`, `verify`, `sign` and `keygen` as people type them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.provenance import MODEL, TRIAL, World
+from tvmflow import cli, signing
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    world = World(tmp_path_factory.mktemp("world"))
+    world.deliver()
+    return world.folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "host"))
+
+
+class Command:
+    """Runs commands; `out` and `err` are what the last one wrote."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def __call__(self, *words: str | Path) -> int:
+        code = cli.main([str(word) for word in words])
+        self.out, self.err = self._capsys.readouterr()
+        assert "bug in tvmflow" not in self.err
+        return code
+
+    def json(self, *words: str | Path) -> Any:
+        self(*words, "--json")
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def tvmflow(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    for name in (signing.KEY_VARIABLE, signing.TRUSTED_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    return Command(capsys)
+
+
+def test_from_a_key_to_a_folder_that_is_trusted(
+    tvmflow: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Make a key, sign, check by it; a changed file is 3 and named."""
+    key = tmp_path / "keys" / "release"
+    assert tvmflow("keygen", key) == 0
+    public = signing.load_public(key.with_name("release.pub"))[0]
+    assert public.id in tvmflow.out and f"TVMFLOW_SIGNING_KEY={key}" in tvmflow.out
+    assert tvmflow("keygen", key) == 2
+
+    assert tvmflow("verify", folder, "--trusted", key.parent) == 3
+    assert "it is not signed" in tvmflow.out
+    assert tvmflow("sign", folder, "--key", key) == 0
+    assert tvmflow("verify", folder, "--trusted", key.parent) == 0
+    assert "6 of 6 are good" in tvmflow.out and "as delivered, signed by" in tvmflow.out
+    monkeypatch.setenv(signing.TRUSTED_VARIABLE, str(key.with_name("release.pub")))
+    monkeypatch.setenv(signing.KEY_VARIABLE, str(key))
+    before = (folder / "net.intoto.jsonl").read_bytes()
+    assert tvmflow("sign", folder) == 0
+    assert (folder / "net.intoto.jsonl").read_bytes() == before
+
+    (folder / "net.so").write_bytes(b"evil")
+    assert tvmflow("verify", folder / "net.tvmflow", folder / "net.so") == 3
+    assert "1 of 2 are good" in tvmflow.out
+    found = tvmflow.json("verify", folder)
+    assert not found["good"]
+    (bad,) = [each for each in found["files"] if not each["good"]]
+    assert bad["path"] == str(folder / "net.so")
+    assert bad["trusted"] == [public.id]
+
+
+def test_a_bundle_is_shown_with_all_that_is_known_of_it(tvmflow: Command, folder: Path) -> None:
+    assert tvmflow("inspect", folder / "net.tvmflow") == 0
+    for words in (
+        "net.tvmflow: a bundle",
+        "inputs     x float32[1, 3]",
+        "net.intoto.jsonl, not signed",
+        f"source     model  {MODEL}",
+        "passed against ONNX Runtime 1.0, accuracy 0.9700, largest error 1e-07, 20 µs a call",
+        "kernels    3, of which 2 are tuned",
+        f"trial {TRIAL.id[:12]}",
+        "2026-01-02T03:04:05",
+        "untuned 3 µs",
+        "as delivered, not signed",
+    ):
+        assert words in tvmflow.out
+    about = tvmflow.json("inspect", folder / "net.tvmflow")
+    assert about["says"]["model"].keys() == {"ir_sha256", "weights_sha256"}
+    assert about["provenance"]["kernels"][0]["record"]["trial"] == TRIAL.id
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("net.so", "a shared library"),
+        ("verify.json", "a verdict"),
+        ("net.cdx.json", "a bill of materials, CycloneDX 1.6"),
+        ("net.intoto.jsonl", "statements of provenance"),
+        ("roofline.svg", "a file"),
+    ],
+)
+def test_every_other_file_is_known_by_its_digest(
+    tvmflow: Command, folder: Path, name: str, kind: str
+) -> None:
+    assert tvmflow("inspect", folder / name) == 0
+    assert f"{name}: {kind}" in tvmflow.out and "about      net for host" in tvmflow.out
+    assert tvmflow.json("inspect", folder / name)["path"] == str(folder / name)
+
+
+def test_a_folder_is_shown_by_its_statements(tvmflow: Command, folder: Path) -> None:
+    assert tvmflow("inspect", folder.parent) == 0
+    assert "net.so" in tvmflow.out and "about      net for host" in tvmflow.out
+
+
+def test_a_file_elsewhere_is_shown_with_the_statement_that_is_named(
+    tvmflow: Command, folder: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "elsewhere" / "model.so"
+    moved.parent.mkdir()
+    shutil.copy(folder / "net.so", moved)
+    assert tvmflow("inspect", moved, "--provenance", folder / "net.intoto.jsonl") == 0
+    assert "delivered as net.so, not signed" in tvmflow.out
+    assert tvmflow("verify", moved, "--provenance", folder / "net.intoto.jsonl") == 0
+
+
+def test_a_changed_file_is_shown_with_what_is_wrong(tvmflow: Command, folder: Path) -> None:
+    (folder / "net.so").write_bytes(b"\x7fELF evil")
+    assert tvmflow("inspect", folder / "net.so") == 0
+    assert "BAD        it is not the file that was delivered" in tvmflow.out
+
+
+def test_what_is_not_ours_is_a_sentence(tvmflow: Command, tmp_path: Path) -> None:
+    stranger = tmp_path / "stranger.so"
+    stranger.write_bytes(b"\x7fELF stranger")
+    assert tvmflow("inspect", stranger) == 2
+    assert "is a shared library or an object file (ELF), and no statement" in tvmflow.err
+    torn = tmp_path / "torn.tvmflow"
+    torn.write_bytes(b"PK\x03\x04torn")
+    assert tvmflow("inspect", torn) == 2
+    assert "it is damaged" in tvmflow.err
+    (tmp_path / "x.json").write_text("[" * 100_000)
+    assert tvmflow("inspect", tmp_path / "x.json") == 2
+    for command in ("inspect", "verify"):
+        assert tvmflow(command, tmp_path / "nothing") == 2
+        assert "there is no file" in tvmflow.err
+    os.mkfifo(tmp_path / "pipe.so")
+    assert tvmflow("inspect", tmp_path / "pipe.so") == 2
+    assert "is no file" in tvmflow.err
+    (tmp_path / "empty").mkdir()
+    assert tvmflow("inspect", tmp_path / "empty") == 2
+    assert "holds no statement of provenance" in tvmflow.err
+
+
+def test_words_of_others_do_not_steer_the_terminal(tvmflow: Command, folder: Path) -> None:
+    (folder / "evil\x1b[2J\n.so").write_bytes(b"x")
+    assert tvmflow("verify", folder) == 3
+    assert "\x1b" not in tvmflow.out
+    assert len(tvmflow.out.splitlines()) == 8
+
+
+def test_nothing_can_be_signed_that_is_no_statement(
+    tvmflow: Command, tmp_path: Path, folder: Path
+) -> None:
+    signing.generate(tmp_path / "key")
+    path = tmp_path / "any.intoto.jsonl"
+    path.write_text("{}")
+    assert tvmflow("sign", path, "--key", tmp_path / "key") == 2
+    assert "holds no statement that could be signed: it is no envelope" in tvmflow.err
+    path.write_text("")
+    assert tvmflow("sign", path, "--key", tmp_path / "key") == 2
+    assert tvmflow("sign", folder) == 2
+    assert "there is no key to sign with" in tvmflow.err
+
+
+def test_a_signing_key_that_cannot_be_used_is_told_before_the_work(
+    tvmflow: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "nobody"))
+    assert tvmflow("run", tmp_path / "no-recipe.yaml") == 2
+    assert "there is no key" in tvmflow.err
+
+
+def test_looking_loads_no_framework(folder: Path) -> None:
+    heavy = ("tvm", "tvm_ffi", "numpy", "onnx", "mxnet", "doit")
+    code = (
+        "import sys; from tvmflow import cli; "
+        f"assert cli.main(['verify', {str(folder)!r}]) == cli.main(['inspect', {str(folder / 'net.tvmflow')!r}]) == 0; "
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
