@@ -13,7 +13,7 @@ from tests.support.project import Project
 from tvmflow import __version__, cli
 from tvmflow.errors import EXIT_CODES
 
-COMMANDS = ("run", "plan", "explain", "targets", "clean", "schema", "doctor")
+COMMANDS = (*"run plan explain targets clean schema doctor worker".split(),)
 
 
 @pytest.fixture
@@ -57,6 +57,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "tiny.yaml", "--jobs", "0"], "--jobs"),
         (["run", "tiny.yaml", "--job", "2"], "--job"),
         (["run", "tiny.yaml", "--stage-timeout", "soon"], "--stage-timeout"),
+        (["run", "tiny.yaml", "--scheduler", "tcp://here:1"], "--executor dask"),
+        (["run", "tiny.yaml", "--executor", "dask"], "no scheduler is named"),
+        (
+            ["run", "tiny.yaml", "--executor", "dask", "--scheduler", "ftp://here:1"],
+            "tls://HOST:PORT",
+        ),
+        (["run", "tiny.yaml", "--executor", "dask", "--scheduler", "here:1"], "--remote URL"),
+        (["run", "tiny.yaml", "--executor", "task"], "task"),
+        (["worker", "--scheduler", "here"], "tcp://HOST:PORT"),
         (["plan", "tiny.yaml", "--until", "veryfy"], "did you mean 'verify'?"),
         (["plan", "tiny.yaml", "--target", "hots"], "did you mean 'host'?"),
         (["plan", "tiny.yaml", "--pipeline", "tunee"], "did you mean 'tune'?"),

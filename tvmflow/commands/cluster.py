@@ -43,10 +43,17 @@ def scheduler(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def executor_of_run(args: argparse.Namespace, store: LocalStore, printer: Printer) -> Executor:
-    """What runs the stages of a run. Raises UsageError."""
-    if args.executor != "dask" and args.scheduler:
+def check_words(args: argparse.Namespace) -> None:
+    """Raises UsageError for words of a run that do not go together, before anything is done."""
+    if args.executor == "dask":
+        _scheduler(args)
+        remote.url_of_cluster(args)
+    elif args.scheduler:
         raise UsageError("--scheduler is of --executor dask", fix="add --executor dask")
+
+
+def executor_of_run(args: argparse.Namespace, store: LocalStore, printer: Printer) -> Executor:
+    """What runs the stages of a run, whose words were checked."""
     asked = Asked(
         store=store,
         scheduler=_scheduler(args) if args.executor == "dask" else "",

@@ -101,6 +101,17 @@ def tier_of_run(
     return _tier(args, url, store, access, tell, cancelled)
 
 
+def url_of_cluster(args: argparse.Namespace) -> str:
+    """The remote by which a cluster gets its files. Raises UsageError without one."""
+    url = _url(args)
+    if not url or _mode(args.remote_mode) == "off":
+        raise UsageError(
+            "--executor dask sends files by way of a remote, and this run has none",
+            fix=f"give --remote URL, or set ${URL_VARIABLE}; the mode must not be off",
+        )
+    return url
+
+
 def tier_of_cluster(
     args: argparse.Namespace,
     store: LocalStore,
@@ -114,12 +125,7 @@ def tier_of_cluster(
     from tvmflow.stores.remote.http import without_credentials
     from tvmflow.stores.remote.tier import Access
 
-    url = _url(args)
-    if not url or _mode(args.remote_mode) == "off":
-        raise UsageError(
-            "--executor dask sends files by way of a remote, and this run has none",
-            fix=f"give --remote URL, or set ${URL_VARIABLE}; the mode must not be off",
-        )
+    url = url_of_cluster(args)
     shown = without_credentials(url) if "://" in url else str(Path(url).expanduser().absolute())
     return shown, _tier(args, url, store, Access(writes=True), tell, cancelled)
 

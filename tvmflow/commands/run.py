@@ -52,6 +52,7 @@ def perform(
 
     With `remember`, the same command line is answered from memory while everything is up to date.
     """
+    cluster.check_words(args)
     # one that cannot be used is better known before the work than after it
     signing.own_key()
     prepared = prepare(wanted, store)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from tvmflow.errors import EnvironmentProblem
 from tvmflow.executors import cluster_worker, matching
-from tvmflow.executors.dask import INSTALL
+from tvmflow.executors.dask import INSTALL, check_tls
 
 Say = Callable[[str], None]
 
@@ -34,6 +34,8 @@ class Place(NamedTuple):
 def serve_scheduler(host: str, port: int, *, tls: bool, say: Say) -> None:
     """Run a scheduler until somebody stops it. Raises EnvironmentProblem."""
     distributed = _distributed()
+    if tls:
+        check_tls("tls://", "scheduler")
 
     async def serve(stopped: asyncio.Event) -> None:
         try:
@@ -64,7 +66,8 @@ def serve_worker(place: Place, store: str, remote: str, say: Say) -> None:
     distributed = _distributed()
     about = matching.about_here()
     name = place.name or f"{socket.gethostname()}-{os.getpid()}"
-    environment = {cluster_worker.STORE: store}
+    environment = {cluster_worker.STORE: store, "DASK_LOGGING__DISTRIBUTED": "warning"}
+    check_tls(place.scheduler, "worker")
     if remote:
         environment[cluster_worker.REMOTE] = remote
 

@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 def run_stage(order: Mapping[str, Any]) -> dict[str, Any]:
     """Called by dask with an Order as a dict; gives an Answer as one."""
     task, wanted = _Task(str(order["token"])), Order(**order)
-    task.say({"worker": task.name})
+    task.say({"begun": task.name})
     started = time.monotonic()
     try:
         answer = _run(wanted, task)

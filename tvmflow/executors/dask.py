@@ -97,6 +97,7 @@ class DaskExecutor:
             ) from missing
         # what it has to say is said by us, in one sentence
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        check_tls(self._asked.scheduler, "client")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -110,8 +111,8 @@ class DaskExecutor:
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise EnvironmentProblem(
                 f"the scheduler {self._asked.scheduler} does not answer: {why}",
-                fix="start one with `tvmflow scheduler`, and give its address as tcp://HOST:PORT; "
-                "for tls:// dask must be told of the certificates",
+                fix="start one with `tvmflow scheduler`, and give its address as it says it: "
+                "tcp://HOST:PORT, or tls://HOST:PORT",
             ) from error
 
     def _workers(self) -> list[Worker]:
@@ -163,7 +164,8 @@ class DaskExecutor:
         if watch is not None and "event" in said:
             watch.events.append(dict(said["event"]))
         elif watch is not None:
-            watch.workers.append(str(said["worker"]))
+            # dask adds where it came from as `worker`
+            watch.workers.append(str(said["begun"]))
 
     # ------------------------------------------------------------ one stage
 
@@ -367,6 +369,27 @@ class DaskExecutor:
             with contextlib.suppress(Exception):
                 self._client.close(timeout=5)
         self._tier.finish(0.0)
+
+
+def check_tls(address: str, role: str) -> None:
+    """Raises EnvironmentProblem when an address wants certificates, and dask knows of none for this role."""
+    from distributed import Security
+
+    if not address.startswith("tls://"):
+        return
+    try:
+        context = Security().get_connection_args(role).get("ssl_context")
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(
+            f"dask cannot use the certificates that its configuration names: {error}",
+            fix="see docs/teams.md",
+        ) from error
+    if context is None:
+        raise EnvironmentProblem(
+            f"{address} needs certificates, and dask's configuration names none",
+            fix="set DASK_DISTRIBUTED__COMM__TLS__CA_FILE and, ending in __CERT and __KEY, "
+            f"DASK_DISTRIBUTED__COMM__TLS__{role.upper()}__…: see docs/teams.md",
+        )
 
 
 def _lost_workers(names: list[str]) -> EnvironmentProblem:
