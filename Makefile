@@ -29,7 +29,7 @@ test-cross: $(VENV)/.ready-to-test
 
 # libraries for NVIDIA GPUs: installs CUDA's compiler, 110 MB; needs no GPU
 test-cuda: $(VENV)/.ready-to-test
-	@$(PIP) install -c constraints.txt -e '.[mxnet,test,cuda]'
+	@$(PIP) install -c constraints.txt -e '.[mxnet,dask,remote,test,cuda]'
 	$(PYTEST) -m cuda
 
 check: $(VENV)/.ready-to-test
@@ -62,5 +62,5 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.ready-to-test: $(VENV)/.ready
-	@$(PIP) install -c constraints.txt -e '.[mxnet,test]'
+	@$(PIP) install -c constraints.txt -e '.[mxnet,dask,remote,test]'
 	@touch $@
