@@ -66,7 +66,7 @@ def serve_worker(place: Place, store: str, remote: str, say: Say) -> None:
     distributed = _distributed()
     about = matching.about_here()
     name = place.name or f"{socket.gethostname()}-{os.getpid()}"
-    environment = {cluster_worker.STORE: store, "DASK_LOGGING__DISTRIBUTED": "warning"}
+    environment = {cluster_worker.STORE: store}
     check_tls(place.scheduler, "worker")
     if remote:
         environment[cluster_worker.REMOTE] = remote
@@ -131,6 +131,8 @@ def _stop(stopped: asyncio.Event) -> None:
 
 
 def _distributed() -> Any:
+    # for the process that dask starts too, which sets up its logging as it is imported
+    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")
     try:
         import distributed
     except ImportError as missing:
