@@ -20,6 +20,7 @@ Say = Callable[[str], None]
 # A stage is not tried on more workers than this, however long the scheduler has run.
 _ALLOWED_FAILURES: Final = 2
 _AGAIN_S: Final = 2.0
+_GIVE_UP_S: Final = 30.0
 
 
 class Place(NamedTuple):
@@ -66,14 +67,16 @@ def serve_worker(place: Place, store: str, remote: str, say: Say) -> None:
     distributed = _distributed()
     about = matching.about_here()
     name = place.name or f"{socket.gethostname()}-{os.getpid()}"
-    environment = {cluster_worker.STORE: store, "DASK_LOGGING__DISTRIBUTED": "warning"}
+    environment = {cluster_worker.STORE: store}
     check_tls(place.scheduler, "worker")
     if remote:
         environment[cluster_worker.REMOTE] = remote
 
     async def serve(stopped: asyncio.Event) -> None:
+        waiting = False
         while not stopped.is_set():
             try:
+                await _is_there(place.scheduler)
                 nanny = await distributed.Nanny(
                     place.scheduler,
                     nthreads=place.slots,
@@ -82,16 +85,21 @@ def serve_worker(place: Place, store: str, remote: str, say: Say) -> None:
                     resources=matching.offers(about),
                     # what stages take is not the worker's own memory
                     memory_limit=0,
+                    death_timeout=_GIVE_UP_S,
                     silence_logs=logging.CRITICAL,
                     env=environment,
                     dashboard=False,
                 )
-            except (OSError, RuntimeError, ValueError, TypeError) as error:
-                say(
-                    f"the scheduler {place.scheduler} does not answer ({_first_line(error)}); trying again"
-                )
+            except (OSError, RuntimeError, ValueError, TypeError, asyncio.TimeoutError) as error:
+                if not waiting:
+                    say(
+                        f"the scheduler {place.scheduler} does not answer ({_first_line(error)}); "
+                        "trying again until it does"
+                    )
+                waiting = True
                 await _pause(stopped)
                 continue
+            waiting = False
             say(
                 f"worker {name} of {place.scheduler}: {about.host}; {place.slots} at a time; "
                 f"apache-tvm {about.tools['apache-tvm']}; store {store}"
@@ -108,6 +116,14 @@ def serve_worker(place: Place, store: str, remote: str, say: Say) -> None:
         say(f"worker {name} has ended")
 
     asyncio.run(_until_stopped(serve))
+
+
+async def _is_there(scheduler: str) -> None:
+    """Raises OSError, TimeoutError: dask's own process would go on trying without a word."""
+    host, _, port = scheduler.partition("://")[2].rpartition(":")
+    opened = asyncio.open_connection(host.strip("[]"), int(port))
+    _, writer = await asyncio.wait_for(opened, _AGAIN_S)
+    writer.close()
 
 
 async def _pause(stopped: asyncio.Event) -> None:
@@ -131,6 +147,8 @@ def _stop(stopped: asyncio.Event) -> None:
 
 
 def _distributed() -> Any:
+    # for the process that dask starts too, which sets up its logging as it is imported
+    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")
     try:
         import distributed
     except ImportError as missing:

@@ -116,6 +116,11 @@ class DaskExecutor:
             ) from error
 
     def _workers(self) -> list[Worker]:
+        """Who is there. Raises EnvironmentProblem when the scheduler is not."""
+        while self._client.status == "connecting":
+            time.sleep(_LOOK_S)
+        if self._client.status != "running":
+            raise self._lost()
         known = self._client.scheduler_info(n_workers=-1)["workers"]
         return [
             Worker(
@@ -273,7 +278,10 @@ class DaskExecutor:
         finally:
             with contextlib.suppress(Exception):
                 # frees a finished one; of a running one the worker stops the stage
-                future.cancel() if not future.done() else future.release()
+                if future.done():
+                    future.release()
+                else:
+                    future.cancel()
             del self._watched[order.token]
 
     def _follow(
@@ -307,7 +315,10 @@ class DaskExecutor:
             raise self._failed(future.exception(timeout=_CONNECT_S), watch)
         if self.cancelled:
             return None
-        raise EnvironmentProblem(
+        raise self._lost()
+
+    def _lost(self) -> EnvironmentProblem:
+        return EnvironmentProblem(
             f"the connection to the scheduler {self._asked.scheduler} was lost",
             fix="run again when it is back; what was finished is kept",
         )

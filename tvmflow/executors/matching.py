@@ -6,6 +6,7 @@ scheduler itself gives no stage to a worker on which it would give, or measure, 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -40,10 +41,25 @@ class About(NamedTuple):
 def about_here() -> About:
     """This interpreter on this machine."""
     host = read_host()
-    identities = {name: tools.identity(name) for name in _every_tool()}
+    identities = {name: _identity(name) for name in _every_tool()}
     own = f"{tvmflow.__version__}+{_own_code()}"
     kind = digest_of(host.fingerprint())[:_SHORT]
     return About(own, tools.machine(), kind, f"{host.model}, {host.cores} cores", identities)
+
+
+def _identity(tool: str) -> str:
+    """Read again only when its RECORD is another: a worker looks before each stage, and some are long."""
+    try:
+        _, record = tools.record_file(tool)
+    except tools.NotInstalled:
+        return tools.identity(tool)
+    status = Path(record).stat()
+    return _identity_by(tool, record, status.st_size, status.st_mtime_ns)
+
+
+@functools.cache
+def _identity_by(tool: str, record: str, size: int, mtime_ns: int) -> str:
+    return tools.identity(tool)
 
 
 def _every_tool() -> list[str]:
