@@ -188,6 +188,7 @@ def test_until_stops_early_and_a_later_run_goes_on(project: Project) -> None:
     assert project.run().outcome("extract_tasks/host") == "hit"
 
 
+@pytest.mark.slow
 def test_deleting_doits_database_runs_nothing(project: Project) -> None:
     """Through plain `doit`, too, it is the store that remembers."""
     dodo = Path(__file__).resolve().parents[2] / "pipelines" / "dodo.py"

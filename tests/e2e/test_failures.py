@@ -38,6 +38,7 @@ def test_a_crash_in_native_code_fails_its_stage_and_names_the_log(project: Proje
     assert project.run().ran == ["build/host", "export/host", "verify/host"]
 
 
+@pytest.mark.slow
 def test_independent_stages_go_on_when_asked_to(project: Project) -> None:
     """With --keep-going, the target that works is delivered beside the one that does not."""
     project.write_recipe(targets=["host", "x86-64-v2"])

@@ -88,9 +88,8 @@ pipeline: compile
 
 @pytest.mark.models
 @needs_models
-@pytest.mark.parametrize(
-    "cut", ["", pytest.param("_without_postprocessing", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["", "_without_postprocessing"])
 def test_ultraface_agrees_with_onnx_runtime(project: Project, cut: str) -> None:
     """A face detector with depthwise and dilated convolutions, with its box decoding and without."""
     verdict = deliver(

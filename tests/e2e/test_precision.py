@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import onnx
+import pytest
 
 from tests.support.onnx_models import quantised
 from tests.support.project import Project
@@ -17,6 +18,7 @@ def verdict(project: Project, target: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_precision_for_one_target_and_then_another_model(project: Project) -> None:
     """Each is held to what fits it and says so; what the recipe itself asks for comes first."""
     project.write_recipe(

@@ -86,6 +86,10 @@ def test_import_runs_once_for_each_variant_and_equal_targets_are_built_once(ran:
         assert exports == ["ran"] * 3
 
 
+TARGETS = ("x86-64-v2", "twin", "board")
+DESCRIBED = ("intoto.jsonl", "cdx.json")
+
+
 def test_each_build_has_a_folder_and_the_outputs_of_its_target(project: Project, ran: Ran) -> None:
     """`dist/<recipe>-<variant>/<target>`; files bear the variant's name."""
     assert sorted(ran.events[-1]["delivered"]) == sorted(
@@ -98,6 +102,7 @@ def test_each_build_has_a_folder_and_the_outputs_of_its_target(project: Project,
             "twin/verify.json",
             "board/tiny-{}.tvmflow",
             "board/verify.json",
+            *(f"{target}/tiny-{{}}.{kind}" for target in TARGETS for kind in DESCRIBED),
         )
     )
     for variant, batch in (("one", 1), ("four", 4)):

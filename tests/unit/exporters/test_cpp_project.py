@@ -54,6 +54,7 @@ def model_of(exported: Exported) -> Path:
     return exported.dist / "digits-cpp" / "model"
 
 
+@pytest.mark.slow
 def test_it_finds_the_digits_that_python_finds(
     program: Path, exported: Exported, tmp_path: Path
 ) -> None:

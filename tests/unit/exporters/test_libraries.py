@@ -41,6 +41,7 @@ def test_the_shared_library_is_one_of_tvms(exported: Exported, wanted: Array) ->
     np.testing.assert_array_equal(scores_of(library), wanted)
 
 
+@pytest.mark.slow
 def test_tvm_links_the_objects_where_it_loads_them(
     exported: Exported, wanted: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,7 @@ def transposed_convolutions(draw: st.DrawFn) -> tuple[tuple[int, ...], Layer]:
     return shape, transposed(out, (kernel[0], kernel[1]), **options)
 
 
+@pytest.mark.slow
 @SLOWLY
 @given(transposed_convolutions(), st.sampled_from(LEVELS_HERE))
 def test_transposed_convolutions(case: tuple[tuple[int, ...], Layer], mcpu: str) -> None:
