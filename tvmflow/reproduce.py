@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from tvmflow.decide import Survey
 from tvmflow.differing import first_difference
 from tvmflow.errors import EXIT_OK, StageError
-from tvmflow.locks import MEASURING, SEARCHING
+from tvmflow.locks import FOR_CHECKS, MEASURING, SEARCHING
 from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
 from tvmflow.values import Plan, StageSpec
@@ -53,7 +53,7 @@ TWICE: Final = (
 _DONE: Final = ("ran", "hit")
 
 # What is no function of its inputs, and what is only made to look at the rest.
-_NOT_COMPARED: Final = SEARCHING | MEASURING | {"runner"}
+_NOT_COMPARED: Final = SEARCHING | MEASURING | FOR_CHECKS
 
 
 class Part(NamedTuple):

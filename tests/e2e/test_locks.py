@@ -52,7 +52,8 @@ def test_a_lock_gives_its_bytes_on_an_empty_store_and_refuses_all_else(
         assert found.code == 2, found.out
         return found.err
 
-    assert "there is no such file" in refused("--lock", "no.lock.yaml")
+    assert "there is no lock no.lock.yaml" in refused("--lock", "no.lock.yaml")
+    assert "tiny.yaml:1:1: this is no lock" in refused("--lock", "tiny.yaml")
     other.edit_recipe("atol: 1.0e-4", "atol: 0.1")
     assert "tiny:verify/host is not what was locked: verify.atol 0.0001 -> 0.1" in refused()
     other.edit_recipe("atol: 0.1", "atol: 1.0e-4")

@@ -8,6 +8,7 @@ nothing, and ends with those very digests or says where they part.
 from __future__ import annotations
 
 from tvmflow.locks._file import (
+    FOR_CHECKS,
     MEASURING,
     SEARCHING,
     SUFFIX,
@@ -23,6 +24,7 @@ from tvmflow.locks.keep import keep_to
 from tvmflow.locks.make import make_lock, pin
 
 __all__ = [
+    "FOR_CHECKS",
     "MEASURING",
     "SEARCHING",
     "SUFFIX",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import Field, model_validator
 
-from tvmflow.errors import UsageError
+from tvmflow.errors import RecipeError, UsageError
 from tvmflow.keys import canonical
 from tvmflow.mistakes import check, wrong
 from tvmflow.recipe import Closed, Version
@@ -24,6 +24,11 @@ SEARCHING: Final = frozenset({"tune", "pick_best"})
 
 MEASURING: Final = frozenset({"verify"})
 """Stages that a locked run repeats, and whose results are times: nothing is held against them."""
+
+_OR_NAME: Final = ", or name another with --lock FILE"
+
+FOR_CHECKS: Final = frozenset({"runner"})
+"""Stages that make what others are only checked with: nothing is held to their bytes."""
 
 # ResNet-50 for one target takes 300 kB
 _TIMES_A_RECIPE: Final = 64
@@ -131,8 +136,14 @@ class Lock(NamedTuple):
 
 
 def read_lock(path: Path) -> Lock:
-    """The lock in a file. Raises RecipeError, with places, for what is none."""
+    """The lock in a file. Raises RecipeError, with places, for what is none, and UsageError where there is no file."""
+    if not path.exists():
+        raise UsageError(f"there is no lock {path}", fix=f"write it with `tvmflow lock`{_OR_NAME}")
     document = read_yaml(path, times=_TIMES_A_RECIPE)
+    if isinstance(document.value, dict) and "lock" not in document.value:
+        raise RecipeError(
+            f"{path}:1:1: this is no lock", fix=f"give one that `tvmflow lock` wrote{_OR_NAME}"
+        )
     found, problems = check(document, LockFile)
     if found is None:
         raise document.error(problems, fix="make it again with `tvmflow lock`")

@@ -8,7 +8,7 @@ from pathlib import Path
 from tvmflow.decide import Survey
 from tvmflow.errors import RecipeError
 from tvmflow.keys import difference, key_of
-from tvmflow.locks._file import SEARCHING, Lock, LockedRecipe, LockedStage
+from tvmflow.locks._file import FOR_CHECKS, SEARCHING, Lock, LockedRecipe, LockedStage
 from tvmflow.locks.make import settings_of
 from tvmflow.stages import pick_best
 from tvmflow.stores.local import LocalStore, hash_file
@@ -68,6 +68,8 @@ def _given(recipe: LockedRecipe, spec: StageSpec) -> dict[str, str]:
     found: dict[str, str] = {}
     for need in spec.needs:
         label = need.stage_id.partition(":")[2]
+        if need.maker in FOR_CHECKS:
+            continue
         if need.maker in SEARCHING:
             digest = recipe.stages[spec.label].inputs.get(f"{need.stage}/{pick_best.CHOSEN}", "")
             found[f"{need.stage}/{pick_best.CHOSEN}"] = digest

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tvmflow.decide import Survey
 from tvmflow.keys import canonical
-from tvmflow.locks._file import MEASURING, SEARCHING, Lock, LockedTarget
+from tvmflow.locks._file import FOR_CHECKS, MEASURING, SEARCHING, Lock, LockedTarget
 from tvmflow.planned import PlannedRecipe, Target, machines_of
 from tvmflow.stages import pick_best
 from tvmflow.stores.local import LocalStore
@@ -81,6 +81,11 @@ def pin(store: LocalStore, path: Path, survey: Survey) -> None:
     store.pin(f"lock:{path.absolute()}", keys, file=str(path.absolute()))
 
 
+def stage_of(name: str) -> str:
+    """The stage that an input is a file of, or the role of a file from outside."""
+    return name.partition("/")[0]
+
+
 def settings_of(stage: str, settings: Mapping[str, Json]) -> dict[str, Json]:
     """A stage's settings as a lock has them: plain values in a stable order, without those of a machine that measures."""
     kept = {
@@ -101,11 +106,13 @@ def _kept(
 
 def _stage(spec: StageSpec, survey: Survey) -> dict[str, Json]:
     preimage = survey.keys[spec.id].preimage
-    outputs = {} if spec.stage in MEASURING else survey.artifacts[spec.id].digests(())
+    free = spec.stage in MEASURING | FOR_CHECKS
+    outputs = {} if free else survey.artifacts[spec.id].digests(())
+    inputs = sorted(preimage["inputs"].items())
     return {
         "version": spec.version,
         "settings": settings_of(spec.stage, spec.settings),
-        "inputs": dict(sorted(preimage["inputs"].items())),
+        "inputs": {name: digest for name, digest in inputs if stage_of(name) not in FOR_CHECKS},
         **({"outputs": dict(sorted(outputs.items()))} if outputs else {}),
     }
 

@@ -107,6 +107,16 @@ def test_a_locked_plan_has_the_same_keys_and_searches_nothing(
     )
 
 
+def test_what_a_library_is_only_checked_with_is_free(store: LocalStore, folder: str) -> None:
+    """Another emulator's runner verifies the same library."""
+    recipe = engine.planned(engine.recipe(verify={"run_on": "qemu"}), folder=folder)
+    plan, survey, lock = lock_of(recipe, store)
+    runner = next(spec for spec in plan.stages if spec.stage == "runner")
+    assert survey.artifacts[runner.id].digests(("runner",))["runner"] not in lock.path.read_text()
+    kept = keep_to(lock, plan, survey_of(store), store)
+    assert runner.id in {spec.id for spec in kept.stages}
+
+
 def test_a_lock_names_the_trial_of_each_kernel(store: LocalStore, folder: str) -> None:
     recipe = engine.planned(engine.recipe(tune={"trials": 4}), folder=folder)
     _, _, lock = lock_of(recipe, store)
