@@ -125,6 +125,7 @@ def test_more_trials_measure_only_the_difference(project: Project) -> None:
     assert set(before) <= set(after)
 
 
+@pytest.mark.slow
 def test_going_back_finds_the_old_results(project: Project) -> None:
     """A, then B, then A again: the third run finds everything."""
     project.run()
@@ -141,6 +142,7 @@ def test_another_output_exports_again_and_builds_nothing(project: Project) -> No
     assert project.run().ran == ["export/host"]
 
 
+@pytest.mark.slow
 def test_removed_files_in_dist_come_back_without_running_anything(project: Project) -> None:
     """`dist` is a copy: deleting or editing it costs a copy."""
     project.run()
@@ -181,6 +183,7 @@ def test_two_targets_share_what_they_can(project: Project) -> None:
     assert {label.partition("/")[2] for label in only.stages} == {"", "host"}
 
 
+@pytest.mark.slow
 def test_until_stops_early_and_a_later_run_goes_on(project: Project) -> None:
     """`--until` runs a prefix of the pipeline, which the whole run then finds done."""
     first = project.run("--until", "extract_tasks")

@@ -14,6 +14,7 @@ CONV = "fused_conv2d_NCHWc_add_relu"
 NO_SUCH_BLOCK = [[["GetSBlock", [], ["b99", "main"], ["b0"]]], []]
 
 
+@pytest.mark.slow
 def test_trials_travel_to_another_store_and_are_not_measured_again(project: Project) -> None:
     """What one store measured and exported, a run on another one uses; kernels have names."""
     project.write_recipe(trials=6)

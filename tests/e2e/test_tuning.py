@@ -135,6 +135,7 @@ def test_only_the_kernels_that_are_meant_are_tuned(project: Project) -> None:
     assert "fused_conv2d_NCHWc_add_relu" in failed["fix"]
 
 
+@pytest.mark.slow
 def test_a_limit_in_minutes_ends_in_a_library(project: Project) -> None:
     """Without a number of trials it goes on until the time is over, and builds what it found."""
     project.write_recipe(trials=4)

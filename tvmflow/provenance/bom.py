@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import uuid
 from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageMetadata
 from typing import Final
 
 from tvmflow import __version__
@@ -206,10 +207,10 @@ def _licence(tool: Tool) -> dict[str, Json]:
         return {}
     if about["Version"] != tool.version:
         return {}
-    expression = about["License-Expression"]
+    expression = _field(about, "License-Expression")
     if expression:
         return {"licenses": [{"expression": expression}]}
-    written = (about["License"] or "").strip()
+    written = _field(about, "License").strip()
     named = [
         each.rpartition(" :: ")[2]
         for each in about.get_all("Classifier") or ()
@@ -218,6 +219,11 @@ def _licence(tool: Tool) -> dict[str, Json]:
     # some put the whole text there
     name = written if written and "\n" not in written else next(iter(named), "")
     return {"licenses": [{"license": {"name": name}}]} if name else {}
+
+
+def _field(about: PackageMetadata, name: str) -> str:
+    # where importlib_metadata is installed it answers, and it raises for a field that is asked for by index and is not there
+    return str((about.get_all(name) or [""])[0])
 
 
 def _hashes(sha256: str) -> list[Json]:

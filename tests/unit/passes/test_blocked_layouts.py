@@ -115,6 +115,7 @@ def test_convolutions_of_every_shape(case: tuple[tuple[int, ...], Layer], mcpu: 
     check_alike(model(layer, biased, relu, shape=shape), level(mcpu))
 
 
+@pytest.mark.slow
 @SLOWLY
 @given(
     st.sampled_from([1, 3, 4, 16, 24, 33]),

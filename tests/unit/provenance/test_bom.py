@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,30 @@ def test_the_official_schema_takes_it(world: World) -> None:
     schema = pytest.importorskip("cyclonedx.schema")
     validator = validation.JsonStrictValidator(schema.SchemaVersion.V1_6)
     assert validator.validate_str(world.bom.read_text()) is None
+
+
+class _Strict(Message):
+    """What the package importlib_metadata answers with where it is installed: it raises where others give None."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise KeyError(name)
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "licence"),
+    [
+        ({}, {}),
+        ({"License-Expression": "MIT"}, {"licenses": [{"expression": "MIT"}]}),
+        ({"License": "Apache 2.0"}, {"licenses": [{"license": {"name": "Apache 2.0"}}]}),
+    ],
+)
+def test_a_licence_is_what_the_package_says(
+    fields: dict[str, str], licence: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = _Strict()
+    for name, value in {"Version": "1.0", **fields}.items():
+        about[name] = value
+    monkeypatch.setattr("importlib.metadata.metadata", lambda _: about)
+    assert bom._licence(Tool("some", "1.0", "")) == licence

@@ -161,6 +161,7 @@ def test_a_device_that_dies_costs_no_trial(doomed: rpc.Farm, tuning: Tuning) -> 
     assert sessions_of(doomed) == 10 + UNTUNED + 1
 
 
+@pytest.mark.slow
 def test_a_device_that_hangs_costs_its_time_and_no_trial(doomed: rpc.Farm, tuning: Tuning) -> None:
     """After `timeout_s` the trial goes to the other device."""
     hangs = doomed.servers[0]

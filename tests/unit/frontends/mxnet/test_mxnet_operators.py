@@ -24,6 +24,7 @@ def test_an_operator_computes_what_mxnet_computes(cases: Path, name: str) -> Non
     compare(cases, name, CASES[name].rtol, CASES[name].atol)
 
 
+@pytest.mark.slow
 def test_a_detector_computes_what_mxnet_computes(tmp_path: Path) -> None:
     """A whole single-shot detector: heads of three scales, anchors, decoding, suppression."""
     compare(generate(tmp_path, "ssd"), "ssd", 1e-4, 1e-5)
