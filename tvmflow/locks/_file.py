@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Annotated, Any, Final, NamedTuple
 from pydantic import Field, model_validator
 
 from tvmflow.errors import RecipeError, UsageError
-from tvmflow.keys import canonical
 from tvmflow.mistakes import check, wrong
 from tvmflow.recipe import Closed, Version
 from tvmflow.tuning.ledger import trial_id
@@ -117,11 +115,6 @@ class Lock(NamedTuple):
     path: Path
     file: LockFile
     where: Any
-
-    @property
-    def sha256(self) -> str:
-        """Of its content, however it is spelled."""
-        return hashlib.sha256(canonical(self.file.model_dump(mode="json"))).hexdigest()
 
     @property
     def recipes(self) -> Mapping[str, LockedRecipe]:
