@@ -155,12 +155,12 @@ def results_text(number: int) -> str:
     return "1 result" if number == 1 else f"{number} results"
 
 
-def size_text(size: int) -> str:
+def size_text(size: float) -> str:
     """A size for people: 12.3 MB, 4.5 kB, 678 B."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}"
-    return f"{size} B"
+    return f"{size:.0f} B"
 
 
 def can_be_shown(stage: str, facts: Mapping[str, Any]) -> bool:

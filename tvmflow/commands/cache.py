@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tvmflow.commands import remote
-from tvmflow.commands.words import store_of
+from tvmflow.commands.words import say, say_json, store_of
 from tvmflow.errors import EXIT_FAILED, EXIT_OK
+from tvmflow.report import size_text
 from tvmflow.stores.local import disk_errors
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def stat(args: argparse.Namespace) -> int:
 
     found = usage.measure(contents.existing(store_of(args)))
     if args.json:
-        _json(usage.to_json(found))
+        say_json(usage.to_json(found))
         return EXIT_OK
-    _say(*_stat_lines(found))
+    say(*_stat_lines(found))
     return EXIT_OK
 
 
@@ -48,18 +48,16 @@ def verify(args: argparse.Namespace) -> int:
     found = checking.check(contents.existing(store_of(args)), bar.show)
     bar.end()
     if args.json:
-        _json({**found._asdict(), "findings": [each._asdict() for each in found.findings]})
+        say_json({**found._asdict(), "findings": [each._asdict() for each in found.findings]})
         return EXIT_FAILED if found.findings else EXIT_OK
     for each in found.findings:
         told = "is missing" if each.fault == checking.MISSING else "was damaged and set aside"
-        _say(f"{each.what} {each.name} {told}", *(f"  {name}" for name in each.results))
-    total = f"{found.results} results and {found.contents} contents read ({_size(found.bytes)})"
+        say(f"{each.what} {each.name} {told}", *(f"  {name}" for name in each.results))
+    total = f"{found.results} results and {found.contents} contents read ({size_text(found.bytes)})"
     if found.findings:
-        _say(
-            f"{total}; {len(found.findings)} wrong", "  fix: run the recipes again: they make anew"
-        )
+        say(f"{total}; {len(found.findings)} wrong", "  fix: run the recipes again: they make anew")
         return EXIT_FAILED
-    _say(f"{total}; all are right")
+    say(f"{total}; all are right")
     return EXIT_OK
 
 
@@ -76,17 +74,17 @@ def gc(args: argparse.Namespace) -> int:
     if args.json:
         gone = [each._asdict() for each in found.gone]
         more = {"done": not args.dry_run, "freed": found.freed, "too_large": too_large}
-        _json({**found._asdict(), "gone": gone, **more})
+        say_json({**found._asdict(), "gone": gone, **more})
         return EXIT_FAILED if too_large else EXIT_OK
-    _say(*_gone_lines(found))
+    say(*_gone_lines(found))
     what = "would be removed" if args.dry_run else "removed"
-    _say(
-        f"{_size(found.freed)} {what}, {_size(found.kept_bytes)} stay, {_size(found.needed_bytes)} "
+    say(
+        f"{size_text(found.freed)} {what}, {size_text(found.kept_bytes)} stay, {size_text(found.needed_bytes)} "
         f"of them needed{_beside_runs(found.runs)}; measured trials are kept"
     )
     if too_large:
-        _say(
-            f"  the rest is more than --max-size: {_size(found.kept_bytes)}",
+        say(
+            f"  the rest is more than --max-size: {size_text(found.kept_bytes)}",
             "  fix: `tvmflow cache pins` lists what holds it, `tvmflow cache unpin NAME` drops one",
         )
     return EXIT_FAILED if too_large else EXIT_OK
@@ -98,17 +96,17 @@ def pins(args: argparse.Namespace) -> int:
 
     rows = usage.pinned(contents.existing(store_of(args)))
     if args.json:
-        _json({"pins": [row._asdict() for row in rows]})
+        say_json({"pins": [row._asdict() for row in rows]})
         return EXIT_OK
     width = max([len(row.name) for row in rows], default=0)
     for row in rows:
         notes = [f"{row.missing} of them missing"] if row.missing else []
         notes += [f"{row.file} is gone: `tvmflow cache unpin {row.name}`"] if row.file_gone else []
-        _say(
-            f"{row.name:<{width}}  {row.results:>5} results  {_size(row.bytes):>9}"
+        say(
+            f"{row.name:<{width}}  {row.results:>5} results  {size_text(row.bytes):>9}"
             + "".join(f"  {note}" for note in notes)
         )
-    _say(*([] if rows else ["nothing is pinned"]))
+    say(*([] if rows else ["nothing is pinned"]))
     return EXIT_OK
 
 
@@ -120,9 +118,9 @@ def unpin(args: argparse.Namespace) -> int:
     for name in args.name:
         contents.unpin(store, name)
     if args.json:
-        _json({"unpinned": args.name})
+        say_json({"unpinned": args.name})
     else:
-        _say(
+        say(
             *(f"{name} is no longer pinned; `tvmflow cache gc` may remove it" for name in args.name)
         )
     return EXIT_OK
@@ -235,7 +233,7 @@ def _gone_lines(found: collect.Collected) -> Iterator[str]:
     for each in found.gone:
         yield (
             f"{each.kind:<9}  {each.name:<{width}}  {age_text(each.age_s):>9}  "
-            f"{_size(each.bytes):>9}  {each.reason}"
+            f"{size_text(each.bytes):>9}  {each.reason}"
         )
 
 
@@ -248,37 +246,17 @@ def _beside_runs(runs: int) -> str:
 def _stat_lines(found: usage.Usage) -> Iterator[str]:
     from tvmflow.stores.collect import age_text
 
-    yield f"{found.root}: {_size(found.bytes)}, and {_size(found.ledger_bytes)} of measured trials"
+    yield f"{found.root}: {size_text(found.bytes)}, and {size_text(found.ledger_bytes)} of measured trials"
     for recipe in found.recipes:
-        own = f"{recipe.name:<24} {recipe.results:>6} results  {_size(recipe.bytes):>9}"
+        own = f"{recipe.name:<24} {recipe.results:>6} results  {size_text(recipe.bytes):>9}"
         yield f"  {own}  last used {age_text(recipe.age_s)} ago{_or(recipe.missing, 'missing')}"
         # of very many recipes, one line each
         for stage in recipe.stages if len(found.recipes) <= _SHOWN_RECIPES else ():
-            yield f"    {stage.name:<22} {stage.results:>6} results  {_size(stage.bytes):>9}"
+            yield f"    {stage.name:<22} {stage.results:>6} results  {size_text(stage.bytes):>9}"
     for row in filter(lambda row: row.number, found.rest):
-        yield f"  {row.name:<24} {row.number:>6} {row.what:<8} {_size(row.bytes):>9}"
-    yield f"`tvmflow cache gc` would free {_size(found.free_now)}; with --max-age 0, {_size(found.free_all)}"
+        yield f"  {row.name:<24} {row.number:>6} {row.what:<8} {size_text(row.bytes):>9}"
+    yield f"`tvmflow cache gc` would free {size_text(found.free_now)}; with --max-age 0, {size_text(found.free_all)}"
 
 
 def _or(number: int, word: str) -> str:
     return f"; {number} {word}" if number else ""
-
-
-def _say(*lines: str) -> None:
-    for line in lines:
-        # a name in a store that is shared may be anybody's: no control sequences of theirs
-        shown = "".join(
-            sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line
-        )
-        sys.stdout.write(shown + "\n")
-
-
-def _json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-
-
-def _size(size: float) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size:.0f} B"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import TYPE_CHECKING, Final
 
 from tvmflow.commands import remote
-from tvmflow.commands.words import count, open_store, seconds
+from tvmflow.commands.words import count, open_store, say, seconds
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.executors import EXECUTORS, Asked
 from tvmflow.stores.local import LocalStore
@@ -31,7 +30,7 @@ def worker(args: argparse.Namespace) -> int:
     store = open_store(args)
     url = str(args.remote or os.environ.get(remote.URL_VARIABLE, ""))
     place = cluster_server.Place(_scheduler(args), args.host, args.name, args.slots)
-    cluster_server.serve_worker(place, store.root, url, _say)
+    cluster_server.serve_worker(place, store.root, url, say)
     return EXIT_OK
 
 
@@ -39,7 +38,7 @@ def scheduler(args: argparse.Namespace) -> int:
     """Bring runs and workers together. Whoever reaches its port can run any code on the workers."""
     from tvmflow.executors import cluster_server
 
-    cluster_server.serve_scheduler(args.host, args.port, tls=args.tls, say=_say)
+    cluster_server.serve_scheduler(args.host, args.port, tls=args.tls, say=say)
     return EXIT_OK
 
 
@@ -79,11 +78,6 @@ def _scheduler(args: argparse.Namespace) -> str:
             fix="give it as tcp://HOST:PORT, or tls://HOST:PORT",
         )
     return address if colon else f"tcp://{address}"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 # ---------------------------------------------------------------- words

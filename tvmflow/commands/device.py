@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from typing import Any
 
+from tvmflow.commands.words import say
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.targets.host import read_host
 from tvmflow.targets.tracker import VARIABLE, Devices, Tracker, split_address
@@ -23,15 +23,15 @@ def ls(args: argparse.Namespace) -> int:
     if args.json:
         here = {"arch": host.arch, "model": host.model, "cores": host.cores}
         devices = [each._asdict() for each in found]
-        _say(json.dumps({"host": here, "tracker": address or None, "devices": devices}))
+        say(json.dumps({"host": here, "tracker": address or None, "devices": devices}))
         return EXIT_OK
-    _say(f"this machine: {host.model}, {host.arch}, {host.cores} cores")
+    say(f"this machine: {host.model}, {host.arch}, {host.cores} cores")
     if not address:
-        _say(f"no tracker is named (--tracker HOST:PORT, or {VARIABLE})")
+        say(f"no tracker is named (--tracker HOST:PORT, or {VARIABLE})")
     elif not found:
-        _say(f"the tracker at {address} has no device")
+        say(f"the tracker at {address} has no device")
     else:
-        _say(f"the tracker at {address}:", *_table([_COLUMNS, *map(_row, found)]))
+        say(f"the tracker at {address}:", *_table([_COLUMNS, *map(_row, found)]))
     return EXIT_OK
 
 
@@ -40,7 +40,7 @@ def serve(args: argparse.Namespace) -> int:
     from tvmflow.targets import server
 
     ports = server.PORTS if args.port is None else range(args.port, args.port + 1)
-    server.serve(_tracker(args, needed=True), args.key, args.host, ports, _say)
+    server.serve(_tracker(args, needed=True), args.key, args.host, ports, say)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -110,13 +110,3 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return [f"  {line}" for line in lines]
-
-
-def _say(*lines: str) -> None:
-    for line in lines:
-        # names come from the tracker: no control sequences of theirs
-        shown = "".join(
-            sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line
-        )
-        sys.stdout.write(shown + "\n")
-    sys.stdout.flush()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from tvmflow.commands.words import open_store
+from tvmflow.commands.words import open_store, say, say_json
 from tvmflow.decide import Survey
 from tvmflow.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.report import render
@@ -37,7 +36,7 @@ def lock(args: argparse.Namespace) -> int:
             _write(path, text)
     if not args.json:
         how = "as it was" if text == before else "written" if not before else "changed"
-        sys.stdout.write(f"  {path} ({how})\n")
+        say(f"  {path} ({how})")
     return EXIT_OK
 
 
@@ -56,16 +55,16 @@ def diff(args: argparse.Namespace) -> int:
     changes = compare(before.file, after.file)
     if args.json:
         told = [change._asdict() for change in changes]
-        sys.stdout.write(json.dumps({"changes": told}) + "\n")
+        say_json({"changes": told})
     elif not changes:
-        sys.stdout.write("no difference\n")
+        say("no difference")
     else:
         place = None
         for change in changes:
             if change.place != place:
-                sys.stdout.write(f"{change.place}\n")
+                say(change.place)
                 place = change.place
-            sys.stdout.write(f"  {change.what:<11} {change.text}\n")
+            say(f"  {change.what:<11} {change.text}")
     return EXIT_FAILED if changes else EXIT_OK
 
 

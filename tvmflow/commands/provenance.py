@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tvmflow.commands.words import say
 from tvmflow.errors import EXIT_OK, EXIT_VERIFY, EnvironmentProblem, UsageError
 from tvmflow.values import Json
 
@@ -43,7 +43,7 @@ def inspect(args: argparse.Namespace) -> int:
             raise UsageError(f"{path}: {damage}", fix="copy or deliver it again") from None
         except OSError as error:
             raise _unreadable(path, error) from error
-        _say(*([json.dumps(about)] if args.json else inspecting.lines(about)))
+        say(*([json.dumps(about)] if args.json else inspecting.lines(about)))
     return EXIT_OK
 
 
@@ -59,11 +59,11 @@ def verify(args: argparse.Namespace) -> int:
     ]
     bad = sum(not each.good for each in findings)
     if args.json:
-        _say(json.dumps({"good": not bad, "files": [_finding_json(each) for each in findings]}))
+        say(json.dumps({"good": not bad, "files": [_finding_json(each) for each in findings]}))
     else:
         width = max(len(str(each.path)) for each in findings)
-        _say(*(_finding_line(each, width) for each in findings))
-        _say(f"{len(findings) - bad} of {len(findings)} are good")
+        say(*(_finding_line(each, width) for each in findings))
+        say(f"{len(findings) - bad} of {len(findings)} are good")
     return EXIT_VERIFY if bad else EXIT_OK
 
 
@@ -82,7 +82,7 @@ def sign(args: argparse.Namespace) -> int:
                 f"{path} holds no statement that could be signed: {damage}",
                 fix="run the recipe again; that writes it anew",
             ) from None
-        _say(f"{path}: signed by {key.public.id[:_SHORT]}")
+        say(f"{path}: signed by {key.public.id[:_SHORT]}")
     return EXIT_OK
 
 
@@ -91,7 +91,7 @@ def keygen(args: argparse.Namespace) -> int:
     from tvmflow import signing
 
     public = signing.generate(args.file)
-    _say(
+    say(
         f"{args.file}: the private key; nobody else is to have it",
         f"{public.name}: the public key, for those who check",
         f"id {public.id}",
@@ -209,15 +209,6 @@ def _unreadable(path: Path, error: OSError) -> EnvironmentProblem:
 
 
 # ---------------------------------------------------------------- lines
-
-
-def _say(*lines: str) -> None:
-    for line in lines:
-        # names and messages may come from another machine's file: no control sequences of theirs
-        shown = "".join(
-            sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line
-        )
-        sys.stdout.write(shown + "\n")
 
 
 def _finding_line(finding: Finding, width: int) -> str:

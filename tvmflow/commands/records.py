@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.commands.words import count, open_store, store_of
+from tvmflow.commands.words import count, open_store, say, say_json, store_of
 from tvmflow.errors import EXIT_FAILED, EXIT_OK, UsageError
-from tvmflow.report import latency_text
+from tvmflow.report import latency_text, size_text
 from tvmflow.stores.local import FORMAT, LocalStore, disk_errors
 from tvmflow.values import Json
 
@@ -36,13 +34,13 @@ def ls(args: argparse.Namespace) -> int:
 
     found = records.folders(_ledger(args), args.target_key)
     if args.json:
-        _json({"targets": [_target_json(folder, args.workloads) for folder in found]})
+        say_json({"targets": [_target_json(folder, args.workloads) for folder in found]})
         return EXIT_OK
-    _say(*([] if found else [f"no trials in {_ledger(args)}"]))
+    say(*([] if found else [f"no trials in {_ledger(args)}"]))
     for folder in found:
-        _say(_target_line(records.summarise(folder)))
+        say(_target_line(records.summarise(folder)))
         if args.workloads:
-            _say(*map(_workload_line, records.workload_summaries(folder)))
+            say(*map(_workload_line, records.workload_summaries(folder)))
     return EXIT_OK
 
 
@@ -56,16 +54,16 @@ def show(args: argparse.Namespace) -> int:
             {**each._asdict(), "trials": [_trial_json(trial) for trial in each.trials[: args.best]]}
             for each in shown
         ]
-        _json({"workloads": fields})
+        say_json({"workloads": fields})
         return EXIT_OK
     for each in shown:
-        _say(f"workload {each.key}{_beside(described(each.about))}")
-        _say(f"on {each.target[:_SHORT]}  {each.words}")
+        say(f"workload {each.key}{_beside(described(each.about))}")
+        say(f"on {each.target[:_SHORT]}  {each.words}")
         for trial in each.trials[: args.best]:
-            _say(_trial_line(trial))
+            say(_trial_line(trial))
             if args.trace:
-                _say(*(f"    {line}" for line in records.trace_lines(trial.trace)))
-        _say(*each.problems)
+                say(*(f"    {line}" for line in records.trace_lines(trial.trace)))
+        say(*each.problems)
     return EXIT_OK
 
 
@@ -77,11 +75,11 @@ def export(args: argparse.Namespace) -> int:
         args.file, _ledger(args), targets=args.target_key, workloads=args.workload, best=args.best
     )
     if args.json:
-        _json(packed._asdict())
+        say_json(packed._asdict())
     else:
-        _say(
+        say(
             f"{args.file}: {packed.trials} trials ({packed.failed} failed) of {packed.workloads} "
-            f"workloads on {packed.targets} targets, {_size(packed.bytes)}",
+            f"workloads on {packed.targets} targets, {size_text(packed.bytes)}",
             f"sha256 of the content {packed.digest}",
             *_problems(packed.problems, "left out"),
         )
@@ -123,16 +121,16 @@ def prune(args: argparse.Namespace) -> int:
         )
     skipped = any(each.skipped for each in pruned)
     if args.json:
-        _json({"done": args.yes, "workloads": [each._asdict() for each in pruned]})
+        say_json({"done": args.yes, "workloads": [each._asdict() for each in pruned]})
         return EXIT_FAILED if skipped else EXIT_OK
     for each in pruned:
-        _say(
+        say(
             f"{each.target[:_SHORT]}/{each.key[:_SHORT]}  {each.trials} of {each.of} trials "
             f"({each.failed} failed){_beside(described(each.about))}"
             + (f"  left alone: {each.skipped}" if each.skipped else "")
         )
     gone = sum(each.trials for each in pruned if not each.skipped)
-    _say(
+    say(
         f"{gone} trials forgotten"
         if args.yes
         else f"{gone} trials would be forgotten, and may be measured again; --yes does it"
@@ -154,15 +152,15 @@ def verify(args: argparse.Namespace) -> int:
     clean = found.clean and not (replayed and replayed.lost)
     if args.json:
         again = {"replayed": replayed._asdict()} if replayed else {}
-        _json({**found._asdict(), **again, "clean": clean})
+        say_json({**found._asdict(), **again, "clean": clean})
         return EXIT_OK if clean else EXIT_FAILED
-    _say(
+    say(
         *found.findings,
         f"{found.trials} trials of {found.workloads} workloads on {found.targets} targets can be "
         f"read; {found.lost} lines were set aside",
     )
     if replayed:
-        _say(
+        say(
             *replayed.findings,
             f"{replayed.trials - replayed.lost} of {replayed.trials} schedules of "
             f"{replayed.workloads} workloads apply; {replayed.lost} were set aside; "
@@ -276,24 +274,11 @@ def _ledger(args: argparse.Namespace) -> Path:
 # ---------------------------------------------------------------- lines
 
 
-def _say(*lines: str) -> None:
-    for line in lines:
-        # names and messages may come from another machine's file: no control sequences of theirs
-        shown = "".join(
-            sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line
-        )
-        sys.stdout.write(shown + "\n")
-
-
-def _json(value: Json) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-
-
 def _tell(args: argparse.Namespace, received: pack.Received) -> int:
     """What a ledger took from elsewhere; the exit code."""
     if args.json:
         targets = [each._asdict() for each in received.targets]
-        _json({"targets": targets, "problems": received.problems, "complete": received.complete})
+        say_json({"targets": targets, "problems": received.problems, "complete": received.complete})
     else:
         for each in received.targets:
             counts = (
@@ -301,8 +286,8 @@ def _tell(args: argparse.Namespace, received: pack.Received) -> int:
                 f"in {each.workloads} workloads"
             )
             told = f"refused: {each.refused}" if each.refused else counts
-            _say(f"{each.target[:_SHORT]}  {told}  ({each.words})")
-        _say(*_problems(received.problems, "not taken"))
+            say(f"{each.target[:_SHORT]}  {told}  ({each.words})")
+        say(*_problems(received.problems, "not taken"))
     return EXIT_OK if received.complete else EXIT_FAILED
 
 
@@ -332,7 +317,7 @@ def _target_line(summary: records.TargetSummary) -> str:
             f"{summary.workloads:>4} workloads",
             f"{summary.trials:>6} trials ({_counts(summary.failed, summary.unreadable)})",
             f"{days:<24}",
-            f"{_size(summary.bytes):>8}",
+            f"{size_text(summary.bytes):>8}",
             *([f"{summary.set_aside} lines set aside"] if summary.set_aside else []),
             summary.words,
         ]
@@ -377,13 +362,6 @@ def _counts(failed: int, unreadable: int) -> str:
 
 def _days_text(first: str, last: str) -> str:
     return f"{first[:10]} to {last[:10]}" if first else "never"
-
-
-def _size(size: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size} B"
 
 
 # ---------------------------------------------------------------- JSON

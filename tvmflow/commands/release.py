@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
 from tvmflow.commands.run import Done
+from tvmflow.commands.words import say, say_json
 from tvmflow.decide import Survey
 from tvmflow.errors import EXIT_OK, EXIT_VERIFY
 from tvmflow.locks import make_lock, pin, read_lock
@@ -45,9 +44,9 @@ def release(
             "misses": [miss._asdict() for miss in found.misses],
             "rows": [row._asdict() for row in found.rows],
         }
-        sys.stdout.write(json.dumps(told) + "\n")
+        say_json(told)
     else:
-        sys.stdout.write("\n".join(_lines(found)) + "\n")
+        say(*_lines(found))
     return EXIT_VERIFY if found.misses else EXIT_OK
 
 

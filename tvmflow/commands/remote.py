@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from tvmflow.commands.words import open_store, seconds
+from tvmflow.commands.words import open_store, printable, say, say_json, seconds
 from tvmflow.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.fastpath import MODE_VARIABLE
 from tvmflow.report import results_text, size_text
@@ -200,7 +199,7 @@ def push(args: argparse.Namespace) -> int:
         trials, problems = _ledgers(tier, push=True) if args.ledger or tier.waiting() else (0, [])
         tier.finish()
     if args.json:
-        _json(
+        say_json(
             {
                 "remote": tier.remote.place,
                 "sent": sent,
@@ -212,7 +211,7 @@ def push(args: argparse.Namespace) -> int:
             }
         )
     else:
-        _say(
+        say(
             f"{results_text(len(sent))} sent to {tier.remote.place} ({size_text(sum(sent.values()))}), "
             f"{len(known)} were there",
             *([f"{trials} trials are shared"] if trials else []),
@@ -242,7 +241,7 @@ def pull(args: argparse.Namespace) -> int:
     traffic = tier.traffic()
     missing = [spec.id for spec in plan.stages if spec.id not in survey.artifacts]
     if args.json:
-        _json(
+        say_json(
             {
                 "remote": tier.remote.place,
                 "fetched": fetched,
@@ -254,7 +253,7 @@ def pull(args: argparse.Namespace) -> int:
             }
         )
     else:
-        _say(
+        say(
             f"{results_text(len(fetched))} fetched from {tier.remote.place} "
             f"({size_text(traffic.fetched_bytes)}), {len(here)} were here",
             *([f"{trials} new trials"] if args.ledger else []),
@@ -281,7 +280,7 @@ def _command_tier(args: argparse.Namespace, store: LocalStore, *, writes: bool) 
         )
 
     def tell(text: str) -> None:
-        sys.stderr.write(f"tvmflow: remote: {_printable(text)}\n")
+        sys.stderr.write(f"tvmflow: remote: {printable(text)}\n")
 
     return _tier(args, url, store, Access(reads=not writes, writes=writes), tell)
 
@@ -334,23 +333,9 @@ def _ledgers(tier: Tier, *, push: bool) -> tuple[int, list[str]]:
     return trials, problems
 
 
-def _say(*lines: str) -> None:
-    for line in lines:
-        sys.stdout.write(_printable(line) + "\n")
-
-
-def _printable(text: str) -> str:
-    # what a remote holds may be anybody's: no control sequences of theirs
-    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
-
-
 def _shown(lines: list[str]) -> list[str]:
     more = len(lines) - _SHOWN
     return lines[:_SHOWN] + ([f"and {more} more"] if more > 0 else [])
-
-
-def _json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
 
 
 # ---------------------------------------------------------------- the command line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tvmflow.commands.run import Done, asked, perform
-from tvmflow.commands.words import open_store
+from tvmflow.commands.words import open_store, say, say_json
 from tvmflow.decide import Survey
 from tvmflow.errors import EXIT_OK, EXIT_VERIFY
 from tvmflow.report import render, seconds_text
@@ -64,8 +63,7 @@ def _words(args: argparse.Namespace) -> Iterator[str]:
 def _on_build(args: argparse.Namespace) -> Callable[[int], None]:
     def tell(number: int) -> None:
         if not args.json:
-            sys.stdout.write(f"building again, by itself ({number} of {len(TWICE)})\n")
-            sys.stdout.flush()
+            say(f"building again, by itself ({number} of {len(TWICE)})")
 
     return tell
 
@@ -74,17 +72,17 @@ def _tell(args: argparse.Namespace, again: Again) -> None:
     if args.json:
         told = {"event": "reproduced", **again._asdict()}
         told["parted"] = again.parted and again.parted._asdict()
-        sys.stdout.write(json.dumps(told) + "\n")
+        say_json(told)
         return
     took = " and ".join(seconds_text(each) for each in again.seconds)
     if again.parted is None:
-        sys.stdout.write(
-            f"reproducible: {again.files} files of {again.stages} stages came out the same twice more ({took})\n"
+        say(
+            f"reproducible: {again.files} files of {again.stages} stages came out the same twice more ({took})"
         )
         return
     part = again.parted
-    sys.stdout.write(
-        f"NOT REPRODUCIBLE: {part.build} gave another {part.file} for {part.stage_id}\n"
-        f"  first difference: {part.where}\n"
-        f"  its inputs were the same; what depends on it was not compared\n"
+    say(
+        f"NOT REPRODUCIBLE: {part.build} gave another {part.file} for {part.stage_id}",
+        f"  first difference: {part.where}",
+        "  its inputs were the same; what depends on it was not compared",
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from tvmflow.commands.run import Running
+from tvmflow.commands.words import say, say_json
 from tvmflow.errors import EXIT_OK
 from tvmflow.prepare import Prepared
 from tvmflow.recipe import Retune
@@ -33,16 +32,15 @@ def retune(args: argparse.Namespace, running: Running, prepared: Prepared, budge
         if args.json:
             told = {"event": "round", "stage_id": standing.spec.id, **standing._asdict()}
             del told["spec"]
-            sys.stdout.write(json.dumps(told) + "\n")
+            say_json(told)
         else:
-            sys.stdout.write(_line(standing) + "\n")
-        sys.stdout.flush()
+            say(_line(standing))
 
     standings = spread(specs, budget, tune, tell)
     if not args.json:
         kept = "what was found is kept by `tvmflow lock`, or by these numbers as tune.trials"
         lines = [f"{_line(each)}; {each.trials} in all" for each in standings]
-        sys.stdout.write("\n".join(["spent on", *lines, kept]) + "\n")
+        say("spent on", *lines, kept)
     return with_standings(prepared.plan, standings)
 
 

@@ -1,11 +1,14 @@
-"""Words that several commands take, and what they mean."""
+"""Words that several commands take, and how they answer."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 
 from tvmflow import fastpath
 from tvmflow.stores.local import LocalStore
+from tvmflow.values import Json
 
 
 def count(word: str) -> int:
@@ -34,3 +37,20 @@ def open_store(args: argparse.Namespace) -> LocalStore:
     store = store_of(args)
     store.create()
     return store
+
+
+def printable(text: str) -> str:
+    """Text that may be anybody's, from a shared store or another machine's file, without its control signs."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
+
+
+def say(*lines: str) -> None:
+    """Print lines, at once, as `printable` has them."""
+    for line in lines:
+        sys.stdout.write(printable(line) + "\n")
+    sys.stdout.flush()
+
+
+def say_json(value: Json) -> None:
+    """Print one line of JSON."""
+    sys.stdout.write(json.dumps(value) + "\n")
