@@ -135,6 +135,7 @@ def test_going_back_finds_the_old_results(project: Project) -> None:
     assert project.run().ran == []
 
 
+@pytest.mark.slow
 def test_another_output_exports_again_and_builds_nothing(project: Project) -> None:
     """What is delivered changes; what is compiled does not, nor what was verified."""
     project.run()

@@ -148,6 +148,7 @@ def test_a_limit_in_minutes_ends_in_a_library(project: Project) -> None:
     assert project.run().ran == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_tuning_keeps_every_trial(project: Project) -> None:
     """It stops within seconds; what was reported is in the ledger, and counts the next time."""
     project.write_recipe(trials=30)
