@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
-from xml.sax.saxutils import escape
 
 from tvmflow.values import Json
 
@@ -68,6 +67,9 @@ def gflops_text(value: float, peak: float | None) -> str:
 
 def picture(kernels: Sequence[Mapping[str, Any]], peak: float | None) -> str:
     """An SVG with a bar for each kernel that does arithmetic, the longest-running first, and a line at the peak."""
+    # its import brings all of urllib, and an up-to-date run only wants a number from here
+    from xml.sax.saxutils import escape
+
     rows = [(each, reached) for each in kernels if (reached := gflops(each))][:_MOST_BARS]
     top = max([peak or 0.0, *(reached for _, reached in rows), 1e-9])
     height = _BAR * len(rows) + 70
