@@ -26,8 +26,8 @@ from tvmflow.commands import (
     run,
     targets,
 )
-from tvmflow.commands.words import open_store, store_of
-from tvmflow.decide import Survey
+from tvmflow.commands.words import about_store, open_store, store_of
+from tvmflow.decide import surveyed
 from tvmflow.errors import (
     EXIT_BUG,
     EXIT_CODES,
@@ -39,15 +39,13 @@ from tvmflow.errors import (
 )
 from tvmflow.prepare import Asked, prepare
 from tvmflow.report import MANY, explanation
-from tvmflow.stores.filestat import FileDigests
 
 
 def plan(args: argparse.Namespace) -> int:
     """Show what `run` would do, and why, without doing it."""
     store = open_store(args)
     prepared = prepare(run.asked(args), store)
-    survey = Survey(store, FileDigests(store))
-    survey.look(prepared.plan)
+    survey = surveyed(prepared.plan, store)
     decisions = [survey.decisions[spec.id] for spec in prepared.plan.stages]
     if args.json:
         print(json.dumps({"stages": [decision._asdict() for decision in decisions]}))
@@ -68,8 +66,7 @@ def explain(args: argparse.Namespace) -> int:
     """Say why one stage must run or need not, and what its result depends on."""
     store = open_store(args)
     prepared = prepare(Asked((args.recipe,), args.pipeline), store)
-    survey = Survey(store, FileDigests(store))
-    survey.look(prepared.plan)
+    survey = surveyed(prepared.plan, store)
     many = run.many(prepared)
     wanted = [s for s in prepared.plan.stages if args.stage in (s.label, s.stage, s.id)]
     if not wanted:
@@ -150,9 +147,7 @@ def _parser() -> argparse.ArgumentParser:
             function.__name__, help=text, description=text, allow_abbrev=False
         )
         sub.set_defaults(command=function)
-        sub.add_argument(
-            "--store", metavar="DIR", help="where results are kept ($TVMFLOW_STORE, or ./cache)"
-        )
+        about_store(sub)
         return sub
 
     run.add_parser(commands)

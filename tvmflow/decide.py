@@ -109,6 +109,13 @@ class Survey:
         return tuple(difference(before, key.preimage)) or ("changed",)
 
 
+def surveyed(plan: Plan, store: LocalStore) -> Survey:
+    """What is known of a plan before anything of it runs, or after all of it did. Raises what `decide` does."""
+    survey = Survey(store, FileDigests(store))
+    survey.look(plan)
+    return survey
+
+
 def check_pinned(spec: StageSpec, artifact: Artifact) -> None:
     """Raises LockMismatch for a result with other files than the lock names."""
     found = artifact.digests(())

@@ -163,6 +163,11 @@ def size_text(size: float) -> str:
     return f"{size:.0f} B"
 
 
+def printable(text: str) -> str:
+    """Text that may be anybody's, from a shared store or another machine's file, without its control signs."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
+
+
 def can_be_shown(stage: str, facts: Mapping[str, Any]) -> bool:
     """Whether facts that came from elsewhere are such as that stage gives, and hold no control signs."""
     report = StageReport(f"recipe:{stage}/target", "fetched", "", 0.0, dict(facts))

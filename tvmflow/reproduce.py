@@ -15,11 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tvmflow.decide import Survey
+from tvmflow.decide import Survey, surveyed
 from tvmflow.differing import first_difference
 from tvmflow.errors import EXIT_OK, StageError
 from tvmflow.locks import FOR_CHECKS, MEASURING, SEARCHING
-from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
 from tvmflow.values import Plan, StageSpec
 
@@ -87,8 +86,7 @@ def build_again(
     `words` are those of `run` that say what is built. Raises StageError when a build ends before its
     files can be compared.
     """
-    survey = Survey(store, FileDigests(store))
-    survey.look(plan)
+    survey = surveyed(plan, store)
     pinned = [spec for spec in plan.stages if spec.stage not in _NOT_COMPARED]
     seconds = []
     for number, how in enumerate(TWICE, 1):

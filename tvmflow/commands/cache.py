@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from tvmflow.commands import remote
-from tvmflow.commands.words import say, say_json, store_of
+from tvmflow.commands.words import about_store, say, say_json, store_of
 from tvmflow.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.report import size_text
 from tvmflow.stores.local import disk_errors
@@ -139,9 +139,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         text = (function.__doc__ or "").strip()
         added = subs.add_parser(function.__name__, help=text, description=text, allow_abbrev=False)
         added.set_defaults(command=lambda args: _on_disk(function, args))
-        added.add_argument(
-            "--store", metavar="DIR", help="where results are kept ($TVMFLOW_STORE, or ./cache)"
-        )
+        about_store(added)
         added.add_argument("--json", action="store_true", help="the same as one line of JSON")
         return added
 

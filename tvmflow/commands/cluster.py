@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from tvmflow.commands import remote
-from tvmflow.commands.words import count, open_store, say, seconds
+from tvmflow.commands.words import about_store, count, open_store, say, seconds
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.executors import EXECUTORS, Asked
 from tvmflow.stores.local import LocalStore
@@ -131,9 +131,7 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="ADDRESS",
         help="the address of this machine at which others reach it (found by itself)",
     )
-    sub.add_argument(
-        "--store", metavar="DIR", help="where files are kept ($TVMFLOW_STORE, or ./cache)"
-    )
+    about_store(sub, "files")
 
     text = (scheduler.__doc__ or "").strip()
     sub = commands.add_parser("scheduler", help=text, description=text, allow_abbrev=False)

@@ -6,11 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from tvmflow.commands.words import open_store, say, say_json
-from tvmflow.decide import Survey
+from tvmflow.commands.words import about_store, open_store, say, say_json
+from tvmflow.decide import surveyed
 from tvmflow.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.report import render
-from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import disk_errors
 
 
@@ -26,8 +25,7 @@ def lock(args: argparse.Namespace) -> int:
     sys.stdout.write(render(done.report, as_json=args.json))
     if done.report.exit_code != EXIT_OK:
         return done.report.exit_code
-    survey = Survey(store, FileDigests(store))
-    survey.look(done.prepared.plan)
+    survey = surveyed(done.prepared.plan, store)
     text = make_lock(done.prepared.recipes, done.prepared.plan, survey, store, path)
     pin(store, path, survey)
     before = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -70,7 +68,7 @@ def diff(args: argparse.Namespace) -> int:
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `lock` and `diff` to the command line."""
-    from tvmflow.commands.run import about_recipes, about_runs, about_store
+    from tvmflow.commands.run import about_recipes, about_runs
 
     text = (lock.__doc__ or "").strip()
     sub = commands.add_parser("lock", help=text, description=text, allow_abbrev=False)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.commands.words import count, open_store, say, say_json, store_of
-from tvmflow.errors import EXIT_FAILED, EXIT_OK, UsageError
+from tvmflow.commands.words import about_store, count, open_store, say, say_json, store_of
+from tvmflow.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.report import latency_text, size_text
-from tvmflow.stores.local import FORMAT, LocalStore, disk_errors
+from tvmflow.stores.local import disk_errors
 from tvmflow.values import Json
 
 if TYPE_CHECKING:
@@ -106,10 +106,11 @@ def merge(args: argparse.Namespace) -> int:
 
 def prune(args: argparse.Namespace) -> int:
     """Say which trials would be forgotten, and with --yes forget them. They may be measured again."""
+    from tvmflow.stores.contents import existing
     from tvmflow.tuning import records
 
     doomed = records.Doomed(args.keep_best, args.failed, args.older_than, args.tvm_other)
-    store = _existing_store(args)
+    store = existing(store_of(args))
     # what only looks takes no lock, and may look at what it may not write
     with store.running() if args.yes else contextlib.nullcontext():
         pruned = records.prune(
@@ -140,9 +141,10 @@ def prune(args: argparse.Namespace) -> int:
 
 def verify(args: argparse.Namespace) -> int:
     """Read every trial, and repair what is damaged; 1 when something had to be put out of use."""
+    from tvmflow.stores.contents import existing
     from tvmflow.tuning import records, replay
 
-    store = _existing_store(args)
+    store = existing(store_of(args))
     root = Path(store.ledger)
     with store.running():
         found = records.verify(root, args.target_key)
@@ -182,9 +184,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         text = (function.__doc__ or "").strip()
         added = subs.add_parser(name, help=text, description=text, allow_abbrev=False)
         added.set_defaults(command=lambda args: _on_disk(function, args))
-        added.add_argument(
-            "--store", metavar="DIR", help="where the trials are kept ($TVMFLOW_STORE, or ./cache)"
-        )
+        about_store(added, "the trials")
         added.add_argument("--json", action="store_true", help="the same as one line of JSON")
         return added
 
@@ -258,13 +258,6 @@ def _days(word: str) -> float:
     if not days >= 0:
         raise ValueError
     return days
-
-
-def _existing_store(args: argparse.Namespace) -> LocalStore:
-    store = store_of(args)
-    if store.read_note("format") != FORMAT:
-        raise UsageError(f"{store.root} is not a tvmflow store", fix="name one with --store DIR")
-    return store
 
 
 def _ledger(args: argparse.Namespace) -> Path:

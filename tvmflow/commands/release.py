@@ -7,14 +7,13 @@ from pathlib import Path
 
 from tvmflow.commands.run import Done
 from tvmflow.commands.words import say, say_json
-from tvmflow.decide import Survey
+from tvmflow.decide import surveyed
 from tvmflow.errors import EXIT_OK, EXIT_VERIFY
 from tvmflow.locks import make_lock, pin, read_lock
 from tvmflow.recipe import Pipeline, Release
 from tvmflow.releases import Released, make_release
 from tvmflow.releases.folder import LOCK
 from tvmflow.report import latency_text
-from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
 
 
@@ -25,8 +24,7 @@ def release(
     from tvmflow.targets.devices import machine_locks
 
     plan = done.prepared.plan
-    survey = Survey(store, FileDigests(store))
-    survey.look(plan)
+    survey = surveyed(plan, store)
     folder = pipeline.path.parent / wanted.folder / f"{pipeline.name}-{wanted.version}"
     kept = read_lock(Path(done.lock)) if done.lock else None
     text = make_lock(done.prepared.recipes, plan, survey, store, folder / LOCK, kept)

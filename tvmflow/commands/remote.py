@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tvmflow.commands.words import open_store, printable, say, say_json, seconds
+from tvmflow.commands.words import about_store, open_store, say, say_json, seconds
 from tvmflow.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.fastpath import MODE_VARIABLE
-from tvmflow.report import results_text, size_text
+from tvmflow.report import printable, results_text, size_text
 from tvmflow.stores.local import LocalStore
 
 if TYPE_CHECKING:
@@ -286,14 +286,12 @@ def _command_tier(args: argparse.Namespace, store: LocalStore, *, writes: bool) 
 
 
 def _surveyed(args: argparse.Namespace, store: LocalStore) -> tuple[Plan, Survey]:
-    from tvmflow.decide import Survey
+    from tvmflow.decide import surveyed
     from tvmflow.prepare import Asked, prepare
-    from tvmflow.stores.filestat import FileDigests
 
     words = (tuple(args.target), args.until, tuple(args.variant))
     plan = prepare(Asked(tuple(args.recipes), args.pipeline, *words), store).plan
-    survey = Survey(store, FileDigests(store))
-    survey.look(plan)
+    survey = surveyed(plan, store)
     return plan, survey
 
 
@@ -361,9 +359,7 @@ def add_parsers(subs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         added.add_argument(
             "--pipeline", metavar="NAME", help="another pipeline than the recipe names"
         )
-        added.add_argument(
-            "--store", metavar="DIR", help="where results are kept ($TVMFLOW_STORE, or ./cache)"
-        )
+        about_store(added)
         about_remote(added)
         added.add_argument("--json", action="store_true", help="the same as one line of JSON")
         return added

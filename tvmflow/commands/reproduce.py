@@ -11,11 +11,10 @@ from pathlib import Path
 
 from tvmflow.commands.run import Done, asked, perform
 from tvmflow.commands.words import open_store, say, say_json
-from tvmflow.decide import Survey
+from tvmflow.decide import surveyed
 from tvmflow.errors import EXIT_OK, EXIT_VERIFY
 from tvmflow.report import render, seconds_text
 from tvmflow.reproduce import TWICE, Again, build_again
-from tvmflow.stores.filestat import FileDigests
 from tvmflow.stores.local import LocalStore
 
 
@@ -42,8 +41,7 @@ def _write_lock(done: Done, store: LocalStore, folder: Path) -> Path:
     from tvmflow.locks import make_lock
 
     path = folder / "again.lock.yaml"
-    survey = Survey(store, FileDigests(store))
-    survey.look(done.prepared.plan)
+    survey = surveyed(done.prepared.plan, store)
     text = make_lock(done.prepared.recipes, done.prepared.plan, survey, store, path)
     path.write_text(text, encoding="utf-8")
     return path

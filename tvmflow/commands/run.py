@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tvmflow import plancache, signing
 from tvmflow.commands import cluster, remote
-from tvmflow.commands.words import count, open_store
+from tvmflow.commands.words import about_store, count, open_store
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.plancache import Planned
 from tvmflow.prepare import Asked, Prepared, prepare
@@ -193,13 +193,6 @@ def about_runs(sub: argparse.ArgumentParser) -> None:
     )
     remote.about_remote_of_run(sub)
     cluster.about_executor(sub)
-
-
-def about_store(sub: argparse.ArgumentParser) -> None:
-    """Where results are kept."""
-    sub.add_argument(
-        "--store", metavar="DIR", help="where results are kept ($TVMFLOW_STORE, or ./cache)"
-    )
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

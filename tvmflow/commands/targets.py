@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any, Final, NamedTuple
 
-from tvmflow.commands.words import open_store
+from tvmflow.commands.words import about_store, open_store
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.stores.local import LocalStore
 from tvmflow.targets._presets import PRESETS
@@ -67,9 +67,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--cpus", metavar="ARCH", help="list the CPUs that LLVM knows for an architecture instead"
     )
     parser.add_argument("--json", action="store_true", help="the same as one line of JSON")
-    parser.add_argument(
-        "--store", metavar="DIR", help="where answers are kept ($TVMFLOW_STORE, or ./cache)"
-    )
+    about_store(parser, "answers")
 
 
 def _triple(arch: str) -> str:

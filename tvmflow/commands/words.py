@@ -7,6 +7,7 @@ import json
 import sys
 
 from tvmflow import fastpath
+from tvmflow.report import printable
 from tvmflow.stores.local import LocalStore
 from tvmflow.values import Json
 
@@ -27,6 +28,13 @@ def seconds(word: str) -> float:
     return number
 
 
+def about_store(sub: argparse.ArgumentParser, what: str = "results") -> None:
+    """Where the store is, in which `what` are kept."""
+    sub.add_argument(
+        "--store", metavar="DIR", help=f"where {what} are kept ($TVMFLOW_STORE, or ./cache)"
+    )
+
+
 def store_of(args: argparse.Namespace) -> LocalStore:
     """The store that `--store` names, or the environment, or the default; whether it is there or not."""
     return LocalStore(fastpath.store_of([] if args.store is None else ["--store", args.store]))
@@ -37,11 +45,6 @@ def open_store(args: argparse.Namespace) -> LocalStore:
     store = store_of(args)
     store.create()
     return store
-
-
-def printable(text: str) -> str:
-    """Text that may be anybody's, from a shared store or another machine's file, without its control signs."""
-    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
 
 
 def say(*lines: str) -> None:

@@ -6,16 +6,15 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from tvmflow.errors import UsageError
-from tvmflow.stores.local import FORMAT, LocalStore
+from tvmflow.stores.contents import existing
+from tvmflow.stores.local import LocalStore
 
 _RESULTS: Final = "actions cas last work logs stats facts plans delivered downloads spool tmp damaged runs".split()
 
 
 def clean_store(store: LocalStore, *, ledger: bool) -> int:
     """Remove all results; the bytes freed. Raises StoreError while a run uses the store."""
-    if store.read_note("format") != FORMAT:
-        raise UsageError(f"{store.root} is not a tvmflow store", fix="name one with --store DIR")
+    existing(store)
     freed = 0
     with store.alone():
         for name in [*_RESULTS, *(["ledger"] if ledger else [])]:

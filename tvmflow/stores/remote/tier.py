@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.errors import Interrupted, StoreError
-from tvmflow.report import Traffic
+from tvmflow.report import Traffic, printable
 from tvmflow.signing import PrivateKey, PublicKey
 from tvmflow.stores.local import Damaged, LocalStore
 from tvmflow.stores.remote import actions, ledger
@@ -114,7 +114,7 @@ class Tier:
     def tell(self, text: str) -> None:
         """Say something to the user, once."""
         # parts of it may be a stranger's: no control signs
-        text = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
+        text = printable(text)
         with self._lock:
             if text in self._told:
                 return
