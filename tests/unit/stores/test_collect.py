@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -360,8 +361,8 @@ def delivered(folder: Path, name: str) -> dict[str, str]:
     }
 
 
-def storm(folder: Path, *, processes: int, runs: int) -> tuple[int, int]:
-    """Runs in several processes and collections beside them; how many collections there were, and what went."""
+def storm(folder: Path, *, processes: int, rounds: int, went: int) -> None:
+    """Runs in several processes, until so many collections went on beside them and took so many results."""
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
 
     def start(*words: str) -> subprocess.Popen[str]:
@@ -374,31 +375,26 @@ def storm(folder: Path, *, processes: int, runs: int) -> tuple[int, int]:
         )
 
     LocalStore(str(folder / "store")).create()
-    collector = start("collect", str(folder / "store"))
-    builders = [start("build", str(folder), str(seed), str(runs)) for seed in range(processes)]
+    enough = str(folder / "enough")
+    collector = start("collect", str(folder / "store"), enough, str(rounds), str(went))
+    builders = [start("build", str(folder), str(seed), enough) for seed in range(processes)]
     told = [each.communicate()[0] for each in builders]
     collector.send_signal(signal.SIGTERM)
     collected = collector.communicate()[0]
     assert [each.returncode for each in builders] == [0] * processes, "\n".join(told)
     assert collector.returncode == 0, collected
     assert checking.check(LocalStore(str(folder / "store")), quiet).findings == ()
-    rounds, went = map(int, collected.split())
-    return rounds, went
 
 
 def test_runs_lose_nothing_to_collections_beside_them(tmp_path: Path) -> None:
     """Three processes run recipes that share their results, while all that no run holds is removed."""
-    rounds, went = storm(tmp_path, processes=3, runs=4)
-    assert rounds >= 5
-    assert went >= 5
+    storm(tmp_path, processes=3, rounds=5, went=5)
 
 
 @pytest.mark.faults
 def test_a_hundred_runs_lose_nothing_to_collections_beside_them(tmp_path: Path) -> None:
-    """The same, four processes and a hundred and twenty runs."""
-    rounds, went = storm(tmp_path, processes=4, runs=30)
-    assert rounds >= 100
-    assert went >= 100
+    """The same, four processes and a hundred collections that took a hundred results."""
+    storm(tmp_path, processes=4, rounds=100, went=100)
 
 
 @pytest.mark.faults
@@ -416,7 +412,8 @@ def test_a_collection_killed_at_any_instant_leaves_a_right_store(tmp_path: Path)
                     Path(slot.out, "shared").write_bytes(b"%d" % (number % 7) * 999)
                     store.publish(slot, key, {}, 0.0)
         process = subprocess.Popen(
-            [sys.executable, __file__, "collect", store.root], stdout=subprocess.PIPE
+            [sys.executable, __file__, "collect", store.root, str(tmp_path / "enough"), "0", "0"],
+            stdout=subprocess.PIPE,
         )
         time.sleep(draw.uniform(0.12, 0.3))
         process.send_signal(signal.SIGKILL)
@@ -437,28 +434,37 @@ def _hold(root: str) -> None:
         time.sleep(600)
 
 
-def _collect(root: str) -> None:
-    """In a process of its own: forget what recipes need and collect all, again and again until told to stop."""
+def _collect(root: str, enough: str, least_rounds: str, least_gone: str) -> None:
+    """In a process of its own: forget what recipes need and collect all, again and again until told to stop.
+
+    The file `enough` appears when there were so many collections and so many results went.
+    """
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
     collect._SLACK_NS = 0  # type: ignore[misc]
     store = LocalStore(root)
     rounds = went = 0
-    while not stopped:
-        for pin in contents.recipes(store):
-            if rounds % 2:
-                contents.unpin(store, pin.name)
-        found = collect.collect(store, ALL, do=True)
-        rounds, went = rounds + 1, went + sum(each.kind == "result" for each in found.gone)
-    print(rounds, went)
+    try:
+        while not stopped:
+            for pin in contents.recipes(store):
+                if rounds % 2:
+                    contents.unpin(store, pin.name)
+            found = collect.collect(store, ALL, do=True)
+            rounds, went = rounds + 1, went + sum(each.kind == "result" for each in found.gone)
+            if rounds >= int(least_rounds) and went >= int(least_gone):
+                Path(enough).touch()
+    finally:
+        Path(enough).touch()  # nobody runs on for a collector that failed
 
 
-def _build(folder: str, seed: str, runs: str) -> None:
-    """In a process of its own: run a recipe of changing models; everything must be right every time."""
+def _build(folder: str, seed: str, enough: str) -> None:
+    """In a process of its own: run a recipe of changing models until it is enough; everything must be right every time."""
     place, draw = Path(folder), random.Random(seed)
     right: dict[str, dict[str, str]] = {}
     store = LocalStore(f"{folder}/store")
-    for number in range(int(runs)):
+    for number in itertools.count():
+        if Path(enough).exists():
+            return
         model = draw.choice(["one", "two", "three"])
         executor = PretendExecutor(draw.uniform(0, 0.05))
         dist = place / f"dist-{seed}"
