@@ -27,3 +27,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     from tests.support import exports
 
     return exports.make(tmp_path_factory.mktemp("exports") / "digits")
+
+
+@pytest.fixture(scope="session")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a process gets that is to find the stand-in GPU, an sm_90."""
+    from tests.support import gpu
+
+    folder = tmp_path_factory.mktemp("gpu")
+    gpu.make_driver(folder)
+    return dict(gpu.environment(folder))

@@ -12,6 +12,7 @@ from tvmflow import tools
 from tvmflow.executors.nursery import Nursery
 from tvmflow.stores.local import LocalStore
 from tvmflow.targets.emulation import MACHINES, VARIABLE, find_qemu
+from tvmflow.targets.gpu import read_gpu
 from tvmflow.targets.host import read_host, triple_of
 
 _REQUIRED: Final = ("apache-tvm", "apache-tvm-ffi", "onnx", "onnxruntime", "safetensors", "ziglang")
@@ -68,10 +69,20 @@ def examine(store: LocalStore) -> list[Finding]:
         )
     ]
     findings += [_package(name) for name in _REQUIRED]
-    findings += _machine(store)
+    findings += [*_machine(store), _gpu()]
     with Nursery.start() as nursery:
         findings += [_try(probe, nursery) for probe in _PROBES]
     return findings
+
+
+def _gpu() -> Finding:
+    """What targets for NVIDIA GPUs are tuned and verified on; nothing else needs one."""
+    found = read_gpu()
+    return Finding(
+        "NVIDIA GPU, to tune and verify for",
+        True,
+        f"{found.gpu.name} ({found.gpu.arch})" if found.gpu else found.why_not,
+    )
 
 
 def _package(name: str) -> Finding:

@@ -116,13 +116,19 @@ def json_bytes(value: Any) -> bytes:
 
 def cpu_only(asked: Asked) -> str:
     """`why_not` of a form that consists of code for a CPU, that of all parts for one process."""
+    return one_process(asked, ("llvm",))
+
+
+def one_process(asked: Asked, kinds: Sequence[str]) -> str:
+    """`why_not` of a form that runs all parts in one process, and code of these kinds."""
+    known = " or ".join(kinds)
     for part in asked.parts:
-        if part.kind != "llvm":
-            return f"the kind of its part '{part.name}' is {part.kind}, not llvm"
+        if part.kind not in kinds:
+            return f"the kind of its part '{part.name}' is {part.kind}, not {known}"
     if asked.parts and not asked.triple:
         systems = ", ".join(f"'{part.name}' is for {part.triple}" for part in asked.parts)
         return f"its parts would have to run in one process: {systems}"
-    return "" if asked.kind == "llvm" else f"its kind is {asked.kind}, not llvm"
+    return "" if asked.kind in kinds else f"its kind is {asked.kind}, not {known}"
 
 
 def any_target(asked: Asked) -> str:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.exporters._archives import write_zip
-from tvmflow.exporters._base import Asked, Built, Joined, cpu_only, identifier
+from tvmflow.exporters._base import Asked, Built, Joined, identifier, one_process
+from tvmflow.targets.gpu import CUDA, RUNTIME_PACKAGE
 
 FORM: Final = ""
 
@@ -88,7 +89,9 @@ def _tag(asked: Asked) -> str:
 
 def why_not(asked: Asked) -> str:
     """Python has no name for every platform."""
-    return cpu_only(asked) or ("" if _tag(asked) else f"there are no wheels for '{asked.triple}'")
+    return one_process(asked, ("llvm", CUDA)) or (
+        "" if _tag(asked) else f"there are no wheels for '{asked.triple}'"
+    )
 
 
 def files(asked: Asked) -> tuple[str, ...]:
@@ -142,6 +145,7 @@ def _metadata(built: Built | Joined) -> str:
         "Requires-Python: >=3.10",
         f"Requires-Dist: apache-tvm =={minor}.*",
         "Requires-Dist: numpy >=1.26",
+        *([f"Requires-Dist: {RUNTIME_PACKAGE}"] if built.asked.kind == CUDA else []),
         "Description-Content-Type: text/markdown",
     ]
     shown = [

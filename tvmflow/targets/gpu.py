@@ -21,6 +21,9 @@ CUDA: Final = "cuda"
 
 INSTALL: Final = "pip install 'tvmflow[cuda]'"
 
+RUNTIME_PACKAGE: Final = "nvidia-cuda-runtime ==13.*"
+"""What pip installs for programs that load code for these GPUs, besides TVM."""
+
 _DRIVER: Final = "libcuda.so.1"
 _RUNTIME: Final = "libcudart.so.13"
 # The CUDA that TVM's wheel works with, as its driver tells it.
@@ -126,7 +129,7 @@ def load_cuda() -> None:
     else:
         raise EnvironmentProblem(
             f"CUDA's runtime library ({_RUNTIME}) cannot be loaded",
-            fix="pip install 'nvidia-cuda-runtime==13.*'",
+            fix=f"pip install '{RUNTIME_PACKAGE}'",
         )
     try:
         tvm_ffi.libinfo.load_lib_ctypes("apache-tvm", "tvm_runtime_cuda", "RTLD_GLOBAL")

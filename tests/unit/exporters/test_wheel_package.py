@@ -180,7 +180,8 @@ def test_platforms_without_wheels_are_named() -> None:
     assert wheel.why_not(asked(triple="wasm32-unknown-emscripten")) == (
         "there are no wheels for 'wasm32-unknown-emscripten'"
     )
-    assert wheel.why_not(asked(kind="cuda")) == "its kind is cuda, not llvm"
+    assert wheel.why_not(asked(kind="metal")) == "its kind is metal, not llvm or cuda"
+    assert wheel.why_not(asked(kind="cuda")) == ""
     assert wheel.why_not(asked()) == ""
 
 

@@ -1,0 +1,143 @@
+"""Libraries for NVIDIA GPUs where there is such a GPU: tuned, verified, loaded and watched. It is the stand-in, which is strict."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.project import Project
+from tests.support.recipes import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def with_gpu(project: Project, gpu: dict[str, str]) -> Project:
+    project.environment.update(gpu)
+    return project
+
+
+def test_a_model_is_tuned_verified_and_run_on_the_gpu(with_gpu: Project) -> None:
+    """The library agrees with the reference, the tuned one as the untuned; a second run does nothing."""
+    project = with_gpu
+    project.write_recipe(targets=["cuda-sm90"], trials=6)
+    ran = project.run()
+    assert ran.code == 0, ran.out
+    tuned, verdict = (ran.stages[f"{name}/cuda-sm90"]["facts"] for name in ("tune", "verify"))
+    assert (tuned["measured"], tuned["failed"]) == (6, 0)
+    assert verdict["outputs"]["scores"]["passed"]
+    assert verdict["latency"]["library"]["median"] > 0
+    # naive loops of an emulated GPU are so slow that a search always finds something
+    assert ran.stages["pick_best/cuda-sm90"]["facts"]["tuned"] > 0
+    assert verdict["latency"]["untuned"]["median"] > 0
+    assert len(project.trials()) == 6
+    assert project.run().ran == []
+
+    bundle = "dist/tiny/cuda-sm90/tiny.tvmflow"
+    shown = project.tvmflow("run-model", bundle, "--profile")
+    assert shown.code == 0, shown.err
+    assert "fused_conv2d_add_relu" in shown.out
+
+
+def test_digits_are_read_on_the_gpu(with_gpu: Project) -> None:
+    """The trained net and its 360 images, as MXNet reads them."""
+    text = (ROOT / "recipes/digits.yaml").read_text()
+    for old, new in (
+        ("  - host", "  - cuda-sm90"),
+        ("trials: 64", "trials: 0"),
+        ("models/", f"{ROOT}/recipes/models/"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    (with_gpu.folder / "tiny.yaml").write_text(text)
+    ran = with_gpu.run()
+    assert ran.code == 0, ran.out
+    verdict = ran.stages["verify/cuda-sm90"]["facts"]
+    assert verdict["samples"] == 360
+    assert verdict["accuracy"] == verdict["reference_accuracy"] > 0.95
+
+
+def test_parts_on_the_gpu_and_the_cpu_hand_tensors_to_each_other(with_gpu: Project) -> None:
+    """Both ways, and the whole agrees with the reference, in a bundle as in a wheel."""
+    project = with_gpu
+    target = (
+        "{name: split, parts: [{name: head, until: [r], preset: x86-64-v2}, "
+        "{name: middle, until: [p], preset: cuda-sm90}, {name: tail, preset: x86-64-v2}]}"
+    )
+    project.write_recipe(targets=[target])
+    project.edit_recipe("outputs: [shared-library, bundle]", "outputs: [bundle, wheel]")
+    ran = project.run()
+    assert ran.code == 0, ran.out
+    verdict = ran.stages["verify/split"]["facts"]
+    assert verdict["outputs"]["scores"]["passed"]
+    assert set(verdict["parts"]) == {"head", "middle", "tail"}
+    assert all(part["latency"]["median"] > 0 for part in verdict["parts"].values())
+    handed = ran.stages["join/split"]["facts"]["handed_over"]
+    devices = {each["tensor"]: each["devices"] for each in handed}
+    assert devices == {"r": ["cpu", "cuda"], "p": ["cuda", "cpu"]}
+
+    (wheel,) = (project.folder / "dist/tiny/split").glob("*.whl")
+    code = (
+        "import numpy as np, tiny_model; x = np.load('x.npy'); "
+        "a, b = (tiny_model.run({'data': y})['scores'] for y in (x, x + 1)); np.savez('y.npz', a=a, b=b)"
+    )
+    given = np.random.default_rng(1).normal(size=(1, 3, 8, 8)).astype(np.float32)
+    np.save(project.folder / "x.npy", given)
+    environment = {**project.environment}
+    site = project.folder / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    environment["PYTHONPATH"] = f"{site}:{environment['PYTHONPATH']}"
+    subprocess.run([sys.executable, "-c", code], cwd=project.folder, env=environment, check=True)
+    found = np.load(project.folder / "y.npz")
+    whole = _on_the_cpu(project, {"a": given, "b": given + 1})
+    for name in ("a", "b"):
+        np.testing.assert_allclose(found[name], whole[name], rtol=1e-4, atol=1e-5)
+
+
+def _on_the_cpu(project: Project, inputs: dict[str, Any]) -> dict[str, Any]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(project.folder / "tiny.onnx"))
+    return {name: session.run(None, {"data": each})[0] for name, each in inputs.items()}
+
+
+def test_what_is_for_another_gpu_is_a_sentence(with_gpu: Project) -> None:
+    """When a recipe asks to run it, and when it is loaded; built it is all the same."""
+    project = with_gpu
+    project.write_recipe(targets=["cuda-sm90"])
+    project.environment["STAND_IN_GPU"] = "86"
+    refused = project.tvmflow("run", "tiny.yaml")
+    assert refused.code == 2
+    reason = "it is for sm_90, and this machine's GPU (Stand-in GPU) is sm_86"
+    assert "'cuda-sm90' cannot be verified" in refused.err and reason in refused.err
+    listed = json.loads(project.tvmflow("targets", "--json").out)
+    rows = {each["name"]: each["abilities"] for each in listed["targets"]}
+    assert rows["cuda-sm90"]["runs_here"] == rows["cuda-sm90"]["measured_here"] == reason
+    assert rows["cuda-sm80"]["runs_here"] == rows["cuda-sm80"]["measured_here"] == ""
+
+    project.edit_recipe("verify: {against: reference", "verify: {against: none")
+    assert project.run().code == 0
+    loaded = project.tvmflow("run-model", "dist/tiny/cuda-sm90/tiny.tvmflow")
+    assert loaded.code == 1
+    assert f"was built for sm_90, which does not run here: {reason}" in loaded.err
+
+
+def test_the_same_recipe_sees_that_a_gpu_has_gone(with_gpu: Project) -> None:
+    """What was verified stays so; a machine without a GPU does not claim to have run it."""
+    project = with_gpu
+    project.write_recipe(targets=["cuda-sm90"])
+    project.edit_recipe("verify: {against: reference", "verify: {against: none")
+    first = project.run()
+    assert "not_run" not in first.stages["verify/cuda-sm90"]["facts"]
+    project.environment["CUDA_VISIBLE_DEVICES"] = ""
+    gone = project.run()
+    assert gone.ran == ["verify/cuda-sm90"]
+    assert "no NVIDIA GPU can be seen here" in gone.stages["verify/cuda-sm90"]["facts"]["not_run"]
+    assert Path(project.folder, "dist/tiny/cuda-sm90/tiny.so").exists()
