@@ -21,7 +21,7 @@ from tvmflow.passes.groups import widen_groups
 from tvmflow.passes.lifted import lift_sequences
 from tvmflow.passes.norms import fold_norms
 from tvmflow.passes.packed import pack_matmuls
-from tvmflow.passes.quantised import keep_whole
+from tvmflow.passes.quantised import keep_whole, round_floats
 from tvmflow.passes.settled import settle_constants, settled
 from tvmflow.passes.vector_math import vectorise_math
 from tvmflow.schedules import Machine
@@ -64,6 +64,7 @@ def _simplify(
         simple = block_layouts(simple, machine.lanes, plain, kernels["winograd"], kept)
     if kernels["weights"] == "packed" and "matmul" not in plain and is_straight(simple):
         simple = pack_matmuls(simple, machine.lanes, kept)
+    simple = round_floats(simple) if is_straight(simple) else simple
     return relax.transform.CanonicalizeBindings()(simple)
 
 
