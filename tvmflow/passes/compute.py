@@ -113,6 +113,17 @@ def dense(x: Any, w: Any, columns: int) -> Any:
     return te.compute((*outer, columns), at, name="dense")
 
 
+def rounded(x: Any, scale: float, least: int, most: int) -> Any:
+    """The whole multiples of `scale` next to `x`, the least and the most of them `least` and `most` times it."""
+
+    def at(*place: Any) -> Any:
+        whole = tirx.round(x(*place) / tirx.const(scale, x.dtype))
+        low, high = (tirx.const(each, x.dtype) for each in (least, most))
+        return tirx.max(tirx.min(whole, high), low) * tirx.const(scale, x.dtype)
+
+    return te.compute(x.shape, at, name="rounded", tag="elemwise")
+
+
 def _padded(x: Any, padding: Pair) -> Any:
     if not any(padding):
         return x

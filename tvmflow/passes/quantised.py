@@ -1,18 +1,22 @@
-"""Quantised weights stay whole numbers in the library: their scale goes to what comes out."""
+"""Quantised models: weights stay whole numbers in the library, data between operators are rounded as float32."""
 
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.passes._function import Facts, call_of, rewritten, shape_of
+from tvmflow.passes import compute
+from tvmflow.passes._function import Facts, call_of, is_float, rewritten, shape_of
 
 _CONV2D: Final = "relax.nn.conv2d"
 _MATMUL: Final = "relax.matmul"
 _WHOLE: Final = "int8"
+# Of which float32 holds each sum with a zero point.
+_STEPS: Final = ("int8", "uint8", "int16", "uint16")
 # How many axes their weights have.
 _RANKS: Final = {_CONV2D: 4, _MATMUL: 2}
 
@@ -20,6 +24,14 @@ _RANKS: Final = {_CONV2D: 4, _MATMUL: 2}
 def keep_whole(mod: tvm.IRModule) -> tvm.IRModule:
     """Convolutions and matrix products with weights s·w, w being of int8, as those with w, multiplied by s."""
     return rewritten(mod, _Keeper(mod, Facts(mod["main"])))
+
+
+def round_floats(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with float32 rounded as float32 where whole numbers would at once be read as float32 again.
+
+    What comes out is the same, but that a zero may be −0.
+    """
+    return rewritten(mod, _Rounder(mod, Facts(mod["main"])))
 
 
 def whole_dtype(facts: Facts, weights: Any) -> str:
@@ -84,3 +96,43 @@ class _Keeper(PyExprMutator):  # type: ignore[misc]
             return False
         shape, count = shape_of(whole) or (), scale.value.numpy().size
         return count == 1 or (int(made.attrs.axis) % len(shape) == axis and count == shape[axis])
+
+
+class _Step(NamedTuple):
+    """Data that are rounded to whole multiples of `scale`, from `least` to `most`."""
+
+    data: Any
+    scale: float
+    least: int
+    most: int
+
+
+@mutator
+class _Rounder(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: tvm.IRModule, facts: Facts) -> None:
+        super().__init__(mod)
+        self._facts = facts
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        step = self._step(call)
+        if step is None:
+            return super().visit_call_(call)
+        data = self.visit_expr(step.data)
+        return self.builder_.call_te(compute.rounded, data, *step[1:], primfunc_name_hint="rounded")
+
+    def _step(self, call: Any) -> _Step | None:
+        if (back := call_of(call, "relax.dequantize")) is None:
+            return None
+        there = call_of(self._facts.only_use(back.args[0]), "relax.quantize")
+        if there is None or not (is_float(there.args[0]) and is_float(back)):
+            return None
+        dtype = str(there.ty.dtype.dtype)
+        ends = [*there.args[1:], *back.args[1:]]
+        if dtype not in _STEPS or not all(isinstance(each, tvm.ir.Constant) for each in ends):
+            return None
+        scale, zero, *others = (each.value.numpy() for each in ends)
+        if scale.size > 1 or zero.size > 1 or not all(map(np.array_equal, (scale, zero), others)):
+            return None
+        numbers, middle = np.iinfo(dtype), int(zero.item())
+        least, most = int(numbers.min) - middle, int(numbers.max) - middle
+        return _Step(there.args[0], float(scale.item()), least, most)

@@ -6,7 +6,7 @@ structure of the lowered function, so a second road would silently give untuned 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,8 @@ from tvmflow.passes.groups import widen_groups
 from tvmflow.passes.lifted import lift_sequences
 from tvmflow.passes.norms import fold_norms
 from tvmflow.passes.packed import pack_matmuls
-from tvmflow.passes.quantised import keep_whole
+from tvmflow.passes.quantised import keep_whole, round_floats
+from tvmflow.passes.settled import settle_constants, settled
 from tvmflow.passes.vector_math import vectorise_math
 from tvmflow.schedules import Machine
 
@@ -63,6 +64,7 @@ def _simplify(
         simple = block_layouts(simple, machine.lanes, plain, kernels["winograd"], kept)
     if kernels["weights"] == "packed" and "matmul" not in plain and is_straight(simple):
         simple = pack_matmuls(simple, machine.lanes, kept)
+    simple = round_floats(simple) if is_straight(simple) else simple
     return relax.transform.CanonicalizeBindings()(simple)
 
 
@@ -120,7 +122,7 @@ def lower(mod: tvm.IRModule, target: tvm.target.Target, kernels: Mapping[str, An
                 relax.transform.FuseTIR(),
                 relax.transform.DeadCodeElimination(),
             ]
-        )(inference)
+        )(settle_constants(inference))
     is_cpu = Machine.of(target.export()) is not None
     return vectorise_math(lowered) if is_cpu and kernels["math"] == "vector" else lowered
 
@@ -138,13 +140,19 @@ def fold_weights(
     simple = _simplify(mod, target, kernels)
     main = simple["main"]
     names = [var.name for var in main.params[int(main.attrs["num_input"]) :]]
-    arrays = [tvm.runtime.tensor(params[name]) for name in names]
+    arrays = [params[name] for name in names]
     _, weights = _split(simple)
     if weights is None:
-        return arrays
+        return _tensors(arrays)
+    found = settled(weights["main"], arrays)
+    if found is not None:
+        return _tensors(found)
     library = tvm.compile(weights, tvm.target.Target(_FOLDING_TARGET))
-    folded = relax.VirtualMachine(library, tvm.cpu())["main"](arrays)
-    return list(folded)
+    return list(relax.VirtualMachine(library, tvm.cpu())["main"](_tensors(arrays)))
+
+
+def _tensors(arrays: Sequence[np.ndarray[Any, Any]]) -> list[tvm.runtime.Tensor]:
+    return [tvm.runtime.tensor(array) for array in arrays]
 
 
 def load_weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tvm
-from onnx import helper
+from onnx import TensorProto, helper
 from tvm import relax
 
 from tests.support.kernels import FAST, host_level, kernels_of
@@ -93,7 +94,33 @@ def test_rounding_stays_on_blocked_layouts(tmp_path: Path) -> None:
     made = model(nodes, [value("data", [1, 3, 8, 8])], [value("d", None)], weights)
     names = kernels_of(load(quantised(made, tmp_path), tmp_path).mod, host_level())
     assert sum("unpack" in name for name in names) == 1
-    assert any("conv2d_NCHWc" in name and "quantize" in name for name in names)
+    assert any("conv2d_NCHWc" in name and "rounded" in name for name in names)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_numbers_that_are_read_back_at_once_are_rounded_as_they_are(
+    signed: bool, tmp_path: Path
+) -> None:
+    """With the results of the way there and back: at both ends of the range, at ties, for large numbers and infinities."""
+    ties = (np.arange(-300, 300, dtype=np.float32) + np.float32(0.5)) * np.float32(0.01)
+    far = np.array([np.inf, -np.inf, 1e30, -1e30, 0, -0.0, 2.55, -1.28], np.float32)
+    feed = {"data": np.concatenate([ties, far, draw(600, seed=3) * 2])}
+    scales = {"s": np.float32(0.01), "z": (np.int8 if signed else np.uint8)(7)}
+    weights = {name: np.asarray(each) for name, each in scales.items()}
+    nodes = [
+        node("QuantizeLinear", ["data", "s", "z"], ["q"]),
+        node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
+    dtype = TensorProto.INT8 if signed else TensorProto.UINT8
+    whole = helper.make_tensor_value_info("q", dtype, None)
+    found = []
+    for others in ([], [whole]):
+        inputs, outputs = [value("data", [len(feed["data"])])], [value("y", None), *others]
+        loaded = load(model(nodes, inputs, outputs, weights), tmp_path)
+        names = kernels_of(loaded.mod, host_level())
+        assert any("quantize" in name for name in names) == bool(others)
+        found.append(compute(loaded, feed)[0])
+    assert np.array_equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("operator", ["QLinearConv", "QLinearMatMul", "ConvInteger"])
