@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmflow.commands.words import count
-from tvmflow.errors import EXIT_OK, EnvironmentProblem, StageError, UsageError
+from tvmflow.errors import EXIT_OK, StageError, UsageError
 
 if TYPE_CHECKING:
     from tvmflow.runtime import Module
@@ -29,7 +28,7 @@ def run_model(args: argparse.Namespace) -> int:
     found = _samples(module, args)
     outputs = samples.outputs_of(module.run, found)
     if args.output:
-        _save(Path(args.output), outputs)
+        samples.write_arrays(Path(args.output), outputs)
     report: dict[str, Any] = {
         "model": module.manifest["name"],
         "target": module.manifest["target"]["name"],
@@ -94,27 +93,6 @@ def _samples(module: Module, args: argparse.Namespace) -> Samples:
         return samples.recorded(module.inputs, path, what=f"--input {path}")
     except StageError as misfit:
         raise UsageError(misfit.message, fix=f"this model is {module!r}") from misfit
-
-
-def _save(path: Path, outputs: Mapping[str, Array]) -> None:
-    """As an npz, all or nothing. Not through `numpy.savez`, for which no array may be called `file`."""
-    import zipfile
-
-    import numpy as np
-
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with zipfile.ZipFile(aside, "w") as archive:
-            for name, array in outputs.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
-                    np.save(stream, array, allow_pickle=False)
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise EnvironmentProblem(
-            f"--output: {path} cannot be written: {error.strerror}",
-            fix="name a file in a folder that exists and has room",
-        ) from error
 
 
 def _top(array: Array, count: int) -> list[list[list[float]]]:

@@ -27,6 +27,7 @@ _SHARED: Final[Mapping[str, str]] = {
     "tvmflow.exporters._wheel_package": "__init__",
     "tvmflow.native": "_native",
     "tvmflow.runtime": "_runtime",
+    "tvmflow.samples": "_samples",
     "tvmflow.targets.host": "_host",
     "tvmflow.targets.platforms": "_platforms",
     "tvmflow.values": "_values",
