@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmflow.commands.words import count
 from tvmflow.errors import EXIT_OK, StageError, UsageError
+from tvmflow.spread import spread_of
 
 if TYPE_CHECKING:
     from tvmflow.runtime import Module
@@ -38,7 +38,8 @@ def run_model(args: argparse.Namespace) -> int:
     if args.top:
         report["top"] = {name: _top(array, args.top) for name, array in outputs.items()}
     if args.print_time:
-        report["ms"] = _times(module.latency(found.batches[0], repeat=args.repeat))
+        times = module.latency(found.batches[0], repeat=args.repeat)
+        report["ms"] = spread_of([each * 1e3 for each in times])
     if args.profile:
         report["operators"] = [
             {"name": each.name, "calls": each.calls, "us": each.seconds * 1e6}
@@ -105,17 +106,6 @@ def _top(array: Array, count: int) -> list[list[list[float]]]:
         [[int(place), float(row[place])] for place in places]
         for row, places in zip(rows, order, strict=True)
     ]
-
-
-def _times(seconds: Sequence[float]) -> dict[str, float]:
-    ms = [each * 1e3 for each in seconds]
-    return {
-        "mean": statistics.fmean(ms),
-        "median": statistics.median(ms),
-        "max": max(ms),
-        "min": min(ms),
-        "std": statistics.pstdev(ms),
-    }
 
 
 def _text(report: Mapping[str, Any], module: Module, args: argparse.Namespace) -> str:
