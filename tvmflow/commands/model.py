@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmflow.commands.words import count
+from tvmflow.commands.words import count, say, say_json
 from tvmflow.errors import EXIT_OK, StageError, UsageError
 from tvmflow.spread import spread_of
 
@@ -45,7 +43,10 @@ def run_model(args: argparse.Namespace) -> int:
             {"name": each.name, "calls": each.calls, "us": each.seconds * 1e6}
             for each in module.profile(found.batches[0], repeat=args.repeat)
         ]
-    _say(json.dumps(report) if args.json else _text(report, module, args))
+    if args.json:
+        say_json(report)
+    else:
+        say(*_lines(report, module, args))
     return EXIT_OK
 
 
@@ -108,7 +109,7 @@ def _top(array: Array, count: int) -> list[list[list[float]]]:
     ]
 
 
-def _text(report: Mapping[str, Any], module: Module, args: argparse.Namespace) -> str:
+def _lines(report: Mapping[str, Any], module: Module, args: argparse.Namespace) -> list[str]:
     lines = [repr(module)]
     many = report["samples"] > 1
     lines.append(f"ran on {report['samples']} samples" if many else "ran once")
@@ -125,7 +126,7 @@ def _text(report: Mapping[str, Any], module: Module, args: argparse.Namespace) -
         lines.append("  ".join(f"{value:>10.4f}" for value in times.values()))
     if "operators" in report:
         lines += _operators(report["operators"])
-    return "\n".join(lines)
+    return lines
 
 
 def _operators(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -136,7 +137,3 @@ def _operators(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         share = row["us"] / total
         lines.append(f"{row['name']:<{width}}  {row['calls']:>5}  {row['us']:>10.1f}  {share:5.1%}")
     return lines
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
