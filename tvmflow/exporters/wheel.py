@@ -30,6 +30,7 @@ _SHARED: Final[Mapping[str, str]] = {
     "tvmflow.samples": "_samples",
     "tvmflow.targets.host": "_host",
     "tvmflow.targets.platforms": "_platforms",
+    "tvmflow.targets.told": "_told",
     "tvmflow.values": "_values",
     "tvmflow.weights": "_weights",
 }
