@@ -15,6 +15,7 @@ from tvmflow.recipe import Recipe
 from tvmflow.stages import EVERY_STAGE, export, join, pick_best, runner, verify
 from tvmflow.stages._subjects import QEMU
 from tvmflow.targets import cuda
+from tvmflow.targets.gpu import CUDA
 from tvmflow.targets.resolve import JoinedTarget, ResolvedTarget
 from tvmflow.values import Delivery, InputFile, Need, Plan, StageSpec
 
@@ -135,7 +136,7 @@ def _frontend_tools(recipe: Recipe, stage: str) -> tuple[str, ...]:
 
 def _target_tools(target: Target | None, stage: str) -> tuple[str, ...]:
     """What only targets of one kind are compiled with."""
-    is_cuda = isinstance(target, ResolvedTarget) and target.tvm["kind"] == cuda.KIND
+    is_cuda = isinstance(target, ResolvedTarget) and target.tvm["kind"] == CUDA
     return cuda.PACKAGES if is_cuda and stage == "build" else ()
 
 

@@ -20,6 +20,11 @@ from tvmflow.values import Delivery, InputFile, Json, Need, Plan, StageSpec
 # What may come and go without meaning anything.
 _NO_CODE = (".pyc", "~", ".swp")
 
+# Where a toolchain that a recipe names is looked for, and a GPU's driver; and which GPUs may be seen.
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+# What NVIDIA's driver makes on a server, on a Jetson, and on Windows' Linux.
+_DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
+
 
 class Planned(NamedTuple):
     """A plan, what planning read, and the options of the command line that matter to an up-to-date run."""
@@ -76,8 +81,8 @@ def _without_user(word: str) -> str:
 
 def _circumstances() -> str:
     """This machine and this code: a digest over the stamps of all files of this package."""
-    # a toolchain that a recipe names is looked for on PATH
-    here = [read_host().fingerprint(), os.environ.get("PATH")]
+    variables = [os.environ.get(name) for name in _VARIABLES]
+    here = [read_host().fingerprint(), variables, [os.path.exists(path) for path in _DRIVERS]]
     digest = hashlib.sha256(json.dumps(here).encode())
     root = os.path.dirname(os.path.abspath(__file__))
     for folder in _folders(root):

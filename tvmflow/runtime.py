@@ -18,15 +18,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tvmflow.bundles import Unpacked, unpack
 from tvmflow.errors import BundleError, EnvironmentProblem
 from tvmflow.native import (
+    CPU,
+    GPU,
+    Buffer,
     Executable,
     Main,
+    Place,
     Program,
     Watch,
-    aligned,
-    filled,
+    array_of,
+    copy,
     load_library,
+    sent,
     tensors_of,
 )
+from tvmflow.targets.gpu import CUDA, why_not_run
 from tvmflow.targets.host import foreign_system, read_host
 from tvmflow.targets.platforms import host_triple, platform_of
 from tvmflow.values import TensorSpec
@@ -68,9 +74,9 @@ class Module:
         self.program = program
         self._main = program.main
         self._lock = threading.Lock()
-        self._buffers = {spec.name: aligned(spec) for spec in self.inputs}
-        # kept here because the runtime looks into their memory
-        self._weights = {name: filled(array) for name, array in (weights or {}).items()}
+        self._buffers = {spec.name: Buffer(spec, program.place) for spec in self.inputs}
+        self.weights = [sent(array, program.place) for array in (weights or {}).values()]
+        """The runtime's tensors that `main` takes after the inputs."""
 
     def __repr__(self) -> str:
         def show(specs: tuple[TensorSpec, ...]) -> str:
@@ -92,12 +98,14 @@ class Module:
     ) -> list[float]:
         """Seconds per call, for each of `repeat` repeats of at least `min_seconds`, after a warm-up.
 
-        The inputs are in place already and the outputs are left where the runtime put them.
+        The inputs are in place already (on a GPU: in its memory) and the outputs are left where the
+        runtime put them; a repeat ends when its last call has.
         """
         with self._lock:
             arguments = self._fill(feed)
             started = time.perf_counter()
             self._main(*arguments)
+            self.program.wait()
             once = time.perf_counter() - started
             calls = max(1, int(min_seconds / max(once, 1e-7)))
             seconds = []
@@ -105,13 +113,14 @@ class Module:
                 started = time.perf_counter()
                 for _ in range(calls):
                     self._main(*arguments)
+                self.program.wait()
                 seconds.append((time.perf_counter() - started) / calls)
             return seconds
 
     def profile(self, feed: Mapping[str, Array], *, repeat: int = 10) -> list[OperatorTime]:
         """What each kernel and each step of the runtime took, the slowest first: of `repeat` runs, the median.
 
-        Watching adds a few microseconds to each of their calls.
+        Watching adds a few microseconds to each of their calls; on a GPU each is waited for.
         """
         from statistics import median
 
@@ -144,13 +153,10 @@ class Module:
         if problems:
             raise BundleError("; ".join(problems), fix=f"this model takes {self!r}")
         for spec in self.inputs:
-            np.copyto(self._buffers[spec.name][0], feed[spec.name])
-        return [*(self._buffers[spec.name][1] for spec in self.inputs), *self.weights]
-
-    @property
-    def weights(self) -> list[Any]:
-        """The runtime's tensors that `main` takes after the inputs."""
-        return [tensor for _, tensor in self._weights.values()]
+            buffer = self._buffers[spec.name]
+            np.copyto(buffer.array, feed[spec.name])
+            buffer.send()
+        return [*(self._buffers[spec.name].tensor for spec in self.inputs), *self.weights]
 
     def _misfits(self, feed: Mapping[str, Array]) -> list[str]:
         """A sentence for every input that is missing, unknown, or of another shape or dtype."""
@@ -169,15 +175,18 @@ class Module:
         return problems
 
     def _collect(self, result: Any) -> dict[str, Array]:
-        import numpy as np
-
         names = [spec.name for spec in self.outputs]
         # the runtime takes its memory back at the next call
-        return {n: np.from_dlpack(t).copy() for n, t in zip(names, tensors_of(result), strict=True)}
+        return {n: array_of(tensor) for n, tensor in zip(names, tensors_of(result), strict=True)}
 
 
 class Chain:
-    """Parts of a model, one after the other; what one gives to another stays where it is."""
+    """Parts of a model, one after the other; what one gives to another stays where it is, if both run there.
+
+    What a part on a GPU and one on the CPU hand to each other is copied.
+    """
+
+    place = CPU
 
     def __init__(
         self, parts: Mapping[str, Module], inputs: Sequence[str], outputs: Sequence[str]
@@ -185,6 +194,7 @@ class Chain:
         self._parts = parts
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
+        self._landings: dict[tuple[str, str], Any] = {}
         self.main = self._linked({name: part.program.main for name, part in parts.items()})
 
     def watched(self, watch: Watch) -> Main:
@@ -196,25 +206,38 @@ class Chain:
         mains = {name: part.program.watched(named(name)) for name, part in self._parts.items()}
         return self._linked(mains)
 
+    def wait(self) -> None:
+        for part in self._parts.values():
+            part.program.wait()
+
     def _linked(self, mains: Mapping[str, Main]) -> Main:
         steps = [
-            (
-                mains[name],
-                [spec.name for spec in part.inputs],
-                part.weights,
-                [spec.name for spec in part.outputs],
-            )
+            (name, mains[name], part.inputs, part.weights, [spec.name for spec in part.outputs])
             for name, part in self._parts.items()
         ]
 
         def main(*arguments: Any) -> list[Any]:
             there = dict(zip(self._inputs, arguments, strict=True))
-            for call, takes, weights, gives in steps:
-                results = tensors_of(call(*(there[name] for name in takes), *weights))
+            for part, call, takes, weights, gives in steps:
+                given = [self._brought(there[spec.name], part, spec) for spec in takes]
+                results = tensors_of(call(*given, *weights))
                 there.update(zip(gives, results, strict=True))
             return [there[name] for name in self._outputs]
 
         return main
+
+    def _brought(self, tensor: Any, part: str, spec: TensorSpec) -> Any:
+        """A tensor where a part runs."""
+        place = self._parts[part].program.place
+        if place.holds(tensor):
+            return tensor
+        landing = self._landings.get((part, spec.name))
+        if landing is None:
+            landing = self._landings[part, spec.name] = place.empty(spec)
+        copy(tensor, landing)
+        # who made it may use its memory for something else as soon as it is called again
+        GPU.wait()
+        return landing
 
 
 def load(path: str | Path, params: str | Path | Mapping[str, Array] | None = None) -> Module:
@@ -243,8 +266,14 @@ def _loaded(path: str, found: Unpacked, params: str | Path | Mapping[str, Array]
     digest = hashlib.sha256(found.library).hexdigest()
     _check(path, found.manifest, digest == found.manifest["sha256"][name])
     weights = fitting(path, found.manifest, params)
-    library = load_library(found.library, Path(name).suffix)
-    return Module(Executable(library), found.signature, found.manifest, weights)
+    place = place_of(found.manifest["target"]["tvm"])
+    library = load_library(found.library, Path(name).suffix, place)
+    return Module(Executable(library, place), found.signature, found.manifest, weights)
+
+
+def place_of(tvm: Mapping[str, Any]) -> Place:
+    """Where code for a target, as TVM describes it, runs."""
+    return GPU if tvm.get("kind") == CUDA else CPU
 
 
 def _check(path: str | Path, manifest: Mapping[str, Any], whole: bool) -> None:
@@ -253,10 +282,10 @@ def _check(path: str | Path, manifest: Mapping[str, Any], whole: bool) -> None:
         raise BundleError(f"{path} is damaged: its library has another digest", fix="copy it again")
     target, host = manifest["target"], read_host()
     kind = target["tvm"].get("kind", "llvm")
-    if kind != "llvm":
+    if kind not in ("llvm", CUDA):
         raise BundleError(
-            f"{path} was built for {kind}, and this runtime runs libraries for CPUs",
-            fix="load the shared library with TVM itself: relax.VirtualMachine(tvm.runtime.load_module(…), tvm.cuda())",
+            f"{path} was built for {kind}, and this runtime runs libraries for CPUs and NVIDIA GPUs",
+            fix="load the shared library with TVM itself: relax.VirtualMachine(tvm.runtime.load_module(…), …)",
         )
     platform = platform_of(host_triple(target["tvm"]) or host.arch)
     if platform.arch != host.arch:
@@ -275,6 +304,12 @@ def _check(path: str | Path, manifest: Mapping[str, Any], whole: bool) -> None:
         raise BundleError(
             f"{path} uses CPU instructions that this machine lacks: {', '.join(missing)}",
             fix="build the recipe for this machine (`host`) or for a lower CPU level",
+        )
+    why_not = why_not_run(target["tvm"]["arch"]) if kind == CUDA else ""
+    if why_not:
+        raise BundleError(
+            f"{path} was built for {target['tvm']['arch']}, which does not run here: {why_not}",
+            fix="run it on a machine with such a GPU, or build the recipe for another target",
         )
     built_with, here = manifest["tvm"], _installed("apache-tvm")
     if built_with.split(".")[:2] != here.split(".")[:2]:

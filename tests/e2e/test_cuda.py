@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.project import Project
 from tvmflow.errors import StageError
-from tvmflow.targets import cuda
+from tvmflow.targets import cuda, cuda_process
 
 pytestmark = [
     pytest.mark.cuda,
@@ -55,9 +55,9 @@ def test_a_kernel_that_the_compiler_refuses_is_a_sentence() -> None:
 def test_errors_come_back_from_the_process_that_builds() -> None:
     """As what they were there; a process that ends without a word is told too."""
     with pytest.raises(StageError, match="refuses a kernel for sm_20"):
-        cuda.in_its_process("tests.e2e.test_cuda:refused", "sm_20")
+        cuda_process.in_its_process("tests.e2e.test_cuda:refused", "sm_20")
     with pytest.raises(StageError, match="the build for CUDA ended with code 7"):
-        cuda.in_its_process("os:_exit", 7)
+        cuda_process.in_its_process("os:_exit", 7)
 
 
 def refused(arch: str) -> None:

@@ -92,8 +92,8 @@ def test_only_the_runtime_is_imported(small_bundle: Path) -> None:
             "was built for vax, this machine is",
         ),
         (
-            {"target": {"tvm": {"kind": "cuda", "arch": "sm_90"}, "features": []}},
-            "was built for cuda, and this runtime runs libraries for CPUs",
+            {"target": {"tvm": {"kind": "metal"}, "features": []}},
+            "was built for metal, and this runtime runs libraries for CPUs and NVIDIA GPUs",
         ),
         (
             {"target": {"tvm": {}, "features": ["sse2", "quantum"]}},

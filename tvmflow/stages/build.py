@@ -10,7 +10,8 @@ from tvmflow.errors import StageError
 from tvmflow.exporters import EXPORTERS, system_library
 from tvmflow.stages import _kernels
 from tvmflow.stages._base import StageContext
-from tvmflow.targets import cuda
+from tvmflow.targets import cuda_process
+from tvmflow.targets.gpu import CUDA
 
 VERSION: Final = 2
 SCOPE: Final[Literal["model", "target"]] = "target"
@@ -52,9 +53,9 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
 
     A kernel without a record gets the default schedule, where there is one for it.
     """
-    if settings["target"]["kind"] == cuda.KIND:
+    if settings["target"]["kind"] == CUDA:
         paths = {name: str(path) for name, path in ctx.inputs.items()}
-        found = cuda.in_its_process(
+        found = cuda_process.in_its_process(
             f"{__name__}:{run_for_cuda.__name__}", dict(settings), paths, str(ctx.out)
         )
         return dict(found)
@@ -88,7 +89,7 @@ def _compile(settings: Mapping[str, Any], inputs: Mapping[str, Path], out: Path)
                 f"none of the {len(chosen)} chosen schedules fits a kernel of this model",
                 fix="this is a bug in tvmflow: the lowering of extract_tasks and build differ; please report it",
             )
-    if settings["target"]["kind"] == cuda.KIND:
+    if settings["target"]["kind"] == CUDA:
         from tvmflow.schedules.gpu import schedule_gpu
 
         lowered, roads = schedule_gpu(lowered, target)

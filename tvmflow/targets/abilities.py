@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from tvmflow.targets import cuda, linking
 from tvmflow.targets.emulation import machine_of
 from tvmflow.targets.features import why_not_halves
+from tvmflow.targets.gpu import CUDA, INSTALL
 from tvmflow.targets.platforms import host_triple, platform_of
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.values import Json
@@ -30,10 +31,10 @@ def why_not_built(tvm: Mapping[str, Json]) -> str:
     """Why the stages cannot make object code for TVM's mapping, or empty."""
     kind, arch = str(tvm["kind"]), str(tvm.get("arch", ""))
     number = arch.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz")
-    if kind == "cuda" and number.isdigit() and int(number) < _OLDEST_CUDA:
+    if kind == CUDA and number.isdigit() and int(number) < _OLDEST_CUDA:
         return f"CUDA 13, which TVM 0.27 works with, makes no code for {arch}; the oldest is sm_{_OLDEST_CUDA}"
-    if kind == cuda.KIND:
-        return "" if cuda.is_installed() else f"CUDA's compiler is not installed: {cuda.INSTALL}"
+    if kind == CUDA:
+        return "" if cuda.is_installed() else f"CUDA's compiler is not installed: {INSTALL}"
     if kind in _GPUS:
         return f"its kind is {kind}, and kernels are built for CPUs (kind: llvm) and NVIDIA GPUs (kind: cuda)"
     return ""

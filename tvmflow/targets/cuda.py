@@ -1,9 +1,4 @@
-"""Builds for NVIDIA GPUs on machines that have none: CUDA's compiler as a package, and an empty stand-in for the driver.
-
-TVM compiles CUDA kernels ahead of time only where its CUDA runtime can be loaded; without it,
-their source would go into the library and be compiled on the user's machine. The runtime needs
-the driver's library to be there but calls nothing in it while it builds. So it gets an empty one,
-in a process that does nothing else and never runs a kernel.
+"""CUDA's compiler as a package: machine code for NVIDIA GPUs out of TVM's kernels.
 
 The compiler is NVRTC, called through its C interface as NVIDIA documents it (docs.nvidia.com/cuda/nvrtc).
 """
@@ -11,30 +6,15 @@ The compiler is NVRTC, called through its C interface as NVIDIA documents it (do
 from __future__ import annotations
 
 import ctypes
-import importlib
-import json
-import subprocess
-import sys
-import sysconfig
-import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tvmflow.errors import EnvironmentProblem, StageError, TvmflowError
-from tvmflow.values import Json
+from tvmflow.targets.gpu import INSTALL, packaged
 
-KIND: Final = "cuda"
 PACKAGES: Final = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
 """Distributions that come with `tvmflow[cuda]`; their code shapes what is built."""
 
-INSTALL: Final = "pip install 'tvmflow[cuda]'"
-# What TVM's CUDA runtime asks of the driver's library when it is loaded.
-_DRIVER: Final = (
-    *("cuDeviceGetName", "cuFuncSetAttribute", "cuGetErrorName", "cuGetErrorString"),
-    *("cuLaunchKernelEx", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload"),
-    "cuTensorMapEncodeTiled",
-)
 # What a compiler for host code would define before it reads TVM's kernels.
 _PREAMBLE: Final = """\
 typedef signed char int8_t;
@@ -48,7 +28,6 @@ typedef unsigned long long uint64_t;
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fffffff)
 """
-_ERROR: Final = "error"
 
 
 class Toolkit(NamedTuple):
@@ -74,20 +53,13 @@ def toolkit() -> Toolkit:
 
 
 def _find() -> Toolkit | None:
-    for site in dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
-        root = Path(site, "nvidia", "cu13")
-        found = [
-            next(iter(sorted((root / "lib").glob(pattern))), None)
-            for pattern in ("libnvrtc.so.*", "libnvrtc-builtins.so.*", "libcudart.so.*")
-        ]
-        headers = root / "include"
-        if None not in found and headers.is_dir():
-            compiler, builtins, runtime = (path for path in found if path is not None)
-            return Toolkit(compiler, builtins, runtime, (headers, headers / "cccl"))
+    compiler = packaged("lib/libnvrtc.so.*")
+    builtins = packaged("lib/libnvrtc-builtins.so.*")
+    runtime = packaged("lib/libcudart.so.*")
+    headers = packaged("include")
+    if compiler and builtins and runtime and headers:
+        return Toolkit(compiler, builtins, runtime, (headers, headers / "cccl"))
     return None
-
-
-# ---------------------------------------------------------------- the compiler
 
 
 def compile_cubin(source: str, arch: str, tools: Toolkit) -> bytes:
@@ -119,6 +91,24 @@ def compile_cubin(source: str, arch: str, tools: Toolkit) -> bytes:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
+def take_over_compiling(tools: Toolkit, refused: list[TvmflowError]) -> None:
+    """Have TVM, whose CUDA runtime is loaded, call this compiler in the place of its own.
+
+    TVM passes on an error as one of its own: `refused` gets what it was.
+    """
+    import tvm
+    import tvm_ffi
+
+    def compile_kernels(source: Any) -> bytes:
+        try:
+            return compile_cubin(str(source), str(tvm.target.Target.current().arch), tools)
+        except TvmflowError as error:
+            refused.append(error)
+            raise
+
+    tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_kernels, override=True)
+
+
 def _architectures(library: Any) -> list[str]:
     """The GPUs that the compiler knows, the oldest first."""
     count = ctypes.c_int()
@@ -142,83 +132,3 @@ def _check(library: Any, code: int) -> None:
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
         name = library.nvrtcGetErrorString(code).decode()
         raise EnvironmentProblem(f"CUDA's compiler does not work: {name}", fix=INSTALL)
-
-
-# ---------------------------------------------------------------- a process without a driver
-
-
-def in_its_process(function: str, *arguments: Json) -> Json:
-    """`module:function(*arguments)` in a new process that can build for CUDA; all are JSON.
-
-    What it raises of tvmflow's errors is raised here.
-    """
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, function],
-        input=json.dumps(arguments),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    lines = done.stdout.splitlines()
-    if done.returncode != 0 or not lines:
-        raise StageError(
-            f"the build for CUDA ended with code {done.returncode}",
-            fix="the stage's log has what it said last",
-        )
-    answer = json.loads(lines[-1])
-    if _ERROR in answer:
-        kind, message, fix = answer[_ERROR]
-        raised: type[TvmflowError] = getattr(importlib.import_module("tvmflow.errors"), kind)
-        raise raised(message, fix=fix)
-    return answer["value"]
-
-
-def _main(name: str) -> None:
-    """Make this process able to build, call the function, print what it gives as the last line."""
-    arguments = json.load(sys.stdin)
-    module, _, function = name.partition(":")
-    refused: list[TvmflowError] = []
-    try:
-        tools = toolkit()
-        with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
-            _load_without_driver(tools, Path(folder), refused)
-        value = getattr(importlib.import_module(module), function)(*arguments)
-        answer: Mapping[str, Json] = {"value": value}
-    except Exception as error:
-        # TVM passes on what its compiler raises as an error of its own
-        known = [*refused, *([error] if isinstance(error, TvmflowError) else [])]
-        if not known:
-            raise
-        answer = {_ERROR: [type(known[0]).__name__, known[0].message, known[0].fix]}
-    sys.stdout.write(f"\n{json.dumps(answer)}\n")
-
-
-def _load_without_driver(tools: Toolkit, folder: Path, refused: list[TvmflowError]) -> None:
-    """Load TVM with its CUDA runtime, and put our compiler, which keeps its errors in `refused`, in the place of its own."""
-    from tvmflow.targets.linking import link_empty
-
-    stand_in = folder / "libcuda.so.1"
-    link_empty(stand_in, _DRIVER)
-    for library in (stand_in, tools.runtime):
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-    import tvm
-    import tvm_ffi
-
-    if tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda", allow_missing=True) is None:
-        raise EnvironmentProblem(
-            "TVM's CUDA runtime cannot be loaded",
-            fix=f"{INSTALL}; `tvmflow doctor` checks the installation",
-        )
-
-    def compile_kernels(source: Any) -> bytes:
-        try:
-            return compile_cubin(str(source), str(tvm.target.Target.current().arch), tools)
-        except TvmflowError as error:
-            refused.append(error)
-            raise
-
-    tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_kernels, override=True)
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1])

@@ -13,7 +13,7 @@ from tvmflow.targets.host import Host
 from tvmflow.targets.resolve import cpus_in_worker, query_in_worker
 from tvmflow.values import Json
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 """Raise it when `resolve.query` or `resolve.cpus` answers otherwise."""
 
 Ask = Callable[[list[Json]], list[Json]]

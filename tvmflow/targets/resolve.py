@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from tvmflow.targets import gpu
 from tvmflow.targets.features import kernel_names, needed_of
+from tvmflow.targets.gpu import CUDA
 from tvmflow.targets.host import Host, foreign_system, read_host, triple_of
-from tvmflow.targets.platforms import platform_of
+from tvmflow.targets.platforms import host_triple, platform_of
 from tvmflow.values import Json
 
 HOST: Final = "host"
@@ -102,35 +104,40 @@ def resolve(
     threads = cores or int(tvm.get("num-cores", host.cores))
     if tvm["kind"] == "llvm":
         tvm["num-cores"] = threads
-    needed = needed_of(facts["arch"], features)
+    # a GPU's code is called by code for a CPU
+    arch = platform_of(host_triple(tvm) or host.arch).arch if tvm["kind"] == CUDA else facts["arch"]
+    needed = needed_of(arch, features)
     here = facts["arch"] == host.arch
     device = {"kind": "cpu", "class": host.model} if here else {"kind": str(tvm["kind"])}
+    card = gpu.read_gpu().gpu if tvm["kind"] == CUDA else None
+    if card:
+        device["class"] = card.name
     return ResolvedTarget(
         name=name,
         tvm=tvm,
         cores=threads,
         features=needed,
         device={"kind": "rpc", "class": remote["key"]} if remote else device,
-        why_not=_why_not(
-            str(tvm["kind"]), str(tvm.get("mtriple", "")), facts["arch"], needed, host
-        ),
+        why_not=_why_not(tvm, arch, needed, host),
         remote=remote,
         toolchain=toolchain,
     )
 
 
-def _why_not(kind: str, triple: str, arch: str, needed: tuple[str, ...], host: Host) -> str:
-    if kind != "llvm":
-        return f"its kind is {kind}, and this machine runs CPU libraries only"
+def _why_not(tvm: Mapping[str, Json], arch: str, needed: tuple[str, ...], host: Host) -> str:
+    """Why code for a target cannot run on this machine, or empty; `arch` and `needed` are of its CPU, or of that beside its GPU."""
+    kind = str(tvm["kind"])
+    if kind not in ("llvm", CUDA):
+        return f"its kind is {kind}, and this machine runs libraries for CPUs and NVIDIA GPUs only"
     if arch != host.arch:
         return f"it is for {arch}, and this machine is {host.arch}"
-    foreign = foreign_system(platform_of(triple), host)
+    foreign = foreign_system(platform_of(host_triple(tvm)), host)
     if foreign:
         return f"it is for {foreign[0]}, and this machine runs {foreign[1]}"
     missing = host.lacks(needed)
     if missing:
         return f"this machine's CPU lacks {', '.join(missing)}"
-    return ""
+    return gpu.why_not_run(str(tvm.get("arch", ""))) if kind == CUDA else ""
 
 
 # ---------------------------------------------------------------- asking LLVM, in a process of its own
@@ -153,7 +160,10 @@ def query(mapping: Mapping[str, Json] | None) -> dict[str, Json]:
     except Exception as refused:
         return {"error": f"TVM refuses this target: {_last_line(refused)}", "near": []}
     if target.kind.name != "llvm":
-        return {"mtriple": "", "mcpu": "", "arch": target.kind.name, "features": []}
+        own = {"mtriple": "", "mcpu": "", "arch": target.kind.name}
+        # what the code beside a GPU's kernels may use
+        beside = query(mapping["host"]) if mapping.get("host") else {"features": []}
+        return beside if "error" in beside else {**own, "features": beside["features"]}
     triple, cpu = str(mapping.get("mtriple") or here), str(mapping.get("mcpu", ""))
     try:
         if cpu and not codegen.llvm_is_valid_cpu(cpu, triple):

@@ -55,7 +55,7 @@ def test_the_number_of_cores_is_no_part_of_code_generation() -> None:
             "llvm",
             "it is for aarch64, and this machine is x86_64",
         ),
-        ({"arch": "cuda", "features": []}, "cuda", "its kind is cuda, and this machine runs CPU"),
+        ({"arch": "metal", "features": []}, "metal", "its kind is metal, and this machine runs"),
     ],
 )
 def test_what_cannot_run_here_says_why(facts: dict[str, object], kind: str, reason: str) -> None:
@@ -143,7 +143,7 @@ def test_a_target_without_a_triple_is_for_this_system(facts: dict[str, Any]) -> 
         ),
         ("armv7-neon", "idiva idivt neon vfp vfpv3 vfpv4"),
         ("riscv64-v", "a c d f m v"),
-        ("cuda-sm80", ""),
+        ("cuda-sm80", "abm avx avx2 bmi1 bmi2 f16c fma movbe pni popcnt sse sse2 sse4_1 sse4_2 ssse3"),
     ],
 )
 def test_features_have_the_kernels_names(facts: dict[str, Any], name: str, features: str) -> None:
@@ -169,7 +169,8 @@ def test_features_have_the_kernels_names(facts: dict[str, Any], name: str, featu
         ("apple-m1", PI4, "it is for macos, and this machine runs linux"),
         ("apple-m1", Host("aarch64", "aarch64", frozenset(), 8, "macos", ""), ""),
         ("x86-64-windows", HOST, "it is for windows, and this machine runs linux"),
-        ("jetson-orin", PI4, "its kind is cuda, and this machine runs CPU libraries only"),
+        ("jetson-orin", PI4, "this machine's CPU lacks asimddp, asimdhp, asimdrdm, atomics, fphp, lrcpc"),
+        ("cuda-sm90", GRAVITON2, "it is for x86_64, and this machine is aarch64"),
     ],
 )  # fmt: skip
 def test_who_runs_what(facts: dict[str, Any], name: str, host: Host, reason: str) -> None:

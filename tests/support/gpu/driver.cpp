@@ -1,0 +1,263 @@
+// A GPU that is not there: what TVM's CUDA runtime calls of CUDA's driver and runtime, on this machine's CPU.
+//
+// Stricter than a real one. Copies and kernels wait in their stream until somebody waits for it,
+// so that who reads too early reads what was there before. Device memory can be touched by copies
+// and kernels alone: anybody else dies of it. Its "machine code" is a shared library for this
+// machine (see kernels.h), behind a word and its length.
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
+enum { MOST_BLOCKS = 1 << 16, MOST_WAITING = 1 << 16, MOST_PARAMETERS = 64 };
+
+static int last_error = OK;
+
+static int say(int code) {
+  if (code) last_error = code;
+  return code;
+}
+
+// ---------------------------------------------------------------- memory
+
+struct Block {
+  char* start;
+  size_t size;
+};
+
+static Block blocks[MOST_BLOCKS];
+static int block_count = 0;
+
+static void protect(int how) {
+  for (int i = 0; i < block_count; ++i) mprotect(blocks[i].start, blocks[i].size, how);
+}
+
+static size_t pages(size_t size) { return (size + 4095) / 4096 * 4096 + 4096; }
+
+// ---------------------------------------------------------------- streams: one queue for all
+
+typedef void (*Kernel)(void** arguments, const unsigned* grid, const unsigned* block);
+
+struct Function {
+  Kernel run;
+  int parameters;
+  unsigned threads;
+};
+
+struct Work {
+  Function* function;
+  uint64_t values[MOST_PARAMETERS];
+  unsigned grid[3], block[3];
+  char *to;
+  const char* from;
+  size_t size;
+  double* clock;
+};
+
+static Work* waiting = nullptr;
+static int waiting_count = 0;
+
+static double now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1e3 + time.tv_nsec / 1e6;
+}
+
+static int flush() {
+  if (!waiting_count) return OK;
+  protect(PROT_READ | PROT_WRITE);
+  for (int i = 0; i < waiting_count; ++i) {
+    Work& work = waiting[i];
+    if (work.clock) {
+      *work.clock = now();
+    } else if (work.function) {
+      void* arguments[MOST_PARAMETERS];
+      for (int n = 0; n < MOST_PARAMETERS; ++n) arguments[n] = &work.values[n];
+      work.function->run(arguments, work.grid, work.block);
+    } else {
+      memcpy(work.to, work.from, work.size);
+    }
+  }
+  waiting_count = 0;
+  protect(PROT_NONE);
+  return OK;
+}
+
+static Work* next() {
+  if (!waiting) waiting = static_cast<Work*>(calloc(MOST_WAITING, sizeof(Work)));
+  if (waiting_count == MOST_WAITING) flush();
+  Work* work = &waiting[waiting_count++];
+  *work = Work{};
+  return work;
+}
+
+// ---------------------------------------------------------------- the driver
+
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  void* attributes;
+  unsigned attribute_count;
+};
+
+static int capability() {
+  const char* set = getenv("STAND_IN_GPU");
+  return set ? atoi(set) : 90;
+}
+
+static int count() {
+  const char* set = getenv("CUDA_VISIBLE_DEVICES");
+  return set && !*set ? 0 : 1;
+}
+
+static int attribute(int which) {
+  switch (which) {
+    case 1: return 1024;         // threads in a block
+    case 2: case 3: return 1024; // along x, along y
+    case 4: return 64;           // along z
+    case 5: return 2147483647;   // blocks along x
+    case 6: case 7: return 65535;
+    case 8: return 49152;        // bytes of shared memory for a block
+    case 10: return 32;          // threads in a warp
+    case 12: return 65536;       // registers for a block
+    case 13: return 1980000;     // kHz
+    case 16: return 4;           // multiprocessors
+    case 38: return 1 << 20;     // bytes of level 2 cache
+    case 75: return capability() / 10;
+    case 76: return capability() % 10;
+    case 97: return 232448;      // bytes of shared memory for a block that asks for more
+    default: return 0;
+  }
+}
+
+static const char NAME[] = "Stand-in GPU";
+
+EXPORTED int cuInit(unsigned) { return count() ? OK : 100; }
+EXPORTED int cuDriverGetVersion(int* version) { return *version = 13000, OK; }
+EXPORTED int cuDeviceGetCount(int* found) { return *found = count(), OK; }
+EXPORTED int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, OK; }
+EXPORTED int cuDeviceGetName(char* name, int size, int) { return snprintf(name, size, "%s", NAME), OK; }
+EXPORTED int cuDeviceGetAttribute(int* value, int which, int) { return *value = attribute(which), OK; }
+EXPORTED int cuGetErrorName(int, const char** text) { return *text = "CUDA_ERROR", OK; }
+EXPORTED int cuGetErrorString(int, const char** text) { return *text = "an error of the stand-in GPU", OK; }
+EXPORTED int cuFuncSetAttribute(void*, int, int) { return OK; }
+EXPORTED int cuTensorMapEncodeTiled(void) { return NOT_FOUND; }
+
+EXPORTED int cuModuleLoadData(void** module, const void* image) {
+  const char* code = static_cast<const char*>(image);
+  if (memcmp(code, "STAND-IN", 8)) return 209;  // no image for this GPU
+  uint64_t size;
+  memcpy(&size, code + 8, 8);
+  int file = memfd_create("kernels", MFD_CLOEXEC);
+  if (file < 0 || write(file, code + 16, size) != static_cast<ssize_t>(size)) return OUT_OF_MEMORY;
+  char path[64];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+  *module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!*module) fprintf(stderr, "stand-in GPU: %s\n", dlerror());
+  close(file);
+  return *module ? OK : 209;
+}
+
+EXPORTED int cuModuleUnload(void* module) { return flush(), dlclose(module), OK; }
+
+EXPORTED int cuModuleGetFunction(void** function, void* module, const char* name) {
+  char symbol[1024];
+  snprintf(symbol, sizeof symbol, "%s__function", name);
+  *function = dlsym(module, symbol);
+  return *function ? OK : NOT_FOUND;
+}
+
+EXPORTED int cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** arguments, void**) {
+  const unsigned threads = config->block[0] * config->block[1] * config->block[2];
+  if (!threads || threads > function->threads) return say(LAUNCH_FAILED);
+  Work* work = next();
+  work->function = function;
+  memcpy(work->grid, config->grid, sizeof work->grid);
+  memcpy(work->block, config->block, sizeof work->block);
+  for (int i = 0; i < function->parameters; ++i) memcpy(&work->values[i], arguments[i], 8);
+  return OK;
+}
+
+// ---------------------------------------------------------------- the runtime
+
+EXPORTED int cudaGetLastError() {
+  int code = last_error;
+  last_error = OK;
+  return code;
+}
+EXPORTED int cudaPeekAtLastError() { return last_error; }
+EXPORTED const char* cudaGetErrorString(int) { return "an error of the stand-in GPU"; }
+EXPORTED const char* cudaGetErrorName(int) { return "cudaError"; }
+EXPORTED int cudaGetDeviceCount(int* found) { return *found = count(), count() ? OK : say(100); }
+EXPORTED int cudaGetDevice(int* device) { return *device = 0, OK; }
+EXPORTED int cudaSetDevice(int device) { return device ? say(101) : OK; }
+EXPORTED int cudaDeviceGetAttribute(int* value, int which, int) { return *value = attribute(which), OK; }
+EXPORTED int cudaGetDeviceProperties(char* properties, int) { return strcpy(properties, NAME), OK; }
+EXPORTED int cudaMemGetInfo(size_t* free, size_t* total) { return *free = *total = size_t(8) << 30, OK; }
+
+EXPORTED int cudaMalloc(void** pointer, size_t size) {
+  flush();
+  void* start = mmap(nullptr, pages(size), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (start == MAP_FAILED || block_count == MOST_BLOCKS) return say(OUT_OF_MEMORY);
+  blocks[block_count++] = {static_cast<char*>(start), pages(size)};
+  *pointer = start;
+  return OK;
+}
+
+EXPORTED int cudaFree(void* pointer) {
+  flush();
+  for (int i = 0; i < block_count; ++i)
+    if (blocks[i].start == pointer) {
+      munmap(blocks[i].start, blocks[i].size);
+      blocks[i] = blocks[--block_count];
+      return OK;
+    }
+  return pointer ? say(INVALID_VALUE) : OK;
+}
+
+EXPORTED int cudaMallocHost(void** pointer, size_t size) { return *pointer = malloc(size), OK; }
+EXPORTED int cudaFreeHost(void* pointer) { return flush(), free(pointer), OK; }
+
+EXPORTED int cudaMemcpyAsync(void* to, const void* from, size_t size, int, void*) {
+  Work* work = next();
+  work->to = static_cast<char*>(to);
+  work->from = static_cast<const char*>(from);
+  work->size = size;
+  return OK;
+}
+
+EXPORTED int cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t size, void* stream) {
+  return cudaMemcpyAsync(to, from, size, 3, stream);
+}
+
+EXPORTED int cudaStreamCreate(void** stream) { return *stream = malloc(1), OK; }
+EXPORTED int cudaStreamCreateWithFlags(void** stream, unsigned) { return cudaStreamCreate(stream); }
+EXPORTED int cudaStreamDestroy(void* stream) { return flush(), free(stream), OK; }
+EXPORTED int cudaStreamSynchronize(void*) { return flush(); }
+EXPORTED int cudaStreamWaitEvent(void*, void*, unsigned) { return OK; }
+EXPORTED int cudaEventCreate(void** event) { return *event = calloc(1, sizeof(double)), OK; }
+EXPORTED int cudaEventDestroy(void* event) { return flush(), free(event), OK; }
+EXPORTED int cudaEventRecord(void* event, void*) { return next()->clock = static_cast<double*>(event), OK; }
+EXPORTED int cudaEventSynchronize(void*) { return flush(); }
+EXPORTED int cudaEventElapsedTime(float* milliseconds, void* from, void* to) {
+  *milliseconds = static_cast<float>(*static_cast<double*>(to) - *static_cast<double*>(from));
+  return OK;
+}
+
+// graphs of calls, which nothing here records
+EXPORTED int cudaStreamBeginCapture(void*, int) { return say(NOT_FOUND); }
+EXPORTED int cudaStreamEndCapture(void*, void**) { return say(NOT_FOUND); }
+EXPORTED int cudaGraphInstantiate(void**, void*, unsigned long long) { return say(NOT_FOUND); }
+EXPORTED int cudaGraphLaunch(void*, void*) { return say(NOT_FOUND); }
+EXPORTED int cudaGraphDestroy(void*) { return OK; }
+EXPORTED int cudaGraphExecDestroy(void*) { return OK; }

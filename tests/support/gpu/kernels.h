@@ -1,0 +1,157 @@
+// What kernels in CUDA need to be C++ for this machine's CPU: threads that take turns, and wait for each other.
+//
+// Every thread of a block has a stack of its own. One runs until it waits for its block or its
+// warp; those go on when all that could come are there.
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#define __global__
+#define __launch_bounds__(...)
+#define INFINITY_F (__builtin_inff())
+#define CUDART_INF_F (__builtin_inff())
+typedef unsigned int uint;
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+
+struct Index {
+  unsigned x, y, z;
+};
+static Index threadIdx, blockIdx, blockDim, gridDim;
+
+// ---------------------------------------------------------------- vectors
+
+#define VECTOR(type, name)                                                                                  \
+  struct alignas(2 * sizeof(type)) name##2 { type x, y; };                                                 \
+  struct name##3 { type x, y, z; };                                                                        \
+  struct alignas(sizeof(type) > 4 ? 16 : 4 * sizeof(type)) name##4 { type x, y, z, w; };                    \
+  static inline name##2 make_##name##2(type x, type y) { return {x, y}; }                                  \
+  static inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; }                       \
+  static inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
+
+VECTOR(float, float)
+VECTOR(int, int)
+VECTOR(uint, uint)
+VECTOR(char, char)
+VECTOR(uchar, uchar)
+
+template <typename T> static inline T max(T a, T b) { return a > b ? a : b; }
+template <typename T> static inline T min(T a, T b) { return a < b ? a : b; }
+#define __expf expf  // the C library has one of its own
+static inline float __int_as_float(int bits) { float x; return memcpy(&x, &bits, 4), x; }
+
+// ---------------------------------------------------------------- threads of a block
+
+enum { MOST_THREADS = 1024, STACK = 64 << 10, WARP = 32 };
+enum State { READY, AT_BLOCK, AT_WARP, DONE };
+
+struct Thread {
+  ucontext_t context;
+  State state;
+  uint64_t given;
+};
+static Thread* threads;
+static char* stacks;
+static ucontext_t scheduler;
+static unsigned current;
+static void (*body)(void**);
+static void** arguments_of_all;
+
+static void wait(State state) {
+  const unsigned self = current;
+  threads[self].state = state;
+  swapcontext(&threads[self].context, &scheduler);
+}
+
+static inline void __syncthreads() { wait(AT_BLOCK); }
+static inline void __syncwarp(unsigned = ~0u) { wait(AT_WARP); }
+static inline unsigned __activemask() { return ~0u; }
+
+template <typename T> static T exchanged(T value, unsigned lane_in_block, bool is_there) {
+  memcpy(&threads[current].given, &value, sizeof(T));
+  wait(AT_WARP);
+  if (is_there) memcpy(&value, &threads[lane_in_block].given, sizeof(T));
+  wait(AT_WARP);
+  return value;
+}
+template <typename T> static T __shfl_sync(unsigned, T value, int lane, int width = WARP) {
+  return exchanged(value, current - current % width + lane % width, true);
+}
+template <typename T> static T __shfl_down_sync(unsigned, T value, unsigned by, int width = WARP) {
+  return exchanged(value, current + by, current % width + by < static_cast<unsigned>(width));
+}
+template <typename T> static T __shfl_up_sync(unsigned, T value, unsigned by, int width = WARP) {
+  return exchanged(value, current - by, current % width >= by);
+}
+template <typename T> static T __shfl_xor_sync(unsigned, T value, int by, int width = WARP) {
+  return exchanged(value, current ^ by, (current % width ^ by) < static_cast<unsigned>(width));
+}
+
+static void enter() {
+  body(arguments_of_all);
+  threads[current].state = DONE;
+}
+
+static void resume(unsigned which) {
+  current = which;
+  threadIdx = {which % blockDim.x, which / blockDim.x % blockDim.y, which / blockDim.x / blockDim.y};
+  swapcontext(&scheduler, &threads[which].context);
+}
+
+static void run_block(unsigned count) {
+  for (unsigned i = 0; i < count; ++i) {
+    getcontext(&threads[i].context);
+    threads[i].context.uc_stack.ss_sp = stacks + static_cast<size_t>(i) * STACK;
+    threads[i].context.uc_stack.ss_size = STACK;
+    threads[i].context.uc_link = &scheduler;
+    threads[i].state = READY;
+    makecontext(&threads[i].context, enter, 0);
+  }
+  for (;;) {
+    bool is_moving = false, is_alive = false;
+    for (unsigned first = 0; first < count; first += WARP) {
+      const unsigned end = min(first + WARP, count);
+      bool is_waiting = true;
+      while (is_waiting) {
+        is_waiting = false;
+        for (unsigned i = first; i < end; ++i)
+          if (threads[i].state == READY) resume(i), is_moving = true;
+        for (unsigned i = first; i < end; ++i)
+          if (threads[i].state == AT_WARP) threads[i].state = READY, is_waiting = true;
+      }
+      for (unsigned i = first; i < end; ++i) is_alive |= threads[i].state != DONE;
+    }
+    if (!is_alive) return;
+    if (!is_moving) abort();
+    for (unsigned i = 0; i < count; ++i)
+      if (threads[i].state == AT_BLOCK) threads[i].state = READY;
+  }
+}
+
+static void launch(void (*kernel)(void**), void** arguments, const unsigned* grid, const unsigned* block, bool waits) {
+  if (!threads) {
+    threads = static_cast<Thread*>(calloc(MOST_THREADS, sizeof(Thread)));
+    stacks = static_cast<char*>(malloc(static_cast<size_t>(MOST_THREADS) * STACK));
+  }
+  body = kernel;
+  arguments_of_all = arguments;
+  gridDim = {grid[0], grid[1], grid[2]};
+  blockDim = {block[0], block[1], block[2]};
+  const unsigned count = block[0] * block[1] * block[2];
+  for (unsigned z = 0; z < grid[2]; ++z)
+    for (unsigned y = 0; y < grid[1]; ++y)
+      for (unsigned x = 0; x < grid[0]; ++x) {
+        blockIdx = {x, y, z};
+        if (waits) {
+          run_block(count);
+          continue;
+        }
+        for (unsigned i = 0; i < count; ++i) {
+          threadIdx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+          kernel(arguments);
+        }
+      }
+}

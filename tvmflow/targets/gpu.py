@@ -1,0 +1,146 @@
+"""The NVIDIA GPU of this machine, as far as compiled code is concerned, and what code for it is loaded with.
+
+The driver is asked in a process of its own: one in which it was started must not be forked any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.errors import EnvironmentProblem
+
+CUDA: Final = "cuda"
+"""TVM's kind of targets for these GPUs."""
+
+INSTALL: Final = "pip install 'tvmflow[cuda]'"
+
+_DRIVER: Final = "libcuda.so.1"
+_RUNTIME: Final = "libcudart.so.13"
+# The CUDA that TVM's wheel works with, as its driver tells it.
+_OLDEST_DRIVER: Final = 13000
+# CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR, by their numbers in CUDA's header
+_PROBE: Final = f"""
+import ctypes, json
+driver = ctypes.CDLL("{_DRIVER}")
+version, count, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+major, minor, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+driver.cuDriverGetVersion(ctypes.byref(version))
+code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+if not code and count.value:
+    code = (
+        driver.cuDeviceGet(ctypes.byref(device), 0)
+        or driver.cuDeviceGetName(name, 256, device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
+    )
+print(json.dumps([code, version.value, count.value, name.value.decode(errors="replace"), major.value, minor.value]))
+"""
+# CUDA_ERROR_NO_DEVICE
+_NO_DEVICE: Final = 100
+
+
+class Gpu(NamedTuple):
+    """The first GPU that programs see here. `arch` is its compute capability as compilers name it: `sm_90`."""
+
+    name: str
+    arch: str
+
+
+class Found(NamedTuple):
+    """A GPU, or why there is none that could be used."""
+
+    gpu: Gpu | None
+    why_not: str = ""
+
+
+@functools.cache
+def read_gpu() -> Found:
+    """This machine's, from the driver."""
+    try:
+        # loaded, not started
+        ctypes.CDLL(_DRIVER)
+    except OSError:
+        return Found(None, "this machine has no driver for NVIDIA GPUs")
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
+        return Found(None, f"NVIDIA's driver does not answer: {last}")
+    code, version, count, name, major, minor = json.loads(done.stdout)
+    if code == _NO_DEVICE or (code == 0 and count == 0):
+        return Found(None, "no NVIDIA GPU can be seen here (CUDA_VISIBLE_DEVICES may hide them)")
+    if code:
+        return Found(None, f"NVIDIA's driver cannot be started: error {code}")
+    if version < _OLDEST_DRIVER:
+        has = f"{version // 1000}.{version % 1000 // 10}"
+        return Found(
+            None,
+            f"its driver is for CUDA {has}, and TVM's runtime needs {_OLDEST_DRIVER // 1000} or later",
+        )
+    return Found(Gpu(name, f"sm_{major}{minor}"))
+
+
+def why_not_run(arch: str) -> str:
+    """Why machine code for `arch` cannot run on a GPU of this machine, or empty."""
+    found = read_gpu()
+    if found.gpu is None:
+        return found.why_not
+    if not fits(arch, found.gpu.arch):
+        return f"it is for {arch}, and this machine's GPU ({found.gpu.name}) is {found.gpu.arch}"
+    return ""
+
+
+def fits(code: str, gpu: str) -> bool:
+    """Whether machine code for one architecture runs on a GPU of another: of the same major version, not an older one.
+
+    >>> fits("sm_80", "sm_86"), fits("sm_86", "sm_80"), fits("sm_75", "sm_80"), fits("sm_90a", "sm_90")
+    (True, False, False, True)
+    """
+    has = gpu.removeprefix("sm_")
+    wants = code.removeprefix("sm_")
+    plain = wants.rstrip("abcdefghijklmnopqrstuvwxyz")
+    if plain != wants:
+        # for this architecture alone
+        return plain == has
+    return wants[:-1] == has[:-1] and wants[-1:] <= has[-1:]
+
+
+def load_cuda() -> None:
+    """CUDA's runtime library and TVM's for it, for all of this process. Raises EnvironmentProblem."""
+    import tvm_ffi
+
+    for path in (_RUNTIME, str(packaged(f"lib/{_RUNTIME}") or _RUNTIME)):
+        try:
+            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+            break
+        except OSError:
+            continue
+    else:
+        raise EnvironmentProblem(
+            f"CUDA's runtime library ({_RUNTIME}) cannot be loaded",
+            fix="pip install 'nvidia-cuda-runtime==13.*'",
+        )
+    try:
+        tvm_ffi.libinfo.load_lib_ctypes("apache-tvm", "tvm_runtime_cuda", "RTLD_GLOBAL")
+    except (OSError, RuntimeError) as trouble:
+        raise EnvironmentProblem(
+            f"TVM's runtime for CUDA cannot be loaded: {trouble}",
+            fix="its wheels for Linux have it; `nvidia-smi` tells whether the driver works",
+        ) from None
+
+
+def packaged(pattern: str) -> Path | None:
+    """A file or folder of CUDA 13 as NVIDIA's packages for Python install it, the first in order."""
+    for site in dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
+        found = sorted(Path(site, "nvidia", "cu13").glob(pattern))
+        if found:
+            return found[0]
+    return None
