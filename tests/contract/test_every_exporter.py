@@ -10,11 +10,12 @@ import pytest
 from tests.support import exports
 from tests.support.exports import Exported
 from tvmflow import exporters
-from tvmflow.exporters import EXPORTERS
-from tvmflow.exporters._base import Asked, Built, Exporter
+from tvmflow.exporters import EXPORTERS, bundle
+from tvmflow.exporters._base import Asked, Built, Exporter, Joined
 from tvmflow.recipe import OF_THE_WHOLE, OUTPUT_NAMES
 
 each_exporter = pytest.mark.parametrize("name", EXPORTERS)
+each_of_the_whole = pytest.mark.parametrize("name", exporters.OF_THE_WHOLE)
 
 TRIPLES = (
     "x86_64-linux-gnu",
@@ -34,6 +35,16 @@ def asked(triple: str = "x86_64-linux-gnu", kind: str = "llvm") -> Asked:
 def built(exported: Exported) -> Built:
     """The digits as the stage hands them to exporters."""
     return exports.built_of(exported, exports.recipe(), exports.target())
+
+
+def joined(built: Built, folder: Path) -> Joined:
+    """Two parts, each with the library of the digits."""
+    parts = {"first": built.bundle, "second.2": built.bundle}
+    wanted = built.asked._replace(parts=tuple(built.asked._replace(name=name) for name in parts))
+    whole, other = folder / "module.tvmflow", folder / "net-first.so"
+    bundle.write_joined(built.manifest, built.signature, parts, whole)
+    other.write_bytes(b"a library")
+    return Joined(wanted, built.signature, built.manifest, whole, {other.name: other})
 
 
 @each_exporter
@@ -82,6 +93,18 @@ def test_the_same_library_gives_the_same_bytes(
     for file in exports.files_below(one):
         content = (one / file).read_bytes()
         assert content == (two / file).read_bytes() == (exported.dist / file).read_bytes(), file
+
+
+@each_of_the_whole
+def test_it_holds_parts_together(name: str, built: Built, tmp_path: Path) -> None:
+    """In the files that it announced, the same for the same parts."""
+    made, one, two = joined(built, tmp_path), tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+        exporters.OF_THE_WHOLE[name].export(made, folder)
+    written = sorted(exports.files_below(one))
+    assert written == sorted(EXPORTERS[name].files(made.asked)) == sorted(exports.files_below(two))
+    assert all((one / each).read_bytes() == (two / each).read_bytes() for each in written)
 
 
 @pytest.mark.parametrize("triple", TRIPLES)

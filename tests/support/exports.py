@@ -132,6 +132,21 @@ def compiler(folder: Path, *names: str) -> dict[str, str]:
     return {**os.environ, "PATH": f"{folder}{os.pathsep}{python}{os.pathsep}{os.environ['PATH']}"}
 
 
+def program_of(project: Path, made: Path) -> Path:
+    """The example of a C++ project, compiled by the `ziglang` wheel, which also checks for undefined behaviour."""
+    ffi, tvm = package_folder("tvm_ffi"), package_folder("tvm")
+    command = [sys.executable, "-m", "ziglang", "c++", "-std=c++17", "-O0"]
+    command += ["-Wall", "-Wextra", "-fvisibility=hidden"]
+    command += [f"-I{project}/include", f"-isystem{ffi}/include", f"{project}/main.cpp"]
+    command += ["-o", str(made), f"-L{tvm}/lib", f"-L{ffi}/lib", "-Wl,--no-as-needed"]
+    command += ["-ltvm_runtime", "-ltvm_runtime_extra", "-ltvm_ffi"]
+    command += [f"-Wl,-rpath,{tvm}/lib:{ffi}/lib"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
+    return made
+
+
 def package_folder(name: str) -> Path:
     """Where an installed package lies."""
     spec = importlib.util.find_spec(name)

@@ -10,7 +10,10 @@ import pytest
 from tests.support.engine import COMPILE, joined_target, plan_of, planned, recipe, target
 from tests.support.recipes import edited, lay_out, problems_in, write
 from tvmflow.errors import RecipeError
+from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe, Tune, Verify
+from tvmflow.stages import join
+from tvmflow.targets.resolve import JoinedTarget
 from tvmflow.values import Plan, StageSpec
 
 PARTS: list[dict[str, Any]] = [
@@ -227,11 +230,35 @@ def test_a_device_is_needed_for_every_part() -> None:
     ]
 
 
-def test_a_form_of_the_whole_asks_for_one_platform() -> None:
-    """A wheel is for one system; parts for two have none."""
+@pytest.mark.parametrize("output", ["wheel", "cpp"])
+def test_a_form_of_the_whole_asks_for_one_platform(output: str) -> None:
+    """A wheel and a C++ program are for one system, whatever it is called; parts for two are named with theirs."""
+    same = second_as({"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu"})
+    plan_of(planned(made(outputs=[output]), same))
+    other = second_as({"kind": "llvm", "mtriple": "aarch64-linux-gnu"})
+    plan_of(planned(made(outputs=["bundle"]), other))
+    assert refusal(output, other) == (
+        f"there is no {output} for the target 'split': its parts would have to run in one process: "
+        "'first' is for x86_64-linux-gnu, 'second' is for aarch64-linux-gnu"
+    )
+
+
+def test_a_form_for_cpus_names_the_part_that_is_for_a_gpu() -> None:
+    """The bundle holds its library all the same."""
+    host = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
+    wanted = join.asked(made(), second_as({"kind": "cuda", "host": host}))
+    assert EXPORTERS["cpp"].why_not(wanted) == "the kind of its part 'second' is cuda, not llvm"
+    assert EXPORTERS["bundle"].why_not(wanted) == ""
+
+
+def second_as(tvm: dict[str, Any]) -> JoinedTarget:
     first, second = joined_target().machines
-    other = second._replace(tvm={**second.tvm, "mtriple": "aarch64-linux-gnu"})
-    split = joined_target()._replace(machines=(first, other))
-    with pytest.raises(RecipeError, match="there is no wheel for the target 'split'"):
-        plan_of(planned(made(outputs=["wheel"]), split))
-    plan_of(planned(made(outputs=["bundle"]), split))
+    return joined_target()._replace(machines=(first, second._replace(tvm=tvm)))
+
+
+def refusal(output: str, split: JoinedTarget) -> str:
+    """The one reason why there is no such output."""
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(made(outputs=[output]), split))
+    (problem,) = caught.value.problems
+    return problem.rpartition("outputs.0: ")[2]

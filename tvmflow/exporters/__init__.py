@@ -34,6 +34,7 @@ EXPORTERS: Final[dict[str, Exporter]] = {
 
 OF_THE_WHOLE: Final[dict[str, JoinedExporter]] = {
     "bundle": bundle,
+    "cpp": cpp,
     "wheel": wheel,
     "archive": archive,
 }

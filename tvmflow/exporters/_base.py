@@ -15,6 +15,8 @@ class Asked(NamedTuple):
     """What a recipe asks for, for one target: all that the names of the files depend on.
 
     `kind` and `triple` are those of TVM's target; `mixed` says whether weights become float16.
+    Of a model in parts, `parts` has the same for each, in order, with the part's name as `name`,
+    and `triple` is empty where they are for several systems.
     """
 
     name: str
@@ -23,6 +25,7 @@ class Asked(NamedTuple):
     kind: str
     triple: str
     mixed: bool = False
+    parts: tuple[Asked, ...] = ()
 
     @property
     def platform(self) -> Platform:
@@ -112,7 +115,13 @@ def json_bytes(value: Any) -> bytes:
 
 
 def cpu_only(asked: Asked) -> str:
-    """`why_not` of a form that consists of code for a CPU."""
+    """`why_not` of a form that consists of code for a CPU, that of all parts for one process."""
+    for part in asked.parts:
+        if part.kind != "llvm":
+            return f"the kind of its part '{part.name}' is {part.kind}, not llvm"
+    if asked.parts and not asked.triple:
+        systems = ", ".join(f"'{part.name}' is for {part.triple}" for part in asked.parts)
+        return f"its parts would have to run in one process: {systems}"
     return "" if asked.kind == "llvm" else f"its kind is {asked.kind}, not llvm"
 
 

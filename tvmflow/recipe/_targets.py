@@ -28,7 +28,7 @@ OUTPUT_NAMES: Final = (
     "system-library",
     "wheel",
 )
-OF_THE_WHOLE: Final = ("archive", "bundle", "wheel")
+OF_THE_WHOLE: Final = ("archive", "bundle", "cpp", "wheel")
 """Outputs that hold a model in parts together; there is one of each other output for each part."""
 
 # there are too many for one line

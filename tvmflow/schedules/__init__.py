@@ -7,8 +7,8 @@ outer loops can be shared among cores), or `none`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 import tvm
 from tvm.s_tir import Schedule
@@ -20,12 +20,15 @@ from tvmflow.schedules.flat import flat
 from tvmflow.schedules.rows import rows
 from tvmflow.schedules.tiled import Axes, Tile, axes_of, tiled, tiles
 from tvmflow.schedules.winograd import transform
+from tvmflow.targets.gpu import CUDA
 
 __all__ = [
     "NO_ROAD",
     "Choice",
     "Machine",
+    "by_rule",
     "candidates",
+    "copied",
     "default",
     "machine_of",
     "restored",
@@ -164,13 +167,23 @@ def _loops(schedule: Schedule, machine: Machine) -> bool:
 # ---------------------------------------------------------------- whole modules
 
 
+def by_rule(
+    lowered: tvm.IRModule, target: Mapping[str, Any], rules: int
+) -> tuple[tvm.IRModule, dict[str, str]]:
+    """`schedule_rest` for TVM's mapping of a target, a GPU's too; `rules` is the version of the rules for CPUs, 0 for none."""
+    if target["kind"] != CUDA:
+        return schedule_rest(lowered, machine_of(target, rules))
+    # the rules for GPUs are TVM's, and their import takes a second
+    from tvmflow.schedules.gpu import schedule_gpu
+
+    return schedule_gpu(lowered, tvm.target.Target(dict(target)))
+
+
 def schedule_rest(
     lowered: tvm.IRModule, machine: Machine | None
 ) -> tuple[tvm.IRModule, dict[str, str]]:
     """A lowered module with the default schedule for each kernel that has none yet, and the road of each of those."""
-    module = tvm.IRModule(dict(lowered.functions_items()), global_infos=lowered.global_infos)
-    if lowered.attrs is not None:
-        module = module.with_attrs(lowered.attrs)
+    module = copied(lowered)
     roads: dict[str, str] = {}
     for var, function in lowered.functions_items():
         if not isinstance(function, tvm.tirx.PrimFunc) or function.attrs.get(
@@ -183,6 +196,12 @@ def schedule_rest(
         if choice is not None:
             module[var] = restored(choice.schedule.mod["main"], function)
     return module, roads
+
+
+def copied(module: tvm.IRModule) -> tvm.IRModule:
+    """A module of its own with the same functions: some of TVM's passes change the one that they are given."""
+    made = tvm.IRModule(dict(module.functions_items()), global_infos=module.global_infos)
+    return made if module.attrs is None else made.with_attrs(module.attrs)
 
 
 def restored(scheduled: tvm.tirx.PrimFunc, original: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:

@@ -7,7 +7,7 @@ from typing import Final
 import tvm
 from tvm.s_tir import dlight
 
-from tvmflow.schedules import NO_ROAD
+from tvmflow.schedules import NO_ROAD, copied
 
 # Of the rules that fit a kernel the first is taken.
 _RULES: Final = {
@@ -24,7 +24,7 @@ def schedule_gpu(
 ) -> tuple[tvm.IRModule, dict[str, str]]:
     """A lowered module with a schedule for each kernel, and the rule that gave it: without threads no kernel runs on a GPU."""
     roads: dict[str, str] = {}
-    module = lowered
+    module = copied(lowered)
     for name, rule in _RULES.items():
         waiting = [var.name_hint for var in _unscheduled(module)]
         with target:

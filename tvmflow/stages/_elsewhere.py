@@ -15,7 +15,7 @@ import tvm
 from tvmflow.errors import StageError, TvmflowError
 from tvmflow.executors.nursery import Nursery
 from tvmflow.targets.emulation import Emulator, emulator_for, run_emulated
-from tvmflow.targets.linking import link_shared
+from tvmflow.targets.linking import write_library
 from tvmflow.targets.tensor_file import read_tensors, write_tensors
 from tvmflow.tuning import measure
 from tvmflow.tuning.measure import Send
@@ -116,12 +116,8 @@ class OnDevice:
 
     def beside(self, built: Any) -> OnDevice:
         """What TVM built of the same model with other schedules, on the same devices."""
-        triple, library = str(self._target["tvm"]["mtriple"]), self._scratch / "beside.so"
-
-        def link(output: str, objects: list[str], **_: Any) -> None:
-            link_shared([Path(each) for each in objects], Path(output), triple)
-
-        built.export_library(str(library), fcompile=link)
+        library = self._scratch / "beside.so"
+        write_library(built, library, self._target["tvm"])
         return OnDevice(self._signature, library, self._farm, self._target, self._scratch)
 
     def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:

@@ -177,9 +177,7 @@ def compile_untuned(
 ) -> relax.VMExecutable:
     """An imported model as a library that nothing was searched for; `rules` as in `_kernels.schedules`."""
     made = make_target(target)
-    lowered, _ = schedules.schedule_rest(
-        lower(mod, made, kernels), schedules.machine_of(target, rules)
-    )
+    lowered, _ = schedules.by_rule(lower(mod, made, kernels), target, rules)
     return compile_with_weights(lowered, fold_weights(mod, params, made, kernels), made)
 
 

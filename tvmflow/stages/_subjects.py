@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tvmflow.stages._base import StageContext
@@ -91,14 +93,23 @@ class Here:
         return [self.module.run(feed) for feed in feeds]
 
     def beside(self, built: Any) -> Timed:
-        from tvmflow.native import Executable
+        from tvmflow.native import Executable, load_library
         from tvmflow.runtime import Module
+        from tvmflow.targets.linking import write_library
 
         signature = {
             way: [spec.to_json() for spec in getattr(self.module, way)]
             for way in ("inputs", "outputs")
         }
-        return Module(Executable(built.jit()), signature, self.module.manifest)
+        place = self.module.program.place
+        if place.is_cpu:
+            library = built.jit()
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                linked = Path(folder, "beside.so")
+                write_library(built, linked, self.module.manifest["target"]["tvm"])
+                library = load_library(linked.read_bytes(), linked.suffix, place)
+        return Module(Executable(library, place), signature, self.module.manifest)
 
 
 class Apart:

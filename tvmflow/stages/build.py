@@ -89,13 +89,7 @@ def _compile(settings: Mapping[str, Any], inputs: Mapping[str, Path], out: Path)
                 f"none of the {len(chosen)} chosen schedules fits a kernel of this model",
                 fix="this is a bug in tvmflow: the lowering of extract_tasks and build differ; please report it",
             )
-    if settings["target"]["kind"] == CUDA:
-        from tvmflow.schedules.gpu import schedule_gpu
-
-        lowered, roads = schedule_gpu(lowered, target)
-    else:
-        machine = schedules.machine_of(settings["target"], settings["schedules"])
-        lowered, roads = schedules.schedule_rest(lowered, machine)
+    lowered, roads = schedules.by_rule(lowered, settings["target"], settings["schedules"])
     params = _lowering.load_weights(inputs["import/params.safetensors"])
     weights = _lowering.fold_weights(mod, params, target, settings["lowering"])
     _forms.keep_files(_lowering.compile_with_weights(lowered, weights, target), out)

@@ -28,16 +28,14 @@ _DEVICES: Final = {"llvm": "cpu"}
 
 def settings(recipe: Any, target: Any) -> dict[str, Any]:
     """The parts in order, what they run on, and the forms asked for."""
-    wanted = asked(recipe, target)
     outputs = sorted(set(recipe.outputs) & set(OF_THE_WHOLE))
     sources = {path for output in outputs for path in OF_THE_WHOLE[output].SOURCES}
     return {
         "name": recipe.name,
         "version": recipe.version,
         "outputs": outputs,
-        "target": {"name": target.name, "kind": wanted.kind, "triple": wanted.triple},
-        "parts": {machine.part: str(machine.tvm["kind"]) for machine in target.machines},
-        "order": [machine.part for machine in target.machines],
+        "target": target.name,
+        "parts": _parts(target),
         "verify": {"against": recipe.verify.against},
         **({"sources": export.digest_of_files(sources)} if sources else {}),
         **packed_by(outputs),
@@ -46,11 +44,29 @@ def settings(recipe: Any, target: Any) -> dict[str, Any]:
 
 def asked(recipe: Any, target: Any) -> Asked:
     """What is to be delivered for a target in parts: its platform is the one that all of them share, or none."""
-    kinds = [str(machine.tvm["kind"]) for machine in target.machines]
-    triples = list({host_triple(machine.tvm): None for machine in target.machines})
-    other = next((kind for kind in kinds if kind != "llvm"), "llvm")
-    triple = triples[0] if len(triples) == 1 else ""
-    return Asked(recipe.name, recipe.version, target.name, other, triple)
+    return _asked(recipe.name, recipe.version, target.name, _parts(target))
+
+
+def _parts(target: Any) -> list[dict[str, str]]:
+    """Name, kind and triple of each part, in order."""
+    return [
+        {
+            "name": machine.part,
+            "kind": str(machine.tvm["kind"]),
+            "triple": host_triple(machine.tvm),
+        }
+        for machine in target.machines
+    ]
+
+
+def _asked(name: str, version: str, target: str, described: Sequence[Mapping[str, str]]) -> Asked:
+    parts = tuple(
+        Asked(each["name"], version, f"{target}.{each['name']}", each["kind"], each["triple"])
+        for each in described
+    )
+    kind = next((part.kind for part in parts if part.kind != "llvm"), "llvm")
+    is_one = len({part.platform for part in parts}) == 1
+    return Asked(name, version, target, kind, parts[0].triple if is_one else "", parts=parts)
 
 
 def delivered(recipe: Any, target: Any) -> tuple[tuple[str, str], ...]:
@@ -68,17 +84,15 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     from tvmflow.bundles import unpack
     from tvmflow.exporters import bundle
 
-    target = settings["target"]
-    wanted = Asked(
-        settings["name"], settings["version"], *(target[k] for k in ("name", "kind", "triple"))
-    )
+    target, described = settings["target"], settings["parts"]
+    wanted = _asked(settings["name"], settings["version"], target, described)
     signature = json.loads(ctx.inputs["import/signature.json"].read_text())
     signature = {way: signature[way] for way in ("inputs", "outputs")}
-    parts = {name: ctx.inputs[f"export/{name}/{export.BUNDLE}"] for name in settings["order"]}
+    parts = {part.name: ctx.inputs[f"export/{part.name}/{export.BUNDLE}"] for part in wanted.parts}
     manifest = {
         "name": settings["name"],
         "version": settings["version"],
-        "target": {"name": target["name"]},
+        "target": {"name": target},
         "verified_against": settings["verify"]["against"],
         "tvm": tvm.__version__,
         "tvm_ffi": tvm_ffi.__version__,
@@ -93,15 +107,15 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     joined = Joined(wanted, signature, manifest, ctx.out / export.BUNDLE, of_parts)
     export.with_forms(joined, settings["outputs"], OF_THE_WHOLE, ctx.out)
     signatures = {name: unpack(path).signature for name, path in parts.items()}
-    return {"handed_over": list(_handed_over(settings, signatures))}
+    return {"handed_over": list(_handed_over(wanted, signatures))}
 
 
 def _handed_over(
-    settings: Mapping[str, Any], signatures: Mapping[str, Mapping[str, Any]]
+    wanted: Asked, signatures: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Every tensor that one part gives to another, with its size, and whether it changes device."""
-    devices = {name: _DEVICES.get(kind, kind) for name, kind in settings["parts"].items()}
-    order: Sequence[str] = settings["order"]
+    devices = {part.name: _DEVICES.get(part.kind, part.kind) for part in wanted.parts}
+    order = list(devices)
     for place, giver in enumerate(order):
         for described in signatures[giver]["outputs"]:
             for taker in order[place + 1 :]:

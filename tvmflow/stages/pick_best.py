@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from tvmflow.errors import StageError, VerifyFailed
 from tvmflow.stages import _kernels
 from tvmflow.stages._base import StageContext
+from tvmflow.targets.gpu import CUDA
 
 if TYPE_CHECKING:
     from tvmflow.executors.nursery import Nursery
@@ -164,10 +165,10 @@ def _measure(
 
 
 def _peak(settings: Mapping[str, Any], ctx: StageContext, nursery: Nursery) -> float | None:
-    """What this machine can do at most, in GFLOPS; None where kernels run elsewhere or it cannot be said."""
+    """What this machine can do at most, in GFLOPS; None where kernels run elsewhere, on a GPU, or it cannot be said."""
     from tvmflow.targets import devices
 
-    if "remote" in settings:
+    if "remote" in settings or settings["target"]["kind"] == CUDA:
         return None
     with devices.exclusive(ctx.locks, settings["device"]):
         outcome = nursery.call(

@@ -27,6 +27,8 @@ from tvmflow.stages._subjects import (
     why_not_timed,
 )
 from tvmflow.stages._tolerances import Tolerance
+from tvmflow.targets import cuda
+from tvmflow.targets.gpu import CUDA
 from tvmflow.targets.resolve import JoinedTarget
 from tvmflow.values import TensorSpec
 
@@ -352,6 +354,9 @@ def _untuned(settings: Mapping[str, Any], ctx: StageContext) -> Any:
     mod = _lowering.load_ir(ctx.inputs["import/model.json"])
     params = _lowering.load_weights(ctx.inputs["import/params.safetensors"])
     target, kernels = settings["target"]["tvm"], settings["lowering"]
+    if target["kind"] == CUDA:
+        # the library that was verified has loaded TVM's runtime for CUDA
+        cuda.take_over_compiling(cuda.toolkit(), [])
     return _lowering.compile_untuned(mod, params, target, kernels, settings["schedules"])
 
 

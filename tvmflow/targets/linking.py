@@ -15,12 +15,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tvmflow.errors import StageError
 from tvmflow.targets import coff, toolchain
 from tvmflow.targets.host import read_host
-from tvmflow.targets.platforms import Platform, platform_of
+from tvmflow.targets.platforms import Platform, host_triple, platform_of
 from tvmflow.values import Json
 
 # ---------------------------------------------------------------- what there is
@@ -84,6 +84,15 @@ def link_shared(
             platform = platform_of(triple)
             made = _LINKERS[platform.system](folder, names, platform)
         shutil.move(folder / made, output)
+
+
+def write_library(built: Any, output: Path, tvm: Mapping[str, Json]) -> None:
+    """Link what TVM compiled (a `VMExecutable`) for its mapping of a target. Raises StageError."""
+
+    def link(made: str, objects: list[str], **_: Any) -> None:
+        link_shared([Path(each) for each in objects], Path(made), host_triple(tvm))
+
+    built.export_library(str(output), fcompile=link)
 
 
 def archive_static(objects: Sequence[Path], output: Path, triple: str) -> None:

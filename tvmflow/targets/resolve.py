@@ -20,6 +20,12 @@ from tvmflow.values import Json
 
 HOST: Final = "host"
 
+_GPU_LIMITS: Final[Mapping[str, Json]] = {
+    "max_threads_per_block": 1024,
+    "max_shared_memory_per_block": 49152,
+    "registers_per_block": 65536,
+}
+
 # What a process that is asked begins its lines with; others may be LLVM's.
 _LOADED: Final = "loaded"
 _ANSWER: Final = "answer"
@@ -101,6 +107,9 @@ def resolve(
         if facts["mtriple"]:
             # what TVM would take by itself depends on how LLVM was built
             tvm.setdefault("mtriple", facts["mtriple"])
+        if tvm["kind"] == CUDA:
+            # what every GPU since 2017 has, and what a search asks for
+            tvm = {**_GPU_LIMITS, **tvm}
     threads = cores or int(tvm.get("num-cores", host.cores))
     if tvm["kind"] == "llvm":
         tvm["num-cores"] = threads

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import tvm
 
 from tvmflow.errors import StageError
-from tvmflow.schedules import restored
+from tvmflow.schedules import copied, restored
 from tvmflow.tuning.measure import load_intrinsics, scheduled
 from tvmflow.tuning.workloads import normalised, workload_key
 from tvmflow.values import Json
@@ -36,9 +36,7 @@ def apply_chosen(
                 fix="run with another tune.seed, or remove the workload's file from the ledger",
             ) from refused
     tuned: dict[str, str] = {}
-    module = tvm.IRModule(dict(lowered.functions_items()), global_infos=lowered.global_infos)
-    if lowered.attrs is not None:
-        module = module.with_attrs(lowered.attrs)
+    module = copied(lowered)
     for var, function in lowered.functions_items():
         if not isinstance(function, tvm.tirx.PrimFunc):
             continue

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from tvmflow.errors import StageError
 from tvmflow.executors.nursery import Nursery, Outcome
 from tvmflow.targets import devices
+from tvmflow.targets.gpu import CUDA
 from tvmflow.tuning.ledger import Failure, Trial, now
 from tvmflow.tuning.measure import Timing
 from tvmflow.values import Json
@@ -47,7 +48,7 @@ Keep = Callable[[int, Trial], None]
 
 
 class Bench:
-    """Where candidates are measured on this machine's CPU.
+    """Where candidates are measured on this machine's CPU or GPU.
 
     Builders work side by side, as many as there are cores. Where the target leaves cores
     free they go on while a candidate runs; elsewhere they stand still for that time.
@@ -59,7 +60,9 @@ class Bench:
         self._timeout_s = timeout_s
         self._nursery = nursery
         cores = int(site.host.get("cores") or os.cpu_count() or 1)
-        spare = cores - int(site.target.get("num-cores", cores))
+        # a GPU's kernels leave the CPU alone
+        taken = 0 if site.target["kind"] == CUDA else int(site.target.get("num-cores", cores))
+        spare = cores - taken
         self._builders = min(spare if spare > 0 else cores, _MOST_BUILDERS)
         self._gate = _Gate(together=spare > 0)
 

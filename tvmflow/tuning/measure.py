@@ -20,12 +20,14 @@ import tvm
 from tvm.s_tir.schedule import Schedule, Trace
 
 from tvmflow import schedules
+from tvmflow.targets import cuda
+from tvmflow.targets.gpu import CUDA, load_cuda
 from tvmflow.values import Json
 
 Send = Callable[[dict[str, Any]], None]
 
 # Which of TVM's modules of tensor instructions a CPU's schedules may name. The package imports all
-# of them, and the one for CUDA alone takes ten seconds.
+# of them, which takes long.
 _INTRINSICS: Final[Mapping[str, tuple[str, ...]]] = {
     "x86_64": ("x86",),
     "i686": ("x86",),
@@ -66,8 +68,17 @@ def load_intrinsics(target: Mapping[str, Json]) -> None:
         package.__path__ = [str(Path(tvm.__file__).parent / "s_tir" / "tensor_intrin")]
         sys.modules[_PACKAGE] = package
     arch = str(target.get("mtriple") or os.uname().machine).partition("-")[0]
-    for name in _INTRINSICS.get(arch, ()):
+    # those of GPUs are for float16 alone, and take ten seconds
+    for name in () if target["kind"] == CUDA else _INTRINSICS.get(arch, ()):
         __import__(f"{_PACKAGE}.{name}")
+
+
+def load_compiler(target: Mapping[str, Json]) -> None:
+    """What building and running kernels for `target` needs, for all of this process, which must not be forked after it has run some on a GPU."""
+    load_intrinsics(target)
+    if target["kind"] == CUDA:
+        load_cuda()
+        cuda.take_over_compiling(cuda.toolkit(), [])
 
 
 def trace_json(trace: Any) -> Json:
@@ -96,9 +107,8 @@ def prepared(
     """
     if trace is not None:
         return scheduled(mod, trace), "tuned"
-    machine = schedules.machine_of(payload["target"], payload["schedules"])
-    choice = schedules.default(mod, machine) if machine is not None else None
-    return (mod, schedules.NO_ROAD) if choice is None else (choice.schedule.mod, choice.road)
+    made, roads = schedules.by_rule(mod, payload["target"], payload["schedules"])
+    return made, roads["main"]
 
 
 def scheduled(mod: tvm.IRModule, trace: Json) -> tvm.IRModule:
@@ -119,13 +129,13 @@ def measure_one(payload: Json, send: Send) -> Json:
     clock = Phases(send)
     try:
         with clock.phase("apply"):
-            load_intrinsics(payload["target"])
+            load_compiler(payload["target"])
             mod, _ = prepared(tvm.ir.load_json(payload["mod"]), payload["trace"], payload)
         with clock.phase("build"):
             kernel = build(mod, payload["target"])
-            arguments = arguments_for(mod)
         with clock.phase("run", ask=True):
             use_threads(payload["target"])
+            arguments = arguments_for(mod, device_of(payload["target"]))
             began = time.time()
             run_secs = race(kernel, arguments, Timing(**payload["timing"]), payload["best_s"])
             ran = [began, time.time()]
@@ -144,14 +154,14 @@ def measure_finalists(payload: Json, send: Send) -> Json:
     Takes `mod`, `traces`, `target`, `timing`, `rounds`. Gives `{"road": …, "untuned": [s…], "secs": [[s…], …]}`,
     one sample a round for each trace, and none for one that does not apply any more. Turns make what disturbs the machine disturb all alike.
     """
-    load_intrinsics(payload["target"])
+    load_compiler(payload["target"])
     mod = tvm.ir.load_json(payload["mod"])
     timing = Timing(**payload["timing"])
     plain, road = prepared(mod, None, payload)
     untuned = build(plain, payload["target"])
     kernels = [_build_or_none(mod, trace, payload["target"]) for trace in payload["traces"]]
     use_threads(payload["target"])
-    arguments = arguments_for(mod)
+    arguments = arguments_for(mod, device_of(payload["target"]))
     return {"road": road, **take_turns(untuned, kernels, arguments, timing, payload["rounds"])}
 
 
@@ -206,7 +216,14 @@ class Phases:
 
 def build(mod: tvm.IRModule, target: Mapping[str, Json]) -> Any:
     """A kernel's module, compiled for the target."""
-    return tvm.tirx.build(mod, target=tvm.target.Target(dict(target)))
+    made = tvm.target.Target(dict(target))
+    with made:
+        return tvm.tirx.build(mod, target=made)
+
+
+def device_of(target: Mapping[str, Json]) -> Any:
+    """Where kernels for a target run on this machine."""
+    return tvm.cuda() if target["kind"] == CUDA else tvm.cpu()
 
 
 def use_threads(target: Mapping[str, Json]) -> None:
@@ -219,14 +236,15 @@ def use_threads(target: Mapping[str, Json]) -> None:
 
 
 def time_kernel(kernel: Any, arguments: list[Any], timing: Timing) -> list[float]:
-    """Seconds of a call, one number for each repeat."""
+    """Seconds of a call, one number for each repeat; on the GPU if that is where its arguments are."""
+    on_gpu = arguments[0].device == tvm.cuda()
     evaluate = kernel.time_evaluator(
         "main",
-        tvm.cpu(),
+        tvm.cuda() if on_gpu else tvm.cpu(),
         number=max(timing.number, 1),
         repeat=timing.repeat,
         min_repeat_ms=timing.min_repeat_ms,
-        f_preproc="cache_flush_cpu_non_first_arg" if timing.flush_cache else "",
+        f_preproc="cache_flush_cpu_non_first_arg" if timing.flush_cache and not on_gpu else "",
     )
     return [float(seconds) for seconds in evaluate(*arguments).results]
 
@@ -249,14 +267,14 @@ def race(kernel: Any, arguments: list[Any], timing: Timing, best_s: float | None
     return seconds
 
 
-def arguments_for(mod: tvm.IRModule) -> list[Any]:
-    """An array for every parameter: floats from 0 to 1, and integers that are valid as small indices."""
+def arguments_for(mod: tvm.IRModule, device: Any = None) -> list[Any]:
+    """An array for every parameter, on this machine's CPU or another device: floats from 0 to 1, and integers that are valid as small indices."""
     random = np.random.default_rng(0)
     arrays = []
     for variable in mod["main"].params:
         shape = tuple(int(extent) for extent in variable.ty.shape)
         dtype = str(variable.ty.dtype.dtype)
-        arrays.append(tvm.runtime.tensor(_array(random, shape, dtype)))
+        arrays.append(tvm.runtime.tensor(_array(random, shape, dtype), device or tvm.cpu()))
     return arrays
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +15,7 @@ from tvm.s_tir.schedule import Schedule, Trace
 
 from tvmflow import schedules
 from tvmflow.errors import EnvironmentProblem
+from tvmflow.targets.gpu import CUDA
 from tvmflow.tuning.budget import BATCH
 from tvmflow.tuning.inherit import inherited
 from tvmflow.tuning.ledger import Trial, WorkloadLedger, trial_id
@@ -84,7 +86,14 @@ class Proposals:
         self._relatives = relatives
         self._mod = tvm.ir.load_json(mod)
         self._target = tvm.target.Target(dict(target))
-        self._threads = int(target.get("num-cores", 1))
+        is_gpu = target["kind"] == CUDA
+        self._threads = int(target.get("num-cores", (os.cpu_count() or 1) if is_gpu else 1))
+        # TVM would take the rules for tensor cores, which are for float16
+        self._space = (
+            ms.space_generator.PostOrderApply(sch_rules=CUDA, postprocs=CUDA, mutator_probs=CUDA)
+            if is_gpu
+            else "post-order-apply"
+        )
         self._records = records
         self._cost_model = cost_model
         self._database = ms.database.MemoryDatabase()
@@ -113,7 +122,7 @@ class Proposals:
         context = ms.TuneContext(
             self._mod,
             target=self._target,
-            space_generator="post-order-apply",
+            space_generator=self._space,
             search_strategy=strategy,
             rand_state=self._seed,
             num_threads=self._threads,

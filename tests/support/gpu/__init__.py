@@ -20,13 +20,16 @@ _ROOT: Final = _HERE.parents[2]
 
 def make_driver(folder: Path) -> None:
     """Put the libraries of the driver and of CUDA's runtime into a folder."""
-    driver = folder / "libcuda.so.1"
+    runtime, driver = folder / "libcudart.so.13", folder / "libcuda.so.1"
+    # programs ask for the runtime's functions of this version
+    versions = folder / "versions"
+    versions.write_text(f"{runtime.name} {{ global: *; }};\n")
     options = ["-xc++", "-std=c++17", "-O1", "-fno-exceptions", "-fno-rtti"]
-    _link([*options, str(_HERE / "driver.cpp")], driver)
-    # all is in the driver: this one is there to be found by its name
+    _link([*options, str(_HERE / "driver.cpp"), f"-Wl,--version-script={versions}"], runtime)
+    # all is in the runtime: this one is there to be found by its name
     empty = folder / "empty.c"
     empty.write_text("int stand_in;\n")
-    _link([str(empty), f"-L{folder}", f"-l:{driver.name}"], folder / "libcudart.so.13")
+    _link([str(empty), "-Wl,--no-as-needed", f"-L{folder}", f"-l:{runtime.name}"], driver)
 
 
 def _link(words: list[str], output: Path) -> None:

@@ -110,10 +110,12 @@ struct LaunchConfig {
   unsigned attribute_count;
 };
 
-static int capability() {
-  const char* set = getenv("STAND_IN_GPU");
-  return set ? atoi(set) : 90;
+static int number(const char* name, int otherwise) {
+  const char* set = getenv(name);
+  return set ? atoi(set) : otherwise;
 }
+
+static int capability() { return number("STAND_IN_GPU", 90); }
 
 static int count() {
   const char* set = getenv("CUDA_VISIBLE_DEVICES");
@@ -143,7 +145,7 @@ static int attribute(int which) {
 static const char NAME[] = "Stand-in GPU";
 
 EXPORTED int cuInit(unsigned) { return count() ? OK : 100; }
-EXPORTED int cuDriverGetVersion(int* version) { return *version = 13000, OK; }
+EXPORTED int cuDriverGetVersion(int* version) { return *version = number("STAND_IN_DRIVER", 13000), OK; }
 EXPORTED int cuDeviceGetCount(int* found) { return *found = count(), OK; }
 EXPORTED int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, OK; }
 EXPORTED int cuDeviceGetName(char* name, int size, int) { return snprintf(name, size, "%s", NAME), OK; }
@@ -158,13 +160,14 @@ EXPORTED int cuModuleLoadData(void** module, const void* image) {
   if (memcmp(code, "STAND-IN", 8)) return 209;  // no image for this GPU
   uint64_t size;
   memcpy(&size, code + 8, 8);
-  int file = memfd_create("kernels", MFD_CLOEXEC);
+  // a name of its own each time: who loads a name twice gets the first file
+  char path[] = "/tmp/stand-in-XXXXXX";
+  int file = mkstemp(path);
   if (file < 0 || write(file, code + 16, size) != static_cast<ssize_t>(size)) return OUT_OF_MEMORY;
-  char path[64];
-  snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+  close(file);
   *module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!*module) fprintf(stderr, "stand-in GPU: %s\n", dlerror());
-  close(file);
+  unlink(path);
   return *module ? OK : 209;
 }
 
@@ -179,7 +182,10 @@ EXPORTED int cuModuleGetFunction(void** function, void* module, const char* name
 
 EXPORTED int cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** arguments, void**) {
   const unsigned threads = config->block[0] * config->block[1] * config->block[2];
-  if (!threads || threads > function->threads) return say(LAUNCH_FAILED);
+  if (!threads || threads > function->threads) {
+    fprintf(stderr, "stand-in GPU: %u threads in a block for a kernel of %u\n", threads, function->threads);
+    return say(LAUNCH_FAILED);
+  }
   Work* work = next();
   work->function = function;
   memcpy(work->grid, config->grid, sizeof work->grid);

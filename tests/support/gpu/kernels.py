@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 _KERNEL = re.compile(
-    r'extern "C" __global__ void __launch_bounds__\((?P<threads>\d+)\) (?P<name>\w+)\((?P<parameters>[^)]*)\) {'
+    r'extern "C" __global__ void (__launch_bounds__\((?P<threads>\d+)\) )?(?P<name>\w+)\((?P<parameters>[^)]*)\) {'
 )
+# Copies are done at once here: there is nothing to wait for.
+_GROUPS = re.compile(r"\btvm_builtin_ptx_cp_async_\w+_group_\w+(?=\(\))")
 _WAITS = re.compile(r"__sync|__shfl")
 
 
-def compile_kernels(source: str, arch: str, tools: object) -> bytes:
-    """In the place of `targets.cuda.compile_cubin`."""
+def take_over(cuda: Any) -> None:
+    """Have `tvmflow.targets.cuda` compile for the stand-in, with nothing of NVIDIA's installed."""
+    driver = Path(os.environ["LD_LIBRARY_PATH"])
+    tools = cuda.Toolkit(driver, driver, driver / "libcudart.so.13", ())
+    cuda.toolkit = lambda: tools
+    cuda.is_installed = lambda: True
+    cuda.compile_cubin = _compile
+    cuda.PACKAGES = ()
+
+
+def _compile(source: str, arch: str, tools: object) -> bytes:
     del arch, tools
     # TVM's headers are for CUDA's own compilers
     kernels = source[source.index('extern "C" __global__') :]
     kernels = re.sub(r"extern __shared__ (.*?)\[\]", r"alignas(1024) static \1[232448]", kernels)
     kernels = re.sub(r"__shared__ (alignas\(\d+\))?", r"\1 static ", kernels)
-    text = '#include "kernels.h"\n' + kernels + "".join(map(_entry, _bodies(kernels)))
+    groups = "".join(
+        f"static void {name}() {{}}\n" for name in sorted(set(_GROUPS.findall(kernels)))
+    )
+    text = '#include "kernels.h"\n' + groups + kernels + "".join(map(_entry, _bodies(kernels)))
     with tempfile.TemporaryDirectory() as scratch:
         code, library = Path(scratch, "kernels.cpp"), Path(scratch, "kernels.so")
         code.write_text(text)
@@ -44,7 +60,7 @@ def _bodies(kernels: str) -> list[tuple[re.Match[str], str]]:
 def _entry(kernel: tuple[re.Match[str], str]) -> str:
     """How the driver finds and calls a kernel: `Function` in driver.cpp."""
     head, body = kernel
-    name, threads = head["name"], head["threads"]
+    name, threads = head["name"], head["threads"] or "1024"
     types = [
         each.rpartition(" ")[0].replace("__restrict__", "")
         for each in head["parameters"].split(",")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +13,14 @@ import pytest
 
 from tests.support import exports
 from tests.support.exports import Exported, package_folder
+from tvmflow.exporters import bundle, cpp
+from tvmflow.exporters._base import Joined
 
 
 @pytest.fixture(scope="module")
 def program(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, compiled by the compiler in the ziglang wheel, which also checks for undefined behaviour."""
-    made = tmp_path_factory.mktemp("cpp") / "run"
-    project, ffi, tvm = (
-        exported.dist / "digits-cpp",
-        package_folder("tvm_ffi"),
-        package_folder("tvm"),
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "ziglang",
-        "c++",
-        "-std=c++17",
-        "-O0",
-        "-Wall",
-        "-Wextra",
-        "-fvisibility=hidden",
-    ]
-    command += [f"-I{project}/include", f"-isystem{ffi}/include", f"{project}/main.cpp"]
-    command += ["-o", str(made), f"-L{tvm}/lib", f"-L{ffi}/lib", "-Wl,--no-as-needed"]
-    command += ["-ltvm_runtime", "-ltvm_runtime_extra", "-ltvm_ffi"]
-    command += [f"-Wl,-rpath,{tvm}/lib:{ffi}/lib"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "warning" not in done.stderr
-    return made
+    """The example, compiled."""
+    return exports.program_of(exported.dist / "digits-cpp", tmp_path_factory.mktemp("cpp") / "run")
 
 
 def run(program: Path, *words: object) -> subprocess.CompletedProcess[str]:
@@ -139,7 +116,8 @@ def test_files_that_are_no_inputs_are_named(
             {"target": {"features": ["quantum"]}},
             "uses CPU instructions that this machine lacks: quantum",
         ),
-        ({"bundle": 2}, "has another format"),
+        ({"bundle": 3}, "has another format"),
+        ({"bundle": 2}, "is not whole"),
         ({"tvm_ffi": "9.9.1"}, "was built with tvm_ffi 9.9, the one here is"),
         ({"library": "gone.so"}, "there is no file"),
         ({"library": "model.json"}, "cannot be loaded"),
@@ -155,6 +133,27 @@ def test_what_cannot_run_here_is_refused_before_it_is_loaded(
     (tmp_path / "model" / "model.json").write_text(json.dumps({**described, **changes}))
     done = run(program, tmp_path / "model", "in.npz", "out.npz")
     assert (done.returncode, words in done.stderr) == (1, True), done.stderr
+
+
+def test_parts_stand_below_their_model(exported: Exported, tmp_path: Path) -> None:
+    """Each in a folder of its own, as the project of that part alone would have it; the rest is the same for all models."""
+    whole = exports.built_of(exported, exports.recipe(), exports.target())
+    manifest = {"tvm": whole.manifest["tvm"]}
+    parts, made = {"first": whole.bundle, "second": whole.bundle}, tmp_path / "module.tvmflow"
+    bundle.write_joined(manifest, whole.signature, parts, made)
+    asked = whole.asked._replace(parts=tuple(whole.asked._replace(name=name) for name in parts))
+    cpp.export(Joined(asked, whole.signature, manifest, made, {}), tmp_path)
+    model, alone = tmp_path / "digits-cpp" / "model", model_of(exported)
+    described = json.loads((model / "model.json").read_text())
+    assert described.pop("parts") == [{"name": n, "folder": f"parts/{n}"} for n in parts]
+    assert described == {"bundle": 2, **manifest, **whole.signature}
+    for name in parts:
+        for file in exports.files_below(alone):
+            assert (model / "parts" / name / file).read_bytes() == (alone / file).read_bytes()
+    for file in ("main.cpp", "include/tvmflow/model.hpp", "CMakeLists.txt"):
+        content = (model.parent / file).read_bytes()
+        assert content == (exported.dist / "digits-cpp" / file).read_bytes()
+    assert "(`parts/first`, `parts/second`)" in (model.parent / "README.md").read_text()
 
 
 def test_a_folder_without_a_model_is_named(program: Path, tmp_path: Path) -> None:

@@ -143,7 +143,10 @@ def test_a_target_without_a_triple_is_for_this_system(facts: dict[str, Any]) -> 
         ),
         ("armv7-neon", "idiva idivt neon vfp vfpv3 vfpv4"),
         ("riscv64-v", "a c d f m v"),
-        ("cuda-sm80", "abm avx avx2 bmi1 bmi2 f16c fma movbe pni popcnt sse sse2 sse4_1 sse4_2 ssse3"),
+        (
+            "cuda-sm80",
+            "abm avx avx2 bmi1 bmi2 f16c fma movbe pni popcnt sse sse2 sse4_1 sse4_2 ssse3",
+        ),
     ],
 )
 def test_features_have_the_kernels_names(facts: dict[str, Any], name: str, features: str) -> None:

@@ -1,4 +1,4 @@
-"""Found by every Python process that has the stand-in GPU: its compiler takes the place of CUDA's."""
+"""Found by every Python process that has the stand-in GPU: its tools take the place of CUDA's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 class _Hook(importlib.abc.MetaPathFinder):
-    """Exchanges the compiler as its module is imported."""
+    """Exchanges the tools as their module is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -25,10 +25,10 @@ class _Hook(importlib.abc.MetaPathFinder):
         plain = spec.loader.exec_module
 
         def execute(module: ModuleType) -> None:
-            from tests.support.gpu.kernels import compile_kernels
+            from tests.support.gpu import kernels
 
             plain(module)
-            module.compile_cubin = compile_kernels  # type: ignore[attr-defined]
+            kernels.take_over(module)
 
         spec.loader.exec_module = execute  # type: ignore[method-assign]
         return spec

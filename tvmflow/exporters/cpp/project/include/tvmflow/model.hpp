@@ -1,4 +1,5 @@
 // A compiled model: load it, set its inputs, run it, get its outputs. Needs TVM's runtime and the headers of tvm_ffi.
+// The model is one library, or several, each for a part of it.
 //
 // Everything that can be known before the library is loaded is checked before, because a library for another CPU
 // dies of an illegal instruction and says nothing.
@@ -172,10 +173,20 @@ inline std::string minor_of(const std::string& version) {
   return version.substr(0, version.find('.', version.find('.') + 1));
 }
 
-inline void check(const Json& json, const std::string& path) {
-  if (json.at(ffi::String("bundle")).cast<int64_t>() != 1) {
+// What `bundle` is in the model.json of one library, and of parts with a folder each.
+constexpr int64_t kWhole = 1, kInParts = 2;
+
+inline int64_t format_of(const Json& json, const std::string& path) {
+  const int64_t format = json.at(ffi::String("bundle")).cast<int64_t>();
+  if (format != kWhole && format != kInParts) {
     throw Error(path + " has another format than this header reads: use the header that came with it");
   }
+  return format;
+}
+
+// What a library needs of the machine, of this program and of the runtime.
+inline void check(const Json& json, const std::string& path) {
+  if (format_of(json, path) != kWhole) throw Error(path + " is of a model in parts, not of one library");
   std::string arch = text_at(json, "arch"), here = architecture();
   if (!here.empty() && arch != here) {
     throw Error(path + " was built for " + arch + ", this program is for " + here);
@@ -217,12 +228,104 @@ inline ffi::Tensor tensor_of(const TensorSpec& spec) {
   return tensor;
 }
 
+inline Json read_json(const std::string& path) {
+  const std::string text = read_text(path);
+  return told(path + " cannot be read",
+              [&] { return call_global("ffi.json.Parse", ffi::String(text)).cast<Json>(); });
+}
+
+// A library that is loaded: that of the model, or of one of its parts.
+struct Library {
+  std::string name;  // as errors call it
+  std::vector<TensorSpec> inputs, outputs;
+  std::vector<std::size_t> takes;  // where the tensors are that it takes, among all that there are before it
+  ffi::Any machine;
+  ffi::Function main;
+
+  // Computes from what is there, and puts its results behind that.
+  void run(std::vector<ffi::Tensor>* there) const {
+    const std::size_t before = there->size();
+    told(name + " failed", [&] {
+      std::vector<ffi::AnyView> arguments;
+      for (std::size_t place : takes) arguments.emplace_back((*there)[place]);
+      ffi::Any result = call_packed(main, arguments.data(), arguments.size());
+      if (auto one = result.as<ffi::Tensor>()) {
+        there->push_back(*one);
+      } else {
+        for (const ffi::Any& each : result.cast<ffi::Array<ffi::Any>>()) {
+          there->push_back(each.cast<ffi::Tensor>());
+        }
+      }
+    });
+    if (there->size() - before != outputs.size()) {
+      throw Error(name + " gave " + std::to_string(there->size() - before) + " outputs, not " +
+                  std::to_string(outputs.size()));
+    }
+  }
+};
+
+// The library in a folder, of which `json` is the model.json. It takes nothing yet.
+inline Library load_library(const std::string& folder, const Json& json, const std::string& name) {
+  const std::string path = folder + "/model.json";
+  Library loaded;
+  loaded.name = name;
+  const std::string file = told(path + " is not whole", [&] {
+    check(json, path);
+    loaded.inputs = specs_at(json, "inputs");
+    loaded.outputs = specs_at(json, "outputs");
+    return folder + "/" + text_at(json, "library");
+  });
+  if (!std::ifstream(file)) throw Error("there is no file " + file);
+  told(file + " cannot be loaded", [&] {
+    ffi::Any module = call_global("ffi.ModuleLoadFromFile", ffi::String(file));
+    loaded.machine = call(function_of(module, "vm_load_executable"));
+    constexpr int kPooledAllocator = 2;
+    call(function_of(loaded.machine, "vm_initialization"), static_cast<int>(kDLCPU), 0, kPooledAllocator);
+    loaded.main = function_of(loaded.machine, "main");
+  });
+  return loaded;
+}
+
+// The libraries of a model in the order in which they run: its own, or those of its parts.
+inline std::vector<Library> load_libraries(const std::string& folder, const Json& json) {
+  const std::string path = folder + "/model.json";
+  std::vector<std::pair<std::string, std::string>> parts;  // name, folder
+  const bool is_whole = told(path + " is not whole", [&] {
+    if (format_of(json, path) == kWhole) return true;
+    for (const ffi::Any& entry : json.at(ffi::String("parts")).cast<ffi::Array<ffi::Any>>()) {
+      const Json fields = entry.cast<Json>();
+      parts.emplace_back(text_at(fields, "name"), folder + "/" + text_at(fields, "folder"));
+    }
+    return false;
+  });
+  if (is_whole) return {load_library(folder, json, "the model")};
+  std::vector<Library> libraries;
+  for (const auto& [name, below] : parts) {
+    libraries.push_back(load_library(below, read_json(below + "/model.json"), "the part '" + name + "'"));
+  }
+  return libraries;
+}
+
+// Where among the tensors that are `there` those are that are `needed`. Throws Error when one is not.
+inline std::vector<std::size_t> places_of(const std::vector<TensorSpec>& needed,
+                                          const std::vector<TensorSpec>& there, const std::string& whose) {
+  std::vector<std::size_t> places;
+  for (const TensorSpec& spec : needed) {
+    std::size_t place = there.size();
+    while (place > 0 && there[place - 1].text() != spec.text()) --place;
+    if (place == 0) throw Error(whose + " needs " + spec.text() + ", which nothing before it gives");
+    places.push_back(place - 1);
+  }
+  return places;
+}
+
 }  // namespace detail
 
 // A loaded model. Used by one thread at a time.
 class Model {
  public:
-  // The model in a folder with `model.json` and its library. Throws Error when it cannot run here, and says why.
+  // The model in a folder with `model.json`, and its library or its parts. Throws Error when it cannot run here,
+  // and says why. The folder of a part, `parts/NAME`, is loaded as any model.
   static Model load(const std::string& folder) { return Model(folder); }
 
   const std::vector<TensorSpec>& inputs() const { return inputs_; }
@@ -250,22 +353,11 @@ class Model {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       if (!is_set_[i]) throw Error("input '" + inputs_[i].name + "' was not set");
     }
-    detail::told("the model failed", [&] {
-      std::vector<detail::ffi::AnyView> arguments(tensors_.begin(), tensors_.end());
-      detail::ffi::Any result = detail::call_packed(main_, arguments.data(), arguments.size());
-      results_.clear();
-      if (auto one = result.as<detail::ffi::Tensor>()) {
-        results_.push_back(*one);
-      } else {
-        for (const detail::ffi::Any& each : result.cast<detail::ffi::Array<detail::ffi::Any>>()) {
-          results_.push_back(each.cast<detail::ffi::Tensor>());
-        }
-      }
-    });
-    if (results_.size() != outputs_.size()) {
-      throw Error("the model gave " + std::to_string(results_.size()) + " outputs, not " +
-                  std::to_string(outputs_.size()));
-    }
+    // the inputs, and behind them what each library gives: those after it take it from there
+    std::vector<detail::ffi::Tensor> there = tensors_;
+    for (const detail::Library& library : libraries_) library.run(&there);
+    results_.clear();
+    for (std::size_t place : gives_) results_.push_back(there[place]);
   }
 
   // An output's values in C order, `outputs()[index].bytes()` of them; they stay until the next run.
@@ -293,27 +385,20 @@ class Model {
 
  private:
   explicit Model(const std::string& folder) {
-    std::string path = folder + "/model.json", text = detail::read_text(path);
-    detail::Json json = detail::told(path + " cannot be read", [&] {
-      return detail::call_global("ffi.json.Parse", detail::ffi::String(text)).cast<detail::Json>();
-    });
-    std::string library = detail::told(path + " is not whole", [&] {
-      detail::check(json, path);
+    const std::string path = folder + "/model.json";
+    const detail::Json json = detail::read_json(path);
+    libraries_ = detail::load_libraries(folder, json);
+    detail::told(path + " is not whole", [&] {
       inputs_ = detail::specs_at(json, "inputs");
       outputs_ = detail::specs_at(json, "outputs");
-      return folder + "/" + detail::text_at(json, "library");
     });
-    if (!std::ifstream(library)) throw Error("there is no file " + library);
-    detail::told(library + " cannot be loaded", [&] {
-      detail::ffi::Any module =
-          detail::call_global("ffi.ModuleLoadFromFile", detail::ffi::String(library));
-      machine_ = detail::call(detail::function_of(module, "vm_load_executable"));
-      constexpr int kPooledAllocator = 2;
-      detail::call(detail::function_of(machine_, "vm_initialization"), static_cast<int>(kDLCPU), 0,
-                   kPooledAllocator);
-      main_ = detail::function_of(machine_, "main");
-      for (const TensorSpec& spec : inputs_) tensors_.push_back(detail::tensor_of(spec));
-    });
+    std::vector<TensorSpec> there = inputs_;
+    for (detail::Library& library : libraries_) {
+      library.takes = detail::places_of(library.inputs, there, path + ": " + library.name);
+      there.insert(there.end(), library.outputs.begin(), library.outputs.end());
+    }
+    gives_ = detail::places_of(outputs_, there, path + ": the model");
+    for (const TensorSpec& spec : inputs_) tensors_.push_back(detail::tensor_of(spec));
     is_set_.assign(inputs_.size(), false);
   }
 
@@ -340,8 +425,8 @@ class Model {
 
   std::vector<TensorSpec> inputs_, outputs_;
   std::vector<bool> is_set_;
-  detail::ffi::Any machine_;
-  detail::ffi::Function main_;
+  std::vector<detail::Library> libraries_;
+  std::vector<std::size_t> gives_;  // where the outputs are, among the inputs and all that the libraries give
   std::vector<detail::ffi::Tensor> tensors_, results_;
 };
 
