@@ -299,7 +299,7 @@ def _check(path: str | Path, manifest: Mapping[str, Any], whole: bool) -> None:
             f"{path} was built for {foreign[0]}, this machine runs {foreign[1]}",
             fix=f"build the recipe for a target of {foreign[1]} (its `mtriple` says which it is)",
         )
-    missing = [name for name in target["features"] if host.flags and name not in host.flags]
+    missing = host.lacks(target["features"])
     if missing:
         raise BundleError(
             f"{path} uses CPU instructions that this machine lacks: {', '.join(missing)}",

@@ -1,12 +1,17 @@
-"""Inputs for a model in whole batches: read from an npz file, or drawn at random; and its outputs over all of them."""
+"""Inputs for a model in whole batches: read from an npz file, or drawn at random; and its outputs over all of them.
+
+Every wheel has this module too.
+"""
 
 from __future__ import annotations
 
+import os
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tvmflow.errors import StageError
+from tvmflow.errors import EnvironmentProblem, StageError
 from tvmflow.values import TensorSpec
 
 if TYPE_CHECKING:
@@ -143,3 +148,23 @@ def joined(results: Sequence[Mapping[str, Array]], samples: Samples) -> dict[str
         has_samples = samples.per_batch and all(len(part) == samples.per_batch for part in parts)
         found[name] = whole[: samples.real] if has_samples else whole
     return found
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write an npz, all or nothing. Raises EnvironmentProblem."""
+    import numpy as np
+
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        # not through `numpy.savez`, for which no array may be called `file`
+        with zipfile.ZipFile(aside, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                    np.save(stream, array, allow_pickle=False)
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise EnvironmentProblem(
+            f"{path} cannot be written: {error.strerror}",
+            fix="name a file in a folder that exists and has room",
+        ) from error

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.test_failures import sabotage
 from tests.support.project import Project
+from tvmflow import cli
+from tvmflow.stores import collect
+from tvmflow.stores.local import LocalStore
 
 DELIVERED = ("tiny.so", "tiny.tvmflow")
 
@@ -72,6 +78,39 @@ def test_a_lock_gives_its_bytes_on_an_empty_store_and_refuses_all_else(
     assert parted.code == 3
     assert "tiny:build/host: lib0.o has the digest" in parted.err
     assert not (other.folder / "parted").exists()
+
+
+RELEASED = """\
+pipeline: 1
+name: all
+stages: [import, build, export]
+recipes: [tiny.yaml]
+release: {version: "1.0", folder: releases}
+"""
+
+
+@pytest.mark.parametrize("word", ["lock", "run"])
+def test_a_collection_before_the_pin_takes_nothing_that_was_just_made(
+    project: Project, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """The recipe is up to date with something else by then: until the pin is there the run holds its results."""
+    (project.folder / "all.yaml").write_text(RELEASED)
+    missing = []
+    pin: Callable[..., list[str]] = LocalStore.pin
+
+    def after_a_collection(store: LocalStore, *words: Any, **more: Any) -> list[str]:
+        shutil.rmtree(Path(store.root, "last"))
+        collect.collect(LocalStore(store.root), collect.Limits(max_age_s=0.0), do=True)
+        missing.append(pin(store, *words, **more))
+        return missing[-1]
+
+    monkeypatch.chdir(project.folder)
+    monkeypatch.setenv("TVMFLOW_STORE", "cache")
+    # what was made a moment ago counts as made before
+    monkeypatch.setattr(collect, "_SLACK_NS", 0)
+    monkeypatch.setattr(LocalStore, "pin", after_a_collection)
+    assert cli.main([word, "all.yaml"]) == 0
+    assert missing == [[]]
 
 
 @pytest.mark.slow

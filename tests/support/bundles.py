@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def make_bundle(path: Path) -> Path:
+def make_bundle(path: Path, outputs: Sequence[str] = ("plus_one", "twice")) -> Path:
     """A bundle of a model `x -> (x + 1, 2 x)`, compiled in a process of its own."""
-    subprocess.run([sys.executable, "-m", "tests.support.bundles", str(path)], check=True)
+    subprocess.run([sys.executable, "-m", "tests.support.bundles", str(path), *outputs], check=True)
     return path
 
 
-def _make(path: Path) -> None:
+def _make(path: Path, outputs: Sequence[str]) -> None:
     import numpy as np
     import tvm
     import tvm_ffi
@@ -45,7 +46,7 @@ def _make(path: Path) -> None:
     entry = {"shape": [2, 3], "dtype": "float32"}
     signature = {
         "inputs": [{"name": "x", **entry}],
-        "outputs": [{"name": name, **entry} for name in ("plus_one", "twice")],
+        "outputs": [{"name": name, **entry} for name in outputs],
     }
     manifest = {
         "bundle": 1,
@@ -61,4 +62,4 @@ def _make(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    _make(Path(sys.argv[1]))
+    _make(Path(sys.argv[1]), sys.argv[2:])

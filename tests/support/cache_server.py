@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
+
+from tests.support.listening import Answering, listening
 
 
 def _action_result() -> Any:
@@ -92,13 +92,9 @@ def cache_server(prefix: str = "") -> Iterator[Cache]:
     cache = Cache()
     route = re.compile(re.escape(prefix) + r"/(ac|cas)/([0-9a-f]{64})")
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(Answering):
         def _answer(self, status: int, body: bytes = b"") -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
+            self.head(status, len(body))
             if self.command != "HEAD":
                 self.wfile.write(body)
 
@@ -155,23 +151,6 @@ def cache_server(prefix: str = "") -> Iterator[Cache]:
 
         do_GET = do_HEAD = do_PUT = _handle
 
-        def log_message(self, *_: object) -> None:
-            return
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 64
-
-        def handle_error(self, *_: object) -> None:
-            return
-
-    server = Server(("127.0.0.1", 0), Handler)
-    cache.url = f"http://127.0.0.1:{server.server_port}{prefix}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with listening(Handler) as address:
+        cache.url = address + prefix
         yield cache
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

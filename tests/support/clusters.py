@@ -1,4 +1,4 @@
-"""A scheduler and workers on this machine, with tiny stages instead of TVM."""
+"""A scheduler and workers on this machine, with tiny stages instead of TVM unless real ones are wanted."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Cluster(NamedTuple):
     folder: Path
 
 
-def _start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def _start(folder: Path, *words: str, tiny: bool) -> subprocess.Popen[str]:
     environment = {key: text for key, text in os.environ.items() if not key.startswith("TVMFLOW_")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TINY), str(ROOT)])
+    environment["PYTHONPATH"] = os.pathsep.join([*([str(TINY)] if tiny else []), str(ROOT)])
     # no measurement of anybody else is waited for
     environment["XDG_RUNTIME_DIR"] = str(folder)
     return subprocess.Popen(
@@ -48,15 +48,15 @@ def _start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, *names: str) -> Iterator[Cluster]:
+def cluster(folder: Path, *names: str, tiny: bool = True) -> Iterator[Cluster]:
     """A cluster with workers of these names, for the length of the block."""
     with contextlib.ExitStack() as stack:
-        scheduler = _started(stack, _start(folder, "scheduler", "--port", "0"))
+        scheduler = _started(stack, _start(folder, "scheduler", "--port", "0", tiny=tiny))
         assert scheduler.stdout is not None
         address = scheduler.stdout.readline().split()[2].rstrip(";")
         words = ("worker", "--scheduler", address, "--name")
         workers = [
-            _started(stack, _start(folder, *words, name, "--store", str(folder / name)))
+            _started(stack, _start(folder, *words, name, "--store", str(folder / name), tiny=tiny))
             for name in names
         ]
         for each in workers:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.support.listening import Answering, listening
 
 
 @dataclass
@@ -42,37 +42,23 @@ def serving(body: bytes) -> Iterator[Web]:
     """A server of this one body, on a free port, for the length of the block."""
     web = Web(body)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(Answering):
         def do_GET(self) -> None:
             web.requests.append(self.headers.get("Range", ""))
             web.sent.append(0)
-            self.answer = len(web.sent) - 1
+            self.number = len(web.sent) - 1
             self.close_connection = True
             if web.statuses:
-                status = web.statuses.pop(0)
-                self.send_response(status)
-                if web.location:
-                    self.send_header("Location", web.location)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                there = {"Location": web.location} if web.location else {}
+                self.head(web.statuses.pop(0), headers=there)
                 return
-            start = self._start()
-            if start and start >= len(web.body):
-                self.send_response(416)
-                self.send_header("Content-Range", f"bytes */{len(web.body)}")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+            start, size = self._start(), len(web.body)
+            if start and start >= size:
+                self.head(416, headers={"Content-Range": f"bytes */{size}"})
                 return
-            self.send_response(206 if start else 200)
-            if start:
-                self.send_header(
-                    "Content-Range", f"bytes {start}-{len(web.body) - 1}/{len(web.body)}"
-                )
-            self.send_header("ETag", web.etag)
-            self.send_header("Content-Length", str(web.declared or len(web.body) - start))
-            self.end_headers()
+            part = {"Content-Range": f"bytes {start}-{size - 1}/{size}"} if start else {}
+            length = web.declared or size - start
+            self.head(206 if start else 200, length, {**part, "ETag": web.etag})
             self._send(web.body[start:])
 
         def _start(self) -> int:
@@ -87,20 +73,10 @@ def serving(body: bytes) -> Iterator[Web]:
                 for at in range(0, len(rest), 1 << 16):
                     piece = rest[at : at + (1 << 16)]
                     # counted first: whoever has the last byte may look at once
-                    web.sent[self.answer] += len(piece)
+                    web.sent[self.number] += len(piece)
                     self.wfile.write(piece)
                     time.sleep(web.slow_s)
 
-        def log_message(self, *_: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    web.url = f"http://127.0.0.1:{server.server_port}/model.onnx"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with listening(Handler) as address:
+        web.url = f"{address}/model.onnx"
         yield web
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -13,3 +13,9 @@ from tests.support.bundles import make_bundle
 def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle that adds 1 to `x` and doubles it: float32 (2, 3) to `plus_one` and `twice`."""
     return make_bundle(tmp_path_factory.mktemp("bundle") / "small.tvmflow")
+
+
+@pytest.fixture(scope="session")
+def file_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with outputs of the names `file` and `twice`."""
+    return make_bundle(tmp_path_factory.mktemp("bundle") / "file.tvmflow", ("file", "twice"))

@@ -40,6 +40,16 @@ def test_all_samples_of_a_file_are_run_and_their_outputs_written(
     assert sorted(tmp_path.iterdir()) == [data, written]
 
 
+def test_an_output_may_be_called_file(
+    file_bundle: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which is what NumPy calls the file that it writes to."""
+    written = tmp_path / "y.npz"
+    assert run(capsys, file_bundle, "--input", data, "--output", written)[0] == 0
+    with np.load(written) as found:
+        np.testing.assert_array_equal(found["file"], np.load(data)["x"] + 1)
+
+
 def test_the_largest_outputs_of_each_sample_are_shown(
     small_bundle: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

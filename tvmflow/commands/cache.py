@@ -245,14 +245,16 @@ def _stat_lines(found: usage.Usage) -> Iterator[str]:
     from tvmflow.stores.collect import age_text
 
     yield f"{found.root}: {size_text(found.bytes)}, and {size_text(found.ledger_bytes)} of measured trials"
+    rest = [row for row in found.rest if row.number]
+    width = max([24, *(len(row.name) for row in rest)])
     for recipe in found.recipes:
-        own = f"{recipe.name:<24} {recipe.results:>6} results  {size_text(recipe.bytes):>9}"
+        own = f"{recipe.name:<{width}} {recipe.results:>6} results  {size_text(recipe.bytes):>9}"
         yield f"  {own}  last used {age_text(recipe.age_s)} ago{_or(recipe.missing, 'missing')}"
         # of very many recipes, one line each
         for stage in recipe.stages if len(found.recipes) <= _SHOWN_RECIPES else ():
-            yield f"    {stage.name:<22} {stage.results:>6} results  {size_text(stage.bytes):>9}"
-    for row in filter(lambda row: row.number, found.rest):
-        yield f"  {row.name:<24} {row.number:>6} {row.what:<8} {size_text(row.bytes):>9}"
+            yield f"    {stage.name:<{width - 2}} {stage.results:>6} results  {size_text(stage.bytes):>9}"
+    for row in rest:
+        yield f"  {row.name:<{width}} {row.number:>6} {row.what:<8} {size_text(row.bytes):>9}"
     yield f"`tvmflow cache gc` would free {size_text(found.free_now)}; with --max-age 0, {size_text(found.free_all)}"
 
 

@@ -21,13 +21,15 @@ def lock(args: argparse.Namespace) -> int:
     path = Path(args.lock) if args.lock else lock_path(args.recipes)
     store = open_store(args)
     args.locked, args.lock = False, None
-    done = perform(args, asked(args), store)
-    sys.stdout.write(render(done.report, as_json=args.json))
-    if done.report.exit_code != EXIT_OK:
-        return done.report.exit_code
-    survey = surveyed(done.prepared.plan, store)
-    text = make_lock(done.prepared.recipes, done.prepared.plan, survey, store, path)
-    pin(store, path, survey)
+    # a collection may not come between what was made and its pin
+    with store.running():
+        done = perform(args, asked(args), store)
+        sys.stdout.write(render(done.report, as_json=args.json))
+        if done.report.exit_code != EXIT_OK:
+            return done.report.exit_code
+        survey = surveyed(done.prepared.plan, store)
+        text = make_lock(done.prepared.recipes, done.prepared.plan, survey, store, path)
+        pin(store, path, survey)
     before = path.read_text(encoding="utf-8") if path.is_file() else ""
     if text != before:
         with disk_errors(str(path)):

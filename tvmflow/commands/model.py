@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmflow.commands.words import count
-from tvmflow.errors import EXIT_OK, EnvironmentProblem, StageError, UsageError
+from tvmflow.commands.words import count, say, say_json
+from tvmflow.errors import EXIT_OK, StageError, UsageError
+from tvmflow.spread import spread_of
 
 if TYPE_CHECKING:
     from tvmflow.runtime import Module
@@ -29,7 +26,7 @@ def run_model(args: argparse.Namespace) -> int:
     found = _samples(module, args)
     outputs = samples.outputs_of(module.run, found)
     if args.output:
-        _save(Path(args.output), outputs)
+        samples.write_arrays(Path(args.output), outputs)
     report: dict[str, Any] = {
         "model": module.manifest["name"],
         "target": module.manifest["target"]["name"],
@@ -39,13 +36,17 @@ def run_model(args: argparse.Namespace) -> int:
     if args.top:
         report["top"] = {name: _top(array, args.top) for name, array in outputs.items()}
     if args.print_time:
-        report["ms"] = _times(module.latency(found.batches[0], repeat=args.repeat))
+        times = module.latency(found.batches[0], repeat=args.repeat)
+        report["ms"] = spread_of([each * 1e3 for each in times])
     if args.profile:
         report["operators"] = [
             {"name": each.name, "calls": each.calls, "us": each.seconds * 1e6}
             for each in module.profile(found.batches[0], repeat=args.repeat)
         ]
-    _say(json.dumps(report) if args.json else _text(report, module, args))
+    if args.json:
+        say_json(report)
+    else:
+        say(*_lines(report, module, args))
     return EXIT_OK
 
 
@@ -96,27 +97,6 @@ def _samples(module: Module, args: argparse.Namespace) -> Samples:
         raise UsageError(misfit.message, fix=f"this model is {module!r}") from misfit
 
 
-def _save(path: Path, outputs: Mapping[str, Array]) -> None:
-    """As an npz, all or nothing. Not through `numpy.savez`, for which no array may be called `file`."""
-    import zipfile
-
-    import numpy as np
-
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with zipfile.ZipFile(aside, "w") as archive:
-            for name, array in outputs.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
-                    np.save(stream, array, allow_pickle=False)
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise EnvironmentProblem(
-            f"--output: {path} cannot be written: {error.strerror}",
-            fix="name a file in a folder that exists and has room",
-        ) from error
-
-
 def _top(array: Array, count: int) -> list[list[list[float]]]:
     """For each sample `[place, value]` of its largest elements, the largest first; NaN is never among them."""
     import numpy as np
@@ -129,18 +109,7 @@ def _top(array: Array, count: int) -> list[list[list[float]]]:
     ]
 
 
-def _times(seconds: Sequence[float]) -> dict[str, float]:
-    ms = [each * 1e3 for each in seconds]
-    return {
-        "mean": statistics.fmean(ms),
-        "median": statistics.median(ms),
-        "max": max(ms),
-        "min": min(ms),
-        "std": statistics.pstdev(ms),
-    }
-
-
-def _text(report: Mapping[str, Any], module: Module, args: argparse.Namespace) -> str:
+def _lines(report: Mapping[str, Any], module: Module, args: argparse.Namespace) -> list[str]:
     lines = [repr(module)]
     many = report["samples"] > 1
     lines.append(f"ran on {report['samples']} samples" if many else "ran once")
@@ -157,7 +126,7 @@ def _text(report: Mapping[str, Any], module: Module, args: argparse.Namespace) -
         lines.append("  ".join(f"{value:>10.4f}" for value in times.values()))
     if "operators" in report:
         lines += _operators(report["operators"])
-    return "\n".join(lines)
+    return lines
 
 
 def _operators(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -168,7 +137,3 @@ def _operators(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         share = row["us"] / total
         lines.append(f"{row['name']:<{width}}  {row['calls']:>5}  {row['us']:>10.1f}  {share:5.1%}")
     return lines
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")

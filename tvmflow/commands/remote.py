@@ -172,7 +172,7 @@ def origin_of(store: LocalStore, key: str) -> str:
     record = store.record(key)
     if record is None or "origin" not in record:
         return ""
-    from tvmflow.stores.remote.tier import origin_text
+    from tvmflow.stores.origin import origin_text
 
     return origin_text(record["origin"])
 

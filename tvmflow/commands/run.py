@@ -35,13 +35,15 @@ def run(args: argparse.Namespace) -> int:
         code: int = reproduce.check(args)
         return code
     store = open_store(args)
-    done = perform(args, asked(args), store, remember=True)
-    sys.stdout.write(render(done.report, as_json=args.json))
-    pipeline = done.prepared.pipeline
-    if pipeline and pipeline.release and done.report.exit_code == EXIT_OK:
-        from tvmflow.commands.release import release
+    # a collection may not come between what was made and a release's pin
+    with store.running():
+        done = perform(args, asked(args), store, remember=True)
+        sys.stdout.write(render(done.report, as_json=args.json))
+        pipeline = done.prepared.pipeline
+        if pipeline and pipeline.release and done.report.exit_code == EXIT_OK:
+            from tvmflow.commands.release import release
 
-        return release(args, done, pipeline, pipeline.release, store)
+            return release(args, done, pipeline, pipeline.release, store)
     return done.report.exit_code
 
 

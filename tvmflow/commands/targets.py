@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
-import sys
 from typing import Any, Final, NamedTuple
 
-from tvmflow.commands.words import about_store, open_store
+from tvmflow.commands.words import about_store, open_store, say, say_json
 from tvmflow.errors import EXIT_OK, UsageError
 from tvmflow.stores.local import LocalStore
 from tvmflow.targets._presets import PRESETS
@@ -16,7 +14,7 @@ from tvmflow.targets.abilities import Abilities, abilities_of, emulated_by
 from tvmflow.targets.emulation import is_installed
 from tvmflow.targets.facts import cpus_of, facts_of
 from tvmflow.targets.host import read_host
-from tvmflow.targets.platforms import platform_of
+from tvmflow.targets.platforms import cpu_of, platform_of
 from tvmflow.targets.resolve import resolve
 
 # Architecture, as people and kernels call it -> a triple that LLVM has CPUs for.
@@ -47,14 +45,17 @@ def targets(args: argparse.Namespace) -> int:
     store = open_store(args)
     if args.cpus is not None:
         names = cpus_of(store, _triple(args.cpus))
-        _say(json.dumps({"arch": args.cpus, "cpus": names}) if args.json else "\n".join(names))
+        if args.json:
+            say_json({"arch": args.cpus, "cpus": names})
+        else:
+            say(*names)
         return EXIT_OK
     rows = _rows(store)
     if args.json:
         listed = [{**row._asdict(), "abilities": row.abilities._asdict()} for row in rows]
-        _say(json.dumps({"targets": listed}))
+        say_json({"targets": listed})
         return EXIT_OK
-    _say(_table(rows))
+    say(*_table(rows))
     return EXIT_OK
 
 
@@ -89,7 +90,7 @@ def _rows(store: LocalStore) -> list[_Row]:
     for (name, preset), fact in zip(PRESETS.items(), facts, strict=True):
         mapping: Any = None if preset.tvm is None else dict(preset.tvm)
         target = resolve(name, mapping, None, host, fact)
-        cpu = target.tvm.get("host", target.tvm)
+        cpu = cpu_of(target.tvm)
         triple, mcpu = str(cpu.get("mtriple", "")), str(cpu.get("mcpu", ""))
         if "arch" in target.tvm:
             mcpu = f"{target.tvm['arch']} and {mcpu}"
@@ -98,7 +99,7 @@ def _rows(store: LocalStore) -> list[_Row]:
     return rows
 
 
-def _table(rows: list[_Row]) -> str:
+def _table(rows: list[_Row]) -> list[str]:
     """Columns of yes and no, and below them every reason for a no, with those whom it concerns."""
     reasons: dict[str, list[str]] = {}
     lines: list[tuple[str, ...]] = [_COLUMNS]
@@ -111,12 +112,14 @@ def _table(rows: list[_Row]) -> str:
         lines.append((row.name, f"{row.triple} {row.cpu}", *marks, row.description))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     shown = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    told = [f"{reason}\n    {', '.join(names)}" for reason, names in reasons.items()]
+    told = []
+    for reason, names in reasons.items():
+        told += [reason, f"    {', '.join(names)}"]
     emulators = sorted({row.emulated_by for row in rows if row.emulated_by})
     missing = [name for name in emulators if not is_installed(name)]
     if missing:
         told.append(f"not installed: {', '.join(missing)} (for `verify.run_on: qemu`)")
-    return "\n".join([*shown, "", *told])
+    return [*shown, "", *told]
 
 
 def _reasons(abilities: Abilities) -> list[str]:
@@ -128,7 +131,3 @@ def _reasons(abilities: Abilities) -> list[str]:
         if why:
             told.setdefault(why, []).append(what)
     return [f"not {' or '.join(whats)}: {why}" for why, whats in told.items()]
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")

@@ -28,9 +28,11 @@ _SHARED: Final[Mapping[str, str]] = {
     "tvmflow.exporters._wheel_package": "__init__",
     "tvmflow.native": "_native",
     "tvmflow.runtime": "_runtime",
+    "tvmflow.samples": "_samples",
     "tvmflow.targets.gpu": "_gpu",
     "tvmflow.targets.host": "_host",
     "tvmflow.targets.platforms": "_platforms",
+    "tvmflow.targets.told": "_told",
     "tvmflow.values": "_values",
     "tvmflow.weights": "_weights",
 }

@@ -76,7 +76,7 @@ def make_lock(
 
 
 def pin(store: LocalStore, path: Path, survey: Survey) -> None:
-    """Keep what a lock needs for as long as it is there, whatever else is let go."""
+    """Keep what a lock needs for as long as it is there, whatever else is let go. Within the run that made it."""
     keys = [key.digest for key in survey.keys.values()]
     store.pin(f"lock:{path.absolute()}", keys, file=str(path.absolute()))
 

@@ -120,6 +120,13 @@ def is_float(expr: Any) -> bool:
     return isinstance(expr.ty, relax.TensorType) and str(expr.ty.dtype.dtype) == "float32"
 
 
+def kept_as(builder: relax.BlockBuilder, tensor: Any, dtype: str) -> Any:
+    """The tensor in this dtype: itself where it is of it already, else what the builder makes of it."""
+    if str(tensor.ty.dtype.dtype) == dtype:
+        return tensor
+    return builder.emit(relax.op.astype(tensor, dtype))
+
+
 def is_depthwise(call: Any) -> bool:
     """Whether a convolution makes each channel of its result from one channel of its data, and all have known shapes."""
     sides = {shape[1] for each in (call, call.args[0]) if (shape := shape_of(each))}

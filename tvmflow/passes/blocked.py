@@ -23,6 +23,7 @@ from tvmflow.passes._function import (
     Facts,
     is_depthwise,
     is_float,
+    kept_as,
     kind_of,
     origin_of,
     rewritten,
@@ -131,14 +132,14 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
             outer, _, height, width = shape_of(kernel)  # type: ignore[misc]
             shape = [outer // self._block, self._block, height, width]
             w = self._moved(self._reshaped(kernel, shape), [0, 2, 3, 1])
-            w = self._narrowed(w, self._kept_of(call))
+            w = kept_as(self.builder_, w, self._kept_of(call))
             return self._depthwise("depthwise_conv2d", data, w, channels, options)
         if not self._has_full_groups(call):
             return None
         x, lanes = self._data(data)
         if lanes > 1 and self._pays_in_tiles(call, options):
             return Blocked(self._winograd(call, x, kernel, options[1]), channels)
-        w = self._narrowed(self._pack_kernel(kernel, lanes), self._kept_of(call))
+        w = kept_as(self.builder_, self._pack_kernel(kernel, lanes), self._kept_of(call))
         result = self._emit(compute.conv2d, "conv2d_NCHWc", x, w, *options, groups)
         return Blocked(result, channels)
 
@@ -164,7 +165,7 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         left = emit(relax.op.matmul(relax.const(matrix), kernel))
         made = emit(relax.op.matmul(left, relax.const(matrix.T.copy())))
         made = self._reshaped(made, [o // block, block, i // block, block, size, size])
-        w = self._narrowed(self._moved(made, [4, 5, 0, 2, 3, 1]), self._kept)
+        w = kept_as(self.builder_, self._moved(made, [4, 5, 0, 2, 3, 1]), self._kept)
         data = self._emit(
             *(winograd.transformed_data, f"{winograd.DATA}_NCHWc", x, self._tile, padding),
             attrs=ALONE,
@@ -205,13 +206,15 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
         options = [[1, 1], around, [1, 1]]
         if is_depthwise(call):
             w = self._pack_transposed(kernel, groups, strides, reach, None)
-            w = self._narrowed(w, self._kept)
+            w = kept_as(self.builder_, w, self._kept)
             name = "depthwise_conv2d_transpose"
             full: Any = self._depthwise(name, data, w, channels, options).var
         elif self._has_full_groups(call):
             x, lanes = self._data(data)
-            w = self._narrowed(
-                self._pack_transposed(kernel, groups, strides, reach, lanes), self._kept
+            w = kept_as(
+                self.builder_,
+                self._pack_transposed(kernel, groups, strides, reach, lanes),
+                self._kept,
             )
             full = self._emit(compute.conv2d, "conv2d_transpose_NCHWc", x, w, *options, groups)
         else:
@@ -407,10 +410,6 @@ class _Blocker(PyExprMutator):  # type: ignore[misc]
     def _kept_of(self, call: Any) -> str:
         """The dtype in which the library keeps a convolution's packed weights."""
         return whole_dtype(self._facts, call.args[1]) or self._kept
-
-    def _narrowed(self, weights: Any, dtype: str) -> Any:
-        same = str(weights.ty.dtype.dtype) == dtype
-        return weights if same else self.builder_.emit(relax.op.astype(weights, dtype))
 
     def _turned(self, tensor: Any, axes: Sequence[int]) -> Any:
         for axis in axes:

@@ -9,7 +9,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.passes import compute
-from tvmflow.passes._function import TAKES_EPILOGUE, Facts, is_float, rewritten, shape_of
+from tvmflow.passes._function import TAKES_EPILOGUE, Facts, is_float, kept_as, rewritten, shape_of
 from tvmflow.passes.quantised import whole_dtype
 
 
@@ -48,8 +48,7 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
         packed = emit(relax.op.reshape(packed, relax.ShapeExpr(shape)))
         packed = emit(relax.op.permute_dims(packed, [1, 0, 2]))
         kept = whole_dtype(self._facts, call.args[1]) or self._kept
-        if kept != str(packed.ty.dtype.dtype):
-            packed = emit(relax.op.astype(packed, kept))
+        packed = kept_as(self.builder_, packed, kept)
         return self.builder_.call_te(
             compute.dense,
             made.args[0],

@@ -17,7 +17,7 @@ from pydantic import (
 from tvmflow.mistakes import wrong
 from tvmflow.recipe._closed import NAME, Closed, Version, tupled
 from tvmflow.recipe._model import InputSpec, ModelSource
-from tvmflow.recipe._release import RELEASE, check_version
+from tvmflow.recipe._release import ReleaseVersion
 from tvmflow.recipe._targets import OF_THE_WHOLE, Machine, Output, TargetSpec, named, once
 from tvmflow.recipe._work import Kernels, Tune, Verify
 from tvmflow.targets._presets import PRESETS
@@ -66,10 +66,8 @@ class Recipe(Closed):
         examples=["resnet50"],
         description="Its name: the folder in `dist` and the files there. Small letters, digits, `.`, `_`, `-`.",
     )
-    version: str = Field(
+    version: ReleaseVersion = Field(
         default="0",
-        max_length=100,
-        json_schema_extra={"pattern": RELEASE},
         examples=["1.2.0"],
         description="Version of what is delivered, in the manifest and in the name of the wheel: digits and dots, "
         "as Python's packages have it, in quotes.",
@@ -123,11 +121,6 @@ class Recipe(Closed):
         min_length=1,
         description="`tune`, `compile` (no search), or the path of a pipeline file from the recipe's folder.",
     )
-
-    @field_validator("version")
-    @classmethod
-    def _check_release(cls, value: str) -> str:
-        return check_version(value)
 
     @field_validator("inputs")
     @classmethod

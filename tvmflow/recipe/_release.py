@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tvmflow.mistakes import wrong
 from tvmflow.recipe._closed import MAX_PATH, Closed
 from tvmflow.yaml_positions import quoted
 
-RELEASE: Final = (
+_RELEASE: Final = (
     r"^(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*))*((a|b|rc)(0|[1-9][0-9]*))?"
     r"(\.post(0|[1-9][0-9]*))?(\.dev(0|[1-9][0-9]*))?(\+[a-z0-9]+(\.[a-z0-9]+)*)?$"
 )
@@ -21,11 +21,19 @@ LAST: Final = "last"
 NONE: Final = "none"
 
 
-def check_version(value: str) -> str:
+def _check_version(value: str) -> str:
     """A version, or the mistake that it is none."""
-    if not re.match(RELEASE, value):
+    if not re.match(_RELEASE, value):
         raise wrong(f"must be a version such as 1.2.0 or 1.2.0rc1, not {quoted(value)}")
     return value
+
+
+ReleaseVersion = Annotated[
+    str,
+    Field(max_length=100, json_schema_extra={"pattern": _RELEASE}),
+    AfterValidator(_check_version),
+]
+"""The version of what is delivered, or of a release."""
 
 
 class Gates(Closed):
@@ -75,8 +83,7 @@ class Gates(Closed):
 class Release(Closed):
     """A folder with all files, their lock, checksums and a report, made when every gate is passed."""
 
-    version: str = Field(
-        max_length=100,
+    version: ReleaseVersion = Field(
         examples=["1.2.0"],
         description="Its version: digits and dots, in quotes. The folder is `<name>-<version>`.",
     )
@@ -99,15 +106,10 @@ class Release(Closed):
         description="What must be reached.",
     )
 
-    @field_validator("version")
-    @classmethod
-    def _check_version(cls, value: str) -> str:
-        return check_version(value)
-
     @field_validator("against")
     @classmethod
     def _check_against(cls, value: str) -> str:
-        return value if value in (LAST, NONE) else check_version(value)
+        return value if value in (LAST, NONE) else _check_version(value)
 
 
 class Retune(Closed):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from tvmflow.errors import VerifyFailed
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Reference
 from tvmflow.samples import Samples
+from tvmflow.spread import spread_of
 from tvmflow.stages import _judging, _kernels, _tolerances, build
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._subjects import (
@@ -138,11 +138,13 @@ def _judge(
     ours = samples.joined(subject.run_all(data.batches), data)
     if where != LOCAL:
         verdict["ran_on"] = subject.ran_on
+    there = dict(data.batches[0])
     with _reference(settings, subject, ctx) as reference:
         labels, first = data.labels, subject.outputs[0].name
         if reference is not None:
             results = [reference.run(feed) for feed in data.batches]
             theirs = samples.joined(results, data)
+            there.update(results[0])
             verdict["reference"] = reference.name
             tolerance = _tolerance(settings, ctx, verdict)
             verdict["outputs"] = _agreement(subject, ours, theirs, tolerance)
@@ -160,7 +162,7 @@ def _judge(
                 verdict["latency"] = _latencies(
                     subject.timed, beside, data.batches[0], settings, ctx
                 )
-                for name, feed in _first_feeds(subject, data).items():
+                for name, feed in _first_feeds(subject, there).items():
                     timed = subject.parts[name].timed
                     assert timed is not None
                     found = verdict.setdefault("parts", {}).setdefault(name, {})
@@ -202,12 +204,13 @@ def _parts(
     return {"parts": found} if found else {}
 
 
-def _first_feeds(subject: Subject, data: Samples) -> dict[str, Feed]:
-    """What each part is given in the first batch."""
-    there, feeds = dict(data.batches[0]), {}
+def _first_feeds(subject: Subject, there: Feed) -> dict[str, Feed]:
+    """What each part is given, of the tensors that are there; a part runs only for those that are not."""
+    feeds = {}
     for name, part in subject.parts.items():
         feeds[name] = {spec.name: there[spec.name] for spec in part.inputs}
-        there.update(part.run_all([feeds[name]])[0])
+        if any(spec.name not in there for spec in part.outputs):
+            there = {**there, **part.run_all([feeds[name]])[0]}
     return feeds
 
 
@@ -358,11 +361,4 @@ def _untuned(settings: Mapping[str, Any], ctx: StageContext) -> Any:
 
 
 def _summary(seconds: Sequence[float]) -> dict[str, float]:
-    return {
-        "mean": statistics.fmean(seconds),
-        "median": statistics.median(seconds),
-        "min": min(seconds),
-        "max": max(seconds),
-        "std": statistics.stdev(seconds) if len(seconds) > 1 else 0.0,
-        "repeats": len(seconds),
-    }
+    return {**spread_of(seconds), "repeats": len(seconds)}

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.errors import StoreError, UsageError
 from tvmflow.stores.local import FORMAT, LocalStore
+from tvmflow.stores.origin import signed_by
 from tvmflow.values import Json
 
 # A recipe is a root under this name, beside those of pins.
@@ -24,6 +25,7 @@ class Result(NamedTuple):
 
     `label` is the stage as its recipe last needed it or as it was first made for, `inputs`
     the digests of what it read. One that is `wrong` cannot be read, and counts as not there.
+    `signed` are lines about the keys that signed one from elsewhere; None for one that was made here.
     """
 
     key: str
@@ -33,6 +35,7 @@ class Result(NamedTuple):
     files: tuple[str, ...]
     inputs: tuple[str, ...]
     wrong: bool = False
+    signed: tuple[str, ...] | None = None
 
 
 class Content(NamedTuple):
@@ -106,7 +109,9 @@ def _results(store: LocalStore) -> Iterator[Result]:
         label = action.get("for") or preimage.get("stage", "")
         files = tuple(entry[1] for entry in action["files"])
         inputs = tuple(preimage.get("inputs", {}).values())
-        yield Result(path.name, label, status.st_mtime_ns, status.st_size, files, inputs)
+        signed = signed_by(action["origin"]) if "origin" in action else None
+        facts = (status.st_mtime_ns, status.st_size, files, inputs)
+        yield Result(path.name, label, *facts, signed=signed)
 
 
 def read_action(content: bytes) -> dict[str, Json] | None:

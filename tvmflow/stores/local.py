@@ -323,7 +323,11 @@ class LocalStore:
 
         Whoever writes results into the store does so in here. The first of several runs
         sweeps what kills left. Gives the time from which on use counts as this run's (ns).
+        Within another of this object it is part of that one.
         """
+        if self._since is not None:
+            yield self._since
+            return
         with disk_errors(self.root):
             descriptor = os.open(f"{self.root}/run.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -333,13 +337,11 @@ class LocalStore:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             with contextlib.ExitStack() as lease:
                 with disk_errors(self.root):
-                    since = lease.enter_context(leases.held(self.root))
-                before = self._since
-                self._since = since if before is None else before
+                    self._since = lease.enter_context(leases.held(self.root))
                 try:
                     yield self._since
                 finally:
-                    self._since = before
+                    self._since = None
         finally:
             os.close(descriptor)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -67,6 +67,7 @@ class Usage(NamedTuple):
     free_all: int
 
 
+_UNSIGNED: Final = "fetched, not signed"
 _FOLDERS: Final = ("downloads", "work", "tmp", "damaged", "logs")
 
 
@@ -87,6 +88,7 @@ def measure(store: LocalStore) -> Usage:
         Row("incomplete", len(incomplete), "results", sum(each.size for each in incomplete)),
         Row("contents", len(contents.blobs), "files", sum(b.size for b in contents.blobs.values())),
         Row("of them unnamed", len(unnamed), "files", sum(unnamed)),
+        *_signed(contents),
         *(Row(name, *_below(store, name)) for name in _FOLDERS),
     ]
     now_free = collect.preview(store, collect.Limits(), contents)
@@ -123,6 +125,18 @@ def pinned(store: LocalStore) -> list[PinUse]:
         gone = bool(pin.file) and not Path(pin.file).exists()
         rows.append(PinUse(pin.name, len(pin.keys), size, missing, pin.file, gone))
     return rows
+
+
+def _signed(contents: Contents) -> Iterator[Row]:
+    """Of results from elsewhere: whose signatures they came with. One with several is in several rows."""
+    found: dict[str, list[Result]] = defaultdict(list)
+    for each in contents.results.values():
+        if each.signed is not None:
+            for line in [f"signed by {key}" for key in each.signed] or [_UNSIGNED]:
+                found[line].append(each)
+    # those that nobody signed come last
+    for line, of in sorted(found.items(), key=lambda item: (item[0] == _UNSIGNED, item[0])):
+        yield Row(line, len(of), "results", _bytes(of, contents))
 
 
 def _recipe(name: str, keys: tuple[str, ...], contents: Contents, now: float) -> RecipeUse:

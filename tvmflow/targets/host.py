@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tvmflow.targets.platforms import Platform, platform_of
+from tvmflow.targets.told import told_by
 from tvmflow.values import Json
 
 _CPUINFO = "/proc/cpuinfo"
@@ -37,7 +38,8 @@ class Host(NamedTuple):
     """This machine as far as compiled code is concerned.
 
     `arch`, `system` and `libc` are those of a `Platform`. `flags` are the CPU's features as the
-    kernel names them, and empty where no kernel tells them (macOS, Windows).
+    Linux kernel names them, and empty where nothing tells them. `told` are all that the system
+    tells of, whether they are there or not; None for a kernel that tells of all.
     """
 
     arch: str
@@ -46,17 +48,30 @@ class Host(NamedTuple):
     cores: int
     system: str = "linux"
     libc: str = "gnu"
+    told: frozenset[str] | None = None
+
+    def lacks(self, features: Iterable[str]) -> list[str]:
+        """Those of these features (by the kernel's names) that the CPU is known not to have."""
+        absent = [name for name in features if name not in self.flags]
+        if self.told is None:
+            return absent if self.flags else []
+        return [name for name in absent if name in self.told]
 
     def fingerprint(self) -> Json:
         """What decides which target `host` is; the same on every machine of this kind."""
-        return {**self._asdict(), "flags": sorted(self.flags)}
+        told = None if self.told is None else sorted(self.told)
+        return {**self._asdict(), "flags": sorted(self.flags), "told": told}
 
 
 def read_host() -> Host:
     """This machine, from the kernel. Cores are those that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     system = _SYSTEMS.get(sys.platform, sys.platform)
-    return host_of(_cpuinfo(), _machine(), cores or 1, system, _libc(system))
+    host = host_of(_cpuinfo(), _machine(), cores or 1, system, _libc(system))
+    if system not in _SYSTEMS.values():
+        return host
+    told = told_by(system, host.arch)
+    return host._replace(flags=told.there, told=told.told)
 
 
 def host_of(

@@ -48,9 +48,15 @@ class Platform(NamedTuple):
         return ".lib" if self.libc == "msvc" else ".a"
 
 
+def cpu_of(tvm: Mapping[str, Json]) -> Mapping[str, Json]:
+    """The CPU that a target (TVM's mapping) runs on: itself, or a GPU's host."""
+    found: Mapping[str, Json] = tvm.get("host", tvm)
+    return found
+
+
 def host_triple(tvm: Mapping[str, Json]) -> str:
-    """The triple of the CPU that a target (TVM's mapping) runs on: its own, or that of a GPU's host; may be empty."""
-    return str(tvm.get("host", tvm).get("mtriple", ""))
+    """The triple of that CPU; may be empty."""
+    return str(cpu_of(tvm).get("mtriple", ""))
 
 
 def platform_of(triple: str) -> Platform:

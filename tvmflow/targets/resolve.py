@@ -97,11 +97,9 @@ def resolve(
     features = list(facts["features"])
     if mapping is None:
         # a hypervisor may hide instructions that this CPU model has: code must not use them
-        hidden = [
-            name for name in features if not host.flags.issuperset(kernel_names(host.arch, name))
-        ]
+        hidden = [name for name in features if host.lacks(kernel_names(host.arch, name))]
         tvm = {"kind": "llvm", "mtriple": facts["mtriple"], "mcpu": facts["mcpu"]}
-        if host.flags and hidden:
+        if hidden:
             tvm["mattr"] = [f"-{name}" for name in sorted(hidden)]
             features = [name for name in features if name not in hidden]
     else:
@@ -145,8 +143,8 @@ def _why_not(tvm: Mapping[str, Json], arch: str, needed: tuple[str, ...], host: 
     foreign = foreign_system(platform_of(host_triple(tvm)), host)
     if foreign:
         return f"it is for {foreign[0]}, and this machine runs {foreign[1]}"
-    missing = [name for name in needed if name not in host.flags]
-    if host.flags and missing:
+    missing = host.lacks(needed)
+    if missing:
         return f"this machine's CPU lacks {', '.join(missing)}"
     return gpu.why_not_run(str(tvm.get("arch", ""))) if kind == CUDA else ""
 

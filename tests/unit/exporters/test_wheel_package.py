@@ -7,6 +7,7 @@ import csv
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -129,13 +130,29 @@ def test_it_is_a_command_too(site: Path, exported: Exported) -> None:
     (site / "torn.npz").write_bytes(b"PK\x03\x04")
     for words, code, sentence in (
         ((), 2, "usage: python -m digits_model input.npz output.npz"),
-        (("bad.npz", "out.npz"), 1, "input 'data' has shape (8, 8), not (1, 1, 8, 8)"),
-        (("gone.npz", "out.npz"), 1, "gone.npz"),
+        (("bad.npz", "out.npz"), 1, "'data' has shape (8, 8), the model takes (1, 1, 8, 8)"),
+        (("gone.npz", "out.npz"), 1, "there is no file gone.npz"),
+        (("in.npz", "no/out.npz"), 1, "no/out.npz cannot be written: No such file or directory"),
         (("torn.npz", "out.npz"), 1, "torn.npz is not an npz file"),
     ):
         done = python(site, "-m", "digits_model", *words)
         assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_as_a_command_it_runs_part_of_a_batch_and_writes_an_output_called_file(
+    site: Path, file_bundle: Path, tmp_path: Path
+) -> None:
+    """What fills up the last batch is not among the outputs, whatever these are called."""
+    shutil.copytree(site, tmp_path / "site")
+    shutil.copyfile(file_bundle, tmp_path / "site/digits_model/model.tvmflow")
+    x = np.arange(15, dtype="float32").reshape(5, 3)
+    np.savez(tmp_path / "site/x.npz", x=x)
+    done = python(tmp_path / "site", "-m", "digits_model", "x.npz", "y.npz")
+    assert (done.returncode, done.stderr) == (0, "")
+    with np.load(tmp_path / "site/y.npz") as found:
+        np.testing.assert_array_equal(found["file"], x + 1)
+        np.testing.assert_array_equal(found["twice"], x * 2)
 
 
 def test_nothing_in_it_asks_for_tvmflow(site: Path) -> None:

@@ -161,6 +161,22 @@ def test_what_a_living_run_has_used_stays(store: LocalStore, monkeypatch: Any) -
     assert len(collect.collect(store, ALL, do=True).gone) == 2
 
 
+def test_a_part_of_a_run_is_no_run_of_its_own(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the whole used stays when the part has ended, and it is told of as one."""
+    monkeypatch.setattr(collect, "_SLACK_NS", 0)
+    made = make(store, "a", days=90)
+    run = LocalStore(store.root)
+    with run.running() as began:
+        with run.running() as part:
+            assert part == began
+            assert run.find(made.key) == made
+        found = collect.collect(store, ALL, do=False)
+        assert (found.gone, found.runs) == ((), 1)
+    assert leases.living(store.root) == []
+
+
 def test_a_result_that_is_used_after_it_was_chosen_is_passed_over(
     store: LocalStore, monkeypatch: Any
 ) -> None:

@@ -15,6 +15,7 @@ from tests.support.cache_server import Cache, cache_server
 from tests.support.small_runs import Hands, Machine, outcomes, plan_of
 from tvmflow import signing
 from tvmflow.report import summary
+from tvmflow.stores import usage
 from tvmflow.stores.local import LocalStore
 from tvmflow.stores.remote import actions
 
@@ -349,6 +350,28 @@ def test_signed_results_are_taken_and_their_signer_is_known(
         assert len(sent) == 7 and all(isinstance(each, int) for each in sent.values())
         three = Machine(tmp_path / "three", second.url, trusted=trusted(keys["ci"]))
         assert outcomes(three.run(PLAN)) == ALL
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_the_use_of_a_store_tells_whose_signatures_there_are(
+    cache: Cache, tmp_path: Path, keys: dict[str, Path], checks: bool
+) -> None:
+    """How many results each key signed and nobody did, of those from elsewhere; and whether that was checked."""
+    signer = signing.load_private(keys["ci"])
+    machine = Machine(tmp_path / "two", cache.url, trusted=trusted(keys["ci"]) if checks else ())
+    Machine(tmp_path / "one", cache.url, **WRITES, signer=signer).run(PLAN)
+    machine.run(PLAN)
+    key = signer.public.id[:12] + ("" if checks else " (not checked)")
+    expected = [(f"signed by {key}", 7)]
+    if not checks:
+        Machine(tmp_path / "three", cache.url, **WRITES).run(plan_of(value=9))
+        machine.run(plan_of(value=9))
+        expected.append(("fetched, not signed", 4))
+    # made here
+    machine.access = machine.access._replace(reads=False)
+    machine.run(plan_of(value=5))
+    rows = usage.measure(machine.store).rest
+    assert [row[:2] for row in rows if "signed" in row.name] == expected
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_this_machine(tmp_path: Path) -> None:
 def test_machines_without_proc(
     monkeypatch: pytest.MonkeyPatch, python: str, system: str, machine: str
 ) -> None:
-    """macOS has no /proc, Windows has no uname either: the CPU is then known by its architecture alone."""
+    """macOS has no /proc, Windows has no uname either: where they cannot be asked, the CPU is known by its architecture alone."""
     monkeypatch.setattr(sys, "platform", python)
     monkeypatch.setattr(host_module, "_CPUINFO", "/no/such/file")
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
@@ -110,7 +110,8 @@ def test_machines_without_proc(
         monkeypatch.setattr(os, "uname", lambda: uname)
     found = read_host()
     arch = platform_of(machine).arch
-    assert found == Host(arch, arch, frozenset(), os.cpu_count() or 1, system, "")
+    cores = os.cpu_count() or 1
+    assert found == Host(arch, arch, frozenset(), cores, system, "", told=frozenset())
 
 
 HERE = Host("x86_64", "cpu", frozenset(), 2)

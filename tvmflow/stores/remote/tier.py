@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import io
 import queue
-import re
 import shutil
 import threading
 import time
@@ -23,6 +22,7 @@ from tvmflow.errors import Interrupted, StoreError
 from tvmflow.report import Traffic, printable
 from tvmflow.signing import PrivateKey, PublicKey
 from tvmflow.stores.local import Damaged, LocalStore
+from tvmflow.stores.origin import origin_of, origin_text
 from tvmflow.stores.remote import actions, ledger
 from tvmflow.stores.remote._base import Declined, Remote, RemoteProblem, Unreachable, Wrong
 from tvmflow.stores.remote.actions import Action, Content, Refused, Untrusted
@@ -41,7 +41,6 @@ _LONGEST_QUEUE: Final = 256
 _LOOK_EVERY_S: Final = 0.1
 # What a run that fetches leaves free on the disk.
 _SPARE: Final = 64 << 20
-_SHOWN_KEYS: Final = 3
 _LEDGER: Final = "ledger-"
 
 
@@ -190,11 +189,7 @@ class Tier:
         problems = [error for task in tasks if (error := task.exception()) is not None]
         if problems:
             raise min(problems, key=lambda each: not isinstance(each, Wrong))
-        origin = {
-            "place": self.remote.place,
-            "signatures": list(action.signatures),
-            "signers": [_short_name(each) for each in signers],
-        }
+        origin = origin_of(self.remote.place, action.signatures, signers)
         told = {name: value for name, value in action._asdict().items() if name not in _NOT_KEPT}
         self.store.adopt(key, {**told, "origin": origin})
         with self._lock:
@@ -516,19 +511,3 @@ def _action_of(key: str, record: Mapping[str, Any], artifact: Artifact) -> Actio
     signatures = tuple((record.get("origin") or {}).get("signatures", ()))
     fields = {name: record[name] for name in ("facts", "preimage", "seconds", "made")}
     return Action(key=key, files=artifact.files, signatures=signatures, **fields)
-
-
-def origin_text(origin: Mapping[str, Any]) -> str:
-    """Where a result came from and who signed it, as far as that is known."""
-    signers = list(origin.get("signers") or ())
-    if signers:
-        return f"{origin['place']}, signed by {' and '.join(signers)}"
-    signatures = (origin.get("signatures") or ())[:_SHOWN_KEYS]
-    others = [re.sub("[^0-9a-f]", "", str(each.get("keyid")))[:12] for each in signatures]
-    if others:
-        return f"{origin['place']}, signed by key {' and '.join(others)} (not checked)"
-    return f"{origin['place']}, not signed"
-
-
-def _short_name(key: PublicKey) -> str:
-    return f"{Path(key.name).name.removesuffix('.pub')} ({key.id[:12]})"

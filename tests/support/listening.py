@@ -1,0 +1,47 @@
+"""What the small web servers of tests share: a free port, a thread, and answers with a length."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers requests without a word on the terminal."""
+
+    protocol_version = "HTTP/1.1"
+
+    def head(self, status: int, length: int = 0, headers: Mapping[str, str] | None = None) -> None:
+        """All of an answer but its body, which is said to have so many bytes."""
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64
+
+    def handle_error(self, *_: object) -> None:
+        # clients hang up in the middle
+        return
+
+
+@contextlib.contextmanager
+def listening(handler: type[Answering]) -> Iterator[str]:
+    """A server on a free port, for the length of the block; its address without a path."""
+    server = _Server(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
