@@ -57,7 +57,8 @@ def real_traces(number: int) -> list[Any]:
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    from tvmflow.tuning.measure import load_intrinsics, trace_json
+    from tvmflow.schedules.intrinsics import load_intrinsics
+    from tvmflow.tuning.measure import trace_json
 
     load_intrinsics(TARGET)
     context = ms.TuneContext(
@@ -178,7 +179,7 @@ def open_database(folder: str) -> int:
 
 def import_tvm(_: str) -> int:
     """What is no part of any measurement: loading TVM, and the instructions that traces name."""
-    from tvmflow.tuning.measure import load_intrinsics
+    from tvmflow.schedules.intrinsics import load_intrinsics
 
     load_intrinsics(TARGET)
     matmul(WANTED)

@@ -154,13 +154,14 @@ def in_forks(nursery: Any, folder: Path) -> tuple[Any, Any]:
     from tvm.ir.utils import derived_object
     from tvm.s_tir import meta_schedule as ms
 
+    from tvmflow.schedules.intrinsics import load_intrinsics
     from tvmflow.stages import _kernels
     from tvmflow.targets.host import read_host
     from tvmflow.tuning import bench, measure
 
     target, host = target_here(), read_host()
     device = {"kind": "cpu", "class": host.model}
-    measure.load_intrinsics(target)
+    load_intrinsics(target)
     site = bench.Site(
         *(target, _kernels.NO_SCHEDULES, device, folder / "locks", "peer", {"cores": host.cores}),
         None,
@@ -222,6 +223,7 @@ def tune_ours(model: str, folder: Path, seconds: float, per_task: int) -> dict[s
     """Our search on an empty ledger, for as long."""
     from tvmflow import tools
     from tvmflow.executors.nursery import Nursery
+    from tvmflow.schedules.intrinsics import load_intrinsics
     from tvmflow.stages import _lowering
     from tvmflow.targets.host import read_host
     from tvmflow.tuning import bench, measure, search
@@ -244,7 +246,7 @@ def tune_ours(model: str, folder: Path, seconds: float, per_task: int) -> dict[s
     )
     about = {"arch": host.arch, "model": host.model, "cores": host.cores}
     site = bench.Site(target, rules, device, folder / "locks", "benchmark", about, None)
-    measure.load_intrinsics(target)
+    load_intrinsics(target)
     started = time.monotonic()
     with Nursery.fork() as nursery:
         result = search.tune(tasks, options, site, ledger, nursery, lambda _: None)

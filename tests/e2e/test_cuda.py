@@ -40,6 +40,18 @@ def test_one_recipe_gives_libraries_for_a_server_and_for_a_board(project: Projec
     assert project.run().ran == []
 
 
+def test_tensor_cores_have_all_the_headers_that_they_need(project: Project) -> None:
+    """Matrix products of float16 are compiled with more of CUDA than others."""
+    project.write_recipe(targets=["cuda-sm90"])
+    project.write_products()
+    project.edit_recipe("model:", "kernels: {precision: mixed}\nmodel:")
+    project.edit_recipe("verify: {against: reference", "verify: {against: none")
+    ran = project.run()
+    assert ran.code == 0, ran.out
+    library = (project.folder / "dist/tiny/cuda-sm90/tiny.so").read_bytes()
+    assert cubins(library) == 1
+
+
 def test_a_kernel_that_the_compiler_refuses_is_a_sentence() -> None:
     """With the compiler's words, and the GPUs that it knows."""
     tools = cuda.toolkit()

@@ -118,6 +118,27 @@ class Project:
         )
         onnx.save(model, str(self.folder / "tiny.onnx"))
 
+    def write_products(self, rows: int = 64) -> None:
+        """Two matrix products in the place of the net, large enough for a GPU's tensor cores: `data` (rows, 128) to `scores` (rows, 128)."""
+        rng = np.random.default_rng(0)
+        weights = [
+            numpy_helper.from_array((rng.normal(size=shape) / 16).astype(np.float32), name)
+            for name, shape in (("first", (128, 256)), ("second", (256, 128)))
+        ]
+        nodes = [
+            helper.make_node("MatMul", ["data", "first"], ["f"]),
+            helper.make_node("Relu", ["f"], ["r"]),
+            helper.make_node("MatMul", ["r", "second"], ["scores"]),
+        ]
+        sides = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, 128])
+            for name in ("data", "scores")
+        ]
+        graph = helper.make_graph(nodes, "tiny", sides[:1], sides[1:], weights)
+        model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+        onnx.save(model, str(self.folder / "tiny.onnx"))
+        self.edit_recipe("[1, 3, 8, 8]", f"[{rows}, 128]")
+
     # ------------------------------------------------------------ running
 
     def command(self, *words: str) -> list[str]:

@@ -15,13 +15,14 @@ from tvm import relax
 
 from tests.support.trials import DEVICE, TARGET
 from tvmflow.recipe import Kernels, Tune
+from tvmflow.schedules.intrinsics import load_intrinsics
 from tvmflow.stages import _lowering
 from tvmflow.stages._base import StageContext
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.tuning.bench import Site
 from tvmflow.tuning.budget import Rules
 from tvmflow.tuning.ledger import Ledger
-from tvmflow.tuning.measure import Timing, load_intrinsics
+from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.search import Options, Task
 from tvmflow.tuning.workloads import Workload, workloads_of
 

@@ -51,7 +51,7 @@ def _value(expr: Any, values: Mapping[Any, Any]) -> Any:
     if isinstance(expr, relax.Var):
         return values.get(expr)
     if isinstance(expr, tvm.ir.Constant):
-        return _plain(expr.value.numpy())
+        return _constant(expr)
     if isinstance(expr, relax.Tuple):
         fields = [_value(each, values) for each in expr.fields]
         return None if any(each is None for each in fields) else fields
@@ -60,6 +60,11 @@ def _value(expr: Any, values: Mapping[Any, Any]) -> Any:
     if not isinstance(expr, relax.Call):
         return None
     return _result(expr, [_value(each, values) for each in _tensors(expr)])
+
+
+def _constant(expr: tvm.ir.Constant) -> _Array | None:
+    """The array; None for a plain number, such as an axis, which is a constant of another kind."""
+    return _plain(expr.value.numpy()) if isinstance(expr.value, tvm.runtime.Tensor) else None
 
 
 def _plain(array: _Array) -> _Array | None:
@@ -91,7 +96,7 @@ class _Settler(PyExprMutator):  # type: ignore[misc]
     def _array(self, expr: Any) -> _Array | None:
         expr = origin_of(expr, self.lookup_binding)
         value = self.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
-        return _plain(value.value.numpy()) if isinstance(value, tvm.ir.Constant) else None
+        return _constant(value) if isinstance(value, tvm.ir.Constant) else None
 
 
 def _tensors(call: Any) -> list[Any]:

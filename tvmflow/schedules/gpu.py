@@ -8,6 +8,7 @@ import tvm
 from tvm.s_tir import dlight
 
 from tvmflow.schedules import NO_ROAD, copied
+from tvmflow.schedules.intrinsics import load_intrinsics
 
 # Of the rules that fit a kernel the first is taken.
 _RULES: Final = {
@@ -23,6 +24,8 @@ def schedule_gpu(
     lowered: tvm.IRModule, target: tvm.target.Target
 ) -> tuple[tvm.IRModule, dict[str, str]]:
     """A lowered module with a schedule for each kernel, and the rule that gave it: without threads no kernel runs on a GPU."""
+    # the rule for matrix products looks for them, also where it does not use them
+    load_intrinsics(target.export())
     roads: dict[str, str] = {}
     module = copied(lowered)
     for name, rule in _RULES.items():

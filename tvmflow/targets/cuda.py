@@ -12,7 +12,10 @@ from typing import Any, Final, NamedTuple
 from tvmflow.errors import EnvironmentProblem, StageError, TvmflowError
 from tvmflow.targets.gpu import INSTALL, packaged
 
-PACKAGES: Final = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
+PACKAGES: Final = (
+    *("nvidia-cuda-nvrtc", "nvidia-cuda-runtime"),
+    *("nvidia-cuda-cccl", "nvidia-cuda-crt"),
+)
 """Distributions that come with `tvmflow[cuda]`; their code shapes what is built."""
 
 # What a compiler for host code would define before it reads TVM's kernels.
@@ -57,7 +60,9 @@ def _find() -> Toolkit | None:
     builtins = packaged("lib/libnvrtc-builtins.so.*")
     runtime = packaged("lib/libcudart.so.*")
     headers = packaged("include")
-    if compiler and builtins and runtime and headers:
+    # headers are of several packages: of each one, what tells that it is there
+    whole = packaged("include/cccl") and packaged("include/crt/mma.h")
+    if compiler and builtins and runtime and headers and whole:
         return Toolkit(compiler, builtins, runtime, (headers, headers / "cccl"))
     return None
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -66,6 +64,8 @@ class Found(NamedTuple):
 @functools.cache
 def read_gpu() -> Found:
     """This machine's, from the driver."""
+    import subprocess
+
     try:
         # loaded, not started
         ctypes.CDLL(_DRIVER)
@@ -142,6 +142,8 @@ def load_cuda() -> None:
 
 def packaged(pattern: str) -> Path | None:
     """A file or folder of CUDA 13 as NVIDIA's packages for Python install it, the first in order."""
+    import sysconfig
+
     for site in dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
         found = sorted(Path(site, "nvidia", "cu13").glob(pattern))
         if found:

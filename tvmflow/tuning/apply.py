@@ -8,7 +8,8 @@ import tvm
 
 from tvmflow.errors import StageError
 from tvmflow.schedules import copied, restored
-from tvmflow.tuning.measure import load_intrinsics, scheduled
+from tvmflow.schedules.intrinsics import load_intrinsics
+from tvmflow.tuning.measure import scheduled
 from tvmflow.tuning.workloads import normalised, workload_key
 from tvmflow.values import Json
 

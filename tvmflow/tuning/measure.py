@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
-import types
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,24 +17,13 @@ import tvm
 from tvm.s_tir.schedule import Schedule, Trace
 
 from tvmflow import schedules
+from tvmflow.schedules.intrinsics import load_intrinsics
 from tvmflow.targets import cuda
 from tvmflow.targets.gpu import CUDA, load_cuda
 from tvmflow.values import Json
 
 Send = Callable[[dict[str, Any]], None]
 
-# Which of TVM's modules of tensor instructions a CPU's schedules may name. The package imports all
-# of them, which takes long.
-_INTRINSICS: Final[Mapping[str, tuple[str, ...]]] = {
-    "x86_64": ("x86",),
-    "i686": ("x86",),
-    "aarch64": ("arm_cpu",),
-    "arm64": ("arm_cpu",),
-    "arm": ("arm_cpu",),
-    "armv7l": ("arm_cpu",),
-    "riscv64": ("riscv_cpu",),
-    "hexagon": ("hexagon",),
-}
 _SLOW_S: Final = 0.1
 # A candidate that is so much slower than the best known in a first look, this part of a repeat long,
 # is not measured further.
@@ -46,7 +32,6 @@ _LOOK: Final = 4
 # One that may be the best is measured on while its repeats differ by more than this.
 _NOISY: Final = 0.1
 _MOST_TURNS: Final = 3
-_PACKAGE: Final = "tvm.s_tir.tensor_intrin"
 
 
 class Timing(NamedTuple):
@@ -59,18 +44,6 @@ class Timing(NamedTuple):
     repeat: int
     min_repeat_ms: int
     flush_cache: bool = False
-
-
-def load_intrinsics(target: Mapping[str, Json]) -> None:
-    """Register the tensor instructions that schedules for `target` may name, and no others."""
-    if _PACKAGE not in sys.modules:
-        package = types.ModuleType(_PACKAGE)
-        package.__path__ = [str(Path(tvm.__file__).parent / "s_tir" / "tensor_intrin")]
-        sys.modules[_PACKAGE] = package
-    arch = str(target.get("mtriple") or os.uname().machine).partition("-")[0]
-    # those of GPUs are for float16 alone, and take ten seconds
-    for name in () if target["kind"] == CUDA else _INTRINSICS.get(arch, ()):
-        __import__(f"{_PACKAGE}.{name}")
 
 
 def load_compiler(target: Mapping[str, Json]) -> None:

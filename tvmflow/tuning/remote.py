@@ -21,6 +21,7 @@ from tvm import rpc
 
 from tvmflow.errors import StageError, TvmflowError
 from tvmflow.executors.nursery import Nursery, Outcome
+from tvmflow.schedules.intrinsics import load_intrinsics
 from tvmflow.targets.linking import link_shared
 from tvmflow.targets.tracker import VARIABLE, Devices, Tracker, Turn, split_address
 from tvmflow.tuning import measure
@@ -351,7 +352,7 @@ def build_one(payload: Json, send: Send) -> Json:
     clock = measure.Phases(send)
     try:
         with clock.phase("apply"):
-            measure.load_intrinsics(payload["target"])
+            load_intrinsics(payload["target"])
             workload = tvm.ir.load_json(payload["mod"])
             mod, _ = measure.prepared(workload, payload["trace"], payload)
         with clock.phase("build"):
@@ -374,7 +375,7 @@ def build_finalists(payload: Json, send: Send) -> Json:
     clock = measure.Phases(send)
     try:
         with clock.phase("build"):
-            measure.load_intrinsics(payload["target"])
+            load_intrinsics(payload["target"])
             mod = tvm.ir.load_json(payload["mod"])
             folder, target = Path(payload["folder"]), payload["target"]
             untuned, road = measure.prepared(mod, None, payload)

@@ -109,7 +109,8 @@ def apply_all(payload: Any, _: Callable[[dict[str, Any]], None]) -> list[str]:
     """For each of `traces` why it does not apply to `mod` (saved) for `target`; empty when it does."""
     import tvm
 
-    from tvmflow.tuning.measure import load_intrinsics, scheduled
+    from tvmflow.schedules.intrinsics import load_intrinsics
+    from tvmflow.tuning.measure import scheduled
 
     load_intrinsics(payload["target"])
     mod = tvm.ir.load_json(payload["mod"])

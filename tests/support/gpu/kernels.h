@@ -38,6 +38,18 @@ VECTOR(uint, uint)
 VECTOR(char, char)
 VECTOR(uchar, uchar)
 
+typedef _Float16 half;
+typedef half __half;
+VECTOR(half, half)
+static inline half __float2half_rn(float x) { return static_cast<half>(x); }
+static inline float __half2float(half x) { return static_cast<float>(x); }
+static inline half2 __hfma2(half2 a, half2 b, half2 c) { return {half(a.x * b.x + c.x), half(a.y * b.y + c.y)}; }
+static inline unsigned __pack_half2(half x, half y) {
+  half both[2] = {x, y};
+  unsigned packed;
+  return memcpy(&packed, both, 4), packed;
+}
+
 template <typename T> static inline T max(T a, T b) { return a > b ? a : b; }
 template <typename T> static inline T min(T a, T b) { return a < b ? a : b; }
 #define __expf expf  // the C library has one of its own
@@ -89,6 +101,72 @@ template <typename T> static T __shfl_up_sync(unsigned, T value, unsigned by, in
 template <typename T> static T __shfl_xor_sync(unsigned, T value, int by, int width = WARP) {
   return exchanged(value, current ^ by, (current % width ^ by) < static_cast<unsigned>(width));
 }
+
+// ---------------------------------------------------------------- tensor cores
+
+// A warp's matrices, which its first thread has alone: nothing but these functions looks into them.
+namespace nvcuda {
+namespace wmma {
+
+struct row_major {};
+struct col_major {};
+struct matrix_a {};
+struct matrix_b {};
+struct accumulator {};
+enum layout_t { mem_row_major, mem_col_major };
+
+static inline bool is_first() { return current % WARP == 0; }
+
+template <typename Use, int M, int N, int K> struct Extent;
+template <int M, int N, int K> struct Extent<matrix_a, M, N, K> { enum { rows = M, columns = K }; };
+template <int M, int N, int K> struct Extent<matrix_b, M, N, K> { enum { rows = K, columns = N }; };
+template <int M, int N, int K> struct Extent<accumulator, M, N, K> { enum { rows = M, columns = N }; };
+
+template <typename Use, int M, int N, int K, typename T, typename Layout = void> class fragment {
+ public:
+  enum { rows = Extent<Use, M, N, K>::rows, columns = Extent<Use, M, N, K>::columns };
+  typedef Layout layout;
+  T& at(int row, int column) { return values_[row * columns + column]; }
+  const T& at(int row, int column) const { return values_[row * columns + column]; }
+
+ private:
+  T values_[rows * columns];
+};
+
+static inline int place(row_major, int row, int column, int stride) { return row * stride + column; }
+static inline int place(col_major, int row, int column, int stride) { return column * stride + row; }
+
+template <typename F, typename T> static void fill_fragment(F& into, T value) {
+  if (!is_first()) return;
+  for (int i = 0; i < F::rows; ++i)
+    for (int j = 0; j < F::columns; ++j) into.at(i, j) = value;
+}
+template <typename F, typename T> static void load_matrix_sync(F& into, const T* from, int stride) {
+  if (!is_first()) return;
+  for (int i = 0; i < F::rows; ++i)
+    for (int j = 0; j < F::columns; ++j) into.at(i, j) = from[place(typename F::layout(), i, j, stride)];
+}
+template <typename F, typename T> static void store_matrix_sync(T* to, const F& from, int stride, layout_t layout) {
+  if (!is_first()) return;
+  for (int i = 0; i < F::rows; ++i)
+    for (int j = 0; j < F::columns; ++j)
+      to[layout == mem_row_major ? i * stride + j : j * stride + i] = from.at(i, j);
+}
+template <typename D, typename A, typename B, typename C>
+static void mma_sync(D& into, const A& left, const B& right, const C& more) {
+  if (!is_first()) return;
+  for (int i = 0; i < A::rows; ++i)
+    for (int j = 0; j < B::columns; ++j) {
+      float sum = more.at(i, j);
+      for (int k = 0; k < A::columns; ++k) sum += static_cast<float>(left.at(i, k)) * static_cast<float>(right.at(k, j));
+      into.at(i, j) = sum;
+    }
+}
+
+}  // namespace wmma
+}  // namespace nvcuda
+
+// ---------------------------------------------------------------- a launch
 
 static void enter() {
   body(arguments_of_all);
@@ -150,6 +228,7 @@ static void launch(void (*kernel)(void**), void** arguments, const unsigned* gri
           continue;
         }
         for (unsigned i = 0; i < count; ++i) {
+          current = i;
           threadIdx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
           kernel(arguments);
         }

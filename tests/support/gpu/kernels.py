@@ -33,7 +33,11 @@ def _compile(source: str, arch: str, tools: object) -> bytes:
     del arch, tools
     # TVM's headers are for CUDA's own compilers
     kernels = source[source.index('extern "C" __global__') :]
-    kernels = re.sub(r"extern __shared__ (.*?)\[\]", r"alignas(1024) static \1[232448]", kernels)
+    kernels = re.sub(
+        r"extern __shared__ (__align__\(\d+\) )?(.*?)\[\]",
+        r"alignas(1024) static \2[232448]",
+        kernels,
+    )
     kernels = re.sub(r"__shared__ (alignas\(\d+\))?", r"\1 static ", kernels)
     groups = "".join(
         f"static void {name}() {{}}\n" for name in sorted(set(_GROUPS.findall(kernels)))

@@ -14,8 +14,9 @@ from tvm.s_tir import meta_schedule as ms
 
 from tests.support.trials import TARGET
 from tests.support.tuning import conv, dense, model, open_ledger, relu, softmax, task_of
+from tvmflow.schedules.intrinsics import load_intrinsics
 from tvmflow.tuning.inherit import _tiles, inherited
-from tvmflow.tuning.measure import load_intrinsics, trace_json
+from tvmflow.tuning.measure import trace_json
 from tvmflow.tuning.search import Task
 from tvmflow.tuning.workloads import family_key
 

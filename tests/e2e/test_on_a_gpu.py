@@ -64,6 +64,21 @@ def test_digits_are_read_on_the_gpu(with_gpu: Project) -> None:
     assert verdict["accuracy"] == verdict["reference_accuracy"] > 0.95
 
 
+def test_weights_and_data_of_float16_meet_in_tensor_cores(with_gpu: Project) -> None:
+    """Within the tolerance of float16, which is set by itself."""
+    project = with_gpu
+    project.write_recipe(targets=["cuda-sm90"])
+    project.write_products()
+    project.edit_recipe("model:", "kernels: {precision: mixed}\nmodel:")
+    project.edit_recipe(", rtol: 1.0e-3, atol: 1.0e-4", "")
+    ran = project.run()
+    assert ran.code == 0, ran.out
+    verdict = ran.stages["verify/cuda-sm90"]["facts"]
+    assert verdict["outputs"]["scores"]["passed"]
+    assert verdict["tolerance"]["for"] == "float16"
+    assert len(ran.stages["build/cuda-sm90"]["facts"]["roads"]["matmul"]) == 2
+
+
 def test_parts_on_the_gpu_and_the_cpu_hand_tensors_to_each_other(with_gpu: Project) -> None:
     """Both ways, and the whole agrees with the reference, in a bundle as in a wheel."""
     project = with_gpu
