@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import rpc
 from tests.support.project import Project
 from tests.support.recipes import ROOT
+from tvmflow.targets.tracker import VARIABLE
 
 pytestmark = pytest.mark.slow
 
@@ -121,6 +123,29 @@ def _on_the_cpu(project: Project, inputs: dict[str, Any]) -> dict[str, Any]:
 
     session = onnxruntime.InferenceSession(str(project.folder / "tiny.onnx"))
     return {name: session.run(None, {"data": each})[0] for name, each in inputs.items()}
+
+
+def test_a_gpu_elsewhere_is_tuned_and_verified_on(
+    project: Project, gpu: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """This machine has none and only compiles; kernels and libraries are sent to the one that has."""
+    target = (
+        "{name: board, preset: cuda-sm90, remote: {key: orin, timeout_s: 60}, "
+        "verify: {run_on: rpc}}"
+    )
+    project.write_recipe(targets=[target], trials=3)
+    project.environment.update({**gpu, "CUDA_VISIBLE_DEVICES": ""})
+    with rpc.running_farm(tmp_path_factory.mktemp("farm"), servers=0) as farm:
+        project.environment[VARIABLE] = farm.address
+        farm.add("orin", ours=True, **gpu)
+        farm.wait_for(1, "orin")
+        ran = project.run()
+    assert ran.code == 0, ran.out
+    tuned, verdict = (ran.stages[f"{name}/board"]["facts"] for name in ("tune", "verify"))
+    assert (tuned["measured"], tuned["failed"]) == (3, 0)
+    assert verdict["outputs"]["scores"]["passed"]
+    assert verdict["ran_on"].startswith("orin at ")
+    assert verdict["latency"]["library"]["median"] > 0
 
 
 def test_what_is_for_another_gpu_is_a_sentence(with_gpu: Project) -> None:

@@ -33,7 +33,7 @@ def free_port() -> int:
 class Member:
     """A process with all its children; servers of TVM leave some behind that only their group reaches."""
 
-    def __init__(self, log: Path, *words: str) -> None:
+    def __init__(self, log: Path, *words: str, **variables: str) -> None:
         self._log = log
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
@@ -43,7 +43,7 @@ class Member:
                 stderr=sink,
                 start_new_session=True,
                 # as many threads as the tests' target asks for
-                env={**os.environ, "TVM_NUM_THREADS": "2"},
+                env={**os.environ, "TVM_NUM_THREADS": "2", **variables},
             )
 
     def signal(self, number: signal.Signals) -> None:
@@ -62,14 +62,15 @@ class Member:
 class Server(Member):
     """A device: TVM's own server, or ours."""
 
-    def __init__(self, log: Path, tracker: str, key: str, *, ours: bool) -> None:
+    def __init__(self, log: Path, tracker: str, key: str, *, ours: bool, **variables: str) -> None:
         port = free_port()
         self.address = f"{HOST}:{port}"
         words = ["--host", HOST, "--tracker", tracker, "--key", key, "--port", str(port)]
         if ours:
-            super().__init__(log, "tvmflow", "device", "serve", *words)
+            super().__init__(log, "tvmflow", "device", "serve", *words, **variables)
         else:
-            super().__init__(log, "tvm.exec.rpc_server", *words, "--port-end", str(port + 1))
+            words += ["--port-end", str(port + 1)]
+            super().__init__(log, "tvm.exec.rpc_server", *words, **variables)
 
     @property
     def sessions(self) -> int:
@@ -111,10 +112,10 @@ class Farm:
     def servers(self) -> list[Server]:
         return [member for member in self.members if isinstance(member, Server)]
 
-    def add(self, key: str = KEY, *, ours: bool = False) -> Server:
-        """One more server; it is not there yet when this returns."""
+    def add(self, key: str = KEY, *, ours: bool = False, **variables: str) -> Server:
+        """One more server, with more variables of the environment; it is not there yet when this returns."""
         log = self._folder / f"{len(self.members)}.log"
-        server = Server(log, self.address, key, ours=ours)
+        server = Server(log, self.address, key, ours=ours, **variables)
         self.members.append(server)
         return server
 

@@ -45,7 +45,11 @@ def test_a_key_is_enough(path: Path) -> None:
         ("pi4}", "pi4, traker: 'a:1'}", "targets.0.remote.traker: there is no such field"),
         ("pi4}", "pi4, tracker: a}", "targets.0.remote.tracker: must be HOST:PORT"),
         ("pi4}", "pi4, timeout_s: 0}", "targets.0.remote.timeout_s: must be above 0"),
-        ("kind: llvm", "kind: cuda", "targets.0.remote: kernels are measured on CPUs only"),
+        (
+            "kind: llvm",
+            "kind: metal",
+            "targets.0.remote: kernels are measured on CPUs and NVIDIA GPUs",
+        ),
         (", mtriple: aarch64-linux-gnu", "", "targets.0.tvm: needs the device's mtriple"),
         ("num_cores: 4, ", "", "targets.0.remote: needs num_cores"),
         (

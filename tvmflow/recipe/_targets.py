@@ -11,6 +11,8 @@ from tvmflow.mistakes import one_of, wrong
 from tvmflow.recipe._closed import MAX_PATH, NAME, Closed, enum, member, tupled
 from tvmflow.recipe._work import Kernels, TuneChange, VerifyChange
 from tvmflow.targets._presets import PRESETS
+from tvmflow.targets.gpu import CUDA
+from tvmflow.targets.platforms import host_triple
 from tvmflow.targets.toolchain import FLAGS
 from tvmflow.targets.tracker import VARIABLE, split_address
 from tvmflow.values import Json
@@ -187,10 +189,12 @@ class Machine(Closed):
         mapping = self.tvm_mapping()
         if mapping is None:
             raise wrong("goes with a target that says what the device is, not with host", "remote")
-        if mapping["kind"] != "llvm":
-            raise wrong("kernels are measured on CPUs only; the kind must be llvm", "remote")
-        if "mtriple" not in mapping:
+        if mapping["kind"] not in ("llvm", CUDA):
+            raise wrong("kernels are measured on CPUs and NVIDIA GPUs only", "remote")
+        if not host_triple(mapping):
             raise wrong("needs the device's mtriple, such as aarch64-linux-gnu", "tvm")
+        if mapping["kind"] == CUDA:
+            return self
         if self.num_cores is None and "num-cores" not in mapping:
             raise wrong("needs num_cores: how many threads the device runs", "remote")
         return self

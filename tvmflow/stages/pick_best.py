@@ -69,8 +69,7 @@ def choice_text(chosen: Mapping[str, Any]) -> str:
 def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     """Write the winner's trace for every workload that tuning makes faster, and all the timings apart."""
     from tvmflow.executors.nursery import Nursery
-    from tvmflow.schedules.intrinsics import load_intrinsics
-    from tvmflow.tuning import roofline
+    from tvmflow.tuning import measure, roofline
 
     records = json.loads(ctx.inputs["tune/records.json"].read_text())
     tasks = [each for each in _read(ctx.inputs, "tasks.json") if each["tunable"]]
@@ -79,7 +78,7 @@ def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
     peak: float | None = None
     if records:
         modules = _read(ctx.inputs, "workloads.json")
-        load_intrinsics(settings["target"])
+        measure.load_compiler(settings["target"], runs="remote" not in settings)
         with Nursery.fork() as nursery:
             peak = _peak(settings, ctx, nursery)
             for done, task in enumerate(tasks, 1):

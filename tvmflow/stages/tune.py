@@ -135,7 +135,6 @@ def _search(
     settings: Mapping[str, Any], ctx: StageContext, tasks: list[Task]
 ) -> tuple[Ledger, Result]:
     from tvmflow.executors.nursery import Nursery
-    from tvmflow.schedules.intrinsics import load_intrinsics
     from tvmflow.targets.host import read_host
     from tvmflow.tuning import bench, budget, measure, remote, search
     from tvmflow.tuning.ledger import Ledger
@@ -172,7 +171,7 @@ def _search(
         log=ctx.work / "trials.log",
     )
     # both before the search starts its threads: what the children need, and the server they fork from
-    load_intrinsics(target)
+    measure.load_compiler(target, runs="remote" not in settings)
     with Nursery.fork() as nursery, _Clock(ctx.work / "seconds", tune["minutes"]) as clock:
         options = options._replace(seconds=clock.left)
         where: bench.Bench | None = None

@@ -27,8 +27,6 @@ from tvmflow.stages._subjects import (
     why_not_timed,
 )
 from tvmflow.stages._tolerances import Tolerance
-from tvmflow.targets import cuda
-from tvmflow.targets.gpu import CUDA
 from tvmflow.targets.resolve import JoinedTarget
 from tvmflow.values import TensorSpec
 
@@ -350,13 +348,12 @@ def _settle() -> None:
 def _untuned(settings: Mapping[str, Any], ctx: StageContext) -> Any:
     """The same model with the schedules that it has without tuning, compiled in this process."""
     from tvmflow.stages import _lowering
+    from tvmflow.tuning.measure import load_compiler
 
     mod = _lowering.load_ir(ctx.inputs["import/model.json"])
     params = _lowering.load_weights(ctx.inputs["import/params.safetensors"])
     target, kernels = settings["target"]["tvm"], settings["lowering"]
-    if target["kind"] == CUDA:
-        # the library that was verified has loaded TVM's runtime for CUDA
-        cuda.take_over_compiling(cuda.toolkit(), [])
+    load_compiler(target, runs="run_on" not in settings)
     return _lowering.compile_untuned(mod, params, target, kernels, settings["schedules"])
 
 

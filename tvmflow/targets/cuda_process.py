@@ -18,9 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tvmflow.errors import EnvironmentProblem, StageError, TvmflowError
+import tvm_ffi
+
+from tvmflow.errors import StageError, TvmflowError
 from tvmflow.targets import cuda
-from tvmflow.targets.gpu import INSTALL
+from tvmflow.targets.gpu import load_cuda
 from tvmflow.values import Json
 
 # What TVM's CUDA runtime asks of the driver's library when it is loaded.
@@ -29,6 +31,8 @@ _DRIVER: Final = (
     *("cuLaunchKernelEx", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload"),
     "cuTensorMapEncodeTiled",
 )
+# What TVM's CUDA runtime registers when it is loaded.
+_LOADED: Final = "ffi.Module.load_from_bytes.cuda"
 _ERROR: Final = "error"
 
 
@@ -64,9 +68,7 @@ def _main(name: str) -> None:
     module, _, function = name.partition(":")
     refused: list[TvmflowError] = []
     try:
-        tools = cuda.toolkit()
-        with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
-            _load_without_driver(tools, Path(folder), refused)
+        load_without_driver(refused)
         value = getattr(importlib.import_module(module), function)(*arguments)
         answer: Mapping[str, Json] = {"value": value}
     except Exception as error:
@@ -78,22 +80,21 @@ def _main(name: str) -> None:
     sys.stdout.write(f"\n{json.dumps(answer)}\n")
 
 
-def _load_without_driver(tools: cuda.Toolkit, folder: Path, refused: list[TvmflowError]) -> None:
-    """Load TVM with its CUDA runtime, and have it compile with ours; what the compiler refuses goes into `refused` too."""
+def load_without_driver(refused: list[TvmflowError]) -> None:
+    """Make this process, which must not run anything on a GPU, able to compile for one; what the compiler refuses goes into `refused`.
+
+    Raises EnvironmentProblem.
+    """
     from tvmflow.targets.linking import link_empty
 
-    stand_in = folder / "libcuda.so.1"
-    link_empty(stand_in, _DRIVER)
-    for library in (stand_in, tools.runtime):
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-    import tvm  # noqa: F401 -- loads its CUDA runtime, which takes the stand-in
-    import tvm_ffi
-
-    if tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda", allow_missing=True) is None:
-        raise EnvironmentProblem(
-            "TVM's CUDA runtime cannot be loaded",
-            fix=f"{INSTALL}; `tvmflow doctor` checks the installation",
-        )
+    tools = cuda.toolkit()
+    if tvm_ffi.get_global_func(_LOADED, allow_missing=True) is None:
+        with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
+            stand_in = Path(folder, "libcuda.so.1")
+            link_empty(stand_in, _DRIVER)
+            for library in (stand_in, tools.runtime):
+                ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+        load_cuda()
     cuda.take_over_compiling(tools, refused)
 
 

@@ -87,7 +87,7 @@ def link_shared(
 
 
 def write_library(built: Any, output: Path, tvm: Mapping[str, Json]) -> None:
-    """Link what TVM compiled (a `VMExecutable`) for its mapping of a target. Raises StageError."""
+    """Link what TVM compiled (a model or a kernel) for its mapping of a target; no compiler is needed. Raises StageError."""
 
     def link(made: str, objects: list[str], **_: Any) -> None:
         link_shared([Path(each) for each in objects], Path(made), host_triple(tvm))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from tvmflow.errors import EnvironmentProblem
+from tvmflow.targets.gpu import load_cuda, read_gpu
 from tvmflow.targets.host import read_host
 from tvmflow.targets.tracker import Tracker, split_address
 
@@ -36,6 +37,9 @@ def serve(
     from tvm.rpc.server import PopenRPCServerState
 
     Tracker(tracker).devices()
+    if read_gpu().gpu:
+        # loaded, not used: a session is a fork of this process
+        load_cuda()
     os.environ.setdefault("TVM_NUM_THREADS", str(read_host().cores))
     # the thread that listens would outlive an interrupt; a session must not outlive this process
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -14,11 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tvm
+from tvm.rpc.base import RPC_SESS_MASK
 from tvm.s_tir.schedule import Schedule, Trace
 
 from tvmflow import schedules
 from tvmflow.schedules.intrinsics import load_intrinsics
-from tvmflow.targets import cuda
+from tvmflow.targets import cuda, cuda_process
 from tvmflow.targets.gpu import CUDA, load_cuda
 from tvmflow.values import Json
 
@@ -46,12 +47,19 @@ class Timing(NamedTuple):
     flush_cache: bool = False
 
 
-def load_compiler(target: Mapping[str, Json]) -> None:
-    """What building and running kernels for `target` needs, for all of this process, which must not be forked after it has run some on a GPU."""
+def load_compiler(target: Mapping[str, Json], *, runs: bool = True) -> None:
+    """What building kernels for `target` needs, and unless they run elsewhere running them, for all of this process.
+
+    It may be forked until the first kernel has run on a GPU. Raises EnvironmentProblem.
+    """
     load_intrinsics(target)
-    if target["kind"] == CUDA:
+    if target["kind"] != CUDA:
+        return
+    if runs:
         load_cuda()
         cuda.take_over_compiling(cuda.toolkit(), [])
+    else:
+        cuda_process.load_without_driver([])
 
 
 def trace_json(trace: Any) -> Json:
@@ -209,15 +217,16 @@ def use_threads(target: Mapping[str, Json]) -> None:
 
 
 def time_kernel(kernel: Any, arguments: list[Any], timing: Timing) -> list[float]:
-    """Seconds of a call, one number for each repeat; on the GPU if that is where its arguments are."""
-    on_gpu = arguments[0].device == tvm.cuda()
+    """Seconds of a call, one number for each repeat, on the device where its arguments are."""
+    device = arguments[0].device
+    on_cpu = device.dlpack_device_type() % RPC_SESS_MASK == tvm.cpu().dlpack_device_type()
     evaluate = kernel.time_evaluator(
         "main",
-        tvm.cuda() if on_gpu else tvm.cpu(),
+        device,
         number=max(timing.number, 1),
         repeat=timing.repeat,
         min_repeat_ms=timing.min_repeat_ms,
-        f_preproc="cache_flush_cpu_non_first_arg" if timing.flush_cache and not on_gpu else "",
+        f_preproc="cache_flush_cpu_non_first_arg" if timing.flush_cache and on_cpu else "",
     )
     return [float(seconds) for seconds in evaluate(*arguments).results]
 

@@ -21,8 +21,9 @@ from tvm import rpc
 
 from tvmflow.errors import StageError, TvmflowError
 from tvmflow.executors.nursery import Nursery, Outcome
-from tvmflow.schedules.intrinsics import load_intrinsics
-from tvmflow.targets.linking import link_shared
+from tvmflow.targets.gpu import CUDA
+from tvmflow.targets.linking import write_library
+from tvmflow.targets.platforms import host_triple
 from tvmflow.targets.tracker import VARIABLE, Devices, Tracker, Turn, split_address
 from tvmflow.tuning import measure
 from tvmflow.tuning.bench import Bench, Job, Keep, Site
@@ -309,8 +310,8 @@ class RemoteBench(Bench):
             tvm=self._site.tvm,
             host={
                 "model": self._farm.place.key,
-                "arch": str(target["mtriple"]).partition("-")[0],
-                "cores": target["num-cores"],
+                "arch": host_triple(target).partition("-")[0],
+                **({"cores": target["num-cores"]} if "num-cores" in target else {}),
                 "server": session.server,
             },
             # that of the device is not known
@@ -352,13 +353,12 @@ def build_one(payload: Json, send: Send) -> Json:
     clock = measure.Phases(send)
     try:
         with clock.phase("apply"):
-            load_intrinsics(payload["target"])
+            measure.load_compiler(payload["target"], runs=False)
             workload = tvm.ir.load_json(payload["mod"])
             mod, _ = measure.prepared(workload, payload["trace"], payload)
         with clock.phase("build"):
-            _link(
-                measure.build(mod, payload["target"]), Path(payload["library"]), payload["target"]
-            )
+            kernel = measure.build(mod, payload["target"])
+            write_library(kernel, Path(payload["library"]), payload["target"])
     except TvmflowError:
         raise
     # whatever TVM raises here is this candidate's failure and no one else's
@@ -375,11 +375,11 @@ def build_finalists(payload: Json, send: Send) -> Json:
     clock = measure.Phases(send)
     try:
         with clock.phase("build"):
-            load_intrinsics(payload["target"])
+            measure.load_compiler(payload["target"], runs=False)
             mod = tvm.ir.load_json(payload["mod"])
             folder, target = Path(payload["folder"]), payload["target"]
             untuned, road = measure.prepared(mod, None, payload)
-            _link(measure.build(untuned, target), folder / "untuned.so", target)
+            write_library(measure.build(untuned, target), folder / "untuned.so", target)
             names = [
                 _built_or_none(mod, trace, folder / f"{place}.so", target)
                 for place, trace in enumerate(payload["traces"])
@@ -396,7 +396,7 @@ def _built_or_none(
     mod: tvm.IRModule, trace: Json, library: Path, target: Mapping[str, Json]
 ) -> str | None:
     try:
-        _link(measure.build(measure.scheduled(mod, trace), target), library, target)
+        write_library(measure.build(measure.scheduled(mod, trace), target), library, target)
     except TvmflowError:
         raise
     # whatever TVM raises: the others need not suffer for it
@@ -459,15 +459,6 @@ def failure(phase: str, error: Exception) -> Json:
     return {"phase": phase, "kind": kind, "message": measure.first_line(error)}
 
 
-def _link(kernel: Any, library: Path, target: Mapping[str, Json]) -> None:
-    """Write a kernel as a shared library; no compiler is needed, neither here nor on the device."""
-
-    def link(output: str, objects: list[str], **_: Any) -> None:
-        link_shared([Path(each) for each in objects], Path(output), str(target["mtriple"]))
-
-    kernel.export_library(str(library), fcompile=link)
-
-
 class _Kernel:
     """A kernel on a device, timed as one that is here."""
 
@@ -486,8 +477,10 @@ class Device:
         host, port, match = payload["turn"]
         self._address = f"{host}:{port}"
         self._session = rpc.connect(host, port, match, session_timeout=payload["limit_s"])
-        self._device = self._session.cpu(0)
-        self._use_threads(int(payload["target"]["num-cores"]))
+        target = payload["target"]
+        self._device = self._session.cuda(0) if target["kind"] == CUDA else self._session.cpu(0)
+        if "num-cores" in target:
+            self._use_threads(int(target["num-cores"]))
 
     @property
     def device(self) -> Any:
