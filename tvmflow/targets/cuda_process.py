@@ -18,8 +18,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import tvm_ffi
-
 from tvmflow.errors import StageError, TvmflowError
 from tvmflow.targets import cuda
 from tvmflow.targets.gpu import load_cuda
@@ -85,6 +83,8 @@ def load_without_driver(refused: list[TvmflowError]) -> None:
 
     Raises EnvironmentProblem.
     """
+    import tvm_ffi
+
     from tvmflow.targets.linking import link_empty
 
     tools = cuda.toolkit()
