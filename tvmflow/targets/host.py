@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tvmflow.targets.platforms import Platform, platform_of
-from tvmflow.targets.told import told_by
 from tvmflow.values import Json
 
 _CPUINFO = "/proc/cpuinfo"
@@ -70,6 +69,9 @@ def read_host() -> Host:
     host = host_of(_cpuinfo(), _machine(), cores or 1, system, _libc(system))
     if system not in _SYSTEMS.values():
         return host
+    # an up-to-date run on Linux does without
+    from tvmflow.targets.told import told_by
+
     told = told_by(system, host.arch)
     return host._replace(flags=told.there, told=told.told)
 
