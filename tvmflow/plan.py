@@ -134,10 +134,14 @@ def _frontend_tools(recipe: Recipe, stage: str) -> tuple[str, ...]:
     return tuple(name for name in extra.get(stage, ()) if name not in EVERY_STAGE[stage].TOOLS)
 
 
+# What compiles kernels, the last one the untuned library beside the tuned one.
+_COMPILING: Final = ("tune", "pick_best", "build", "verify")
+
+
 def _target_tools(target: Target | None, stage: str) -> tuple[str, ...]:
     """What only targets of one kind are compiled with."""
     is_cuda = isinstance(target, ResolvedTarget) and target.tvm["kind"] == CUDA
-    return cuda.PACKAGES if is_cuda and stage == "build" else ()
+    return cuda.PACKAGES if is_cuda and stage in _COMPILING else ()
 
 
 def _files(

@@ -21,8 +21,9 @@ from tvmflow.values import Delivery, InputFile, Json, Need, Plan, StageSpec
 _NO_CODE = (".pyc", "~", ".swp")
 
 # Where a toolchain that a recipe names is looked for, and a GPU's driver; and which GPUs may be seen.
-_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 # What NVIDIA's driver makes on a server, on a Jetson, and on Windows' Linux.
+_NVIDIA = "/proc/driver/nvidia"
 _DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
 
 
@@ -82,7 +83,12 @@ def _without_user(word: str) -> str:
 def _circumstances() -> str:
     """This machine and this code: a digest over the stamps of all files of this package."""
     variables = [os.environ.get(name) for name in _VARIABLES]
-    here = [read_host().fingerprint(), variables, [os.path.exists(path) for path in _DRIVERS]]
+    here = [
+        read_host().fingerprint(),
+        variables,
+        [os.path.exists(path) for path in _DRIVERS],
+        _gpus(),
+    ]
     digest = hashlib.sha256(json.dumps(here).encode())
     root = os.path.dirname(os.path.abspath(__file__))
     for folder in _folders(root):
@@ -92,6 +98,23 @@ def _circumstances() -> str:
                 status = entry.stat()
                 digest.update(f"{entry.path} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
+
+
+def _gpus() -> list[str]:
+    """NVIDIA's driver and the GPUs, as they are where it has told the kernel of them."""
+    found = []
+    try:
+        for path in (f"{_NVIDIA}/version", *sorted(_entries(f"{_NVIDIA}/gpus"))):
+            with open(path, encoding="utf-8", errors="replace") as stream:
+                found.append(stream.read())
+    except OSError:
+        # there is none, or it tells less
+        pass
+    return found
+
+
+def _entries(folder: str) -> list[str]:
+    return [f"{entry.path}/information" for entry in os.scandir(folder)]
 
 
 def _folders(root: str) -> list[str]:

@@ -32,7 +32,7 @@ from tvmflow.native import (
     sent,
     tensors_of,
 )
-from tvmflow.targets.gpu import CUDA, why_not_run
+from tvmflow.targets.gpu import CUDA, start_gpu, why_not_run
 from tvmflow.targets.host import foreign_system, read_host
 from tvmflow.targets.platforms import host_triple, platform_of
 from tvmflow.values import TensorSpec
@@ -246,8 +246,9 @@ def load(path: str | Path, params: str | Path | Mapping[str, Array] | None = Non
     A bundle without weights (`.lean.tvmflow`) takes them as `params`: a `.safetensors` or
     `.params` file, or arrays by name.
 
-    Raises BundleError when a file is damaged, when it was built for another CPU or for another
-    version of TVM's runtime, or when weights do not fit, and says which.
+    Raises BundleError when a file is damaged, when it was built for another CPU or GPU or for another
+    version of TVM's runtime, or when weights do not fit, and says which; EnvironmentProblem when what
+    code for a GPU is loaded with is not installed.
     """
     found = unpack(path)
     if not found.parts:
@@ -305,10 +306,11 @@ def _check(path: str | Path, manifest: Mapping[str, Any], whole: bool) -> None:
             f"{path} uses CPU instructions that this machine lacks: {', '.join(missing)}",
             fix="build the recipe for this machine (`host`) or for a lower CPU level",
         )
-    why_not = why_not_run(target["tvm"]["arch"]) if kind == CUDA else ""
+    arch = str(target["tvm"].get("arch", "an unknown GPU"))
+    why_not = why_not_run(arch, start_gpu()) if kind == CUDA else ""
     if why_not:
         raise BundleError(
-            f"{path} was built for {target['tvm']['arch']}, which does not run here: {why_not}",
+            f"{path} was built for {arch}, which does not run here: {why_not}",
             fix="run it on a machine with such a GPU, or build the recipe for another target",
         )
     built_with, here = manifest["tvm"], _installed("apache-tvm")

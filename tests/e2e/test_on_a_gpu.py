@@ -148,6 +148,21 @@ def test_a_gpu_elsewhere_is_tuned_and_verified_on(
     assert verdict["latency"]["library"]["median"] > 0
 
 
+def test_a_gpu_that_cannot_be_used_is_no_candidates_fault(with_gpu: Project) -> None:
+    """Its memory is somebody else's: the run ends, and the ledger keeps nothing of it."""
+    project = with_gpu
+    project.write_recipe(targets=["cuda-sm90"], trials=3)
+    project.environment["STAND_IN_MEMORY"] = "0"
+    ran = project.run()
+    assert ran.code == 1
+    message = ran.stages["tune/cuda-sm90"]["message"]
+    assert "nothing can be run on this machine's cuda device" in message
+    assert "nvidia-smi" in ran.stages["tune/cuda-sm90"]["fix"]
+    assert project.trials() == []
+    del project.environment["STAND_IN_MEMORY"]
+    assert project.run("--until", "tune").stages["tune/cuda-sm90"]["facts"]["measured"] == 3
+
+
 def test_what_is_for_another_gpu_is_a_sentence(with_gpu: Project) -> None:
     """When a recipe asks to run it, and when it is loaded; built it is all the same."""
     project = with_gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 
@@ -21,9 +22,8 @@ def lock(args: argparse.Namespace) -> int:
     path = Path(args.lock) if args.lock else lock_path(args.recipes)
     store = open_store(args)
     args.locked, args.lock = False, None
-    # a collection may not come between what was made and its pin
-    with store.running():
-        done = perform(args, asked(args), store)
+    with contextlib.ExitStack() as held:
+        done = perform(args, asked(args), store, held)
         sys.stdout.write(render(done.report, as_json=args.json))
         if done.report.exit_code != EXIT_OK:
             return done.report.exit_code

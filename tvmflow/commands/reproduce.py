@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -22,7 +23,8 @@ def check(args: argparse.Namespace) -> int:
     """Run; build twice more, each time by itself; 3 when a file of a stage is another one."""
     store = open_store(args)
     wanted = asked(args)
-    done = perform(args, wanted, store)
+    with contextlib.ExitStack() as held:
+        done = perform(args, wanted, store, held)
     sys.stdout.write(render(done.report, as_json=args.json))
     if done.report.exit_code != EXIT_OK:
         return done.report.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from typing import NamedTuple
 
@@ -35,9 +36,8 @@ def run(args: argparse.Namespace) -> int:
         code: int = reproduce.check(args)
         return code
     store = open_store(args)
-    # a collection may not come between what was made and a release's pin
-    with store.running():
-        done = perform(args, asked(args), store, remember=True)
+    with contextlib.ExitStack() as held:
+        done = perform(args, asked(args), store, held, remember=True)
         sys.stdout.write(render(done.report, as_json=args.json))
         pipeline = done.prepared.pipeline
         if pipeline and pipeline.release and done.report.exit_code == EXIT_OK:
@@ -48,10 +48,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def perform(
-    args: argparse.Namespace, wanted: Asked, store: LocalStore, *, remember: bool = False
+    args: argparse.Namespace,
+    wanted: Asked,
+    store: LocalStore,
+    held: contextlib.ExitStack,
+    *,
+    remember: bool = False,
 ) -> Done:
     """Run what is asked for, with the words of `run` in `args`, and show it as it goes.
 
+    No collection takes what was made until `held` is closed: somebody may want to pin it.
     With `remember`, the same command line is answered from memory while everything is up to date.
     """
     cluster.check_words(args)
@@ -62,6 +68,7 @@ def perform(
     if remember and not (alone and (alone.release or alone.retune)):
         planned = Planned(prepared.plan, prepared.reads, args.dist, args.json)
         plancache.save(store, args.argv, planned, FileDigests(store))
+    held.enter_context(store.running())
     with Running(args, prepared, store) as running:
         if alone and alone.retune and not wanted.lock:
             from tvmflow.commands.retune import retune

@@ -29,6 +29,7 @@ _SHARED: Final[Mapping[str, str]] = {
     "tvmflow.native": "_native",
     "tvmflow.runtime": "_runtime",
     "tvmflow.samples": "_samples",
+    "tvmflow.targets._gpu_probe": "_gpu_probe",
     "tvmflow.targets.gpu": "_gpu",
     "tvmflow.targets.host": "_host",
     "tvmflow.targets.platforms": "_platforms",

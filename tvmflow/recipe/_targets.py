@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -34,6 +35,7 @@ OF_THE_WHOLE: Final = ("archive", "bundle", "cpp", "wheel")
 """Outputs that hold a model in parts together; there is one of each other output for each part."""
 
 # there are too many for one line
+_GPU_ARCH: Final = re.compile(r"sm_[0-9]{2,3}[af]?")
 _ALL_TARGETS: Final = "`tvmflow targets` lists them"
 
 _PresetName = Annotated[str, member(PRESETS, "a target", _ALL_TARGETS), enum(sorted(PRESETS))]
@@ -180,6 +182,21 @@ class Machine(Closed):
                 raise wrong(
                     f"the preset {self.preset} is of the kind {base['kind']}", "tvm", "kind"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_gpu(self) -> Self:
+        mapping = self.tvm_mapping() if self.is_one() else None
+        if mapping is None or mapping["kind"] != CUDA:
+            return self
+        if not _GPU_ARCH.fullmatch(str(mapping.get("arch", ""))):
+            raise wrong("needs the GPU's architecture, such as `arch: sm_90`", "tvm")
+        host = mapping.get("host")
+        if not isinstance(host, dict) or not host_triple(host):
+            raise wrong(
+                "needs the CPU beside the GPU, such as `host: {kind: llvm, mtriple: x86_64-linux-gnu}`",
+                "tvm",
+            )
         return self
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ def side_by_side(now: Path, before: Path, locks: Path) -> tuple[float, float] | 
     They run in a process of their own, alone on this machine's CPU.
     """
     command = [sys.executable, "-m", __name__, str(now), str(before)]
-    with devices.exclusive(locks, {"kind": "cpu"}):
+    with devices.exclusive(locks, devices.CPU):
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

@@ -214,12 +214,15 @@ def _first_feeds(subject: Subject, there: Feed) -> dict[str, Feed]:
 
 @contextlib.contextmanager
 def _alone(settings: Mapping[str, Any], ctx: StageContext) -> Iterator[None]:
-    """Nothing else is measured on the same devices meanwhile."""
-    from tvmflow.targets.devices import exclusive
+    """Nothing else is measured on the same devices meanwhile, nor on the CPU that calls a library here."""
+    from tvmflow.targets.devices import CPU, exclusive
 
     devices = [each["device"] for each in _machines(settings).values()]
+    if settings.get("run_on", LOCAL) == LOCAL:
+        devices.append(CPU)
     with contextlib.ExitStack() as stack:
-        for device in {json.dumps(each, sort_keys=True): each for each in devices}.values():
+        # always in one order, so that two runs never wait for each other
+        for _, device in sorted({each["kind"]: each for each in devices}.items()):
             stack.enter_context(exclusive(ctx.locks, device))
         yield
 

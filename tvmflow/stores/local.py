@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterable, Iterator
 
@@ -122,6 +123,9 @@ class LocalStore:
         self._verified: set[str] = set()
         # when the run began that this store is open for
         self._since: int | None = None
+        self._entered = 0
+        self._entering = threading.Lock()
+        self._held = contextlib.ExitStack()
 
     # ------------------------------------------------------------ reading
 
@@ -323,27 +327,36 @@ class LocalStore:
 
         Whoever writes results into the store does so in here. The first of several runs
         sweeps what kills left. Gives the time from which on use counts as this run's (ns).
-        Within another of this object it is part of that one.
+        Several at once of this object, one in another or in threads side by side, share what is
+        held until the last of them ends.
         """
-        if self._since is not None:
-            yield self._since
-            return
-        with disk_errors(self.root):
-            descriptor = os.open(f"{self.root}/run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        with self._entering:
+            if not self._entered:
+                self._held, self._since = self._hold()
+            self._entered += 1
+            since = self._since or 0
         try:
+            yield since
+        finally:
+            with self._entering:
+                self._entered -= 1
+                if not self._entered:
+                    self._since = None
+                    self._held.close()
+
+    def _hold(self) -> tuple[contextlib.ExitStack, int]:
+        """The lock and the lease of a run, and since when."""
+        with contextlib.ExitStack() as held:
+            with disk_errors(self.root):
+                descriptor = os.open(f"{self.root}/run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            held.callback(os.close, descriptor)
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._sweep()
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-            with contextlib.ExitStack() as lease:
-                with disk_errors(self.root):
-                    self._since = lease.enter_context(leases.held(self.root))
-                try:
-                    yield self._since
-                finally:
-                    self._since = None
-        finally:
-            os.close(descriptor)
+            with disk_errors(self.root):
+                since = held.enter_context(leases.held(self.root))
+            return held.pop_all(), since
 
     def _sweep(self) -> None:
         for folder in (f"{self.root}/tmp", f"{self.root}/runs"):

@@ -7,6 +7,10 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
+
+CPU: Final = {"kind": "cpu"}
+"""This machine's, whatever it is."""
 
 
 def machine_locks() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.errors import EnvironmentProblem
+from tvmflow.targets._gpu_probe import DRIVER, probe
 
 CUDA: Final = "cuda"
 """TVM's kind of targets for these GPUs."""
@@ -22,29 +23,13 @@ INSTALL: Final = "pip install 'tvmflow[cuda]'"
 RUNTIME_PACKAGE: Final = "nvidia-cuda-runtime ==13.*"
 """What pip installs for programs that load code for these GPUs, besides TVM."""
 
-_DRIVER: Final = "libcuda.so.1"
 _RUNTIME: Final = "libcudart.so.13"
 # The CUDA that TVM's wheel works with, as its driver tells it.
 _OLDEST_DRIVER: Final = 13000
-# CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR, by their numbers in CUDA's header
-_PROBE: Final = f"""
-import ctypes, json
-driver = ctypes.CDLL("{_DRIVER}")
-version, count, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-major, minor, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
-driver.cuDriverGetVersion(ctypes.byref(version))
-code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-if not code and count.value:
-    code = (
-        driver.cuDeviceGet(ctypes.byref(device), 0)
-        or driver.cuDeviceGetName(name, 256, device)
-        or driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
-        or driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
-    )
-print(json.dumps([code, version.value, count.value, name.value.decode(errors="replace"), major.value, minor.value]))
-"""
-# CUDA_ERROR_NO_DEVICE
 _NO_DEVICE: Final = 100
+_SECONDS: Final = 30.0
+# GPUs of boards, whose code is theirs alone.
+_TEGRA: Final = frozenset({"72", "87", "101", "110"})
 
 
 class Gpu(NamedTuple):
@@ -63,37 +48,50 @@ class Found(NamedTuple):
 
 @functools.cache
 def read_gpu() -> Found:
-    """This machine's, from the driver."""
+    """This machine's, as a process of its own is told by the driver."""
     import subprocess
 
     try:
         # loaded, not started
-        ctypes.CDLL(_DRIVER)
+        ctypes.CDLL(DRIVER)
     except OSError:
-        return Found(None, "this machine has no driver for NVIDIA GPUs")
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
-        return Found(None, f"NVIDIA's driver does not answer: {last}")
-    code, version, count, name, major, minor = json.loads(done.stdout)
-    if code == _NO_DEVICE or (code == 0 and count == 0):
+        return _NO_DRIVER
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_gpu_probe.py"))]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SECONDS)
+        return _found(*json.loads(done.stdout))
+    except (OSError, ValueError, TypeError, subprocess.SubprocessError) as trouble:
+        return Found(None, f"NVIDIA's driver does not answer: {trouble}")
+
+
+@functools.cache
+def start_gpu() -> Found:
+    """The same for a process that is about to use it: the driver is started in it."""
+    try:
+        return _found(*probe())
+    except OSError:
+        return _NO_DRIVER
+
+
+_NO_DRIVER: Final = Found(None, "this machine has no driver for NVIDIA GPUs")
+
+
+def _found(code: int, version: int, name: str, major: int, minor: int) -> Found:
+    if code == _NO_DEVICE:
         return Found(None, "no NVIDIA GPU can be seen here (CUDA_VISIBLE_DEVICES may hide them)")
     if code:
         return Found(None, f"NVIDIA's driver cannot be started: error {code}")
     if version < _OLDEST_DRIVER:
         has = f"{version // 1000}.{version % 1000 // 10}"
+        needs = _OLDEST_DRIVER // 1000
         return Found(
-            None,
-            f"its driver is for CUDA {has}, and TVM's runtime needs {_OLDEST_DRIVER // 1000} or later",
+            None, f"its driver is for CUDA {has}, and TVM's runtime needs {needs} or later"
         )
     return Found(Gpu(name, f"sm_{major}{minor}"))
 
 
-def why_not_run(arch: str) -> str:
-    """Why machine code for `arch` cannot run on a GPU of this machine, or empty."""
-    found = read_gpu()
+def why_not_run(arch: str, found: Found) -> str:
+    """Why machine code for `arch` cannot run on the GPU that was found, or empty."""
     if found.gpu is None:
         return found.why_not
     if not fits(arch, found.gpu.arch):
@@ -113,6 +111,8 @@ def fits(code: str, gpu: str) -> bool:
     if plain != wants:
         # for this architecture alone
         return plain == has
+    if {wants, has} & _TEGRA:
+        return wants == has
     return wants[:-1] == has[:-1] and wants[-1:] <= has[-1:]
 
 
@@ -141,11 +141,12 @@ def load_cuda() -> None:
 
 
 def packaged(pattern: str) -> Path | None:
-    """A file or folder of CUDA 13 as NVIDIA's packages for Python install it, the first in order."""
-    import sysconfig
+    """A file or folder of CUDA 13 as NVIDIA's packages for Python install it, wherever they are; the first in order."""
+    from importlib.util import find_spec
 
-    for site in dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
-        found = sorted(Path(site, "nvidia", "cu13").glob(pattern))
+    spec = find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        found = sorted(Path(folder, "cu13").glob(pattern))
         if found:
             return found[0]
     return None

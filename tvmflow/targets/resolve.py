@@ -118,7 +118,8 @@ def resolve(
     needed = needed_of(arch, features)
     here = facts["arch"] == host.arch
     device = {"kind": "cpu", "class": host.model} if here else {"kind": str(tvm["kind"])}
-    card = gpu.read_gpu().gpu if tvm["kind"] == CUDA else None
+    why_not = _why_not(tvm, arch, needed, host)
+    card = gpu.read_gpu().gpu if tvm["kind"] == CUDA and not why_not else None
     if card:
         device["class"] = card.name
     return ResolvedTarget(
@@ -127,7 +128,7 @@ def resolve(
         cores=threads,
         features=needed,
         device={"kind": "rpc", "class": remote["key"]} if remote else device,
-        why_not=_why_not(tvm, arch, needed, host),
+        why_not=why_not,
         remote=remote,
         toolchain=toolchain,
     )
@@ -146,7 +147,7 @@ def _why_not(tvm: Mapping[str, Json], arch: str, needed: tuple[str, ...], host: 
     missing = host.lacks(needed)
     if missing:
         return f"this machine's CPU lacks {', '.join(missing)}"
-    return gpu.why_not_run(str(tvm.get("arch", ""))) if kind == CUDA else ""
+    return gpu.why_not_run(str(tvm["arch"]), gpu.read_gpu()) if kind == CUDA else ""
 
 
 # ---------------------------------------------------------------- asking LLVM, in a process of its own

@@ -37,9 +37,12 @@ def serve(
     from tvm.rpc.server import PopenRPCServerState
 
     Tracker(tracker).devices()
-    if read_gpu().gpu:
+    try:
         # loaded, not used: a session is a fork of this process
-        load_cuda()
+        if read_gpu().gpu:
+            load_cuda()
+    except EnvironmentProblem as problem:
+        say(f"its GPU is not offered: {problem.message} ({problem.fix})")
     os.environ.setdefault("TVM_NUM_THREADS", str(read_host().cores))
     # the thread that listens would outlive an interrupt; a session must not outlive this process
     signal.signal(signal.SIGINT, signal.SIG_DFL)

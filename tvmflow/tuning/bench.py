@@ -15,7 +15,7 @@ from tvmflow.executors.nursery import Nursery, Outcome
 from tvmflow.targets import devices
 from tvmflow.targets.gpu import CUDA
 from tvmflow.tuning.ledger import Failure, Trial, now
-from tvmflow.tuning.measure import Timing
+from tvmflow.tuning.measure import DEVICE, Timing
 from tvmflow.values import Json
 
 # Each builder is a process with TVM in it.
@@ -127,6 +127,11 @@ class Bench:
                 fix="run it again; it goes on where it stopped. `tvmflow doctor` checks the installation",
             )
         run_secs, ran, failure = _read(outcome, phases[-1] if phases else "start")
+        if failure is not None and failure.phase == DEVICE:
+            raise StageError(
+                f"nothing can be run on this machine's {self._site.target['kind']} device: {failure.message}",
+                fix="see what else uses it (`nvidia-smi` tells of a GPU), then run it again; it goes on where it stopped",
+            )
         return Trial(
             id=job.id,
             trace=job.trace,
@@ -207,7 +212,10 @@ class _Turn:
 
     def __enter__(self) -> _Turn:
         self._held.enter_context(self._gate.building())
-        if not self._gate.together:
+        if self._site.target["kind"] == CUDA:
+            # the GPU is left alone, and kernels that somebody measures on the CPU are not
+            self._held.enter_context(devices.shared(self._site.locks, devices.CPU))
+        elif not self._gate.together:
             self._held.enter_context(devices.shared(self._site.locks, self._site.device))
         return self
 

@@ -35,6 +35,10 @@ _NOISY: Final = 0.1
 _MOST_TURNS: Final = 3
 
 
+DEVICE: Final = "device"
+"""The phase in which nothing of the candidate has a part: what goes wrong there is not its fault."""
+
+
 class Timing(NamedTuple):
     """How a kernel is timed: TVM's `time_evaluator`, whose first call is a warm-up.
 
@@ -105,18 +109,20 @@ def measure_one(payload: Json, send: Send) -> Json:
     Takes `mod` (saved), `trace`, `target`, `timing`, `best_s` (of the workload's best trial, or None).
     Gives `{"run_secs": [...], "ran": [start, end], "spent": {phase: s}}` or `{"failure": {"phase", "message"}, "spent": …}`.
     Sends `{"event": "phase", "phase": …}` as it goes, so that whoever waits knows where a crash or a
-    hang happened; before it runs it asks, and waits until it may.
+    hang happened; before it touches the device it asks, and waits until it may.
     """
+    load_compiler(payload["target"])
     clock = Phases(send)
     try:
         with clock.phase("apply"):
-            load_compiler(payload["target"])
             mod, _ = prepared(tvm.ir.load_json(payload["mod"]), payload["trace"], payload)
         with clock.phase("build"):
             kernel = build(mod, payload["target"])
-        with clock.phase("run", ask=True):
+            arguments = arguments_for(mod)
+        with clock.phase(DEVICE, ask=True):
             use_threads(payload["target"])
-            arguments = arguments_for(mod, device_of(payload["target"]))
+            arguments = placed(arguments, payload["target"])
+        with clock.phase("run"):
             began = time.time()
             run_secs = race(kernel, arguments, Timing(**payload["timing"]), payload["best_s"])
             ran = [began, time.time()]
@@ -142,7 +148,7 @@ def measure_finalists(payload: Json, send: Send) -> Json:
     untuned = build(plain, payload["target"])
     kernels = [_build_or_none(mod, trace, payload["target"]) for trace in payload["traces"]]
     use_threads(payload["target"])
-    arguments = arguments_for(mod, device_of(payload["target"]))
+    arguments = placed(arguments_for(mod), payload["target"])
     return {"road": road, **take_turns(untuned, kernels, arguments, timing, payload["rounds"])}
 
 
@@ -202,9 +208,13 @@ def build(mod: tvm.IRModule, target: Mapping[str, Json]) -> Any:
         return tvm.tirx.build(mod, target=made)
 
 
-def device_of(target: Mapping[str, Json]) -> Any:
-    """Where kernels for a target run on this machine."""
-    return tvm.cuda() if target["kind"] == CUDA else tvm.cpu()
+def placed(arguments: Sequence[Any], target: Mapping[str, Json]) -> list[Any]:
+    """Arguments where this machine's kernels for a target take them; whatever is wrong with its GPU is told here."""
+    if target["kind"] != CUDA:
+        return list(arguments)
+    there = [each.copyto(tvm.cuda()) for each in arguments]
+    tvm.cuda().sync()
+    return there
 
 
 def use_threads(target: Mapping[str, Json]) -> None:
@@ -249,14 +259,14 @@ def race(kernel: Any, arguments: list[Any], timing: Timing, best_s: float | None
     return seconds
 
 
-def arguments_for(mod: tvm.IRModule, device: Any = None) -> list[Any]:
-    """An array for every parameter, on this machine's CPU or another device: floats from 0 to 1, and integers that are valid as small indices."""
+def arguments_for(mod: tvm.IRModule) -> list[Any]:
+    """An array for every parameter: floats from 0 to 1, and integers that are valid as small indices."""
     random = np.random.default_rng(0)
     arrays = []
     for variable in mod["main"].params:
         shape = tuple(int(extent) for extent in variable.ty.shape)
         dtype = str(variable.ty.dtype.dtype)
-        arrays.append(tvm.runtime.tensor(_array(random, shape, dtype), device or tvm.cpu()))
+        arrays.append(tvm.runtime.tensor(_array(random, shape, dtype)))
     return arrays
 
 

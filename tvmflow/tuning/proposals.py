@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +15,7 @@ from tvm.s_tir.schedule import Schedule, Trace
 from tvmflow import schedules
 from tvmflow.errors import EnvironmentProblem
 from tvmflow.targets.gpu import CUDA
+from tvmflow.targets.host import read_host
 from tvmflow.tuning.budget import BATCH
 from tvmflow.tuning.inherit import inherited
 from tvmflow.tuning.ledger import Trial, WorkloadLedger, trial_id
@@ -87,7 +87,7 @@ class Proposals:
         self._mod = tvm.ir.load_json(mod)
         self._target = tvm.target.Target(dict(target))
         is_gpu = target["kind"] == CUDA
-        self._threads = int(target.get("num-cores", (os.cpu_count() or 1) if is_gpu else 1))
+        self._threads = int(target.get("num-cores", read_host().cores if is_gpu else 1))
         # TVM would take the rules for tensor cores, which are for float16
         self._space = (
             ms.space_generator.PostOrderApply(sch_rules=CUDA, postprocs=CUDA, mutator_probs=CUDA)

@@ -21,7 +21,7 @@ from tvm import rpc
 
 from tvmflow.errors import StageError, TvmflowError
 from tvmflow.executors.nursery import Nursery, Outcome
-from tvmflow.targets.gpu import CUDA
+from tvmflow.targets.gpu import CUDA, fits
 from tvmflow.targets.linking import write_library
 from tvmflow.targets.platforms import host_triple
 from tvmflow.targets.tracker import VARIABLE, Devices, Tracker, Turn, split_address
@@ -479,6 +479,8 @@ class Device:
         self._session = rpc.connect(host, port, match, session_timeout=payload["limit_s"])
         target = payload["target"]
         self._device = self._session.cuda(0) if target["kind"] == CUDA else self._session.cpu(0)
+        if target["kind"] == CUDA:
+            self._check_gpu(str(target["arch"]))
         if "num-cores" in target:
             self._use_threads(int(target["num-cores"]))
 
@@ -508,6 +510,18 @@ class Device:
         made = tvm.runtime.empty(array.shape, str(array.dtype), self._device)
         fill(made)
         return made
+
+    def _check_gpu(self, arch: str) -> None:
+        """Raises StageError for a device without a GPU that runs what is for `arch`."""
+        there = "no NVIDIA GPU that TVM's runtime there can use"
+        if self._device.exist:
+            there = f"sm_{str(self._device.compute_version).replace('.', '')}"
+            if fits(arch, there):
+                return
+        raise StageError(
+            f"the target is for {arch}, and the device at {self._address} has {there}",
+            fix="give devices with other GPUs a key of their own; `tvmflow doctor` there tells what it has",
+        )
 
     def _use_threads(self, wanted: int) -> None:
         """Run kernels with as many threads as they are tuned for. Raises StageError for a device that has fewer."""

@@ -1,9 +1,10 @@
 // A GPU that is not there: what TVM's CUDA runtime calls of CUDA's driver and runtime, on this machine's CPU.
 //
-// Stricter than a real one. Copies and kernels wait in their stream until somebody waits for it,
-// so that who reads too early reads what was there before. Device memory can be touched by copies
-// and kernels alone: anybody else dies of it. Its "machine code" is a shared library for this
-// machine (see kernels.h), behind a word and its length.
+// Copies and kernels wait in a queue, one for all streams, until somebody waits for one of them, so
+// that who reads too early reads what was there before. Device memory can be touched by copies and
+// kernels alone: anybody else dies of it. A process that was forked from one that had used the GPU
+// is refused. Its "machine code" is a shared library for this machine (see kernels.h), behind a
+// word, its architecture and its length.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -18,7 +19,8 @@
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100 };
+enum { NO_BINARY_FOR_GPU = 209, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
 enum { MOST_BLOCKS = 1 << 16, MOST_WAITING = 1 << 16, MOST_PARAMETERS = 64 };
 
 static int last_error = OK;
@@ -26,6 +28,15 @@ static int last_error = OK;
 static int say(int code) {
   if (code) last_error = code;
   return code;
+}
+
+// Who uses the GPU first owns it: no process that is forked from that one can use it.
+static bool is_forked() {
+  static pid_t owner = 0;
+  if (!owner) owner = getpid();
+  if (owner == getpid()) return false;
+  fprintf(stderr, "stand-in GPU: used in a process forked from one that had used it\n");
+  return true;
 }
 
 // ---------------------------------------------------------------- memory
@@ -144,7 +155,7 @@ static int attribute(int which) {
 
 static const char NAME[] = "Stand-in GPU";
 
-EXPORTED int cuInit(unsigned) { return count() ? OK : 100; }
+EXPORTED int cuInit(unsigned) { return is_forked() ? NOT_INITIALIZED : count() ? OK : NO_DEVICE; }
 EXPORTED int cuDriverGetVersion(int* version) { return *version = number("STAND_IN_DRIVER", 13000), OK; }
 EXPORTED int cuDeviceGetCount(int* found) { return *found = count(), OK; }
 EXPORTED int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, OK; }
@@ -157,18 +168,22 @@ EXPORTED int cuTensorMapEncodeTiled(void) { return NOT_FOUND; }
 
 EXPORTED int cuModuleLoadData(void** module, const void* image) {
   const char* code = static_cast<const char*>(image);
-  if (memcmp(code, "STAND-IN", 8)) return 209;  // no image for this GPU
-  uint64_t size;
-  memcpy(&size, code + 8, 8);
+  if (is_forked()) return NOT_INITIALIZED;
+  if (memcmp(code, "STAND-IN", 8)) return NO_BINARY_FOR_GPU;
+  uint64_t arch, size;
+  memcpy(&arch, code + 8, 8);
+  memcpy(&size, code + 16, 8);
+  const uint64_t here = capability();
+  if (arch / 10 != here / 10 || arch > here) return NO_BINARY_FOR_GPU;
   // a name of its own each time: who loads a name twice gets the first file
   char path[] = "/tmp/stand-in-XXXXXX";
   int file = mkstemp(path);
-  if (file < 0 || write(file, code + 16, size) != static_cast<ssize_t>(size)) return OUT_OF_MEMORY;
+  if (file < 0 || write(file, code + 24, size) != static_cast<ssize_t>(size)) return OUT_OF_MEMORY;
   close(file);
   *module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!*module) fprintf(stderr, "stand-in GPU: %s\n", dlerror());
   unlink(path);
-  return *module ? OK : 209;
+  return *module ? OK : NO_BINARY_FOR_GPU;
 }
 
 EXPORTED int cuModuleUnload(void* module) { return flush(), dlclose(module), OK; }
@@ -181,6 +196,7 @@ EXPORTED int cuModuleGetFunction(void** function, void* module, const char* name
 }
 
 EXPORTED int cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** arguments, void**) {
+  if (is_forked()) return NOT_INITIALIZED;
   const unsigned threads = config->block[0] * config->block[1] * config->block[2];
   if (!threads || threads > function->threads) {
     fprintf(stderr, "stand-in GPU: %u threads in a block for a kernel of %u\n", threads, function->threads);
@@ -204,7 +220,7 @@ EXPORTED int cudaGetLastError() {
 EXPORTED int cudaPeekAtLastError() { return last_error; }
 EXPORTED const char* cudaGetErrorString(int) { return "an error of the stand-in GPU"; }
 EXPORTED const char* cudaGetErrorName(int) { return "cudaError"; }
-EXPORTED int cudaGetDeviceCount(int* found) { return *found = count(), count() ? OK : say(100); }
+EXPORTED int cudaGetDeviceCount(int* found) { return *found = count(), count() ? OK : say(NO_DEVICE); }
 EXPORTED int cudaGetDevice(int* device) { return *device = 0, OK; }
 EXPORTED int cudaSetDevice(int device) { return device ? say(101) : OK; }
 EXPORTED int cudaDeviceGetAttribute(int* value, int which, int) { return *value = attribute(which), OK; }
@@ -212,7 +228,9 @@ EXPORTED int cudaGetDeviceProperties(char* properties, int) { return strcpy(prop
 EXPORTED int cudaMemGetInfo(size_t* free, size_t* total) { return *free = *total = size_t(8) << 30, OK; }
 
 EXPORTED int cudaMalloc(void** pointer, size_t size) {
+  if (is_forked()) return say(NOT_INITIALIZED);
   flush();
+  if (!number("STAND_IN_MEMORY", 1)) return say(OUT_OF_MEMORY);
   void* start = mmap(nullptr, pages(size), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED || block_count == MOST_BLOCKS) return say(OUT_OF_MEMORY);
   blocks[block_count++] = {static_cast<char*>(start), pages(size)};

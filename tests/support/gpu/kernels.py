@@ -30,7 +30,7 @@ def take_over(cuda: Any) -> None:
 
 
 def _compile(source: str, arch: str, tools: object) -> bytes:
-    del arch, tools
+    del tools
     # TVM's headers are for CUDA's own compilers
     kernels = source[source.index('extern "C" __global__') :]
     kernels = re.sub(
@@ -52,7 +52,8 @@ def _compile(source: str, arch: str, tools: object) -> bytes:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[:3000]
         content = library.read_bytes()
-    return b"STAND-IN" + struct.pack("<Q", len(content)) + content
+    number = int(arch.removeprefix("sm_").rstrip("af"))
+    return b"STAND-IN" + struct.pack("<QQ", number, len(content)) + content
 
 
 def _bodies(kernels: str) -> list[tuple[re.Match[str], str]]:

@@ -287,6 +287,21 @@ def test_a_dry_run_writes_nothing(store: LocalStore) -> None:
     assert everything() == before
 
 
+def test_runs_side_by_side_in_one_process_share_what_is_held(store: LocalStore) -> None:
+    """The first to end lets go of nothing: stages of a worker are threads of one process."""
+    first, second = store.running(), store.running()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert len(leases.living(store.root)) == 1
+    with pytest.raises(StoreError), LocalStore(store.root).alone():
+        pass
+    second.__exit__(None, None, None)
+    assert leases.living(store.root) == []
+    with LocalStore(store.root).alone():
+        pass
+
+
 def test_a_lease_dies_with_its_process_and_is_cleared_away(store: LocalStore) -> None:
     """A kill leaves a file that nobody holds: it counts for nothing."""
     process = subprocess.Popen(
