@@ -19,10 +19,11 @@ _TIMEOUT_S: Final = 600.0
 def side_by_side(now: Path, before: Path, locks: Path) -> tuple[float, float] | str:
     """Seconds a call of two bundles, medians of rounds in turns; or why they cannot be timed here.
 
-    They run in a process of their own, alone on this machine's CPU.
+    They run in a process of their own, alone on this machine's CPU and GPU.
     """
     command = [sys.executable, "-m", __name__, str(now), str(before)]
-    with devices.exclusive(locks, devices.CPU):
+    # a GPU's lock is free where there is none
+    with devices.exclusive(locks, devices.CPU), devices.exclusive(locks, devices.GPU):
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 CPU: Final = {"kind": "cpu"}
-"""This machine's, whatever it is."""
+GPU: Final = {"kind": "cuda"}
+"""This machine's, whatever they are."""
 
 
 def machine_locks() -> str:
