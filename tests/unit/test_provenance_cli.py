@@ -191,7 +191,7 @@ def test_a_signing_key_that_cannot_be_used_is_told_before_the_work(
     tvmflow: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "nobody"))
-    assert tvmflow("run", tmp_path / "no-recipe.yaml") == 2
+    assert tvmflow("run", tmp_path / "no-recipe.yaml", "--store", tmp_path / "store") == 2
     assert "there is no key" in tvmflow.err
 
 

@@ -51,7 +51,7 @@ def test_a_trial_gives_the_seconds_of_every_repeat(nursery: Nursery, task: Task)
     value = measure(nursery, task.mod, NO_DECISIONS).value
     assert len(value["run_secs"]) in (2, 4, 6)
     assert all(0 < seconds < 1 for seconds in value["run_secs"])
-    assert set(value["spent"]) == {"apply", "build", "run"}
+    assert set(value["spent"]) == {"apply", "build", "device", "run"}
 
 
 def test_a_hopeless_candidate_is_not_repeated(nursery: Nursery, task: Task) -> None:
@@ -77,7 +77,7 @@ def test_a_candidate_runs_when_it_may(nursery: Nursery, task: Task) -> None:
         timeout_s=30,
         emit=lambda event: asked.append((event["phase"], event["ask"])),
     )
-    assert asked == [("apply", False), ("build", False), ("run", True)]
+    assert asked == [("apply", False), ("build", False), ("device", True), ("run", False)]
 
 
 def test_a_trace_that_does_not_apply_is_a_failure_of_that_phase(
