@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.support.clusters import ROOT, cluster
+from _runs import ROOT, timed_run
+
+from tests.support.clusters import cluster
 
 TARGETS = (
     *("host", "x86-64-v2", "x86-64-v3", "x86-64-v4", "cortex-a72", "neoverse-n1"),
@@ -53,23 +52,9 @@ def project(folder: Path) -> Path:
 
 def run(folder: Path, *words: str) -> tuple[float, int]:
     """Seconds of a whole command from an empty store, and how many stages ran."""
-    environment = {name: each for name, each in os.environ.items() if "TVMFLOW_" not in name}
-    command = [sys.executable, "-m", "tvmflow", "run", "digits.yaml", "--json", *words]
-    started = time.perf_counter()
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    seconds = time.perf_counter() - started
-    if done.returncode:
-        raise SystemExit(done.stdout[-2000:] + done.stderr)
-    stages = json.loads(done.stdout.splitlines()[-1])["stages"]
-    assert {stage["outcome"] for stage in stages} == {"ran"}, stages
-    return seconds, len(stages)
+    seconds, ended = timed_run(folder, "digits.yaml", *words)
+    assert set(ended.values()) == {"ran"}, ended
+    return seconds, len(ended)
 
 
 def main() -> None:

@@ -13,11 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
+
+from _runs import timed_run
 
 TARGETS = (
     *("host", "x86-64-v3", "x86-64-v4", "cortex-a72", "neoverse-n1", "riscv64-v"),
@@ -40,16 +39,8 @@ def write_recipe(folder: Path, targets: tuple[str, ...]) -> None:
 
 def run(folder: Path, store: str, *words: str) -> tuple[float, list[str]]:
     """Seconds of a whole command, and the stages that really ran."""
-    command = [sys.executable, "-m", "tvmflow", "run", "resnet.yaml", "--json", "--store", store]
-    started = time.perf_counter()
-    done = subprocess.run(
-        [*command, *words], cwd=folder, capture_output=True, text=True, check=False
-    )
-    seconds = time.perf_counter() - started
-    if done.returncode:
-        raise SystemExit(done.stdout[-2000:] + done.stderr)
-    stages = json.loads(done.stdout.splitlines()[-1])["stages"]
-    return seconds, [each["stage_id"] for each in stages if each["outcome"] == "ran"]
+    seconds, ended = timed_run(folder, "resnet.yaml", "--store", store, *words)
+    return seconds, [stage for stage, outcome in ended.items() if outcome == "ran"]
 
 
 def main() -> None:

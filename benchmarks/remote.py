@@ -11,38 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.support.cache_server import cache_server
+from _runs import ROOT, timed_run
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.cache_server import cache_server
 
 
 def seconds(folder: Path, pipeline: str, *words: str) -> tuple[float, dict[str, str]]:
     """How long a run took in a new folder, and how its stages ended."""
     folder.mkdir()
-    environment = {name: each for name, each in os.environ.items() if "TVMFLOW_" not in name}
-    command = [sys.executable, "-m", "tvmflow", "run", str(ROOT / "recipes/digits.yaml")]
-    started = time.perf_counter()
-    done = subprocess.run(
-        [*command, "--pipeline", pipeline, "--json", *words],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    took = time.perf_counter() - started
-    stages = json.loads(done.stdout.splitlines()[-1])["stages"]
-    return took, {stage["stage_id"]: stage["outcome"] for stage in stages}
+    return timed_run(folder, str(ROOT / "recipes/digits.yaml"), "--pipeline", pipeline, *words)
 
 
 def main() -> None:

@@ -22,9 +22,9 @@ _NO_CODE = (".pyc", "~", ".swp")
 
 # Where a toolchain that a recipe names is looked for, and a GPU's driver; and which GPUs may be seen.
 _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-# What NVIDIA's driver makes on a server, on a Jetson, and on Windows' Linux.
-_NVIDIA = "/proc/driver/nvidia"
+# What NVIDIA's driver makes on a server, on a Jetson, and on Windows' Linux; and where it tells of itself.
 _DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
+_NVIDIA = "/proc/driver/nvidia"
 
 
 class Planned(NamedTuple):

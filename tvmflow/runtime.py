@@ -267,12 +267,12 @@ def _loaded(path: str, found: Unpacked, params: str | Path | Mapping[str, Array]
     digest = hashlib.sha256(found.library).hexdigest()
     _check(path, found.manifest, digest == found.manifest["sha256"][name])
     weights = fitting(path, found.manifest, params)
-    place = place_of(found.manifest["target"]["tvm"])
+    place = _place_of(found.manifest["target"]["tvm"])
     library = load_library(found.library, Path(name).suffix, place)
     return Module(Executable(library, place), found.signature, found.manifest, weights)
 
 
-def place_of(tvm: Mapping[str, Any]) -> Place:
+def _place_of(tvm: Mapping[str, Any]) -> Place:
     """Where code for a target, as TVM describes it, runs."""
     return GPU if tvm.get("kind") == CUDA else CPU
 

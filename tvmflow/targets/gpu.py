@@ -46,6 +46,9 @@ class Found(NamedTuple):
     why_not: str = ""
 
 
+_NO_DRIVER: Final = Found(None, "this machine has no driver for NVIDIA GPUs")
+
+
 @functools.cache
 def read_gpu() -> Found:
     """This machine's, as a process of its own is told by the driver."""
@@ -71,9 +74,6 @@ def start_gpu() -> Found:
         return _found(*probe())
     except OSError:
         return _NO_DRIVER
-
-
-_NO_DRIVER: Final = Found(None, "this machine has no driver for NVIDIA GPUs")
 
 
 def _found(code: int, version: int, name: str, major: int, minor: int) -> Found:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
+
+from tests.support.importing import after_import
 
 STAGE, HOW, TARGET = (os.environ.get("SABOTAGE") or "::").split(":")
 
@@ -44,38 +42,21 @@ def _mcpu(settings: Mapping[str, Any]) -> str:
     return str(settings.get("target", {}).get("mcpu", ""))
 
 
-class _Saboteur(importlib.abc.MetaPathFinder):
-    """Wraps `run` of the chosen stage's module as it is imported."""
+def _sabotage(module: ModuleType) -> None:
+    """Wrap `run` of the chosen stage's module."""
+    run = module.run
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != f"tvmflow.stages.{STAGE}":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
-        assert spec.loader is not None
-        plain = spec.loader.exec_module
+    def sabotaged(settings: Mapping[str, Any], ctx: Any) -> Any:
+        if HOW == "scribble":
+            facts = run(settings, ctx)
+            _scribble(ctx.out / "lib0.o")
+            return facts
+        if TARGET in ("", _mcpu(settings)):
+            _misbehave()
+        return run(settings, ctx)
 
-        def execute(module: ModuleType) -> None:
-            plain(module)
-            run = module.run
-
-            def sabotaged(settings: Mapping[str, Any], ctx: Any) -> Any:
-                if HOW == "scribble":
-                    facts = run(settings, ctx)
-                    _scribble(ctx.out / "lib0.o")
-                    return facts
-                if TARGET in ("", _mcpu(settings)):
-                    _misbehave()
-                return run(settings, ctx)
-
-            module.run = sabotaged  # type: ignore[attr-defined]
-
-        spec.loader.exec_module = execute  # type: ignore[method-assign]
-        return spec
+    module.run = sabotaged  # type: ignore[attr-defined]
 
 
 if STAGE:
-    sys.meta_path.insert(0, _Saboteur())
+    after_import(f"tvmflow.stages.{STAGE}", _sabotage)
