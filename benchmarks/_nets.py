@@ -18,7 +18,7 @@ _OPSET: Final = 17
 
 
 class _Net:
-    """Adds nodes one after the other; a value is its name, `channels` knows how many it has."""
+    """A network under construction; values are known by name, and `channels` has their numbers of channels."""
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(0)
@@ -88,8 +88,8 @@ class _Net:
             self._weights,
         )
         opset = [helper.make_opsetid("", _OPSET)]
-        made = helper.make_model(graph, opset_imports=opset, ir_version=8)
-        return onnx.shape_inference.infer_shapes(made)
+        model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+        return onnx.shape_inference.infer_shapes(model)
 
 
 def _image(net: _Net, size: int = 224) -> dict[str, tuple[int, ...]]:
@@ -98,7 +98,7 @@ def _image(net: _Net, size: int = 224) -> dict[str, tuple[int, ...]]:
 
 
 def resnet50() -> onnx.ModelProto:
-    """ResNet-50 v2: norms and activations before the convolutions, input 1×3×224×224."""
+    """Return ResNet-50 v2: norms and activations before the convolutions, input 1×3×224×224."""
     net = _Net()
     inputs = _image(net)
     y = net.pool("MaxPool", net.relu(net.norm(net.conv("x", 64, 7, 2, 3))), 3, 2, 1)
@@ -116,7 +116,7 @@ def resnet50() -> onnx.ModelProto:
 
 
 def mobilenet() -> onnx.ModelProto:
-    """MobileNet v2 (width 1.0), input 1×3×224×224."""
+    """Return MobileNet v2 (width 1.0), input 1×3×224×224."""
     net = _Net()
     inputs = _image(net)
 
@@ -142,7 +142,7 @@ def mobilenet() -> onnx.ModelProto:
 
 
 def squeezenet() -> onnx.ModelProto:
-    """SqueezeNet 1.1, input 1×3×224×224."""
+    """Return SqueezeNet 1.1, input 1×3×224×224."""
     net = _Net()
     inputs = _image(net)
 
@@ -165,7 +165,7 @@ def squeezenet() -> onnx.ModelProto:
 def encoder(
     layers: int = 6, tokens: int = 128, width: int = 384, heads: int = 12
 ) -> onnx.ModelProto:
-    """A BERT-like encoder with the sizes of MiniLM-L6, input 1×128×384 (embedded tokens)."""
+    """Return a BERT-like encoder with the sizes of MiniLM-L6, input 1×128×384 (embedded tokens)."""
     net = _Net()
     inputs = {"x": (1, tokens, width)}
     depth = width // heads
@@ -199,7 +199,7 @@ def encoder(
 
 
 def wide() -> onnx.ModelProto:
-    """A small convolutional net before a large matrix product, whose weights come from memory."""
+    """Return a small convolutional net followed by a large matrix product, whose weights come from memory."""
     net = _Net()
     inputs = _image(net)
     y = net.relu(net.conv("x", 32, 3, 2, 1))

@@ -14,8 +14,12 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 
 
 def timed_run(folder: Path, *words: str) -> tuple[float, dict[str, str]]:
-    """Seconds of `tvmflow run …` in a folder, and how each stage ended; nobody's own settings count."""
-    environment = {name: each for name, each in os.environ.items() if "TVMFLOW_" not in name}
+    """Run `tvmflow run …` in a folder, without the user's TVMFLOW_ variables.
+
+    Returns:
+        The seconds that it took, and the outcome of each stage.
+    """
+    environment = {name: value for name, value in os.environ.items() if "TVMFLOW_" not in name}
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "tvmflow", "run", *words, "--json"],

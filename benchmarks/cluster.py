@@ -1,12 +1,11 @@
-"""What a cluster costs: one recipe for eight machines on two workers, against two stages at a time here.
+"""Overhead of a cluster: one recipe for eight targets on two workers, against `--jobs 2` on one machine.
 
     python benchmarks/cluster.py [--rounds N] [--json FILE]
 
-The model is that of recipes/digits.yaml, built and exported without tuning; its stages take a
-second or two, so what the cluster adds to each shows as much as it ever will. Scheduler, workers and
-the remote are on this machine's loopback and disk: there is no more to compute with than the
-peer has, which is the same command with `--jobs 2`. Both begin with an empty store in every round,
-in turns; the workers are started before the clock is.
+The model is that of recipes/digits.yaml, built and exported without tuning. Its stages take a
+second or two, so that the overhead for each stage is visible. Scheduler, workers and remote cache
+are on this machine, so that both sides have the same cores. Both begin with an empty store in
+every round, in turns; the workers are started before the time is taken.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ pipeline: compile
 
 
 def project(folder: Path) -> Path:
-    """A new folder with the recipe and its model."""
+    """Create a folder with the recipe and its model."""
     folder.mkdir()
     for name in ("digits-symbol.json", "digits-0010.params"):
         shutil.copyfile(ROOT / "recipes/models" / name, folder / name)
@@ -50,11 +49,11 @@ def project(folder: Path) -> Path:
     return folder
 
 
-def run(folder: Path, *words: str) -> tuple[float, int]:
-    """Seconds of a whole command from an empty store, and how many stages ran."""
-    seconds, ended = timed_run(folder, "digits.yaml", *words)
-    assert set(ended.values()) == {"ran"}, ended
-    return seconds, len(ended)
+def run(folder: Path, *arguments: str) -> tuple[float, int]:
+    """Run the recipe with an empty store; return the seconds and the number of stages."""
+    seconds, outcomes = timed_run(folder, "digits.yaml", *arguments)
+    assert set(outcomes.values()) == {"ran"}, outcomes
+    return seconds, len(outcomes)
 
 
 def main() -> None:
@@ -64,23 +63,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
-    here, there = [], []
+    local_times, cluster_times = [], []
     with tempfile.TemporaryDirectory() as name:
         for turn in range(args.rounds):
-            seconds, stages = run(project(Path(name, f"here-{turn}")), "--jobs", "2")
-            here.append(seconds)
-            folder = project(Path(name, f"there-{turn}"))
+            seconds, stages = run(project(Path(name, f"local-{turn}")), "--jobs", "2")
+            local_times.append(seconds)
+            folder = project(Path(name, f"cluster-{turn}"))
             workers = folder / "cluster"
             workers.mkdir()
             with cluster(workers, "one", "two", tiny=False) as started:
-                words = ("--scheduler", started.address, "--remote", str(workers / "shared"))
+                addresses = ("--scheduler", started.address, "--remote", str(workers / "shared"))
                 (workers / "shared").mkdir()
-                there.append(run(folder, "--executor", "dask", *words)[0])
+                arguments = ("--executor", "dask", *addresses)
+                cluster_times.append(run(folder, *arguments)[0])
     result = {
         "stages": stages,
-        "cluster_s": round(statistics.median(there), 1),
-        "here_s": round(statistics.median(here), 1),
-        "ratio": round(statistics.median(a / b for a, b in zip(there, here, strict=True)), 2),
+        "cluster_s": round(statistics.median(cluster_times), 1),
+        "local_s": round(statistics.median(local_times), 1),
+        "ratio": round(
+            statistics.median(a / b for a, b in zip(cluster_times, local_times, strict=True)), 2
+        ),
         "rounds": args.rounds,
     }
     print(json.dumps(result))

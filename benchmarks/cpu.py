@@ -1,12 +1,12 @@
-"""Libraries on this machine's CPU against ONNX Runtime: untuned, tuned, and as TVM's own pipeline leaves them.
+"""Latency on this machine's CPU against ONNX Runtime: untuned, tuned, and compiled by TVM's own pipeline.
 
     python benchmarks/cpu.py [--model NAME ...] [--minutes M] [--rounds N] [--json FILE]
 
-Each model goes through `tvmflow run` twice, without a search and with one of `--minutes` (0:
-only without). All libraries are then called in turns, each in a process of its own with as many
-threads as there are cores, and the medians are compared. TVM's zero pipeline is called a few times
-only: it takes seconds. Networks have seeded weights (see `_nets.py`); `ultraface` and
-`ultraface-raw` are real and need TVMFLOW_TEST_MODELS.
+Each model is built twice by `tvmflow run`: untuned, and tuned for `--minutes` (0: untuned only).
+All libraries are then called in turns, each in a process of its own with one thread a core, and
+their medians are compared. TVM's zero pipeline is called only a few times, because a call takes
+seconds. Networks have seeded weights (see `_nets.py`); `ultraface` and `ultraface-raw` are real
+and need TVMFLOW_TEST_MODELS.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _REST_S: Final = 0.4
 
 
 def write_model(name: str, path: Path) -> bool:
-    """Write a model's file; whether there is one."""
+    """Write a model's file; return False if the model is not available."""
     if name in _REAL:
         folder = os.environ.get("TVMFLOW_TEST_MODELS")
         if folder is None:
@@ -61,7 +61,7 @@ def write_model(name: str, path: Path) -> bool:
 def build(
     name: str, folder: Path, tune: str, log: Path, precision: str = "model"
 ) -> tuple[Path, float]:
-    """The bundle that `tvmflow run` makes of a model, and the seconds that it took."""
+    """Build a model with `tvmflow run`; return its bundle and the seconds that it took."""
     recipe = folder / f"{name}.yaml"
     recipe.write_text(_RECIPE.format(name=name, tune=tune, precision=precision))
     out = folder / tune.replace(": ", "-") / precision
@@ -79,14 +79,14 @@ def build(
     return bundle, time.monotonic() - started
 
 
-# ---------------------------------------------------------------- in processes of their own
+# ---------------------------------------------------------------- one process for each runtime
 
 
 def serve(model: str, library: str) -> None:
-    """Load a library (a bundle, or `ort`) and give the seconds of a call for each line that is read; first its results.
+    """Load a library (a bundle, or `ort`), write its results, then time one call for each line of input.
 
-    Each runtime has a process of its own: their threads spin and are bound to cores, and two of them in one
-    process take each other's time.
+    Each runtime has a process of its own: threads spin and are bound to cores, and two runtimes in one
+    process would disturb each other.
     """
     import numpy as np
 
@@ -99,12 +99,12 @@ def serve(model: str, library: str) -> None:
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         inputs = session.get_inputs()
     else:
-        from tvmflow import runtime
+        from tvmflow.runtime import loading
 
-        module = runtime.load(library)
+        module = loading.load(library)
         inputs = module.inputs
     random = np.random.default_rng(0)
-    feed = {each.name: random.standard_normal(each.shape).astype(np.float32) for each in inputs}
+    feed = {spec.name: random.standard_normal(spec.shape).astype(np.float32) for spec in inputs}
 
     def call() -> list[Any]:
         return session.run(None, feed) if library == "ort" else list(module.run(feed).values())
@@ -120,7 +120,7 @@ def serve(model: str, library: str) -> None:
 
 
 def compare(libraries: dict[str, tuple[str, str]], rounds: int) -> dict[str, Any]:
-    """Medians of seconds of a call of each `(model, library)`, called in turns; and how far their results are from those of `ort`."""
+    """Call each `(model, library)` in turns; return median latencies, and errors relative to `ort`."""
     import numpy as np
 
     servers = {
@@ -140,7 +140,7 @@ def compare(libraries: dict[str, tuple[str, str]], rounds: int) -> dict[str, Any
         server.stdin.write(f"{line}\n")
         server.stdin.flush()
         answer = server.stdout.readline()
-        # the threads of TVM spin for a fifth of a second after a call, and would take the time of the next
+        # TVM's threads spin for a fifth of a second after a call and would disturb the next one.
         time.sleep(_REST_S)
         return answer
 
@@ -153,9 +153,9 @@ def compare(libraries: dict[str, tuple[str, str]], rounds: int) -> dict[str, Any
     error = {
         label: max(
             float(np.abs(a - b).max() / (np.abs(b).max() or 1.0))
-            for a, b in zip(found, results["ort"], strict=True)
+            for a, b in zip(arrays, results["ort"], strict=True)
         )
-        for label, found in results.items()
+        for label, arrays in results.items()
     }
     seconds: dict[str, list[float]] = {label: [] for label in servers}
     for turn in range(rounds):
@@ -164,21 +164,20 @@ def compare(libraries: dict[str, tuple[str, str]], rounds: int) -> dict[str, Any
     for server in servers.values():
         server.communicate()
     return {
-        "ms": {label: statistics.median(each) * 1e3 for label, each in seconds.items()},
+        "ms": {label: statistics.median(samples) * 1e3 for label, samples in seconds.items()},
         "error": error,
     }
 
 
 def zero(model: str) -> dict[str, Any]:
-    """Milliseconds of a call of what TVM's importer and its zero pipeline make of a model, untuned."""
+    """Return the latency in milliseconds of a model compiled by TVM's importer and zero pipeline."""
     import numpy as np
     import onnx
     import tvm
     from tvm import relax
     from tvm.relax.frontend.onnx import from_onnx
 
-    made = onnx.load(model)
-    mod = from_onnx(made, keep_params_in_input=False)
+    mod = from_onnx(onnx.load(model), keep_params_in_input=False)
     target = tvm.target.Target.from_device("cpu")
     with target:
         library = tvm.compile(relax.get_pipeline("zero")(mod), target)
@@ -212,8 +211,8 @@ def in_child(step: str, *words: str) -> dict[str, Any]:
     )
     if done.returncode:
         return {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def child(step: str, *words: str) -> None:
@@ -237,23 +236,24 @@ def measure(name: str, folder: Path, minutes: float, rounds: int) -> dict[str, A
         bundle, took[label] = build(name, folder, tune, log)
         bundles[label] = str(bundle)
     libraries = {"ort": "ort", **bundles}
-    found = compare({label: (str(model), each) for label, each in libraries.items()}, rounds)
-    found["zero"] = in_child("zero", str(model)).get("ms")
-    found["seconds"] = took
-    return found
+    pairs = {label: (str(model), library) for label, library in libraries.items()}
+    result = compare(pairs, rounds)
+    result["zero"] = in_child("zero", str(model)).get("ms")
+    result["seconds"] = took
+    return result
 
 
-def show(name: str, found: dict[str, Any]) -> None:
-    ms = found["ms"]
+def show(name: str, result: dict[str, Any]) -> None:
+    ms = result["ms"]
     line = f"{name:<14} {ms['ort']:>8.2f}"
     for label in ("untuned", "tuned"):
         if label in ms:
             line += f" {ms[label]:>8.2f} {ms[label] / ms['ort']:>6.2f}×"
         else:
             line += f" {'–':>8} {'–':>7}"
-    zero_ms = found["zero"]
+    zero_ms = result["zero"]
     line += f" {zero_ms:>9.1f} {zero_ms / ms['untuned']:>6.0f}×" if zero_ms else f" {'fails':>9}"
-    print(f"{line}   {max(found['error'].values()):.1e}", flush=True)
+    print(f"{line}   {max(result['error'].values()):.1e}", flush=True)
 
 
 def main() -> None:
@@ -265,28 +265,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    print("milliseconds of a call, and times ONNX Runtime's (below 1 is faster)")
+    print("latency in ms, and relative to ONNX Runtime (below 1: faster)")
     head = f"{'':<14} {'ORT':>8} {'untuned':>8} {'':>7} {'tuned':>8} {'':>7} {'TVM zero':>9} {'gain':>7}"
     print(f"{head}   error", flush=True)
     results = {}
     for name in args.model:
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(name, Path(folder), args.minutes, args.rounds)
-        if found is None:
+            result = measure(name, Path(folder), args.minutes, args.rounds)
+        if result is None:
             print(f"{name:<14} skipped: TVMFLOW_TEST_MODELS is not set")
             continue
-        results[name] = found
-        show(name, found)
+        results[name] = result
+        show(name, result)
     for label in ("untuned", "tuned"):
         ratios = [
-            each["ms"][label] / each["ms"]["ort"]
-            for each in results.values()
-            if label in each["ms"]
+            result["ms"][label] / result["ms"]["ort"]
+            for result in results.values()
+            if label in result["ms"]
         ]
         if ratios:
             mean = math.exp(statistics.fmean(map(math.log, ratios)))
             print(
-                f"{label}: {mean:.2f} times ONNX Runtime's latency on the geometric mean of {len(ratios)}"
+                f"{label}: {mean:.2f} times ONNX Runtime's latency (geometric mean of {len(ratios)})"
             )
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))

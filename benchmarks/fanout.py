@@ -1,11 +1,11 @@
-"""One recipe with eight targets, against the eight of them built one by one with nothing shared.
+"""Fan-out: one recipe with eight targets, against eight builds that share nothing.
 
     python benchmarks/fanout.py [--rounds N] [--json FILE]
 
-The model is ResNet-50 v2 with seeded weights, untuned, built and exported for eight machines.
-The peer is the same command with one target at a time, each with an empty store, as a script for each
-target would do it; both begin cold in every round, in turns, on idle caches of their own. Then a ninth
-target is added, and the stages that ran for it are printed.
+The model is ResNet-50 v2 with seeded weights, untuned, built and exported for eight targets.
+The peer is the same command with one target at a time, each with an empty store. Both begin with
+empty stores in every round, in turns. Then a ninth target is added, and the stages that run for
+it are printed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def write_recipe(folder: Path, targets: tuple[str, ...]) -> None:
     (folder / "resnet.yaml").write_text(RECIPE.format(targets=", ".join(targets)))
 
 
-def run(folder: Path, store: str, *words: str) -> tuple[float, list[str]]:
-    """Seconds of a whole command, and the stages that really ran."""
-    seconds, ended = timed_run(folder, "resnet.yaml", "--store", store, *words)
-    return seconds, [stage for stage, outcome in ended.items() if outcome == "ran"]
+def run(folder: Path, store: str, *arguments: str) -> tuple[float, list[str]]:
+    """Run the recipe; return the seconds and the stages that were executed."""
+    seconds, outcomes = timed_run(folder, "resnet.yaml", "--store", store, *arguments)
+    return seconds, [stage for stage, outcome in outcomes.items() if outcome == "ran"]
 
 
 def main() -> None:
@@ -55,26 +55,28 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "resnet.onnx").write_bytes(NETS["resnet50"]().SerializeToString())
-        together, apart = [], []
+        shared_times, separate_times = [], []
         for turn in range(args.rounds):
             write_recipe(folder, TARGETS)
             seconds, ran = run(folder, f"shared-{turn}", "--jobs", "2")
             assert sum(":import" in stage for stage in ran) == 1, ran
-            together.append(seconds)
-            apart.append(
+            shared_times.append(seconds)
+            separate_times.append(
                 sum(
-                    run(folder, f"alone-{turn}-{target}", "--jobs", "2", "--target", target)[0]
+                    run(folder, f"separate-{turn}-{target}", "--jobs", "2", "--target", target)[0]
                     for target in TARGETS
                 )
             )
-        again, nothing = run(folder, "shared-0")
-        assert not nothing, nothing
+        again, executed = run(folder, "shared-0")
+        assert not executed, executed
         write_recipe(folder, (*TARGETS, NINTH))
         _, added = run(folder, "shared-0")
     result = {
-        "together_s": round(statistics.median(together), 1),
-        "one_by_one_s": round(statistics.median(apart), 1),
-        "ratio": round(statistics.median(a / b for a, b in zip(apart, together, strict=True)), 2),
+        "shared_s": round(statistics.median(shared_times), 1),
+        "separate_s": round(statistics.median(separate_times), 1),
+        "ratio": round(
+            statistics.median(a / b for a, b in zip(separate_times, shared_times, strict=True)), 2
+        ),
         "again_s": round(again, 2),
         "ninth": added,
         "rounds": args.rounds,

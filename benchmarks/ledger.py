@@ -1,12 +1,12 @@
-"""What it costs to open one workload of a big ledger, against TVM's own database of as many records.
+"""The cost of opening one workload of a large ledger, compared with TVM's own database of as many records.
 
     python benchmarks/ledger.py [--records N] [--peer-records N] [--workloads N]
 
-Both hold the same traces of real schedules, spread over as many workloads. Ours is a file for
-each workload; TVM's `JSONDatabase` is two files that are read whole, each trace applied again,
-before the first question can be asked. That takes so long that it gets a tenth of the records
-unless `--peer-records` says otherwise. Every measurement is in a process of its own: wall
-seconds, and by how much its memory grew at most. The median of three for ours.
+Both hold the same traces of real schedules, spread over as many workloads. The ledger has a file for
+each workload; TVM's `JSONDatabase` has two files that are read completely, and applies each trace
+again, before the first query. That takes so long that it gets a tenth of the records unless
+`--peer-records` is given. Every measurement is in a process of its own: wall seconds, and the
+growth of its memory at most. For the ledger it is the median of three.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.support.trials import DEVICE, TARGET
-from tvmflow.tuning import records
-from tvmflow.tuning.ledger import Ledger, Trial, canonical, trial_id
+from tvmflow.core.canonical_json import canonical
+from tvmflow.tuning.ledger import Ledger
+from tvmflow.tuning.ledger_folders import list_target_folders
+from tvmflow.tuning.listing import summarize_target
+from tvmflow.tuning.trials import Trial, trial_id
 
 SIZE = 64
-# the workload that is asked for; both have it, however few they hold
-WANTED = 1
+# The workload to open. Both databases have it, whatever their size.
+QUERIED = 1
 
 
-# ---------------------------------------------------------------- filling both
+# ---------------------------------------------------------------- filling both databases
 
 
 def key_of(workload: int) -> str:
@@ -41,7 +44,7 @@ def key_of(workload: int) -> str:
 
 
 def matmul(workload: int) -> Any:
-    """A matrix product and a sum with a number that makes it this workload and no other."""
+    """Return a matrix product plus a number, which makes the workload unique."""
     from tvm import te
 
     left = te.placeholder((SIZE, SIZE), name="left")
@@ -53,11 +56,11 @@ def matmul(workload: int) -> Any:
 
 
 def real_traces(number: int) -> list[Any]:
-    """So many different schedules that MetaSchedule draws for such a workload."""
+    """Return different schedules that MetaSchedule draws for such a workload."""
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    from tvmflow.schedules.intrinsics import load_intrinsics
+    from tvmflow.compiler.schedules.intrinsics import load_intrinsics
     from tvmflow.tuning.measure import trace_json
 
     load_intrinsics(TARGET)
@@ -76,16 +79,16 @@ def real_traces(number: int) -> list[Any]:
         database=ms.database.MemoryDatabase(),
         cost_model=ms.cost_model.RandomModel(),
     )
-    found: dict[str, Any] = {}
-    while len(found) < number:
+    traces_by_id: dict[str, Any] = {}
+    while len(traces_by_id) < number:
         for candidate in context.generate_measure_candidates():
             trace = trace_json(candidate.sch.trace)
-            found[trial_id(trace)] = trace
-    return list(found.values())[:number]
+            traces_by_id[trial_id(trace)] = trace
+    return list(traces_by_id.values())[:number]
 
 
 def fill_ledger(root: Path, traces: list[Any], workloads: int) -> int:
-    """The ledger; its bytes."""
+    """Write the ledger, and return its size in bytes."""
     ledger = Ledger.open(root, TARGET, "0", DEVICE)
     lines = b"".join(
         canonical(
@@ -110,11 +113,11 @@ def fill_ledger(root: Path, traces: list[Any], workloads: int) -> int:
 
 
 def fill_database(folder: Path, traces: list[Any], workloads: int) -> None:
-    """TVM's database with the same traces: one record is committed, the others are written as it was."""
+    """Write TVM's database with the same traces: one record is committed, the others are copies of its text."""
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    from tvmflow.tuning.measure import scheduled
+    from tvmflow.tuning.measure import apply_trace
 
     paths = str(folder / "workloads.json"), str(folder / "records.json")
     database = ms.database.JSONDatabase(*paths)
@@ -125,7 +128,7 @@ def fill_database(folder: Path, traces: list[Any], workloads: int) -> None:
     mod = tvm.IRModule({"main": matmul(0)})
     schedule = tvm.s_tir.Schedule(mod, seed=1)
     tvm.s_tir.schedule.Trace.apply_json_to_schedule(traces[0], schedule)
-    assert scheduled(mod, traces[0])
+    assert apply_trace(mod, traces[0])
     database.commit_tuning_record(
         ms.database.TuningRecord(
             schedule.trace,
@@ -149,7 +152,7 @@ def fill_database(folder: Path, traces: list[Any], workloads: int) -> None:
 
 
 def memory(field: str) -> int:
-    """A line of this process's memory, in bytes."""
+    """Return a field of this process's memory in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
@@ -157,39 +160,39 @@ def memory(field: str) -> int:
 
 
 def open_workload(root: str) -> int:
-    """Ours: the trials of one workload, best first."""
+    """Open one workload of the ledger, and return the number of its valid trials."""
     ledger = Ledger.open(Path(root), TARGET, "0", DEVICE)
-    return len(ledger.workload(key_of(WANTED)).valid())
+    return len(ledger.workload(key_of(QUERIED)).valid())
 
 
 def list_all(root: str) -> int:
-    """Ours: what `tvmflow records ls` counts."""
-    return sum(records.summarise(folder).trials for folder in records.folders(Path(root)))
+    """Count all trials as `tvmflow records ls` does."""
+    return sum(summarize_target(folder).trials for folder in list_target_folders(Path(root)))
 
 
 def open_database(folder: str) -> int:
-    """TVM's: the best records of one workload."""
+    """Open TVM's database, and return the number of records of one workload."""
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
     database = ms.database.JSONDatabase(f"{folder}/workloads.json", f"{folder}/records.json")
-    workload = database.commit_workload(tvm.IRModule({"main": matmul(WANTED)}))
+    workload = database.commit_workload(tvm.IRModule({"main": matmul(QUERIED)}))
     return len(database.get_top_k(workload, 1 << 20))
 
 
 def import_tvm(_: str) -> int:
-    """What is no part of any measurement: loading TVM, and the instructions that traces name."""
-    from tvmflow.schedules.intrinsics import load_intrinsics
+    """Load TVM and the instructions that traces name, which is part of no measurement."""
+    from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 
     load_intrinsics(TARGET)
-    matmul(WANTED)
+    matmul(QUERIED)
     return 0
 
 
-def measured(name: str, before: str, place: str) -> dict[str, float]:
-    """Seconds, most memory above what there was (bytes), and how many records were found."""
+def measured(name: str, before: str, folder_name: str) -> dict[str, float]:
+    """Return the seconds, the growth of memory (bytes), and the number of records."""
     done = subprocess.run(
-        [sys.executable, __file__, "--child", name, before, place],
+        [sys.executable, __file__, "--child", name, before, folder_name],
         check=True,
         capture_output=True,
         text=True,
@@ -197,16 +200,16 @@ def measured(name: str, before: str, place: str) -> dict[str, float]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def child(name: str, before: str, place: str) -> None:
+def child(name: str, before: str, folder_name: str) -> None:
     if before:
-        globals()[before](place)
+        globals()[before](folder_name)
     resident = memory("VmRSS")
-    # the peak so far belongs to the imports
+    # The peak so far is that of the imports.
     Path("/proc/self/clear_refs").write_text("5")
     started = time.perf_counter()
-    found = globals()[name](place)
+    records = globals()[name](folder_name)
     seconds = time.perf_counter() - started
-    print(json.dumps({"s": seconds, "bytes": memory("VmHWM") - resident, "records": found}))
+    print(json.dumps({"s": seconds, "bytes": memory("VmHWM") - resident, "records": records}))
 
 
 def main() -> None:
@@ -219,25 +222,29 @@ def main() -> None:
     if args.child:
         child(*args.child)
         return
-    each = args.records // args.workloads
+    records_each = args.records // args.workloads
     peer_records = args.peer_records or args.records // 10
-    peer_workloads = peer_records // each
-    traces = real_traces(each)
+    peer_workloads = peer_records // records_each
+    traces = real_traces(records_each)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         size = fill_ledger(folder / "many", traces, args.workloads)
         fill_ledger(folder / "few", traces, 10)
         fill_database(folder, traces, peer_workloads)
-        ours = [measured("open_workload", "", str(folder / "many")) for _ in range(3)]
+        tvmflow_result = [measured("open_workload", "", str(folder / "many")) for _ in range(3)]
         small = [measured("open_workload", "", str(folder / "few")) for _ in range(3)]
         listing = measured("list_all", "", str(folder / "many"))
-        theirs = measured("open_database", "import_tvm", name)
-    assert {one["records"] for one in (*ours, *small, theirs)} == {each}, (ours, small, theirs)
-    assert listing["records"] == each * args.workloads
-    open_s = statistics.median(one["s"] for one in ours)
-    open_bytes = statistics.median(one["bytes"] for one in ours)
+        peer_result = measured("open_database", "import_tvm", name)
+    assert {one["records"] for one in (*tvmflow_result, *small, peer_result)} == {records_each}, (
+        tvmflow_result,
+        small,
+        peer_result,
+    )
+    assert listing["records"] == records_each * args.workloads
+    open_s = statistics.median(one["s"] for one in tvmflow_result)
+    open_bytes = statistics.median(one["bytes"] for one in tvmflow_result)
     result = {
-        "records": each * args.workloads,
+        "records": records_each * args.workloads,
         "ledger_mb": round(size / 1e6),
         "open_one_workload_ms": round(open_s * 1e3, 2),
         "open_one_workload_mb": round(open_bytes / 1e6, 2),
@@ -246,11 +253,11 @@ def main() -> None:
         ),
         "ls_s": round(listing["s"], 2),
         "ls_mb": round(listing["bytes"] / 1e6, 2),
-        "peer_records": each * peer_workloads,
-        "peer_open_s": round(theirs["s"], 2),
-        "peer_open_mb": round(theirs["bytes"] / 1e6, 1),
-        "times_as_fast": round(theirs["s"] / open_s),
-        "of_its_memory": round(open_bytes / theirs["bytes"], 5),
+        "peer_records": records_each * peer_workloads,
+        "peer_open_s": round(peer_result["s"], 2),
+        "peer_open_mb": round(peer_result["bytes"] / 1e6, 1),
+        "times_as_fast": round(peer_result["s"] / open_s),
+        "of_its_memory": round(open_bytes / peer_result["bytes"], 5),
     }
     print(json.dumps(result, indent=1))
 

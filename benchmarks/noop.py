@@ -1,9 +1,11 @@
-"""What an up-to-date run costs: `tvmflow run` of one recipe with eight targets, against a bare `python -I -c pass`.
+"""The cost of commands that have nothing to do, compared with an empty Python (`python -I -c pass`).
 
-    python benchmarks/noop.py [--pairs N]
+    python benchmarks/noop.py [--rounds N]
 
-Both commands are whole processes, run in turn; printed are the medians and the median of the
-pairwise ratios. The recipe is built once, without tuning, in a temporary folder.
+Measured are whole processes, one after the other in each round: `tvmflow run` and `tvmflow plan` of
+an up-to-date recipe with eight targets, `--version` and `--help`, and the empty Python. Printed are
+the medians, and for each command the median of its ratios to the empty Python of the same round.
+The recipe is built once, without tuning, in a temporary folder.
 """
 
 from __future__ import annotations
@@ -28,37 +30,53 @@ TARGETS = [
 ]
 TARGETS += [f"{{name: cores-{n}, preset: host, num_cores: {n}}}" for n in range(1, 6)]
 
+COMMANDS = {
+    "run": ["run", "tiny.yaml"],
+    "plan": ["plan", "tiny.yaml"],
+    "version": ["--version"],
+    "help": ["--help"],
+}
+# A cached answer is saved only when no file has changed in the last two seconds.
+SETTLE_S = 2.5
 
-def seconds(command: list[str], folder: Path) -> float:
+
+def measure_seconds(command: list[str], folder: Path) -> float:
+    """Return the wall time of a process."""
     started = time.perf_counter()
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=40)
-    pairs = parser.parse_args().pairs
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=40)
+    rounds = parser.parse_args().rounds
+    program = str(Path(sys.executable).with_name("tvmflow"))
+    commands = {name: [program, *words] for name, words in COMMANDS.items()}
+    commands["python"] = [sys.executable, "-I", "-c", "pass"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         project = Project(folder)
         project.write_recipe(targets=TARGETS)
         first = project.run()
         assert first.code == 0, first.out + first.err
-        tvmflow = [str(Path(sys.executable).with_name("tvmflow")), "run", "tiny.yaml"]
-        bare = [sys.executable, "-I", "-c", "pass"]
-        # the first run of these very words plans and remembers the plan
-        for _ in range(3):
-            seconds(tvmflow, folder)
-        times = [(seconds(tvmflow, folder), seconds(bare, folder)) for _ in range(pairs)]
-    ours, theirs = zip(*times, strict=True)
-    result = {
-        "stages": len(first.stages),
-        "tvmflow_ms": round(statistics.median(ours) * 1e3, 1),
-        "python_ms": round(statistics.median(theirs) * 1e3, 1),
-        "ratio": round(statistics.median(a / b for a, b in times), 2),
-        "pairs": pairs,
-    }
+        time.sleep(SETTLE_S)
+        for command in commands.values():
+            measure_seconds(command, folder)
+        times = [
+            {name: measure_seconds(command, folder) for name, command in commands.items()}
+            for _ in range(rounds)
+        ]
+    result: dict[str, float] = {"stages": len(first.stages), "rounds": rounds}
+    for name in commands:
+        result[f"{name}_ms"] = round(
+            statistics.median(round_times[name] for round_times in times) * 1e3, 1
+        )
+    for name in COMMANDS:
+        ratios = [round_times[name] / round_times["python"] for round_times in times]
+        result[f"{name}_ratio"] = round(statistics.median(ratios), 2)
     print(json.dumps(result))
 
 

@@ -1,20 +1,20 @@
-"""How much of ONNX imports, compiles and computes the right numbers: the onnx package's own tests, as a table.
+"""ONNX coverage: how many of the onnx package's own tests import, compile and give the expected numbers.
 
     python benchmarks/onnx_coverage.py [--kind KIND ...] [--match TEXT] [--peer] [--json FILE] [--list OUTCOME ...]
 
-With --peer, TVM's own importer takes the models as they are, for comparison.
+With --peer, TVM's own importer imports the models, for comparison.
 
 Each test runs in a child process, so a crash in native code ends one test and not the run. An operand
 that ONNX has as an input and TVM needs as a constant (the shape of Reshape, the axes of ReduceSum, …) is
 bound to the test's value first; such inputs are constants in real models.
 
-    pass         the numbers are those that the test expects
-    unsupported  refused by name: TVM lacks the operator, or has it wrong
-    import       refused: the importer failed at a node that was named
-    strings      the test is about strings, sequences or optional values, which a library cannot take
-    wrong        another dtype, shape or value than expected: a bug that a user would meet silently
-    compile      imported, and then not compiled or not run
-    crash        the process died, hung, or raised what is no error of tvmflow's
+    pass         the expected numbers
+    unsupported  rejected with the name of the operator: TVM lacks it or miscomputes it
+    import       rejected: the importer failed at a named node
+    strings      strings, sequences or optional values, which a library cannot take
+    wrong        another dtype, shape or value than expected: a silent error
+    compile      imported, but not compiled or not run
+    crash        the process died, hung, or raised an error that is not tvmflow's
 """
 
 from __future__ import annotations
@@ -36,12 +36,49 @@ KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
 OUTCOMES = ("pass", "unsupported", "import", "strings", "wrong", "compile", "crash")
 TIMEOUT_S = 180.0
 
+REDUCTIONS = (
+    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+    "ReduceSumSquare"
+).split()
+STATIC_OPERANDS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(REDUCTIONS, (1,)),
+    "AffineGrid": (1,),
+    "BlackmanWindow": (0,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
+    "ConstantOfShape": (0,),
+    "CumSum": (1,),
+    "DFT": (1, 2),
+    "Dropout": (1, 2),
+    "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1, 2, 3, 4),
+    "NonMaxSuppression": (2, 3, 4),
+    "OneHot": (1, 2),
+    "Pad": (1, 2, 3),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "STFT": (1, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+}
+"""Positions of operands that determine a shape or the code: they must be constants."""
+
 
 # ---------------------------------------------------------------- the child
 
 
 def load_cases(kinds: tuple[str, ...]) -> dict[str, Any]:
-    """Tests by `kind/name`."""
+    """Return the tests by `kind/name`."""
     import warnings
 
     from onnx.backend.test.loader import load_model_tests
@@ -54,7 +91,7 @@ def load_cases(kinds: tuple[str, ...]) -> dict[str, Any]:
 
 
 def open_case(case: Any) -> tuple[Any, list[Any], list[Any]]:
-    """`(model, inputs, expected outputs)`; arrays where they are tensors."""
+    """Return `(model, inputs, expected outputs)`; tensors are arrays."""
     import onnx
 
     if case.model is not None:
@@ -72,7 +109,7 @@ def open_case(case: Any) -> tuple[Any, list[Any], list[Any]]:
 
 
 def _light(path: Path) -> tuple[Any, list[Any], list[Any]]:
-    """A whole network with constant weights. Its input is the one the onnx package's runner makes up."""
+    """Return a network with constant weights, and the input that the onnx package's runner generates."""
     import numpy as np
     import onnx
 
@@ -106,30 +143,33 @@ def is_tensor(value: Any) -> bool:
 
 
 def bind_constants(model: Any, feed: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The model with the inputs that TVM needs as constants made initializers, and the feed that is left."""
+    """Turn the inputs that TVM needs as constants into initializers; return the model and the other inputs."""
     import onnx
     from onnx import numpy_helper
 
-    from tvmflow.frontends.onnx._operators import static_operands
-
     bound = onnx.ModelProto.FromString(model.SerializeToString())
-    wanted = {name for node in bound.graph.node for name in static_operands(node) if name in feed}
-    for name in wanted:
+    constants = {
+        node.input[position]
+        for node in bound.graph.node
+        for position in STATIC_OPERANDS.get(node.op_type, ())
+        if position < len(node.input) and node.input[position] in feed
+    }
+    for name in constants:
         bound.graph.initializer.append(numpy_helper.from_array(feed[name], name))
-    rest = [value for value in bound.graph.input if value.name not in wanted]
+    rest = [value for value in bound.graph.input if value.name not in constants]
     del bound.graph.input[:]
     bound.graph.input.extend(rest)
-    return bound, {name: value for name, value in feed.items() if name not in wanted}
+    return bound, {name: value for name, value in feed.items() if name not in constants}
 
 
 def judge(case: Any, folder: Path, *, peer: bool = False) -> tuple[str, str]:
-    """`(outcome, why)` of one test."""
+    """Return the outcome of a test and its reason."""
     import numpy as np
     import onnx
 
-    from tvmflow.errors import ImportFailed
+    from tvmflow.core.errors import ImportFailed
+    from tvmflow.core.types import TensorSpec
     from tvmflow.frontends import onnx as frontend
-    from tvmflow.values import TensorSpec
 
     model, inputs, expected = open_case(case)
     if not all(is_tensor(value) for value in [*inputs, *expected]):
@@ -141,11 +181,11 @@ def judge(case: Any, folder: Path, *, peer: bool = False) -> tuple[str, str]:
     onnx.save(model, path)
     specs = tuple(TensorSpec(name, value.shape, str(value.dtype)) for name, value in feed.items())
     try:
-        loaded = import_raw(model, feed) if peer else frontend.load({"model": path}, specs, {})
+        loaded = import_raw(model, feed) if peer else frontend.load({"model": path}, specs)
     except RawImportFailed as error:
         return "import", str(error)
     except ImportFailed as error:
-        named = re.match(r"TVM (has no operator|computes)", error.message)
+        named = re.match(r"TVM (has no operator|miscomputes)", error.message)
         return ("unsupported" if named else "import"), error.message
     try:
         actual = (run_raw if peer else run)(loaded, feed)
@@ -157,15 +197,15 @@ def judge(case: Any, folder: Path, *, peer: bool = False) -> tuple[str, str]:
 
 
 class RawImportFailed(Exception):
-    """TVM's importer raised something."""
+    """An error of TVM's importer."""
 
 
 def import_raw(model: Any, feed: dict[str, Any]) -> Any:
-    """The model through TVM's importer alone, as its tutorials do it."""
+    """Import a model with TVM's importer alone, as its tutorials do."""
     from tvm.relax.frontend.onnx import from_onnx
 
+    from tvmflow.core.types import TensorSpec
     from tvmflow.frontends._base import LoadedModel
-    from tvmflow.values import TensorSpec
 
     shapes = {name: list(value.shape) for name, value in feed.items()}
     try:
@@ -183,13 +223,12 @@ def run(loaded: Any, feed: dict[str, Any]) -> list[Any]:
     import tvm
     from tvm import relax
 
-    from tvmflow.recipe import Kernels
-    from tvmflow.stages import _kernels, _lowering
+    from tvmflow.compiler import lowering
+    from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 
     target = tvm.target.Target.from_device("cpu").export()
-    kernels = Kernels().model_dump(mode="json")
-    library = _lowering.compile_untuned(
-        loaded.mod, loaded.params, dict(target), kernels, _kernels.SCHEDULES
+    library = lowering.compile_untuned(
+        loaded.mod, loaded.params, dict(target), LoweringOptions(), SCHEDULES_VERSION
     )
     return _called(relax.VirtualMachine(library, tvm.cpu()), [feed[s.name] for s in loaded.inputs])
 
@@ -218,10 +257,12 @@ def difference(actual: list[Any], expected: list[Any], rtol: float, atol: float)
 
     if len(actual) != len(expected):
         return f"{len(actual)} outputs instead of {len(expected)}"
-    for index, (ours, theirs) in enumerate(zip(actual, map(np.asarray, expected), strict=True)):
-        if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
-            return f"output {index} is {ours.dtype}{ours.shape} instead of {theirs.dtype}{theirs.shape}"
-        a, b = ours.astype("float64"), theirs.astype("float64")
+    for index, (output, reference) in enumerate(
+        zip(actual, map(np.asarray, expected), strict=True)
+    ):
+        if output.dtype != reference.dtype or output.shape != reference.shape:
+            return f"output {index} is {output.dtype}{output.shape} instead of {reference.dtype}{reference.shape}"
+        a, b = output.astype("float64"), reference.astype("float64")
         one_sided = int((np.isnan(a) != np.isnan(b)).sum())
         if one_sided:
             return f"output {index} has {one_sided} values that are NaN on one side alone"
@@ -232,7 +273,7 @@ def difference(actual: list[Any], expected: list[Any], rtol: float, atol: float)
 
 
 def child(kinds: tuple[str, ...], *, peer: bool) -> None:
-    """Read test names, one a line; answer each with a line of JSON."""
+    """Read test names, one a line, and print the result of each as a line of JSON."""
     import os
     import warnings
 
@@ -244,17 +285,17 @@ def child(kinds: tuple[str, ...], *, peer: bool) -> None:
     for line in sys.stdin:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                found = judge(cases[line.strip()], Path(folder), peer=peer)
+                result = judge(cases[line.strip()], Path(folder), peer=peer)
             except Exception as error:
-                found = ("crash", f"{type(error).__name__}: {error}")
-        print(json.dumps(found), file=answers, flush=True)
+                result = ("crash", f"{type(error).__name__}: {error}")
+        print(json.dumps(result), file=answers, flush=True)
 
 
 # ---------------------------------------------------------------- the parent
 
 
 class Child:
-    """A process that judges tests, one after the other."""
+    """A process that runs tests one after the other."""
 
     def __init__(self, kinds: tuple[str, ...], *, peer: bool) -> None:
         self._process = subprocess.Popen(
@@ -298,7 +339,7 @@ class Child:
 
 
 def measure(kinds: tuple[str, ...], match: str, *, peer: bool) -> dict[str, tuple[str, str]]:
-    """`(outcome, why)` of every test whose name matches."""
+    """Return the outcome and its reason for every test whose name matches."""
     results: dict[str, tuple[str, str]] = {}
     judge_process = Child(kinds, peer=peer)
     for name in judge_process.names:
@@ -345,9 +386,9 @@ def main() -> None:
             for outcome in OUTCOMES
         ]
         print(f"{kind:18}" + "".join(f"{n:12}" for n in row) + f"{sum(row):12}")
-    for wanted in args.list:
+    for listed in args.list:
         for name, (outcome, why) in results.items():
-            if outcome == wanted:
+            if outcome == listed:
                 print(f"{outcome}: {name}: {why[:200]}")
 
 

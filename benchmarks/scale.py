@@ -1,14 +1,14 @@
-"""Thousands of stages that are up to date: what it costs to plan and to confirm them, against DVC and Snakemake.
+"""The cost of planning and confirming thousands of stages that are up to date, compared with DVC and Snakemake.
 
     python benchmarks/scale.py [--stages N ...] [--rounds N] [--peers dvc snakemake] [--limit SECONDS] [--json FILE]
 
-A recipe with variants and targets is planned for real, from YAML, on a store that a stand-in for the
-compiler has filled: its stages write a few bytes each. Measured are whole processes, wall seconds and
-peak memory: `tvmflow run` with nothing to do and no remembered plan (*first*), the same once more
-(*again*), and `tvmflow plan`. With `--peers` DVC and Snakemake get a graph of the same shape (for every
-model an import, for every target of it a build, an export and a verify) whose stages copy a file, with
-everything made beforehand or as much of it as `--limit` allows. They are installed into virtual
-environments under $TVMFLOW_BENCH_VENVS (kept), or a temporary folder.
+A recipe with variants and targets is planned from YAML, on a store that a fake executor has filled:
+its stages write a few bytes each. Measured are whole processes, wall seconds and peak memory:
+`tvmflow run` with nothing to do, without and with a cached answer (*first*, *again*), and
+`tvmflow plan` without and with one (*plan*, *plan_answer*). With `--peers`, DVC and Snakemake get a graph of the same shape (for every model an
+import, for every target of it a build, an export and a verify) whose stages copy a file and are all
+up to date, with at most `--limit` seconds for a run. They are installed into virtual environments
+under $TVMFLOW_BENCH_VENVS (kept), or a temporary folder.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.support.pretend import PretendExecutor
+from tests.support.fake_executor import FakeExecutor
 from tests.support.project import Project
-from tvmflow import runner
-from tvmflow.prepare import Asked, prepare
-from tvmflow.stores.local import LocalStore
+from tvmflow.engine import session
+from tvmflow.planning.prepare import prepare_run
+from tvmflow.planning.request import RunRequest
+from tvmflow.store.local import LocalStore
 
 ROOT = Path(__file__).resolve().parent.parent
+SETTLE_S = 2.5
 PEERS = {"dvc": "dvc==3.67.1", "snakemake": "snakemake==9.27.1"}
 DEPTH = ("import", "build", "export", "verify")
 
 
 class Shape(NamedTuple):
-    """How many models (variants of one recipe), and targets of each."""
+    """The number of models (variants of one recipe), and of targets of each."""
 
     models: int
     targets: int
@@ -52,21 +54,21 @@ class Shape(NamedTuple):
         return self.models * (1 + 3 * self.targets)
 
 
-def shape_of(stages: int) -> Shape:
-    """Near to so many stages: as many targets as a wide release has, then variants."""
+def choose_shape(stages: int) -> Shape:
+    """Return a shape with about so many stages: as many targets as a large release has, then variants."""
     targets = 33 if stages >= 500 else 8
     return Shape(max(1, round(stages / (1 + 3 * targets))), targets)
 
 
-class Spent(NamedTuple):
-    """One whole process."""
+class Usage(NamedTuple):
+    """The time, peak memory and exit code of one process."""
 
     seconds: float
     rss_mb: float
     code: int
 
 
-# The peak memory of a process counts what it was forked from, so a small one starts it.
+# The peak memory of a process includes that of the process it was forked from, so a small one starts it.
 _MEASURE = """
 import json, os, signal, subprocess, sys, time
 limit, command = float(sys.argv[1]), sys.argv[2:]
@@ -82,8 +84,8 @@ print(json.dumps([seconds, usage.ru_maxrss / 1024, os.waitstatus_to_exitcode(sta
 """
 
 
-def spend(command: Sequence[str], folder: Path, limit_s: float = 600.0) -> Spent:
-    """Run a command to its end, or to the limit (then its code is -9)."""
+def measure(command: Sequence[str], folder: Path, limit_s: float = 600.0) -> Usage:
+    """Run a command until it ends or the limit is reached; then its code is -9."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DVC_NO_ANALYTICS": "1"}
     done = subprocess.run(
         [sys.executable, "-I", "-c", _MEASURE, str(limit_s), *command],
@@ -93,7 +95,7 @@ def spend(command: Sequence[str], folder: Path, limit_s: float = 600.0) -> Spent
         capture_output=True,
         text=True,
     )
-    return Spent(*json.loads(done.stdout))
+    return Usage(*json.loads(done.stdout))
 
 
 # ---------------------------------------------------------------- tvmflow
@@ -113,19 +115,19 @@ def write_recipe(folder: Path, shape: Shape) -> None:
 
 
 def fill(folder: Path, jobs: int) -> dict[str, float]:
-    """Run everything through the real runner with the stand-in; seconds of planning and of the run."""
+    """Run everything with a fake executor, and return the seconds of planning and of the run."""
     os.chdir(folder)
     store = LocalStore(str(folder / "cache"))
     store.create()
     started = time.perf_counter()
-    prepared = prepare(Asked(("tiny.yaml",)), store)
+    prepared = prepare_run(RunRequest(("tiny.yaml",)), store)
     planned = time.perf_counter()
-    report = runner.run(
+    report = session.run_plan(
         prepared.plan,
         store,
-        PretendExecutor(),
+        FakeExecutor(),
         lambda event: None,
-        runner.RunOptions(jobs=jobs, dist=str(folder / "dist")),
+        session.SessionOptions(jobs=jobs, dist=str(folder / "dist")),
     )
     assert report.exit_code == 0, report.stages[:3]
     return {
@@ -135,23 +137,27 @@ def fill(folder: Path, jobs: int) -> dict[str, float]:
     }
 
 
-def ours(folder: Path, rounds: int) -> dict[str, Any]:
-    """The three commands, each several times."""
+def measure_tvmflow(folder: Path, rounds: int) -> dict[str, Any]:
+    """Return the medians of all commands."""
     command = [sys.executable, "-m", "tvmflow"]
-    found: dict[str, list[Spent]] = {"first": [], "again": [], "plan": []}
+    run, plan = [*command, "run", "tiny.yaml"], [*command, "plan", "tiny.yaml"]
+    usages: dict[str, list[Usage]] = {}
     for _ in range(rounds):
         shutil.rmtree(folder / "cache" / "plans", ignore_errors=True)
-        found["first"].append(spend([*command, "run", "tiny.yaml"], folder))
-        found["again"].append(spend([*command, "run", "tiny.yaml"], folder))
-        found["plan"].append(spend([*command, "plan", "tiny.yaml"], folder))
-    return {name: median(each) for name, each in found.items()}
+        # An answer is cached only when no file has changed in the last two seconds.
+        time.sleep(SETTLE_S)
+        usages.setdefault("first", []).append(measure(run, folder))
+        usages.setdefault("again", []).append(measure(run, folder))
+        usages.setdefault("plan", []).append(measure(plan, folder))
+        usages.setdefault("plan_answer", []).append(measure(plan, folder))
+    return {name: median(measured) for name, measured in usages.items()}
 
 
-def median(spent: Sequence[Spent]) -> dict[str, float]:
-    assert all(each.code == 0 for each in spent), spent
+def median(usages: Sequence[Usage]) -> dict[str, float]:
+    assert all(usage.code == 0 for usage in usages), usages
     return {
-        "s": round(statistics.median(each.seconds for each in spent), 3),
-        "mb": round(max(each.rss_mb for each in spent)),
+        "s": round(statistics.median(usage.seconds for usage in usages), 3),
+        "mb": round(max(usage.rss_mb for usage in usages)),
     }
 
 
@@ -159,7 +165,7 @@ def median(spent: Sequence[Spent]) -> dict[str, float]:
 
 
 def edges(shape: Shape) -> Iterator[tuple[str, list[str]]]:
-    """Every stage's name and those that it needs, as ours are."""
+    """Yield the name of every stage and the names of those that it needs, as in tvmflow's plan."""
     for model in range(shape.models):
         top = f"import-{model}"
         yield top, []
@@ -180,7 +186,7 @@ def peer_venvs() -> Path:
 
 
 def install(name: str, base: Path) -> Path:
-    """The program, installed once."""
+    """Return the program of a peer, installed if it is not yet."""
     place = base / name
     program = place / "bin" / name
     if not program.exists():
@@ -197,7 +203,7 @@ def write_files(folder: Path, shape: Shape) -> None:
 
 
 def write_snakemake(folder: Path, shape: Shape) -> None:
-    """A Snakefile, and every output newer than what it is made from."""
+    """Write a Snakefile, and every output newer than its inputs."""
     rules = ["rule all:\n  input: " + ", ".join(f'"{name}"' for name, _ in edges(shape)) + "\n"]
     for name, needs in edges(shape):
         inputs = ", ".join(f'"{need}"' for need in needs or ["model"])
@@ -210,7 +216,7 @@ def write_snakemake(folder: Path, shape: Shape) -> None:
 
 
 def write_dvc(folder: Path, shape: Shape) -> None:
-    """dvc.yaml with its dvc.lock, as if everything had been made."""
+    """Write dvc.yaml and dvc.lock as they are after a run."""
 
     def md5(name: str) -> str:
         return hashlib.md5(content(name).encode(), usedforsecurity=False).hexdigest()
@@ -225,7 +231,7 @@ def write_dvc(folder: Path, shape: Shape) -> None:
             "deps": [_locked(need, md5(need)) for need in inputs],
             "outs": [_locked(name, md5(name))],
         }
-    # JSON is YAML
+    # JSON is also YAML.
     (folder / "dvc.yaml").write_text(json.dumps({"stages": stages}))
     (folder / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": lock}))
     write_files(folder, shape)
@@ -236,7 +242,7 @@ def _locked(name: str, digest: str) -> dict[str, Any]:
 
 
 def peer(name: str, shape: Shape, program: Path, limit_s: float) -> dict[str, Any]:
-    """A peer's up-to-date run: twice, since both remember something after the first."""
+    """Measure an up-to-date run of a peer twice: both save something in the first."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         if name == "dvc":
@@ -247,15 +253,15 @@ def peer(name: str, shape: Shape, program: Path, limit_s: float) -> dict[str, An
             write_snakemake(folder, shape)
             command = [str(program), "-c1", "--quiet", "all"]
         before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-        first = spend(command, folder, limit_s)
+        first = measure(command, folder, limit_s)
         if first.code == -9:
             return {"first": f"not done after {limit_s:.0f} s"}
-        again = spend(command, folder, limit_s)
+        again = measure(command, folder, limit_s)
         assert (first.code, again.code) == (0, 0), (name, first, again)
-        # a peer that ran its stages again would be measured doing something else
+        # A peer that ran its stages again would not be measured doing nothing.
         after = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
         names = [stage for stage, _ in edges(shape)]
-        assert all(after[each] == before[each] for each in names), f"{name} ran stages"
+        assert all(after[stage] == before[stage] for stage in names), f"{name} ran stages"
         return {
             "first": {"s": round(first.seconds, 3), "mb": round(first.rss_mb)},
             "again": {"s": round(again.seconds, 3), "mb": round(again.rss_mb)},
@@ -279,19 +285,22 @@ def main() -> None:
     base = peer_venvs() if args.peers else None
     rows = []
     for stages in args.stages:
-        shape = shape_of(stages)
+        shape = choose_shape(stages)
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             write_recipe(folder, shape)
-            row: dict[str, Any] = {**fill(folder, args.jobs), "tvmflow": ours(folder, args.rounds)}
+            row: dict[str, Any] = {
+                **fill(folder, args.jobs),
+                "tvmflow": measure_tvmflow(folder, args.rounds),
+            }
             os.chdir("/")
         assert row["stages"] == shape.stages, (row, shape)
         for name in args.peers if base else ():
             assert base is not None
             row[name] = peer(name, shape, install(name, base), args.limit)
-            theirs = row[name].get("again")
-            if theirs:
-                row[name]["ratio_again"] = round(theirs["s"] / row["tvmflow"]["again"]["s"], 1)
+            again = row[name].get("again")
+            if again:
+                row[name]["ratio_again"] = round(again["s"] / row["tvmflow"]["again"]["s"], 1)
                 row[name]["ratio_first"] = round(
                     row[name]["first"]["s"] / row["tvmflow"]["first"]["s"], 1
                 )

@@ -3,15 +3,15 @@
     python benchmarks/tuning.py [--model NAME ...] [--trials N] [--json FILE]
     python benchmarks/tuning.py --per-task N [--model NAME ...] [--json FILE]
 
-For each model the peer (`tune_relax` with its defaults) tunes with the given budget; then ours has
-the same seconds. Both get the same lowered kernels, target, seed, cost model and search strategy,
-each in processes and a folder of its own. The two libraries are then timed in turns, beside the
-untuned one.
+For each model the peer (`tune_relax` with its defaults) tunes with the given budget; then tvmflow
+has the same seconds. Both get the same lowered kernels, target, seed, cost model and search strategy,
+each in processes and a folder of its own. The two libraries are then timed in turns with
+the untuned one.
 
-With `--per-task` the peer has so many trials for each workload, and ours a tenth of its seconds, with
-the layouts, schedules by rule and search spaces that a recipe has by default. The peer's candidates
-are then built and timed in forked processes, as ours are: its own builder starts a process for each,
-which on a slow machine takes longer than it allows for a build, so that every one counts as failed.
+With `--per-task` the peer has so many trials for each workload, and tvmflow a tenth of its seconds,
+with the layouts, schedule rules and search spaces that a recipe has by default. The peer's candidates
+are then built and timed in forked processes, as those of tvmflow are: its own builder starts a process for each,
+which on a slow machine takes longer than its time limit for a build, so that every one counts as failed.
 
     squeezenet     SqueezeNet 1.1 from MXNet's Gluon zoo (needs the checkpoint: recipes/models/make_squeezenet.py)
     transformer    one encoder block: 64 tokens of 256 numbers, 4 heads
@@ -33,10 +33,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tvmflow.compiler.options import NO_SCHEDULES, SCHEDULES_VERSION, LoweringOptions  # noqa: E402 - from this checkout
+
 SEED = 1
-# kernels that start without a schedule, so that what is compared is the search
-PLAIN = {"layout": "plain", "weights": "plain", "plain": [], "winograd": 0, "math": "libm"}
-SHARE = 10
+# Kernels that start without a schedule, so that the searches are compared.
+PLAIN = LoweringOptions(layout="plain", weights="plain", winograd=0, math="libm")
+# With --per-task tvmflow gets this part of the peer's seconds.
+TIME_RATIO = 10
 ROUNDS = 15
 
 
@@ -44,8 +47,8 @@ ROUNDS = 15
 
 
 def load(model: str, folder: Path) -> Any:
+    from tvmflow.core.types import TensorSpec
     from tvmflow.frontends import FRONTENDS
-    from tvmflow.values import TensorSpec
 
     if model == "squeezenet":
         prefix = ROOT / "recipes/models/squeezenet1.1"
@@ -53,12 +56,11 @@ def load(model: str, folder: Path) -> Any:
             "symbol": prefix.with_name(f"{prefix.name}-symbol.json"),
             "params": prefix.with_name(f"{prefix.name}-0000.params"),
         }
-        return FRONTENDS["mxnet"].load(
-            files, (TensorSpec("data", (1, 3, 224, 224), "float32"),), {}
-        )
+        inputs = (TensorSpec("data", (1, 3, 224, 224), "float32"),)
+        return FRONTENDS["mxnet"].load(files, inputs)
     path = folder / "transformer.onnx"
     path.write_bytes(transformer().SerializeToString())
-    return FRONTENDS["onnx"].load({"model": path}, (), {})
+    return FRONTENDS["onnx"].load({"model": path}, ())
 
 
 def transformer(tokens: int = 64, width: int = 256, heads: int = 4) -> Any:
@@ -112,16 +114,18 @@ def transformer(tokens: int = 64, width: int = 256, heads: int = 4) -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-# ---------------------------------------------------------------- in processes of their own
+# ---------------------------------------------------------------- steps, each in a process of its own
 
 
-def target_here() -> dict[str, Any]:
+def host_target() -> dict[str, Any]:
     from tvmflow.targets.host import read_host
-    from tvmflow.targets.resolve import query_in_worker, resolve
+    from tvmflow.targets.llvm_query import TargetFacts, query_targets_in_process
+    from tvmflow.targets.resolve import resolve
 
     host = read_host()
-    (fact,) = query_in_worker([None])
-    return dict(resolve("host", None, None, host, fact).tvm)
+    (answer,) = query_targets_in_process([None])
+    facts = TargetFacts.from_json(answer)
+    return dict(resolve("host", None, None, host, facts).tvm)
 
 
 def tune_peer(model: str, folder: Path, trials: int, per_task: int) -> dict[str, Any]:
@@ -129,59 +133,79 @@ def tune_peer(model: str, folder: Path, trials: int, per_task: int) -> dict[str,
     import tvm
     from tvm.s_tir.meta_schedule.relax_integration import extract_tasks, tune_relax
 
-    from tvmflow.executors.nursery import Nursery
-    from tvmflow.stages import _lowering
+    from tvmflow.compiler import lowering
+    from tvmflow.core.fork_server import ForkServer
 
-    target = tvm.target.Target(target_here())
-    lowered = _lowering.lower(load(model, folder).mod, target, PLAIN)
+    target = tvm.target.Target(host_target())
+    lowered = lowering.lower(load(model, folder).mod, target, PLAIN).mod
     work = str(folder / "peer")
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {"max_trials_global": trials}
         if per_task:
             tasks = len(extract_tasks(lowered, target, {}))
             options = {"max_trials_global": per_task * tasks, "max_trials_per_task": per_task}
-            nursery = held.enter_context(Nursery.fork())
-            options["builder"], options["runner"] = in_forks(nursery, folder)
+            fork_server = stack.enter_context(ForkServer.fork())
+            options["builder"], options["runner"] = forked_builder_and_runner(fork_server, folder)
         started = time.monotonic()
         database = tune_relax(lowered, {}, target, work, seed=SEED, **options)
         seconds = time.monotonic() - started
     return {"trials": len(database.get_all_tuning_records()), "seconds": round(seconds, 1)}
 
 
-def in_forks(nursery: Any, folder: Path) -> tuple[Any, Any]:
-    """A builder and a runner for `tune_relax` that leave both to forked processes, timed as its own runner does."""
+def forked_builder_and_runner(fork_server: Any, folder: Path) -> tuple[Any, Any]:
+    """Return a builder and a runner for `tune_relax` that use forked processes, timed as its own runner does."""
+    modules: dict[str, str] = {}
+    return make_builder(folder, modules), make_runner(local_measurer(fork_server, folder), modules)
+
+
+def local_measurer(fork_server: Any, folder: Path) -> Any:
+    from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+    from tvmflow.targets.host import read_host
+    from tvmflow.tuning import measure, measurer
+
+    target, host = host_target(), read_host()
+    load_intrinsics(target)
+    context = measurer.MeasureContext(
+        target=target,
+        rules_version=NO_SCHEDULES,
+        device={"kind": "cpu", "class": host.model},
+        locks=folder / "locks",
+        tvm="peer",
+        host={"cores": host.cores},
+        log=None,
+    )
+    return measurer.Measurer(context, measure.Timing(3, 1, 100), 30.0, fork_server)
+
+
+def make_builder(folder: Path, modules: dict[str, str]) -> Any:
+    """Return a builder that only saves modules, under the paths that MetaSchedule hands to the runner."""
     import tvm
     from tvm.ir.utils import derived_object
     from tvm.s_tir import meta_schedule as ms
 
-    from tvmflow.schedules.intrinsics import load_intrinsics
-    from tvmflow.stages import _kernels
-    from tvmflow.targets.host import read_host
-    from tvmflow.tuning import bench, measure
-
-    target, host = target_here(), read_host()
-    device = {"kind": "cpu", "class": host.model}
-    load_intrinsics(target)
-    site = bench.Site(
-        *(target, _kernels.NO_SCHEDULES, device, folder / "locks", "peer", {"cores": host.cores}),
-        None,
-    )
-    place = bench.Bench(site, measure.Timing(3, 1, 100), 30.0, nursery)
-    modules: dict[str, str] = {}
-
-    def keep(mod: Any) -> str:
-        # MetaSchedule removes the folder of what was built
-        made = tempfile.mkdtemp(dir=folder)
-        modules[f"{made}/module"] = tvm.ir.save_json(mod)
-        return f"{made}/module"
+    def save(mod: Any) -> str:
+        # MetaSchedule removes the folder of a built kernel.
+        path = f"{tempfile.mkdtemp(dir=folder)}/module"
+        modules[path] = tvm.ir.save_json(mod)
+        return path
 
     @derived_object
     class Builder(ms.builder.PyBuilder):  # type: ignore[misc]
         def build(self, inputs: list[Any]) -> list[Any]:
-            return [ms.builder.BuilderResult(keep(each.mod), None) for each in inputs]
+            return [ms.builder.BuilderResult(save(entry.mod), None) for entry in inputs]
+
+    return Builder()
+
+
+def make_runner(local_measurer: Any, modules: dict[str, str]) -> Any:
+    """Return a runner that builds and times the saved modules with tvmflow's measurer."""
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir import meta_schedule as ms
+
+    from tvmflow.tuning import measurer
 
     @derived_object
-    class Done(ms.runner.PyRunnerFuture):  # type: ignore[misc]
+    class FinishedTrial(ms.runner.PyRunnerFuture):  # type: ignore[misc]
         def __init__(self, trial: Any) -> None:
             super().__init__()
             self.trial = trial
@@ -199,132 +223,137 @@ def in_forks(nursery: Any, folder: Path) -> tuple[Any, Any]:
     class Runner(ms.runner.PyRunner):  # type: ignore[misc]
         def run(self, inputs: list[Any]) -> list[Any]:
             jobs = [
-                bench.Job(path, modules.pop(path), None, None, SEED)
-                for path in (str(each.artifact_path) for each in inputs)
+                measurer.MeasureJob(path, modules.pop(path), None, None, SEED)
+                for path in (str(entry.artifact_path) for entry in inputs)
             ]
             trials: dict[int, Any] = {}
-            place.measure(jobs, trials.__setitem__)
-            return [Done(trials[n]) for n in range(len(jobs))]
+            local_measurer.measure(jobs, trials.__setitem__)
+            return [FinishedTrial(trials[index]) for index in range(len(jobs))]
 
-    return Builder(), Runner()
+    return Runner()
 
 
-def ours_here(per_task: int) -> tuple[dict[str, Any], int]:
-    """What a recipe says under `kernels`, and the version of the schedules by rule: none where only the search counts."""
-    from tvmflow.recipe import Kernels
-    from tvmflow.stages import _kernels
-
+def tvmflow_lowering(per_task: int) -> tuple[LoweringOptions, int]:
+    """Return the lowering options and the version of the schedule rules: none where only the search counts."""
     if per_task:
-        return Kernels().model_dump(mode="json"), _kernels.SCHEDULES
-    return PLAIN, _kernels.NO_SCHEDULES
+        return LoweringOptions(), SCHEDULES_VERSION
+    return PLAIN, NO_SCHEDULES
 
 
-def tune_ours(model: str, folder: Path, seconds: float, per_task: int) -> dict[str, Any]:
-    """Our search on an empty ledger, for as long."""
-    from tvmflow import tools
-    from tvmflow.executors.nursery import Nursery
-    from tvmflow.schedules.intrinsics import load_intrinsics
-    from tvmflow.stages import _lowering
+def tune_tvmflow(model: str, folder: Path, seconds: float, per_task: int) -> dict[str, Any]:
+    """Tune with tvmflow on an empty ledger, for as long as the peer."""
+    from tvmflow.compiler import lowering
+    from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+    from tvmflow.core import packages
+    from tvmflow.core.fork_server import ForkServer
     from tvmflow.targets.host import read_host
-    from tvmflow.tuning import bench, measure, search
-    from tvmflow.tuning.budget import Rules
+    from tvmflow.tuning import measure, measurer, search, tuning_job
+    from tvmflow.tuning.budget import BudgetRules
     from tvmflow.tuning.ledger import Ledger
-    from tvmflow.tuning.workloads import workloads_of
+    from tvmflow.tuning.workloads import extract_workloads
 
-    target, host = target_here(), read_host()
-    kernels, rules = ours_here(per_task)
-    lowered = _lowering.lower(load(model, folder).mod, _lowering.make_target(target), kernels)
+    target, host = host_target(), read_host()
+    kernels, rules = tvmflow_lowering(per_task)
+    lowered = lowering.lower(load(model, folder).mod, lowering.make_target(target), kernels).mod
     tasks = [
-        search.Task(each.key, each.names[0], each.weight, each.flops, each.mod)
-        for each in workloads_of(lowered)
-        if not each.reason
+        tuning_job.Task(entry.key, entry.names[0], entry.weight, entry.flops, entry.mod)
+        for entry in extract_workloads(lowered)
+        if not entry.untunable_reason
     ]
     device = {"kind": "cpu", "class": host.model}
-    ledger = Ledger.open(folder / "ledger", target, tools.identity("apache-tvm"), device)
-    options = search.Options(
-        Rules(10**9), SEED, "evolutionary", "xgb", measure.Timing(0, 3, 40), 30.0, seconds
+    ledger = Ledger.open(folder / "ledger", target, packages.identity("apache-tvm"), device)
+    options = tuning_job.SearchOptions(
+        BudgetRules(10**9), SEED, "evolutionary", "xgb", measure.Timing(0, 3, 40), 30.0, seconds
     )
-    about = {"arch": host.arch, "model": host.model, "cores": host.cores}
-    site = bench.Site(target, rules, device, folder / "locks", "benchmark", about, None)
+    context = measurer.MeasureContext(
+        target=target,
+        rules_version=rules,
+        device=device,
+        locks=folder / "locks",
+        tvm="benchmark",
+        host={"arch": host.arch, "model": host.model, "cores": host.cores},
+        log=None,
+    )
     load_intrinsics(target)
     started = time.monotonic()
-    with Nursery.fork() as nursery:
-        result = search.tune(tasks, options, site, ledger, nursery, lambda _: None)
-    took = time.monotonic() - started
+    with ForkServer.fork() as fork_server:
+        result = search.Tuning(tasks, options, context, ledger, fork_server, lambda _: None).run()
+    elapsed = time.monotonic() - started
     best = {
         task.key: ledger.workload(task.key).valid()[0].trace
         for task in tasks
         if ledger.workload(task.key).valid()
     }
-    (folder / "ours.json").write_text(json.dumps([best, {task.key: task.mod for task in tasks}]))
-    measured = sum(each.measured for each in result.tuned)
-    return {"trials": measured, "seconds": round(took, 1), "workloads": len(tasks)}
+    (folder / "tvmflow.json").write_text(json.dumps([best, {task.key: task.mod for task in tasks}]))
+    measured = sum(entry.measured for entry in result.workloads)
+    return {"trials": measured, "seconds": round(elapsed, 1), "workloads": len(tasks)}
 
 
 def compare(model: str, folder: Path, per_task: int) -> dict[str, Any]:
-    """Medians of calls of the untuned, the peer's and our library, in turns; also ours by rule alone, where there are rules."""
+    """Return median latencies of the untuned, the peer's and the tvmflow library, timed in turns; and of schedule rules alone."""
     import numpy as np
     import tvm
     from tvm import relax
     from tvm.s_tir import meta_schedule as ms
 
-    from tvmflow import schedules
-    from tvmflow.stages import _lowering
+    from tvmflow.compiler import lowering
+    from tvmflow.compiler.cpu_model import cpu_model_for
+    from tvmflow.compiler.schedules.rules import schedule_for_cpu
     from tvmflow.tuning.apply import apply_chosen
 
     loaded = load(model, folder)
-    mapping = target_here()
-    target = _lowering.make_target(mapping)
-    lowered = _lowering.lower(loaded.mod, target, PLAIN)
+    mapping = host_target()
+    target = lowering.make_target(mapping)
+    plain = lowering.lower(loaded.mod, target, PLAIN)
     database = ms.database.JSONDatabase(work_dir=str(folder / "peer"))
     with target, database:
-        peer = relax.transform.MetaScheduleApplyDatabase()(lowered)
-    best, modules = json.loads((folder / "ours.json").read_text())
-    kernels, rules = ours_here(per_task)
-    machine = schedules.machine_of(mapping, rules)
-    fast = _lowering.lower(loaded.mod, target, kernels)
-    made = {
-        "untuned": (lowered, PLAIN),
-        "peer": (peer, PLAIN),
-        "ours": (apply_chosen(fast, best, modules, target)[0], kernels),
-        **({"by_rule": (fast, kernels)} if rules else {}),
+        peer = relax.transform.MetaScheduleApplyDatabase()(plain.mod)
+    best, modules = json.loads((folder / "tvmflow.json").read_text())
+    kernels, rules = tvmflow_lowering(per_task)
+    cpu_model = cpu_model_for(mapping, rules)
+    fast = lowering.lower(loaded.mod, target, kernels)
+    libraries = {
+        "untuned": (plain.mod, plain),
+        "peer": (peer, plain),
+        "tvmflow": (apply_chosen(fast.mod, best, modules, target)[0], fast),
+        **({"untuned_with_rules": (fast.mod, fast)} if rules else {}),
     }
     spec = loaded.inputs[0]
     data = tvm.runtime.tensor(np.random.default_rng(0).random(spec.shape, dtype=np.float32))
-    machines = {}
-    for name, (mod, used) in made.items():
-        whole, _ = schedules.schedule_rest(mod, None if used is PLAIN else machine)
-        weights = _lowering.fold_weights(loaded.mod, loaded.params, target, used)
-        library = _lowering.compile_with_weights(whole, weights, target)
-        machines[name] = relax.VirtualMachine(library.jit(), tvm.cpu())
-    times: dict[str, list[float]] = {name: [] for name in machines}
+    programs = {}
+    for name, (mod, lowered) in libraries.items():
+        library, _ = schedule_for_cpu(mod, None if lowered is plain else cpu_model)
+        weights = lowered.compute_weights(loaded.params)
+        library = lowering.compile_with_weights(library, weights, target)
+        programs[name] = relax.VirtualMachine(library.jit(), tvm.cpu())
+    times: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(ROUNDS):
-        for name, machine in machines.items():
-            machine["main"](data)
+        for name, program in programs.items():
+            program["main"](data)
             started = time.perf_counter()
-            machine["main"](data)
+            program["main"](data)
             times[name].append(time.perf_counter() - started)
     return {f"{name}_ms": round(statistics.median(t) * 1e3, 4) for name, t in times.items()}
 
 
-def child(step: str, model: str, folder: str, amount: str, per_task: str) -> None:
+def run_child(step: str, model: str, folder: str, amount: str, per_task: str) -> None:
     if step == "peer":
-        found = tune_peer(model, Path(folder), int(amount), int(per_task))
-    elif step == "ours":
-        found = tune_ours(model, Path(folder), float(amount), int(per_task))
+        results = tune_peer(model, Path(folder), int(amount), int(per_task))
+    elif step == "tvmflow":
+        results = tune_tvmflow(model, Path(folder), float(amount), int(per_task))
     else:
-        found = compare(model, Path(folder), int(per_task))
-    print(f"\n{json.dumps(found)}", flush=True)
+        results = compare(model, Path(folder), int(per_task))
+    print(f"\n{json.dumps(results)}", flush=True)
 
 
-def in_process(step: str, model: str, folder: Path, amount: float, per_task: int) -> dict[str, Any]:
-    words = [sys.executable, __file__, "--child", step, model, str(folder)]
-    words += [str(amount), str(per_task)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr[-3000:])
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def run_step(step: str, model: str, folder: Path, amount: float, per_task: int) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--child", step, model, str(folder)]
+    command += [str(amount), str(per_task)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(process.stderr[-3000:])
+    results: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return results
 
 
 def main() -> None:
@@ -338,24 +367,24 @@ def main() -> None:
     parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        child(*args.child)
+        run_child(*args.child)
         return
     results = {}
     for model in args.model or ("transformer", "squeezenet"):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             per_task = args.per_task
-            peer = in_process("peer", model, folder, args.trials, per_task)
-            seconds = peer["seconds"] / (SHARE if per_task else 1)
-            ours = in_process("ours", model, folder, seconds, per_task)
-            latencies = in_process("compare", model, folder, 0, per_task)
-            found = {"peer": peer, "ours": ours, **latencies}
-        rates = [each["trials"] / each["seconds"] * 60 for each in (ours, peer)]
-        found["trials_per_minute"] = [round(rate, 1) for rate in rates]
-        found["rate_ratio"] = round(rates[0] / rates[1], 2)
-        found["latency_ratio"] = round(found["peer_ms"] / found["ours_ms"], 3)
-        results[model] = found
-        print(model, json.dumps(found), flush=True)
+            peer = run_step("peer", model, folder, args.trials, per_task)
+            seconds = peer["seconds"] / (TIME_RATIO if per_task else 1)
+            own = run_step("tvmflow", model, folder, seconds, per_task)
+            latencies = run_step("compare", model, folder, 0, per_task)
+            figures = {"peer": peer, "tvmflow": own, **latencies}
+        rates = [entry["trials"] / entry["seconds"] * 60 for entry in (own, peer)]
+        figures["trials_per_minute"] = [round(rate, 1) for rate in rates]
+        figures["rate_ratio"] = round(rates[0] / rates[1], 2)
+        figures["latency_ratio"] = round(figures["peer_ms"] / figures["tvmflow_ms"], 3)
+        results[model] = figures
+        print(model, json.dumps(figures), flush=True)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
 

@@ -1,15 +1,22 @@
 """tvmflow: from a trained model to tuned, verified, packaged libraries, redoing only what a change makes necessary."""
 
-from typing import Any
+from tvmflow.core.version import VERSION as __version__
 
-__version__ = "0.1.0"
-__all__ = ["Module", "load"]
+# Type checkers take this name as true. Importing it from `typing` would cost an up-to-date run a
+# third of its time.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tvmflow.runtime.loading import load
+    from tvmflow.runtime.module import Module
+
+__all__ = ["Module", "__version__", "load"]
 
 
-def __getattr__(name: str) -> Any:
-    # the command line must not pay for the runtime, nor a program that loads a library for the command line
-    if name in __all__:
-        from tvmflow import runtime
+def __getattr__(name: str) -> object:
+    # The command line must not pay for the runtime, nor a program that loads a library for the
+    # command line, so the runtime is imported at first use.
+    if name in ("Module", "load"):
+        from tvmflow.runtime import loading
 
-        return getattr(runtime, name)
+        return getattr(loading, name)
     raise AttributeError(f"module 'tvmflow' has no attribute {name!r}")

@@ -1,30 +1,45 @@
-"""The `tvmflow` command: an up-to-date run is answered at once, all else by `cli`."""
+"""The `tvmflow` command: what is up to date is answered at once, all else by `cli`."""
 
 import os
 import sys
 
 
 def main() -> int:
-    """Run the command line of this process; its exit code."""
+    """Run the command line of this process and return its exit code."""
+    argv = sys.argv[1:]
+    # The exit code of a command that ends because nobody reads its output: a run is not finished then.
+    code = 1 if argv[:1] in (["run"], ["lock"]) else 0
     try:
-        code = _main(sys.argv[1:])
+        code = _run(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        # whoever read our output has gone, as in `tvmflow plan … | head`
+        # The reader of the output has closed it, as in `tvmflow plan … | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return code
 
 
-def _main(argv: list[str]) -> int:
-    if argv[:1] == ["run"]:
-        from tvmflow import fastpath
+def _run(argv: list[str]) -> int:
+    if argv == ["--version"]:
+        from tvmflow.core.version import VERSION
 
-        code = fastpath.answer(argv)
-        if code is not None:
-            return code
-    # argparse, YAML and pydantic take longer to import than an up-to-date run takes in all
-    from tvmflow import cli
+        sys.stdout.write(f"tvmflow {VERSION}\n")
+        return 0
+    if argv in (["--help"], ["-h"]):
+        from tvmflow.cli.commands import make_parser
+
+        make_parser(argv).print_help()
+        return 0
+    # `-v` asks for the decisions of a full evaluation.
+    is_verbose = any(word.strip("v") == "-" for word in argv) or "TVMFLOW_LOG" in os.environ
+    if argv[:1] in (["run"], ["plan"]) and not is_verbose:
+        from tvmflow.engine.answers import find_answer
+
+        text = find_answer(argv)
+        if text is not None:
+            sys.stdout.write(text)
+            return 0
+    # Importing argparse, YAML and pydantic takes longer than all of an up-to-date run.
+    from tvmflow.cli import main as cli
 
     return cli.main(argv)
 

@@ -3,8 +3,8 @@
 Needs `pip install 'tvmflow[mxnet]'`. Writes, beside this script, `squeezenet1.1-symbol.json` and
 `squeezenet1.1-0000.params`, which git ignores.
 
-    python make_squeezenet.py               random weights from a fixed seed: the same work, useless answers
-    python make_squeezenet.py --pretrained  the zoo's ImageNet weights; MXNet downloads them and checks their hash
+    python make_squeezenet.py               random weights from a fixed seed: same speed, meaningless outputs
+    python make_squeezenet.py --pretrained  ImageNet weights of the zoo, which MXNet downloads and verifies
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import mxnet as mx  # noqa: E402
 
 
 def main() -> None:
+    """Write the checkpoint."""
     parser = argparse.ArgumentParser(description="write the SqueezeNet 1.1 checkpoint")
     parser.add_argument(
         "--pretrained", action="store_true", help="download the weights trained on ImageNet"

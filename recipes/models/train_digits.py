@@ -3,7 +3,7 @@
 Needs `pip install 'tvmflow[mxnet,train]'`. Writes, beside this script:
 
 - `digits-symbol.json`, `digits-0010.params`: the checkpoint of epoch 10
-- `digits-test.npz`: `data` (N×1×8×8 float32, 0 to 1) and `label` (int64) of 360 images that training never saw
+- `digits-test.npz`: `data` (N×1×8×8 float32, 0 to 1) and `label` (int64) of 360 images that are not used for training
 
 The data are the 1,797 handwritten digits of scikit-learn's `load_digits`. Seeds are fixed and
 MXNet runs on one thread, so that the same versions give the same weights.
@@ -58,6 +58,7 @@ def network() -> mx.sym.Symbol:
 
 
 def main() -> None:
+    """Train the classifier, and write its checkpoint and test set."""
     folder = Path(__file__).resolve().parent
     digits = load_digits()
     images = (digits.images / 16.0).astype("float32")[:, None]

@@ -1,4 +1,4 @@
-"""What every stage in the registry promises."""
+"""The contract of every stage in the registry."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from typing import Any
 import pytest
 
 from tests.support.engine import joined_target, recipe, target
-from tvmflow import tools
-from tvmflow.stages import EVERY_STAGE as STAGES
+from tvmflow.core import packages
+from tvmflow.stages import STAGES, pipeline_stages
+from tvmflow.stages._base import parse_settings
 
 HEAVY = ("tvm", "numpy", "onnx", "onnxruntime", "mxnet", "doit", "safetensors", "xgboost")
 each_stage = pytest.mark.parametrize("name", STAGES)
-# what is exported bears names
+# exported files contain names
 NAMED = ("export", "join")
-# which stages are for a model in parts as a whole
+# stages that run once for a partitioned target
 WHOLE = ("import", "join", "verify")
 each_subject = pytest.mark.parametrize(
     ("name", "subject"),
     [
-        *((name, target()) for name in STAGES if name != "join"),
+        ("import", None),
+        *((name, target()) for name in STAGES if name not in ("import", "join")),
         *((name, joined_target()) for name in WHOLE),
     ],
 )
@@ -32,38 +34,42 @@ each_subject = pytest.mark.parametrize(
 def test_it_needs_only_what_comes_before_it(name: str) -> None:
     """The registry is in an order in which the stages can run."""
     earlier = list(STAGES)[: list(STAGES).index(name)]
-    assert set(STAGES[name].NEEDS) <= set(earlier)
+    assert set(STAGES[name].TRAITS.needs) <= set(earlier)
 
 
 @each_stage
-def test_its_declarations_are_of_the_right_kind(name: str) -> None:
-    """Version, scope, reads, time limit; its packages are installed."""
-    stage = STAGES[name]
-    assert isinstance(stage.VERSION, int) and stage.VERSION >= 1
-    assert stage.SCOPE in ("model", "target")
-    assert set(stage.READS) <= {"model", "reference", "data"}
-    assert stage.TIMEOUT_S > 60
-    assert all(tools.identity(package) != "absent" for package in stage.TOOLS)
-    assert (stage.run.__doc__ or "").strip()
+def test_its_declarations_are_valid(name: str) -> None:
+    """Version, scope, reads and time limit are sensible, its packages are installed, the names of stages exist."""
+    traits = STAGES[name].TRAITS
+    assert isinstance(traits.version, int) and traits.version >= 1
+    assert traits.scope in ("model", "machine", "target", "part", "partitioned")
+    assert set(traits.reads) <= {"model", "reference", "data"}
+    assert traits.timeout_s > 60
+    assert all(packages.identity(package) != "absent" for package in traits.tools)
+    assert {*traits.optional_needs, *traits.needs_of_parts} <= set(traits.needs)
+    assert {traits.added_with, traits.replaces} <= {"", *pipeline_stages()}
+    assert (STAGES[name].run.__doc__ or "").strip()
 
 
 @each_subject
 def test_its_settings_are_plain_and_the_same_every_time(name: str, subject: Any) -> None:
     """They are a part of the key: JSON, and nothing in them changes between two calls."""
     made = recipe(tune={"trials": 5}, targets=["host"])
-    one = STAGES[name].settings(made, subject)
+    stage = STAGES[name]
+    one = stage.settings(made, subject).to_json()
     assert json.loads(json.dumps(one, sort_keys=True)) == one
-    assert STAGES[name].settings(recipe(tune={"trials": 5}), subject) == one
+    assert stage.settings(recipe(tune={"trials": 5}), subject).to_json() == one
+    assert parse_settings(stage.run, one) == stage.settings(made, subject)
 
 
 @each_subject
 def test_its_settings_know_nothing_of_places_and_names(name: str, subject: Any) -> None:
-    """Where the model lies, and what recipe and target are called, makes no new key; but exported files bear their names."""
+    """Paths and names are not in the key, except in that of stages whose files contain the names."""
     one = recipe("one", model={"onnx": "a/one.onnx"})
     two = recipe("two", model={"onnx": "b/two.onnx"})
     same = STAGES[name].settings(one, subject) == STAGES[name].settings(two, subject)
     assert same == (name not in NAMED)
-    if name not in NAMED:
+    if name not in NAMED and subject is not None:
         renamed = subject._replace(name="another")
         assert STAGES[name].settings(one, subject) == STAGES[name].settings(one, renamed)
 
@@ -90,8 +96,9 @@ def test_a_field_reaches_only_the_stages_that_it_matters_to(
     name: str, fields: dict[str, Any], matters: bool
 ) -> None:
     """The slice of the recipe that a stage sees decides what a change makes run again."""
-    before = STAGES[name].settings(recipe(tune={"trials": 5}), target())
-    after = STAGES[name].settings(recipe(**{"tune": {"trials": 5}, **fields}), target())
+    subject = None if name == "import" else target()
+    before = STAGES[name].settings(recipe(tune={"trials": 5}), subject)
+    after = STAGES[name].settings(recipe(**{"tune": {"trials": 5}, **fields}), subject)
     assert (before != after) == matters
 
 
@@ -105,7 +112,7 @@ def test_without_a_search_its_options_do_not_matter() -> None:
 def test_declarations_import_no_framework() -> None:
     """Planning loads all stages, frontends and exporters, and must not pay for what they use."""
     code = (
-        "import sys, tvmflow.stages, tvmflow.frontends, tvmflow.exporters, tvmflow.plan; "
+        "import sys, tvmflow.stages, tvmflow.frontends, tvmflow.exporters, tvmflow.planning.plan; "
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

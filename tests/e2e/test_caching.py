@@ -1,4 +1,4 @@
-"""What a change makes necessary runs again, and nothing else."""
+"""Caching: what a change makes necessary runs again, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.support.project import STAGES, Project
 HEAVY = ("tvm", "numpy", "onnx", "mxnet")
 
 
-def test_from_a_recipe_to_a_verified_library_and_then_nothing(project: Project) -> None:
-    """All seven stages run once; the second run does nothing, says so, and delivers the same files."""
+def test_the_first_run_runs_all_stages_and_the_second_none(project: Project) -> None:
+    """The second run reports that nothing was to run, and the same delivered files."""
     project.write_recipe(trials=4)
     first = project.run()
     assert first.code == 0, first.out + first.err
@@ -33,27 +33,31 @@ def test_from_a_recipe_to_a_verified_library_and_then_nothing(project: Project) 
     assert (again.code, again.ran) == (0, [])
     assert "nothing to run" in project.tvmflow("run", "tiny.yaml").out
     assert project.debris() == []
-    assert_behind_it(project)
+    assert_provenance(project)
 
 
-def assert_behind_it(project: Project) -> None:
-    """What is said of the files: they are of that model, and each tuned kernel has a trial that was measured."""
+def assert_provenance(project: Project) -> None:
+    """Check the provenance: the files are of that model, and each tuned kernel has a measured trial."""
     folder = project.folder / "dist/tiny/host"
     assert project.tvmflow("verify", str(folder)).code == 0
     (shown,) = project.tvmflow("inspect", str(folder / "tiny.tvmflow"), "--json").events
-    said = shown["provenance"]
+    provenance = shown["provenance"]
     model = hashlib.sha256((project.folder / "tiny.onnx").read_bytes()).hexdigest()
-    assert {each["name"]: each["sha256"] for each in said["sources"]} == {"model": model}
-    built = project.run().stages["build/host"]["facts"]["roads"]
-    tuned = {each["name"]: each for each in said["kernels"] if each["schedule"] == "tuned"}
+    assert {source["name"]: source["sha256"] for source in provenance["sources"]} == {
+        "model": model
+    }
+    built = project.run().stages["build/host"]["facts"]["schedule_rules"]
+    tuned = {
+        kernel["name"]: kernel for kernel in provenance["kernels"] if kernel["schedule"] == "tuned"
+    }
     assert sorted(tuned) == built.get("tuned", [])
-    trials = {f"{each['workload']}/{each['record']['trial']}" for each in tuned.values()}
+    trials = {f"{kernel['workload']}/{kernel['record']['trial']}" for kernel in tuned.values()}
     assert trials <= set(project.trials())
-    assert all(each["record"]["when"] for each in tuned.values())
+    assert all(kernel["record"]["when"] for kernel in tuned.values())
 
 
-def imported(project: Project, *words: str) -> list[str]:
-    """Which of the heavy modules a command imports."""
+def find_heavy_imports(project: Project, *words: str) -> list[str]:
+    """Return the heavy modules that a command imports."""
     code = (
         "import sys; sys.argv = ['tvmflow', *sys.argv[1:]]; from tvmflow.__main__ import main; "
         f"code = main(); print([n for n in {HEAVY!r} if n in sys.modules], file=sys.stderr); sys.exit(code)"
@@ -67,13 +71,22 @@ def imported(project: Project, *words: str) -> list[str]:
 
 
 def test_planning_and_an_up_to_date_run_import_no_framework(project: Project) -> None:
-    """`plan`, before and after, and a run with nothing to do load neither TVM nor numpy nor a frontend's framework."""
-    assert imported(project, "plan", "tiny.yaml") == []
+    """Also not after a cosmetic edit of the recipe."""
+    assert find_heavy_imports(project, "plan", "tiny.yaml") == []
     project.run()
-    assert imported(project, "plan", "tiny.yaml") == []
-    assert imported(project, "run", "tiny.yaml") == []
+    assert find_heavy_imports(project, "plan", "tiny.yaml") == []
+    assert find_heavy_imports(project, "run", "tiny.yaml") == []
     project.edit_recipe("# a small", "# an edited, small")
-    assert imported(project, "run", "tiny.yaml") == []
+    assert find_heavy_imports(project, "run", "tiny.yaml") == []
+
+
+def test_a_run_without_a_folder_for_device_locks_fails(project: Project) -> None:
+    """The stage is blocked, and a run that delivers nothing does not exit with 0."""
+    project.environment["XDG_RUNTIME_DIR"] = "/sys"
+    done = project.tvmflow("run", "tiny.yaml")
+    assert done.code == 4
+    assert "tiny:import: blocked: /sys/tvmflow-" in done.out
+    assert not (project.folder / "dist").exists()
 
 
 def test_cosmetic_edits_run_nothing(project: Project) -> None:
@@ -89,8 +102,8 @@ def test_cosmetic_edits_run_nothing(project: Project) -> None:
     assert project.run().ran == []
 
 
-def test_resaving_a_model_runs_import_and_nothing_below(project: Project) -> None:
-    """The same ONNX graph from another producer is imported again and found to be the same."""
+def test_a_model_saved_again_runs_import_and_nothing_after_it(project: Project) -> None:
+    """Early cutoff: the same graph from another producer is imported again, with the same output."""
     project.run()
     project.write_model(producer="somebody else")
     again = project.run()
@@ -106,12 +119,12 @@ def test_new_weights_build_again_and_measure_nothing(project: Project) -> None:
     project.write_model(seed=1)
     again = project.run()
     assert again.ran == ["import", "build/host", "export/host", "verify/host"]
-    assert again.stages["build/host"]["reason"] == "import gave another params.safetensors"
+    assert again.stages["build/host"]["reason"] == "params.safetensors of import changed"
     assert project.trials() == measured
 
 
 def test_more_trials_measure_only_the_difference(project: Project) -> None:
-    """4 trials and then 7 are 7 measured trials, each once."""
+    """4 trials and then 7 are 7 measured trials."""
     project.write_recipe(trials=4)
     project.run()
     before = project.trials()
@@ -126,7 +139,7 @@ def test_more_trials_measure_only_the_difference(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_going_back_finds_the_old_results(project: Project) -> None:
+def test_a_reverted_change_finds_the_old_results(project: Project) -> None:
     """A, then B, then A again: the third run finds everything."""
     project.run()
     project.edit_recipe("rtol: 1.0e-3", "rtol: 2.0e-3")
@@ -137,7 +150,7 @@ def test_going_back_finds_the_old_results(project: Project) -> None:
 
 @pytest.mark.slow
 def test_another_output_exports_again_and_builds_nothing(project: Project) -> None:
-    """What is delivered changes; what is compiled does not, nor what was verified."""
+    """The delivered files change; the compiled and verified library does not."""
     project.run()
     project.edit_recipe("[shared-library, bundle]", "[bundle]")
     assert project.run().ran == ["export/host"]
@@ -156,7 +169,7 @@ def test_removed_files_in_dist_come_back_without_running_anything(project: Proje
     assert (project.folder / "dist/tiny/host/tiny.tvmflow").stat().st_size > 100
 
 
-def test_plan_says_what_would_run_and_explain_says_why(project: Project) -> None:
+def test_plan_and_explain_give_the_reason(project: Project) -> None:
     """The reasons of `plan` and `explain` are the differences in the recipe's words."""
     project.run()
     project.edit_recipe("samples: 2", "samples: 3")
@@ -166,8 +179,10 @@ def test_plan_says_what_would_run_and_explain_says_why(project: Project) -> None
     explained = project.tvmflow("explain", "tiny.yaml", "verify/host").out
     assert explained.startswith("verify/host: must run\n  because verify.samples 2 -> 3\n")
     assert "setting  verify.samples" in explained
-    told = json.loads(project.tvmflow("explain", "tiny.yaml", "verify", "--json").out)["stages"][0]
-    assert told["depends_on"]["settings"]["verify"]["samples"] == 3
+    explanation = json.loads(project.tvmflow("explain", "tiny.yaml", "verify", "--json").out)[
+        "stages"
+    ][0]
+    assert explanation["depends_on"]["settings"]["verify"]["samples"] == 3
     unknown = project.tvmflow("explain", "tiny.yaml", "verify/mars")
     assert (unknown.code, "has no stage 'verify/mars'" in unknown.err) == (2, True)
 
@@ -185,16 +200,16 @@ def test_two_targets_share_what_they_can(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_until_stops_early_and_a_later_run_goes_on(project: Project) -> None:
-    """`--until` runs a prefix of the pipeline, which the whole run then finds done."""
+def test_until_stops_early_and_a_later_run_continues(project: Project) -> None:
+    """The later run finds the stages up to `--until` up to date."""
     first = project.run("--until", "extract_tasks")
     assert first.ran == ["import", "extract_tasks/host"]
     assert project.run().outcome("extract_tasks/host") == "hit"
 
 
 @pytest.mark.slow
-def test_deleting_doits_database_runs_nothing(project: Project) -> None:
-    """Through plain `doit`, too, it is the store that remembers."""
+def test_deleting_the_database_of_doit_runs_nothing(project: Project) -> None:
+    """With plain `doit`, too, the store decides what is up to date."""
     dodo = Path(__file__).resolve().parents[2] / "pipelines" / "dodo.py"
     environment = {**project.environment, "TVMFLOW_RECIPES": "tiny.yaml"}
 

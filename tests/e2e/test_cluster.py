@@ -1,4 +1,4 @@
-"""Stages on other machines: the same results, whatever becomes of those machines."""
+"""Stages on other machines: the same results, whatever happens to those machines."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.support import small_runs
 from tests.support.cache_server import cache_server
 from tests.support.clusters import Client, Cluster, cluster, files
 from tests.support.small_runs import outcomes, plan_of
-from tvmflow.errors import EnvironmentProblem
-from tvmflow.executors import matching
-from tvmflow.values import InputFile, Plan
+from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.types import InputFile, Plan
+from tvmflow.executors import worker_matching
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two workers; one that is killed is started again by its nanny."""
+    """Two workers, whose nannies start them again when they are killed."""
     with cluster(tmp_path_factory.mktemp("cluster"), "w1", "w2") as started:
         yield started
 
@@ -71,7 +71,7 @@ def test_a_cluster_gives_what_one_worker_gives(
     again.run(plan)
     again.executor.close()
     assert files(client.store, plan) == files(again.store, plan)
-    assert {each.name for each in files(client.store, plan)["import"]} == {
+    assert {file.name for file in files(client.store, plan)["import"]} == {
         "main.bin",
         "deep/more.bin",
     }
@@ -82,7 +82,7 @@ def test_a_cluster_gives_what_one_worker_gives(
 
 
 def test_a_killed_worker_costs_one_attempt(client: Client, two: Cluster, tmp_path: Path) -> None:
-    """SIGKILL in the middle of a stage: another worker begins again, and the results are the same."""
+    """After a SIGKILL during a stage another worker runs it again, with the same results."""
     plan = plan_of(width=2)
     killed: list[int] = []
 
@@ -96,22 +96,26 @@ def test_a_killed_worker_costs_one_attempt(client: Client, two: Cluster, tmp_pat
     flag = {"do": "hang-once", "flag": str(tmp_path / "flag")}
     report = client.run(_with(plan, "build/t0", **flag))
     assert set(outcomes(report).values()) == {"ran"}
-    told = [event["message"] for event in client.events if event["event"] == "cluster"]
-    assert len(told) == 1 and "ended in the middle; w" in told[0] and "begins again" in told[0]
+    messages = [event["message"] for event in client.events if event["event"] == "cluster"]
+    assert (
+        len(messages) == 1
+        and "ended while it ran this stage; w" in messages[0]
+        and "runs it again" in messages[0]
+    )
     assert not _alive(killed[0])
     (tmp_path / "plain").mkdir()
     plain = _client(two, tmp_path / "plain")
     plain.run(plan)
     plain.executor.close()
-    found = [
-        {label: list(each) for label, each in files(one.store, plan).items()}
+    results = [
+        {label: list(stored) for label, stored in files(one.store, plan).items()}
         for one in (client, plain)
     ]
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
-def test_a_crash_in_native_code_is_the_same_sentence(client: Client) -> None:
-    """The worker lives on, and the log has the stack."""
+def test_a_crash_in_native_code_gives_the_same_message(client: Client) -> None:
+    """The worker keeps running, and the log has the stack."""
     report = client.run(_with(plan_of(), "build/t0", do="crash"))
     build = next(stage for stage in report.stages if stage.stage_id == "net:build/t0")
     assert (build.outcome, build.message) == (
@@ -122,8 +126,8 @@ def test_a_crash_in_native_code_is_the_same_sentence(client: Client) -> None:
     assert set(outcomes(client.run(plan_of())).values()) <= {"ran", "hit"}
 
 
-def test_a_model_is_called_what_it_is_here(client: Client, tmp_path: Path) -> None:
-    """A file from outside goes by its content, and what is said of it names the user's file."""
+def test_messages_have_the_users_path_of_a_model(client: Client, tmp_path: Path) -> None:
+    """Files are uploaded by content; messages name the user's file."""
     model = tmp_path / "net.onnx"
     model.write_text("a model")
     plan = _with(plan_of(), "import", do="say")
@@ -154,13 +158,13 @@ def test_a_stop_reaches_the_stage(client: Client) -> None:
 
 
 def test_a_client_that_is_gone_leaves_nothing_running(client: Client) -> None:
-    """A stage whose run has ended without a word is stopped too."""
+    """A stage is stopped when its run disappears."""
     pids: list[int] = []
 
     def leave(event: dict[str, Any]) -> None:
         if event["event"] == "ready":
             pids.append(event["pids"][0])
-            client.executor._client.close(timeout=2)
+            client.executor._connect().client.close(timeout=2)
 
     client.on_event = leave
     report = client.run(_with(plan_of(), "import", do="hang"))
@@ -174,32 +178,36 @@ def test_a_client_that_is_gone_leaves_nothing_running(client: Client) -> None:
 
 def test_another_tvm_is_refused_by_name(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything runs, and each worker with the reason."""
-    here = matching.about_here()
-    other = here._replace(tools={**here.tools, "apache-tvm": "0.27.0+other"})
-    monkeypatch.setattr(matching, "about_here", lambda: other)
+    planner = worker_matching.describe_this_host()
+    other = planner._replace(tools={**planner.tools, "apache-tvm": "0.27.0+other"})
+    monkeypatch.setattr(worker_matching, "describe_this_host", lambda: other)
     with pytest.raises(EnvironmentProblem) as refused:
         client.run(plan_of())
-    theirs = here.tools["apache-tvm"]
-    assert f"w1: its apache-tvm is {theirs}, and here it is 0.27.0+other" in refused.value.message
+    actual = planner.tools["apache-tvm"]
+    assert (
+        f"w1: its apache-tvm is {actual}, and this machine has 0.27.0+other"
+        in refused.value.message
+    )
 
 
 def test_what_measures_needs_the_cpu_of_the_plan(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no worker has it that is said at once; what only compiles runs."""
-    here = matching.about_here()
-    other = here._replace(cpu="another", host="Other CPU, 64 cores")
-    monkeypatch.setattr(matching, "about_here", lambda: other)
-    plan = _with(plan_of(), "verify/t0", device={"kind": "cpu", "class": "Other CPU"})
+    """Without such a worker the stage fails at once; stages that only compile run."""
+    planner = worker_matching.describe_this_host()
+    other = planner._replace(cpu="another", host="Other CPU, 64 cores")
+    monkeypatch.setattr(worker_matching, "describe_this_host", lambda: other)
+    *others, verify = plan_of().stages
+    plan = Plan((*others, verify._replace(devices=("cpu",))), ())
     report = client.run(plan)
     assert [stage.outcome for stage in report.stages] == ["ran", "ran", "ran", "blocked"]
-    assert f"w1: its CPU is {here.host}, and the plan is for Other CPU, 64 cores" in (
+    assert f"w1: its CPU is {planner.host}, and the plan is for Other CPU, 64 cores" in (
         report.stages[3].message
     )
 
 
 def test_a_remote_that_may_not_be_written_to_is_named(two: Cluster, tmp_path: Path) -> None:
-    """With what a cluster needs of it."""
+    """With the permissions that a cluster needs."""
     with cache_server() as cache:
         cache.read_only = True
         asker = Client(tmp_path, two.address, cache.url)
@@ -211,7 +219,7 @@ def test_a_remote_that_may_not_be_written_to_is_named(two: Cluster, tmp_path: Pa
 
 
 def test_without_a_worker_nothing_waits(tmp_path: Path) -> None:
-    """Nor without a scheduler; a worker that comes in time is waited for."""
+    """Nor does anything without a scheduler."""
     with cluster(tmp_path) as empty:
         asker = _client(empty, tmp_path)
         with pytest.raises(EnvironmentProblem, match="it has none"):
@@ -223,8 +231,8 @@ def test_without_a_worker_nothing_waits(tmp_path: Path) -> None:
     gone.executor.close()
 
 
-def test_a_lost_scheduler_ends_the_run_in_words(tmp_path: Path) -> None:
-    """What was finished is kept."""
+def test_a_lost_scheduler_ends_the_run_with_a_message(tmp_path: Path) -> None:
+    """Finished results are kept."""
     with cluster(tmp_path, "w1") as own:
         asker = _client(own, tmp_path)
 

@@ -1,4 +1,4 @@
-"""Libraries for other CPUs, built here, run under qemu, and compared with the framework: `make test-cross`."""
+"""Libraries for other CPUs, built on this machine, run under qemu, and compared with the reference: `make test-cross`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.support.project import Project
-from tvmflow import bundles, runtime
-from tvmflow.stages import _elsewhere
-from tvmflow.targets.emulation import MACHINES, VARIABLE, find_qemu
+from tvmflow.core.types import Json
+from tvmflow.runtime import bundles, loading
+from tvmflow.stages import _remote_backends
+from tvmflow.stages._verify_settings import MachineSettings
+from tvmflow.targets.emulation import EMULATED_ARCHS, QEMU_VARIABLE, find_qemu
 from tvmflow.targets.host import read_host
-from tvmflow.values import Json
 
 pytestmark = pytest.mark.cross
 
@@ -83,26 +84,26 @@ BOARDS: Final[dict[str, tuple[str, Json]]] = {
 
 
 def needs_qemu(arch: str) -> None:
-    if find_qemu(MACHINES[arch]) is None:
+    if find_qemu(EMULATED_ARCHS[arch]) is None:
         pytest.skip(
-            f"there is no qemu-{MACHINES[arch].qemu} on PATH; without root: `apt-get download "
+            f"there is no qemu-{EMULATED_ARCHS[arch].qemu_arch} on PATH; without root: `apt-get download "
             "qemu-user-static && dpkg -x qemu-user-static_*.deb /tmp/qemu`, then "
-            f"{VARIABLE}=/tmp/qemu/usr/bin"
+            f"{QEMU_VARIABLE}=/tmp/qemu/usr/bin"
         )
 
 
 @pytest.fixture(scope="session")
-def runners(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of all tests here, so that the runner for an architecture is compiled once; also the next time, where TVMFLOW_TEST_STORE names one."""
+def emulation_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of all tests here, so that the program for an architecture is compiled once; also the next time, where TVMFLOW_TEST_STORE names one."""
     kept = os.environ.get("TVMFLOW_TEST_STORE")
     return Path(kept).absolute() if kept else tmp_path_factory.mktemp("store")
 
 
 @pytest.fixture
-def crossing(project: Project, runners: Path) -> Project:
-    project.environment["TVMFLOW_STORE"] = str(runners)
-    if folder := os.environ.get(VARIABLE):
-        project.environment[VARIABLE] = folder
+def crossing(project: Project, emulation_store: Path) -> Project:
+    project.environment["TVMFLOW_STORE"] = str(emulation_store)
+    if folder := os.environ.get(QEMU_VARIABLE):
+        project.environment[QEMU_VARIABLE] = folder
     return project
 
 
@@ -112,15 +113,15 @@ def write(project: Project, target: Json, against: str = "reference") -> None:
 
 
 def verdict_of(project: Project) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
+    verdict: dict[str, Any] = json.loads(
         (project.folder / "dist/digits/board/verify.json").read_text()
     )
-    return found
+    return verdict
 
 
 @needs_mxnet
 @pytest.mark.parametrize("board", BOARDS)
-def test_the_digits_are_recognised_on_another_cpu(crossing: Project, board: str) -> None:
+def test_the_digits_are_recognized_on_another_cpu(crossing: Project, board: str) -> None:
     """The bundle passes verify under qemu: it agrees with MXNet on the images that training did not see."""
     arch, target = BOARDS[board]
     needs_qemu(arch)
@@ -131,7 +132,7 @@ def test_the_digits_are_recognised_on_another_cpu(crossing: Project, board: str)
     assert verdict["passed"] and verdict["against"] == "reference"
     assert verdict["samples"] == 360
     assert verdict["accuracy"] == verdict["reference_accuracy"] >= 0.95
-    assert verdict["ran_on"].startswith(f"qemu-{MACHINES[arch].qemu} ")
+    assert verdict["ran_on"].startswith(f"qemu-{EMULATED_ARCHS[arch].qemu_arch} ")
     assert "latency" not in verdict and verdict["latency_not_measured"]
     assert f"verify/board: ran on {verdict['ran_on']}" in ran.out
     assert "verify/board: latency is not measured" in ran.out
@@ -149,38 +150,38 @@ def test_emulation_changes_no_bit(crossing: Project, tmp_path: Path) -> None:
     ran = crossing.tvmflow("run", "digits.yaml", "--json")
     assert ran.code == 0, ran.out + ran.err
     bundle = crossing.folder / "dist/digits/board/digits.tvmflow"
-    native = runtime.load(bundle)
-    found = bundles.unpack(bundle)
+    native = loading.load(bundle)
+    content = bundles.read_bundle(bundle)
     library = tmp_path / "library.so"
-    library.write_bytes(found.library)
-    subject = _elsewhere.Emulated(
-        _elsewhere.Signature.from_json(found.signature),
+    library.write_bytes(content.library)
+    subject = _remote_backends.EmulatedLibrary(
+        _remote_backends.Signature.from_json(content.signature),
         library,
-        runner_of(crossing),
-        {"tvm": target, "cores": 2},
+        MachineSettings(tvm=target, cores=2, device={"kind": "cpu"}),
         tmp_path,
+        program_of(crossing),
     )
     rng = np.random.default_rng(0)
     feeds = [{"data": rng.random((1, 1, 8, 8), np.float32)} for _ in range(20)]
-    for ours, theirs in zip(subject.run_all(feeds), map(native.run, feeds), strict=True):
-        assert ours.keys() == theirs.keys()
-        for name, array in theirs.items():
-            np.testing.assert_array_equal(ours[name], array)
+    for actual, expected in zip(subject.run_all(feeds), map(native.run, feeds), strict=True):
+        assert actual.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_array_equal(actual[name], array)
 
 
-def runner_of(project: Project) -> Path:
-    """The runner that the last run made, or found."""
-    from tvmflow.stores.local import LocalStore
+def program_of(project: Project) -> Path:
+    """Return the emulation program of the last run."""
+    from tvmflow.store.local import LocalStore
 
     store = LocalStore(project.environment["TVMFLOW_STORE"])
-    artifact = store.find(store.last_key("digits", "runner/board") or "")
+    artifact = store.find(store.last_key("digits", "emulation_program/board") or "")
     assert artifact is not None
     (file,) = artifact.files
-    return Path(store.blob(file.digest))
+    return Path(store.blobs.path(file.digest))
 
 
-def test_a_library_for_a_better_cpu_is_refused(crossing: Project) -> None:
-    """AVX2 on a CPU without it ends in a sentence with the signal's name, and nothing is delivered."""
+def test_a_library_for_a_newer_cpu_fails(crossing: Project) -> None:
+    """AVX2 on a CPU without it gives a message with the signal's name, and nothing is delivered."""
     needs_qemu("x86_64")
     _, target = BOARDS["x86-64-v3"]
     write(crossing, {**target, "mcpu": "x86-64-v2", "mattr": ["+avx2", "+fma"]}, against="none")
@@ -192,16 +193,18 @@ def test_a_library_for_a_better_cpu_is_refused(crossing: Project) -> None:
     assert not (crossing.folder / "dist/digits/board/digits.tvmflow").exists()
 
 
-def test_without_qemu_the_remedy_is_told(crossing: Project, tmp_path: Path) -> None:
-    """The library is there; only its check has to wait for qemu."""
+def test_without_qemu_the_fix_names_the_package(crossing: Project, tmp_path: Path) -> None:
+    """The library is built; only its verification needs qemu."""
     empty = tmp_path / "empty"
     empty.mkdir()
-    crossing.environment[VARIABLE] = str(empty)
+    crossing.environment[QEMU_VARIABLE] = str(empty)
     needs_qemu("x86_64")
     write(crossing, BOARDS["x86-64-v3"][1], against="none")
     shutil.rmtree(crossing.folder / "dist", ignore_errors=True)
     crossing.edit_recipe("min_accuracy: 0.95", "min_accuracy: 0.9", "digits.yaml")
     ran = crossing.tvmflow("run", "digits.yaml")
     assert ran.code == 4, ran.out + ran.err
-    assert f"there is no qemu-x86_64 (nor qemu-x86_64-static) in ${VARIABLE} ({empty})" in ran.out
+    assert (
+        f"there is no qemu-x86_64 (nor qemu-x86_64-static) in ${QEMU_VARIABLE} ({empty})" in ran.out
+    )
     assert "apt-get download qemu-user-static" in ran.out

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.support.project import Project
-from tvmflow.errors import StageError
-from tvmflow.targets import cuda, cuda_process
+from tvmflow.core.errors import StageError
+from tvmflow.targets.backends.cuda import build_process, nvrtc
 
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.skipif(not cuda.is_installed(), reason="needs the extra tvmflow[cuda]"),
+    pytest.mark.skipif(not nvrtc.is_installed(), reason="needs the extra tvmflow[cuda]"),
 ]
 
 # e_machine of the code in a cubin, behind ELF's magic number, class, and type
@@ -34,8 +36,8 @@ def test_one_recipe_gives_libraries_for_a_server_and_for_a_board(project: Projec
         library = (project.folder / f"dist/tiny/{target}/tiny.so").read_bytes()
         assert cubins(library) == 1 and b"__global__" not in library
         machines[target] = library[18]
-        roads = ran.stages[f"build/{target}"]["facts"]["roads"]
-        assert roads and "none" not in roads
+        rules = ran.stages[f"build/{target}"]["facts"]["schedule_rules"]
+        assert rules and "none" not in rules
     assert machines == {"cuda-sm90": 62, "jetson-orin": 183}
     assert project.run().ran == []
 
@@ -54,24 +56,29 @@ def test_tensor_cores_have_all_the_headers_that_they_need(project: Project) -> N
 
 def test_a_kernel_that_the_compiler_refuses_is_a_sentence() -> None:
     """With the compiler's words, and the GPUs that it knows."""
-    tools = cuda.toolkit()
+    tools = nvrtc.find_toolkit()
     good = 'extern "C" __global__ void f(float* x) { x[0] = INFINITY; }'
-    assert cuda.compile_cubin(good, "sm_90", tools).startswith(b"\x7fELF")
-    with pytest.raises(StageError, match=r"refuses a kernel for sm_90: .*undefined") as caught:
-        cuda.compile_cubin('extern "C" __global__ void f() { g(); }', "sm_90", tools)
+    assert nvrtc.compile_cubin(good, "sm_90", tools).startswith(b"\x7fELF")
+    with pytest.raises(StageError, match=r"rejects a kernel for sm_90: .*undefined") as caught:
+        nvrtc.compile_cubin('extern "C" __global__ void f() { g(); }', "sm_90", tools)
     assert "sm_75" in caught.value.fix and "sm_90" in caught.value.fix
-    with pytest.raises(StageError, match="refuses a kernel for sm_20"):
-        cuda.compile_cubin(good, "sm_20", tools)
+    with pytest.raises(StageError, match="rejects a kernel for sm_20"):
+        nvrtc.compile_cubin(good, "sm_20", tools)
 
 
 def test_errors_come_back_from_the_process_that_builds() -> None:
     """As what they were there; a process that ends without a word is told too."""
-    with pytest.raises(StageError, match="refuses a kernel for sm_20"):
-        cuda_process.in_its_process("tests.e2e.test_cuda:refused", "sm_20")
-    with pytest.raises(StageError, match="the build for CUDA ended with code 7"):
-        cuda_process.in_its_process("os:_exit", 7)
+    with pytest.raises(StageError, match="rejects a kernel for sm_20"):
+        build_process.call(reject, "sm_20")
+    with pytest.raises(StageError, match="the process that builds for CUDA ended with exit code 7"):
+        build_process.call(end_without_answer, 7)
 
 
-def refused(arch: str) -> None:
+def end_without_answer(code: int) -> None:
     """Called in the process that builds."""
-    cuda.compile_cubin("", arch, cuda.toolkit())
+    os._exit(code)
+
+
+def reject(arch: str) -> None:
+    """Called in the process that builds."""
+    nvrtc.compile_cubin("", arch, nvrtc.find_toolkit())

@@ -1,28 +1,28 @@
-"""Stories of what a run delivers: every form, again when it is gone, and nothing built anew for a form more."""
+"""Deliveries of a run: every form, again after it was removed, and no build for one more form."""
 
 from __future__ import annotations
 
 from tests.support.exports import files_below
 from tests.support.project import Project
 from tvmflow.exporters import EXPORTERS
-from tvmflow.exporters._base import Asked
+from tvmflow.exporters._base import ExportRequest
 from tvmflow.targets.host import read_host
 
-BESIDE = ("tiny.cdx.json", "tiny.intoto.jsonl")
+SIDECAR_FILES = ("tiny.cdx.json", "tiny.intoto.jsonl")
 
 
-def test_every_form_arrives_and_one_more_builds_nothing(project: Project) -> None:
-    """All at once, folders too; then one less, one back, and a file that somebody removed."""
+def test_every_form_is_delivered_and_one_more_builds_nothing(project: Project) -> None:
+    """All together, folders too; then one fewer, one more, and a file that was removed."""
     project.edit_recipe("[shared-library, bundle]", f"[{', '.join(EXPORTERS)}]")
     project.edit_recipe("name: tiny", 'name: tiny\nversion: "1.0"')
     assert project.run("--pipeline", "compile").code == 0
     dist = project.folder / "dist" / "tiny" / "host"
-    asked = Asked("tiny", "1.0", "host", "llvm", f"{read_host().arch}-linux-gnu")
-    wanted = {name for exporter in EXPORTERS.values() for name in exporter.files(asked)}
-    assert set(files_below(dist)) == wanted | {"verify.json", *BESIDE}
+    request = ExportRequest("tiny", "1.0", "host", "llvm", f"{read_host().arch}-linux-gnu")
+    expected = {name for exporter in EXPORTERS.values() for name in exporter.files(request)}
+    assert set(files_below(dist)) == expected | {"verify.json", *SIDECAR_FILES}
     assert project.tvmflow("verify", str(dist)).code == 0
     (packed,) = project.tvmflow("inspect", str(dist / "tiny.host.tar.gz"), "--json").events
-    assert packed["says"]["name"] == "tiny" and packed["provenance"]["good"]
+    assert packed["content"]["name"] == "tiny" and packed["provenance"]["good"]
 
     removed = dist / "tiny-cpp" / "include" / "tvmflow" / "model.hpp"
     content = removed.read_bytes()

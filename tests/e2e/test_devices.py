@@ -1,4 +1,4 @@
-"""A target that is tuned on devices elsewhere: the whole way, killed in the middle, and with the tracker lost."""
+"""A target with remote devices: from recipe to library, killed in between, and without a tracker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.support import rpc
 from tests.support.project import Project
 from tests.support.trials import TARGET
-from tvmflow.targets.tracker import VARIABLE
+from tvmflow.targets.tracker import TRACKER_VARIABLE
 
 NOWHERE = f"{rpc.HOST}:1"
 # this machine, reached as a board would be
@@ -25,37 +25,39 @@ FOREIGN = "x86_64-linux-gnu" if NATIVE.startswith("aarch64") else "aarch64-linux
 
 
 @pytest.fixture(scope="module")
-def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rpc.Farm]:
-    with rpc.running_farm(tmp_path_factory.mktemp("farm"), servers=2) as found:
-        yield found
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rpc.DevicePool]:
+    with rpc.running_pool(tmp_path_factory.mktemp("pool"), servers=2) as running:
+        yield running
 
 
 @pytest.fixture
-def board(project: Project, farm: rpc.Farm) -> Project:
-    """A project for boards, with the tracker's address where the shell has it."""
-    project.environment[VARIABLE] = farm.address
+def board(project: Project, pool: rpc.DevicePool) -> Project:
+    """A project for boards, with the tracker's address in the environment."""
+    project.environment[TRACKER_VARIABLE] = pool.address
     project.write_recipe(trials=6, targets=[BOARD])
     return project
 
 
 @pytest.mark.slow
-def test_a_library_is_tuned_on_devices_and_then_needs_none(board: Project, farm: rpc.Farm) -> None:
-    """Both devices measure, each trial once; the second run does nothing, whether there is a tracker or not."""
+def test_a_library_is_tuned_on_devices_and_then_needs_none(
+    board: Project, pool: rpc.DevicePool
+) -> None:
+    """Both devices measure, each trial once; the second run does nothing, with or without a tracker."""
     first = board.tvmflow("run", "tiny.yaml")
     assert first.code == 0, first.out + first.err
     assert "tune/board: 6 of 6 trials (6 measured in " in first.out
-    assert "pick_best/board: what each kernel takes" in first.out
+    assert "time of each kernel in one inference" in first.out
     assert "verify/board: scores agrees with ONNX Runtime" in first.out
     assert (board.folder / "dist/tiny/board/tiny.tvmflow").is_file()
     assert len(board.trials()) == len(set(board.trials())) == 6
-    assert all(server.sessions for server in farm.servers)
-    board.environment[VARIABLE] = NOWHERE
+    assert all(server.sessions for server in pool.servers)
+    board.environment[TRACKER_VARIABLE] = NOWHERE
     assert "all 7 stages are up to date, nothing to run" in board.tvmflow("run", "tiny.yaml").out
 
 
 @pytest.mark.slow
-def test_a_library_is_verified_on_a_device(board: Project, farm: rpc.Farm) -> None:
-    """It is sent there and agrees with ONNX Runtime; what is timed is its device, tuned and untuned."""
+def test_a_library_is_verified_on_a_device(board: Project, pool: rpc.DevicePool) -> None:
+    """It is sent to a device and agrees with ONNX Runtime; it is timed there, tuned and untuned."""
     board.write_recipe(trials=2, targets=[BOARD])
     board.edit_recipe("verify: {", "verify: {run_on: rpc, ")
     ran = board.tvmflow("run", "tiny.yaml")
@@ -63,14 +65,14 @@ def test_a_library_is_verified_on_a_device(board: Project, farm: rpc.Farm) -> No
     assert "verify/board: scores agrees with ONNX Runtime" in ran.out
     verdict = json.loads((board.folder / "dist/tiny/board/verify.json").read_text())
     assert verdict["passed"] and verdict["outputs"]["scores"]["elements"] > 0
-    assert verdict["ran_on"] in [f"{rpc.KEY} at {server.address}" for server in farm.servers]
+    assert verdict["ran_on"] in [f"{rpc.KEY} at {server.address}" for server in pool.servers]
     assert verdict["latency"].keys() <= {"library", "untuned"}
     assert 0 < verdict["latency"]["library"]["median"] < 1
     assert f"verify/board: ran on {verdict['ran_on']}" in ran.out
 
 
 def test_a_library_that_a_device_cannot_run_is_not_delivered(board: Project) -> None:
-    """One for another architecture is refused by the device, in a sentence and not in a trace."""
+    """The device refuses one for another architecture, with a message and no stack trace."""
     board.write_recipe(targets=[BOARD.replace(NATIVE, FOREIGN)])
     board.edit_recipe("verify: {", "verify: {run_on: rpc, ")
     ran = board.tvmflow("run", "tiny.yaml")
@@ -81,10 +83,10 @@ def test_a_library_that_a_device_cannot_run_is_not_delivered(board: Project) -> 
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_with_what_the_devices_measured(
-    board: Project, farm: rpc.Farm
+def test_a_killed_run_resumes_with_the_trials_of_the_devices(
+    board: Project, pool: rpc.DevicePool
 ) -> None:
-    """kill -9 frees the devices; the second run measures what the first had not, and nothing twice."""
+    """SIGKILL frees the devices; the second run measures what the first had not, and nothing twice."""
     board.write_recipe(trials=16, targets=[BOARD])
     process = board.start("--until", "tune")
     assert process.stdout is not None
@@ -93,7 +95,7 @@ def test_a_run_that_is_killed_goes_on_with_what_the_devices_measured(
             break
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    farm.wait_for(2)
+    pool.wait_for(2)
     kept = len(board.trials())
     assert 5 <= kept < 16
     again = board.run("--until", "tune")
@@ -103,12 +105,12 @@ def test_a_run_that_is_killed_goes_on_with_what_the_devices_measured(
     assert len(board.trials()) == len(set(board.trials())) == 16
 
 
-def test_a_tracker_that_is_not_there_is_a_sentence(board: Project) -> None:
-    """Exit code 1, the address, and where it was named; what needs no device is done."""
-    board.environment[VARIABLE] = NOWHERE
+def test_a_missing_tracker_is_reported(board: Project) -> None:
+    """Exit code 1, the address, and where it was set; stages without a device are run."""
+    board.environment[TRACKER_VARIABLE] = NOWHERE
     failed = board.tvmflow("run", "tiny.yaml")
     assert failed.code == 1
     assert "Traceback" not in failed.out + failed.err
     assert f"tune/board: failed: the RPC tracker at {NOWHERE} cannot be used: " in failed.out
-    assert f"remote.tracker of the target in the recipe, or ${VARIABLE}" in failed.out
+    assert f"remote.tracker of the target in the recipe, or ${TRACKER_VARIABLE}" in failed.out
     assert "2 ran" in failed.out

@@ -1,4 +1,4 @@
-"""Models from the web: fetched once, checked, and stopped without loss."""
+"""Models with a URL: downloaded once, verified, and resumed after an interruption."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.web import Web, serving
 
 @pytest.fixture
 def web(project: Project) -> Iterator[Web]:
-    """A server of the project's model, which the recipe now takes from there."""
+    """Give a server of the project's model, and let the recipe use it."""
     path = project.folder / "tiny.onnx"
     body = path.read_bytes()
     path.unlink()
@@ -29,8 +29,8 @@ def use(project: Project, web: Web, sha256: str) -> None:
     project.edit_recipe("onnx: tiny.onnx", f"onnx: {web.url}\n  sha256: {sha256}")
 
 
-def test_a_model_from_the_web_is_fetched_once(project: Project, web: Web) -> None:
-    """Planning fetches nothing; the first run fetches; later ones, another stage's too, take what is there."""
+def test_a_model_with_a_url_is_downloaded_once(project: Project, web: Web) -> None:
+    """Planning downloads nothing; the first run does; later ones use its file."""
     assert project.tvmflow("plan", "tiny.yaml").code == 0
     assert web.requests == []
     first = project.run("--pipeline", "compile")
@@ -42,8 +42,8 @@ def test_a_model_from_the_web_is_fetched_once(project: Project, web: Web) -> Non
     assert len(web.requests) == 1
 
 
-def test_a_wrong_digest_says_which_came(project: Project, web: Web) -> None:
-    """What came is not what was asked for: exit code 4, both digests, and nothing is run on it."""
+def test_a_wrong_digest_is_reported_with_the_actual_one(project: Project, web: Web) -> None:
+    """Exit code 4, both digests, and no stage runs on the file."""
     digest = hashlib.sha256(web.body).hexdigest()
     use(project, web, "f" * 64)
     failed = project.tvmflow("run", "tiny.yaml")
@@ -52,8 +52,8 @@ def test_a_wrong_digest_says_which_came(project: Project, web: Web) -> None:
     assert "import                       BLOCKED" in failed.out
 
 
-def test_an_interrupted_download_goes_on_where_it_was(project: Project, web: Web) -> None:
-    """Ctrl-C while the model comes: exit code 130 at once; the next run asks for the rest alone."""
+def test_an_interrupted_download_is_resumed(project: Project, web: Web) -> None:
+    """Ctrl-C during the download: exit code 130 at once; the next run requests only the rest."""
     web.body += bytes(16 << 20)
     use(project, web, hashlib.sha256(web.body).hexdigest())
     web.slow_s = 0.05

@@ -1,4 +1,4 @@
-"""One recipe for eight machines: what they share is done once, and a ninth costs its own stages only."""
+"""One recipe for eight targets: shared work is done once, and a ninth target runs its own stages alone."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import zipfile
 import pytest
 
 from tests.support.project import Project
-from tvmflow.targets import cuda
+from tvmflow.targets.backends.cuda import nvrtc
 
 pytestmark = pytest.mark.slow
 
 EIGHT = (
     *("host", "x86-64-v3", "x86-64-v4", "cortex-a72", "neoverse-n1", "riscv64-v", "apple-m1"),
     # the wheels of CUDA's compiler are not for every machine
-    "cuda-sm90" if cuda.is_installed() else "x86-64-windows",
+    "cuda-sm90" if nvrtc.is_installed() else "x86-64-windows",
 )
 SUFFIXES = {"apple-m1": ".dylib", "x86-64-windows": ".dll"}
 MAGIC = {".so": b"\x7fELF", ".dylib": b"\xcf\xfa\xed\xfe", ".dll": b"MZ"}
 
 
-def test_eight_machines_from_one_recipe(project: Project) -> None:
+def test_eight_targets_from_one_recipe(project: Project) -> None:
     """Eight bundles from one import; nothing the second time; a ninth target runs its own stages alone."""
     project.write_recipe(targets=EIGHT)
     project.edit_recipe("verify: {against: reference", "verify: {against: none")

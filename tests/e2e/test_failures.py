@@ -1,4 +1,4 @@
-"""Whatever goes wrong is a sentence, costs one stage, and loses nothing that was done."""
+"""Every failure is reported with a message, fails one stage, and loses no finished result."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ import pytest
 
 from tests.support.project import STAGES, Project
 
-SABOTAGE = Path(__file__).resolve().parents[1] / "support" / "sabotage"
+FAULT_INJECTION = Path(__file__).resolve().parents[1] / "support" / "fault_injection"
 DETERMINISTIC = ("import", "extract_tasks/host", "build/host", "export/host")
 
 
-def sabotage(project: Project, stage: str, how: str, target: str = "") -> None:
+def inject_fault(project: Project, stage: str, fault: str, target: str = "") -> None:
     """Make a stage misbehave in its worker: `segfault`, `hang`, `full-disk`."""
-    project.environment["PYTHONPATH"] += f":{SABOTAGE}"
-    project.environment["SABOTAGE"] = f"{stage}:{how}:{target}"
+    project.environment["PYTHONPATH"] += f":{FAULT_INJECTION}"
+    project.environment["INJECTED_FAULT"] = f"{stage}:{fault}:{target}"
 
 
-def repair(project: Project) -> None:
-    project.environment["SABOTAGE"] = ""
+def remove_fault(project: Project) -> None:
+    project.environment["INJECTED_FAULT"] = ""
 
 
 def test_a_crash_in_native_code_fails_its_stage_and_names_the_log(project: Project) -> None:
-    """A segmentation fault is reported with the log that holds its stack; what was done stays done."""
-    sabotage(project, "build", "segfault")
+    """A segmentation fault is reported with the log that has its stack; finished stages are kept."""
+    inject_fault(project, "build", "segfault")
     failed = project.run()
     report = failed.stages["build/host"]
     assert (failed.code, report["outcome"]) == (1, "crashed")
     assert report["message"] == "crashed in native code (SIGSEGV: Segmentation fault)"
     assert "Segmentation fault" in (project.folder / report["log"]).read_text()
     assert failed.outcome("export/host") == "skipped"
-    repair(project)
+    remove_fault(project)
     assert project.run().ran == ["build/host", "export/host", "verify/host"]
 
 
 @pytest.mark.slow
-def test_independent_stages_go_on_when_asked_to(project: Project) -> None:
-    """With --keep-going, the target that works is delivered beside the one that does not."""
+def test_independent_stages_continue_with_keep_going(project: Project) -> None:
+    """With --keep-going, the target that works is delivered although the other one fails."""
     project.write_recipe(targets=["host", "x86-64-v2"])
-    sabotage(project, "build", "segfault", "x86-64-v2")
+    inject_fault(project, "build", "segfault", "x86-64-v2")
     failed = project.run("--keep-going")
     assert failed.code == 1
     assert failed.outcome("build/x86-64-v2") == "crashed"
@@ -52,24 +52,24 @@ def test_independent_stages_go_on_when_asked_to(project: Project) -> None:
 
 
 def test_a_hang_ends_at_the_time_limit(project: Project) -> None:
-    """A stage that takes too long is stopped and said to have been."""
-    sabotage(project, "build", "hang")
+    """A stage that takes too long is stopped, and the message says so."""
+    inject_fault(project, "build", "hang")
     failed = project.run("--stage-timeout", "5")
     assert failed.stages["build/host"]["message"] == "took longer than 5 s and was stopped"
 
 
-def test_a_full_disk_is_a_sentence_and_the_run_can_go_on_later(project: Project) -> None:
-    """No space left: the message says where, the finished stages are kept."""
-    sabotage(project, "export", "full-disk")
+def test_a_full_disk_is_reported_and_the_run_can_be_repeated(project: Project) -> None:
+    """The message names the disk, and finished stages are kept."""
+    inject_fault(project, "export", "full-disk")
     failed = project.run()
     assert (failed.code, failed.outcome("export/host")) == (4, "blocked")
     assert "no space left on the disk" in failed.stages["export/host"]["message"]
-    repair(project)
+    remove_fault(project)
     assert project.run().ran == ["export/host", "verify/host"]
 
 
 def test_a_library_that_fails_its_checks_is_not_delivered(project: Project) -> None:
-    """Exit code 3, the verdict in dist, the library not; and the failure is not remembered as a result."""
+    """Exit code 3, the verdict in dist, the library not; and the failure is not stored as a result."""
     project.write_recipe(rtol="0")
     project.edit_recipe("atol: 1.0e-4", "atol: 0")
     failed = project.run()
@@ -82,8 +82,8 @@ def test_a_library_that_fails_its_checks_is_not_delivered(project: Project) -> N
     assert project.run().outcome("verify/host") == "rejected"
 
 
-def test_two_runs_at_once_do_each_stage_once(project: Project) -> None:
-    """Two commands on one store share the work and both end well."""
+def test_two_concurrent_runs_run_each_stage_once(project: Project) -> None:
+    """Two commands on one store share the work, and both succeed."""
     runs = [project.start(), project.start()]
     reports = []
     for process in runs:
@@ -94,8 +94,8 @@ def test_two_runs_at_once_do_each_stage_once(project: Project) -> None:
     assert outcomes.count("ran") == len(STAGES)
 
 
-def test_a_damaged_entry_is_named_and_made_again(project: Project) -> None:
-    """A flipped bit in a stored file is found when it is read, and its stage runs again by itself."""
+def test_a_damaged_blob_is_named_and_made_again(project: Project) -> None:
+    """A flipped bit is found when the blob is read, and its stage runs again in the same run."""
     project.run()
     digests = project.digests(*DETERMINISTIC)
     digest = digests["build/host/lib0.o"]
@@ -114,9 +114,9 @@ def test_a_damaged_entry_is_named_and_made_again(project: Project) -> None:
     }
 
 
-def test_ctrl_c_stops_in_order_and_the_next_run_goes_on(project: Project) -> None:
-    """An interrupt ends the run with its own exit code; nothing finished is lost."""
-    sabotage(project, "build", "hang")
+def test_an_interrupted_run_is_resumed_by_the_next(project: Project) -> None:
+    """An interrupt has its own exit code, and no finished stage is lost."""
+    inject_fault(project, "build", "hang")
     process = project.start()
     assert process.stdout is not None
     for line in process.stdout:
@@ -131,21 +131,21 @@ def test_ctrl_c_stops_in_order_and_the_next_run_goes_on(project: Project) -> Non
     outcomes = {stage["stage_id"]: stage["outcome"] for stage in report["stages"]}
     assert outcomes["tiny:import"] == "ran"
     assert outcomes["tiny:build/host"] == "cancelled"
-    repair(project)
+    remove_fault(project)
     assert project.run().ran == ["build/host", "export/host", "verify/host"]
 
 
 def kill_and_finish(project: Project, instants: list[float]) -> None:
-    """Kill a cold run at each instant, go on to the end, and compare with an undisturbed run."""
+    """Kill a cold run at each instant, finish it, and compare with an undisturbed run."""
     project.write_recipe(trials=4)
     assert project.run().code == 0
-    wanted = project.digests(*DETERMINISTIC[:2])
+    expected = project.digests(*DETERMINISTIC[:2])
     for instant in instants:
         project.forget_results()
         project.kill_after(instant)
         finished = project.run()
         assert finished.code == 0, finished.out + finished.err
-        assert project.digests(*DETERMINISTIC[:2]) == wanted
+        assert project.digests(*DETERMINISTIC[:2]) == expected
         trials = project.trials()
         assert len(trials) == len(set(trials)) == 4
         assert project.debris() == []
@@ -153,14 +153,14 @@ def kill_and_finish(project: Project, instants: list[float]) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_where_it_was(project: Project) -> None:
-    """SIGKILL in the middle: the next run ends with the same results and measures no trial twice."""
+def test_a_killed_run_is_resumed(project: Project) -> None:
+    """After a SIGKILL, the next run has the same results and measures no trial twice."""
     kill_and_finish(project, [1.2, 2.5])
 
 
 @pytest.mark.faults
-def test_twenty_killed_runs_go_on_where_they_were(project: Project) -> None:
-    """The same at twenty instants from the first moment to the last stage."""
+def test_twenty_killed_runs_are_resumed(project: Project) -> None:
+    """The same at twenty instants, from the start to the last stage."""
     kill_and_finish(project, [0.15 + 0.3 * step for step in range(20)])
 
 
@@ -168,10 +168,10 @@ def test_twenty_killed_runs_go_on_where_they_were(project: Project) -> None:
 def test_untuned_builds_are_the_same_after_twenty_kills(project: Project) -> None:
     """Without tuning every stage but verify is deterministic: same bytes, whenever the run was killed."""
     assert project.run().code == 0
-    wanted = project.digests(*DETERMINISTIC)
+    expected = project.digests(*DETERMINISTIC)
     for step in range(20):
         project.forget_results()
         project.kill_after(0.1 + 0.2 * step)
         assert project.run().code == 0
-        assert project.digests(*DETERMINISTIC) == wanted
+        assert project.digests(*DETERMINISTIC) == expected
         assert project.debris() == []

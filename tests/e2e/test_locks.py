@@ -1,4 +1,4 @@
-"""Locks: the same bytes elsewhere, refusals of everything that is not what was locked, and what changed between two."""
+"""Lock files: the same bytes on other machines, errors for everything that differs, and the diff of two."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_failures import sabotage
+from tests.e2e.test_failures import inject_fault
 from tests.support.project import Project
-from tvmflow import cli
-from tvmflow.stores import collect
-from tvmflow.stores.local import LocalStore
+from tvmflow.cli import main
+from tvmflow.release import lock
+from tvmflow.store import garbage_collection
+from tvmflow.store.eviction_plan import Limits
+from tvmflow.store.local import LocalStore
+from tvmflow.store.pins import add_pin
 
 DELIVERED = ("tiny.so", "tiny.tvmflow")
 
@@ -29,8 +32,8 @@ def delivered(project: Project) -> dict[str, str]:
     }
 
 
-def elsewhere(project: Project, folder: Path) -> Project:
-    """The same recipe, model and lock on a machine that has built nothing."""
+def copy_to_machine(project: Project, folder: Path) -> Project:
+    """Copy recipe, model and lock file to a machine that has built nothing."""
     folder.mkdir(parents=True)
     other = Project(folder)
     for name in ("tiny.yaml", "tiny.onnx", "tiny.lock.yaml"):
@@ -38,28 +41,28 @@ def elsewhere(project: Project, folder: Path) -> Project:
     return other
 
 
-def test_a_lock_gives_its_bytes_on_an_empty_store_and_refuses_all_else(
+def test_a_locked_run_gives_the_same_bytes_in_an_empty_store_or_fails(
     project: Project, tmp_path: Path
 ) -> None:
     locked = project.tvmflow("lock", "tiny.yaml")
     assert locked.code == 0, locked.err
-    assert "tiny.lock.yaml (written)" in locked.out
-    assert "tiny.lock.yaml (as it was)" in project.tvmflow("lock", "tiny.yaml").out
+    assert "tiny.lock.yaml (new)" in locked.out
+    assert "tiny.lock.yaml (unchanged)" in project.tvmflow("lock", "tiny.yaml").out
 
-    other = elsewhere(project, tmp_path / "another/machine")
+    other = copy_to_machine(project, tmp_path / "another/machine")
     other.environment["PYTHONHASHSEED"] = "77"
     again = other.run("--locked", "--jobs", "2")
     assert again.ran == ["import", "extract_tasks/host", "build/host", "export/host", "verify/host"]
     assert delivered(other) == delivered(project) != {}
     assert other.run("--locked").ran == []
 
-    def refused(*words: str) -> str:
-        found = other.tvmflow("run", "tiny.yaml", "--locked", *words)
-        assert found.code == 2, found.out
-        return found.err
+    def refused(*arguments: str) -> str:
+        run = other.tvmflow("run", "tiny.yaml", "--locked", *arguments)
+        assert run.code == 2, run.out
+        return run.err
 
-    assert "there is no lock no.lock.yaml" in refused("--lock", "no.lock.yaml")
-    assert "tiny.yaml:1:1: this is no lock" in refused("--lock", "tiny.yaml")
+    assert "there is no lock file no.lock.yaml" in refused("--lock", "no.lock.yaml")
+    assert "tiny.yaml:1:1: this is not a lock file" in refused("--lock", "tiny.yaml")
     other.edit_recipe("atol: 1.0e-4", "atol: 0.1")
     assert "tiny:verify/host is not what was locked: verify.atol 0.0001 -> 0.1" in refused()
     other.edit_recipe("atol: 0.1", "atol: 1.0e-4")
@@ -71,13 +74,13 @@ def test_a_lock_gives_its_bytes_on_an_empty_store_and_refuses_all_else(
     lock.write_text(text.replace("apache-tvm: 0.27", "apache-tvm: 0.26"))
     assert refused().count('apache-tvm "0.26') == 1
 
-    # a lock that names other bytes than come out: said, and nothing is delivered
+    # When the lock file names other bytes than the build gives, nothing is delivered.
     digest = project.digests("build/host")["build/host/lib0.o"]
     lock.write_text(text.replace(digest, "f" * 64))
-    parted = other.tvmflow("run", "tiny.yaml", "--locked", "--dist", "parted")
-    assert parted.code == 3
-    assert "tiny:build/host: lib0.o has the digest" in parted.err
-    assert not (other.folder / "parted").exists()
+    different = other.tvmflow("run", "tiny.yaml", "--locked", "--dist", "different")
+    assert different.code == 3
+    assert "tiny:build/host: lib0.o has the digest" in different.err
+    assert not (other.folder / "different").exists()
 
 
 RELEASED = """\
@@ -89,33 +92,33 @@ release: {version: "1.0", folder: releases}
 """
 
 
-@pytest.mark.parametrize("word", ["lock", "run"])
-def test_a_collection_before_the_pin_takes_nothing_that_was_just_made(
-    project: Project, monkeypatch: pytest.MonkeyPatch, word: str
+@pytest.mark.parametrize("command", ["lock", "run"])
+def test_garbage_collection_before_the_pin_keeps_the_results_of_this_run(
+    project: Project, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """The recipe is up to date with something else by then: until the pin is there the run holds its results."""
+    """By then the recipe may need other results; until the pin exists, the lease of the run keeps its results."""
     (project.folder / "all.yaml").write_text(RELEASED)
     missing = []
-    pin: Callable[..., list[str]] = LocalStore.pin
+    pin: Callable[..., list[str]] = add_pin
 
     def after_a_collection(store: LocalStore, *words: Any, **more: Any) -> list[str]:
         shutil.rmtree(Path(store.root, "last"))
-        collect.collect(LocalStore(store.root), collect.Limits(max_age_s=0.0), do=True)
+        garbage_collection.collect_garbage(LocalStore(store.root), Limits(max_age_s=0.0))
         missing.append(pin(store, *words, **more))
         return missing[-1]
 
     monkeypatch.chdir(project.folder)
     monkeypatch.setenv("TVMFLOW_STORE", "cache")
     # what was made a moment ago counts as made before
-    monkeypatch.setattr(collect, "_SLACK_NS", 0)
-    monkeypatch.setattr(LocalStore, "pin", after_a_collection)
-    assert cli.main([word, "all.yaml"]) == 0
+    monkeypatch.setattr(garbage_collection, "_CLOCK_MARGIN_NS", 0)
+    monkeypatch.setattr(lock, "add_pin", after_a_collection)
+    assert main.main([command, "all.yaml"]) == 0
     assert missing == [[]]
 
 
 @pytest.mark.slow
 def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path: Path) -> None:
-    """No trial is measured where the lock is kept to, and the schedules are those that were found."""
+    """A locked run measures no trial and uses the recorded schedules."""
     # on one core: a kernel as small as this gains nothing from two
     project.write_recipe(trials=24, targets=("{name: host, preset: host, num_cores: 1}",))
     project.write_model(channels=64)
@@ -127,18 +130,18 @@ def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path
     assert "trace: " in lock
     shown_lock = project.tvmflow("inspect", "tiny.lock.yaml")
     assert "a lock" in shown_lock.out and "tiny 0 for host" in shown_lock.out, shown_lock.err
-    other = elsewhere(project, tmp_path / "other")
+    other = copy_to_machine(project, tmp_path / "other")
     again = other.run("--locked")
     assert "tune/host" not in again.stages
     assert delivered(other) == delivered(project)
     assert other.trials() == []
-    roads = again.stages["build/host"]["facts"]["roads"]
-    assert roads["tuned"]
+    rules = again.stages["build/host"]["facts"]["schedule_rules"]
+    assert rules["tuned"]
     assert other.tvmflow("verify", "dist").code == 0
     (shown,) = other.tvmflow("inspect", "dist/tiny/host/tiny.so", "--json").events
     kernels = shown["provenance"]["kernels"]
-    tuned = {each["name"]: each["record"]["trial"] for each in kernels if "record" in each}
-    assert sorted(tuned) == roads["tuned"]
+    tuned = {kernel["name"]: kernel["record"]["trial"] for kernel in kernels if "record" in kernel}
+    assert sorted(tuned) == rules["tuned"]
     measured = {trial.partition("/")[2] for trial in project.trials()}
     assert set(tuned.values()) <= measured
 
@@ -154,23 +157,27 @@ def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path
     assert "weights     changed" in changed.out
     assert "kernels     " in changed.out
     assert "latency" in changed.out
-    told = json.loads(project.tvmflow("diff", "--json", "tiny.lock.yaml", "next.lock.yaml").out)
-    assert {each["place"] for each in told["changes"]} == {"tiny", "tiny/host"}
+    difference = json.loads(
+        project.tvmflow("diff", "--json", "tiny.lock.yaml", "next.lock.yaml").out
+    )
+    assert {change["place"] for change in difference["changes"]} == {"tiny", "tiny/host"}
     same = project.tvmflow("diff", "next.lock.yaml", "next.lock.yaml")
     assert (same.code, same.out) == (0, "no difference\n")
 
 
 @pytest.mark.slow
-def test_a_build_is_repeated_by_itself_and_its_first_difference_named(project: Project) -> None:
+def test_a_reproducibility_check_builds_again_and_names_the_first_difference(
+    project: Project,
+) -> None:
     good = project.tvmflow("run", "tiny.yaml", "--check-reproducible")
     assert good.code == 0, good.err
     assert "reproducible: " in good.out
-    # asked again it looks again, though everything is up to date
+    # A second check builds again, though everything is up to date.
     again = project.tvmflow("run", "tiny.yaml", "--check-reproducible", "--json")
     assert json.loads(again.out.splitlines()[-1])["event"] == "reproduced"
 
-    sabotage(project, "build", "scribble")
+    inject_fault(project, "build", "vary-output")
     bad = project.tvmflow("run", "tiny.yaml", "--check-reproducible")
     assert bad.code == 3
-    assert "NOT REPRODUCIBLE: build 1 of 2 gave another lib0.o for tiny:build/host" in bad.out
+    assert "NOT REPRODUCIBLE: build 1 of 2 gave a different lib0.o for tiny:build/host" in bad.out
     assert "first difference: section .text, symbol " in bad.out

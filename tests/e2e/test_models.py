@@ -1,4 +1,4 @@
-"""Real models, from the file that was published to a library that agrees with its framework."""
+"""Published models, built into libraries that agree with their framework."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def load(project: Project, *, code: str) -> str:
 @pytest.mark.models
 @pytest.mark.slow
 @needs_models
-def test_ultraface_in_parts_is_the_whole(project: Project) -> None:
-    """Features for one CPU, box decoding for another: the same boxes as from the model that was not cut."""
+def test_partitioned_ultraface_agrees_with_the_unpartitioned_model(project: Project) -> None:
+    """Features for one CPU, box decoding for another: the boxes are those of the unpartitioned model."""
     (project.folder / "real.yaml").write_text(
         f"""\
 recipe: 1
@@ -74,7 +74,7 @@ pipeline: compile
     )
     done = project.tvmflow("run", "real.yaml", "--json")
     assert done.code == 0, done.out + done.err
-    (handed,) = done.stages["join/split"]["facts"]["handed_over"]
+    (handed,) = done.stages["join/split"]["facts"]["transfers"]
     assert (handed["tensor"], handed["to"]) == ("460", "decode")
     printed = load(
         project,
@@ -91,7 +91,7 @@ pipeline: compile
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", ["", "_without_postprocessing"])
 def test_ultraface_agrees_with_onnx_runtime(project: Project, cut: str) -> None:
-    """A face detector with depthwise and dilated convolutions, with its box decoding and without."""
+    """A face detector with depthwise and dilated convolutions, with and without its box decoding."""
     verdict = deliver(
         project,
         f"{{onnx: {MODELS}/ultraface/version-RFB-320{cut}.onnx}}",
@@ -107,8 +107,8 @@ def test_ultraface_agrees_with_onnx_runtime(project: Project, cut: str) -> None:
 @pytest.mark.mxnet
 @needs_models
 @needs_mxnet
-def test_lffd_agrees_with_mxnet_and_with_what_was_recorded(project: Project) -> None:
-    """An MXNet 1.5 detector agrees with MXNet here, and with the outputs that MXNet gave elsewhere."""
+def test_lffd_agrees_with_mxnet_and_recorded_outputs(project: Project) -> None:
+    """An MXNet 1.5 detector agrees with MXNet on this machine, and with recorded outputs."""
     shutil.copy(f"{MODELS}/lffd/plate_small_io.npz", project.folder / "io.npz")
     recorded = np.load(project.folder / "io.npz")
     np.savez(project.folder / "data.npz", data=recorded["x"])
@@ -119,21 +119,21 @@ def test_lffd_agrees_with_mxnet_and_with_what_was_recorded(project: Project) -> 
         "{data: data.npz, repeat: 2}",
     )
     assert len(verdict["outputs"]) == 6
-    told = load(
+    error = load(
         project,
         code=(
             "io = np.load('io.npz')\n"
-            "ours = m.run({'data': io['x']})\n"
-            "print(max(abs(ours[spec.name] - io[f'y{i}']).max() for i, spec in enumerate(m.outputs)))"
+            "actual = m.run({'data': io['x']})\n"
+            "print(max(abs(actual[spec.name] - io[f'y{i}']).max() for i, spec in enumerate(m.outputs)))"
         ),
     )
-    assert float(told) < 1e-5
+    assert float(error) < 1e-5
 
 
 @pytest.mark.mxnet
 @needs_mxnet
-def test_digits_knows_the_digits(project: Project) -> None:
-    """The model that ships, compiled, reads as many of the held-out digits as MXNet does."""
+def test_digits_keeps_its_accuracy(project: Project) -> None:
+    """The shipped model, compiled, has the accuracy of MXNet on the test set."""
     models = ROOT / "recipes/models"
     verdict = deliver(
         project,
@@ -146,7 +146,7 @@ def test_digits_knows_the_digits(project: Project) -> None:
 
 
 def test_squeezenet_and_resnet_recipes_can_be_planned(project: Project) -> None:
-    """The recipes that ship are right; what they need and is not there yet is said with its place."""
+    """The shipped recipes are valid; missing files are reported with their position."""
     unmade = shutil.ignore_patterns("squeezenet1.1-*")
     shutil.copytree(ROOT / "recipes", project.folder / "recipes", ignore=unmade)
     assert project.tvmflow("plan", "recipes/resnet50.yaml").code == 0
@@ -162,7 +162,7 @@ def test_squeezenet_and_resnet_recipes_can_be_planned(project: Project) -> None:
 @pytest.mark.mxnet
 @needs_mxnet
 def test_squeezenet_from_the_gluon_zoo_agrees_with_mxnet(project: Project) -> None:
-    """The shipped recipe, on a checkpoint that MXNet itself wrote."""
+    """The shipped recipe, on a checkpoint that MXNet wrote."""
     unmade = shutil.ignore_patterns("squeezenet1.1-*")
     shutil.copytree(ROOT / "recipes", project.folder / "recipes", ignore=unmade)
     made = subprocess.run(

@@ -1,4 +1,4 @@
-"""Libraries for NVIDIA GPUs where there is such a GPU: tuned, verified, loaded and watched. It is the stand-in, which is strict."""
+"""Libraries for NVIDIA GPUs on a machine with a GPU (the strict stand-in): tuned, verified, loaded and profiled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.support import rpc
 from tests.support.project import Project
 from tests.support.recipes import ROOT
-from tvmflow.targets.tracker import VARIABLE
+from tvmflow.targets.tracker import TRACKER_VARIABLE
 
 pytestmark = pytest.mark.slow
 
@@ -78,10 +78,10 @@ def test_weights_and_data_of_float16_meet_in_tensor_cores(with_gpu: Project) -> 
     verdict = ran.stages["verify/cuda-sm90"]["facts"]
     assert verdict["outputs"]["scores"]["passed"]
     assert verdict["tolerance"]["for"] == "float16"
-    assert len(ran.stages["build/cuda-sm90"]["facts"]["roads"]["matmul"]) == 2
+    assert len(ran.stages["build/cuda-sm90"]["facts"]["schedule_rules"]["matmul"]) == 2
 
 
-def test_parts_on_the_gpu_and_the_cpu_hand_tensors_to_each_other(with_gpu: Project) -> None:
+def test_parts_on_the_gpu_and_the_cpu_exchange_tensors(with_gpu: Project) -> None:
     """Both ways, and the whole agrees with the reference, in a bundle as in a wheel."""
     project = with_gpu
     target = (
@@ -96,8 +96,8 @@ def test_parts_on_the_gpu_and_the_cpu_hand_tensors_to_each_other(with_gpu: Proje
     assert verdict["outputs"]["scores"]["passed"]
     assert set(verdict["parts"]) == {"head", "middle", "tail"}
     assert all(part["latency"]["median"] > 0 for part in verdict["parts"].values())
-    handed = ran.stages["join/split"]["facts"]["handed_over"]
-    devices = {each["tensor"]: each["devices"] for each in handed}
+    transfers = ran.stages["join/split"]["facts"]["transfers"]
+    devices = {transfer["tensor"]: transfer["devices"] for transfer in transfers}
     assert devices == {"r": ["cpu", "cuda"], "p": ["cuda", "cpu"]}
 
     (wheel,) = (project.folder / "dist/tiny/split").glob("*.whl")
@@ -105,27 +105,27 @@ def test_parts_on_the_gpu_and_the_cpu_hand_tensors_to_each_other(with_gpu: Proje
         "import numpy as np, tiny_model; x = np.load('x.npy'); "
         "a, b = (tiny_model.run({'data': y})['scores'] for y in (x, x + 1)); np.savez('y.npz', a=a, b=b)"
     )
-    given = np.random.default_rng(1).normal(size=(1, 3, 8, 8)).astype(np.float32)
-    np.save(project.folder / "x.npy", given)
+    values = np.random.default_rng(1).normal(size=(1, 3, 8, 8)).astype(np.float32)
+    np.save(project.folder / "x.npy", values)
     environment = {**project.environment}
     site = project.folder / "site"
     zipfile.ZipFile(wheel).extractall(site)
     environment["PYTHONPATH"] = f"{site}:{environment['PYTHONPATH']}"
     subprocess.run([sys.executable, "-c", code], cwd=project.folder, env=environment, check=True)
-    found = np.load(project.folder / "y.npz")
-    whole = _on_the_cpu(project, {"a": given, "b": given + 1})
+    outputs = np.load(project.folder / "y.npz")
+    whole = _on_the_cpu(project, {"a": values, "b": values + 1})
     for name in ("a", "b"):
-        np.testing.assert_allclose(found[name], whole[name], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(outputs[name], whole[name], rtol=1e-4, atol=1e-5)
 
 
 def _on_the_cpu(project: Project, inputs: dict[str, Any]) -> dict[str, Any]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(project.folder / "tiny.onnx"))
-    return {name: session.run(None, {"data": each})[0] for name, each in inputs.items()}
+    return {name: session.run(None, {"data": array})[0] for name, array in inputs.items()}
 
 
-def test_a_gpu_elsewhere_is_tuned_and_verified_on(
+def test_a_remote_gpu_tunes_and_verifies(
     project: Project, gpu: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """This machine has none and only compiles; kernels and libraries are sent to the one that has."""
@@ -135,10 +135,10 @@ def test_a_gpu_elsewhere_is_tuned_and_verified_on(
     )
     project.write_recipe(targets=[target], trials=3)
     project.environment.update({**gpu, "CUDA_VISIBLE_DEVICES": ""})
-    with rpc.running_farm(tmp_path_factory.mktemp("farm"), servers=0) as farm:
-        project.environment[VARIABLE] = farm.address
-        farm.add("orin", ours=True, **gpu)
-        farm.wait_for(1, "orin")
+    with rpc.running_pool(tmp_path_factory.mktemp("pool"), servers=0) as pool:
+        project.environment[TRACKER_VARIABLE] = pool.address
+        pool.add("orin", tvmflow_server=True, **gpu)
+        pool.wait_for(1, "orin")
         ran = project.run()
     assert ran.code == 0, ran.out
     tuned, verdict = (ran.stages[f"{name}/board"]["facts"] for name in ("tune", "verify"))
@@ -148,23 +148,23 @@ def test_a_gpu_elsewhere_is_tuned_and_verified_on(
     assert verdict["latency"]["library"]["median"] > 0
 
 
-def test_a_gpu_that_cannot_be_used_is_no_candidates_fault(with_gpu: Project) -> None:
-    """Its memory is somebody else's: the run ends, and the ledger keeps nothing of it."""
+def test_an_unusable_gpu_fails_no_trial(with_gpu: Project) -> None:
+    """Another process has its memory: the run fails, and the ledger records nothing."""
     project = with_gpu
     project.write_recipe(targets=["cuda-sm90"], trials=3)
     project.environment["STAND_IN_MEMORY"] = "0"
     ran = project.run()
     assert ran.code == 1
     message = ran.stages["tune/cuda-sm90"]["message"]
-    assert "nothing can be run on this machine's cuda device" in message
+    assert "the cuda device of this machine cannot run kernels" in message
     assert "nvidia-smi" in ran.stages["tune/cuda-sm90"]["fix"]
     assert project.trials() == []
     del project.environment["STAND_IN_MEMORY"]
     assert project.run("--until", "tune").stages["tune/cuda-sm90"]["facts"]["measured"] == 3
 
 
-def test_what_is_for_another_gpu_is_a_sentence(with_gpu: Project) -> None:
-    """When a recipe asks to run it, and when it is loaded; built it is all the same."""
+def test_code_for_another_gpu_is_rejected(with_gpu: Project) -> None:
+    """When a recipe verifies it, and when it is loaded; it can be built."""
     project = with_gpu
     project.write_recipe(targets=["cuda-sm90"])
     project.environment["STAND_IN_GPU"] = "86"
@@ -173,7 +173,7 @@ def test_what_is_for_another_gpu_is_a_sentence(with_gpu: Project) -> None:
     reason = "it is for sm_90, and this machine's GPU (Stand-in GPU) is sm_86"
     assert "'cuda-sm90' cannot be verified" in refused.err and reason in refused.err
     listed = json.loads(project.tvmflow("targets", "--json").out)
-    rows = {each["name"]: each["abilities"] for each in listed["targets"]}
+    rows = {row["name"]: row["capabilities"] for row in listed["targets"]}
     assert rows["cuda-sm90"]["runs_here"] == rows["cuda-sm90"]["measured_here"] == reason
     assert rows["cuda-sm80"]["runs_here"] == rows["cuda-sm80"]["measured_here"] == ""
 
@@ -184,7 +184,7 @@ def test_what_is_for_another_gpu_is_a_sentence(with_gpu: Project) -> None:
     assert f"was built for sm_90, which does not run here: {reason}" in loaded.err
 
 
-def test_the_same_recipe_sees_that_a_gpu_has_gone(with_gpu: Project) -> None:
+def test_a_missing_gpu_is_noticed(with_gpu: Project) -> None:
     """What was verified stays so; a machine without a GPU does not claim to have run it."""
     project = with_gpu
     project.write_recipe(targets=["cuda-sm90"])

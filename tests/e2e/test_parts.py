@@ -1,4 +1,4 @@
-"""A model in parts: each built by itself, verified by itself and together, and run as one."""
+"""A partitioned model: its parts are built and verified separately and together, and run as one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import tvmflow
 from tests.support.exports import files_below, program_of
 from tests.support.project import Project, Ran
-from tvmflow.errors import BundleError
+from tvmflow.core.errors import BundleError
 from tvmflow.targets.host import read_host
 
 RECIPE = """\
@@ -67,8 +67,15 @@ def test_all_is_delivered_together(project: Project, split: Path) -> None:
     project_files = set(files_below(split)) - names
     wheel = next(name for name in names if name.endswith(".whl"))
     libraries = {"tiny-features.so", "tiny-scores.so"}
-    beside = {"tiny.cdx.json", "tiny.intoto.jsonl"}
-    assert names == {"tiny.tvmflow", "tiny.split.tar.gz", "verify.json", wheel, *libraries, *beside}
+    sidecar_files = {"tiny.cdx.json", "tiny.intoto.jsonl"}
+    assert names == {
+        "tiny.tvmflow",
+        "tiny.split.tar.gz",
+        "verify.json",
+        wheel,
+        *libraries,
+        *sidecar_files,
+    }
     assert {name for name in project_files if name.endswith(".so")} == {
         f"tiny-cpp/model/parts/{part}/library.so" for part in ("features", "scores")
     }
@@ -98,16 +105,16 @@ def test_it_runs_as_one(project: Project, split: Path) -> None:
     assert "tiny" in repr(joined)
 
 
-def test_it_is_timed_and_watched_as_one(split: Path) -> None:
+def test_it_is_timed_and_profiled_as_one(split: Path) -> None:
     """Latency of the whole; operators under the names of their parts."""
     joined = tvmflow.load(split / "tiny.tvmflow")
     assert all(seconds > 0 for seconds in joined.latency(feed(), repeat=2, min_seconds=0.0))
-    parts = {each.name.partition(": ")[0] for each in joined.profile(feed(), repeat=2)}
+    parts = {row.name.partition(": ")[0] for row in joined.profile(feed(), repeat=2)}
     assert parts == {"features", "scores"}
 
 
 def test_each_part_is_verified_by_itself(split: Path, ran: Ran) -> None:
-    """On what the reference computes at the cut; what is handed over is told."""
+    """On the reference's tensors at the cut; the facts list the tensors that parts exchange."""
     verdict = json.loads((split / "verify.json").read_text())
     assert list(verdict["outputs"]) == ["scores"]
     assert {name: list(part["outputs"]) for name, part in verdict["parts"].items()} == {
@@ -115,7 +122,7 @@ def test_each_part_is_verified_by_itself(split: Path, ran: Ran) -> None:
         "scores": ["scores"],
     }
     assert all("median" in part["latency"] for part in verdict["parts"].values())
-    (handed,) = ran.stages["join/split"]["facts"]["handed_over"]
+    (handed,) = ran.stages["join/split"]["facts"]["transfers"]
     assert handed == {
         "tensor": "r",
         "bytes": 4 * 4 * 8 * 8,
@@ -131,7 +138,7 @@ def test_new_weights_of_one_part_leave_the_other_as_it_was(project: Project, ran
     import onnx
 
     model = onnx.load(str(project.folder / "tiny.onnx"))
-    (dense,) = (each for each in model.graph.initializer if each.name == "dense")
+    (dense,) = (tensor for tensor in model.graph.initializer if tensor.name == "dense")
     values = np.frombuffer(dense.raw_data, np.float32) * 2
     dense.raw_data = values.astype(np.float32).tobytes()
     onnx.save(model, str(project.folder / "tiny.onnx"))
@@ -198,15 +205,15 @@ def test_a_program_in_cpp_runs_it_as_any_model(
     for file in ("main.cpp", "include/tvmflow/model.hpp"):
         assert (whole / file).read_bytes() == (joined / file).read_bytes()
     expected = computed(program, whole / "model", feed())
-    found = computed(program, joined / "model", feed())
-    assert list(found) == ["scores"]
-    np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-4, atol=1e-5)
+    outputs = computed(program, joined / "model", feed())
+    assert list(outputs) == ["scores"]
+    np.testing.assert_allclose(outputs["scores"], expected["scores"], rtol=1e-4, atol=1e-5)
     in_python = tvmflow.load(split / "tiny.tvmflow").run(feed())
-    np.testing.assert_array_equal(found["scores"], in_python["scores"])
+    np.testing.assert_array_equal(outputs["scores"], in_python["scores"])
     middle = computed(program, joined / "model/parts/features", feed())
     assert list(middle) == ["r"]
     again = computed(program, joined / "model/parts/scores", middle)
-    np.testing.assert_array_equal(again["scores"], found["scores"])
+    np.testing.assert_array_equal(again["scores"], outputs["scores"])
 
 
 @pytest.mark.slow
@@ -227,25 +234,25 @@ def test_a_program_in_cpp_runs_it_as_any_model(
         (
             "scores",
             {"inputs": [{"name": "r", "shape": [1, 4, 8, 9], "dtype": "float32"}]},
-            "{model}/model.json: the part 'scores' needs r: float32[1, 4, 8, 9], which nothing before it gives",
+            "{model}/model.json: the part 'scores' needs r: float32[1, 4, 8, 9], which nothing before it computes",
         ),
         (
             "features",
             {"bundle": 2},
-            "{model}/parts/features/model.json is of a model in parts, not of one library",
+            "{model}/parts/features/model.json describes a partitioned model, not one library",
         ),
         (
             "",
             {"outputs": [{"name": "boxes", "shape": [4], "dtype": "float32"}]},
-            "{model}/model.json: the model needs boxes: float32[4], which nothing before it gives",
+            "{model}/model.json: the model needs boxes: float32[4], which nothing before it computes",
         ),
-        ("", {"parts": None}, "{model}/model.json is not whole"),
+        ("", {"parts": None}, "{model}/model.json is not complete"),
     ],
 )
 def test_a_program_in_cpp_names_the_part_that_cannot_run(
     split: Path, program: Path, tmp_path: Path, part: str, changes: dict[str, Any], words: str
 ) -> None:
-    """What is checked of a library is checked of each, before any of them runs."""
+    """Every library is checked before any of them runs."""
     model = tmp_path / "model"
     shutil.copytree(split / "tiny-cpp/model", model)
     described = model / "parts" / part / "model.json" if part else model / "model.json"
@@ -256,17 +263,17 @@ def test_a_program_in_cpp_names_the_part_that_cannot_run(
 
 
 def test_it_takes_no_weights(split: Path) -> None:
-    """As no bundle does that carries its own."""
-    with pytest.raises(BundleError, match="carries its weights"):
+    """As any bundle that includes its weights."""
+    with pytest.raises(BundleError, match="includes its weights"):
         tvmflow.load(split / "tiny.tvmflow", params={})
 
 
 @pytest.mark.parametrize("torn", [64, -8, -200, -100_000])
-def test_a_torn_bundle_is_told(split: Path, tmp_path: Path, torn: int) -> None:
+def test_a_truncated_bundle_is_rejected(split: Path, tmp_path: Path, torn: int) -> None:
     """Wherever it was cut off."""
     path = tmp_path / "torn.tvmflow"
     path.write_bytes((split / "tiny.tvmflow").read_bytes()[:torn])
-    with pytest.raises(BundleError, match="is not a whole tvmflow bundle"):
+    with pytest.raises(BundleError, match="is not a complete tvmflow bundle"):
         tvmflow.load(path)
 
 
@@ -276,13 +283,13 @@ def test_run_model_takes_it(project: Project, split: Path) -> None:
     assert done.code == 0, done.err
     report = json.loads(done.out)
     assert report["target"] == "split"
-    assert {each["name"].partition(":")[0] for each in report["operators"]} == {
+    assert {row["name"].partition(":")[0] for row in report["operators"]} == {
         "features",
         "scores",
     }
 
 
-def test_a_wrong_cut_is_a_sentence(project: Project, ran: Ran) -> None:
+def test_a_wrong_cut_is_reported(project: Project, ran: Ran) -> None:
     """With what to do about it, and nothing else runs."""
     (project.folder / "wrong.yaml").write_text(RECIPE.replace("[r]", "[scores]"))
     done = project.tvmflow("run", "wrong.yaml", "--target", "split")
@@ -291,8 +298,8 @@ def test_a_wrong_cut_is_a_sentence(project: Project, ran: Ran) -> None:
     assert "Traceback" not in done.out + done.err
 
 
-def test_a_part_for_a_gpu_is_refused_where_it_would_have_to_run(project: Project) -> None:
-    """The machine of the part is named, and so is what can be done."""
+def test_a_part_for_another_machine_is_rejected_where_it_would_run(project: Project) -> None:
+    """The message names the part's target and the remedy."""
     text = RECIPE.replace("preset: x86-64-v2", "preset: cortex-a72")
     (project.folder / "board.yaml").write_text(text)
     done = project.tvmflow("plan", "board.yaml")

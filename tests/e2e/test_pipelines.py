@@ -1,4 +1,4 @@
-"""Pipelines that name their recipes: releases with gates, other targets, and what is wrong with them."""
+"""Pipelines that name their recipes: releases with gates, targets of their own, and mistakes in them."""
 
 from __future__ import annotations
 
@@ -25,40 +25,42 @@ def pipeline(project: Project, text: str) -> None:
     (project.folder / "all.yaml").write_text(text)
 
 
-def released(project: Project, *words: str) -> tuple[Ran, Path]:
-    found = project.tvmflow("run", "all.yaml", *words)
-    return found, project.folder / "releases"
+def released(project: Project, *arguments: str) -> tuple[Ran, Path]:
+    return project.tvmflow("run", "all.yaml", *arguments), project.folder / "releases"
 
 
 @pytest.mark.slow
-def test_releases_are_made_once_and_compared_with_the_last(project: Project) -> None:
+def test_a_version_is_released_once_and_compared_with_the_previous_release(
+    project: Project,
+) -> None:
     pipeline(project, RELEASE)
     first, releases = released(project)
     assert first.code == 0, first.err
     folder = releases / "all-1.0"
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert {"SHA256SUMS", "release.lock.yaml", "report.html", "tiny/host/tiny.so"} <= names
-    assert "released before, and the same" in released(project)[0].out
+    assert "already released with the same files" in released(project)[0].out
     checked = project.tvmflow("verify", str(folder))
     assert checked.code == 0, checked.out
     assert "release.intoto.jsonl" in checked.out and "report.html" in checked.out
 
-    # the lock in the folder gives the same files to whoever has nothing else
-    words = ("--locked", "--lock", "releases/all-1.0/release.lock.yaml", "--store", "empty")
-    again = project.tvmflow("run", "all.yaml", *words)
+    # With the lock file in the folder, an empty store gives the same files.
+    options = ("--locked", "--lock", "releases/all-1.0/release.lock.yaml", "--store", "empty")
+    again = project.tvmflow("run", "all.yaml", *options)
     assert again.code == 0, again.err
-    assert "released before, and the same" in again.out
+    assert "already released with the same files" in again.out
 
     project.write_model(seed=3)
     other, _ = released(project)
     assert other.code == 3
-    assert "releases are not made twice" in other.err
+    assert "a version is released once" in other.err
 
     pipeline(project, RELEASE.replace('"1.0"', '"1.10"'))
     second, _ = released(project, "--json")
-    told = json.loads(second.out.splitlines()[-1])
-    assert (told["event"], told["against"], told["misses"]) == ("released", "all-1.0", [])
-    assert told["rows"][0]["timed"], told
+    event = json.loads(second.out.splitlines()[-1])
+    assert (event["event"], event["previous"]) == ("released", "all-1.0")
+    assert event["failed_gates"] == []
+    assert event["comparisons"][0]["latencies"], event
     assert "all-1.0" in (releases / "all-1.10/report.html").read_text()
 
     project.write_model(seed=3, channels=400)
@@ -72,7 +74,7 @@ def test_releases_are_made_once_and_compared_with_the_last(project: Project) -> 
     assert sorted(path.name for path in releases.iterdir()) == ["all-1.0", "all-1.10"]
 
 
-def test_targets_of_a_pipeline_are_built_for_instead(project: Project) -> None:
+def test_targets_of_a_pipeline_replace_those_of_its_recipes(project: Project) -> None:
     text = "pipeline: 1\nname: all\nstages: [import]\nrecipes: [tiny.yaml]\ntargets: [x86-64-v2, hots]\n"
     pipeline(project, text)
     wrong = project.tvmflow("plan", "all.yaml")
@@ -85,31 +87,31 @@ def test_targets_of_a_pipeline_are_built_for_instead(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("recipes: [tony.yaml]", "all.yaml:4:11: recipes.0: "),
-        ("recipes: [tiny.yaml, tiny.yaml]", "recipes.1: 'tiny.yaml' stands twice"),
+        ("recipes: [tiny.yaml, tiny.yaml]", "recipes.1: 'tiny.yaml' is listed twice"),
         ("targets: [host]", "targets: is for pipelines that name their recipes"),
         ("description: no recipes", "is a pipeline that names no recipes"),
         ("recipes: [tiny.yaml]\nretune: {trials: 5}", "retune: needs the stage 'tune'"),
         ("recipes: [tiny.yaml]\nrelease: {version: x}", "release.version: must be a version"),
         (
             "recipes: [tiny.yaml]\nrelease: {version: '1', gates: {max_size: 1}}",
-            "release.gates.max_size: there is no such field",
+            "release.gates.max_size: unknown field",
         ),
     ],
 )
-def test_what_is_wrong_with_a_pipeline_has_its_place(
-    project: Project, change: str, told: str
+def test_a_mistake_in_a_pipeline_is_reported_with_its_position(
+    project: Project, change: str, message: str
 ) -> None:
     pipeline(project, f"pipeline: 1\nname: all\nstages: [import, build, export]\n{change}\n")
-    found = project.tvmflow("plan", "all.yaml")
-    assert found.code == 2
-    assert told in found.err, found.err
+    wrong = project.tvmflow("plan", "all.yaml")
+    assert wrong.code == 2
+    assert message in wrong.err, wrong.err
 
 
 @pytest.mark.slow
-def test_a_budget_is_spread_and_can_be_locked(project: Project) -> None:
+def test_a_tuning_budget_is_spent_on_all_recipes_and_can_be_locked(project: Project) -> None:
     project.write_recipe(trials=2)
     stages = "[import, extract_tasks, tune, pick_best, build, export, verify]"
     pipeline(
@@ -118,7 +120,7 @@ def test_a_budget_is_spread_and_can_be_locked(project: Project) -> None:
     )
     done = project.tvmflow("lock", "all.yaml")
     assert done.code == 0, done.err
-    assert "spent on\n  tiny:tune/host: " in done.out
+    assert "trials spent:\n  tiny:tune/host: " in done.out
     measured = len(project.trials())
     assert 2 < measured <= 8
     assert (project.folder / "all.lock.yaml").is_file()

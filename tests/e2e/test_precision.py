@@ -1,4 +1,4 @@
-"""Weights of float16 and quantised models, through the real command."""
+"""Float16 weights and quantized models, through the real command."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import onnx
 import pytest
 
-from tests.support.onnx_models import quantised
+from tests.support.onnx_models import quantized
 from tests.support.project import Project
 
 
 def verdict(project: Project, target: str) -> dict[str, Any]:
     path = project.folder / "dist/tiny" / target / "verify.json"
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
 
 
 @pytest.mark.slow
 def test_precision_for_one_target_and_then_another_model(project: Project) -> None:
-    """Each is held to what fits it and says so; what the recipe itself asks for comes first."""
+    """Each target has the tolerance of its precision, and `explain` names it; the recipe's own tolerance has priority."""
     project.write_recipe(
         targets=["host", "{name: half, preset: host, kernels: {precision: mixed}}"]
     )
@@ -29,19 +29,19 @@ def test_precision_for_one_target_and_then_another_model(project: Project) -> No
     half = {"for": "float16", "rtol": 0.01, "atol": 1e-4, "of_largest": 10 / 2**11}
     assert verdict(project, "host")["tolerance"]["for"] == "float32"
     assert verdict(project, "half")["tolerance"] == half
-    told = project.tvmflow("explain", "tiny.yaml", "verify/half").out
+    explanation = project.tvmflow("explain", "tiny.yaml", "verify/half").out
     assert (
         "outputs may differ by atol 0.0001, or 0.49% of an output's largest value where that is more, and rtol 0.01 "
-        "(the model computes in float16, wholly or in part)"
-    ) in told
+        "(the model computes in float16, entirely or in part)"
+    ) in explanation
 
     path = project.folder / "tiny.onnx"
-    onnx.save(quantised(onnx.load(path), project.folder), path)
+    onnx.save(quantized(onnx.load(path), project.folder), path)
     project.edit_recipe("samples: 2", "samples: 2, atol: 0.25")
     assert project.tvmflow("run", "tiny.yaml", "--json").code == 0
     for target in ("host", "half"):
-        found = verdict(project, target)
-        assert found["tolerance"] == {
-            "for": "quantised", "rtol": 0.01, "atol": 0.25, "of_largest": 0.0,
+        content = verdict(project, target)
+        assert content["tolerance"] == {
+            "for": "quantized", "rtol": 0.01, "atol": 0.25, "of_largest": 0.0,
         }  # fmt: skip
-        assert found["outputs"]["scores"]["atol"] == 0.25
+        assert content["outputs"]["scores"]["atol"] == 0.25

@@ -1,4 +1,4 @@
-"""Two machines and one remote, with the real command and the real stages."""
+"""Two machines and one remote cache, with the real command and the real stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.support.cache_server import cache_server
 from tests.support.project import Project
-from tvmflow.stores.local import hash_file
+from tvmflow.core.files import hash_file
 
 MOTO_VARIABLE = "TVMFLOW_TEST_MOTO"
 
@@ -31,7 +31,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 def tvmflow(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {name: each for name, each in os.environ.items() if not name.startswith("TVMFLOW_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TVMFLOW_")}
     return subprocess.run(
         [sys.executable, "-m", "tvmflow", *words],
         cwd=folder,
@@ -43,8 +43,8 @@ def tvmflow(folder: Path, *words: str, **variables: str) -> subprocess.Completed
 
 
 @pytest.mark.slow
-def test_a_remote_on_the_command_line(tmp_path: Path) -> None:
-    """run, explain, push and pull of one small stage; mistakes; and no secret in any of it."""
+def test_a_remote_cache_on_the_command_line(tmp_path: Path) -> None:
+    """run, explain, push and pull of one small stage; mistakes; and no secret in any output."""
     project = Project(tmp_path)
     with cache_server() as cache:
         secret = cache.url.replace("//", "//ann:hunter2@")
@@ -52,31 +52,31 @@ def test_a_remote_on_the_command_line(tmp_path: Path) -> None:
         # `import` alone: what is shared is the engine's matter, not the stages'
         made = project.tvmflow(*words, "--remote-mode", "both", "--store", "one")
         assert made.code == 0, made.err
-        assert f"1 result sent to {cache.url}" in made.out
+        assert f"1 result uploaded to {cache.url}" in made.out
         fetched = project.tvmflow(*words, "--store", "two", "--json")
         assert fetched.outcome("import") == "fetched"
         assert fetched.events[-1]["remote"]["fetched"] == 1
         explained = project.tvmflow("explain", "tiny.yaml", "import", "--store", "two")
-        assert f"made elsewhere: {cache.url}, not signed" in explained.out
-        # what this machine is was asked of LLVM once for a store, and stays known in it
+        assert f"fetched: {cache.url}, not signed" in explained.out
+        # the host target was resolved once for this store, and stays in its notes
         shutil.rmtree(tmp_path / "two/actions")
         shutil.rmtree(tmp_path / "two/cas")
         pulled = project.tvmflow("cache", "pull", "tiny.yaml", "--remote", secret, "--store", "two")
         assert pulled.code == 0, pulled.err
         assert f"1 result fetched from {cache.url}" in pulled.out
-        assert "not there: tiny:extract_tasks/host" in pulled.out
+        assert "not in the remote cache: tiny:extract_tasks/host" in pulled.out
         cache.ac.clear()
         project.environment["TVMFLOW_REMOTE"] = secret
         pushed = project.tvmflow("cache", "push", "--all", "--store", "two", "--json")
         assert pushed.code == 0 and len(cache.ac) == 1, pushed.err
         project.environment["TVMFLOW_REMOTE_MODE"] = "off"
         offline = project.tvmflow("cache", "push", "--all", "--store", "two")
-        assert offline.code == 2 and "are not to be used" in offline.err
+        assert offline.code == 2 and "must not be used" in offline.err
         project.environment["TVMFLOW_REMOTE_MODE"] = "reed"
         wrong = project.tvmflow("run", "tiny.yaml", "--until", "build", "--store", "two")
-        assert wrong.code == 2 and "there is no mode 'reed'" in wrong.err
+        assert wrong.code == 2 and "'reed' is not a mode" in wrong.err
     ran = [made, fetched, explained, pulled, pushed, offline, wrong]
-    assert all("hunter2" not in each.out + each.err for each in ran)
+    assert all("hunter2" not in result.out + result.err for result in ran)
     for path in tmp_path.rglob("*"):
         if path.is_file():
             assert b"hunter2" not in path.read_bytes(), path
@@ -84,7 +84,7 @@ def test_a_remote_on_the_command_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_second_machine_builds_digits_without_running_anything(tmp_path: Path) -> None:
-    """An empty store, another folder: every stage is fetched, and the same library is delivered."""
+    """With an empty store, every stage is fetched, and the same library is delivered."""
     recipe = str(ROOT / "recipes" / "digits.yaml")
     with cache_server() as cache:
         first = tvmflow(
@@ -102,7 +102,7 @@ def test_a_second_machine_builds_digits_without_running_anything(tmp_path: Path)
 
 @pytest.fixture
 def s3() -> Iterator[str]:
-    """An S3 of moto's on a free port, with a bucket `cache`; what says where it is, for the environment."""
+    """Give the URL of moto's S3 server on a free port, with a bucket `cache`."""
     server = os.environ.get(MOTO_VARIABLE)
     if not server or not shutil.which(server):
         pytest.skip(f"${MOTO_VARIABLE} names no moto_server: pip install 'moto[server]' in its own environment")  # fmt: skip
@@ -129,7 +129,7 @@ def s3() -> Iterator[str]:
 
 @pytest.mark.slow
 def test_results_are_shared_through_s3(s3: str, tmp_path: Path) -> None:
-    """As with the other remotes; a bucket that is not there is said once, and so are wrong credentials."""
+    """As with the other remote caches; a missing bucket and wrong credentials are reported once."""
     Project(tmp_path)
     recipe = str(tmp_path / "tiny.yaml")
     where = {
@@ -142,18 +142,18 @@ def test_results_are_shared_through_s3(s3: str, tmp_path: Path) -> None:
     words = ("run", recipe, "--pipeline", "compile", "--remote", "s3://cache/team")
     first = tvmflow(tmp_path / "one", *words, "--remote-mode", "both", **where)
     assert first.returncode == 0, first.stdout + first.stderr
-    assert "4 results sent to s3://cache/team" in first.stdout
+    assert "4 results uploaded to s3://cache/team" in first.stdout
     second = tvmflow(tmp_path / "two", *words, **where)
     assert second.returncode == 0 and "4 fetched (" in second.stdout, second.stdout + second.stderr
     assert digests(tmp_path / "two/dist") == digests(tmp_path / "one/dist") != {}
     missing = tvmflow(
         tmp_path / "three", "cache", "pull", recipe, "--remote", "s3://nowhere", **where
     )
-    assert missing.returncode == 4 and "there is no such bucket" in missing.stderr
+    assert missing.returncode == 4 and "the bucket does not exist" in missing.stderr
     dead = tvmflow(
         tmp_path / "three", "cache", "pull", recipe, "--remote", "s3://cache",
         **{**where, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
     )  # fmt: skip
-    assert dead.returncode == 4 and "no connection to it" in dead.stderr
-    for each in (first, second, missing, dead):
-        assert "hunter" not in each.stdout + each.stderr
+    assert dead.returncode == 4 and "it cannot be connected to" in dead.stderr
+    for result in (first, second, missing, dead):
+        assert "hunter" not in result.stdout + result.stderr

@@ -1,4 +1,4 @@
-"""One model for several machines and with several shapes: what is shared is done once, and the rest side by side."""
+"""One model for several targets and with several shapes: shared work is done once, and the rest in parallel."""
 
 from __future__ import annotations
 
@@ -67,22 +67,22 @@ def outcomes(ran: Ran) -> dict[str, str]:
 
 def manifest(project: Project, path: str) -> dict[str, Any]:
     with zipfile.ZipFile(project.folder / path) as archive:
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             **json.loads(archive.read("manifest.json")),
             **json.loads(archive.read("signature.json")),
         }
-        return found
+        return fields
 
 
 def test_import_runs_once_for_each_variant_and_equal_targets_are_built_once(ran: Ran) -> None:
-    """The twin has the code of the first; which of the two came first does not matter."""
-    found = outcomes(ran)
+    """The twin has the code of the first target; either may be built first."""
+    stages = outcomes(ran)
     for variant in ("tiny-one", "tiny-four"):
-        assert found[f"{variant}:import"] == "ran"
-        builds = [found[f"{variant}:build/{name}"] for name in ("x86-64-v2", "twin")]
+        assert stages[f"{variant}:import"] == "ran"
+        builds = [stages[f"{variant}:build/{name}"] for name in ("x86-64-v2", "twin")]
         assert sorted(builds) == ["hit", "ran"]
-        assert found[f"{variant}:build/board"] == "ran"
-        exports = [found[f"{variant}:export/{name}"] for name in ("x86-64-v2", "twin", "board")]
+        assert stages[f"{variant}:build/board"] == "ran"
+        exports = [stages[f"{variant}:export/{name}"] for name in ("x86-64-v2", "twin", "board")]
         assert exports == ["ran"] * 3
 
 
@@ -91,7 +91,7 @@ DESCRIBED = ("intoto.jsonl", "cdx.json")
 
 
 def test_each_build_has_a_folder_and_the_outputs_of_its_target(project: Project, ran: Ran) -> None:
-    """`dist/<recipe>-<variant>/<target>`; files bear the variant's name."""
+    """`dist/<recipe>-<variant>/<target>`; files have the variant's name."""
     assert sorted(ran.events[-1]["delivered"]) == sorted(
         f"dist/tiny-{variant}/{path.format(variant)}"
         for variant in ("one", "four")
@@ -106,13 +106,13 @@ def test_each_build_has_a_folder_and_the_outputs_of_its_target(project: Project,
         )
     )
     for variant, batch in (("one", 1), ("four", 4)):
-        found = manifest(project, f"dist/tiny-{variant}/x86-64-v2/tiny-{variant}.tvmflow")
-        assert found["inputs"][0]["shape"] == [batch, 3]
-        assert found["outputs"][0]["shape"] == [batch, 2]
+        fields = manifest(project, f"dist/tiny-{variant}/x86-64-v2/tiny-{variant}.tvmflow")
+        assert fields["inputs"][0]["shape"] == [batch, 3]
+        assert fields["outputs"][0]["shape"] == [batch, 2]
 
 
 def test_the_board_gets_a_library_of_its_own(project: Project, ran: Ran) -> None:
-    """Linked here, for a CPU that is not here, with the features that a loader there compares."""
+    """Linked on this machine for another CPU, with the features that a loader on the board compares."""
     path = project.folder / "dist/tiny-one/board/tiny-one.tvmflow"
     with zipfile.ZipFile(path) as archive:
         archive.extract("library.so", project.folder)
@@ -122,12 +122,12 @@ def test_the_board_gets_a_library_of_its_own(project: Project, ran: Ran) -> None
     assert "it is for aarch64" in verdict["not_run"]
 
 
-def test_a_word_more_builds_what_it_says_and_nothing_else(project: Project, ran: Ran) -> None:
+def test_an_edit_of_one_variant_rebuilds_that_variant_alone(project: Project, ran: Ran) -> None:
     """Another shape for one variant leaves the others alone; `--variant` and `--target` choose."""
     assert project.run("--jobs", "2").ran == []
     project.edit_recipe("shape: [4, 3]", "shape: [5, 3]")
-    found = outcomes(project.run("--target", "x86-64-v2"))
-    assert {name for name, outcome in found.items() if outcome == "ran"} == {
+    stages = outcomes(project.run("--target", "x86-64-v2"))
+    assert {name for name, outcome in stages.items() if outcome == "ran"} == {
         f"tiny-four:{label}"
         for label in ("import", "build/x86-64-v2", "export/x86-64-v2", "verify/x86-64-v2")
     }
@@ -136,13 +136,11 @@ def test_a_word_more_builds_what_it_says_and_nothing_else(project: Project, ran:
     assert set(only.values()) == {"hit"}
 
 
-def test_a_shape_that_the_model_cannot_have_is_told_for_its_variant(
-    project: Project, ran: Ran
-) -> None:
-    """The stage that says so is that variant's; the other is built."""
+def test_an_impossible_shape_is_reported_for_its_variant(project: Project, ran: Ran) -> None:
+    """A stage of that variant fails; the other variant is built."""
     project.edit_recipe("shape: [1, 3]", "shape: [1, 7]")
     failed = project.run("--target", "x86-64-v2", "--keep-going")
-    found = outcomes(failed)
+    stages = outcomes(failed)
     assert failed.code == 1
-    assert found["tiny-one:import"] == "failed"
-    assert found["tiny-four:verify/x86-64-v2"] == "hit"
+    assert stages["tiny-one:import"] == "failed"
+    assert stages["tiny-four:verify/x86-64-v2"] == "hit"

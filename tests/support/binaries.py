@@ -1,4 +1,4 @@
-"""Reads of a linked library what its loader reads: ELF, Mach-O and PE, as far as tests ask."""
+"""Readers of linked libraries (ELF, Mach-O and PE) for the fields that tests check."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Elf(NamedTuple):
     undefined: tuple[str, ...]
 
     @property
-    def asks_for_versions(self) -> bool:
+    def requires_symbol_versions(self) -> bool:
         return _VERNEED in self.tags
 
     @property
@@ -31,7 +31,7 @@ class Elf(NamedTuple):
 
 
 def read_elf(path: Path) -> Elf:
-    """A little-endian ELF library of 32 or 64 bits."""
+    """Read a little-endian ELF library of 32 or 64 bits."""
     content = path.read_bytes()
     assert content[:4] == b"\x7fELF" and content[5] == 1
     wide = content[4] == 2
@@ -69,7 +69,7 @@ def read_elf(path: Path) -> Elf:
 
 
 def _dynamic_symbols(content: bytes, wide: bool) -> list[tuple[int, int]]:
-    """`(place of the name, section)` of each symbol that the loader sees."""
+    """Return `(offset of the name, section)` of each symbol that the loader sees."""
     offset = struct.unpack_from("<Q" if wide else "<I", content, 40 if wide else 32)[0]
     size, count = struct.unpack_from("<HH", content, 58 if wide else 46)
     header = struct.Struct("<IIQQQQ" if wide else "<IIIIII")
@@ -93,7 +93,7 @@ class MachO(NamedTuple):
 
 
 def read_macho(path: Path) -> MachO:
-    """A 64-bit little-endian Mach-O library."""
+    """Read a 64-bit little-endian Mach-O library."""
     content = path.read_bytes()
     magic, cpu, _, kind, count, _, _, _ = struct.unpack_from("<8I", content)
     assert magic == 0xFEEDFACF
@@ -121,7 +121,7 @@ class Pe(NamedTuple):
 
 
 def read_pe(path: Path) -> Pe:
-    """A 64-bit PE library."""
+    """Read a 64-bit PE library."""
     content = path.read_bytes()
     start = struct.unpack_from("<I", content, 0x3C)[0]
     assert content[start : start + 4] == b"PE\0\0"
@@ -153,10 +153,10 @@ def read_pe(path: Path) -> Pe:
         lookup, _, _, dll, _ = struct.unpack_from("<5I", content, place)
         if not dll:
             break
-        found, thunk = [], at(lookup)
+        symbols, thunk = [], at(lookup)
         while address := struct.unpack_from("<Q", content, thunk)[0]:
-            found.append(text(address + 2))
+            symbols.append(text(address + 2))
             thunk += 8
-        imports[text(dll)] = tuple(found)
+        imports[text(dll)] = tuple(symbols)
         place += 20
     return Pe(machine, tuple(exports), imports)

@@ -21,7 +21,7 @@ def _make(path: Path, outputs: Sequence[str]) -> None:
     from tvm import relax
 
     from tvmflow.exporters import bundle
-    from tvmflow.exporters._base import Asked, Built
+    from tvmflow.exporters._base import BuiltModel, ExportRequest
     from tvmflow.targets.host import read_host
     from tvmflow.targets.linking import link_shared
 
@@ -56,8 +56,10 @@ def _make(path: Path, outputs: Sequence[str]) -> None:
         "tvm": tvm.__version__,
         "tvm_ffi": tvm_ffi.__version__,
     }
-    asked = Asked("small", "0", "host", "llvm", triple)
-    built = Built(asked, library, (), {}, signature, manifest, path, {}).of(library, ())
+    request = ExportRequest("small", "0", "host", "llvm", triple)
+    built = BuiltModel(request, library, (), {}, signature, manifest, path, {}).with_library(
+        library, ()
+    )
     bundle.write(built, path)
 
 

@@ -1,8 +1,8 @@
-"""A strict HTTP cache for tests, with what bazel-remote checks; it can be slowed, killed, and made to lie.
+"""A strict HTTP cache for tests, with the checks of bazel-remote; it can be slow, die, and return corrupt blobs.
 
-Contents must have the digest that they are put under, and every request a length. Actions must
-be `ActionResult` messages, and are given out only while all files that they name are there.
-The messages are read by protobuf's own reader, from a descriptor that is built here.
+Blobs must have the digest that they are stored under, and every upload a length. Actions must be
+`ActionResult` messages, and are returned only while all blobs that they list exist. The messages
+are read by protobuf itself, with a descriptor that is built here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from tests.support.listening import Answering, listening
+from tests.support.listening import RequestHandler, listening
 
 
 def _action_result() -> Any:
@@ -59,7 +59,7 @@ ActionResult: Any = _action_result()
 
 @dataclass
 class Cache:
-    """What the server holds, what it was asked, and how it is to behave."""
+    """The content of the server, the requests it got, and how it behaves."""
 
     url: str = ""
     ac: dict[str, bytes] = field(default_factory=dict)
@@ -68,16 +68,16 @@ class Cache:
     """`METHOD /path` of every request."""
     authorizations: list[str] = field(default_factory=list)
     token: str = ""
-    """The Authorization that is asked for; none when empty."""
+    """The Authorization that is required; none when empty."""
     slow_s: float = 0.0
     statuses: list[int] = field(default_factory=list)
-    """Statuses of the next answers, whatever is asked."""
+    """Statuses of the next answers to any request."""
     die_after: int = -1
     """How many requests are answered before every connection is dropped."""
     read_only: bool = False
 
-    def asked(self, method: str, shelf: str = "") -> list[str]:
-        return [each for each in self.requests if each.startswith(f"{method} /{shelf}")]
+    def list_requests(self, method: str, kind: str = "") -> list[str]:
+        return [request for request in self.requests if request.startswith(f"{method} /{kind}")]
 
     def flip(self, digest: str) -> None:
         """Change one bit of a content."""
@@ -92,7 +92,7 @@ def cache_server(prefix: str = "") -> Iterator[Cache]:
     cache = Cache()
     route = re.compile(re.escape(prefix) + r"/(ac|cas)/([0-9a-f]{64})")
 
-    class Handler(Answering):
+    class Handler(RequestHandler):
         def _answer(self, status: int, body: bytes = b"") -> None:
             self.head(status, len(body))
             if self.command != "HEAD":
@@ -119,35 +119,35 @@ def cache_server(prefix: str = "") -> Iterator[Cache]:
             else:
                 self._answer(*self._get(matched[1], matched[2]))
 
-        def _put(self, shelf: str, name: str, length: str | None, body: bytes) -> tuple[int, bytes]:
+        def _put(self, kind: str, name: str, length: str | None, body: bytes) -> tuple[int, bytes]:
             if cache.read_only:
                 return 403, b""
             if length is None:
                 return 411, b"no Content-Length"
-            if shelf == "cas":
+            if kind == "cas":
                 if hashlib.sha256(body).hexdigest() != name:
-                    return 400, b"another digest"
+                    return 400, b"wrong digest"
                 cache.cas[name] = body
                 return 200, b""
             try:
                 action = ActionResult.FromString(body)
             except DecodeError:
-                return 400, b"no ActionResult"
-            # as bazel-remote does: so nobody may compare the bytes
+                return 400, b"not an ActionResult"
+            # as bazel-remote does, so nobody may compare the bytes
             action.execution_metadata.worker = "127.0.0.1"
             cache.ac[name] = action.SerializeToString()
             return 200, b""
 
-        def _get(self, shelf: str, name: str) -> tuple[int, bytes]:
-            found = (cache.ac if shelf == "ac" else cache.cas).get(name)
-            if found is None:
-                return 404, b"not found"
-            if shelf == "ac":
+        def _get(self, kind: str, name: str) -> tuple[int, bytes]:
+            content = (cache.ac if kind == "ac" else cache.cas).get(name)
+            if content is None:
+                return 404, b"not content"
+            if kind == "ac":
                 with contextlib.suppress(DecodeError):
-                    files = ActionResult.FromString(found).output_files
+                    files = ActionResult.FromString(content).output_files
                     if any(file.digest.hash not in cache.cas for file in files):
                         return 404, b"incomplete"
-            return 200, found
+            return 200, content
 
         do_GET = do_HEAD = do_PUT = _handle
 

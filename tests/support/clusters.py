@@ -1,4 +1,4 @@
-"""A scheduler and workers on this machine, with tiny stages instead of TVM unless real ones are wanted."""
+"""A scheduler and workers on this machine, with tiny stages instead of TVM unless a test needs real ones."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.small_runs import store_in
-from tvmflow import runner
-from tvmflow.executors import Asked
+from tvmflow.core.types import Plan
+from tvmflow.engine import session
+from tvmflow.engine.report import RunReport
+from tvmflow.executors import ExecutorContext
 from tvmflow.executors.dask import DaskExecutor
-from tvmflow.report import RunReport
-from tvmflow.stores.local import LocalStore
-from tvmflow.stores.remote import open_remote
-from tvmflow.stores.remote.tier import Access, Tier
-from tvmflow.values import Plan
+from tvmflow.store.local import LocalStore
+from tvmflow.store.remote import open_remote_cache
+from tvmflow.store.remote.connection import Access, RemoteConnection
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = Path(__file__).resolve().parent / "cluster"
 
 
 class Cluster(NamedTuple):
-    """Where its scheduler is, and that one's process."""
+    """The address and the process of a scheduler, and the folder of its workers."""
 
     address: str
     scheduler: subprocess.Popen[str]
     folder: Path
 
 
-def _start(folder: Path, *words: str, tiny: bool) -> subprocess.Popen[str]:
+def _start(folder: Path, *arguments: str, tiny: bool) -> subprocess.Popen[str]:
     environment = {key: text for key, text in os.environ.items() if not key.startswith("TVMFLOW_")}
     environment["PYTHONPATH"] = os.pathsep.join([*([str(TINY)] if tiny else []), str(ROOT)])
-    # no measurement of anybody else is waited for
+    # locks of its own: it does not wait for measurements of other processes
     environment["XDG_RUNTIME_DIR"] = str(folder)
     return subprocess.Popen(
-        [sys.executable, "-m", "tvmflow", *words],
+        [sys.executable, "-m", "tvmflow", *arguments],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -49,24 +49,26 @@ def _start(folder: Path, *words: str, tiny: bool) -> subprocess.Popen[str]:
 
 @contextlib.contextmanager
 def cluster(folder: Path, *names: str, tiny: bool = True) -> Iterator[Cluster]:
-    """A cluster with workers of these names, for the length of the block."""
+    """Give a cluster with workers of these names."""
     with contextlib.ExitStack() as stack:
-        scheduler = _started(stack, _start(folder, "scheduler", "--port", "0", tiny=tiny))
+        scheduler = _end_with(stack, _start(folder, "scheduler", "--port", "0", tiny=tiny))
         assert scheduler.stdout is not None
         address = scheduler.stdout.readline().split()[2].rstrip(";")
-        words = ("worker", "--scheduler", address, "--name")
+        arguments = ("worker", "--scheduler", address, "--name")
         workers = [
-            _started(stack, _start(folder, *words, name, "--store", str(folder / name), tiny=tiny))
+            _end_with(
+                stack, _start(folder, *arguments, name, "--store", str(folder / name), tiny=tiny)
+            )
             for name in names
         ]
-        for each in workers:
-            assert each.stdout is not None
-            first = each.stdout.readline()
+        for process in workers:
+            assert process.stdout is not None
+            first = process.stdout.readline()
             assert first.startswith("worker "), first
         yield Cluster(address, scheduler, folder)
 
 
-def _started(stack: contextlib.ExitStack, process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+def _end_with(stack: contextlib.ExitStack, process: subprocess.Popen[str]) -> subprocess.Popen[str]:
     def end() -> None:
         process.terminate()
         try:
@@ -80,38 +82,40 @@ def _started(stack: contextlib.ExitStack, process: subprocess.Popen[str]) -> sub
 
 
 class Client:
-    """A machine that gives its runs to a cluster; `run` as often as you like."""
+    """A machine that runs plans on a cluster, any number of times."""
 
     def __init__(self, folder: Path, address: str, remote: str, *, wait_s: float = 0.0) -> None:
         self.store = store_in(folder / "store")
         self.dist = folder / "dist"
         self.events: list[dict[str, Any]] = []
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.on_event: Callable[[dict[str, Any]], None] = lambda event: None
 
-        def tier(cancelled: Callable[[], bool]) -> tuple[str, Tier]:
+        def connect(cancelled: Callable[[], bool]) -> tuple[str, RemoteConnection]:
             access = Access(writes=True, patience_s=2.0)
-            opened = open_remote(remote, timeout_s=2.0)
-            return remote, Tier(opened, self.store, access, self.said.append, cancelled)
+            opened = open_remote_cache(remote, timeout_s=2.0)
+            return remote, RemoteConnection(
+                opened, self.store, access, self.messages.append, cancelled
+            )
 
         self.executor = DaskExecutor(
-            Asked(self.store, address, tier, 2.0, wait_s, self.said.append)
+            ExecutorContext(self.store, address, connect, 2.0, wait_s, self.messages.append)
         )
 
     def run(self, plan: Plan) -> RunReport:
-        """One run, with as many stages at a time as there are slots."""
-        options = runner.RunOptions(None, False, str(self.dist))
-        return runner.run(plan, self.store, self.executor, self._hear, options)
+        """Run a plan, with as many stages at a time as there are slots."""
+        options = session.SessionOptions(None, False, str(self.dist))
+        return session.run_plan(plan, self.store, self.executor, self._on_event, options)
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _on_event(self, event: dict[str, Any]) -> None:
         self.events.append(event)
         self.on_event(event)
 
 
 def files(store: LocalStore, plan: Plan) -> dict[str, Any]:
-    """Label -> files of all results, as the store has them."""
-    found = {}
+    """Return the files of all results in the store, by label."""
+    results = {}
     for spec in plan.stages:
         artifact = store.find(store.last_key(spec.recipe, spec.label) or "")
-        found[spec.label] = artifact and artifact.files
-    return found
+        results[spec.label] = artifact and artifact.files
+    return results

@@ -5,18 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tvmflow.plan import make_plan
-from tvmflow.planned import PlannedRecipe, Target
-from tvmflow.recipe import LoadedRecipe, Pipeline, Recipe
-from tvmflow.targets.resolve import JoinedTarget, ResolvedTarget
-from tvmflow.values import Artifact, InputFile, Json, Plan, StageKey, StoredFile
+from tvmflow.core.types import Artifact, InputFile, Json, Plan, StageKey, StoredFile
+from tvmflow.planning.pipelines import Pipeline
+from tvmflow.planning.plan import make_plan
+from tvmflow.planning.planned_recipe import PlannedRecipe, Target
+from tvmflow.planning.recipes import LoadedRecipe
+from tvmflow.recipe import Recipe
+from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 STAGES = ("import", "extract_tasks", "tune", "pick_best", "build", "export", "verify")
 COMPILE = ("import", "build", "export", "verify")
 
 
 def recipe(name: str = "net", **fields: Any) -> Recipe:
-    """A recipe of an ONNX file `net.onnx`."""
+    """Return a recipe of an ONNX file `net.onnx`."""
     return Recipe.model_validate(
         {"recipe": 1, "name": name, "model": {"onnx": "net.onnx"}, **fields}
     )
@@ -31,11 +33,13 @@ def target(name: str = "host", *, cores: int = 2, why_not: str = "") -> Resolved
 
 def joined_target(
     name: str = "split", *, why_not: str = "", until: tuple[str, ...] = ("middle",)
-) -> JoinedTarget:
-    """Two machines: `first` gives the tensors `until` to `second`, which may be one that cannot run here."""
-    first = target(f"{name}.first")._replace(whole=name, until=until)
-    second = target(f"{name}.second", why_not=why_not)._replace(whole=name, given=until)
-    return JoinedTarget(name, (first, second))
+) -> PartitionedTarget:
+    """Return a target of two parts: `first` gives the tensors `until` to `second`, which may not run here."""
+    first = target(f"{name}.first")._replace(partitioned_target=name, output_tensors=until)
+    second = target(f"{name}.second", why_not=why_not)._replace(
+        partitioned_target=name, input_tensors=until
+    )
+    return PartitionedTarget(name, (first, second))
 
 
 def planned(
@@ -59,6 +63,6 @@ def plan_of(*recipes: PlannedRecipe) -> Plan:
 
 
 def artifact(key: StageKey, **files: str) -> Artifact:
-    """A result whose files have these digests."""
+    """Return a result whose files have these digests."""
     stored = tuple(StoredFile(name, digest, 1) for name, digest in files.items())
     return Artifact(key.digest, stored, {})

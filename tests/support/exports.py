@@ -1,4 +1,4 @@
-"""The digits model, delivered in every form there is, for tests that load each."""
+"""The digits model, delivered in every form, for tests that load each form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from tests.support.recipes import ROOT
 from tvmflow.exporters import EXPORTERS
-from tvmflow.exporters._base import Built
+from tvmflow.exporters._base import BuiltModel
 from tvmflow.recipe import Recipe
 from tvmflow.stages import STAGES, export
 from tvmflow.stages._base import StageContext
@@ -66,18 +66,20 @@ class Exported(NamedTuple):
         inputs = {
             f"{other.name}/{path.relative_to(other)}": path
             for other in self.folder.iterdir()
-            if other.name in stage.NEEDS
+            if other.name in stage.TRAITS.needs
             for path in other.rglob("*")
             if path.is_file()
         }
         source = {"symbol": MODELS / "digits-symbol.json", "params": MODELS / "digits-0010.params"}
         out, work = self.folder / name, self.folder / "work" / name
-        for each in (out, work):
-            each.mkdir(parents=True)
+        for path in (out, work):
+            path.mkdir(parents=True)
         inputs |= source if name == "import" else {}
         nothing = self.folder / "nothing"
         ctx = StageContext(inputs, out, work, nothing, nothing, lambda event: None)
-        stage.run(stage.settings(made, where), ctx)
+        # a stage of the model is planned without a target
+        stage_target = None if stage.TRAITS.scope == "model" else where
+        stage.run(stage.settings(made, stage_target), ctx)
 
 
 def make(folder: Path, name: str = "digits", *outputs: str, bias: float = 0.0) -> Exported:
@@ -154,13 +156,13 @@ def package_folder(name: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def built_of(exported: Exported, made: Recipe, where: ResolvedTarget) -> Built:
+def built_of(exported: Exported, made: Recipe, where: ResolvedTarget) -> BuiltModel:
     """What exporters are given, from what `build` and `export` left: as the stage itself puts it together."""
     with_manifest = exported.folder / "export" / export.BUNDLE
-    return _built(exported, export.asked(made, where), with_manifest)
+    return _built(exported, export.make_request(made, where), with_manifest)
 
 
-def _built(exported: Exported, asked: Any, bundle: Path) -> Built:
+def _built(exported: Exported, request: Any, bundle: Path) -> BuiltModel:
     with zipfile.ZipFile(bundle) as archive:
         manifest, signature = (
             json.loads(archive.read(f"{name}.json")) for name in ("manifest", "signature")
@@ -175,11 +177,11 @@ def _built(exported: Exported, asked: Any, bundle: Path) -> Built:
         name: exported.dist / name
         for output, exporter in EXPORTERS.items()
         if output != "archive"
-        for name in exporter.files(asked)
+        for name in exporter.files(request)
     }
     objects = tuple(sorted(build.glob("*.o")))
     library, bundle = exported.dist / "digits.so", exported.dist / "digits.tvmflow"
-    return Built(asked, library, objects, forms, signature, manifest, bundle, others)
+    return BuiltModel(request, library, objects, forms, signature, manifest, bundle, others)
 
 
 def files_below(folder: Path) -> Iterator[str]:

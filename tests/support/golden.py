@@ -1,6 +1,6 @@
-"""What kernels come out of a few models, as digests beside the versions that stages put into their keys.
+"""The digests of the kernels of a few models, with the versions that are part of stage keys.
 
-python -m tests.support.golden      writes the digests anew
+`python -m tests.support.golden` records the digests again.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any, Final
 
 from tests.support import tuning
 from tests.support.kernels import FAST
-from tvmflow import schedules
-from tvmflow.stages import _kernels, _lowering
-from tvmflow.tuning.workloads import normalised, workload_key
+from tvmflow.compiler import lowering
+from tvmflow.compiler.cpu_model import cpu_model_for
+from tvmflow.compiler.options import LOWERING_VERSION, SCHEDULES_VERSION
+from tvmflow.compiler.schedules.rules import schedule_for_cpu
+from tvmflow.tuning.workloads import normalize, workload_key
 
 FILE: Final = Path(__file__).with_name("golden.json")
 TARGET: Final = {
@@ -55,25 +57,25 @@ def _models() -> list[Any]:
     ]
 
 
-def found() -> dict[str, Any]:
-    """`{"tvm": its version, "lowering": [version, digest], "schedules": [version, digest]}`."""
-    target, machine = _lowering.make_target(TARGET), schedules.machine_of(TARGET, 1)
+def digest_kernels() -> dict[str, Any]:
+    """Return `{"tvm": its version, "lowering": [version, digest], "schedules": [version, digest]}`."""
+    target, cpu = lowering.make_target(TARGET), cpu_model_for(TARGET, 1)
     digests: dict[str, list[str]] = {"lowering": [], "schedules": []}
     for mod in _models():
-        lowered = _lowering.lower(mod, target, FAST)
-        ruled, _ = schedules.schedule_rest(lowered, machine)
-        for name in _lowering.kernel_names(lowered):
-            digests["lowering"].append(workload_key(normalised(lowered[name])))
-            digests["schedules"].append(workload_key(normalised(ruled[name])))
-    versions = {"lowering": _kernels.LOWERING, "schedules": _kernels.SCHEDULES}
+        lowered = lowering.lower(mod, target, FAST).mod
+        scheduled, _ = schedule_for_cpu(lowered, cpu)
+        for name in lowering.list_kernels(lowered):
+            digests["lowering"].append(workload_key(normalize(lowered[name])))
+            digests["schedules"].append(workload_key(normalize(scheduled[name])))
+    numbers = {"lowering": LOWERING_VERSION, "schedules": SCHEDULES_VERSION}
     return {
         "tvm": version("apache-tvm"),
         **{
-            part: [versions[part], hashlib.sha256("".join(keys).encode()).hexdigest()]
+            part: [numbers[part], hashlib.sha256("".join(keys).encode()).hexdigest()]
             for part, keys in digests.items()
         },
     }
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(found(), indent=1) + "\n")
+    FILE.write_text(json.dumps(digest_kernels(), indent=1) + "\n")

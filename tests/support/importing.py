@@ -1,4 +1,4 @@
-"""Changes a module as a process imports it: for the `sitecustomize` of processes that tests start."""
+"""Changes a module when a process imports it, for the `sitecustomize` of processes that tests start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 def after_import(name: str, change: Callable[[ModuleType], None]) -> None:
-    """Have `change` called with the module of this name when it has been executed, once."""
+    """Call `change` once with the module of this name, after it has been executed."""
     sys.meta_path.insert(0, _Hook(name, change))
 
 

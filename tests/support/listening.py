@@ -1,4 +1,4 @@
-"""What the small web servers of tests share: a free port, a thread, and answers with a length."""
+"""The common part of the small web servers of tests: a free port, a thread, and answers with a length."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-class Answering(BaseHTTPRequestHandler):
-    """Answers requests without a word on the terminal."""
+class RequestHandler(BaseHTTPRequestHandler):
+    """A handler that prints nothing."""
 
     protocol_version = "HTTP/1.1"
 
     def head(self, status: int, length: int = 0, headers: Mapping[str, str] | None = None) -> None:
-        """All of an answer but its body, which is said to have so many bytes."""
+        """Send the head of an answer whose body has so many bytes."""
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
@@ -29,13 +29,13 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def handle_error(self, *_: object) -> None:
-        # clients hang up in the middle
+        # clients close connections in the middle
         return
 
 
 @contextlib.contextmanager
-def listening(handler: type[Answering]) -> Iterator[str]:
-    """A server on a free port, for the length of the block; its address without a path."""
+def listening(handler: type[RequestHandler]) -> Iterator[str]:
+    """Give the URL, without a path, of a server on a free port."""
     server = _Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

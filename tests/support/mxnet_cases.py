@@ -29,7 +29,7 @@ class Case(NamedTuple):
     rtol: float = 1e-4
     atol: float = 1e-5
     native: bool = False
-    """Whether oneDNN, which MXNet uses by default, fails on it, so that MXNet's own code must run it."""
+    """Whether to run it without oneDNN, MXNet's default, because oneDNN fails on it."""
 
 
 def _one(make: Callable[..., Any], *shape: int, **options: Any) -> Case:
@@ -40,7 +40,7 @@ def _two(make: Callable[..., Any], left: Any, right: Any) -> Case:
     return Case(lambda S: make(S, S.var("data"), S.var("other")), {"data": left, "other": right})
 
 
-def _whole(low: int, high: int, *shape: int, dtype: str = "float32") -> Array:
+def _integers(low: int, high: int, *shape: int, dtype: str = "float32") -> Array:
     drawn: Array = np.random.RandomState(3).randint(low, high, shape).astype(dtype)
     return drawn
 
@@ -53,20 +53,20 @@ def _small(*shape: int) -> Array:
     return np.random.RandomState(5).uniform(-0.9, 0.9, shape).astype("float32")
 
 
-def _boxes(rows: int, *, seed: int, classes: int, centred: bool = False, batch: int = 2) -> Array:
-    """(class, score, box) with scores that tie, as rows for box_nms."""
+def _boxes(rows: int, *, seed: int, classes: int, centered: bool = False, batch: int = 2) -> Array:
+    """Return rows (class, score, box) for box_nms, with equal scores."""
     draw = np.random.RandomState(seed)
     corner = draw.uniform(-0.1, 0.6, (batch, rows, 2))
     size = draw.uniform(0.05, 0.4, (batch, rows, 2))
     label = draw.randint(-1, classes, (batch, rows, 1))
     score = draw.randint(0, 12, (batch, rows, 1)) / 11.0
-    box = [corner + size / 2, size] if centred else [corner, corner + size]
+    box = [corner + size / 2, size] if centered else [corner, corner + size]
     rows_of_all: Array = np.concatenate([label, score, *box], axis=2)
     return rows_of_all.astype("float32")
 
 
 def _regions() -> Array:
-    """(image, left, top, right, bottom) in an image of 16 × 18, some beyond its border."""
+    """Return regions (image, left, top, right, bottom) in images of 16 × 18, some beyond the border."""
     draw = np.random.RandomState(6)
     corner = draw.uniform(-2, 12, (9, 2))
     size = draw.uniform(0.2, 9, (9, 2))
@@ -357,7 +357,7 @@ CASES: dict[str, Case] = {
                 x > 1, x >= 1, x < 1, x <= 1, x == 1, x != 1, S.logical_not(x),
             ]
         ),
-        _whole(-1, 2, 4, 5), _whole(-1, 3, 1, 5),
+        _integers(-1, 2, 4, 5), _integers(-1, 3, 1, 5),
     ),
     "scalars": _one(
         lambda S, x: S.Group(
@@ -399,8 +399,8 @@ CASES: dict[str, Case] = {
         lambda S: (lambda x: S.Group([S.arcsin(x), S.arccos(x), S.arctanh(x)]))(S.var("data")),
         {"data": _small(4, 5)},
     ),
-    "where": _two(lambda S, x, y: S.where(x, y, y * 2), _whole(0, 2, 3, 4), (3, 4)),
-    "where_rows": _two(lambda S, x, y: S.where(x, y, y * 2), _whole(0, 2, 3), (3, 4)),
+    "where": _two(lambda S, x, y: S.where(x, y, y * 2), _integers(0, 2, 3, 4), (3, 4)),
+    "where_rows": _two(lambda S, x, y: S.where(x, y, y * 2), _integers(0, 2, 3), (3, 4)),
     "reductions": _one(
         lambda S, x: S.Group(
             [
@@ -543,27 +543,27 @@ CASES: dict[str, Case] = {
     # -- lookups and sorting
     "embedding": Case(
         lambda S: S.Embedding(S.var("data"), input_dim=6, output_dim=3, name="e"),
-        {"data": _whole(-1, 8, 2, 4)},
+        {"data": _integers(-1, 8, 2, 4)},
     ),
     "take": _two(
         lambda S, x, y: S.Group(
             [S.take(y, x), S.take(y, x, axis=1), S.take(y, x, axis=-1, mode="wrap")]
         ),
-        _whole(-2, 7, 2, 3), (4, 5),
+        _integers(-2, 7, 2, 3), (4, 5),
     ),
     "pick": _two(
         lambda S, x, y: S.Group([S.pick(y, x), S.pick(y, x, keepdims=True, mode="wrap")]),
-        _whole(-1, 6, 4), (4, 5),
+        _integers(-1, 6, 4), (4, 5),
     ),
     "batch_take": _two(
-        lambda S, x, y: S.batch_take(y, x), _whole(-1, 6, 4, dtype="int32"), (4, 5)
+        lambda S, x, y: S.batch_take(y, x), _integers(-1, 6, 4, dtype="int32"), (4, 5)
     ),
-    "gather_nd": _two(lambda S, x, y: S.gather_nd(y, x), _whole(0, 3, 2, 5), (3, 4, 2)),
+    "gather_nd": _two(lambda S, x, y: S.gather_nd(y, x), _integers(0, 3, 2, 5), (3, 4, 2)),
     "one_hot": Case(
         lambda S: (
             lambda x: S.Group([S.one_hot(x, 4), S.one_hot(x, 4, on_value=2, off_value=-1)])
         )(S.var("data")),
-        {"data": _whole(-1, 6, 2, 3)},
+        {"data": _integers(-1, 6, 2, 3)},
     ),
     "sorting": _one(
         lambda S, x: S.Group(
@@ -616,7 +616,7 @@ CASES: dict[str, Case] = {
         lambda S: S.contrib.box_nms(
             S.var("data"), overlap_thresh=0.2, in_format="center", out_format="corner"
         ),
-        {"data": _boxes(25, seed=4, classes=2, centred=True)},
+        {"data": _boxes(25, seed=4, classes=2, centered=True)},
     ),
     "nms_to_centre": Case(
         lambda S: S.contrib.box_nms(S.var("data"), out_format="center", valid_thresh=0.1),
@@ -659,7 +659,7 @@ CASES: dict[str, Case] = {
         ),
         (2, 3, 8, 9), _regions(),
     ),
-    # -- whole little networks
+    # -- small networks
     "mlp_softmax_output": _one(
         lambda S, x: S.SoftmaxOutput(
             S.FullyConnected(
@@ -692,7 +692,7 @@ CASES: dict[str, Case] = {
 
 
 def start_mxnet() -> Any:
-    """Import MXNet 1.9 into this process, which must not use NumPy's newer names."""
+    """Import MXNet 1.9 into this process, in which NumPy gets its old aliases back."""
     os.environ["MXNET_SUBGRAPH_BACKEND"] = "NONE"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     warnings.simplefilter("ignore")
@@ -705,14 +705,14 @@ def start_mxnet() -> Any:
 
 
 def run_case(mx: Any, name: str, folder: Path) -> None:
-    """Write one case's checkpoint, inputs and outputs."""
+    """Write checkpoint, inputs and outputs of a case."""
     case = CASES[name]
     seed = zlib.crc32(name.encode())
     save(mx, case.make(mx.sym), case.inputs, name, folder, seed)
 
 
 def save(mx: Any, symbol: Any, inputs: dict[str, Any], name: str, folder: Path, seed: int) -> None:
-    """Run a symbol with seeded noise for what `inputs` leaves open; write all of it."""
+    """Run a symbol with seeded noise for arrays that `inputs` lacks, and write everything."""
     draw = np.random.RandomState(seed % 2**32)
     arrays = {
         key: value if isinstance(value, np.ndarray) else draw.normal(0, 1, value).astype("float32")
@@ -766,13 +766,13 @@ ZOO: dict[str, int] = {
 
 
 def run_zoo(mx: Any, name: str, folder: Path) -> None:
-    """Export a network of Gluon's zoo with seeded weights, and its outputs for one seeded image."""
+    """Export a network of the Gluon zoo with seeded weights, and its outputs for a seeded image."""
     seed = zlib.crc32(name.encode()) % 2**32
     np.random.seed(seed)
     mx.random.seed(seed)
     draw = np.random.RandomState(seed)
     net = mx.gluon.model_zoo.vision.get_model(name, classes=10)
-    # He's variance, so that outputs are large enough for a comparison to mean something
+    # He initialization makes outputs large enough for a comparison.
     net.initialize(mx.init.MSRAPrelu(slope=0.0))
     net.hybridize()
     image = draw.uniform(0, 1, (1, 3, ZOO[name], ZOO[name])).astype("float32")
@@ -791,7 +791,7 @@ def run_zoo(mx: Any, name: str, folder: Path) -> None:
 
 
 def ssd(S: Any, classes: int = 3) -> Any:
-    """A small single-shot detector with three scales, as MXNet's SSD example builds them."""
+    """Return a small single-shot detector with three scales, built as in MXNet's SSD example."""
     data = S.var("data")
     features = []
     for index, filters in enumerate((16, 32, 32, 32)):

@@ -1,4 +1,4 @@
-"""Running what the MXNet frontend imports, and what MXNet itself says about it."""
+"""Runs models that the MXNet frontend imports, and compares them with MXNet; makes checkpoints by hand."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from tests.support.kernels import outputs
+from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import mxnet as frontend
 from tvmflow.frontends._base import LoadedModel
-from tvmflow.values import TensorSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -25,7 +25,7 @@ _CASES = Path(__file__).with_name("mxnet_cases.py")
 
 
 def generate(folder: Path, *names: str) -> Path:
-    """Let MXNet run cases (all of them when none is named); skip the test where MXNet is absent."""
+    """Run cases in MXNet (all when none is named), or skip the test when MXNet is not installed."""
     if importlib.util.find_spec("mxnet") is None:
         pytest.skip("MXNet is not installed (pip install 'tvmflow[mxnet]')")
     done = subprocess.run(
@@ -36,7 +36,7 @@ def generate(folder: Path, *names: str) -> Path:
 
 
 def checkpoint(folder: Path, name: str, epoch: int = 0) -> dict[str, Path]:
-    """The files of a checkpoint by role."""
+    """Return the files of a checkpoint by role."""
     return {
         "symbol": folder / f"{name}-symbol.json",
         "params": folder / f"{name}-{epoch:04d}.params",
@@ -44,29 +44,31 @@ def checkpoint(folder: Path, name: str, epoch: int = 0) -> dict[str, Path]:
 
 
 def specs(feed: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
-    """What a recipe would say about these inputs."""
+    """Return the inputs of a recipe for these arrays."""
     return tuple(TensorSpec(name, value.shape, str(value.dtype)) for name, value in feed.items())
 
 
 def compute(model: LoadedModel, feed: Mapping[str, Array]) -> list[Array]:
-    """The outputs of an imported model, compiled for this machine without tuning."""
+    """Return the outputs of an imported model, compiled for this machine without tuning."""
     return outputs(model, feed)
 
 
 def compare(folder: Path, name: str, rtol: float, atol: float) -> None:
-    """Import what MXNet wrote about a case; names, shapes, dtypes and values must be MXNet's."""
+    """Import a case that MXNet saved; names, shapes, dtypes and values must be those of MXNet."""
     recorded = np.load(folder / f"{name}.npz")
     feed = {
         key.removeprefix("in:"): recorded[key] for key in recorded.files if key.startswith("in:")
     }
     expected = [recorded[f"out:{index}"] for index in range(len(recorded["names"]))]
-    model = frontend.load(checkpoint(folder, name), specs(feed), {})
+    model = frontend.load(checkpoint(folder, name), specs(feed))
     assert model.outputs == tuple(
         TensorSpec(str(label), value.shape, str(value.dtype))
         for label, value in zip(recorded["names"], expected, strict=True)
     )
-    for label, found, wanted in zip(recorded["names"], compute(model, feed), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol, err_msg=str(label))
+    for label, actual, expected_value in zip(
+        recorded["names"], compute(model, feed), expected, strict=True
+    ):
+        np.testing.assert_allclose(actual, expected_value, rtol=rtol, atol=atol, err_msg=str(label))
 
 
 # -- checkpoints made by hand, without MXNet ----------------------------------------------------
@@ -75,7 +77,7 @@ def compare(folder: Path, name: str, rtol: float, atol: float) -> None:
 def symbol_json(
     nodes: Sequence[Mapping[str, Any]], heads: Sequence[Sequence[int]], version: int | None = 10901
 ) -> str:
-    """A symbol file; `inputs` of a node may be plain indices."""
+    """Return a symbol file; the inputs of a node may be plain indices."""
     written = [
         {
             **node,
@@ -94,25 +96,25 @@ def symbol_json(
 
 
 def array_v2(array: Array, flag: int) -> bytes:
-    """An array as MXNet 1.x writes it; `flag` is MXNet's number for the dtype."""
+    """Return an array in the format of MXNet 1.x; `flag` is MXNet's number of the dtype."""
     shape = struct.pack(f"<I{array.ndim}q", array.ndim, *array.shape)
     return struct.pack("<Ii", 0xF993FAC9, 0) + shape + _tail(array, flag)
 
 
 def array_v3(array: Array, flag: int) -> bytes:
-    """An array as MXNet writes it when NumPy shapes are on."""
+    """Return an array in the format of MXNet with NumPy shapes."""
     shape = struct.pack(f"<i{array.ndim}q", array.ndim, *array.shape)
     return struct.pack("<Ii", 0xF993FACA, 0) + shape + _tail(array, flag)
 
 
 def array_v1(array: Array, flag: int) -> bytes:
-    """An array of MXNet 0.9 to 0.11."""
+    """Return an array in the format of MXNet 0.9 to 0.11."""
     shape = struct.pack(f"<I{array.ndim}q", array.ndim, *array.shape)
     return struct.pack("<I", 0xF993FAC8) + shape + _tail(array, flag)
 
 
 def array_v0(array: Array, flag: int) -> bytes:
-    """An array of the first versions: no magic number, 32-bit dimensions."""
+    """Return an array in the first format: no magic number, 32-bit dimensions."""
     return struct.pack(f"<I{array.ndim}I", array.ndim, *array.shape) + _tail(array, flag)
 
 
@@ -121,7 +123,7 @@ def _tail(array: Array, flag: int) -> bytes:
 
 
 def params_bytes(arrays: Mapping[str, bytes]) -> bytes:
-    """A parameter file of encoded arrays."""
+    """Return a parameter file of encoded arrays."""
     parts = [struct.pack("<QQQ", 0x112, 0, len(arrays)), *arrays.values()]
     parts.append(struct.pack("<Q", len(arrays)))
     parts += [struct.pack("<Q", len(name.encode())) + name.encode() for name in arrays]
@@ -135,7 +137,7 @@ def write_checkpoint(
     params: Mapping[str, Array],
     version: int | None = 10901,
 ) -> dict[str, Path]:
-    """A checkpoint `net` of float32 parameters with the current format."""
+    """Write a checkpoint `net` of float32 parameters in the current format."""
     files = checkpoint(folder, "net")
     files["symbol"].write_text(symbol_json(nodes, heads, version))
     files["params"].write_bytes(

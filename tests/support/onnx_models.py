@@ -1,4 +1,4 @@
-"""ONNX models made by hand, imported and run; and what ONNX Runtime says of them."""
+"""Makes ONNX models by hand, imports and runs them, and compares them with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.mxnet_runs import compute
+from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import onnx as frontend
 from tvmflow.frontends._base import LoadedModel
-from tvmflow.values import TensorSpec
 
 Array = np.ndarray[Any, Any]
 Shape = Sequence[int | str | None]
@@ -41,7 +41,7 @@ def model(
     opset: int = 17,
     **more: Any,
 ) -> onnx.ModelProto:
-    """A model of the standard operator set, in an IR version that every runtime reads."""
+    """Return a model of the standard opset, in an IR version that every runtime reads."""
     initializers = [numpy_helper.from_array(v, name) for name, v in (weights or {}).items()]
     graph = helper.make_graph(nodes, "g", inputs, outputs, initializers)
     more.setdefault("opset_imports", [helper.make_opsetid("", opset)])
@@ -51,7 +51,7 @@ def model(
 
 
 def draw(*shape: int, seed: int = 0) -> Array:
-    """Seeded values around 0."""
+    """Return normally distributed values from a seed."""
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
@@ -60,7 +60,7 @@ def specs(feed: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
 
 
 def save(made: onnx.ModelProto, folder: Path) -> dict[str, Path]:
-    """The files of a model by role."""
+    """Save a model, and return its files by role."""
     path = folder / "model.onnx"
     path.write_bytes(made.SerializeToString())
     return {"model": path}
@@ -69,30 +69,30 @@ def save(made: onnx.ModelProto, folder: Path) -> dict[str, Path]:
 def load(
     made: onnx.ModelProto, folder: Path, feed: Mapping[str, Array] | None = None
 ) -> LoadedModel:
-    """Import a model for the shapes of these inputs, or for its own."""
-    return frontend.load(save(made, folder), specs(feed or {}), {})
+    """Import a model for the shapes of these inputs, by default for its own."""
+    return frontend.load(save(made, folder), specs(feed or {}))
 
 
 def agree(
     made: onnx.ModelProto, folder: Path, feed: Mapping[str, Array], rtol: float = 1e-4
 ) -> LoadedModel:
-    """Import, compile and run; every output must be what ONNX Runtime gives."""
+    """Import, compile and run a model; every output must agree with ONNX Runtime."""
     import onnxruntime
 
     loaded = load(made, folder, feed)
-    ours = compute(loaded, feed)
+    actual = compute(loaded, feed)
     session = onnxruntime.InferenceSession(
         made.SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    theirs = session.run(None, dict(feed))
-    assert [spec.name for spec in loaded.outputs] == [each.name for each in made.graph.output]
-    for spec, a, b in zip(loaded.outputs, ours, theirs, strict=True):
+    expected = session.run(None, dict(feed))
+    assert [spec.name for spec in loaded.outputs] == [output.name for output in made.graph.output]
+    for spec, a, b in zip(loaded.outputs, actual, expected, strict=True):
         assert (spec.shape, spec.dtype) == (b.shape, str(b.dtype)), spec.name
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol, err_msg=spec.name)
     return loaded
 
 
-def quantised(
+def quantized(
     made: onnx.ModelProto,
     folder: Path,
     *,
@@ -109,7 +109,7 @@ def quantised(
     )
 
     [data] = made.graph.input
-    shape = [each.dim_value for each in data.type.tensor_type.shape.dim]
+    shape = [output.dim_value for output in data.type.tensor_type.shape.dim]
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -118,7 +118,7 @@ def quantised(
         def get_next(self) -> dict[str, Array] | None:
             return next(self._feeds, None)
 
-    path = folder / "quantised.onnx"
+    path = folder / "quantized.onnx"
     quantize_static(
         made,
         path,

@@ -1,4 +1,4 @@
-"""A folder with a small model and a recipe, and the real command to run on it."""
+"""A folder with a small model and a recipe, and the real command that runs in it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STAGES = ("import", "extract_tasks", "tune", "pick_best", "build", "export", "ve
 
 
 class Ran(NamedTuple):
-    """One finished command."""
+    """A finished command."""
 
     code: int
     out: str
@@ -45,13 +45,13 @@ class Ran(NamedTuple):
 
     @property
     def stages(self) -> dict[str, dict[str, Any]]:
-        """Label -> the stage's report, from the last event of `--json`."""
+        """The report of each stage by label, from the last event of `--json`."""
         finished = self.events[-1]
         return {stage["stage_id"].partition(":")[2]: stage for stage in finished["stages"]}
 
     @property
     def ran(self) -> list[str]:
-        """The labels of the stages that really ran, in the plan's order."""
+        """The labels of the stages that ran, in the plan's order."""
         return [label for label, stage in self.stages.items() if stage["outcome"] == "ran"]
 
     def outcome(self, label: str) -> str:
@@ -88,7 +88,7 @@ class Project:
         path.write_text(text.replace(old, new))
 
     def write_model(self, *, seed: int = 0, producer: str = "tests", channels: int = 4) -> None:
-        """conv 3x3, relu, global average pooling, dense: `data` (1, 3, 8, 8) to `scores` (1, 5)."""
+        """Write a model: conv 3x3, relu, global average pooling, dense; `data` (1, 3, 8, 8) to `scores` (1, 5)."""
         rng = np.random.default_rng(seed)
 
         def weight(name: str, *shape: int) -> onnx.TensorProto:
@@ -119,7 +119,7 @@ class Project:
         onnx.save(model, str(self.folder / "tiny.onnx"))
 
     def write_products(self, rows: int = 64) -> None:
-        """Two matrix products in the place of the net, large enough for a GPU's tensor cores: `data` (rows, 128) to `scores` (rows, 128)."""
+        """Write a model of two matrix products that fill a GPU's tensor cores: `data` (rows, 128) to `scores` (rows, 128)."""
         rng = np.random.default_rng(0)
         weights = [
             numpy_helper.from_array((rng.normal(size=shape) / 16).astype(np.float32), name)
@@ -157,14 +157,14 @@ class Project:
         return Ran(done.returncode, done.stdout, done.stderr, _events(words, done.stdout))
 
     def run(self, *words: str) -> Ran:
-        """`tvmflow run tiny.yaml --json …`, which must not end in a bug of ours."""
+        """Run `tvmflow run tiny.yaml --json …`, which must not end with a traceback."""
         result = self.tvmflow("run", "tiny.yaml", "--json", *words)
         assert "Traceback" not in result.err, result.err
         assert result.code in (0, 1, 3, 4), result.err
         return result
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start a run and do not wait for it."""
+        """Start a run without waiting for its end."""
         return subprocess.Popen(
             self.command("run", "tiny.yaml", "--json", *words),
             cwd=self.folder,
@@ -175,7 +175,7 @@ class Project:
         )
 
     def kill_after(self, seconds: float) -> bool:
-        """Start a run and kill it with SIGKILL; whether it was still running then."""
+        """Start a run, kill it with SIGKILL, and return whether it was still running."""
         process = self.start()
         time.sleep(seconds)
         running = process.poll() is None
@@ -186,28 +186,28 @@ class Project:
     # ------------------------------------------------------------ looking
 
     def digests(self, *labels: str) -> dict[str, str]:
-        """`label/file -> digest` of the last results of these stages."""
-        from tvmflow.stores.local import LocalStore
+        """Return the digest of each file in the last results of these stages, by `label/file`."""
+        from tvmflow.store.local import LocalStore
 
         store = LocalStore(str(self.folder / "cache"))
-        found = {}
+        digests = {}
         for label in labels:
             artifact = store.find(store.last_key("tiny", label) or "")
             assert artifact is not None, label
-            found.update({f"{label}/{file.name}": file.digest for file in artifact.files})
-        return found
+            digests.update({f"{label}/{file.name}": file.digest for file in artifact.files})
+        return digests
 
     def trials(self) -> list[str]:
-        """The id of every measured trial in the ledger."""
+        """Return the id of every measured trial in the ledger."""
         ids = []
         for path in sorted((self.folder / "cache" / "ledger").rglob("*.jsonl")):
-            # the others say that a search has come to its end
+            # Other records mark the end of a search.
             records = [json.loads(line) for line in path.read_text().splitlines() if line]
-            ids += [f"{path.stem}/{each['id']}" for each in records if "id" in each]
+            ids += [f"{path.stem}/{record['id']}" for record in records if "id" in record]
         return ids
 
     def debris(self) -> list[str]:
-        """What a kill may have left: work folders and temporary files."""
+        """Return the work folders and temporary files that a kill may have left."""
         cache = self.folder / "cache"
         return sorted(
             str(path.relative_to(cache))

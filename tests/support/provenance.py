@@ -1,4 +1,4 @@
-"""A delivery whose results were made by hand: a store with all that is behind it, a plan, and a place for the files."""
+"""A delivery with results made by hand: a store with its lineage, a plan, and a folder for the files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from tests.support.engine import plan_of, planned, recipe
 from tests.support.trials import trial
-from tvmflow import delivery
+from tvmflow.core.keys import stage_key
+from tvmflow.core.types import Artifact, InputFile, Plan
+from tvmflow.engine import delivery
 from tvmflow.exporters._archives import write_zip
-from tvmflow.keys import key_of
-from tvmflow.provenance import beside
-from tvmflow.stores.local import LocalStore
-from tvmflow.values import Artifact, InputFile, Plan
+from tvmflow.provenance import sidecar
+from tvmflow.store.local import LocalStore
 
 TVM = "0.27.0+0123456789ab"
 WORKLOAD = "c0" * 32
@@ -57,7 +57,7 @@ def contents(**changes: bytes) -> dict[str, dict[str, bytes]]:
     return {
         "import": {"model.json": ir, "params.safetensors": params, "signature.json": signature},
         "extract_tasks": {"tasks.json": _json(tasks), "workloads.json": b"{}"},
-        "tune": {"records.json": _json({WORKLOAD: [_found()]})},
+        "tune": {"records.json": _json({WORKLOAD: [_winning_trial()]})},
         "pick_best": {
             "chosen.json": b"{}",
             "finalists.json": _json({WORKLOAD: judged}),
@@ -72,7 +72,7 @@ def contents(**changes: bytes) -> dict[str, dict[str, bytes]]:
     }
 
 
-def _found() -> Content:
+def _winning_trial() -> Content:
     """The trial as `tune` hands it on."""
     return {"id": TRIAL.id, "seconds": TRIAL.seconds, "when": TRIAL.when}
 
@@ -127,24 +127,24 @@ class World:
         for spec in self.plan.stages:
             inputs = {file.role: file.sha256 for file in spec.files if file.keyed}
             for need in spec.needs:
-                found = self.artifacts[need.stage_id].digests(need.files)
-                inputs |= {f"{need.stage}/{name}": digest for name, digest in found.items()}
+                digests = self.artifacts[need.stage_id].digests(need.files)
+                inputs |= {f"{need.stage}/{name}": digest for name, digest in digests.items()}
             tools = {name: TVM if name == "apache-tvm" else "absent" for name in spec.tools}
-            key = key_of(spec, inputs, tools, "linux-x86_64")
-            with self.store.claim(key.digest) as slot:
+            key = stage_key(spec, inputs, tools, "linux-x86_64")
+            with self.store.claim(key.digest) as claim:
                 for name, content in files[spec.stage].items():
-                    Path(slot.out, name).write_bytes(content)
+                    Path(claim.out, name).write_bytes(content)
                 facts = {"tuned": 1, "tunable": 2, "coverage": 0.9, "speedup": 1.5}
-                self.artifacts[spec.id] = self.store.publish(slot, key, facts, 1.0)
+                self.artifacts[spec.id] = self.store.publish(claim, key, facts, 1.0)
 
     def deliver(self) -> list[str]:
         """As a run does it; the names of all that is in the target's folder then."""
         paths = delivery.deliver(self.plan, self.artifacts, self.store, str(self.dist))
-        paths += beside.attach(self.plan, self.artifacts, self.store, str(self.dist))
+        paths += sidecar.write_sidecars(self.plan, self.artifacts, self.store, str(self.dist))
         return [Path(path).relative_to(self.folder).as_posix() for path in paths]
 
     def pending(self) -> bool:
-        return beside.found(self.plan, self.artifacts, self.store, str(self.dist)) is None
+        return sidecar.find_sidecars(self.plan, self.artifacts, self.store, str(self.dist)) is None
 
     @property
     def statement(self) -> Path:

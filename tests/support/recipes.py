@@ -1,11 +1,11 @@
-"""A correct recipe to make mistakes in, and the files that it names."""
+"""A valid recipe to make mistakes in, and the files that it names."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tvmflow.errors import RecipeError
-from tvmflow.recipe import load_recipe
+from tvmflow.core.errors import RecipeError
+from tvmflow.planning.recipes import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +30,7 @@ FILES = ("m.onnx", "net-symbol.json", "net-0003.params", "net-0010.params", "dat
 
 
 def edited(*edits: tuple[str, str], text: str = RECIPE) -> str:
-    """The recipe with parts replaced, each of which must be there."""
+    """Return the recipe with parts of its text replaced; each must exist."""
     for old, new in edits:
         assert old in text, old
         text = text.replace(old, new)
@@ -38,19 +38,19 @@ def edited(*edits: tuple[str, str], text: str = RECIPE) -> str:
 
 
 def lay_out(folder: Path) -> None:
-    """Make the files that the recipe can name; they are empty, since a recipe is read without them."""
+    """Create the files that the recipe names; they may be empty, because a recipe is read without them."""
     for name in FILES:
         (folder / name).touch()
 
 
 def write(path: Path, content: str | bytes) -> Path:
-    """Write a recipe as it is, without translating line ends."""
+    """Write a recipe without translating line ends."""
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
 def problems_in(path: Path) -> list[str]:
-    """What is wrong with a recipe, each problem without the name of the file at its start."""
+    """Return the problems of a recipe, each without the name of the file at its start."""
     try:
         load_recipe(path)
     except RecipeError as error:

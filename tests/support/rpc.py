@@ -1,4 +1,4 @@
-"""A tracker and servers of TVM's RPC on this machine's loopback, in processes of their own."""
+"""An RPC tracker and servers on this machine's loopback, in processes of their own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from tvmflow.errors import StageError
-from tvmflow.targets.tracker import Devices, Tracker
+from tvmflow.core.errors import StageError
+from tvmflow.targets.tracker import DevicePoolStatus, Tracker
 
 HOST = "127.0.0.1"
 KEY = "board"
@@ -31,13 +31,13 @@ def free_port() -> int:
 
 
 class Member:
-    """A process with all its children; servers of TVM leave some behind that only their group reaches."""
+    """A process with all its children; TVM's servers leave some behind, which only a signal to the group reaches."""
 
-    def __init__(self, log: Path, *words: str, **variables: str) -> None:
+    def __init__(self, log: Path, *arguments: str, **variables: str) -> None:
         self._log = log
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *words],
+                [sys.executable, "-m", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
@@ -60,17 +60,19 @@ class Member:
 
 
 class Server(Member):
-    """A device: TVM's own server, or ours."""
+    """A device: TVM's own server, or tvmflow's."""
 
-    def __init__(self, log: Path, tracker: str, key: str, *, ours: bool, **variables: str) -> None:
+    def __init__(
+        self, log: Path, tracker: str, key: str, *, tvmflow_server: bool, **variables: str
+    ) -> None:
         port = free_port()
         self.address = f"{HOST}:{port}"
-        words = ["--host", HOST, "--tracker", tracker, "--key", key, "--port", str(port)]
-        if ours:
-            super().__init__(log, "tvmflow", "device", "serve", *words, **variables)
+        arguments = ["--host", HOST, "--tracker", tracker, "--key", key, "--port", str(port)]
+        if tvmflow_server:
+            super().__init__(log, "tvmflow", "device", "serve", *arguments, **variables)
         else:
-            words += ["--port-end", str(port + 1)]
-            super().__init__(log, "tvm.exec.rpc_server", *words, **variables)
+            arguments += ["--port-end", str(port + 1)]
+            super().__init__(log, "tvm.exec.rpc_server", *arguments, **variables)
 
     @property
     def sessions(self) -> int:
@@ -96,31 +98,31 @@ class Server(Member):
         youngest.send_signal(signal.SIGSEGV)
 
 
-class Farm:
+class DevicePool:
     """A tracker, and the servers that were added to it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         port = free_port()
         self.address = f"{HOST}:{port}"
-        words = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1)]
+        arguments = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1)]
         self.members: list[Member] = [
-            Member(folder / "tracker.log", "tvm.exec.rpc_tracker", *words)
+            Member(folder / "tracker.log", "tvm.exec.rpc_tracker", *arguments)
         ]
 
     @property
     def servers(self) -> list[Server]:
         return [member for member in self.members if isinstance(member, Server)]
 
-    def add(self, key: str = KEY, *, ours: bool = False, **variables: str) -> Server:
+    def add(self, key: str = KEY, *, tvmflow_server: bool = False, **variables: str) -> Server:
         """One more server, with more variables of the environment; it is not there yet when this returns."""
         log = self._folder / f"{len(self.members)}.log"
-        server = Server(log, self.address, key, ours=ours, **variables)
+        server = Server(log, self.address, key, tvmflow_server=tvmflow_server, **variables)
         self.members.append(server)
         return server
 
-    def devices(self) -> dict[str, Devices]:
-        return Tracker(self.address).devices()
+    def devices(self) -> dict[str, DevicePoolStatus]:
+        return Tracker(self.address).list_devices()
 
     def wait_for(self, count: int, key: str = KEY) -> None:
         """Return when so many servers are free."""
@@ -128,12 +130,12 @@ class Farm:
             wait_until(lambda: self._free(key) == count)
         except AssertionError as error:
             logs = "\n".join(member.log for member in self.members)
-            raise AssertionError(f"{error}; the farm says:\n{logs}") from None
+            raise AssertionError(f"{error}; the logs are:\n{logs}") from None
 
     def _free(self, key: str) -> int:
         with contextlib.suppress(StageError):
-            found = self.devices()
-            return found[key].free if key in found else 0
+            devices_by_key = self.devices()
+            return devices_by_key[key].free if key in devices_by_key else 0
         return -1
 
 
@@ -145,17 +147,17 @@ def wait_until(holds: Callable[[], bool], seconds: float = _START_S) -> None:
 
 
 @contextlib.contextmanager
-def running_farm(folder: Path, servers: int) -> Iterator[Farm]:
+def running_pool(folder: Path, servers: int) -> Iterator[DevicePool]:
     """A tracker with so many free servers; all of them are killed at the end."""
-    farm = Farm(folder)
+    pool = DevicePool(folder)
     try:
-        farm.wait_for(0)
+        pool.wait_for(0)
         for _ in range(servers):
-            farm.add()
-        farm.wait_for(servers)
-        yield farm
+            pool.add()
+        pool.wait_for(servers)
+        yield pool
     finally:
-        for member in farm.members:
+        for member in pool.members:
             member.kill()
 
 
@@ -166,7 +168,7 @@ def fail(payload: Any, send: Callable[[dict[str, Any]], None]) -> Any:
     """Open a session, and fail in the phase that the payload names."""
     from tvm import rpc
 
-    host, port, match = payload["turn"]
+    host, port, match_key, timeout_s = payload["session"]
     send({"event": "phase", "phase": payload["phase"]})
-    rpc.connect(host, port, match, session_timeout=payload["limit_s"])
+    rpc.connect(host, port, match_key, session_timeout=timeout_s)
     return {"failure": {"phase": payload["phase"], "kind": "error", "message": "as it was told"}}

@@ -7,18 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tvmflow import runner
-from tvmflow.report import RunReport
-from tvmflow.stores.local import LocalStore
-from tvmflow.stores.remote import open_remote
-from tvmflow.stores.remote.tier import Access, Tier
-from tvmflow.values import Delivery, Need, Plan, StageCall, StageResult, StageSpec
+from tvmflow.core.types import Delivery, Need, Plan, StageCall, StageResult, StageSpec
+from tvmflow.engine import session
+from tvmflow.engine.report import RunReport, can_be_shown
+from tvmflow.store.local import LocalStore
+from tvmflow.store.remote import open_remote_cache
+from tvmflow.store.remote.client import RemoteCacheClient
+from tvmflow.store.remote.connection import Access, RemoteConnection
 
 CHAIN = ("import", "build", "export", "verify")
 
 
-class Hands:
-    """An executor that fills each stage's files with what depends on its settings and inputs; it keeps the calls."""
+class RecordingExecutor:
+    """An executor that writes files whose content depends on settings and inputs, and records the calls.
+
+    `during` is called with the name of each stage while it runs.
+    """
 
     def __init__(self, *, salt: str = "", during: Callable[[str], None] = lambda stage: None):
         self.calls: list[str] = []
@@ -26,7 +30,7 @@ class Hands:
         self.cancelled = False
         self.slots = 1
         self._salt = salt
-        self._during = during
+        self.during = during
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -35,11 +39,11 @@ class Hands:
     def execute(self, call: StageCall, log: Path, on_event: Callable[..., None]) -> StageResult:
         with self._lock:
             self.calls.append(call.stage)
-        self._during(call.stage)
+        self.during(call.stage)
         out = Path(call.out, "deep")
         out.mkdir()
-        came = "".join(Path(path).read_text()[:40] for _, path in sorted(call.inputs.items()))
-        text = f"{call.stage} {call.settings} {self._salt} {came}"
+        inputs = "".join(Path(path).read_text()[:40] for _, path in sorted(call.inputs.items()))
+        text = f"{call.stage} {call.settings} {self._salt} {inputs}"
         Path(call.out, "main.bin").write_text(text * 50)
         (out / "more.bin").write_text(text)
         (out / "empty.bin").write_text("")
@@ -53,7 +57,7 @@ class Hands:
 
 
 def plan_of(recipe: str = "net", *, width: int = 1, value: int = 0) -> Plan:
-    """`import`, and for each of so many targets build, export and verify; what the last made is delivered."""
+    """Return a plan of `import`, and of build, export and verify for each of `width` targets."""
     stages = [_spec(recipe, "import", "", value, ())]
     deliveries = []
     for number in range(width):
@@ -70,7 +74,8 @@ def plan_of(recipe: str = "net", *, width: int = 1, value: int = 0) -> Plan:
 
 def _spec(recipe: str, stage: str, target: str, value: int, before: tuple[str, ...]) -> StageSpec:
     needs = tuple(
-        Need(each.partition(":")[2].partition("/")[0], each, ("main.bin",)) for each in before
+        Need(stage_id.partition(":")[2].partition("/")[0], stage_id, ("main.bin",))
+        for stage_id in before
     )
     label = f"{stage}/{target}" if target else stage
     return StageSpec(
@@ -79,37 +84,47 @@ def _spec(recipe: str, stage: str, target: str, value: int, before: tuple[str, .
 
 
 def store_in(folder: Path) -> LocalStore:
-    """A new store, or the one that is there."""
+    """Return the store in a folder, created if it does not exist."""
     store = LocalStore(str(folder))
     store.create()
     return store
 
 
-class Machine:
-    """A store of its own, an executor, and what was said; `run` as often as you like."""
+class RunHost:
+    """A host with a store, an executor, and the messages and events of its runs."""
 
-    def __init__(self, folder: Path, url: str = "", *, hands: Hands | None = None, **access: Any):
+    def __init__(
+        self,
+        folder: Path,
+        url: str = "",
+        *,
+        executor: RecordingExecutor | None = None,
+        **access: Any,
+    ):
         self.store = store_in(folder / "store")
         self.dist = folder / "dist"
-        self.hands = hands or Hands()
-        self.said: list[str] = []
+        self.executor = executor or RecordingExecutor()
+        self.messages: list[str] = []
         self.events: list[dict[str, Any]] = []
         self._url = url
         self.timeout_s = 20.0
         self.access = Access(**{"patience_s": 20.0, "wait_s": 30.0, **access})
 
-    def tier(self) -> Tier:
-        remote = open_remote(self._url, timeout_s=self.timeout_s)
-        return Tier(remote, self.store, self.access, self.said.append)
+    def remote_client(self) -> RemoteCacheClient:
+        cache = open_remote_cache(self._url, timeout_s=self.timeout_s)
+        connection = RemoteConnection(cache, self.store, self.access, self.messages.append)
+        return RemoteCacheClient(connection, can_be_shown)
 
     def run(self, plan: Plan, jobs: int = 1) -> RunReport:
-        """One run; the stages that it ran are in `hands.calls`."""
-        self.hands.calls.clear()
-        tier = self.tier() if self._url else None
-        options = runner.RunOptions(jobs, False, str(self.dist))
-        return runner.run(plan, self.store, self.hands, self.events.append, options, tier)
+        """Run a plan; the stages that ran are in `executor.calls`."""
+        self.executor.calls.clear()
+        remote_client = self.remote_client() if self._url else None
+        options = session.SessionOptions(jobs, False, str(self.dist))
+        return session.run_plan(
+            plan, self.store, self.executor, self.events.append, options, remote_client
+        )
 
 
 def outcomes(report: RunReport) -> dict[str, str]:
-    """How each stage ended, by label."""
+    """Return the outcome of each stage by label."""
     return {stage.stage_id.partition(":")[2]: stage.outcome for stage in report.stages}

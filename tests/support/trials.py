@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from typing import Any
 
-from tvmflow.tuning.ledger import Trial, trial_id
+from tvmflow.tuning.trials import Trial, trial_id
 
 TARGET = {"kind": "llvm", "mtriple": f"{platform.machine()}-linux-gnu", "num-cores": 2}
 DEVICE = {"kind": "cpu", "class": "any"}

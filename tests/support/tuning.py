@@ -14,26 +14,32 @@ import tvm
 from tvm import relax
 
 from tests.support.trials import DEVICE, TARGET
+from tvmflow.compiler import lowering
+from tvmflow.compiler.options import lowering_options
+from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.recipe import Kernels, Tune
-from tvmflow.schedules.intrinsics import load_intrinsics
-from tvmflow.stages import _lowering
-from tvmflow.stages._base import StageContext
+from tvmflow.stages._base import StageContext, parse_settings
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.tuning.bench import Site
-from tvmflow.tuning.budget import Rules
+from tvmflow.tuning.budget import BudgetRules
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measure import Timing
-from tvmflow.tuning.search import Options, Task
-from tvmflow.tuning.workloads import Workload, workloads_of
+from tvmflow.tuning.measurer import MeasureContext
+from tvmflow.tuning.tuning_job import SearchOptions, Task
+from tvmflow.tuning.workloads import Workload, extract_workloads
 
 Emit = Callable[[dict[str, Any]], None]
 
 TIMING = Timing(number=1, repeat=2, min_repeat_ms=1)
 
 
-def resolved_target(why_not: str = "") -> ResolvedTarget:
+def resolved_target(unrunnable_reason: str = "") -> ResolvedTarget:
     return ResolvedTarget(
-        name="cpu", tvm=TARGET, cores=2, features=(), device=DEVICE, why_not=why_not
+        name="cpu",
+        tvm=TARGET,
+        cores=2,
+        features=(),
+        device=DEVICE,
+        unrunnable_reason=unrunnable_reason,
     )
 
 
@@ -41,7 +47,7 @@ PLAIN = Kernels(layout="plain", weights="plain", math="libm", schedules="none")
 
 
 def recipe(kernels: Kernels = PLAIN, **tune: Any) -> Any:
-    """As much of a recipe as the tuning stages look at; by default one whose kernels only tuning makes fast."""
+    """Return the fields of a recipe that the tuning stages read; its kernels have no schedule before they are tuned."""
     values = {
         "trials": 6,
         "cost_model": "random",
@@ -56,7 +62,7 @@ def recipe(kernels: Kernels = PLAIN, **tune: Any) -> Any:
 
 
 def model(*layers: Callable[[Any, Any], Any], shape: tuple[int, ...] = (16, 16)) -> tvm.IRModule:
-    """A model that applies the layers one after another; each is called with a block builder and a value."""
+    """Return a model that applies the layers one after another; each is called with a value and a function for weights."""
     builder = relax.BlockBuilder()
     data = relax.Var("data", relax.TensorType(shape, "float32"))
     weights: list[Any] = []
@@ -81,7 +87,7 @@ def _with_inputs(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def conv(out: int, kernel: int = 3, stride: int = 1) -> Callable[[Any, Any], Any]:
-    """A convolution layer that keeps the input's channels apart from their number."""
+    """Return a layer that convolves its input to `out` channels."""
 
     def layer(value: Any, weight: Any) -> Any:
         channels = int(value.ty.shape[1])
@@ -93,7 +99,7 @@ def conv(out: int, kernel: int = 3, stride: int = 1) -> Callable[[Any, Any], Any
 
 
 def dense(out: int) -> Callable[[Any, Any], Any]:
-    """A matrix product with a weight of `out` columns."""
+    """Return a layer that multiplies its input by a weight of `out` columns."""
     return lambda value, weight: relax.op.matmul(value, weight((int(value.ty.shape[-1]), out)))
 
 
@@ -110,33 +116,33 @@ def reshape(*shape: int) -> Callable[[Any, Any], Any]:
 
 
 def lowered(mod: tvm.IRModule) -> tvm.IRModule:
-    """The model as the stages lower it, for the tests' target."""
-    return _lowering.lower(mod, _lowering.make_target(TARGET), PLAIN.model_dump(mode="json"))
+    """Return the model as the stages lower it, for the target of the tests."""
+    return lowering.lower(mod, lowering.make_target(TARGET), lowering_options(recipe())).mod
 
 
 def workloads(mod: tvm.IRModule) -> list[Workload]:
-    return workloads_of(lowered(mod))
+    return extract_workloads(lowered(mod))
 
 
 # ---------------------------------------------------------------- searches
 
 
 def task_of(mod: tvm.IRModule, index: int = 0) -> Task:
-    """One tunable workload of a model, the heaviest first."""
+    """Return a tunable workload of a model; 0 is the heaviest."""
     return tasks_of(mod)[index]
 
 
 def tasks_of(mod: tvm.IRModule) -> list[Task]:
     return [
-        Task(each.key, each.names[0], each.weight, each.flops, each.mod)
-        for each in workloads(mod)
-        if not each.reason
+        Task(workload.key, workload.names[0], workload.weight, workload.flops, workload.mod)
+        for workload in workloads(mod)
+        if not workload.untunable_reason
     ]
 
 
-def options(trials: int, trials_per_task: int | None = None, **changes: Any) -> Options:
-    return Options(
-        rules=Rules(trials, trials_per_task),
+def options(trials: int, trials_per_task: int | None = None, **changes: Any) -> SearchOptions:
+    return SearchOptions(
+        rules=BudgetRules(trials, trials_per_task),
         seed=0,
         strategy="replay-trace",
         cost_model="random",
@@ -145,10 +151,10 @@ def options(trials: int, trials_per_task: int | None = None, **changes: Any) -> 
     )._replace(**changes)
 
 
-def site(folder: Path) -> Site:
-    return Site(
+def measure_context(folder: Path) -> MeasureContext:
+    return MeasureContext(
         target=TARGET,
-        schedules=0,
+        rules_version=0,
         device=DEVICE,
         locks=folder / "locks",
         tvm="test",
@@ -178,33 +184,33 @@ def run_stage(payload: Any, emit: Emit) -> dict[str, Any]:
         emit=emit,
     )
     stage = importlib.import_module(f"tvmflow.stages.{payload['name']}")
-    return dict(stage.run(payload["settings"], context))
+    return dict(stage.run(parse_settings(stage.run, payload["settings"]), context))
 
 
 def tune_in_worker(payload: Any, emit: Emit) -> list[dict[str, Any]]:
     """Search for the tasks in the payload, on the ledger in its folder."""
-    from tvmflow.executors.nursery import Nursery
-    from tvmflow.tuning.search import tune
+    from tvmflow.core.fork_server import ForkServer
+    from tvmflow.tuning.search import Tuning
 
     folder = Path(payload["folder"])
     load_intrinsics(TARGET)
     chosen = payload["options"]
-    with Nursery.fork() as nursery:
-        result = tune(
+    with ForkServer.fork() as fork_server:
+        tuning = Tuning(
             [Task(*task) for task in payload["tasks"]],
-            Options(
+            SearchOptions(
                 **{
                     **chosen,
                     "timing": Timing(*chosen["timing"]),
-                    "rules": Rules(*chosen["rules"]),
+                    "rules": BudgetRules(*chosen["rules"]),
                 }
             ),
-            site(folder),
+            measure_context(folder),
             open_ledger(folder),
-            nursery,
+            fork_server,
             emit,
         )
-    return [tuned._asdict() for tuned in result.tuned]
+        return [result._asdict() for result in tuning.run().workloads]
 
 
 def _main(argv: list[str]) -> None:

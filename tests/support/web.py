@@ -1,4 +1,4 @@
-"""A small web server for tests of downloads: ranges, refusals, lost connections, and a count of bytes served."""
+"""A small web server for tests of downloads: ranges, error statuses, lost connections, and a count of bytes sent."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.support.listening import Answering, listening
+from tests.support.listening import RequestHandler, listening
 
 
 @dataclass
 class Web:
-    """What the server does, and what it did."""
+    """How the server behaves, and what it did."""
 
     body: bytes
     url: str = ""
@@ -33,24 +33,24 @@ class Web:
 
     @property
     def served(self) -> int:
-        """Bytes of the file in all answers."""
+        """Return how many bytes of the file were sent in all answers."""
         return sum(self.sent)
 
 
 @contextlib.contextmanager
 def serving(body: bytes) -> Iterator[Web]:
-    """A server of this one body, on a free port, for the length of the block."""
+    """Give a server of one body on a free port."""
     web = Web(body)
 
-    class Handler(Answering):
+    class Handler(RequestHandler):
         def do_GET(self) -> None:
             web.requests.append(self.headers.get("Range", ""))
             web.sent.append(0)
             self.number = len(web.sent) - 1
             self.close_connection = True
             if web.statuses:
-                there = {"Location": web.location} if web.location else {}
-                self.head(web.statuses.pop(0), headers=there)
+                headers = {"Location": web.location} if web.location else {}
+                self.head(web.statuses.pop(0), headers=headers)
                 return
             start, size = self._start(), len(web.body)
             if start and start >= size:
@@ -62,9 +62,9 @@ def serving(body: bytes) -> Iterator[Web]:
             self._send(web.body[start:])
 
         def _start(self) -> int:
-            wanted = self.headers.get("Range", "")
+            requested = self.headers.get("Range", "")
             same = self.headers.get("If-Range", web.etag) == web.etag
-            return int(wanted[6:-1]) if web.ranges and wanted and same else 0
+            return int(requested[6:-1]) if web.ranges and requested and same else 0
 
         def _send(self, rest: bytes) -> None:
             if web.break_after:

@@ -1,44 +1,29 @@
-"""Where stages run: forked workers that may crash, hang and be stopped without harm to the run; here or on a cluster."""
+"""Executors: what runs stages, in local processes or on a dask cluster. Imports planning and what is below it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final
 
-if TYPE_CHECKING:
-    # the fork server imports this package too, and must stay small
-    from tvmflow.runner import Executor
-    from tvmflow.stores.local import LocalStore
-    from tvmflow.stores.remote.tier import Tier
+from tvmflow.executors._base import Event, Executor, ExecutorContext, OnEvent
+
+__all__ = ["EXECUTORS", "Event", "Executor", "ExecutorContext", "OnEvent"]
 
 
-class Asked(NamedTuple):
-    """What an executor may need to know. `remote` gives a remote that may be written to, and its address for workers.
-
-    `wait_s` is how long workers that are not there yet are waited for; `tell` says something to the user.
-    """
-
-    store: LocalStore
-    scheduler: str
-    remote: Callable[[Callable[[], bool]], tuple[str, Tier]]
-    remote_timeout_s: float
-    wait_s: float
-    tell: Callable[[str], None]
-
-
-def _dask(asked: Asked) -> Executor:
+def _dask(context: ExecutorContext) -> Executor:
+    # its modules are imported only where a cluster is used
     from tvmflow.executors.dask import DaskExecutor
 
-    return DaskExecutor(asked)
+    return DaskExecutor(context)
 
 
-def _processes(asked: Asked) -> Executor:
-    from tvmflow.executors.processes import ProcessExecutor
+def _processes(context: ExecutorContext) -> Executor:
+    from tvmflow.executors.local import ProcessExecutor
 
     return ProcessExecutor()
 
 
-EXECUTORS: Final[dict[str, Callable[[Asked], Executor]]] = {
+EXECUTORS: Final[dict[str, Callable[[ExecutorContext], Executor]]] = {
     "dask": _dask,
     "processes": _processes,
 }

@@ -1,4 +1,4 @@
-"""The two processes of a cluster: dask's scheduler, and a worker with the resources that stages ask for."""
+"""The two processes of a cluster: dask's scheduler, and a worker with the resources that stages require."""
 
 from __future__ import annotations
 
@@ -11,32 +11,51 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
-from tvmflow.errors import EnvironmentProblem
-from tvmflow.executors import cluster_worker, matching
-from tvmflow.executors.dask import INSTALL, check_tls
+from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.executors import cluster_worker, worker_matching
+from tvmflow.executors._dask_cluster import check_certificates, first_line, import_distributed
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
+"""Shows a message to the user."""
 
 # A stage is not tried on more workers than this, however long the scheduler has run.
 _ALLOWED_FAILURES: Final = 2
-_AGAIN_S: Final = 2.0
-_GIVE_UP_S: Final = 30.0
+_RETRY_S: Final = 2.0
+_DEATH_TIMEOUT_S: Final = 30.0
 
 
-class Place(NamedTuple):
-    """Where a worker belongs: its scheduler, its own address if it cannot be found, its name, stages at a time."""
+class WorkerOptions(NamedTuple):
+    """The options of a worker that joins a cluster.
+
+    Attributes:
+        scheduler: The address of the scheduler.
+        host: The address of this machine for others; None for the one that dask finds.
+        name: Its name; None for one of host name and process.
+        slots: The number of stages that it runs at a time.
+        store: The folder of its store.
+        remote_url: The remote cache as this machine reaches it; empty for the one that a run names.
+    """
 
     scheduler: str
     host: str | None
     name: str | None
     slots: int
+    store: str
+    remote_url: str
 
 
-def serve_scheduler(host: str, port: int, *, tls: bool, say: Say) -> None:
-    """Run a scheduler until somebody stops it. Raises EnvironmentProblem."""
-    distributed = _distributed()
+# ---------------------------------------------------------------- scheduler
+
+
+def serve_scheduler(host: str, port: int, *, tls: bool, notify: Notify) -> None:
+    """Run a scheduler until it is interrupted.
+
+    Raises:
+        EnvironmentProblem: when it cannot serve at this address.
+    """
+    distributed = _import_distributed()
     if tls:
-        check_tls("tls://", "scheduler")
+        check_certificates("tls://", "scheduler")
 
     async def serve(stopped: asyncio.Event) -> None:
         try:
@@ -45,94 +64,128 @@ def serve_scheduler(host: str, port: int, *, tls: bool, say: Say) -> None:
                 port=port,
                 protocol="tls" if tls else "tcp",
                 dashboard=False,
-                # its page of metrics: two schedulers on one machine must not be in each other's way
+                # the page of metrics has any port, so that two schedulers of one machine do not clash
                 dashboard_address="127.0.0.1:0",
                 allowed_failures=_ALLOWED_FAILURES,
             )
         except (OSError, ValueError, TypeError, RuntimeError) as error:
             raise EnvironmentProblem(
-                f"no scheduler at {host}:{port}: {error}",
+                f"cannot start a scheduler at {host}:{port}: {error}",
                 fix="give another --port; for --tls dask's configuration must name the certificates",
             ) from error
-        say(f"scheduler at {scheduler.address}; start workers with")
-        say(f"  tvmflow worker --scheduler {scheduler.address}")
+        notify(f"scheduler at {scheduler.address}; start workers with")
+        notify(f"  tvmflow worker --scheduler {scheduler.address}")
         async with scheduler:
             await stopped.wait()
 
-    asyncio.run(_until_stopped(serve))
+    asyncio.run(_serve_until_interrupted(serve))
 
 
-def serve_worker(place: Place, store: str, remote: str, say: Say) -> None:
-    """Run a worker until somebody stops it; where the scheduler goes away, wait for it. Raises EnvironmentProblem."""
-    distributed = _distributed()
-    about = matching.about_here()
-    name = place.name or f"{socket.gethostname()}-{os.getpid()}"
-    environment = {cluster_worker.STORE: store}
-    check_tls(place.scheduler, "worker")
-    if remote:
-        environment[cluster_worker.REMOTE] = remote
+# ---------------------------------------------------------------- worker
 
-    async def serve(stopped: asyncio.Event) -> None:
-        waiting = False
+
+def serve_worker(options: WorkerOptions, notify: Notify) -> None:
+    """Run a worker until it is interrupted; when the scheduler goes away, wait for it.
+
+    Raises:
+        EnvironmentProblem: when dask or its certificates are missing.
+    """
+    distributed = _import_distributed()
+    check_certificates(options.scheduler, "worker")
+    name = options.name or f"{socket.gethostname()}-{os.getpid()}"
+    worker = _Worker(distributed, options._replace(name=name), notify)
+    asyncio.run(_serve_until_interrupted(worker.serve))
+
+
+class _Worker:
+    """A worker that joins the scheduler again and again."""
+
+    def __init__(self, distributed: Any, options: WorkerOptions, notify: Notify) -> None:
+        self._distributed = distributed
+        self._options = options
+        self._notify = notify
+        self._description = worker_matching.describe_this_host()
+
+    async def serve(self, stopped: asyncio.Event) -> None:
+        scheduler, is_waiting = self._options.scheduler, False
         while not stopped.is_set():
             try:
-                await _is_there(place.scheduler)
-                nanny = await distributed.Nanny(
-                    place.scheduler,
-                    nthreads=place.slots,
-                    name=name,
-                    host=place.host,
-                    resources=matching.offers(about),
-                    # what stages take is not the worker's own memory
-                    memory_limit=0,
-                    death_timeout=_GIVE_UP_S,
-                    silence_logs=logging.CRITICAL,
-                    env=environment,
-                    dashboard=False,
-                )
+                nanny = await self._start_nanny()
             except (OSError, RuntimeError, ValueError, TypeError, asyncio.TimeoutError) as error:
-                if not waiting:
-                    say(
-                        f"the scheduler {place.scheduler} does not answer ({_first_line(error)}); "
+                if not is_waiting:
+                    self._notify(
+                        f"the scheduler {scheduler} does not answer ({_describe_cause(error)}); "
                         "trying again until it does"
                     )
-                waiting = True
+                is_waiting = True
                 await _pause(stopped)
                 continue
-            waiting = False
-            say(
-                f"worker {name} of {place.scheduler}: {about.host}; {place.slots} at a time; "
-                f"apache-tvm {about.tools['apache-tvm']}; store {store}"
-            )
-            async with nanny:
-                ended = asyncio.ensure_future(nanny.finished())
-                asked = asyncio.ensure_future(stopped.wait())
-                await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
-                for each in (ended, asked):
-                    each.cancel()
+            is_waiting = False
+            self._notify(self._describe())
+            await _until_ended(nanny, stopped)
             if not stopped.is_set():
-                say(f"the scheduler {place.scheduler} is gone; waiting for it")
+                self._notify(f"the scheduler {scheduler} is gone; waiting for it")
                 await _pause(stopped)
-        say(f"worker {name} has ended")
+        self._notify(f"worker {self._options.name} has ended")
 
-    asyncio.run(_until_stopped(serve))
+    async def _start_nanny(self) -> Any:
+        """Start dask's nanny, which starts the worker's process, and starts it again when it dies."""
+        options = self._options
+        environment = {cluster_worker.STORE_VARIABLE: options.store}
+        if options.remote_url:
+            environment[cluster_worker.REMOTE_VARIABLE] = options.remote_url
+        await _check_scheduler_answers(options.scheduler)
+        return await self._distributed.Nanny(
+            options.scheduler,
+            nthreads=options.slots,
+            name=options.name,
+            host=options.host,
+            resources=worker_matching.offered_resources(self._description),
+            # the memory of stages is not the worker's own
+            memory_limit=0,
+            death_timeout=_DEATH_TIMEOUT_S,
+            silence_logs=logging.CRITICAL,
+            env=environment,
+            dashboard=False,
+        )
+
+    def _describe(self) -> str:
+        options, description = self._options, self._description
+        return (
+            f"worker {options.name} of {options.scheduler}: {description.host}; "
+            f"{options.slots} at a time; apache-tvm {description.tools['apache-tvm']}; "
+            f"store {options.store}"
+        )
 
 
-async def _is_there(scheduler: str) -> None:
-    """Raises OSError, TimeoutError: dask's own process would go on trying without a word."""
+async def _check_scheduler_answers(scheduler: str) -> None:
+    """Raise OSError or TimeoutError when nothing answers: dask's process would retry without a message."""
     host, _, port = scheduler.partition("://")[2].rpartition(":")
-    opened = asyncio.open_connection(host.strip("[]"), int(port))
-    _, writer = await asyncio.wait_for(opened, _AGAIN_S)
+    connection = asyncio.open_connection(host.strip("[]"), int(port))
+    _, writer = await asyncio.wait_for(connection, _RETRY_S)
     writer.close()
+
+
+async def _until_ended(nanny: Any, stopped: asyncio.Event) -> None:
+    async with nanny:
+        waits = [asyncio.ensure_future(nanny.finished()), asyncio.ensure_future(stopped.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+
+# ---------------------------------------------------------------- both
 
 
 async def _pause(stopped: asyncio.Event) -> None:
     with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(stopped.wait(), _AGAIN_S)
+        await asyncio.wait_for(stopped.wait(), _RETRY_S)
 
 
-async def _until_stopped(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Serve until Ctrl-C or a polite kill; a second one does not wait."""
+async def _serve_until_interrupted(
+    serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
+) -> None:
+    """Serve until SIGINT or SIGTERM; a second one ends the process at once."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -146,21 +199,14 @@ def _stop(stopped: asyncio.Event) -> None:
     stopped.set()
 
 
-def _distributed() -> Any:
-    # for the process that dask starts too, which sets up its logging as it is imported
+def _import_distributed() -> Any:
+    # inherited by the process that dask starts, which configures its logging as it is imported
     os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")
-    try:
-        import distributed
-    except ImportError as missing:
-        raise EnvironmentProblem(
-            f"this needs the package distributed ({missing})", fix=INSTALL
-        ) from missing
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    return distributed
+    return import_distributed("this")
 
 
-def _first_line(error: BaseException) -> str:
-    # dask's own words are about its process, and the reason stands behind them
+def _describe_cause(error: BaseException) -> str:
+    # dask's own message is about its process, and the reason is its cause
     while error.__cause__ is not None:
         error = error.__cause__
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return first_line(error)

@@ -1,8 +1,8 @@
-"""What runs in a dask worker: one stage, in a child process as everywhere, with its files by way of the remote.
+"""The function that a dask worker calls: it runs one stage, whose files go through the remote cache.
 
-A worker has a store of its own. Contents that stages need are fetched into it once and checked
-on their way; what a stage makes goes into it and to the remote. Of a stage that was killed, its
-work folder and its measured trials are still there when it begins again on the same machine.
+A worker has a store of its own. Contents that stages read are fetched into it once and verified;
+what a stage makes goes into it and to the remote cache. Of a stage that was killed, the work folder
+and the measured trials are still there when it starts again on the same machine.
 """
 
 from __future__ import annotations
@@ -14,82 +14,38 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
-from tvmflow.errors import EnvironmentProblem, TvmflowError, outcome_of
-from tvmflow.executors import matching
-from tvmflow.executors.processes import ProcessExecutor
-from tvmflow.stores.local import Damaged, LocalStore, Slot
-from tvmflow.stores.remote import open_remote
-from tvmflow.stores.remote._base import RemoteProblem
-from tvmflow.stores.remote.actions import Content
-from tvmflow.stores.remote.tier import Access, Tier
-from tvmflow.targets.devices import machine_locks
-from tvmflow.values import StageCall, StageResult
+from tvmflow.core.errors import EnvironmentProblem, TvmflowError, outcome_for
+from tvmflow.core.types import Json, StageCall, StageResult
+from tvmflow.executors import worker_matching
+from tvmflow.executors._base import Event, OnEvent
+from tvmflow.executors.cluster_messages import TOPIC, StageRequest, StageResponse, call_with_paths
+from tvmflow.executors.local import ProcessExecutor
+from tvmflow.store.blobs import DamagedBlob
+from tvmflow.store.claims import Claim
+from tvmflow.store.local import LocalStore
+from tvmflow.store.remote import open_remote_cache
+from tvmflow.store.remote._base import BlobRef, RemoteCacheError
+from tvmflow.store.remote.connection import Access, RemoteConnection
+from tvmflow.targets.devices import device_locks_folder
+from tvmflow.tuning import remote_ledger
+from tvmflow.tuning.machine_class import MachineClass
 
-if TYPE_CHECKING:
-    from tvmflow.tuning.records import Here
+STORE_VARIABLE: Final = "TVMFLOW_WORKER_STORE"
+REMOTE_VARIABLE: Final = "TVMFLOW_WORKER_REMOTE"
+"""Environment variables of the process that dask starts: its store, and its remote cache if `tvmflow worker` names one."""
 
-TOPIC: Final = "tvmflow"
-# What `tvmflow worker` tells the process that dask starts for it: the store, and the remote if it names one.
-STORE: Final = "TVMFLOW_WORKER_STORE"
-REMOTE: Final = "TVMFLOW_WORKER_REMOTE"
-_LOOK_S: Final = 0.2
-_TRIALS_EVERY_S: Final = 20.0
-_LONGEST_LOG: Final = 1 << 18
+_MAX_LOG_BYTES: Final = 1 << 18
+_POLL_S: Final = 0.2
+_PUSH_INTERVAL_S: Final = 20.0
 
-
-class Order(NamedTuple):
-    """A stage to be run, as plain JSON. `token` is what its events carry.
-
-    `key` stands for all that the stage is given, `call` is a StageCall without its paths, and
-    `inputs` are `(digest, size, path)` by name; the path is what a user knows the file by, and
-    empty for a file that another stage made. `asks` is what `matching.asks` said.
-    """
-
-    token: str
-    key: str
-    remote: str
-    timeout_s: float
-    call: dict[str, Any]
-    inputs: dict[str, tuple[str, int, str]]
-    asks: dict[str, float]
+# Fork servers that wait for the next stage with TVM loaded.
+_idle: Final[list[ProcessExecutor]] = []
 
 
-class Answer(NamedTuple):
-    """How it ended, as plain JSON: a StageResult with the end of its log, and the files that are in the remote."""
-
-    result: dict[str, Any]
-    files: list[tuple[str, str, int]]
-    worker: str
-
-
-def run_stage(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Called by dask with an Order as a dict; gives an Answer as one."""
-    task, wanted = _Task(str(order["token"])), Order(**order)
-    task.say({"begun": task.name})
-    started = time.monotonic()
-    try:
-        answer = _run(wanted, task)
-    except (TvmflowError, RemoteProblem, Damaged) as problem:
-        seconds = time.monotonic() - started
-        answer = Answer(_problem(problem, seconds, task.name)._asdict(), [], task.name)
-    return answer._asdict()
-
-
-def _problem(problem: Exception, seconds: float, worker: str) -> StageResult:
-    """What is in the way of a stage is in the way on this worker: it is named."""
-    if not isinstance(problem, TvmflowError):
-        text = str(problem)
-        problem = EnvironmentProblem(
-            text, fix="`tvmflow worker` must reach the remote and may write to it"
-        )
-    outcome: Any = outcome_of(type(problem))
-    return StageResult(outcome, f"worker {worker}: {problem.message}", problem.fix, {}, seconds, "")
-
-
-class _Task:
-    """The dask task that this thread works on."""
+class WorkerTask:
+    """The dask task that this thread runs."""
 
     def __init__(self, token: str) -> None:
         from distributed.worker import get_worker, thread_state
@@ -97,165 +53,214 @@ class _Task:
         self._worker = get_worker()
         self._key = thread_state.key
         self._token = token
-        self.name = str(self._worker.name)
+        self.worker = str(self._worker.name)
 
-    def say(self, event: Mapping[str, Any]) -> None:
-        """Tell whoever waits for this stage."""
-        self._worker.log_event(TOPIC, {"token": self._token, **event})
+    def send(self, message: Mapping[str, Json]) -> None:
+        """Send a message about the stage to the run that submitted it."""
+        self._worker.log_event(TOPIC, {"token": self._token, **message})
 
-    @property
-    def unwanted(self) -> bool:
-        """Whether the run that asked for it is gone, or was stopped."""
+    def report(self, event: Event) -> None:
+        """Send a progress event to the run."""
+        self.send({"event": event})
+
+    def is_abandoned(self) -> bool:
+        """Return whether the run that submitted it is gone, or was cancelled."""
         state = self._worker.state.tasks.get(self._key)
         return state is None or state.state in ("cancelled", "released", "forgotten")
+
+
+def run_stage(request: dict[str, Json]) -> dict[str, Json]:
+    """Run a stage to its end: called by dask with a StageRequest as JSON.
+
+    Returns:
+        A StageResponse as JSON; problems of this machine are a result that names the worker.
+    """
+    task, started = WorkerTask(str(request["token"])), time.monotonic()
+    task.send({"begun": task.worker})
+    try:
+        response = _run(StageRequest.from_json(request), task)
+    except (TvmflowError, RemoteCacheError, DamagedBlob) as problem:
+        result = _describe_problem(problem, time.monotonic() - started, task.worker)
+        response = StageResponse(result, {}, task.worker)
+    return response.to_json()
+
+
+def _describe_problem(problem: Exception, seconds: float, worker: str) -> StageResult:
+    if not isinstance(problem, TvmflowError):
+        fix = "`tvmflow worker` must be able to reach the remote cache and to write to it"
+        problem = EnvironmentProblem(str(problem), fix=fix)
+    outcome: Any = outcome_for(type(problem))
+    return StageResult(outcome, f"worker {worker}: {problem.message}", problem.fix, {}, seconds, "")
 
 
 # ---------------------------------------------------------------- one stage
 
 
-def _run(order: Order, task: _Task) -> Answer:
-    _check_unchanged(order)
-    store = _store()
-    url = os.environ.get(REMOTE) or order.remote
-    with store.running(), _remote(url, store, order, task) as tier:
-        for digest, size, _ in order.inputs.values():
-            _fetch(tier, store, Content(digest, size))
-        with store.claim(order.key) as slot:
-            call = _call(order, store, slot)
-            log = Path(store.root, "logs", "cluster", f"{order.key}.log")
-            with _trials_shared(tier, call, task) as watched, _stoppable(task) as executor:
-                result = executor.execute(call, log, watched)
-            files = _send(tier, store, slot) if result.outcome in ("ok", "rejected") else []
+def _run(request: StageRequest, task: WorkerTask) -> StageResponse:
+    _check_unchanged(request)
+    store = _open_store(os.environ[STORE_VARIABLE])
+    with store.running(), _connect(request, store, task) as connection:
+        for blob in request.inputs.values():
+            _fetch(connection, store, BlobRef(blob.digest, blob.size))
+        with store.claim(request.key) as claim:
+            call = _make_call(request, store, claim)
+            log = Path(store.root, "logs", "cluster", f"{request.key}.log")
+            with (
+                _share_trials(connection, call, task.report) as on_event,
+                _lend_executor(task.is_abandoned) as executor,
+            ):
+                result = executor.execute(call, log, on_event)
+            has_files = result.outcome in ("ok", "rejected")
+            files = _upload_outputs(connection, store, claim) if has_files else {}
             if result.outcome == "ok":
-                store.release(slot)
-    shown = _in_users_words(result, log, order, call)
-    return Answer(shown._asdict(), files, task.name)
+                store.release(claim)
+    return StageResponse(_with_user_paths(result, log, request, call), files, task.worker)
 
 
-def _check_unchanged(order: Order) -> None:
-    """Raises EnvironmentProblem when this machine is no longer what it told the scheduler."""
-    lost = sorted(order.asks.keys() - matching.offers(matching.about_here()).keys())
-    if lost:
+def _check_unchanged(request: StageRequest) -> None:
+    """Raise EnvironmentProblem when this machine no longer has what its worker offered to the scheduler."""
+    offered = worker_matching.offered_resources(worker_matching.describe_this_host())
+    missing = sorted(request.resources.keys() - offered.keys())
+    if missing:
         raise EnvironmentProblem(
-            f"it has changed since it was started, and no longer has {', '.join(lost)}",
+            f"its software or hardware has changed since it was started: it no longer has {', '.join(missing)}",
             fix="start `tvmflow worker` again there",
         )
 
 
 @functools.cache
-def _store() -> LocalStore:
-    """The one of this process: what it has checked once it need not check again."""
-    store = LocalStore(os.environ[STORE])
+def _open_store(folder: str) -> LocalStore:
+    """Return the store of this process, which need not verify again what it has verified once."""
+    store = LocalStore(folder)
     store.create()
     return store
 
 
 @contextlib.contextmanager
-def _remote(url: str, store: LocalStore, order: Order, task: _Task) -> Iterator[Tier]:
-    from tvmflow import signing
+def _connect(
+    request: StageRequest, store: LocalStore, task: WorkerTask
+) -> Iterator[RemoteConnection]:
+    """Give the remote cache: the one that `tvmflow worker` names, or else that of the run."""
+    from tvmflow.core import signing
 
     access = Access(
         writes=True,
-        signer=signing.own_key(),
-        trusted=signing.trusted_keys(),
-        patience_s=order.timeout_s,
+        signer=signing.load_signing_key(),
+        trusted=signing.load_trusted_keys(),
+        patience_s=request.remote_timeout_s,
     )
-    remote = open_remote(url, timeout_s=order.timeout_s)
+    url = os.environ.get(REMOTE_VARIABLE) or request.remote_url
+    remote = open_remote_cache(url, timeout_s=request.remote_timeout_s)
 
-    def tell(text: str) -> None:
-        task.say({"event": {"event": "remote", "message": f"worker {task.name}: {text}"}})
+    def report(text: str) -> None:
+        task.report({"event": "remote", "message": f"worker {task.worker}: {text}"})
 
-    tier = Tier(remote, store, access, tell, lambda: task.unwanted)
+    connection = RemoteConnection(remote, store, access, report, task.is_abandoned)
     try:
-        yield tier
-    except RemoteProblem as problem:
-        raise type(problem)(f"{remote.place}: {problem}") from problem
+        yield connection
+    except RemoteCacheError as problem:
+        raise type(problem)(f"{remote.address}: {problem}") from problem
     finally:
-        tier.finish(0.0)
+        connection.close()
 
 
-def _fetch(tier: Tier, store: LocalStore, content: Content) -> None:
-    """Have a content in the store, read and found right."""
-    with contextlib.suppress(Damaged):
-        store.checked_blob(content.digest)
+def _fetch(connection: RemoteConnection, store: LocalStore, blob: BlobRef) -> None:
+    """Bring a content into the store, unless a verified one is there."""
+    with contextlib.suppress(DamagedBlob):
+        store.blobs.verified_path(blob.digest)
         return
-    path = Path(store.temporary())
+    path = Path(store.blobs.temporary_path())
     try:
-        if not tier.download(content, path):
+        if not connection.download_blob(blob, path):
             raise EnvironmentProblem(
-                f"{tier.remote.place} does not have the content {content.digest[:12]}",
-                fix="run again: what is missing there is sent; a remote must keep contents for as long as a run lasts",
+                f"{connection.address} does not have the content {blob.digest[:12]}",
+                fix="run again, which uploads what is missing; a remote cache must keep contents for as long as a run lasts",
             )
-        store.add_file(str(path))
+        store.blobs.add(str(path))
     finally:
         path.unlink(missing_ok=True)
 
 
-def _call(order: Order, store: LocalStore, slot: Slot) -> StageCall:
-    """The stage with paths of this machine. A file from outside keeps its name: what is said of it names it."""
+def _make_call(request: StageRequest, store: LocalStore, claim: Claim) -> StageCall:
+    """Return the stage with paths of this machine. A file from outside keeps its name, which messages may contain."""
     inputs = {}
-    named = Path(slot.folder, "inputs")
-    for number, (name, (digest, _, shown)) in enumerate(order.inputs.items()):
-        path = Path(store.blob(digest))
-        if shown:
-            link = named / str(number) / Path(shown).name
+    links = Path(claim.folder, "inputs")
+    for number, (name, blob) in enumerate(request.inputs.items()):
+        path = Path(store.blobs.path(blob.digest))
+        if blob.path:
+            link = links / str(number) / Path(blob.path).name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.unlink(missing_ok=True)
             link.symlink_to(path)
             path = link
         inputs[name] = str(path)
-    places = {"out": slot.out, "work": slot.work, "ledger": store.ledger, "locks": machine_locks()}
-    return StageCall(**{**order.call, **places, "inputs": inputs})
+    return call_with_paths(
+        request.call,
+        inputs=inputs,
+        out=claim.out,
+        work=claim.work,
+        ledger=store.ledger,
+        locks=device_locks_folder(),
+    )
 
 
-def _send(tier: Tier, store: LocalStore, slot: Slot) -> list[tuple[str, str, int]]:
-    """Give the remote all that the stage made; `(name, digest, size)` of each."""
-    files = []
-    root = Path(slot.out)
-    for path in sorted(each for each in root.rglob("*") if each.is_file()):
-        name, size = path.relative_to(root).as_posix(), path.stat().st_size
-        digest = store.add_file(str(path))
-        tier.send_file(Content(digest, size), Path(store.blob(digest)))
-        files.append((name, digest, size))
+def _upload_outputs(
+    connection: RemoteConnection, store: LocalStore, claim: Claim
+) -> dict[str, BlobRef]:
+    """Upload all files that the stage made, and return them by name."""
+    files = {}
+    for path in sorted(path for path in Path(claim.out).rglob("*") if path.is_file()):
+        size = path.stat().st_size
+        blob = BlobRef(store.blobs.add(str(path)), size)
+        connection.upload_missing_blob(blob, Path(store.blobs.path(blob.digest)))
+        files[path.relative_to(claim.out).as_posix()] = blob
     return files
 
 
-def _in_users_words(result: StageResult, log: Path, order: Order, call: StageCall) -> StageResult:
-    """The result with the end of its log, in which the user's files are called what they are to the user."""
-    words = {call.inputs[name]: shown for name, (_, _, shown) in order.inputs.items() if shown}
+def _with_user_paths(
+    result: StageResult, log: Path, request: StageRequest, call: StageCall
+) -> StageResult:
+    """Return the result with the end of its log, in which files from outside have the user's paths."""
+    user_paths = {
+        call.inputs[name]: blob.path for name, blob in request.inputs.items() if blob.path
+    }
 
-    def told(text: str) -> str:
-        for here, there in words.items():
-            text = text.replace(here, there)
+    def replace_paths(text: str) -> str:
+        for path, user_path in user_paths.items():
+            text = text.replace(path, user_path)
         return text
 
+    return result._replace(
+        message=replace_paths(result.message),
+        fix=replace_paths(result.fix),
+        log=replace_paths(_read_end(log)),
+    )
+
+
+def _read_end(log: Path) -> str:
     with contextlib.suppress(FileNotFoundError), log.open("rb") as stream:
-        stream.seek(max(log.stat().st_size - _LONGEST_LOG, 0))
-        words_of_log = told(stream.read().decode(errors="replace"))
-        return result._replace(message=told(result.message), fix=told(result.fix), log=words_of_log)
-    return result._replace(message=told(result.message), fix=told(result.fix), log="")
+        stream.seek(max(log.stat().st_size - _MAX_LOG_BYTES, 0))
+        return stream.read().decode(errors="replace")
+    return ""
 
 
-# ---------------------------------------------------------------- the process that runs it
-
-# Servers that wait for the next stage, each with TVM loaded.
-_idle: list[ProcessExecutor] = []
+# ---------------------------------------------------------------- processes
 
 
 @contextlib.contextmanager
-def _stoppable(task: _Task) -> Iterator[ProcessExecutor]:
-    """An executor that is stopped when nobody wants the stage any more."""
+def _lend_executor(is_abandoned: Callable[[], bool]) -> Iterator[ProcessExecutor]:
+    """Give an executor, and cancel its stage when nobody waits for it any more."""
     try:
         executor = _idle.pop()
     except IndexError:
         executor = ProcessExecutor()
-    # before anybody may stop it: a server that is not there cannot be told
+    # before anybody may cancel it: a server that has not started cannot be cancelled
     executor.start()
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(_LOOK_S):
-            if task.unwanted:
+        while not done.wait(_POLL_S):
+            if is_abandoned():
                 executor.cancel()
                 return
 
@@ -272,59 +277,63 @@ def _stoppable(task: _Task) -> Iterator[ProcessExecutor]:
             _idle.append(executor)
 
 
-# ---------------------------------------------------------------- measured trials
+# ---------------------------------------------------------------- trials
 
 
 @contextlib.contextmanager
-def _trials_shared(
-    tier: Tier, call: StageCall, task: _Task
-) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Before tuning, take the trials of others; while it goes on and at its end, give them those made here.
+def _share_trials(
+    connection: RemoteConnection, call: StageCall, on_event: OnEvent
+) -> Iterator[OnEvent]:
+    """Pull the trials of others before a search; while it runs and at its end, push those that it measures.
 
-    Gives what takes the stage's events. A worker may be gone at any moment: what it had given
-    by then need not be measured again.
+    A worker may be lost at any moment: what it has pushed by then need not be measured again.
+
+    Args:
+        connection: The remote cache.
+        call: The stage; one that does not use the ledger is left alone.
+        on_event: Takes the events of the stage.
+
+    Yields:
+        What takes the events of the stage in place of `on_event`.
     """
-    from tvmflow.stores.remote import ledger
-
-    here = ledger.measured_on(call.settings) if call.stage == "tune" else None
-    if here is None:
-        yield lambda event: task.say({"event": event})
+    uses_ledger = call.traits.uses_ledger
+    machine_class = remote_ledger.measured_machine_class(call.settings) if uses_ledger else None
+    if machine_class is None:
+        yield on_event
         return
-    with _troubles_told(tier):
-        ledger.pull(tier, here)
-    measured, done = threading.Event(), threading.Event()
+    with _reported(connection):
+        remote_ledger.pull_trials(connection, machine_class)
+    has_new_trials, done = threading.Event(), threading.Event()
 
-    def watched(event: dict[str, Any]) -> None:
-        measured.set()
-        task.say({"event": event})
+    def note_and_pass_on(event: Event) -> None:
+        has_new_trials.set()
+        on_event(event)
 
-    def give_now_and_then() -> None:
-        while not done.wait(_TRIALS_EVERY_S):
-            if measured.is_set():
-                measured.clear()
-                _give(tier, here)
+    def push_repeatedly() -> None:
+        while not done.wait(_PUSH_INTERVAL_S):
+            if has_new_trials.is_set():
+                has_new_trials.clear()
+                _push(connection, machine_class)
 
-    giver = threading.Thread(target=give_now_and_then, daemon=True)
-    giver.start()
+    pusher = threading.Thread(target=push_repeatedly, daemon=True)
+    pusher.start()
     try:
-        yield watched
+        yield note_and_pass_on
     finally:
         done.set()
-        giver.join()
-        _give(tier, here)
+        pusher.join()
+        _push(connection, machine_class)
 
 
-def _give(tier: Tier, here: Here) -> None:
-    from tvmflow.stores.remote import ledger
-
-    with _troubles_told(tier):
-        ledger.push(tier, here)
+def _push(connection: RemoteConnection, machine_class: MachineClass) -> None:
+    with _reported(connection):
+        remote_ledger.push_trials(connection, machine_class)
 
 
 @contextlib.contextmanager
-def _troubles_told(tier: Tier) -> Iterator[None]:
-    """Trials that cannot be shared are no reason to fail: they are in the ledger."""
+def _reported(connection: RemoteConnection) -> Iterator[None]:
+    """Report problems in the block: trials that cannot be shared are still in this machine's ledger."""
     try:
         yield
-    except (RemoteProblem, TvmflowError) as problem:
-        tier.tell(f"trials are not shared: {problem}")
+    except (RemoteCacheError, TvmflowError) as problem:
+        connection.report(f"trials are not shared: {problem}")

@@ -1,4 +1,8 @@
-"""Every form in which a built library can be delivered: the names under `outputs:` in a recipe."""
+"""Exporters: every form in which a built library can be delivered, the names under `outputs:` in a recipe.
+
+May import frontends, tuning, compiler, runtime, targets, store and core. To add an exporter, write one
+module with the shape of `_base.Exporter` and its line here.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from tvmflow.exporters import (
     system_library,
     wheel,
 )
-from tvmflow.exporters._base import Exporter, JoinedExporter
+from tvmflow.exporters._base import Exporter, PartitionedExporter
 
 EXPORTERS: Final[dict[str, Exporter]] = {
     "bundle": bundle,
@@ -28,14 +32,14 @@ EXPORTERS: Final[dict[str, Exporter]] = {
     "static-library": static_library,
     "system-library": system_library,
     "wheel": wheel,
-    # holds what the others have written, so it comes last
+    # holds the files of all others, so it comes last
     "archive": archive,
 }
 
-OF_THE_WHOLE: Final[dict[str, JoinedExporter]] = {
+PARTITIONED_EXPORTERS: Final[dict[str, PartitionedExporter]] = {
     "bundle": bundle,
     "cpp": cpp,
     "wheel": wheel,
     "archive": archive,
 }
-"""Those that hold a model in parts together; of the others there is one for each part."""
+"""The exporters that hold a partitioned model as one; the others write files for each part."""

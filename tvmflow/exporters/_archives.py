@@ -11,21 +11,21 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Final
 
-# The earliest time that a zip can hold; any fixed one makes equal content equal bytes.
+# The earliest time that a zip can hold; any fixed time makes equal content equal bytes.
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
-# At zlib's own level weights as C text (a gigabyte of them for ResNet-50) take minutes, for a sixth less.
+# With zlib's default level, weights as C text (a gigabyte for ResNet-50) take minutes, and become a sixth smaller.
 _LEVEL: Final = 4
-_PACKED: Final = frozenset({"archive", "c-source"})
+_COMPRESSED: Final = frozenset({"archive", "c-source"})
 
 
-def packed_by(outputs: Collection[str]) -> dict[str, str]:
-    """What the bytes of these outputs depend on besides their content: of equal content, zlibs make other bytes."""
-    return {"zlib": zlib.ZLIB_RUNTIME_VERSION} if _PACKED & set(outputs) else {}
+def compressor_versions(outputs: Collection[str]) -> dict[str, str]:
+    """Return what the bytes of these outputs depend on besides their content: versions of zlib differ."""
+    return {"zlib": zlib.ZLIB_RUNTIME_VERSION} if _COMPRESSED & set(outputs) else {}
 
 
 def write_zip(output: Path, content: Mapping[str, bytes]) -> None:
-    """A zip without compression, its entries in the order of `content`."""
+    """Write a zip without compression, its entries in the order of `content`."""
     with zipfile.ZipFile(output, "w", zipfile.ZIP_STORED) as archive:
         for name, data in content.items():
             entry = zipfile.ZipInfo(name, _EPOCH)
@@ -35,22 +35,22 @@ def write_zip(output: Path, content: Mapping[str, bytes]) -> None:
 
 
 def write_tar(output: Path, files: Mapping[str, Path | bytes]) -> None:
-    """A tar of files, or of contents, sorted by name."""
+    """Write a tar of files, or of contents, sorted by name."""
     with output.open("wb") as stream:
-        _fill(stream, files)
+        _write_entries(stream, files)
 
 
 def write_tar_gz(output: Path, files: Mapping[str, Path | bytes]) -> None:
-    """The same, compressed; its header names neither a file nor a time."""
+    """Write a compressed tar of files, or of contents, sorted by name; its header has no file name and no time."""
     with (
         output.open("wb") as stream,
-        gzip.GzipFile("", "wb", _LEVEL, fileobj=stream, mtime=0) as packed,
+        gzip.GzipFile("", "wb", _LEVEL, fileobj=stream, mtime=0) as compressed,
     ):
-        _fill(packed, files)
+        _write_entries(compressed, files)
 
 
-def _fill(stream: IO[bytes] | gzip.GzipFile, files: Mapping[str, Path | bytes]) -> None:
-    # plain ustar, but for names that are too long for it
+def _write_entries(stream: IO[bytes] | gzip.GzipFile, files: Mapping[str, Path | bytes]) -> None:
+    # entries are plain ustar, except for names that are too long for it
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(files):
             source = files[name]

@@ -1,22 +1,31 @@
-"""What an exporter is: object code and what is known of it, in a form that its users load."""
+"""The protocol of an exporter, and the values that it receives."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from tvmflow.stores.local import hash_file
-from tvmflow.targets.platforms import Platform, platform_of
+from tvmflow.core.files import hash_file
+from tvmflow.core.types import Json
+from tvmflow.targets.backends import BACKENDS
+from tvmflow.targets.platforms import Platform, parse_triple
+
+_CPU_KINDS: Final = tuple(kind for kind, backend in BACKENDS.items() if backend.RUNS_ON_HOST_CPU)
 
 
-class Asked(NamedTuple):
-    """What a recipe asks for, for one target: all that the names of the files depend on.
+class ExportRequest(NamedTuple):
+    """The request of a recipe for one target: all that the names of the files depend on.
 
-    `kind` and `triple` are those of TVM's target; `mixed` says whether weights become float16.
-    Of a model in parts, `parts` has the same for each, in order, with the part's name as `name`,
-    and `triple` is empty where they are for several systems.
+    Attributes:
+        name: The recipe's name; of a part, the part's.
+        version: The recipe's version.
+        target: The target's name.
+        kind: TVM's target kind.
+        triple: The LLVM triple of its CPU; empty for a partitioned model whose parts are for several systems.
+        mixed: Whether weights become float16.
+        parts: The request for each part of a partitioned model, in order.
     """
 
     name: str
@@ -25,122 +34,140 @@ class Asked(NamedTuple):
     kind: str
     triple: str
     mixed: bool = False
-    parts: tuple[Asked, ...] = ()
+    parts: tuple[ExportRequest, ...] = ()
 
     @property
     def platform(self) -> Platform:
-        """The system that the files are for."""
-        return platform_of(self.triple)
+        """The platform that the files are for."""
+        return parse_triple(self.triple)
+
+    @property
+    def library_name(self) -> str:
+        """The library's name in a bundle: loaders go by the suffix."""
+        return f"library{self.platform.shared_suffix}"
 
 
-class Built(NamedTuple):
+class BuiltModel(NamedTuple):
     """A linked library, what it was linked from, and its description.
 
-    `forms` has the files of what `build` compiled besides (form -> file's name -> path).
-    `manifest` is what a loader checks before it loads: target, CPU features, TVM's version,
-    digests, and how the library is verified. `bundle` is what `tvmflow.load` opens. `others` are
-    the files that the exporters before this one wrote, by their names in `dist`.
+    Attributes:
+        request: What the recipe asks for.
+        library: The shared library.
+        objects: The object files in it.
+        forms: The files of every other form that `build` compiled (form -> file name -> path).
+        signature: The inputs and outputs.
+        manifest: What a loader checks before it loads: target, CPU features, TVM's version,
+            digests, and how the library is verified.
+        bundle: What `tvmflow.load` opens.
+        exported_files: The files that the exporters before this one wrote, by their names in `dist`.
     """
 
-    asked: Asked
+    request: ExportRequest
     library: Path
     objects: tuple[Path, ...]
     forms: Mapping[str, Mapping[str, Path]]
-    signature: Mapping[str, Any]
-    manifest: Mapping[str, Any]
+    signature: Mapping[str, Json]
+    manifest: Mapping[str, Json]
     bundle: Path
-    others: Mapping[str, Path]
+    exported_files: Mapping[str, Path]
 
     @property
     def name(self) -> str:
         """The recipe's name."""
-        return self.asked.name
+        return self.request.name
 
-    def of(self, library: Path, objects: Sequence[Path], **facts: Any) -> Built:
-        """The same for another library and its objects, with their digests and further facts in the manifest."""
-        digests = {f"library{self.asked.platform.shared_suffix}": hash_file(str(library))}
+    def with_library(self, library: Path, objects: Sequence[Path], **fields: Json) -> BuiltModel:
+        """Return the model with another library and its objects; their digests and `fields` go into the manifest."""
+        digests = {self.request.library_name: hash_file(str(library))}
         digests.update({path.name: hash_file(str(path)) for path in objects})
-        manifest = {**self.manifest, **facts, "sha256": digests}
+        manifest = {**self.manifest, **fields, "sha256": digests}
         return self._replace(library=library, objects=tuple(objects), manifest=manifest)
 
 
-class Joined(NamedTuple):
-    """The same of a model in parts, of which there are several libraries and one bundle."""
+class PartitionedModel(NamedTuple):
+    """A model in parts: several libraries in one bundle. Fields as in `BuiltModel`."""
 
-    asked: Asked
-    signature: Mapping[str, Any]
-    manifest: Mapping[str, Any]
+    request: ExportRequest
+    signature: Mapping[str, Json]
+    manifest: Mapping[str, Json]
     bundle: Path
-    others: Mapping[str, Path]
+    exported_files: Mapping[str, Path]
 
     @property
     def name(self) -> str:
         """The recipe's name."""
-        return self.asked.name
+        return self.request.name
 
 
 class Exporter(Protocol):
-    """One module in this folder."""
+    """A module in this folder: one form in which a library is delivered."""
 
     @property
     def FORM(self) -> str:
-        """What `build` compiles for it besides the usual (see `stages/_forms.py`); empty: nothing."""
+        """The form that `build` compiles for it besides the library (see `compiler.forms`); empty for none."""
 
     @property
     def SOURCES(self) -> tuple[Path, ...]:
         """Files of this package that it copies: their content is in the key."""
 
-    def why_not(self, asked: Asked) -> str:
-        """Why it cannot be made for this target, or empty. Pure: asked when planning."""
-        ...
+    def unsupported_reason(self, request: ExportRequest) -> str:
+        """Return why the form cannot be made for a target, or an empty string. Called when a run is planned."""
 
-    def files(self, asked: Asked) -> tuple[str, ...]:
-        """The names in `dist` of all that `export` writes. Pure: asked when planning."""
-        ...
+    def files(self, request: ExportRequest) -> tuple[str, ...]:
+        """Return the names in `dist` of all files that `export` writes. Called when a run is planned."""
 
-    def export(self, built: Built, folder: Path) -> None:
-        """Write them into `folder`: the same bytes for the same input, anywhere."""
-        ...
+    def export(self, built: BuiltModel, folder: Path) -> None:
+        """Write the files into a folder: the same bytes for the same input, on any machine."""
 
 
-class JoinedExporter(Exporter, Protocol):
-    """One whose form also holds the parts of a model together."""
+class PartitionedExporter(Exporter, Protocol):
+    """An exporter whose form also holds a partitioned model."""
 
-    def export(self, built: Built | Joined, folder: Path) -> None: ...
+    def export(self, built: BuiltModel | PartitionedModel, folder: Path) -> None:
+        """Write the files into a folder: the same bytes for the same input, on any machine."""
 
 
-def json_bytes(value: Any) -> bytes:
-    """A JSON document for people and programs, the same for equal values."""
+def json_bytes(value: Json) -> bytes:
+    """Return a JSON document for people and programs, the same for equal values."""
     return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
 
 
-def cpu_only(asked: Asked) -> str:
-    """`why_not` of a form that consists of code for a CPU, that of all parts for one process."""
-    return one_process(asked, ("llvm",))
+def cpu_only_reason(request: ExportRequest) -> str:
+    """Return why a form cannot be made that holds only code for the CPU of one process."""
+    return single_process_reason(request, _CPU_KINDS)
 
 
-def one_process(asked: Asked, kinds: Sequence[str]) -> str:
-    """`why_not` of a form that runs all parts in one process, and code of these kinds."""
-    known = " or ".join(kinds)
-    for part in asked.parts:
-        if part.kind not in kinds:
-            return f"the kind of its part '{part.name}' is {part.kind}, not {known}"
-    if asked.parts and not asked.triple:
-        systems = ", ".join(f"'{part.name}' is for {part.triple}" for part in asked.parts)
-        return f"its parts would have to run in one process: {systems}"
-    return "" if asked.kind in kinds else f"its kind is {asked.kind}, not {known}"
-
-
-def any_target(asked: Asked) -> str:
-    """`why_not` of a form that there is for every target."""
+def no_reason(request: ExportRequest) -> str:
+    """Return an empty string: the form can be made for every target."""
     return ""
 
 
+def single_process_reason(request: ExportRequest, kinds: Sequence[str] = tuple(BACKENDS)) -> str:
+    """Return why a form cannot be made that runs all parts, of these kinds alone, in one process."""
+    supported = " or ".join(kinds)
+    for part in request.parts:
+        if part.kind not in kinds:
+            return f"the kind of its part '{part.name}' is {part.kind}, not {supported}"
+    if request.parts and not request.triple:
+        systems = ", ".join(f"'{part.name}' is for {part.triple}" for part in request.parts)
+        return f"its parts would have to run in one process: {systems}"
+    return "" if request.kind in kinds else f"its kind is {request.kind}, not {supported}"
+
+
 def identifier(name: str) -> str:
-    """A recipe's name as C and Python take it.
+    """Return a recipe's name as an identifier of C and Python.
 
     >>> identifier("res-net.2"), identifier("3d")
     ('res_net_2', 'm3d')
     """
-    plain = "".join(sign if sign.isalnum() else "_" for sign in name)
+    plain = "".join(char if char.isalnum() else "_" for char in name)
     return f"m{plain}" if plain[0].isdigit() else plain
+
+
+def describe_tensors(signature: Mapping[str, Json]) -> list[str]:
+    """Return a line for each input and output: `takes data: float32 [1, 3]`."""
+    return [
+        f"{verb} {tensor['name']}: {tensor['dtype']} {json.dumps(tensor['shape'])}"
+        for verb, direction in (("takes", "inputs"), ("gives", "outputs"))
+        for tensor in signature[direction]
+    ]

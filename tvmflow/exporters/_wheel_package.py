@@ -1,42 +1,38 @@
-"""A compiled model: `load()` gives it, `run(feed)` runs it."""
+"""A compiled model: `load()` returns it, `run(feed)` runs it."""
 
-# The wheel's own __init__.py is made from this module, with the imports turned to its neighbours.
+# The wheel's __init__.py is made from this module.
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tvmflow.errors import BundleError, EnvironmentProblem
-from tvmflow.runtime import Module
-from tvmflow.runtime import load as _load
+from tvmflow.core.errors import BundleError, EnvironmentProblem
+from tvmflow.runtime import loading
+from tvmflow.runtime.module import Module as Model
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    from tvmflow.runtime.native import Array
 
 __all__ = ["BundleError", "EnvironmentProblem", "Model", "load", "run"]
-
-Model = Module
 
 _shared: list[Model] = []
 _lock = threading.Lock()
 
 
 def load() -> Model:
-    """The model, ready to run on this machine: `inputs`, `outputs`, `run(feed)`, `latency(feed)`.
+    """Load the model, ready to run on this machine: `inputs`, `outputs`, `run(feed)`, `latency(feed)`.
 
-    Raises BundleError when this machine's CPU or TVM's runtime here is not what it was built
-    for, and says which.
+    Raises:
+        BundleError: when this machine's CPU or TVM's runtime does not fit the model; the message says which.
     """
-    return _load(Path(__file__).with_name("model.tvmflow"))
+    return loading.load(Path(__file__).with_name("model.tvmflow"))
 
 
 def run(feed: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs by name for inputs by name, with a model that is loaded at the first call and kept."""
+    """Return outputs by name for inputs by name. The model is loaded at the first call and kept."""
     with _lock:
         if not _shared:
             _shared.append(load())

@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.exporters._archives import write_tar_gz
-from tvmflow.exporters._base import Asked, Built, Joined, any_target
+from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel, no_reason
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()
 
-why_not = any_target
+unsupported_reason = no_reason
 
 
-def files(asked: Asked) -> tuple[str, ...]:
-    """`<name>.<target>.tar.gz`."""
-    return (f"{asked.name}.{asked.target}.tar.gz",)
+def files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `<name>.<target>.tar.gz`."""
+    return (f"{request.name}.{request.target}.tar.gz",)
 
 
-def export(built: Built | Joined, folder: Path) -> None:
-    """The other files as they stand in `dist`, below a folder with the recipe's name."""
-    below = {f"{built.name}/{name}": path for name, path in built.others.items()}
-    write_tar_gz(folder / files(built.asked)[0], below)
+def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
+    """Write the other files in `dist` to an archive, in a folder with the recipe's name."""
+    content = {f"{built.name}/{name}": path for name, path in built.exported_files.items()}
+    write_tar_gz(folder / files(built.request)[0], content)

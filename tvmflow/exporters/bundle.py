@@ -5,58 +5,54 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from tvmflow.bundles import IN_PARTS
+from tvmflow.core.types import Json
+from tvmflow.exporters import _base
 from tvmflow.exporters._archives import write_zip
-from tvmflow.exporters._base import Asked, Built, Joined, any_target, json_bytes
+from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
+from tvmflow.runtime.bundles import PARTITIONED_FORMAT
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()
 
-why_not = any_target
+unsupported_reason = _base.no_reason
 
 
-def files(asked: Asked) -> tuple[str, ...]:
-    """`<name>.tvmflow`."""
-    return (f"{asked.name}.tvmflow",)
+def files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `<name>.tvmflow`."""
+    return (f"{request.name}.tvmflow",)
 
 
-def export(built: Built | Joined, folder: Path) -> None:
-    """What `tvmflow.load` opens."""
-    shutil.copyfile(built.bundle, folder / files(built.asked)[0])
+def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
+    """Copy the bundle, which `tvmflow.load` opens."""
+    shutil.copyfile(built.bundle, folder / files(built.request)[0])
 
 
-def write(built: Built, output: Path) -> None:
-    """A zip without compression: `manifest.json`, `signature.json` and the library, in this order."""
-    write_zip(
-        output,
-        {
-            "manifest.json": json_bytes(built.manifest),
-            "signature.json": json_bytes(built.signature),
-            library_name(built.asked): built.library.read_bytes(),
-        },
-    )
-
-
-def write_joined(
-    manifest: Mapping[str, Any],
-    signature: Mapping[str, Any],
-    parts: Mapping[str, Path],
-    output: Path,
-) -> None:
-    """The same of a model in parts: in place of the library the bundle of each part, in order."""
-    listed = [{"name": name, "file": f"parts/{name}.tvmflow"} for name in parts]
+def write(built: BuiltModel, output: Path) -> None:
+    """Write a zip without compression: `manifest.json`, `signature.json` and the library, in this order."""
     content = {
-        "manifest.json": json_bytes({**manifest, "bundle": IN_PARTS, "parts": listed}),
-        "signature.json": json_bytes(signature),
-    }
-    content |= {
-        each["file"]: path.read_bytes() for each, path in zip(listed, parts.values(), strict=True)
+        "manifest.json": _base.json_bytes(built.manifest),
+        "signature.json": _base.json_bytes(built.signature),
+        built.request.library_name: built.library.read_bytes(),
     }
     write_zip(output, content)
 
 
-def library_name(asked: Asked) -> str:
-    """What the library is called inside: loaders go by the ending."""
-    return f"library{asked.platform.shared_suffix}"
+def write_partitioned(
+    manifest: Mapping[str, Json],
+    signature: Mapping[str, Json],
+    parts: Mapping[str, Path],
+    output: Path,
+) -> None:
+    """Write the bundle of a partitioned model: the bundle of each part, in order, in place of the library."""
+    part_files = {name: f"parts/{name}.tvmflow" for name in parts}
+    listed = [{"name": name, "file": file} for name, file in part_files.items()]
+    content = {
+        "manifest.json": _base.json_bytes(
+            {**manifest, "bundle": PARTITIONED_FORMAT, "parts": listed}
+        ),
+        "signature.json": _base.json_bytes(signature),
+    }
+    content |= {part_files[name]: path.read_bytes() for name, path in parts.items()}
+    write_zip(output, content)

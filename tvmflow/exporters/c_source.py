@@ -5,35 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from tvmflow.compiler import form_names
 from tvmflow.exporters._archives import write_tar_gz
-from tvmflow.exporters._base import Asked, Built, cpu_only, json_bytes
+from tvmflow.exporters._base import BuiltModel, ExportRequest, cpu_only_reason, json_bytes
 
-FORM: Final = "c-source"
+FORM: Final = form_names.C_SOURCE
 SOURCES: Final = (Path(__file__).with_name("c_source.md"),)
 
-# What TVM calls its files, and what they hold.
+# TVM's names of its files -> names that say what they hold.
 _NAMES: Final = {"lib0.c": "kernels.c", "devc.c": "model.c"}
 
 
-def why_not(asked: Asked) -> str:
-    """Only for a CPU, and without float16, for which C compilers have no common type."""
-    return cpu_only(asked) or ("C has no float16 (kernels.precision: mixed)" if asked.mixed else "")
+def unsupported_reason(request: ExportRequest) -> str:
+    """Return why there is no C source: only for a CPU, and without float16, for which C compilers have no common type."""
+    no_float16 = "C has no float16 (kernels.precision: mixed)" if request.mixed else ""
+    return cpu_only_reason(request) or no_float16
 
 
-def files(asked: Asked) -> tuple[str, ...]:
-    """`<name>-c.tar.gz`."""
-    return (f"{asked.name}-c.tar.gz",)
+def files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `<name>-c.tar.gz`."""
+    return (f"{request.name}-c.tar.gz",)
 
 
-def export(built: Built, folder: Path) -> None:
-    """`kernels.c`, `model.c` (weights and the order of calls), the signature, and how to compile them."""
-    made = built.forms[FORM]
-    below = f"{built.name}-c"
+def export(built: BuiltModel, folder: Path) -> None:
+    """Write `kernels.c`, `model.c` (weights and the order of calls), the signature, and how to compile them."""
+    base = f"{built.name}-c"
     content: dict[str, Path | bytes] = {
-        f"{below}/{_NAMES.get(name, name)}": path for name, path in made.items()
+        f"{base}/{_NAMES.get(name, name)}": path for name, path in built.forms[FORM].items()
     }
-    suffix = built.asked.platform.shared_suffix
+    suffix = built.request.platform.shared_suffix
     text = SOURCES[0].read_text().replace("@NAME@", built.name).replace("@SUFFIX@", suffix)
-    content[f"{below}/README.md"] = text.encode()
-    content[f"{below}/signature.json"] = json_bytes(built.signature)
-    write_tar_gz(folder / files(built.asked)[0], content)
+    content[f"{base}/README.md"] = text.encode()
+    content[f"{base}/signature.json"] = json_bytes(built.signature)
+    write_tar_gz(folder / files(built.request)[0], content)

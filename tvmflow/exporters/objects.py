@@ -1,4 +1,4 @@
-"""`objects`: the object files in a tar, which TVM links where it loads them."""
+"""`objects`: the object files in a tar, which TVM links when it loads them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.exporters._archives import write_tar
-from tvmflow.exporters._base import Asked, Built, any_target
+from tvmflow.exporters._base import BuiltModel, ExportRequest, no_reason
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()
 
-why_not = any_target
+unsupported_reason = no_reason
 
 
-def files(asked: Asked) -> tuple[str, ...]:
-    """`<name>.tar`: TVM's loader goes by the ending."""
-    return (f"{asked.name}.tar",)
+def files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `<name>.tar`: TVM's loader goes by the suffix."""
+    return (f"{request.name}.tar",)
 
 
-def export(built: Built, folder: Path) -> None:
-    """The objects under the names that they were compiled as."""
-    write_tar(folder / files(built.asked)[0], {path.name: path for path in built.objects})
+def export(built: BuiltModel, folder: Path) -> None:
+    """Write the objects under the names that they were compiled with."""
+    write_tar(folder / files(built.request)[0], {path.name: path for path in built.objects})

@@ -6,19 +6,19 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from tvmflow.exporters._base import Asked, Built, any_target
+from tvmflow.exporters._base import BuiltModel, ExportRequest, no_reason
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()
 
-why_not = any_target
+unsupported_reason = no_reason
 
 
-def files(asked: Asked) -> tuple[str, ...]:
-    """`<name>.so`, or as the target's system calls its libraries."""
-    return (f"{asked.name}{asked.platform.shared_suffix}",)
+def files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `<name>.so`, or the name with the suffix of the target's system."""
+    return (f"{request.name}{request.platform.shared_suffix}",)
 
 
-def export(built: Built, folder: Path) -> None:
-    """The linked library as it is."""
-    shutil.copyfile(built.library, folder / files(built.asked)[0])
+def export(built: BuiltModel, folder: Path) -> None:
+    """Copy the linked library."""
+    shutil.copyfile(built.library, folder / files(built.request)[0])

@@ -1,30 +1,30 @@
-"""`static-library`: the objects for somebody's own linker, as part of a library of theirs."""
+"""`static-library`: the objects for another linker, as part of a larger library or program."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
-from tvmflow.exporters._base import Asked, Built, cpu_only
+from tvmflow.exporters._base import BuiltModel, ExportRequest, cpu_only_reason
 from tvmflow.targets.linking import archive_static
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()
 
-why_not = cpu_only
+unsupported_reason = cpu_only_reason
 
 
-def files(asked: Asked) -> tuple[str, ...]:
-    """`lib<name>.a`, or `<name>.lib` for Microsoft's linker."""
-    return (library_name(asked, asked.name),)
+def files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `lib<name>.a`, or `<name>.lib` for Microsoft's linker."""
+    return (library_name(request, request.name),)
 
 
-def library_name(asked: Asked, stem: str) -> str:
-    """What linkers of the target's system call the static library `stem`."""
-    suffix = asked.platform.static_suffix
+def library_name(request: ExportRequest, stem: str) -> str:
+    """Return the file name that linkers of the target's system expect of the static library `stem`."""
+    suffix = request.platform.static_suffix
     return f"{stem}{suffix}" if suffix == ".lib" else f"lib{stem}{suffix}"
 
 
-def export(built: Built, folder: Path) -> None:
-    """The same objects as in the shared library."""
-    archive_static(built.objects, folder / files(built.asked)[0], built.asked.triple)
+def export(built: BuiltModel, folder: Path) -> None:
+    """Write the objects of the shared library to an archive."""
+    archive_static(built.objects, folder / files(built.request)[0], built.request.triple)

@@ -1,56 +1,57 @@
-"""`system-library`: a static library that makes itself known to TVM's runtime when the program starts.
+"""`system-library`: a static library that registers itself with TVM's runtime when the program starts.
 
 All its symbols begin with a prefix of its own, so that one program may hold several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from tvmflow.exporters import static_library
-from tvmflow.exporters._base import Asked, Built, cpu_only, identifier
+from tvmflow.compiler import form_names
+from tvmflow.exporters import _base, static_library
+from tvmflow.exporters._base import BuiltModel, ExportRequest
 from tvmflow.targets.linking import archive_static
 
-FORM: Final = "system-library"
+FORM: Final = form_names.SYSTEM_LIBRARY
 SOURCES: Final[tuple[Path, ...]] = ()
 
-why_not = cpu_only
+unsupported_reason = _base.cpu_only_reason
 
 
 def prefix(name: str) -> str:
-    """What the symbols of this recipe's library begin with, and what programs find it by.
+    """Return the prefix of a library's symbols, by which programs find it.
 
     >>> prefix("digits")
     'digits_'
     """
-    return f"{identifier(name)}_"
+    return f"{_base.identifier(name)}_"
 
 
-def files(asked: Asked) -> tuple[str, ...]:
-    """`lib<name>-system.a` (`<name>-system.lib` for Microsoft's linker), `<name>-system.h`."""
-    library = static_library.library_name(asked, f"{asked.name}-system")
-    return (library, f"{asked.name}-system.h")
+def files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `lib<name>-system.a` (`<name>-system.lib` for Microsoft's linker), `<name>-system.h`."""
+    library = static_library.library_name(request, f"{request.name}-system")
+    return (library, f"{request.name}-system.h")
 
 
-def export(built: Built, folder: Path) -> None:
-    """The library, and a header with its prefix and with what the model takes and gives."""
-    library, header = files(built.asked)
+def export(built: BuiltModel, folder: Path) -> None:
+    """Write the library, and a header with its prefix and the model's inputs and outputs."""
+    library, header = files(built.request)
     objects = tuple(built.forms[FORM].values())
-    archive_static(objects, folder / library, built.asked.triple)
-    (folder / header).write_text(_header(built))
+    archive_static(objects, folder / library, built.request.triple)
+    (folder / header).write_text(_write_header(built))
 
 
-def _header(built: Built) -> str:
-    macro = identifier(built.name).upper()
+def _write_header(built: BuiltModel) -> str:
+    macro = _base.identifier(built.name).upper()
+    # a tensor's name may hold any characters, also those that end a comment
+    tensors = [line.replace("*/", "* /") for line in _base.describe_tensors(built.signature)]
     lines = [
         f"/* {built.name}: find the model with ffi.SystemLib({macro}_PREFIX).",
         " *",
-        *_lines("takes", built.signature["inputs"]),
-        *_lines("gives", built.signature["outputs"]),
+        *(f" * {line}" for line in tensors),
         " *",
-        " * Link it whole, or the linker drops it: -Wl,--whole-archive (macOS: -force_load, Windows: /WHOLEARCHIVE).",
+        " * Link the whole library, or the linker drops it: -Wl,--whole-archive (macOS: -force_load, Windows: /WHOLEARCHIVE).",
         " */",
         f"#ifndef {macro}_SYSTEM_H_",
         f"#define {macro}_SYSTEM_H_",
@@ -58,11 +59,3 @@ def _header(built: Built) -> str:
         "#endif",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _lines(verb: str, tensors: list[Mapping[str, Any]]) -> list[str]:
-    # a name in a model may hold anything, also what ends a comment
-    return [
-        f" * {verb} {each['name'].replace('*/', '* /')}: {each['dtype']} {each['shape']}"
-        for each in tensors
-    ]

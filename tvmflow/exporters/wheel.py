@@ -1,59 +1,61 @@
-"""`wheel`: a Python package that pip installs, with the model and all that loads it inside.
+"""`wheel`: a Python package that pip installs, with the model and everything that loads it inside.
 
-Its loader is tvmflow's own runtime, copied in when the wheel is made: a machine that runs the
-model needs numpy and TVM, not tvmflow.
+Its loader is tvmflow's own runtime, copied when the wheel is made: a machine that runs the model
+needs numpy and TVM, not tvmflow. In the wheel `digits_model`, the module `tvmflow.runtime.loading`
+is `digits_model._tvmflow.runtime.loading`.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from tvmflow.exporters import _base
 from tvmflow.exporters._archives import write_zip
-from tvmflow.exporters._base import Asked, Built, Joined, identifier, one_process
-from tvmflow.targets.gpu import CUDA, RUNTIME_PACKAGE
+from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
+from tvmflow.targets.backends import backend_for
 
 FORM: Final = ""
 
 _PACKAGE: Final = Path(__file__).parent.parent
-# A module of tvmflow -> what it is called in the wheel: all that loading a bundle needs.
-_SHARED: Final[Mapping[str, str]] = {
-    "tvmflow.bundles": "_bundles",
-    "tvmflow.errors": "_errors",
-    "tvmflow.exporters._wheel_main": "__main__",
-    "tvmflow.exporters._wheel_package": "__init__",
-    "tvmflow.native": "_native",
-    "tvmflow.runtime": "_runtime",
-    "tvmflow.samples": "_samples",
-    "tvmflow.targets._gpu_probe": "_gpu_probe",
-    "tvmflow.targets.gpu": "_gpu",
-    "tvmflow.targets.host": "_host",
-    "tvmflow.targets.platforms": "_platforms",
-    "tvmflow.targets.told": "_told",
-    "tvmflow.values": "_values",
-    "tvmflow.weights": "_weights",
-}
+# All modules that loading a bundle needs, below `tvmflow/`.
+_VENDORED: Final = (
+    "core/__init__.py",
+    "core/errors.py",
+    "core/files.py",
+    "core/types.py",
+    "runtime/*.py",
+    "targets/__init__.py",
+    "targets/backends/**/*.py",
+    "targets/features.py",
+    "targets/host.py",
+    "targets/platforms.py",
+    "targets/reported_features.py",
+    "targets/tvm_target.py",
+)
+# The modules of which the wheel's own are made.
+_INIT: Final = "exporters/_wheel_package.py"
+_MAIN: Final = "exporters/_wheel_main.py"
 
 
-def _source(module: str) -> Path:
-    return _PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+def _list_vendored() -> tuple[Path, ...]:
+    return tuple(path for pattern in _VENDORED for path in sorted(_PACKAGE.glob(pattern)))
 
 
-SOURCES: Final = tuple(map(_source, _SHARED))
+SOURCES: Final = (_PACKAGE / _INIT, _PACKAGE / _MAIN, *_list_vendored())
 
 # A system and the beginning of its C library's name -> the tag of wheels for it. The runtime's own
-# wheels ask for glibc 2.27.
+# wheels need glibc 2.27.
 _TAGS: Final[Mapping[tuple[str, str], str]] = {
     ("linux", "gnu"): "manylinux_2_27_{arch}",
     ("linux", "musl"): "musllinux_1_2_{arch}",
     ("macos", ""): "macosx_11_0_{arch}",
     ("windows", ""): "win_{arch}",
 }
-# What tags call an architecture, where not as the Linux kernel does.
+# An architecture in tags, where that is not the Linux kernel's name.
 _ARCHS: Final[Mapping[tuple[str, str], str]] = {
     ("linux", "armv7"): "armv7l",
     ("linux", "i386"): "i686",
@@ -64,25 +66,25 @@ _ARCHS: Final[Mapping[tuple[str, str], str]] = {
 
 
 def module_name(name: str) -> str:
-    """What programs import.
+    """Return the name that programs import.
 
     >>> module_name("res-net")
     'res_net_model'
     """
-    return f"{identifier(name)}_model"
+    return f"{_base.identifier(name)}_model"
 
 
-def _distribution(name: str) -> str:
-    """What pip calls it.
+def _distribution_name(name: str) -> str:
+    """Return the name that pip installs.
 
-    >>> _distribution("res-net")
+    >>> _distribution_name("res-net")
     'res-net-model'
     """
     return "-".join(filter(None, module_name(name).split("_")))
 
 
-def _tag(asked: Asked) -> str:
-    platform = asked.platform
+def _platform_tag(request: ExportRequest) -> str:
+    platform = request.platform
     arch = _ARCHS.get((platform.system, platform.arch), platform.arch)
     for (system, libc), tag in _TAGS.items():
         if platform.system == system and (platform.libc or "gnu").startswith(libc):
@@ -90,71 +92,72 @@ def _tag(asked: Asked) -> str:
     return ""
 
 
-def why_not(asked: Asked) -> str:
-    """Python has no name for every platform."""
-    return one_process(asked, ("llvm", CUDA)) or (
-        "" if _tag(asked) else f"there are no wheels for '{asked.triple}'"
-    )
+def unsupported_reason(request: ExportRequest) -> str:
+    """Return why there is no wheel: Python has no tag for every platform."""
+    no_tag = "" if _platform_tag(request) else f"there are no wheels for '{request.triple}'"
+    return _base.single_process_reason(request) or no_tag
 
 
-def files(asked: Asked) -> tuple[str, ...]:
-    """`<name>_model-<version>-py3-none-<platform>.whl`, as pip wants it."""
-    return (f"{_stem(asked)}-py3-none-{_tag(asked)}.whl",)
+def files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `<name>_model-<version>-py3-none-<platform>.whl`, as pip requires."""
+    return (f"{_stem(request)}-py3-none-{_platform_tag(request)}.whl",)
 
 
-def _stem(asked: Asked) -> str:
-    return f"{_distribution(asked.name).replace('-', '_')}-{asked.version}"
+def _stem(request: ExportRequest) -> str:
+    return f"{_distribution_name(request.name).replace('-', '_')}-{request.version}"
 
 
-def export(built: Built | Joined, folder: Path) -> None:
-    """A zip of the package and of what pip wants to know, with the digest of every file."""
-    asked = built.asked
-    package, info = module_name(asked.name), f"{_stem(asked)}.dist-info"
-    content = {f"{package}/{_SHARED[name]}.py": _turned(name, package) for name in _SHARED}
+def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
+    """Write a zip of the package and of what pip needs, with the digest of every file."""
+    request = built.request
+    package, info = module_name(request.name), f"{_stem(request)}.dist-info"
+    content = {f"{package}/{name}": data for name, data in _package_files(package)}
     content[f"{package}/model.tvmflow"] = built.bundle.read_bytes()
     content[f"{package}/py.typed"] = b""
     content[f"{info}/METADATA"] = _metadata(built).encode()
     content[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: tvmflow {built.manifest['tvmflow']}\n"
-        f"Root-Is-Purelib: false\nTag: py3-none-{_tag(asked)}\n"
+        f"Root-Is-Purelib: false\nTag: py3-none-{_platform_tag(request)}\n"
     ).encode()
-    record = [f"{name},{_digest(data)},{len(data)}" for name, data in content.items()]
+    record = [f"{name},{_record_digest(data)},{len(data)}" for name, data in content.items()]
     content[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
-    write_zip(folder / files(asked)[0], content)
+    write_zip(folder / files(request)[0], content)
 
 
-def _turned(name: str, package: str) -> bytes:
-    """A module of ours, importing its neighbours in the wheel."""
-    text = _source(name).read_text()
-    for ours, theirs in _SHARED.items():
-        place = package if theirs == "__init__" else f"{package}.{theirs}"
-        text = text.replace(f"from {ours} import ", f"from {place} import ")
-    return text.encode()
+def _package_files(package: str) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of the package's modules; they import each other instead of tvmflow."""
+
+    def adapt(path: Path) -> bytes:
+        text = path.read_text()
+        text = text.replace("from tvmflow.exporters._wheel_package ", f"from {package} ")
+        return text.replace("from tvmflow.", f"from {package}._tvmflow.").encode()
+
+    yield "__init__.py", adapt(_PACKAGE / _INIT)
+    yield "__main__.py", adapt(_PACKAGE / _MAIN)
+    yield "_tvmflow/__init__.py", b""
+    for path in _list_vendored():
+        yield f"_tvmflow/{path.relative_to(_PACKAGE).as_posix()}", adapt(path)
 
 
-def _digest(data: bytes) -> str:
+def _record_digest(data: bytes) -> str:
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
     return f"sha256={digest.decode().rstrip('=')}"
 
 
-def _metadata(built: Built | Joined) -> str:
+def _metadata(built: BuiltModel | PartitionedModel) -> str:
     minor = ".".join(str(built.manifest["tvm"]).split(".")[:2])
     package = module_name(built.name)
+    extra = backend_for({"kind": built.request.kind}).PYTHON_REQUIREMENTS
+    requirements = [f"apache-tvm =={minor}.*", "numpy >=1.26", *extra]
     fields = [
         "Metadata-Version: 2.1",
-        f"Name: {_distribution(built.name)}",
-        f"Version: {built.asked.version}",
-        f"Summary: The model {built.name}, compiled for {built.asked.target}",
+        f"Name: {_distribution_name(built.name)}",
+        f"Version: {built.request.version}",
+        f"Summary: The model {built.name}, compiled for {built.request.target}",
         "Requires-Python: >=3.10",
-        f"Requires-Dist: apache-tvm =={minor}.*",
-        "Requires-Dist: numpy >=1.26",
-        *([f"Requires-Dist: {RUNTIME_PACKAGE}"] if built.asked.kind == CUDA else []),
+        *(f"Requires-Dist: {requirement}" for requirement in requirements),
         "Description-Content-Type: text/markdown",
     ]
-    shown = [
-        f"    {verb} {each['name']}: {each['dtype']} {json.dumps(each['shape'])}"
-        for verb, part in (("takes", "inputs"), ("gives", "outputs"))
-        for each in built.signature[part]
-    ]
-    usage = ["    import " + package, f"    outputs = {package}.run({{…}})  # arrays by name"]
-    return "\n".join([*fields, "", *usage, "", *shown, ""])
+    tensors = [f"    {line}" for line in _base.describe_tensors(built.signature)]
+    usage = [f"    import {package}", f"    outputs = {package}.run({{…}})  # arrays by name"]
+    return "\n".join([*fields, "", *usage, "", *tensors, ""])

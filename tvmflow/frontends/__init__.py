@@ -1,4 +1,8 @@
-"""Every framework that models come from: the names under `model:` in a recipe."""
+"""Frontends: each imports the models of one framework, and runs that framework as the reference.
+
+Each brings the fields that name its models under `model:` in a recipe. Imports layers from tuning
+down to core.
+"""
 
 from __future__ import annotations
 

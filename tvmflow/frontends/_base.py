@@ -1,36 +1,37 @@
-"""What a frontend offers: the files a source consists of, its import, and a reference to verify against."""
+"""The contract of a frontend: its recipe fields, its files, the import, and the reference."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tvmflow.values import InputFile, TensorSpec
+from tvmflow.core.schema import ClosedModel
+from tvmflow.core.types import InputFile, Json, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
     import tvm
 
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    """What to add to a sentence about a name that a model lacks: those most like it, if there are any."""
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return f" (nearest: {', '.join(close)})" if close else ""
+Where = Callable[..., str]
+"""Returns `file:line:column` of a field, given its path below `model`."""
 
 
 class LoadedModel(NamedTuple):
-    """A model in TVM's terms, with its weights apart.
+    """A model as a Relax module, with separate weights.
 
-    `mod` holds one public Relax function `main` in dataflow form, not yet legalized, whose
-    arguments are the model's inputs in the order of `inputs`, then the weights in the order
-    of `params`; its attribute `num_input` counts the former. It returns a tensor or a flat
-    tuple of tensors, in the order of `outputs`, then of `tensors`: those of the tensors asked for
-    that are not outputs anyway. Shapes are static. Integer tensors that the
-    graph needs as constants (shapes, axes) are constants in `mod`; everything else that is
-    learned is in `params`, so that new weights for the same architecture give the same `mod`.
+    Attributes:
+        mod: One public Relax function `main` in dataflow form, not yet legalized. Its parameters
+            are the model's inputs in the order of `inputs`, then the weights in the order of
+            `params`; its attribute `num_input` counts the former. It returns a tensor or a flat
+            tuple of tensors, in the order of `outputs`, then of `tensors`. Shapes are static.
+            Integer tensors that the graph needs as constants (shapes, axes) are constants here.
+        params: Everything else that is learned, so that new weights for the same architecture
+            give the same `mod`.
+        inputs: The model's inputs.
+        outputs: The model's outputs.
+        tensors: The requested inner tensors that are not outputs anyway.
     """
 
     mod: tvm.IRModule
@@ -40,44 +41,99 @@ class LoadedModel(NamedTuple):
     tensors: tuple[TensorSpec, ...] = ()
 
 
+class SourceFields(ClosedModel):
+    """The fields of one frontend under `model:`, one of them named like the frontend.
+
+    All default to None: a recipe may use another frontend.
+    """
+
+
+class MissingFile(NamedTuple):
+    """A file that a recipe names and that does not exist: the field below `model`, and the message."""
+
+    field: tuple[str, ...]
+    text: str
+
+
+class ReferenceTraits(NamedTuple):
+    """The properties of the framework that serves as the reference.
+
+    Attributes:
+        name: As reports show it, without a version.
+        tools: Distributions whose code can change what it computes; they enter the key of `verify`.
+        install: The command that installs it.
+        is_optional: tvmflow is installed without it.
+        note: What else a user should know before installing it.
+    """
+
+    name: str
+    tools: tuple[str, ...]
+    install: str
+    is_optional: bool
+    note: str = ""
+
+
 class Reference(Protocol):
-    """The framework that the model came from, running it, in a process of its own."""
+    """A running framework, in a process of its own, with the model loaded."""
 
     name: str
     """Framework and version as reports show it, e.g. `ONNX Runtime 1.31.1`."""
 
     def run(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        """The reference outputs for one batch, by the names in `LoadedModel.outputs` and `tensors`."""
+        """Return the outputs for one batch, by the names in `LoadedModel.outputs` and `tensors`."""
         ...
 
     def latency(
         self, feed: Mapping[str, np.ndarray[Any, Any]], *, repeat: int, min_seconds: float
     ) -> list[float]:
-        """Seconds per call of `repeat` timed repeats after a warm-up, each of whole calls for at least `min_seconds`."""
+        """Return seconds per call of `repeat` repeats, each of whole calls for at least `min_seconds`."""
         ...
 
 
 class Frontend(Protocol):
-    """One module in this folder. Module-level code imports neither the framework nor tvm."""
+    """One module in this folder, whose top level imports neither the framework nor tvm."""
 
-    KIND: str
-    """The key under `model:` in a recipe."""
+    @property
+    def NAME(self) -> str:
+        """The framework as people write it, for messages."""
 
-    TOOLS: tuple[str, ...]
-    """Distributions whose code can change what `load` returns; they enter the key of `import`."""
+    @property
+    def KIND(self) -> str:
+        """The frontend's name in the registry, and its field under `model:` in a recipe."""
 
-    REFERENCE_TOOLS: tuple[str, ...]
-    """Distributions whose code can change what the reference computes; they enter the key of `verify`."""
+    @property
+    def SOURCE(self) -> type[SourceFields]:
+        """The fields of a recipe that name a model of this framework."""
 
-    def settings(self, model: Any) -> dict[str, Any]:
-        """The slice of the recipe's `model` that `load` needs beside the files (JSON; no paths)."""
+    @property
+    def TOOLS(self) -> tuple[str, ...]:
+        """Distributions whose code can change what `load` returns; they enter the key of `import`."""
+
+    @property
+    def REQUIRES_INPUTS(self) -> bool:
+        """True if a recipe must give the input shapes, because the files do not have them."""
+
+    @property
+    def REFERENCE(self) -> ReferenceTraits:
+        """The framework as the reference."""
+
+    def find_missing_files(self, model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
+        """Give every file that the recipe names and that does not exist.
+
+        Args:
+            model: The value of `model:` as it was read, not validated: a missing file is reported
+                together with other mistakes.
+            base: The recipe's folder.
+        """
         ...
 
-    def files(self, model: Any, base: Path, where: Any) -> tuple[InputFile, ...]:
-        """The files that the source consists of; reads as little as it can and imports no framework.
+    def files(self, source: SourceFields, base: Path, where: Where) -> tuple[InputFile, ...]:
+        """Return the files that the model consists of, without importing a framework.
 
-        `model` is the recipe's `ModelSource`, `base` the folder that relative paths start from,
-        `where(*path)` gives `file:line:column` of a field below `model`.
+        Args:
+            source: The recipe's `model`, which has all fields of `SOURCE`.
+            base: The recipe's folder.
+            where: Returns the position of a field below `model`.
         """
         ...
 
@@ -85,12 +141,17 @@ class Frontend(Protocol):
         self,
         files: Mapping[str, Path],
         inputs: tuple[TensorSpec, ...],
-        settings: Mapping[str, Any],
         tensors: tuple[str, ...] = (),
     ) -> LoadedModel:
-        """Import the model for these input shapes, giving also these of its inner tensors.
+        """Import the model for these input shapes.
 
-        Raises ImportFailed with operator and node, or with the name that is none of its tensors.
+        Args:
+            files: Path of each file by its role.
+            inputs: The recipe's inputs; may be empty unless `REQUIRES_INPUTS`.
+            tensors: Names of inner tensors that the module returns after its outputs.
+
+        Raises:
+            ImportFailed: with operator and node, or with the name that is no tensor of the model.
         """
         ...
 
@@ -99,11 +160,23 @@ class Frontend(Protocol):
         files: Mapping[str, Path],
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
-        settings: Mapping[str, Any],
         *,
         tensors: tuple[TensorSpec, ...] = (),
         threads: int,
         scratch: Path,
     ) -> AbstractContextManager[Reference]:
-        """Start the reference, which also gives `tensors`, in an isolated process. Raises EnvironmentProblem when it is not installed."""
+        """Start the reference in an isolated process, which also returns `tensors`.
+
+        Raises:
+            EnvironmentProblem: when the framework is not installed.
+        """
+        ...
+
+    def reference_version(self) -> str:
+        """Return the version of the installed reference, which may be loaded in this process.
+
+        Raises:
+            ImportError: when it is not installed.
+            EnvironmentProblem: when it is not installed.
+        """
         ...

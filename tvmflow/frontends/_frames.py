@@ -1,8 +1,8 @@
-"""Messages between a stage and its reference process: JSON and arrays, framed, no pickle.
+"""Messages between a stage and its reference process: framed JSON and arrays, no pickle.
 
 A frame is a length (8 bytes, little-endian) and that many bytes; a message is a frame of JSON,
 then one frame in NumPy's npy format for each name in its `arrays`. Imports nothing but numpy,
-because some references need their environment set before anything else.
+because some frameworks must be set up before anything else is imported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Protocol
 
 import numpy as np
@@ -21,17 +21,17 @@ Array = np.ndarray[Any, Any]
 Message = dict[str, Any]
 
 
-class Runner(Protocol):
-    """A model loaded in the reference process."""
+class LoadedReference(Protocol):
+    """A model loaded by its framework, in the reference process."""
 
     version: str
 
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Outputs by position (`"0"`, `"1"`, …) for inputs by name."""
+    def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
+        """Return the outputs in their order for inputs by name."""
         ...
 
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
-        """One call on these inputs, ready to be timed."""
+        """Return a function that makes one inference on these inputs, to be timed."""
         ...
 
 
@@ -47,11 +47,11 @@ def send(stream: IO[bytes], message: Message, arrays: Mapping[str, Array] | None
 
 
 def receive(stream: IO[bytes]) -> tuple[Message, dict[str, Array]] | None:
-    """Read one message; None when the other side is gone."""
-    head = _receive_frame(stream)
-    if head is None:
+    """Return one message, or None when the other process has ended."""
+    header = _receive_frame(stream)
+    if header is None:
         return None
-    message: Message = json.loads(head)
+    message: Message = json.loads(header)
     arrays = {}
     for name in message["arrays"]:
         body = _receive_frame(stream)
@@ -70,63 +70,65 @@ def _receive_frame(stream: IO[bytes]) -> bytes | None:
     size = stream.read(8)
     if len(size) < 8:
         return None
-    wanted = int.from_bytes(size, "little")
-    body = stream.read(wanted)
-    return body if len(body) == wanted else None
+    length = int.from_bytes(size, "little")
+    body = stream.read(length)
+    return body if len(body) == length else None
 
 
-def serve(load: Callable[[Message], Runner]) -> None:
-    """Be a reference process: load what the first message names, then answer until stdin ends.
+def serve(load: Callable[[Message], LoadedReference]) -> None:
+    """Answer requests on stdin until it ends: the main loop of a reference process.
 
-    `load` raises ImportError when the framework cannot be imported, anything else when it
-    refuses the model.
+    Args:
+        load: Loads the model that the first message describes. It raises ImportError when the
+            framework cannot be imported, and any other exception when it rejects the model.
     """
     incoming = sys.stdin.buffer
-    # whatever else writes to standard output must not end up between frames
+    # What a framework prints to standard output must not end up between frames.
     outgoing = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     first = receive(incoming)
     if first is None:
         return
     try:
-        runner = load(first[0])
+        model = load(first[0])
     except ImportError as error:
-        send(outgoing, {"problem": "import", "why": f"{type(error).__name__}: {error}"})
+        send(outgoing, {"problem": "import", "reason": f"{type(error).__name__}: {error}"})
         return
     except Exception as error:
-        send(outgoing, {"problem": "model", "why": _last_line(error)})
+        send(outgoing, {"problem": "model", "reason": last_line(error)})
         return
-    send(outgoing, {"version": runner.version})
+    send(outgoing, {"version": model.version})
     while (call := receive(incoming)) is not None:
         message, arrays = call
         try:
             if message["call"] == "run":
-                send(outgoing, {}, runner.run(arrays))
+                results = enumerate(model.run(arrays))
+                send(outgoing, {}, {str(index): np.asarray(array) for index, array in results})
             else:
-                once = runner.prepare(arrays)
-                seconds = _latencies(once, message["repeat"], message["min_seconds"])
+                infer = model.prepare(arrays)
+                seconds = _latencies(infer, message["repeat"], message["min_seconds"])
                 send(outgoing, {"seconds": seconds})
         except Exception as error:
-            send(outgoing, {"problem": "run", "why": _last_line(error)})
+            send(outgoing, {"problem": "run", "reason": last_line(error)})
 
 
-def _latencies(once: Callable[[], object], repeat: int, min_seconds: float) -> list[float]:
+def _latencies(infer: Callable[[], object], repeat: int, min_seconds: float) -> list[float]:
     for _ in range(2):
-        once()
-    return [_seconds_per_call(once, min_seconds) for _ in range(repeat)]
+        infer()
+    return [_seconds_per_call(infer, min_seconds) for _ in range(repeat)]
 
 
-def _seconds_per_call(once: Callable[[], object], min_seconds: float) -> float:
+def _seconds_per_call(infer: Callable[[], object], min_seconds: float) -> float:
     calls, start = 0, time.perf_counter()
     while True:
-        once()
+        infer()
         calls += 1
         elapsed = time.perf_counter() - start
         if elapsed >= min_seconds:
             return elapsed / calls
 
 
-def _last_line(error: Exception) -> str:
-    """Frameworks put their stack before the sentence."""
+def last_line(error: Exception) -> str:
+    """Return the last line of an error: frameworks, and TVM, put their stack trace before the message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

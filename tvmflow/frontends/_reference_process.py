@@ -1,67 +1,85 @@
-"""A framework as the reference, in a process of its own: whatever it needs or breaks stays there."""
+"""Runs the reference in a process of its own, isolated from the one that compares."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
 import tvmflow
-from tvmflow.errors import EnvironmentProblem, StageError
+from tvmflow.core.errors import EnvironmentProblem, StageError
+from tvmflow.core.formatting import count_text
+from tvmflow.core.types import TensorSpec
+from tvmflow.frontends._base import ReferenceTraits
 from tvmflow.frontends._frames import Array, Message, receive, send
-from tvmflow.values import TensorSpec
+
+_log = logging.getLogger(__name__)
 
 _GRACE_S: Final = 5.0
 
 
 class ReferenceProcess:
-    """A running worker. Not safe for use from several threads."""
+    """A running reference process. Not safe for use from several threads.
+
+    Args:
+        traits: The framework.
+        process: A process that runs `_frames.serve`.
+        log: The file with its standard error.
+        inputs: The inputs of the model.
+        outputs: Its outputs, then the inner tensors that it also returns.
+    """
 
     def __init__(
         self,
-        framework: str,
-        install: str,
+        traits: ReferenceTraits,
         process: subprocess.Popen[bytes],
         log: Path,
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
     ) -> None:
-        self.name = framework
-        self._framework = framework
-        self._install = install
+        self.name = traits.name
+        self._traits = traits
         self._process = process
         self._log = log
-        self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
+        self._inputs = inputs
+        self._outputs = outputs
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        """The framework's outputs for one batch, by the importer's names."""
-        _, arrays = self.ask({"call": "run"}, self._checked(feed))
+        """Return the outputs for one batch, by the names that the importer gives them."""
+        _, arrays = self.request({"call": "run"}, self._check_inputs(feed))
         if len(arrays) != len(self._outputs):
             raise StageError(
-                f"{self._framework} gives {len(arrays)} outputs, "
-                f"the imported model has {len(self._outputs)}"
+                f"{self._traits.name} returned {count_text(len(arrays), 'output')}, but the "
+                f"imported model has {len(self._outputs)}"
             )
         return {spec.name: arrays[str(index)] for index, spec in enumerate(self._outputs)}
 
     def latency(self, feed: Mapping[str, Array], *, repeat: int, min_seconds: float) -> list[float]:
-        """Seconds per call of `repeat` repeats, after two calls to warm up."""
-        message, _ = self.ask(
-            {"call": "latency", "repeat": repeat, "min_seconds": min_seconds}, self._checked(feed)
+        """Return the seconds per call of `repeat` repeats, after two warm-up calls."""
+        message, _ = self.request(
+            {"call": "latency", "repeat": repeat, "min_seconds": min_seconds},
+            self._check_inputs(feed),
         )
         return [float(value) for value in message["seconds"]]
 
-    def ask(
+    def request(
         self, message: Message, arrays: Mapping[str, Array] | None = None
     ) -> tuple[Message, dict[str, Array]]:
-        """Send one message and wait for its answer. Raises when the worker refuses or has died."""
+        """Send one message and return its answer.
+
+        Raises:
+            StageError: when the framework rejects the model, or the process has ended.
+            EnvironmentProblem: when the framework cannot be imported.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -71,64 +89,77 @@ class ReferenceProcess:
             answer = None
         if answer is None:
             raise StageError(
-                f"{self._framework}'s process {self._how_it_ended()}{self._last_words()}",
-                fix=f"see {self._log}; `verify: against: none` leaves the reference out",
+                f"the process of {self._traits.name} {self._exit_text()}{self._last_log_line()}",
+                fix=f"see {self._log}, or disable the comparison with `verify: {{against: none}}`",
             )
         if "problem" in answer[0]:
-            raise self._problem(answer[0])
+            raise self._error(answer[0])
         return answer
 
-    def _checked(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+    def _check_inputs(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         checked = {}
         for spec in self._inputs:
             if spec.name not in feed:
-                raise StageError(f"the reference needs a value for the input {spec.name!r}")
+                raise StageError(f"the reference needs a value for input {spec.name!r}")
             value = np.asarray(feed[spec.name])
             if value.shape != spec.shape:
                 raise StageError(
-                    f"the input {spec.name!r} has the shape {value.shape}, not {spec.shape}"
+                    f"input {spec.name!r} has shape {value.shape}, but the model needs {spec.shape}"
                 )
             checked[spec.name] = value
         return checked
 
-    def _how_it_ended(self) -> str:
+    def _exit_text(self) -> str:
         try:
             code = self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            return "stopped answering"
+            return "does not answer"
         if code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
 
-    def _problem(self, message: Message) -> Exception:
+    def _error(self, message: Message) -> Exception:
+        name, reason = self._traits.name, message["reason"]
         if message["problem"] == "import":
             return EnvironmentProblem(
-                f"{self._framework} cannot be imported: {message['why']}", fix=self._install
+                f"{name} cannot be imported: {reason}", fix=self._traits.install
             )
         return StageError(
-            f"{self._framework} cannot run the model: {message['why']}",
-            fix=f"run it in {self._framework} by itself; "
-            "`verify: against: none` leaves the reference out",
+            f"{name} cannot run the model: {reason}",
+            fix=f"check that {name} alone can run it, or disable the comparison with "
+            "`verify: {against: none}`",
         )
 
 
 @contextlib.contextmanager
 def start(
-    framework: str,
+    traits: ReferenceTraits,
     worker: str,
     first: Message,
-    environment: Mapping[str, str],
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
-    *,
     scratch: Path,
-    install: str,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[ReferenceProcess]:
-    """A worker (`python -m worker`, see `_frames.serve`) with the model loaded; it ends with the block, or with this process."""
+    """Run a reference process while the block runs; it also ends with this process.
+
+    Args:
+        traits: The framework.
+        worker: The module to run, which calls `_frames.serve`.
+        first: The message from which it loads the model.
+        inputs: The inputs of the model.
+        outputs: Its outputs, then the inner tensors that it also returns.
+        scratch: A folder for its log file.
+        environment: Variables of its environment, besides those of this process.
+
+    Raises:
+        StageError: when the framework rejects the model.
+        EnvironmentProblem: when the framework cannot be imported.
+    """
     log = scratch / f"{worker.rpartition('.')[0].rpartition('.')[2]}-reference.log"
     with log.open("wb") as stderr:
         process = subprocess.Popen(
@@ -138,24 +169,21 @@ def start(
             stderr=stderr,
             env=worker_environment(environment),
         )
-    reference = ReferenceProcess(framework, install, process, log, inputs, outputs)
+    reference = ReferenceProcess(traits, process, log, inputs, outputs)
     try:
-        answer, _ = reference.ask(first)
-        reference.name = f"{framework} {answer['version']}"
+        answer, _ = reference.request(first)
+        reference.name = f"{traits.name} {answer['version']}"
+        _log.debug("reference: %s in process %d, log %s", reference.name, process.pid, log)
         yield reference
     finally:
         _stop(process)
 
 
 def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a Python process of ours. The package may be used from a source folder."""
+    """Return the environment of a process that imports tvmflow, also from a source folder."""
     root = str(Path(tvmflow.__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH")
-    return {
-        **os.environ,
-        "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root,
-        **extra,
-    }
+    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root, **extra}
 
 
 def _stop(process: subprocess.Popen[Any]) -> None:

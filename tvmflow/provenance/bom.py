@@ -1,6 +1,6 @@
-"""The bill of materials: CycloneDX 1.6 with the model, its files, its weights, and the libraries that it needs.
+"""The bill of materials: CycloneDX 1.6 with the model, its files, its weights, and its libraries.
 
-Equal results give equal bytes: the serial number is one of the content, and no time is given.
+Equal results give equal bytes: the serial number is a digest of the content, and there is no time.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageMetadata
 from typing import Final
 
-from tvmflow import __version__
-from tvmflow.keys import canonical
-from tvmflow.provenance.documents import at
-from tvmflow.provenance.trail import Source, Tool, Trail
+from tvmflow.core.canonical_json import canonical
+from tvmflow.core.types import Json
+from tvmflow.core.version import VERSION
+from tvmflow.provenance.documents import get_field
+from tvmflow.provenance.lineage import Lineage, Source, Tool
 from tvmflow.stages import import_model
-from tvmflow.values import Json, TensorSpec
 
 SPEC_VERSION: Final = "1.6"
 
@@ -24,138 +24,123 @@ _NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:tvmflow:bom:v1")
 _MODEL: Final = "model"
 _WEIGHTS: Final = "weights"
 
-# What runs a delivered library, and what only `tvmflow.load` needs for it. All other packages took
-# part in making it.
+# The packages that run a delivered library (required) and that only `tvmflow.load` needs for it
+# (optional). All others took part in making it.
 _SCOPES: Final[Mapping[str, str]] = {
     "apache-tvm": "required",
     "apache-tvm-ffi": "required",
     "numpy": "optional",
 }
 _MADE_WITH: Final = "excluded"
-# What a role says of a file from outside, where it says more than that the model was made from it.
+# The role of a file that is a data set; the model was made from all others.
 _DATASET: Final = "data"
+_ACCURACIES: Final[Mapping[str, str]] = {
+    "accuracy": "top-1 accuracy",
+    "reference_accuracy": "top-1 accuracy of the reference",
+}
 
 
-def make(trail: Trail) -> bytes:
-    """The bill of materials of one recipe's files for one target. Raises Damaged."""
-    libraries = [_library(tool) for tool in trail.tools()]
-    data = [_source(source) for source in trail.sources()]
-    weights = list(_weights(trail))
-    needed = [each["bom-ref"] for each in libraries if each["scope"] == "required"]
+def make_bom(lineage: Lineage) -> bytes:
+    """Return the bill of materials of one recipe's files for one target as canonical JSON.
+
+    Raises:
+        DamagedBlob: A result that has to be read is not what it should be.
+    """
+    libraries = [_library(tool) for tool in lineage.tools()]
+    sources = [_source(source) for source in lineage.sources()]
+    source_refs = [source["bom-ref"] for source in sources]
+    weights = list(_weights(lineage))
+    required = [library["bom-ref"] for library in libraries if library["scope"] == "required"]
+    tvmflow = {"type": "application", "name": "tvmflow", "version": VERSION}
     document: dict[str, Json] = {
         "bomFormat": "CycloneDX",
         "specVersion": SPEC_VERSION,
         "version": 1,
-        "metadata": {
-            "component": _model(trail),
-            "tools": {
-                "components": [{"type": "application", "name": "tvmflow", "version": __version__}]
-            },
-        },
-        "components": [*weights, *data, *libraries],
+        "metadata": {"component": _model(lineage), "tools": {"components": [tvmflow]}},
+        "components": [*weights, *sources, *libraries],
         "dependencies": [
-            {"ref": _MODEL, "dependsOn": [*needed, *(each["bom-ref"] for each in weights)]},
-            *(
-                {"ref": each["bom-ref"], "dependsOn": [source["bom-ref"] for source in data]}
-                for each in weights
-            ),
+            {"ref": _MODEL, "dependsOn": required + [entry["bom-ref"] for entry in weights]},
+            *({"ref": entry["bom-ref"], "dependsOn": source_refs} for entry in weights),
         ],
     }
     serial = uuid.uuid5(_NAMESPACE, canonical(document).decode())
     return canonical({**document, "serialNumber": f"urn:uuid:{serial}"})
 
 
-def _model(trail: Trail) -> Json:
-    version = _version(trail)
+def _model(lineage: Lineage) -> Json:
+    version = _model_version(lineage)
+    settings = [stage.settings for stage in lineage.find_stages("build")]
+    triples = dict.fromkeys(get_field(entry, "target", "mtriple", of=str) for entry in settings)
     return {
         "bom-ref": _MODEL,
         "type": "machine-learning-model",
-        "name": trail.recipe,
+        "name": lineage.recipe,
         **({"version": version} if version else {}),
         "components": [
-            {
-                "bom-ref": f"file:{name}",
-                "type": "file",
-                "name": name,
-                "hashes": _hashes(digest),
-            }
-            for name, digest in trail.files
+            {"bom-ref": f"file:{name}", "type": "file", "name": name, "hashes": _hashes(digest)}
+            for name, digest in lineage.files
         ],
-        "modelCard": _card(trail),
+        "modelCard": _model_card(lineage),
         "properties": [
-            {"name": "tvmflow:target", "value": trail.target},
-            *(
-                {"name": "tvmflow:triple", "value": triple}
-                for triple in dict.fromkeys(_triples(trail))
-            ),
+            {"name": "tvmflow:target", "value": lineage.target},
+            *({"name": "tvmflow:triple", "value": triple} for triple in triples if triple),
         ],
     }
 
 
-def _version(trail: Trail) -> str:
-    """What the recipe calls this version; empty where nothing was exported."""
-    made = [*trail.of("join"), *trail.of("export")]
-    return str(made[0].preimage["settings"].get("version", "")) if made else ""
+def _model_version(lineage: Lineage) -> str:
+    """Return the version in the recipe; an empty string where nothing was exported."""
+    exports = [*lineage.find_stages("join"), *lineage.find_stages("export")]
+    return str(exports[0].settings.get("version", "")) if exports else ""
 
 
-def _triples(trail: Trail) -> Iterator[str]:
-    for step in trail.of("build"):
-        triple = at(step.preimage["settings"], "target", "mtriple", of=str)
-        if triple:
-            yield triple
-
-
-def _card(trail: Trail) -> Json:
-    """What is known of the model: its task and its training are not."""
-    signature = trail.signature()
-    kinds = [at(step.preimage["settings"], "model", "kind", of=str) for step in trail.of("import")]
-    verdict, _ = trail.verdict()
-    metrics = list(_metrics(verdict or {}))
+def _model_card(lineage: Lineage) -> Json:
+    """Return what is known of the model, which is neither its task nor its training."""
+    signature = lineage.signature()
+    imports = lineage.find_stages("import")
+    kinds = [get_field(stage.settings, "model", "kind", of=str) for stage in imports]
+    verdict, _ = lineage.verdict()
+    metrics = list(_performance_metrics(verdict or {}))
     return {
         "modelParameters": {
-            way: [{"format": _format(TensorSpec.from_json(each))} for each in signature[way]]
-            for way in ("inputs", "outputs")
+            side: [{"format": _tensor_format(tensor)} for tensor in signature[side]]
+            for side in ("inputs", "outputs")
         },
         **({"quantitativeAnalysis": {"performanceMetrics": metrics}} if metrics else {}),
         "properties": [{"name": "tvmflow:source", "value": kind} for kind in kinds if kind],
     }
 
 
-def _format(spec: TensorSpec) -> str:
-    return f"{spec.name}: {spec.dtype}{list(spec.shape)}"
+def _tensor_format(tensor: Mapping[str, Json]) -> str:
+    return f"{tensor['name']}: {tensor['dtype']}{tensor['shape']}"
 
 
-def _metrics(verdict: Mapping[str, Json]) -> Iterator[Json]:
-    """What `verify` measured."""
-    for name, word in (("accuracy", "top-1 accuracy"), ("reference_accuracy", "of the reference")):
-        if name in verdict:
-            yield {
-                "type": word if name == "accuracy" else f"top-1 accuracy {word}",
-                "value": str(verdict[name]),
-            }
-    for name, found in verdict.get("outputs", {}).items():
-        if "max_abs_error" in found:
+def _performance_metrics(verdict: Mapping[str, Json]) -> Iterator[Json]:
+    """Yield accuracy, errors and latency of a verdict."""
+    for field, metric in _ACCURACIES.items():
+        if field in verdict:
+            yield {"type": metric, "value": str(verdict[field])}
+    for name, output in verdict.get("outputs", {}).items():
+        if "max_abs_error" in output:
             yield {
                 "type": f"largest error against {verdict.get('reference', 'the reference')}",
-                "value": str(found["max_abs_error"]),
+                "value": str(output["max_abs_error"]),
                 "slice": f"output {name}",
             }
-    timed = verdict.get("latency", {}).get("library")
-    if timed:
+    latency = verdict.get("latency", {}).get("library")
+    if latency:
+        bounds = {"lowerBound": str(latency["min"]), "upperBound": str(latency["max"])}
         yield {
             "type": "latency in seconds, median",
-            "value": str(timed["median"]),
-            "confidenceInterval": {
-                "lowerBound": str(timed["min"]),
-                "upperBound": str(timed["max"]),
-            },
+            "value": str(latency["median"]),
+            "confidenceInterval": bounds,
         }
 
 
-def _weights(trail: Trail) -> Iterator[dict[str, Json]]:
-    """The weights as the library has them, apart from its code."""
-    for step in trail.of("import"):
-        digest = step.artifact.digests(()).get(import_model.PARAMS)
+def _weights(lineage: Lineage) -> Iterator[dict[str, Json]]:
+    """Yield the weights of the library, which are apart from its code."""
+    for stage in lineage.find_stages("import"):
+        digest = stage.artifact.digests(()).get(import_model.PARAMS)
         if digest:
             yield {
                 "bom-ref": _WEIGHTS,
@@ -167,13 +152,10 @@ def _weights(trail: Trail) -> Iterator[dict[str, Json]]:
 
 
 def _source(source: Source) -> dict[str, Json]:
-    is_dataset = source.role == _DATASET
-    url = (
-        {"externalReferences": [{"type": "distribution", "url": source.url}]} if source.url else {}
-    )
+    references = [{"type": "distribution", "url": source.url}] if source.url else []
     kind: dict[str, Json] = (
         {"type": "data", "data": [{"type": "dataset", "name": source.role}]}
-        if is_dataset
+        if source.role == _DATASET
         else {"type": "file"}
     )
     return {
@@ -181,49 +163,48 @@ def _source(source: Source) -> dict[str, Json]:
         "name": source.role,
         "hashes": _hashes(source.sha256),
         **kind,
-        **url,
+        **({"externalReferences": references} if references else {}),
     }
 
 
 def _library(tool: Tool) -> dict[str, Json]:
-    purl = f"pkg:pypi/{tool.name}@{tool.version}"
     return {
-        "bom-ref": purl,
+        "bom-ref": tool.purl,
         "type": "library",
         "name": tool.name,
         "version": tool.version,
-        "purl": purl,
+        "purl": tool.purl,
         "scope": _SCOPES.get(tool.name, _MADE_WITH),
-        **_licence(tool),
+        **_licenses(tool),
         "properties": [{"name": "tvmflow:record", "value": tool.record}],
     }
 
 
-def _licence(tool: Tool) -> dict[str, Json]:
-    """As the package itself says; nothing where it says none, or where another version is installed by now."""
+def _licenses(tool: Tool) -> dict[str, Json]:
+    """Return the license that a package names; nothing where another version is installed now."""
     try:
-        about = importlib.metadata.metadata(tool.name)
+        metadata = importlib.metadata.metadata(tool.name)
     except importlib.metadata.PackageNotFoundError:
         return {}
-    if about["Version"] != tool.version:
+    if metadata["Version"] != tool.version:
         return {}
-    expression = _field(about, "License-Expression")
+    expression = _metadata_field(metadata, "License-Expression")
     if expression:
         return {"licenses": [{"expression": expression}]}
-    written = _field(about, "License").strip()
-    named = [
-        each.rpartition(" :: ")[2]
-        for each in about.get_all("Classifier") or ()
-        if each.startswith("License ::")
+    text = _metadata_field(metadata, "License").strip()
+    classifiers = [
+        classifier.rpartition(" :: ")[2]
+        for classifier in metadata.get_all("Classifier") or ()
+        if classifier.startswith("License ::")
     ]
-    # some put the whole text there
-    name = written if written and "\n" not in written else next(iter(named), "")
+    # Some packages put the whole text of the license into the field.
+    name = text if text and "\n" not in text else next(iter(classifiers), "")
     return {"licenses": [{"license": {"name": name}}]} if name else {}
 
 
-def _field(about: PackageMetadata, name: str) -> str:
-    # where importlib_metadata is installed it answers, and it raises for a field that is asked for by index and is not there
-    return str((about.get_all(name) or [""])[0])
+def _metadata_field(metadata: PackageMetadata, name: str) -> str:
+    # An installed importlib_metadata raises for a missing field that is read by index.
+    return str((metadata.get_all(name) or [""])[0])
 
 
 def _hashes(sha256: str) -> list[Json]:

@@ -1,4 +1,4 @@
-"""What a delivered file says of itself, read without running or loading anything in it."""
+"""Reads what a delivered file says of itself, without running or loading anything in it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, NamedTuple
 
-from tvmflow.bundles import IN_PARTS, WHOLE
-from tvmflow.provenance.documents import Unreadable, at, read_json, shown
-from tvmflow.values import Json
+from tvmflow.core.types import Json
+from tvmflow.provenance.documents import Unreadable, get_field, quote, read_json
+from tvmflow.runtime.bundles import LIBRARY_FORMAT, PARTITIONED_FORMAT
 
-_CHUNK: Final = 1 << 20
-_MOST_TEXT: Final = 16 << 20
-_MOST_ENTRIES: Final = 10_000
-_MOST_UNPACKED: Final = 1 << 30
 BUNDLE: Final = ".tvmflow"
+_MANIFEST: Final = "manifest.json"
+_SIGNATURE: Final = "signature.json"
+_CHUNK: Final = 1 << 20
+_MAX_JSON_BYTES: Final = 16 << 20
+_MAX_ENTRIES: Final = 10_000
+_MAX_UNPACKED_BYTES: Final = 1 << 30
+_ZIP_MAGIC: Final = b"PK\x03\x04"
+_GZIP_MAGIC: Final = b"\x1f\x8b"
 
-# What reading a damaged archive, or one that was made to hurt, ends in.
-_BROKEN: Final = (
+# The errors of readers of archives that are damaged, or made to do harm.
+_ARCHIVE_ERRORS: Final = (
     zipfile.BadZipFile,
     tarfile.TarError,
     zlib.error,
@@ -36,132 +40,166 @@ _BROKEN: Final = (
     LookupError,
     ValueError,
     TypeError,
-    # an encrypted entry; NotImplementedError is one too
+    # An encrypted entry; NotImplementedError is one too.
     RuntimeError,
     ArithmeticError,
 )
 
-# What a file begins with -> what that makes it.
-_MAGIC: Final[Mapping[bytes, str]] = {
+# The kind of a file by its first bytes.
+_KINDS: Final[Mapping[bytes, str]] = {
     b"\x7fELF": "a shared library or an object file (ELF)",
     b"MZ": "a library for Windows",
     b"\xcf\xfa\xed\xfe": "a library or an object file for macOS",
     b"!<arch>\n": "a static library",
-    b"PK\x03\x04": "a zip",
-    b"\x1f\x8b": "a compressed archive",
+    _ZIP_MAGIC: "a zip",
+    _GZIP_MAGIC: "a compressed archive",
 }
 
 
-class Inside(NamedTuple):
-    """A bundle, or what one says that is packed in something else (`within`, empty otherwise).
+class BundleContent(NamedTuple):
+    """The documents of a bundle.
 
-    `problems` are sentences about content that is not what the manifest says.
+    Attributes:
+        manifest: The manifest.
+        signature: The model's inputs and outputs.
+        parts: The bundles of a partitioned model, by the names of its parts.
+        problems: A sentence for each file that is not what the manifest describes.
+        path_in_archive: Its place in an archive or wheel; empty for a file of its own.
     """
 
     manifest: Mapping[str, Json]
     signature: Mapping[str, Json]
-    parts: Mapping[str, Inside]
+    parts: Mapping[str, BundleContent]
     problems: tuple[str, ...]
-    within: str = ""
+    path_in_archive: str = ""
 
-    def models(self) -> Iterator[tuple[str, str]]:
-        """`(import's file, sha256)` of the model and the weights that were built, if it is one library."""
+    def model_files(self) -> Iterator[tuple[str, str]]:
+        """Yield name and sha256 of the model and the weights that one library was built from."""
         for field, name in (("ir_sha256", "model.json"), ("weights_sha256", "params.safetensors")):
-            digest = at(self.manifest, "model", field, of=str)
+            digest = get_field(self.manifest, "model", field, of=str)
             if digest:
                 yield name, digest
 
 
-def kind_of(path: Path) -> str:
-    """What the file is by how it begins, in words."""
+def describe_kind(path: Path) -> str:
+    """Return the kind of a file by its first bytes, for people."""
     with path.open("rb") as stream:
-        begin = stream.read(8)
-    found = [words for magic, words in _MAGIC.items() if begin.startswith(magic)]
-    return found[0] if found else "a file"
+        start = stream.read(8)
+    return next((kind for magic, kind in _KINDS.items() if start.startswith(magic)), "a file")
 
 
-def look_inside(path: Path) -> Inside | None:
-    """The bundle that the file is or holds; None where there is none. Raises Unreadable for one that is torn."""
-    with path.open("rb") as stream, _readable():
-        begin = stream.read(4)
+def find_bundle(path: Path) -> BundleContent | None:
+    """Return the bundle that a file is or contains; None where there is none.
+
+    Raises:
+        Unreadable: The bundle or the archive is damaged.
+    """
+    with path.open("rb") as stream, _archive_errors():
+        start = stream.read(4)
         stream.seek(0)
         if path.suffix == BUNDLE:
-            return _bundle(stream, path.stat().st_size, nested=False)
-        if begin == b"PK\x03\x04":
-            return _in_zip(stream)
-        if begin[:2] == b"\x1f\x8b" or tarfile.is_tarfile(stream):
+            return _read_bundle(stream, path.stat().st_size, is_part=False)
+        if start == _ZIP_MAGIC:
+            return _find_in_zip(stream)
+        if start[:2] == _GZIP_MAGIC or tarfile.is_tarfile(stream):
             stream.seek(0)
-            return _in_tar(stream)
+            return _find_in_tar(stream)
     return None
 
 
 @contextlib.contextmanager
-def _readable() -> Iterator[None]:
-    """Whatever a damaged or a hostile archive makes its reader raise is a sentence."""
+def _archive_errors() -> Iterator[None]:
+    """Raise Unreadable for whatever a damaged or harmful archive makes its reader raise."""
     try:
         yield
     except Unreadable:
         raise
-    except _BROKEN as error:
-        raise Unreadable(f"it is damaged ({shown(str(error))[1:-1]})") from error
+    except _ARCHIVE_ERRORS as error:
+        raise Unreadable(f"it is damaged ({quote(str(error))[1:-1]})") from error
 
 
 # ---------------------------------------------------------------- bundles
 
 
-def _bundle(stream: IO[bytes], size: int, *, nested: bool) -> Inside:
-    """What a bundle of that many bytes says; one of a part is `nested`, and has no parts itself."""
+def _read_bundle(stream: IO[bytes], size: int, *, is_part: bool) -> BundleContent:
+    """Return the content of a bundle.
+
+    Args:
+        stream: The file.
+        size: Its bytes.
+        is_part: It is the bundle of a part, which has no parts itself.
+    """
     with zipfile.ZipFile(stream) as archive:
-        names = _names(archive)
+        names = _read_names(archive)
         if sum(entry.file_size for entry in archive.infolist()) > size:
-            # entries that lie over each other would take for ever to read
-            raise Unreadable("it says that it is larger inside than outside")
+            # Entries that overlap would take forever to read.
+            raise Unreadable("its entries are larger than the file")
         if archive.infolist()[0].header_offset:
-            # of a torn bundle, the index that is found last is that of a part inside
+            # The index that is found last in a truncated bundle is that of a part inside it.
             raise Unreadable("its end is missing")
-        manifest = _json(archive, names, "manifest.json")
-        signature = _json(archive, names, "signature.json")
-        form = manifest.get("bundle")
-        if form == WHOLE:
-            return Inside(manifest, signature, {}, tuple(_wrong_files(archive, names, manifest)))
-        if form != IN_PARTS or nested:
+        manifest = _read_object(archive, names, _MANIFEST)
+        signature = _read_object(archive, names, _SIGNATURE)
+        bundle_format = manifest.get("bundle")
+        if bundle_format == LIBRARY_FORMAT:
+            problems = tuple(_find_wrong_files(archive, names, manifest))
+            return BundleContent(manifest, signature, {}, problems)
+        if bundle_format != PARTITIONED_FORMAT or is_part:
             raise Unreadable(
-                f"it has bundle format {shown(form)}, which this tvmflow does not read"
+                f"it has bundle format {quote(bundle_format)}, which this tvmflow does not read"
             )
-        parts: dict[str, Inside] = {}
-        for each in at(manifest, "parts", of=list):
-            name, file = at(each, "name", of=str), at(each, "file", of=str)
-            if file not in names:
-                raise Unreadable(f"it has no part {shown(file)}")
-            with archive.open(file) as inner:
-                parts[name] = _bundle(inner, archive.getinfo(file).file_size, nested=True)
-        problems = [f"part '{n}': {p}" for n, part in parts.items() for p in part.problems]
-        return Inside(manifest, signature, parts, tuple(problems))
+        parts = _read_parts(archive, names, manifest)
+    problems = tuple(
+        f"part '{name}': {problem}" for name, part in parts.items() for problem in part.problems
+    )
+    return BundleContent(manifest, signature, parts, problems)
 
 
-def _names(archive: zipfile.ZipFile) -> set[str]:
-    """The entries' names. Raises Unreadable for what no bundle of ours has."""
+def _read_parts(
+    archive: zipfile.ZipFile, names: set[str], manifest: Mapping[str, Json]
+) -> dict[str, BundleContent]:
+    parts: dict[str, BundleContent] = {}
+    for entry in get_field(manifest, "parts", of=list):
+        file = get_field(entry, "file", of=str)
+        if file not in names:
+            raise Unreadable(f"it has no part {quote(file)}")
+        with archive.open(file) as inner:
+            size = archive.getinfo(file).file_size
+            parts[get_field(entry, "name", of=str)] = _read_bundle(inner, size, is_part=True)
+    return parts
+
+
+def _read_names(archive: zipfile.ZipFile) -> set[str]:
+    """Return the names of the entries.
+
+    Raises:
+        Unreadable: There is an entry that no bundle has.
+    """
     entries = archive.infolist()
-    if not entries or len(entries) > _MOST_ENTRIES:
+    if not entries or len(entries) > _MAX_ENTRIES:
         raise Unreadable(f"it has {len(entries)} entries")
     names: set[str] = set()
     for entry in entries:
         path = PurePosixPath(entry.filename)
         if path.is_absolute() or ".." in path.parts or "\\" in entry.filename:
-            raise Unreadable(f"it has an entry that points out of it: {shown(entry.filename)}")
+            raise Unreadable(f"it has an entry that points outside of it: {quote(entry.filename)}")
         if entry.compress_type != zipfile.ZIP_STORED:
-            raise Unreadable(f"its entry {shown(entry.filename)} is compressed, as no bundle's is")
+            raise Unreadable(f"its entry {quote(entry.filename)} is compressed, as no bundle's is")
         if entry.filename in names:
-            raise Unreadable(f"it has two entries {shown(entry.filename)}")
+            raise Unreadable(f"it has two entries {quote(entry.filename)}")
         names.add(entry.filename)
     return names
 
 
-def _json(archive: zipfile.ZipFile, names: set[str], name: str) -> dict[str, Json]:
+def _read_object(archive: zipfile.ZipFile, names: set[str], name: str) -> dict[str, Json]:
+    """Return the JSON object in an entry.
+
+    Raises:
+        Unreadable: There is no such entry, or it holds something else.
+    """
     if name not in names:
         raise Unreadable(f"it has no {name}")
-    if archive.getinfo(name).file_size > _MOST_TEXT:
-        raise Unreadable(f"its {name} is larger than any is")
+    if archive.getinfo(name).file_size > _MAX_JSON_BYTES:
+        raise Unreadable(f"its {name} is larger than {_MAX_JSON_BYTES >> 20} MB")
     try:
         value = read_json(archive.read(name))
     except Unreadable as error:
@@ -171,20 +209,20 @@ def _json(archive: zipfile.ZipFile, names: set[str], name: str) -> dict[str, Jso
     return value
 
 
-def _wrong_files(
+def _find_wrong_files(
     archive: zipfile.ZipFile, names: set[str], manifest: Mapping[str, Json]
 ) -> Iterator[str]:
-    """A sentence for every entry that the manifest has another digest for, or none."""
-    digests = at(manifest, "sha256", of=dict)
-    library = at(manifest, "library", of=str) or "library.so"
+    """Yield a sentence for every entry that the manifest has another digest for, or none."""
+    digests = get_field(manifest, "sha256", of=dict)
+    library = get_field(manifest, "library", of=str) or "library.so"
     if library not in names:
-        yield f"it has no {shown(library)}, of which its manifest speaks"
-    for name in sorted(names - {"manifest.json", "signature.json"}):
-        wanted = digests.get(name)
-        if wanted is None:
-            yield f"its manifest does not know its {shown(name)}"
-        elif _digest(archive, name) != wanted:
-            yield f"its {shown(name)} is not the one that its manifest describes"
+        yield f"it has no {quote(library)}, which its manifest names"
+    for name in sorted(names - {_MANIFEST, _SIGNATURE}):
+        expected = digests.get(name)
+        if expected is None:
+            yield f"its manifest does not name its {quote(name)}"
+        elif _digest(archive, name) != expected:
+            yield f"its {quote(name)} is not the one that its manifest describes"
 
 
 def _digest(archive: zipfile.ZipFile, name: str) -> str:
@@ -195,43 +233,43 @@ def _digest(archive: zipfile.ZipFile, name: str) -> str:
     return digest.hexdigest()
 
 
-# ---------------------------------------------------------------- in something else
+# ---------------------------------------------------------------- archives and wheels
 
 
-def _in_zip(stream: IO[bytes]) -> Inside | None:
+def _find_in_zip(stream: IO[bytes]) -> BundleContent | None:
     with zipfile.ZipFile(stream) as archive:
         entries = archive.infolist()
-        if len(entries) > _MOST_ENTRIES:
+        if len(entries) > _MAX_ENTRIES:
             raise Unreadable(f"it has {len(entries)} entries")
         for entry in entries:
             if entry.filename.endswith(BUNDLE):
                 with archive.open(entry) as inner:
-                    return _packed(inner, entry.filename)
+                    return _read_packed(inner, entry.filename)
     return None
 
 
-def _in_tar(stream: IO[bytes]) -> Inside | None:
-    # a stream is read once from its beginning, so that what it unpacks to is counted
+def _find_in_tar(stream: IO[bytes]) -> BundleContent | None:
+    # A stream is read once from its beginning, so that what it unpacks to is counted.
     with tarfile.open(fileobj=stream, mode="r|*") as archive:
         unpacked = 0
         for count, member in enumerate(archive):
             unpacked += member.size
-            if unpacked > _MOST_UNPACKED or count > _MOST_ENTRIES:
-                raise Unreadable("more is packed in it than is looked through")
+            if unpacked > _MAX_UNPACKED_BYTES or count > _MAX_ENTRIES:
+                raise Unreadable("it unpacks to more than the limit of this check")
             if member.isfile() and member.name.endswith(BUNDLE):
                 inner = archive.extractfile(member)
                 if inner is not None:
-                    return _packed(inner, member.name)
+                    return _read_packed(inner, member.name)
     return None
 
 
-def _packed(inner: IO[bytes], name: str) -> Inside:
-    """A bundle that is packed in something else, in a file of its own while it is read."""
+def _read_packed(inner: IO[bytes], name: str) -> BundleContent:
+    """Return the content of a bundle in an archive, which is unpacked into a temporary file."""
     with tempfile.TemporaryFile() as copy:
         while chunk := inner.read(_CHUNK):
             copy.write(chunk)
-            if copy.tell() > _MOST_UNPACKED:
-                raise Unreadable("more is packed in it than is looked through")
+            if copy.tell() > _MAX_UNPACKED_BYTES:
+                raise Unreadable("it unpacks to more than the limit of this check")
         size = copy.tell()
         copy.seek(0)
-        return _bundle(copy, size, nested=False)._replace(within=name)
+        return _read_bundle(copy, size, is_part=False)._replace(path_in_archive=name)

@@ -1,4 +1,4 @@
-"""Reads documents that anybody may have written: within limits, and never further than they are what they should be."""
+"""Reads JSON documents that anybody may have written: within limits, and field by field with a type."""
 
 from __future__ import annotations
 
@@ -7,100 +7,123 @@ import math
 import os
 import stat
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
-from tvmflow.values import Json
+from tvmflow.core.types import Json
 
-_MOST_BYTES: Final = 64 << 20
-_MOST_DEPTH: Final = 64
-_MOST_SHOWN: Final = 80
+_MAX_BYTES: Final = 64 << 20
+_MAX_DEPTH: Final = 64
+_MAX_QUOTED: Final = 80
+
+_T = TypeVar("_T")
 
 
 class Unreadable(Exception):
-    """Something is not what it should be. The message says why, to stand behind its name."""
+    """A document is not what it should be. The message is a reason that follows the document's name."""
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a plain file of a sensible size. Raises Unreadable."""
+    """Return the content of a regular file of limited size.
+
+    Raises:
+        Unreadable: It is no regular file, is too large, or cannot be read.
+    """
     try:
-        # a pipe would have us wait for ever
+        # Opening a pipe would otherwise wait forever for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as stream:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise Unreadable("it is no file")
-            content = stream.read(_MOST_BYTES + 1)
+            content = stream.read(_MAX_BYTES + 1)
     except OSError as error:
         raise Unreadable(error.strerror or str(error)) from error
-    if len(content) > _MOST_BYTES:
-        raise Unreadable(f"it is larger than {_MOST_BYTES >> 20} MB, as no such document is")
+    if len(content) > _MAX_BYTES:
+        raise Unreadable(f"it is larger than {_MAX_BYTES >> 20} MB, the limit for documents")
     return content
 
 
 def read_json(content: bytes) -> Json:
-    """What a JSON text says. Raises Unreadable, also for what only some readers accept, or read alike."""
+    """Return the value of a JSON text.
+
+    Raises:
+        Unreadable: It is no JSON, nests too deeply, or has what readers understand differently:
+            NaN, infinities, a name that occurs twice.
+    """
     try:
-        value = json.loads(content, parse_constant=_no_number, object_pairs_hook=_once)
+        value = json.loads(
+            content, parse_constant=_reject_constant, object_pairs_hook=_unique_names
+        )
     except RecursionError:
         raise Unreadable("it nests too deeply") from None
     except ValueError as error:
-        raise Unreadable(f"it is no JSON ({_short(error)})") from None
+        raise Unreadable(f"it is no JSON ({_reason(error)})") from None
     _check_depth(value)
     return value
 
 
-def _short(error: ValueError) -> str:
+def _reason(error: ValueError) -> str:
     return str(error).partition(":")[0] if isinstance(error, UnicodeDecodeError) else str(error)
 
 
-def _no_number(word: str) -> NoReturn:
+def _reject_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number in JSON")
 
 
-def _once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    found: dict[str, Json] = {}
+def _unique_names(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    fields: dict[str, Json] = {}
     for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{shown(name)} stands there twice")
-        found[name] = value
-    return found
+        if name in fields:
+            raise ValueError(f"{quote(name)} occurs twice")
+        fields[name] = value
+    return fields
 
 
 def _check_depth(value: Json) -> None:
     level = [value]
-    for _ in range(_MOST_DEPTH):
+    for _ in range(_MAX_DEPTH):
         level = [
             inner
-            for each in level
-            if isinstance(each, (dict, list))
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
         ]
         if not level:
             return
     raise Unreadable("it nests too deeply")
 
 
-def at(value: Json, *path: str, of: type) -> Any:
-    """What stands at a path of names, if it is of this type; else an empty one."""
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value if isinstance(value, of) else of()
+def get_field(value: Json, *path: str, of: type[_T]) -> _T:
+    """Return the value at a path of names if it has this type; an empty value otherwise.
+
+    Args:
+        value: A JSON value.
+        path: The names of fields, from the outermost object inwards.
+        of: The type: `str`, `bool`, `list` or `dict`.
+    """
+    inner = _walk(value, path)
+    return inner if isinstance(inner, of) else of()
 
 
-def number_at(value: Json, *path: str) -> float | None:
-    """The number at a path; None when there is none, or none that a float can hold."""
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def get_number(value: Json, *path: str) -> float | None:
+    """Return the number at a path; None when there is none, or none that a float can hold."""
+    inner = _walk(value, path)
+    if isinstance(inner, bool) or not isinstance(inner, (int, float)):
         return None
     try:
-        number = float(value)
+        number = float(inner)
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
 
 
-def shown(value: Json) -> str:
-    """A foreign value in a sentence: in quotes, and not at any length."""
+def _walk(value: Json, path: tuple[str, ...]) -> Json:
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def quote(value: Json) -> str:
+    """Return a foreign value for a message: in quotes, and not longer than a line."""
     text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"

@@ -1,32 +1,33 @@
-"""The statement of provenance: in-toto's Statement v1 with SLSA's Provenance v1, from a trail, and read back.
+"""Statements of provenance: in-toto's Statement v1 with SLSA's Provenance v1, made and read.
 
-Equal results give equal bytes: no times but those at which the ledger says that a trial was
-measured, no paths, no names of machines.
+Equal results give equal bytes: the only times are those at which the ledger says that a trial
+was measured, and there are no paths and no names of machines.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from tvmflow.keys import canonical
-from tvmflow.provenance.documents import Unreadable, at, read_json, shown
-from tvmflow.provenance.trail import Source, Step, Tool, Trail
-from tvmflow.values import Json
+from tvmflow.core.canonical_json import canonical
+from tvmflow.core.types import Json
+from tvmflow.provenance.documents import Unreadable, get_field, quote, read_json
+from tvmflow.provenance.kernels import list_kernels
+from tvmflow.provenance.lineage import FinishedStage, Lineage
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"
 BUILD_TYPE: Final = "urn:tvmflow:build:v1"
-"""What docs/provenance.md says the parameters and dependencies mean."""
+"""The meaning of parameters and dependencies, as docs/provenance.md describes it."""
 RELEASE_TYPE: Final = "urn:tvmflow:release:v1"
-"""Of a statement about a folder of such files, with what else is in it."""
+"""The same for a statement about the folder of a release."""
 BUILDER: Final = "urn:tvmflow:builder:v1"
 
 RECORD_DIGEST: Final = "tvmflowRecord"
-"""Not a digest of one file: the beginning of the sha256 over a package's list of files (see `tools`)."""
+"""The algorithm of a tool's digest: the beginning of the sha256 over a package's list of files."""
 
 VERIFICATION: Final = "verification"
 KERNELS: Final = "kernels"
@@ -34,139 +35,132 @@ KERNELS: Final = "kernels"
 _DEFINITION: Final = ("predicate", "buildDefinition")
 _BYPRODUCTS: Final = ("predicate", "runDetails", "byproducts")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-
-# Where a device is reached says nothing about what was made, and is nobody else's business.
-_PRIVATE: Final = "tracker"
-
-
-# ---------------------------------------------------------------- made
+# Facts of pick_best: the share of time in kernels with a schedule, and what tuning gained.
+_COVERAGE_FACTS: Final = ("tuned", "tunable", "coverage", "speedup")
+# The address of a device has no effect on the result, and is not for the public.
+_PRIVATE_SETTING: Final = "tracker"
 
 
-def make(trail: Trail, subjects: Mapping[str, str]) -> bytes:
-    """The statement about files (name -> sha256) in its one spelling. Raises Damaged."""
+# ---------------------------------------------------------------- making
+
+
+def make_statement(lineage: Lineage, subjects: Mapping[str, str]) -> bytes:
+    """Return the statement about delivered files as canonical JSON.
+
+    Args:
+        lineage: What is behind them.
+        subjects: Their sha256 by name.
+
+    Raises:
+        DamagedBlob: A result that has to be read is not what it should be.
+    """
+    definition = {
+        "buildType": BUILD_TYPE,
+        "externalParameters": {
+            "recipe": lineage.recipe,
+            "target": lineage.target,
+            "settings": {stage.label: _public_settings(stage) for stage in lineage.stages},
+        },
+        "internalParameters": {
+            "stages": {stage.label: _stage_json(stage) for stage in lineage.stages}
+        },
+        "resolvedDependencies": list(_dependencies(lineage)),
+    }
+    details = {"builder": {"id": BUILDER}, "byproducts": list(_byproducts(lineage))}
+    return _statement(subjects, definition, details)
+
+
+def make_release_statement(
+    name: str, version: str, subjects: Mapping[str, str], statements: Mapping[str, str]
+) -> bytes:
+    """Return the statement about a release as canonical JSON.
+
+    Args:
+        name: The pipeline.
+        version: The version of the release.
+        subjects: The sha256 of its files by name.
+        statements: The sha256 of the texts of the statements in it, by name.
+    """
+    definition = {
+        "buildType": RELEASE_TYPE,
+        "externalParameters": {"release": name, "version": version},
+        "resolvedDependencies": [
+            _resource(path, statements[path], annotations={"kind": "statement"})
+            for path in sorted(statements)
+        ],
+    }
+    return _statement(subjects, definition, {"builder": {"id": BUILDER}})
+
+
+def _statement(subjects: Mapping[str, str], definition: Json, details: Json) -> bytes:
     return canonical(
         {
             "_type": STATEMENT_TYPE,
             "subject": [_resource(name, subjects[name]) for name in sorted(subjects)],
             "predicateType": PREDICATE_TYPE,
-            "predicate": {
-                "buildDefinition": {
-                    "buildType": BUILD_TYPE,
-                    "externalParameters": {
-                        "recipe": trail.recipe,
-                        "target": trail.target,
-                        "settings": {step.label: _settings(step) for step in trail.steps},
-                    },
-                    "internalParameters": {
-                        "stages": {step.label: _stage(step) for step in trail.steps}
-                    },
-                    "resolvedDependencies": list(_dependencies(trail)),
-                },
-                "runDetails": {
-                    "builder": {"id": BUILDER},
-                    "byproducts": list(_byproducts(trail)),
-                },
-            },
+            "predicate": {"buildDefinition": definition, "runDetails": details},
         }
     )
 
 
-def make_release(
-    name: str, version: str, subjects: Mapping[str, str], statements: Mapping[str, str]
-) -> bytes:
-    """The statement about a release: its files, and the sha256 of what the statements in it say, by name."""
-    parameters = {"release": name, "version": version}
-    return canonical(
-        {
-            "_type": STATEMENT_TYPE,
-            "subject": [_resource(each, subjects[each]) for each in sorted(subjects)],
-            "predicateType": PREDICATE_TYPE,
-            "predicate": {
-                "buildDefinition": {
-                    "buildType": RELEASE_TYPE,
-                    "externalParameters": parameters,
-                    "resolvedDependencies": [
-                        _resource(each, statements[each], annotations={"kind": "statement"})
-                        for each in sorted(statements)
-                    ],
-                },
-                "runDetails": {"builder": {"id": BUILDER}},
-            },
+def _public_settings(stage: FinishedStage) -> Json:
+    remote = stage.settings.get("remote")
+    if isinstance(remote, dict) and _PRIVATE_SETTING in remote:
+        public = {name: value for name, value in remote.items() if name != _PRIVATE_SETTING}
+        return {**stage.settings, "remote": public}
+    return stage.settings
+
+
+def _stage_json(stage: FinishedStage) -> Json:
+    from_preimage = {name: stage.preimage[name] for name in ("version", "machine", "tools")}
+    return {"key": stage.artifact.key, **from_preimage}
+
+
+def _resource(name: str, sha256: str, **fields: Json) -> dict[str, Json]:
+    return {"name": name, "digest": {"sha256": sha256}, **fields}
+
+
+def _dependencies(lineage: Lineage) -> Iterator[Json]:
+    """Yield files from outside, packages, and results that one stage read of another."""
+    for source in lineage.sources():
+        uri = {"uri": source.url} if source.url else {}
+        yield _resource(source.role, source.sha256, annotations={"kind": "source"}, **uri)
+    for tool in lineage.tools():
+        yield {
+            "name": tool.name,
+            "uri": tool.purl,
+            "digest": {RECORD_DIGEST: tool.record},
+            "annotations": {"kind": "tool", "version": tool.version},
         }
-    )
-
-
-def _settings(step: Step) -> Json:
-    settings = step.preimage["settings"]
-    remote = settings.get("remote")
-    if isinstance(remote, dict) and _PRIVATE in remote:
-        kept = {name: value for name, value in remote.items() if name != _PRIVATE}
-        return {**settings, "remote": kept}
-    return settings
-
-
-def _stage(step: Step) -> Json:
-    preimage = step.preimage
-    return {
-        "key": step.artifact.key,
-        "version": preimage["version"],
-        "machine": preimage["machine"],
-        "tools": preimage["tools"],
-    }
-
-
-def _resource(name: str, sha256: str, **more: Json) -> dict[str, Json]:
-    return {"name": name, "digest": {"sha256": sha256}, **more}
-
-
-def _dependencies(trail: Trail) -> Iterator[Json]:
-    """Files from outside, packages, and what one stage gave another."""
-    yield from map(_source, trail.sources())
-    yield from map(_tool, trail.tools())
-    used = sorted({each for step in trail.steps for each in step.used()})
-    for name, digest in used:
+    results = sorted({result for stage in lineage.stages for result in stage.used_results()})
+    for name, digest in results:
         yield _resource(name, digest, annotations={"kind": "result"})
 
 
-def _source(source: Source) -> Json:
-    uri = {"uri": source.url} if source.url else {}
-    return _resource(source.role, source.sha256, annotations={"kind": "source"}, **uri)
-
-
-def _tool(tool: Tool) -> Json:
-    return {
-        "name": tool.name,
-        "uri": f"pkg:pypi/{tool.name}@{tool.version}",
-        "digest": {RECORD_DIGEST: tool.record},
-        "annotations": {"kind": "tool", "version": tool.version},
-    }
-
-
-def _byproducts(trail: Trail) -> Iterator[Json]:
-    verdict, digest = trail.verdict()
+def _byproducts(lineage: Lineage) -> Iterator[Json]:
+    verdict, digest = lineage.verdict()
     if verdict is not None:
         yield _resource(VERIFICATION, digest, annotations={"verdict": verdict})
-    tuning = {
-        step.spec.target: {name: step.artifact.facts[name] for name in _COVERAGE}
-        for step in trail.of("pick_best")
-        if step.artifact.facts.keys() >= set(_COVERAGE)
+    coverage = {
+        stage.spec.target: {name: stage.artifact.facts[name] for name in _COVERAGE_FACTS}
+        for stage in lineage.find_stages("pick_best")
+        if stage.artifact.facts.keys() >= set(_COVERAGE_FACTS)
     }
-    kernels = trail.kernels()
+    kernels = list_kernels(lineage)
     if kernels:
-        yield {"name": KERNELS, "annotations": {"kernels": kernels, "coverage": tuning}}
+        yield {"name": KERNELS, "annotations": {"kernels": kernels, "coverage": coverage}}
 
 
-# How much of the time is spent in kernels with a schedule, and what tuning bought.
-_COVERAGE: Final = ("tuned", "tunable", "coverage", "speedup")
-
-
-# ---------------------------------------------------------------- read back
+# ---------------------------------------------------------------- reading
 
 
 class Statement(NamedTuple):
-    """A statement of ours that somebody gave us: `subjects` are names in its folder with their sha256.
+    """A statement that was read from a file.
 
-    `names` has for each sha256 the first that it stands under. Of `body` no more is known than that it is JSON: whoever reads it takes what has the type it wants.
+    Attributes:
+        subjects: The sha256 of each file that it is about, by name in its folder.
+        names: The first name of each sha256.
+        body: The whole statement, of which nothing else was checked.
     """
 
     subjects: Mapping[str, str]
@@ -175,87 +169,90 @@ class Statement(NamedTuple):
 
     @property
     def about(self) -> str:
-        """In words: a recipe for a target, or a release with its version."""
-        parameters = at(self.body, *_DEFINITION, "externalParameters", of=dict)
-        release, version = (at(parameters, word, of=str) for word in ("release", "version"))
+        """A recipe for a target, or a release with its version, for people."""
+        release, version = self._parameter("release"), self._parameter("version")
         return f"{release} {version}" if release else f"{self.recipe} for {self.target}"
 
     @property
     def recipe(self) -> str:
-        return str(at(self.body, *_DEFINITION, "externalParameters", "recipe", of=str))
+        """The recipe; empty for a release."""
+        return self._parameter("recipe")
 
     @property
     def target(self) -> str:
-        return str(at(self.body, *_DEFINITION, "externalParameters", "target", of=str))
+        """The target; empty for a release."""
+        return self._parameter("target")
 
     @property
     def settings(self) -> Mapping[str, Json]:
-        """By stage, as each was in the recipe for this target."""
-        found: Mapping[str, Json] = at(
-            self.body, *_DEFINITION, "externalParameters", "settings", of=dict
-        )
-        return found
+        """The settings of each stage."""
+        return get_field(self.body, *_DEFINITION, "externalParameters", "settings", of=dict)
+
+    def _parameter(self, name: str) -> str:
+        return get_field(self.body, *_DEFINITION, "externalParameters", name, of=str)
 
     def dependencies(self, kind: str) -> list[Mapping[str, Json]]:
-        """Those of one kind: `source`, `tool` or `result`."""
-        every: Sequence[Json] = at(self.body, *_DEFINITION, "resolvedDependencies", of=list)
-        return [each for each in every if at(each, "annotations", "kind", of=str) == kind]
+        """Return the dependencies of a kind: `source`, `tool`, `result` or `statement`."""
+        entries = get_field(self.body, *_DEFINITION, "resolvedDependencies", of=list)
+        return [
+            entry for entry in entries if get_field(entry, "annotations", "kind", of=str) == kind
+        ]
 
     def byproduct(self, name: str) -> Mapping[str, Json]:
-        """What is said under this name; empty when nothing is."""
-        for each in at(self.body, *_BYPRODUCTS, of=list):
-            if at(each, "name", of=str) == name:
-                found: Mapping[str, Json] = at(each, "annotations", of=dict)
-                return found
+        """Return the annotations of a by-product; empty when it is not there."""
+        for entry in get_field(self.body, *_BYPRODUCTS, of=list):
+            if get_field(entry, "name", of=str) == name:
+                return get_field(entry, "annotations", of=dict)
         return {}
 
     @property
     def verdict(self) -> Mapping[str, Json]:
-        found: Mapping[str, Json] = at(self.byproduct(VERIFICATION), "verdict", of=dict)
-        return found
+        """The verdict of `verify`; empty when it did not run."""
+        return get_field(self.byproduct(VERIFICATION), "verdict", of=dict)
 
     @property
     def kernels(self) -> list[Mapping[str, Json]]:
-        every: Sequence[Json] = at(self.byproduct(KERNELS), "kernels", of=list)
-        return [each for each in every if isinstance(each, dict)]
+        """The kernels, as `list_kernels` returns them."""
+        entries = get_field(self.byproduct(KERNELS), "kernels", of=list)
+        return [entry for entry in entries if isinstance(entry, dict)]
 
 
-def read(text: bytes) -> Statement:
-    """A statement as `make` wrote it. Raises Unreadable for anything else, saying what it is."""
+def parse_statement(text: bytes) -> Statement:
+    """Return the statement in a text that `make_statement` or `make_release_statement` made.
+
+    Raises:
+        Unreadable: It is anything else; the message says what.
+    """
     body = read_json(text)
     _require(body, (STATEMENT_TYPE,), "_type")
     _require(body, (PREDICATE_TYPE,), "predicateType")
     _require(body, (BUILD_TYPE, RELEASE_TYPE), *_DEFINITION, "buildType")
     subjects: dict[str, str] = {}
-    for each in at(body, "subject", of=list):
-        name, digest = at(each, "name", of=str), at(each, "digest", "sha256", of=str)
+    for entry in get_field(body, "subject", of=list):
+        name = get_field(entry, "name", of=str)
+        digest = get_field(entry, "digest", "sha256", of=str)
         if not _is_inside(name):
-            raise Unreadable(f"it names a file that is not in its folder: {shown(name)}")
+            raise Unreadable(f"it names a file that is not in its folder: {quote(name)}")
         if not _SHA256.fullmatch(digest):
-            raise Unreadable(f"it gives no sha256 for {shown(name)}")
+            raise Unreadable(f"it gives no sha256 for {quote(name)}")
         if subjects.setdefault(name, digest) != digest:
-            raise Unreadable(f"it gives two digests for {shown(name)}")
+            raise Unreadable(f"it gives two digests for {quote(name)}")
     if not subjects:
         raise Unreadable("it is about no file")
-    # the last one to be put in stays
+    # Of two names with one digest the last one inserted stays.
     names = {digest: name for name, digest in reversed(subjects.items())}
     return Statement(subjects, names, body)
 
 
-def _require(body: Json, wanted: tuple[str, ...], *path: str) -> None:
-    found: Any = at(body, *path, of=str)
-    if found not in wanted:
-        raise Unreadable(f"its {path[-1]} is {shown(found)} and not {' or '.join(wanted)}")
+def _require(body: Json, expected: tuple[str, ...], *path: str) -> None:
+    actual = get_field(body, *path, of=str)
+    if actual not in expected:
+        raise Unreadable(f"its {path[-1]} is {quote(actual)} and not {' or '.join(expected)}")
 
 
 def _is_inside(name: str) -> bool:
-    """Whether it is a plain relative name: what the file system makes of it is what it says."""
+    """Return whether a name is a plain relative path that the file system reads as it is written."""
     path = PurePosixPath(name)
-    return (
-        bool(name)
-        and name.isprintable()
-        and "\\" not in name
-        and str(path) == name
-        and not path.is_absolute()
-        and not {".", ".."} & set(path.parts)
-    )
+    is_plain = name.isprintable() and "\\" not in name
+    is_normal = bool(name) and str(path) == name and not path.is_absolute()
+    return is_plain and is_normal and not {".", ".."} & set(path.parts)

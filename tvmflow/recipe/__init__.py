@@ -1,46 +1,24 @@
-"""The public language: what a recipe and a pipeline may say."""
+"""Recipes: the YAML format, its validation, its JSON schema. Imports exporters, frontends and below."""
 
 from __future__ import annotations
 
-from tvmflow.recipe._closed import Closed, Version
-from tvmflow.recipe._loading import LoadedRecipe, load_recipe
-from tvmflow.recipe._model import InputSpec, ModelSource, MxnetSource
-from tvmflow.recipe._pipelines import (
-    STAGE_NAMES,
-    Pipeline,
-    PipelineFile,
-    is_pipeline,
-    load_pipeline,
-    pipeline_candidates,
-)
+from tvmflow.recipe._kernels import Kernels
+from tvmflow.recipe._model import InputSpec, ModelSource
 from tvmflow.recipe._recipe import Recipe, Variant, json_schema
-from tvmflow.recipe._release import LAST, NONE, Gates, Release, Retune
-from tvmflow.recipe._targets import (
-    OF_THE_WHOLE,
-    OUTPUT_NAMES,
-    Machine,
-    Remote,
-    TargetSpec,
-    Toolchain,
-)
-from tvmflow.recipe._work import Kernels, Tune, Verify
+from tvmflow.recipe._release import LAST_RELEASE, NO_RELEASE, Gates, Release, Retune
+from tvmflow.recipe._targets import OUTPUT_NAMES, BuildTarget, Remote, TargetSpec, Toolchain
+from tvmflow.recipe._tune import Tune
+from tvmflow.recipe._verify import Verify
 
 __all__ = [
-    "LAST",
-    "NONE",
-    "OF_THE_WHOLE",
+    "LAST_RELEASE",
+    "NO_RELEASE",
     "OUTPUT_NAMES",
-    "STAGE_NAMES",
-    "Closed",
+    "BuildTarget",
     "Gates",
     "InputSpec",
     "Kernels",
-    "LoadedRecipe",
-    "Machine",
     "ModelSource",
-    "MxnetSource",
-    "Pipeline",
-    "PipelineFile",
     "Recipe",
     "Release",
     "Remote",
@@ -50,10 +28,5 @@ __all__ = [
     "Tune",
     "Variant",
     "Verify",
-    "Version",
-    "is_pipeline",
     "json_schema",
-    "load_pipeline",
-    "load_recipe",
-    "pipeline_candidates",
 ]

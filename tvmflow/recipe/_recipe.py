@@ -1,4 +1,4 @@
-"""A recipe as a whole: what all of its parts say together, and what it is for one target or variant."""
+"""The recipe: its sections, the rules between them, and its form for one target or variant."""
 
 from __future__ import annotations
 
@@ -14,63 +14,80 @@ from pydantic import (
     model_validator,
 )
 
-from tvmflow.mistakes import wrong
-from tvmflow.recipe._closed import NAME, Closed, Version, tupled
+from tvmflow.core.formatting import quoted
+from tvmflow.core.schema import (
+    NAME_PATTERN,
+    ClosedModel,
+    FormatVersion,
+    field_error,
+    first_field_error,
+    to_tuple,
+)
+from tvmflow.core.suggestions import did_you_mean
+from tvmflow.exporters import PARTITIONED_EXPORTERS
+from tvmflow.frontends import FRONTENDS
+from tvmflow.recipe._kernels import Kernels
 from tvmflow.recipe._model import InputSpec, ModelSource
 from tvmflow.recipe._release import ReleaseVersion
-from tvmflow.recipe._targets import OF_THE_WHOLE, Machine, Output, TargetSpec, named, once
-from tvmflow.recipe._work import Kernels, Tune, Verify
+from tvmflow.recipe._targets import BuildTarget, Output, TargetSpec, check_outputs, expand_preset
+from tvmflow.recipe._tune import Tune
+from tvmflow.recipe._verify import Verify
 from tvmflow.targets._presets import PRESETS
-from tvmflow.yaml_positions import nearest, quoted
 
-_MAX_VARIANT: Final = 50
-_AnyClosed = TypeVar("_AnyClosed", bound=Closed)
+_MAX_VARIANT_NAME: Final = 50
+_Section = TypeVar("_Section", bound=ClosedModel)
 
 
-class Variant(Closed):
-    """The same model with other inputs: a build of its own, `<recipe>-<variant>`, for every target."""
+class Variant(ClosedModel):
+    """The model with other input shapes, built for every target as `<recipe>-<variant>`."""
 
     inputs: dict[str, InputSpec] = Field(
         default={},
         examples=[{"data": {"shape": [8, 3, 224, 224]}}],
-        description="Inputs that are otherwise than the recipe's; what a field leaves out is as there.",
+        description="Overrides of the recipe's inputs, field by field.",
     )
 
 
-def _changed(whole: _AnyClosed, change: Closed | None) -> _AnyClosed:
-    """The part with the fields that the change gives. Raises ValidationError when they do not fit together."""
-    if change is None:
-        return whole
-    given = {
-        name: getattr(part, name) for part in (whole, change) for name in part.model_fields_set
+def _override(section: _Section, overrides: ClosedModel | None) -> _Section:
+    """Return the section with the fields that the overrides set.
+
+    Raises:
+        ValidationError: when the fields contradict each other.
+    """
+    if overrides is None:
+        return section
+    fields = {
+        name: getattr(source, name)
+        for source in (section, overrides)
+        for name in source.model_fields_set
     }
-    return type(whole).model_validate(given)
+    return type(section).model_validate(fields)
 
 
-def _fitting(whole: _AnyClosed, change: Closed | None, *loc: str | int) -> _AnyClosed:
-    """The same for a change that stands at this place in the recipe."""
+def _check_overrides(section: _Section, overrides: ClosedModel | None, *loc: str | int) -> _Section:
+    """Return the section with the overrides at this path of the recipe, which must fit."""
     try:
-        return _changed(whole, change)
+        return _override(section, overrides)
     except ValidationError as error:
-        context = error.errors()[0]["ctx"]
-        raise wrong(context["text"], *loc, *context["at"]) from None
+        text, path = first_field_error(error)
+        raise field_error(text, *loc, *path) from None
 
 
-class Recipe(Closed):
-    """One model: its source, inputs, targets, tuning, outputs and checks."""
+class Recipe(ClosedModel):
+    """One model: its source, inputs, targets, tuning budget, outputs and checks."""
 
-    recipe: Version = Field(examples=[1], description="Version of this language: 1.")
+    recipe: FormatVersion = Field(examples=[1], description="Version of the format: 1.")
     name: str = Field(
-        pattern=NAME,
+        pattern=NAME_PATTERN,
         max_length=100,
         examples=["resnet50"],
-        description="Its name: the folder in `dist` and the files there. Small letters, digits, `.`, `_`, `-`.",
+        description="Name of the folder in `dist` and of the files in it: lowercase letters, digits, `.`, `_`, `-`.",
     )
     version: ReleaseVersion = Field(
         default="0",
         examples=["1.2.0"],
-        description="Version of what is delivered, in the manifest and in the name of the wheel: digits and dots, "
-        "as Python's packages have it, in quotes.",
+        description="Version of the delivered files, in the manifest and in the name of the wheel: a Python package version, "
+        "in quotes.",
     )
     model: ModelSource = Field(
         examples=[{"onnx": "model.onnx"}], description="Where the model comes from."
@@ -79,21 +96,21 @@ class Recipe(Closed):
         default_factory=dict,
         validate_default=True,
         examples=[{"data": {"shape": [1, 3, 224, 224], "dtype": "float32"}}],
-        description="The model's inputs by name; may be left out for an ONNX model whose shapes are fixed.",
+        description="Inputs of the model by name; not needed for an ONNX model with fixed shapes.",
     )
     variants: dict[str, Variant] = Field(
         default={},
         examples=[{"b8": {"inputs": {"data": {"shape": [8, 3, 224, 224]}}}}],
-        description="The model with other inputs, by name: each is built for every target, as `<name>-<variant>`. "
-        "With variants, nothing else is built.",
+        description="The model with other input shapes, by name: each is built for every target, as `<name>-<variant>`, "
+        "instead of the recipe itself.",
     )
     targets: Annotated[
-        tuple[Annotated[TargetSpec, BeforeValidator(named)], ...], BeforeValidator(tupled)
+        tuple[Annotated[TargetSpec, BeforeValidator(expand_preset)], ...], BeforeValidator(to_tuple)
     ] = Field(
         default=(TargetSpec(name="host", preset="host"),),
         min_length=1,
         examples=[["host", {"name": "edge", "preset": "x86-64-v2"}]],
-        description="Machines to build for; by default this one.",
+        description="Targets to build for. Default: this machine.",
     )
     kernels: Kernels = Field(
         default=Kernels(),
@@ -105,7 +122,7 @@ class Recipe(Closed):
         examples=[{"trials": 1000}],
         description="How much to search for fast kernels.",
     )
-    outputs: Annotated[tuple[Output, ...], BeforeValidator(tupled)] = Field(
+    outputs: Annotated[tuple[Output, ...], BeforeValidator(to_tuple)] = Field(
         default=("bundle",),
         min_length=1,
         examples=[["shared-library", "bundle"]],
@@ -119,7 +136,7 @@ class Recipe(Closed):
     pipeline: str = Field(
         default="tune",
         min_length=1,
-        description="`tune`, `compile` (no search), or the path of a pipeline file from the recipe's folder.",
+        description="`tune`, `compile` (without search), or the path of a pipeline file from the recipe's folder.",
     )
 
     @field_validator("inputs")
@@ -128,8 +145,9 @@ class Recipe(Closed):
         cls, value: dict[str, InputSpec], info: ValidationInfo
     ) -> dict[str, InputSpec]:
         model = info.data.get("model")
-        if not value and model is not None and model.kind == "mxnet":
-            raise wrong("an MXNet model needs its inputs and their shapes")
+        frontend = FRONTENDS[model.kind] if model is not None else None
+        if not value and frontend is not None and frontend.REQUIRES_INPUTS:
+            raise field_error(f"a model of {frontend.NAME} needs the shapes of its inputs here")
         return value
 
     @field_validator("targets")
@@ -138,113 +156,130 @@ class Recipe(Closed):
         names = [target.name for target in value]
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise wrong(f"a second target with the name '{name}'", index)
+                raise field_error(f"duplicate target name '{name}'", index)
             for other in value:
-                if other.parts and name in other.machines():
-                    text = f"'{name}' is what a part of the target '{other.name}' is called"
-                    raise wrong(text, index)
+                if other.parts and name in other.build_targets():
+                    text = f"'{name}' is the name of a part of the target '{other.name}'"
+                    raise field_error(text, index)
         return value
 
     @field_validator("outputs")
     @classmethod
     def _check_outputs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return once(value)
+        return check_outputs(value)
 
     @field_validator("variants")
     @classmethod
     def _check_variants(cls, value: dict[str, Variant]) -> dict[str, Variant]:
         for name in value:
-            if not re.fullmatch(NAME, name) or len(name) > _MAX_VARIANT:
-                raise wrong(
-                    f"must begin with a small letter or digit, hold only those and . _ - and have at most "
-                    f"{_MAX_VARIANT} characters",
+            if not re.fullmatch(NAME_PATTERN, name) or len(name) > _MAX_VARIANT_NAME:
+                raise field_error(
+                    "must start with a lowercase letter or digit, contain only lowercase letters, digits "
+                    f"and . _ -, and have at most {_MAX_VARIANT_NAME} characters",
                     name,
                 )
         return value
 
     @model_validator(mode="after")
-    def _check_changes(self) -> Recipe:
+    def _check_variant_inputs(self) -> Recipe:
         for name, variant in self.variants.items():
-            for each in variant.inputs if self.inputs else ():
-                if each not in self.inputs:
-                    near = nearest(each, self.inputs)
-                    there = f" (there are {', '.join(self.inputs)})"
-                    text = f"the model has no input {quoted(each)}{near}{there}"
-                    raise wrong(text, "variants", name, "inputs", each)
-        for index, target in enumerate(self.targets):
-            tune = _fitting(self.tune, target.tune, "targets", index, "tune")
-            _fitting(self.verify, target.verify, "targets", index, "verify")
-            for at, part in enumerate(target.parts):
-                _fitting(tune, part.tune, "targets", index, "parts", at, "tune")
+            for input_name in variant.inputs if self.inputs else ():
+                if input_name not in self.inputs:
+                    hint = did_you_mean(input_name, self.inputs)
+                    valid = f" (valid: {', '.join(self.inputs)})"
+                    text = f"the recipe has no input {quoted(input_name)}{hint}{valid}"
+                    raise field_error(text, "variants", name, "inputs", input_name)
         return self
 
     @model_validator(mode="after")
-    def _check_speedup(self) -> Recipe:
+    def _check_target_overrides(self) -> Recipe:
         for index, target in enumerate(self.targets):
-            effective = self.of(target.name)
-            above: tuple[str | int, ...] = ("targets", index)
-            if self.tune.min_speedup is not None:
-                above = ()
+            tune = _check_overrides(self.tune, target.tune, "targets", index, "tune")
+            _check_overrides(self.verify, target.verify, "targets", index, "verify")
             for at, part in enumerate(target.parts):
-                if part.tune and part.tune.min_speedup is not None:
-                    above = ("targets", index, "parts", at)
-                    effective = self.of(f"{target.name}.{part.name}")
-            if effective.tune.min_speedup is None:
+                _check_overrides(tune, part.tune, "targets", index, "parts", at, "tune")
+        return self
+
+    @model_validator(mode="after")
+    def _check_min_speedup(self) -> Recipe:
+        for index, target in enumerate(self.targets):
+            owner, tune = self._min_speedup_owner(index, target)
+            if tune.min_speedup is None:
                 continue
             if target.parts:
-                text = f"is for a library as a whole, and '{target.name}' is in parts"
-            elif effective.verify.run_on == "qemu":
-                text = f"needs a latency, and none is measured under emulation (run_on: qemu), where '{target.name}' runs"
+                text = f"is not supported for the target '{target.name}', which is in parts"
+            elif self.for_target(target.name).verify.run_on == "qemu":
+                text = (
+                    f"needs a latency, and the target '{target.name}' is verified under emulation "
+                    "(run_on: qemu), which measures none"
+                )
             else:
                 continue
-            raise wrong(text, *above, "tune", "min_speedup")
+            raise field_error(text, *owner, "tune", "min_speedup")
         return self
 
-    def of(self, target: str) -> Recipe:
-        """The recipe as it is for the target of this name: with what is otherwise there.
+    def _min_speedup_owner(
+        self, index: int, target: TargetSpec
+    ) -> tuple[tuple[str | int, ...], Tune]:
+        """Return the path of the section that sets `min_speedup` for a target, and its `tune`."""
+        owner: tuple[str | int, ...] = ("targets", index)
+        if self.tune.min_speedup is not None:
+            owner = ()
+        tune = self.for_target(target.name).tune
+        for at, part in enumerate(target.parts):
+            if part.tune and part.tune.min_speedup is not None:
+                owner = ("targets", index, "parts", at)
+                tune = self.for_target(f"{target.name}.{part.name}").tune
+        return owner, tune
 
-        The name may be `TARGET.PART`: then as it is for that part, which has a name of its own.
+    def for_target(self, name: str) -> Recipe:
+        """Return the recipe with the overrides of a target.
+
+        Args:
+            name: Of a target, or `TARGET.PART`: then the recipe has the overrides of both, and a
+                name of its own. Under any other name there are no overrides.
         """
-        for spec in self.targets:
-            if spec.name == target:
-                return self._with(spec)
-            if spec.parts and target in spec.machines():
-                return self._with(spec)._part(spec.machines()[target])
+        for target in self.targets:
+            if target.name == name:
+                return self._with_target(target)
+            if target.parts and name in target.build_targets():
+                return self._with_target(target)._with_part(target.build_targets()[name])
         return self
 
-    def _with(self, spec: TargetSpec) -> Recipe:
-        changes = {
-            "outputs": spec.outputs or self.outputs,
-            "kernels": _changed(self.kernels, spec.kernels),
-            "tune": _changed(self.tune, spec.tune),
-            "verify": _changed(self.verify, spec.verify),
+    def _with_target(self, target: TargetSpec) -> Recipe:
+        overrides = {
+            "outputs": target.outputs or self.outputs,
+            "kernels": _override(self.kernels, target.kernels),
+            "tune": _override(self.tune, target.tune),
+            "verify": _override(self.verify, target.verify),
         }
-        return self.model_copy(update=changes)
+        return self.model_copy(update=overrides)
 
-    def _part(self, part: Machine) -> Recipe:
-        changes = {
+    def _with_part(self, part: BuildTarget) -> Recipe:
+        overrides = {
             "name": f"{self.name}-{part.name}",
-            "outputs": tuple(each for each in self.outputs if each not in OF_THE_WHOLE),
-            "kernels": _changed(self.kernels, part.kernels),
-            "tune": _changed(self.tune, part.tune),
+            "outputs": tuple(name for name in self.outputs if name not in PARTITIONED_EXPORTERS),
+            "kernels": _override(self.kernels, part.kernels),
+            "tune": _override(self.tune, part.tune),
         }
-        return self.model_copy(update=changes)
+        return self.model_copy(update=overrides)
 
-    def variant(self, name: str) -> Recipe:
-        """The recipe of one variant, with a name of its own."""
+    def for_variant(self, name: str) -> Recipe:
+        """Return the recipe with the inputs of a variant, and a name of its own."""
         inputs = dict(self.inputs)
-        for each, change in self.variants[name].inputs.items():
-            inputs[each] = _changed(inputs[each], change) if each in inputs else change
+        for input_name, spec in self.variants[name].inputs.items():
+            known = input_name in inputs
+            inputs[input_name] = _override(inputs[input_name], spec) if known else spec
         return self.model_copy(update={"name": f"{self.name}-{name}", "inputs": inputs})
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a recipe, for editors. A target may also be one word."""
+    """Return the JSON Schema of a recipe, for editors. A target may also be the name of a preset."""
     schema = Recipe.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     fields = schema["properties"]
-    word = {"type": "string", "enum": sorted(PRESETS), "description": "A preset."}
-    fields["targets"]["items"] = {"anyOf": [word, fields["targets"]["items"]]}
+    preset = {"type": "string", "enum": sorted(PRESETS), "description": "Name of a preset."}
+    fields["targets"]["items"] = {"anyOf": [preset, fields["targets"]["items"]]}
     fields["targets"]["default"] = ["host"]
     fields["inputs"]["default"] = fields["variants"]["default"] = {}
     return schema

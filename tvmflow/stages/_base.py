@@ -1,18 +1,128 @@
-"""What a stage is: a pure function from settings and input files to output files, and its declarations."""
+"""The Protocol of a stage: a pure function from settings and input files to output files, and its declarations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
-Event = dict[str, Any]
+from pydantic import BaseModel, ConfigDict, PlainSerializer, TypeAdapter
+
+from tvmflow.compiler.options import LoweringOptions
+from tvmflow.core.types import Json, RunTraits
+from tvmflow.recipe import Recipe
+
+Event = dict[str, Json]
+"""A progress event."""
+
+_MAX_NAMES = 3
+
+Facts = Mapping[str, Json]
+"""The facts of a result: small values for people, as JSON. Never part of a key."""
+
+TargetT = TypeVar("TargetT", contravariant=True)
+SettingsT = TypeVar("SettingsT")
+
+Scope = Literal["model", "machine", "target", "part", "partitioned"]
+"""The things that a stage runs once for.
+
+`model`: the model (and once more for each partitioned target, which cuts it elsewhere).
+`machine`: a machine that code is made for: a target, or each part of a partitioned one.
+`target`: a target as the recipe names it. `part`: each part of a partitioned target.
+`partitioned`: each partitioned target as a whole.
+"""
+
+Files = tuple[tuple[str, str], ...]
+"""Files to deliver: `(name in the artifact, name in dist)` of each."""
+
+
+def _always(_: Recipe) -> bool:
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTraits:
+    """The declarations of a stage, for all other code.
+
+    Attributes:
+        version: Raised whenever the same inputs would give another output.
+        scope: What it runs once for.
+        needs: Stage -> the files of its artifact that this one reads; all of them where none is named.
+        optional_needs: Those of `needs` that a pipeline may lack.
+        needs_of_parts: Those of `needs` that a partitioned target reads of each part, as `<stage>/<part>/<file>`.
+        reads: Files from outside the store: `model`: in the key; `reference`: the model outside
+            the key, for the framework that it came from; `data`: the recipe's `verify.data`.
+        tools: Distributions whose code can change the output, whatever the recipe says.
+        timeout_s: Seconds after which a run is taken to hang.
+        compiles_kernels: It compiles kernels, so that the backend's tools are in its key.
+        dump_ir: The function, as `module:name`, that lowers the model once more and writes the IR
+            after each pass, for `--dump-ir`; empty for a stage that lowers nothing.
+        added_with: The stage of a pipeline that it is planned with; empty for one that pipelines name.
+        is_needed: Whether a recipe, as it is for one target, needs a stage that is `added_with` another.
+        replaces: The stage whose files it provides, for a part or for a partitioned target.
+        run: What the code must know that runs, locks and reports it.
+    """
+
+    version: int
+    scope: Scope
+    tools: tuple[str, ...]
+    timeout_s: float
+    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    optional_needs: tuple[str, ...] = ()
+    needs_of_parts: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    compiles_kernels: bool = False
+    dump_ir: str = ""
+    added_with: str = ""
+    is_needed: Callable[[Recipe], bool] = _always
+    replaces: str = ""
+    run: RunTraits = field(default_factory=RunTraits)
+
+
+class Settings(BaseModel):
+    """A group of settings: a frozen value. `model_validate` takes it from the same fields of a recipe."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True, defer_build=True)
+
+
+class StageSettings(Settings):
+    """Everything that the output of a stage depends on, besides its input files and tools.
+
+    A stage sees nothing else of the recipe and of the target, so that a new setting is in the key
+    as soon as it can be read. Only what may be absent has a default, and is then left out of the
+    key: a new optional field runs nothing again. Names of fields are words of the recipe, and
+    `explain` shows them.
+    """
+
+    @property
+    def measured_devices(self) -> tuple[str, ...]:
+        """The kinds of this machine's devices that the stage measures on."""
+        return ()
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the JSON that is in the key and crosses to the worker, without fields that have their default."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+
+Lowering = Annotated[LoweringOptions, PlainSerializer(LoweringOptions.to_json)]
+"""Options of lowering as settings: all of them are in the key."""
+
+
+def parse_settings(run: Callable[..., Facts], value: Json) -> Any:
+    """Return the settings that a stage's `run` takes, from their JSON.
+
+    Raises:
+        ValueError: when the JSON is not of such settings.
+    """
+    return TypeAdapter(typing.get_type_hints(run)["settings"]).validate_python(value)
 
 
 class StageContext(NamedTuple):
-    """What a stage's `run` is given beside its settings. Only `inputs` and the settings may shape the output.
+    """The arguments of a stage's `run` beside its settings. Only `inputs` and the settings may shape the output.
 
-    `inputs` maps `<stage>/<file>` (from the stages in NEEDS) and the role of each file from
+    `inputs` maps `<stage>/<file>` (of the stages that it needs) and the role of each file from
     outside to paths that may be read. Files written into `out` become the artifact. `work`
     survives a kill, so that the stage can resume. `ledger` is the trial ledger's folder,
     `locks` the folder of device locks. `emit` sends a progress event (a small JSON object
@@ -27,37 +137,58 @@ class StageContext(NamedTuple):
     emit: Callable[[Event], None]
 
 
-class Stage(Protocol):
-    """One module in this folder."""
+class Stage(Protocol[TargetT, SettingsT]):
+    """One module in this folder.
+
+    `describe` and `explain` are pure, and may be given facts that another version, or another
+    machine, recorded.
+    """
 
     @property
-    def VERSION(self) -> int:
-        """Raised whenever the same inputs would give another output."""
+    def TRAITS(self) -> StageTraits:
+        """The declarations of the stage."""
 
-    @property
-    def SCOPE(self) -> Literal["model", "target"]:
-        """Once per model, or once per model and target."""
-
-    @property
-    def NEEDS(self) -> Mapping[str, tuple[str, ...]]:
-        """Stage -> the files of its artifact that this one reads."""
-
-    @property
-    def READS(self) -> tuple[str, ...]:
-        """Files from outside the store: `model`: its own, `reference`: the same outside the key, `data`: `verify.data`."""
-
-    @property
-    def TOOLS(self) -> tuple[str, ...]:
-        """Distributions whose code can change the output."""
-
-    @property
-    def TIMEOUT_S(self) -> float:
-        """Seconds after which a run is taken to hang."""
-
-    def settings(self, recipe: Any, target: Any) -> dict[str, Any]:
-        """The slice of the recipe (and of the resolved target) that the output depends on: plain JSON."""
+    def settings(self, recipe: Recipe, target: TargetT) -> SettingsT:
+        """Return the slice of the recipe and of the resolved target that the output depends on."""
         ...
 
-    def run(self, settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
-        """Fill `ctx.out`; return the facts that reports show. Raises StageError with a remedy."""
+    def run(self, settings: SettingsT, context: StageContext) -> Facts:
+        """Fill `context.out`, and return the facts.
+
+        Raises:
+            StageError: with a remedy.
+        """
         ...
+
+    def describe(self, facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+        """Return what a summary says of a result, a line each.
+
+        Args:
+            facts: The facts of the result.
+            inputs: The facts of the stages that this one needs, by their names, as far as they are known.
+        """
+        ...
+
+    def explain(self, facts: Facts) -> list[str]:
+        """Return what `tvmflow explain` says of a result, besides all that it depends on; a line each."""
+        ...
+
+    def deliveries(self, recipe: Recipe, target: TargetT) -> Files:
+        """Return the files that the target's folder in `dist` gets."""
+        ...
+
+
+def no_lines(*_: object) -> list[str]:
+    """Return no line: reports say nothing of a result besides what it depends on."""
+    return []
+
+
+def no_files(recipe: Recipe, target: Any) -> Files:
+    """Return no file: what the stage makes is for other stages."""
+    return ()
+
+
+def name_some(names: Sequence[str]) -> str:
+    """Return the first names of a list, and how many more there are: `a, b, c and 2 more`."""
+    text = ", ".join(names[:_MAX_NAMES])
+    return f"{text} and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else text

@@ -2,116 +2,201 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Final, cast
 
-from tvmflow.errors import StageError
+from tvmflow.compiler.options import lowering_options, schedules_version
+from tvmflow.core.errors import StageError
+from tvmflow.core.fork_server import Emit
+from tvmflow.core.formatting import count_text
+from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS, system_library
-from tvmflow.stages import _kernels
-from tvmflow.stages._base import StageContext
-from tvmflow.targets import cuda_process
-from tvmflow.targets.gpu import CUDA
+from tvmflow.recipe import Recipe
+from tvmflow.stages._base import (
+    Facts,
+    Lowering,
+    StageContext,
+    StageSettings,
+    StageTraits,
+    name_some,
+    no_files,
+    parse_settings,
+)
+from tvmflow.targets.backends import backend_for
+from tvmflow.targets.resolve import ResolvedTarget
 
-VERSION: Final = 2
-SCOPE: Final[Literal["model", "target"]] = "target"
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "import": ("model.json", "params.safetensors"),
-    "extract_tasks": ("workloads.json",),
-    "pick_best": ("chosen.json",),
-}
-READS: Final[tuple[str, ...]] = ()
-TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
-TIMEOUT_S: Final = 3600.0
+if TYPE_CHECKING:
+    # the planner imports this module and must not load TVM
+    from tvmflow.compiler.ir_dump import IRDump
+    from tvmflow.compiler.lowering import LoweredModel
+
+TRAITS: Final = StageTraits(
+    version=3,
+    scope="machine",
+    needs={
+        "import": ("model.json", "params.safetensors"),
+        "extract_tasks": ("workloads.json",),
+        "pick_best": ("chosen.json",),
+    },
+    optional_needs=("extract_tasks", "pick_best"),
+    tools=("apache-tvm", "apache-tvm-ffi"),
+    timeout_s=3600.0,
+    compiles_kernels=True,
+    dump_ir=f"{__name__}:dump_ir",
+)
+deliveries = no_files
 
 KERNELS: Final = "kernels.json"
 
 TUNED: Final = "tuned"
-"""In place of a road for a kernel whose schedule was found by a search."""
+"""In place of a schedule rule for a kernel whose schedule was found by a search."""
+
+UNSCHEDULED: Final = "none"
+"""In place of a schedule rule for a kernel that has no schedule."""
+
+# What a summary says of kernels by the rule of their schedule, in this order.
+_RULE_TEXTS: Final[Mapping[str, str]] = {
+    TUNED: "tuned",
+    "register_tiles": "with register tiles",
+    "winograd": "with Winograd transforms",
+    "row_reductions": "with row reductions",
+    "elementwise": "elementwise",
+    "generic_loops": "with generic loops",
+    UNSCHEDULED: "without a schedule",
+}
 
 
-def settings(recipe: Any, target: Any) -> dict[str, Any]:
-    """What the code is for, what shapes it besides tuning, and what else is compiled for the outputs."""
+class BuildSettings(StageSettings):
+    """The target, how kernels are lowered and scheduled, and the forms that outputs need besides.
+
+    `prefix` is that of symbols in a system library: code knows the recipe's name only there.
+    """
+
+    target: dict[str, Json]
+    lowering: Lowering
+    schedules: int
+    forms: tuple[str, ...]
+    prefix: str = ""
+
+
+def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
+    """Return what the code is for, and what shapes it besides tuning."""
     forms = {EXPORTERS[output].FORM for output in recipe.outputs} - {""}
-    return {
-        "target": target.tvm,
-        "lowering": _kernels.lowering(recipe),
-        "schedules": _kernels.schedules(recipe),
-        "forms": sorted(forms),
-        **_prefix(recipe, forms),
-    }
+    has_symbols = system_library.FORM in forms
+    return BuildSettings(
+        target=target.tvm,
+        lowering=lowering_options(recipe),
+        schedules=schedules_version(recipe),
+        forms=tuple(sorted(forms)),
+        prefix=system_library.prefix(recipe.name) if has_symbols else "",
+    )
 
 
-def _prefix(recipe: Any, forms: set[str]) -> dict[str, str]:
-    """Code knows the recipe's name only where it bears it."""
-    wanted = system_library.FORM in forms
-    return {"prefix": system_library.prefix(recipe.name)} if wanted else {}
-
-
-def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
+def run(settings: BuildSettings, context: StageContext) -> Facts:
     """Compile for the target; every chosen record must have been applied, or this fails.
 
-    A kernel without a record gets the default schedule, where there is one for it.
+    A kernel without a record is scheduled by a rule, where there is one for it.
     """
-    if settings["target"]["kind"] == CUDA:
-        paths = {name: str(path) for name, path in ctx.inputs.items()}
-        found = cuda_process.in_its_process(
-            f"{__name__}:{run_for_cuda.__name__}", dict(settings), paths, str(ctx.out)
-        )
-        return dict(found)
-    return _compile(settings, ctx.inputs, ctx.out)
+    paths = {name: str(path) for name, path in context.inputs.items()}
+    builder = backend_for(settings.target).call_builder
+    facts = builder(compile_files, settings.to_json(), paths, str(context.out))
+    return cast(Facts, facts)
 
 
-def run_for_cuda(
-    settings: Mapping[str, Any], inputs: Mapping[str, str], out: str
-) -> dict[str, Any]:
-    """The same in a process that can compile for CUDA."""
-    return _compile(settings, {name: Path(path) for name, path in inputs.items()}, Path(out))
+def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Facts:
+    """Compile in the process that the backend chose; arguments and result are JSON."""
+    from tvmflow.compiler import forms, lowering
+
+    settings, folder = parse_settings(run, document), Path(out)
+    paths = {name: Path(path) for name, path in inputs.items()}
+    target = lowering.make_target(settings.target)
+    model, rules = _schedule(settings, paths)
+    weights = model.compute_weights(lowering.load_weights(paths["import/params.safetensors"]))
+    forms.copy_object_files(lowering.compile_with_weights(model.mod, weights, target), folder)
+    form_inputs = forms.FormInputs(model.mod, weights, target, settings.prefix)
+    for form in settings.forms:
+        (folder / form).mkdir()
+        forms.FORMS[form](form_inputs, folder / form)
+    kernels = lowering.list_kernels(model.mod)
+    (folder / KERNELS).write_text(json.dumps(rules, indent=1, sort_keys=True))
+    return {"kernels": len(kernels), "schedule_rules": _group_by_rule(rules)}
 
 
-def _compile(settings: Mapping[str, Any], inputs: Mapping[str, Path], out: Path) -> dict[str, Any]:
-    import json
+def dump_ir(payload: dict[str, Json], _: Emit) -> None:
+    """Lower and schedule the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
+    from tvmflow.compiler.ir_dump import IRDump
 
-    from tvmflow import schedules
-    from tvmflow.stages import _forms, _lowering
+    inputs = {name: Path(path) for name, path in payload["inputs"].items()}
+    _schedule(parse_settings(run, payload["settings"]), inputs, IRDump(Path(payload["folder"])))
+
+
+def _schedule(
+    settings: BuildSettings, inputs: Mapping[str, Path], dump: IRDump | None = None
+) -> tuple[LoweredModel, dict[str, str]]:
+    """Lower the model and schedule its kernels.
+
+    Returns:
+        The model, and the schedule rule of each kernel, `TUNED` for one with a chosen record.
+    """
+    from tvmflow.compiler import lowering, schedules
     from tvmflow.tuning import apply
 
-    target = _lowering.make_target(settings["target"])
-    mod = _lowering.load_ir(inputs["import/model.json"])
-    lowered = _lowering.lower(mod, target, settings["lowering"])
-    chosen = _read(inputs.get("pick_best/chosen.json"))
-    tuned: list[str] = []
-    if chosen:
-        workloads = _read(inputs["extract_tasks/workloads.json"])
-        lowered, tuned = apply.apply_chosen(lowered, chosen, workloads, target)
+    target = lowering.make_target(settings.target)
+    mod = lowering.load_ir(inputs["import/model.json"])
+    model = lowering.lower(mod, target, settings.lowering, dump)
+    scheduled, tuned = model.mod, list[str]()
+    if chosen := _read_json(inputs.get("pick_best/chosen.json")):
+        started = time.perf_counter()
+        workloads = _read_json(inputs["extract_tasks/workloads.json"])
+        scheduled, tuned = apply.apply_chosen(scheduled, chosen, workloads, target)
         if not tuned:
             raise StageError(
-                f"none of the {len(chosen)} chosen schedules fits a kernel of this model",
+                f"no kernel of this model has the structure of the {count_text(len(chosen), 'chosen schedule')}",
                 fix="this is a bug in tvmflow: the lowering of extract_tasks and build differ; please report it",
             )
-    lowered, roads = schedules.by_rule(lowered, settings["target"], settings["schedules"])
-    params = _lowering.load_weights(inputs["import/params.safetensors"])
-    weights = _lowering.fold_weights(mod, params, target, settings["lowering"])
-    _forms.keep_files(_lowering.compile_with_weights(lowered, weights, target), out)
-    parts = _forms.Parts(lowered, weights, target, settings.get("prefix", ""))
-    for form in settings["forms"]:
-        (out / form).mkdir()
-        _forms.FORMS[form](parts, out / form)
-    kernels = _lowering.kernel_names(lowered)
-    roads.update(dict.fromkeys(tuned, TUNED))
-    (out / KERNELS).write_text(json.dumps(roads, indent=1, sort_keys=True))
-    return {"kernels": len(kernels), "roads": _by_road(roads)}
+        if dump is not None:
+            dump.write("tuned_schedules", scheduled, time.perf_counter() - started)
+    started = time.perf_counter()
+    scheduled, rules = schedules.schedule_untuned(scheduled, settings.target, settings.schedules)
+    if dump is not None:
+        dump.write("untuned_schedules", scheduled, time.perf_counter() - started)
+    return replace(model, mod=scheduled), {**rules, **dict.fromkeys(tuned, TUNED)}
 
 
-def _by_road(roads: Mapping[str, str]) -> dict[str, list[str]]:
-    """The kernels of each road, in alphabetical order."""
-    found: dict[str, list[str]] = {}
-    for name, road in sorted(roads.items()):
-        found.setdefault(road, []).append(name)
-    return dict(sorted(found.items()))
+def _group_by_rule(rules: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the kernels of each schedule rule, in alphabetical order."""
+    kernels: dict[str, list[str]] = {}
+    for name, rule in sorted(rules.items()):
+        kernels.setdefault(rule, []).append(name)
+    return dict(sorted(kernels.items()))
 
 
-def _read(path: Any) -> dict[str, Any]:
-    import json
+def _read_json(path: Path | None) -> dict[str, Json]:
+    return dict(json.loads(path.read_text())) if path else {}
 
-    return json.loads(path.read_text()) if path else {}
+
+def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+    """Return how many kernels each schedule rule scheduled; kernels without a schedule are slow, and named."""
+    rules = facts["schedule_rules"]
+    counts = [
+        f"{len(rules[rule])} {text}"
+        for rule, text in _RULE_TEXTS.items()
+        if rule in rules and rule != UNSCHEDULED
+    ]
+    lines = [f"{count_text(facts['kernels'], 'kernel')}: {', '.join(counts)}"] if counts else []
+    if UNSCHEDULED in rules:
+        lines.append(f"WITHOUT A SCHEDULE, so slow: {name_some(rules[UNSCHEDULED])}")
+    return lines
+
+
+def explain(facts: Facts) -> list[str]:
+    """Return the kernels of each schedule rule."""
+    lines = []
+    for rule, kernels in facts["schedule_rules"].items():
+        lines.append(f"kernels {_RULE_TEXTS.get(rule, rule)}")
+        lines += [f"  {name}" for name in kernels]
+    return lines

@@ -1,46 +1,56 @@
-"""`cut`: a part of an imported model, as a model of its own. Plans add it where a target is in parts."""
+"""`cut`: a part of an imported model, as a model of its own. Planned for targets that are in parts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, Literal
+import json
+from typing import Final
 
+from tvmflow.core.types import TensorSpec
+from tvmflow.recipe import Recipe
 from tvmflow.stages import import_model
-from tvmflow.stages._base import StageContext
-from tvmflow.values import TensorSpec
+from tvmflow.stages._base import Facts, StageContext, StageSettings, StageTraits, no_files, no_lines
+from tvmflow.targets.resolve import ResolvedTarget
 
-VERSION: Final = 1
-SCOPE: Final[Literal["model", "target"]] = "target"
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "import": (import_model.MODEL, import_model.PARAMS, import_model.SIGNATURE)
-}
-READS: Final[tuple[str, ...]] = ()
-TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
-TIMEOUT_S: Final = 3600.0
-
-
-def settings(recipe: Any, target: Any) -> dict[str, Any]:
-    """The tensors that parts before it have given, and those that it gives."""
-    return {"given": list(target.given), "until": list(target.until)}
+TRAITS: Final = StageTraits(
+    version=2,
+    scope="part",
+    needs={"import": (import_model.MODEL, import_model.PARAMS, import_model.SIGNATURE)},
+    tools=("apache-tvm", "apache-tvm-ffi"),
+    timeout_s=3600.0,
+    added_with="import",
+    replaces="import",
+)
+deliveries = no_files
+describe = explain = no_lines
 
 
-def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
-    """Write the part as `import` writes a model: the stages after it see no difference."""
-    import json
+class CutSettings(StageSettings):
+    """The tensors that parts before this one have computed, and those that it computes for later ones."""
 
-    from tvmflow.passes.cut import Signature, cut_out
-    from tvmflow.stages import _lowering
+    input_tensors: tuple[str, ...]
+    output_tensors: tuple[str, ...]
 
-    described = json.loads(ctx.inputs["import/signature.json"].read_text())
-    signature = Signature(
-        *(
-            tuple(map(TensorSpec.from_json, described[kind]))
-            for kind in ("inputs", "outputs", "tensors")
-        )
+
+def settings(recipe: Recipe, target: ResolvedTarget) -> CutSettings:
+    """Return the tensors at which the part begins and ends."""
+    return CutSettings(input_tensors=target.input_tensors, output_tensors=target.output_tensors)
+
+
+def run(settings: CutSettings, context: StageContext) -> Facts:
+    """Write the part as `import` writes a model, so that later stages see no difference."""
+    from tvmflow.compiler import lowering
+    from tvmflow.compiler.passes.extract_part import Signature, extract_part
+
+    document = json.loads(context.inputs["import/signature.json"].read_text())
+    inputs, outputs, tensors = (
+        tuple(map(TensorSpec.from_json, document[kind]))
+        for kind in ("inputs", "outputs", "tensors")
     )
-    mod = _lowering.load_ir(ctx.inputs["import/model.json"])
-    part = cut_out(mod, signature, settings["given"], settings["until"])
-    main = part.mod["main"]
-    params = _lowering.load_weights(ctx.inputs["import/params.safetensors"])
-    kept = {var.name: params[var.name] for var in main.params[len(part.inputs) :]}
-    return import_model.write(ctx.out, part.mod, kept, inputs=part.inputs, outputs=part.outputs)
+    mod = lowering.load_ir(context.inputs["import/model.json"])
+    whole = Signature(inputs, outputs, tensors)
+    part = extract_part(mod, whole, settings.input_tensors, settings.output_tensors)
+    params = lowering.load_weights(context.inputs["import/params.safetensors"])
+    weights = part.mod["main"].params[len(part.inputs) :]
+    part_params = {var.name: params[var.name] for var in weights}
+    signature = {"inputs": part.inputs, "outputs": part.outputs}
+    return import_model.write_model(context.out, part.mod, part_params, signature)

@@ -3,139 +3,197 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
-from tvmflow import __version__
+from tvmflow.compiler.options import uses_mixed_precision
+from tvmflow.core import version
+from tvmflow.core.files import hash_file
+from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
-from tvmflow.exporters._archives import packed_by
-from tvmflow.exporters._base import Asked, Built, Joined
-from tvmflow.stages import _kernels
-from tvmflow.stages._base import StageContext
-from tvmflow.targets.platforms import host_triple
+from tvmflow.exporters._archives import compressor_versions
+from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
+from tvmflow.recipe import Recipe
+from tvmflow.stages._base import (
+    Facts,
+    Files,
+    Settings,
+    StageContext,
+    StageSettings,
+    StageTraits,
+    no_lines,
+)
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.targets.tvm_target import cpu_triple
 
-AnyBuilt = TypeVar("AnyBuilt", Built, Joined)
+AnyModel = TypeVar("AnyModel", BuiltModel, PartitionedModel)
 
-VERSION: Final = 3
-SCOPE: Final[Literal["model", "target"]] = "target"
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "import": ("signature.json", "model.json", "params.safetensors"),
-    "build": (),
-}
-READS: Final[tuple[str, ...]] = ()
-TOOLS: Final = ("apache-tvm", "apache-tvm-ffi", "ziglang")
-TIMEOUT_S: Final = 3600.0
+TRAITS: Final = StageTraits(
+    version=3,
+    scope="machine",
+    needs={"import": ("signature.json", "model.json", "params.safetensors"), "build": ()},
+    tools=("apache-tvm", "apache-tvm-ffi", "ziglang"),
+    timeout_s=3600.0,
+)
+describe = explain = no_lines
 
 BUNDLE: Final = "module.tvmflow"
 """Always made, whether delivered or not: it is what `verify` loads."""
 
 
-def settings(recipe: Any, target: Any) -> dict[str, Any]:
-    """The forms asked for, and what the manifest says of the target and of the checks."""
-    sources = {path for output in recipe.outputs for path in EXPORTERS[output].SOURCES}
-    return {
-        "name": recipe.name,
-        "version": recipe.version,
-        "outputs": sorted(set(recipe.outputs)),
-        "target": {"name": target.name, "tvm": target.tvm, "features": list(target.features)},
-        "verify": {"against": recipe.verify.against},
-        **({"sources": digest_of_files(sources)} if sources else {}),
-        **packed_by(recipe.outputs),
-        **({"toolchain": target.toolchain} if target.toolchain else {}),
-    }
+class NamedTarget(Settings):
+    """A target as the manifest of a bundle describes it."""
+
+    name: str
+    tvm: dict[str, Json]
+    features: tuple[str, ...]
 
 
-def digest_of_files(sources: set[Path]) -> str:
-    """One digest for what is copied out of this package: another version of it is another output."""
-    contents = sorted((path.name, path.read_bytes()) for path in sources)
-    return hashlib.sha256(repr(contents).encode()).hexdigest()
+class VerifiedAgainst(Settings):
+    """The reference of `verify`, for the manifest."""
+
+    against: str
 
 
-def asked(recipe: Any, target: Any) -> Asked:
-    """What is to be delivered for a resolved target."""
-    wanted = _asked(recipe.name, recipe.version, target.name, target.tvm)
-    return wanted._replace(mixed=_kernels.is_mixed(recipe))
+class ExportSettings(StageSettings):
+    """The outputs, and what the manifest says of the target and of the checks.
+
+    `sources` is the digest of the files of this package that outputs copy, `zlib` the version of
+    the library that compresses them, `toolchain` the identity of the target's own linker.
+    """
+
+    name: str
+    version: str
+    outputs: tuple[str, ...]
+    target: NamedTarget
+    verify: VerifiedAgainst
+    sources: str = ""
+    zlib: str = ""
+    toolchain: dict[str, Json] | None = None
 
 
-def _asked(name: str, version: str, target: str, tvm: Mapping[str, Any]) -> Asked:
-    return Asked(name, version, target, str(tvm["kind"]), host_triple(tvm))
+def settings(recipe: Recipe, target: ResolvedTarget) -> ExportSettings:
+    """Return what the exported files depend on, besides the compiled code."""
+    return ExportSettings(
+        name=recipe.name,
+        version=recipe.version,
+        outputs=tuple(sorted(set(recipe.outputs))),
+        target=NamedTarget(name=target.name, tvm=target.tvm, features=target.features),
+        verify=VerifiedAgainst(against=recipe.verify.against),
+        sources=digest_sources(EXPORTERS, recipe.outputs),
+        zlib=compressor_versions(recipe.outputs).get("zlib", ""),
+        toolchain=target.toolchain or None,
+    )
 
 
-def delivered(recipe: Any, target: Any) -> tuple[tuple[str, str], ...]:
-    """`(name in the artifact, name in dist)` of what the recipe asked for."""
-    wanted = asked(recipe, target)
-    names = [name for output in sorted(recipe.outputs) for name in EXPORTERS[output].files(wanted)]
+def digest_sources(exporters: Mapping[str, Any], outputs: Iterable[str]) -> str:
+    """Return one digest for the files that exporters copy out of this package; empty for none."""
+    paths = {path for output in outputs for path in exporters[output].SOURCES}
+    contents = sorted((path.name, path.read_bytes()) for path in paths)
+    return hashlib.sha256(repr(contents).encode()).hexdigest() if contents else ""
+
+
+def make_request(recipe: Recipe, target: ResolvedTarget) -> ExportRequest:
+    """Return what is to be exported for a resolved target."""
+    return _make_request(recipe, target)._replace(mixed=uses_mixed_precision(recipe))
+
+
+def _make_request(
+    recipe: Recipe | ExportSettings, target: ResolvedTarget | NamedTarget
+) -> ExportRequest:
+    kind, triple = str(target.tvm["kind"]), cpu_triple(target.tvm)
+    return ExportRequest(recipe.name, recipe.version, target.name, kind, triple)
+
+
+def deliveries(recipe: Recipe, target: ResolvedTarget) -> Files:
+    """Return the files of every output that the recipe asks for."""
+    return list_files(make_request(recipe, target), recipe.outputs, EXPORTERS)
+
+
+def list_files(
+    request: ExportRequest, outputs: Iterable[str], exporters: Mapping[str, Any]
+) -> Files:
+    """Return the files of some outputs; each is delivered under the name that it has in the artifact."""
+    names = [name for output in sorted(outputs) for name in exporters[output].files(request)]
     return tuple((name, name) for name in names)
 
 
-def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
-    """Link once, then write every form that was asked for."""
-    import json
-
-    import tvm
-    import tvm_ffi
-
-    from tvmflow.bundles import WHOLE
+def run(settings: ExportSettings, context: StageContext) -> Facts:
+    """Link once, then write every output that the recipe asks for."""
     from tvmflow.exporters import bundle
-    from tvmflow.stores.local import hash_file
     from tvmflow.targets.linking import link_shared
 
-    objects, forms = _compiled(ctx)
-    target = settings["target"]
-    wanted = _asked(settings["name"], settings["version"], target["name"], target["tvm"])
-    library = ctx.work / "library.so"
-    link_shared(objects, library, wanted.triple, settings.get("toolchain"))
-    manifest = {
-        "bundle": WHOLE,
-        "name": settings["name"],
-        "version": settings["version"],
-        "library": bundle.library_name(wanted),
-        "target": target,
-        "model": {
-            "ir_sha256": hash_file(str(ctx.inputs["import/model.json"])),
-            "weights_sha256": hash_file(str(ctx.inputs["import/params.safetensors"])),
-        },
-        "verified_against": settings["verify"]["against"],
-        "tvm": tvm.__version__,
-        "tvm_ffi": tvm_ffi.__version__,
-        "tvmflow": __version__,
-    }
-    signature = json.loads(ctx.inputs["import/signature.json"].read_text())
-    built = Built(wanted, library, (), forms, signature, manifest, ctx.out / BUNDLE, {})
-    built = built.of(library, objects)
+    objects, forms = _link_compiled_files(context)
+    request = _make_request(settings, settings.target)
+    library = context.work / "library.so"
+    link_shared(objects, library, request.triple, settings.toolchain)
+    manifest = _make_manifest(settings, context.inputs, request.library_name)
+    signature = json.loads(context.inputs["import/signature.json"].read_text())
+    built = BuiltModel(request, library, (), forms, signature, manifest, context.out / BUNDLE, {})
+    built = built.with_library(library, objects)
     bundle.write(built, built.bundle)
-    built = with_forms(built, settings["outputs"], EXPORTERS, ctx.out)
+    built = export_outputs(built, settings.outputs, EXPORTERS, context.out)
     return {
-        "files": {name: path.stat().st_size for name, path in sorted(built.others.items())},
+        "files": {name: path.stat().st_size for name, path in sorted(built.exported_files.items())},
         "library_bytes": library.stat().st_size,
     }
 
 
-def with_forms(
-    built: AnyBuilt, outputs: Sequence[str], exporters: Mapping[str, Any], folder: Path
-) -> AnyBuilt:
-    """Write those forms that are among `outputs`, in the order of `exporters`; the same with their files."""
+def _make_manifest(
+    settings: ExportSettings, inputs: Mapping[str, Path], library: str
+) -> dict[str, Json]:
+    from tvmflow.runtime.bundles import LIBRARY_FORMAT
+
+    target = settings.target
+    return {
+        "bundle": LIBRARY_FORMAT,
+        "name": settings.name,
+        "version": settings.version,
+        "library": library,
+        "target": {"name": target.name, "tvm": target.tvm, "features": list(target.features)},
+        "model": {
+            "ir_sha256": hash_file(str(inputs["import/model.json"])),
+            "weights_sha256": hash_file(str(inputs["import/params.safetensors"])),
+        },
+        "verified_against": settings.verify.against,
+        **tool_versions(),
+    }
+
+
+def tool_versions() -> dict[str, str]:
+    """Return the versions of TVM, its FFI and tvmflow, as manifests have them."""
+    import tvm
+    import tvm_ffi
+
+    return {"tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__, "tvmflow": version.VERSION}
+
+
+def export_outputs(
+    built: AnyModel, outputs: Collection[str], exporters: Mapping[str, Any], folder: Path
+) -> AnyModel:
+    """Write those outputs that are asked for, in the order of `exporters`; return `built` with their files."""
     for output, exporter in exporters.items():
         if output in outputs:
             exporter.export(built, folder)
-            written = {name: folder / name for name in exporter.files(built.asked)}
-            built = built._replace(others={**built.others, **written})
+            written = {name: folder / name for name in exporter.files(built.request)}
+            built = built._replace(exported_files={**built.exported_files, **written})
     return built
 
 
-def _compiled(ctx: StageContext) -> tuple[list[Path], dict[str, dict[str, Path]]]:
-    """The usual objects, and the files of each further form, under the names that `build` gave them.
+def _link_compiled_files(context: StageContext) -> tuple[list[Path], dict[str, dict[str, Path]]]:
+    """Return links to the usual objects, and to the files of each further form, under the names that `build` gave them.
 
-    The store knows files by digest, and a linker writes down the names that it is given.
+    The store knows files by digest, and a linker records the names that it is given.
     """
     objects: list[Path] = []
     forms: dict[str, dict[str, Path]] = {}
-    for role, path in sorted(ctx.inputs.items()):
+    for role, path in sorted(context.inputs.items()):
         stage, _, name = role.partition("/")
         if stage != "build" or name == "kernels.json":
             continue
-        link = ctx.work / "compiled" / name
+        link = context.work / "compiled" / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(path)

@@ -4,53 +4,110 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from tvmflow.stages import _kernels
-from tvmflow.stages._base import StageContext
+from tvmflow.compiler.options import lowering_options
+from tvmflow.core.fork_server import Emit
+from tvmflow.core.formatting import count_text
+from tvmflow.core.types import Json
+from tvmflow.recipe import Recipe
+from tvmflow.stages._base import (
+    Facts,
+    Lowering,
+    StageContext,
+    StageSettings,
+    StageTraits,
+    name_some,
+    no_files,
+    no_lines,
+    parse_settings,
+)
+from tvmflow.targets.resolve import ResolvedTarget
 
-VERSION: Final = 1
-SCOPE: Final[Literal["model", "target"]] = "target"
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"import": ("model.json",)}
-READS: Final[tuple[str, ...]] = ()
-TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
-TIMEOUT_S: Final = 3600.0
+if TYPE_CHECKING:
+    # The planner imports this module and must not load TVM.
+    from tvmflow.compiler.ir_dump import IRDump
+    from tvmflow.compiler.lowering import LoweredModel
+
+TRAITS: Final = StageTraits(
+    version=1,
+    scope="machine",
+    needs={"import": ("model.json",)},
+    tools=("apache-tvm", "apache-tvm-ffi"),
+    timeout_s=3600.0,
+    dump_ir=f"{__name__}:dump_ir",
+)
+deliveries = no_files
+explain = no_lines
 
 TASKS: Final = "tasks.json"
 WORKLOADS: Final = "workloads.json"
 
 
-def settings(recipe: Any, target: Any) -> dict[str, Any]:
-    """What the kernels are for; how many cores there are changes only how they are scheduled."""
-    return {"target": target.codegen, "lowering": _kernels.lowering(recipe)}
+class ExtractTasksSettings(StageSettings):
+    """The target and how the model is lowered; the number of cores changes only schedules."""
+
+    target: dict[str, Json]
+    lowering: Lowering
 
 
-def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
+def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
+    """Return what the kernels are lowered for."""
+    return ExtractTasksSettings(target=target.codegen, lowering=lowering_options(recipe))
+
+
+def run(settings: ExtractTasksSettings, context: StageContext) -> Facts:
     """Lower the model as `build` will, and write its workloads under their durable keys."""
-    from tvmflow.stages import _lowering
-    from tvmflow.tuning.workloads import workloads_of
+    from tvmflow.tuning.workloads import extract_workloads
 
-    mod = _lowering.load_ir(ctx.inputs["import/model.json"])
-    target = _lowering.make_target(settings["target"])
-    lowered = _lowering.lower(mod, target, settings["lowering"])
-    found = workloads_of(lowered)
+    workloads = extract_workloads(_lower(settings, context.inputs["import/model.json"]).mod)
     tasks = [
         {
             "key": workload.key,
             "names": list(workload.names),
             "weight": workload.weight,
             "flops": workload.flops,
-            "tunable": not workload.reason,
-            "reason": workload.reason,
+            "tunable": not workload.untunable_reason,
+            "reason": workload.untunable_reason,
         }
-        for workload in found
+        for workload in workloads
     ]
-    modules = {workload.key: workload.mod for workload in found if workload.mod}
-    (ctx.out / TASKS).write_text(json.dumps(tasks, indent=1))
-    (ctx.out / WORKLOADS).write_text(json.dumps(modules, indent=1, sort_keys=True))
+    modules = {workload.key: workload.mod for workload in workloads if workload.mod}
+    (context.out / TASKS).write_text(json.dumps(tasks, indent=1))
+    (context.out / WORKLOADS).write_text(json.dumps(modules, indent=1, sort_keys=True))
     return {
-        "workloads": len(found),
-        "tunable": sum(1 for workload in found if not workload.reason),
-        "gflops": round(sum(each.weight * each.flops for each in found) / 1e9, 6),
-        "not_tunable": {name: each.reason for each in found if each.reason for name in each.names},
+        "workloads": len(workloads),
+        "tunable": sum(1 for workload in workloads if not workload.untunable_reason),
+        "gflops": round(sum(w.weight * w.flops for w in workloads) / 1e9, 6),
+        "not_tunable": {
+            name: workload.untunable_reason
+            for workload in workloads
+            if workload.untunable_reason
+            for name in workload.names
+        },
     }
+
+
+def dump_ir(payload: dict[str, Json], _: Emit) -> None:
+    """Lower the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
+    from tvmflow.compiler.ir_dump import IRDump
+
+    settings = parse_settings(run, payload["settings"])
+    _lower(settings, Path(payload["inputs"]["import/model.json"]), IRDump(Path(payload["folder"])))
+
+
+def _lower(settings: ExtractTasksSettings, model: Path, dump: IRDump | None = None) -> LoweredModel:
+    from tvmflow.compiler import lowering
+
+    target = lowering.make_target(settings.target)
+    return lowering.lower(lowering.load_ir(model), target, settings.lowering, dump)
+
+
+def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+    """Return how many workloads can be tuned, and which cannot."""
+    line = f"{count_text(facts['workloads'], 'workload')}, {facts['tunable']} tunable"
+    if facts["not_tunable"]:
+        reasons = [f"{name} ({reason})" for name, reason in facts["not_tunable"].items()]
+        line += f"; not tunable: {name_some(reasons)}"
+    return [line]

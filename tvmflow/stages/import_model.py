@@ -2,90 +2,126 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
+from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.stages._base import StageContext
-from tvmflow.targets.resolve import JoinedTarget
-from tvmflow.values import TensorSpec
+from tvmflow.recipe import Recipe
+from tvmflow.stages._base import (
+    Facts,
+    Settings,
+    StageContext,
+    StageSettings,
+    StageTraits,
+    no_files,
+    no_lines,
+)
+from tvmflow.targets.resolve import PartitionedTarget
 
-VERSION: Final = 4
-SCOPE: Final[Literal["model", "target"]] = "model"
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = {}
-READS: Final = ("model",)
-TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
-TIMEOUT_S: Final = 3600.0
+if TYPE_CHECKING:
+    import numpy as np
+    import tvm
+
+TRAITS: Final = StageTraits(
+    version=4,
+    scope="model",
+    reads=("model",),
+    tools=("apache-tvm", "apache-tvm-ffi"),
+    timeout_s=3600.0,
+)
+deliveries = no_files
+describe = explain = no_lines
 
 MODEL: Final = "model.json"
 PARAMS: Final = "params.safetensors"
 SIGNATURE: Final = "signature.json"
 
 
-def settings(recipe: Any, target: Any) -> dict[str, Any]:
-    """The source's kind and options, the input shapes, and where it is cut; not its path."""
-    kind = recipe.model.kind
-    tensors = target.tensors if isinstance(target, JoinedTarget) else ()
-    return {
-        "model": {"kind": kind, **FRONTENDS[kind].settings(recipe.model)},
-        "inputs": {
-            name: {"shape": list(spec.shape), "dtype": spec.dtype}
+class InputShape(Settings):
+    """Shape and dtype of an input of the model."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class ImportSettings(StageSettings):
+    """The source's kind (not its path), the inputs, and the tensors at which the model is cut."""
+
+    model: dict[str, Json]
+    inputs: dict[str, InputShape]
+    tensors: tuple[str, ...] = ()
+
+
+def settings(recipe: Recipe, target: PartitionedTarget | None) -> ImportSettings:
+    """Return what a model means, besides the content of its files."""
+    return ImportSettings(
+        model={"kind": recipe.model.kind},
+        inputs={
+            name: InputShape(shape=tuple(spec.shape), dtype=spec.dtype)
             for name, spec in recipe.inputs.items()
         },
-        **({"tensors": list(tensors)} if tensors else {}),
+        tensors=target.cut_tensors if target else (),
+    )
+
+
+def run(settings: ImportSettings, context: StageContext) -> Facts:
+    """Import the model, and write it in three files, so that later stages can need only one of them."""
+    frontend = FRONTENDS[settings.model["kind"]]
+    inputs = tuple(
+        TensorSpec(name, spec.shape, spec.dtype) for name, spec in sorted(settings.inputs.items())
+    )
+    loaded = frontend.load(context.inputs, inputs, settings.tensors)
+    signature = {"inputs": loaded.inputs, "outputs": loaded.outputs}
+    if settings.tensors:
+        signature["tensors"] = loaded.tensors
+    return write_model(context.out, loaded.mod, loaded.params, signature)
+
+
+def write_model(
+    out: Path,
+    mod: tvm.IRModule,
+    params: Mapping[str, np.ndarray[Any, Any]],
+    signature: Mapping[str, Sequence[TensorSpec]],
+) -> Facts:
+    """Write a model's IR, its weights and its signature, and return facts of them.
+
+    Args:
+        out: The folder to write into.
+        mod: A Relax function `main` that takes inputs, then weights.
+        params: The weights by name.
+        signature: `inputs` and `outputs` in order; `tensors`, if there are any, are inner tensors
+            that `main` also returns, at which the model can be cut.
+    """
+    import tvm
+    from safetensors.numpy import save_file
+
+    document = {kind: [spec.to_json() for spec in specs] for kind, specs in signature.items()}
+    (out / MODEL).write_text(tvm.ir.save_json(mod))
+    save_file(dict(params), out / PARAMS)
+    (out / SIGNATURE).write_text(json.dumps(document, indent=1, sort_keys=True))
+    return {
+        "weights": len(params),
+        "weight_bytes": sum(array.nbytes for array in params.values()),
+        "operators": _count_operators(mod),
+        **document,
     }
 
 
-def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
-    """Import the model, and write it in three parts so that each stage below can need only its own."""
-    model = dict(settings["model"])
-    frontend = FRONTENDS[model.pop("kind")]
-    inputs = tuple(
-        TensorSpec(name, tuple(spec["shape"]), spec["dtype"])
-        for name, spec in sorted(settings["inputs"].items())
-    )
-    tensors = tuple(settings.get("tensors", ()))
-    loaded = frontend.load(ctx.inputs, inputs, model, tensors)
-    more = {"tensors": loaded.tensors} if tensors else {}
-    described = {"inputs": loaded.inputs, "outputs": loaded.outputs, **more}
-    return write(ctx.out, loaded.mod, loaded.params, **described)
-
-
-def _operators(mod: Any) -> dict[str, int]:
-    """How often each of TVM's operators is called."""
-    from collections import Counter
-
+def _count_operators(mod: tvm.IRModule) -> dict[str, int]:
+    """Return how often each of TVM's operators is called."""
     from tvm import relax
 
-    found: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
 
     def count(expr: Any) -> None:
         if isinstance(expr, relax.Call) and hasattr(expr.op, "name"):
-            found[str(expr.op.name).removeprefix("relax.")] += 1
+            calls[str(expr.op.name).removeprefix("relax.")] += 1
 
     for function in mod.functions.values():
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, count)
-    return dict(sorted(found.items()))
-
-
-def write(
-    out: Path, mod: Any, params: Mapping[str, Any], **signature: Sequence[TensorSpec]
-) -> dict[str, Any]:
-    """A module, its weights by name, and what it takes and gives; the facts that reports show."""
-    import json
-
-    import tvm
-    from safetensors.numpy import save_file
-
-    described = {kind: [spec.to_json() for spec in specs] for kind, specs in signature.items()}
-    (out / MODEL).write_text(tvm.ir.save_json(mod))
-    save_file(dict(params), out / PARAMS)
-    (out / SIGNATURE).write_text(json.dumps(described, indent=1, sort_keys=True))
-    return {
-        "weights": len(params),
-        "weight_bytes": sum(array.nbytes for array in params.values()),
-        "operators": _operators(mod),
-        **described,
-    }
+    return dict(sorted(calls.items()))

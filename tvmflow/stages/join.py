@@ -1,130 +1,179 @@
-"""`join`: the parts of a model behind one `run`. Plans add it where a target is in parts."""
+"""`join`: the parts of a model behind one `run`. Planned for targets that are in parts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Final
 
-from tvmflow import __version__
-from tvmflow.exporters import OF_THE_WHOLE
-from tvmflow.exporters._archives import packed_by
-from tvmflow.exporters._base import Asked, Joined
+from tvmflow.core.types import Json, TensorSpec
+from tvmflow.exporters import PARTITIONED_EXPORTERS
+from tvmflow.exporters._archives import compressor_versions
+from tvmflow.exporters._base import ExportRequest, PartitionedModel
+from tvmflow.recipe import Recipe
 from tvmflow.stages import export
-from tvmflow.stages._base import StageContext
-from tvmflow.targets.platforms import host_triple
-from tvmflow.values import TensorSpec
+from tvmflow.stages._base import (
+    Facts,
+    Files,
+    Settings,
+    StageContext,
+    StageSettings,
+    StageTraits,
+    no_lines,
+)
+from tvmflow.stages.export import VerifiedAgainst
+from tvmflow.targets.backends import backend_for
+from tvmflow.targets.resolve import PartitionedTarget
+from tvmflow.targets.tvm_target import cpu_triple
 
-VERSION: Final = 2
-SCOPE: Final[Literal["model", "target"]] = "target"
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"import": ("signature.json",), "export": ()}
-READS: Final[tuple[str, ...]] = ()
-TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
-TIMEOUT_S: Final = 3600.0
-
-# What a device is called in reports, by the kind of its target.
-_DEVICES: Final = {"llvm": "cpu"}
-
-
-def settings(recipe: Any, target: Any) -> dict[str, Any]:
-    """The parts in order, what they run on, and the forms asked for."""
-    outputs = sorted(set(recipe.outputs) & set(OF_THE_WHOLE))
-    sources = {path for output in outputs for path in OF_THE_WHOLE[output].SOURCES}
-    return {
-        "name": recipe.name,
-        "version": recipe.version,
-        "outputs": outputs,
-        "target": target.name,
-        "parts": _parts(target),
-        "verify": {"against": recipe.verify.against},
-        **({"sources": export.digest_of_files(sources)} if sources else {}),
-        **packed_by(outputs),
-    }
+TRAITS: Final = StageTraits(
+    version=3,
+    scope="partitioned",
+    needs={"import": ("signature.json",), "export": ()},
+    needs_of_parts=("export",),
+    tools=("apache-tvm", "apache-tvm-ffi"),
+    timeout_s=3600.0,
+    added_with="export",
+    replaces="export",
+)
+explain = no_lines
 
 
-def asked(recipe: Any, target: Any) -> Asked:
-    """What is to be delivered for a target in parts: its platform is the one that all of them share, or none."""
-    return _asked(recipe.name, recipe.version, target.name, _parts(target))
+class JoinedPart(Settings):
+    """Name of a part, TVM's kind of its target, and the triple of the system that loads it."""
+
+    name: str
+    kind: str
+    triple: str
 
 
-def _parts(target: Any) -> list[dict[str, str]]:
-    """Name, kind and triple of each part, in order."""
-    return [
-        {
-            "name": machine.part,
-            "kind": str(machine.tvm["kind"]),
-            "triple": host_triple(machine.tvm),
-        }
-        for machine in target.machines
-    ]
+class JoinSettings(StageSettings):
+    """The parts in order, the outputs, and what the manifest says; see `ExportSettings` for the others."""
+
+    name: str
+    version: str
+    outputs: tuple[str, ...]
+    target: str
+    parts: tuple[JoinedPart, ...]
+    verify: VerifiedAgainst
+    sources: str = ""
+    zlib: str = ""
 
 
-def _asked(name: str, version: str, target: str, described: Sequence[Mapping[str, str]]) -> Asked:
-    parts = tuple(
-        Asked(each["name"], version, f"{target}.{each['name']}", each["kind"], each["triple"])
-        for each in described
+def settings(recipe: Recipe, target: PartitionedTarget) -> JoinSettings:
+    """Return what the joined files depend on, besides the exported parts."""
+    outputs = _joined_outputs(recipe)
+    return JoinSettings(
+        name=recipe.name,
+        version=recipe.version,
+        outputs=tuple(outputs),
+        target=target.name,
+        parts=_describe_parts(target),
+        verify=VerifiedAgainst(against=recipe.verify.against),
+        sources=export.digest_sources(PARTITIONED_EXPORTERS, outputs),
+        zlib=compressor_versions(outputs).get("zlib", ""),
     )
-    kind = next((part.kind for part in parts if part.kind != "llvm"), "llvm")
-    is_one = len({part.platform for part in parts}) == 1
-    return Asked(name, version, target, kind, parts[0].triple if is_one else "", parts=parts)
 
 
-def delivered(recipe: Any, target: Any) -> tuple[tuple[str, str], ...]:
-    """`(name in the artifact, name in dist)` of what the recipe asked for of the whole."""
-    wanted = asked(recipe, target)
-    outputs = sorted(set(recipe.outputs) & set(OF_THE_WHOLE))
-    return tuple((name, name) for output in outputs for name in OF_THE_WHOLE[output].files(wanted))
+def _joined_outputs(recipe: Recipe) -> list[str]:
+    """Return the outputs that there are for a partitioned target as a whole."""
+    return sorted(set(recipe.outputs) & set(PARTITIONED_EXPORTERS))
 
 
-def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
-    """One bundle with those of the parts inside, and every form of it that was asked for."""
-    import tvm
-    import tvm_ffi
+def make_request(recipe: Recipe, target: PartitionedTarget) -> ExportRequest:
+    """Return what is to be exported for a partitioned target."""
+    return _make_request(recipe.name, recipe.version, target.name, _describe_parts(target))
 
-    from tvmflow.bundles import unpack
+
+def _describe_parts(target: PartitionedTarget) -> tuple[JoinedPart, ...]:
+    return tuple(
+        JoinedPart(name=machine.part, kind=str(machine.tvm["kind"]), triple=cpu_triple(machine.tvm))
+        for machine in target.parts
+    )
+
+
+def _make_request(
+    name: str, release_version: str, target: str, parts: Sequence[JoinedPart]
+) -> ExportRequest:
+    """Return the request for the parts; its platform is the one that all of them share, or none."""
+    requests = tuple(
+        ExportRequest(part.name, release_version, f"{target}.{part.name}", part.kind, part.triple)
+        for part in parts
+    )
+    kinds = [part.kind for part in requests]
+    on_devices = [kind for kind in kinds if not backend_for({"kind": kind}).RUNS_ON_HOST_CPU]
+    kind = next(iter(on_devices), kinds[0])
+    is_one_platform = len({part.platform for part in requests}) == 1
+    triple = requests[0].triple if is_one_platform else ""
+    return ExportRequest(name, release_version, target, kind, triple, parts=requests)
+
+
+def deliveries(recipe: Recipe, target: PartitionedTarget) -> Files:
+    """Return the files of every output that there is for a partitioned target as a whole."""
+    request = make_request(recipe, target)
+    return export.list_files(request, _joined_outputs(recipe), PARTITIONED_EXPORTERS)
+
+
+def run(settings: JoinSettings, context: StageContext) -> Facts:
+    """Write one bundle with those of the parts inside, and every output of it that the recipe asks for."""
     from tvmflow.exporters import bundle
+    from tvmflow.runtime.bundles import read_bundle
 
-    target, described = settings["target"], settings["parts"]
-    wanted = _asked(settings["name"], settings["version"], target, described)
-    signature = json.loads(ctx.inputs["import/signature.json"].read_text())
-    signature = {way: signature[way] for way in ("inputs", "outputs")}
-    parts = {part.name: ctx.inputs[f"export/{part.name}/{export.BUNDLE}"] for part in wanted.parts}
-    manifest = {
-        "name": settings["name"],
-        "version": settings["version"],
-        "target": {"name": target},
-        "verified_against": settings["verify"]["against"],
-        "tvm": tvm.__version__,
-        "tvm_ffi": tvm_ffi.__version__,
-        "tvmflow": __version__,
+    request = _make_request(settings.name, settings.version, settings.target, settings.parts)
+    document = json.loads(context.inputs["import/signature.json"].read_text())
+    signature = {kind: document[kind] for kind in ("inputs", "outputs")}
+    parts = {
+        part.name: context.inputs[f"export/{part.name}/{export.BUNDLE}"] for part in request.parts
     }
-    bundle.write_joined(manifest, signature, parts, ctx.out / export.BUNDLE)
-    of_parts = {
+    manifest = {
+        "name": settings.name,
+        "version": settings.version,
+        "target": {"name": settings.target},
+        "verified_against": settings.verify.against,
+        **export.tool_versions(),
+    }
+    joined_bundle = context.out / export.BUNDLE
+    bundle.write_partitioned(manifest, signature, parts, joined_bundle)
+    files_of_parts = {
         role.rpartition("/")[2]: path
-        for role, path in ctx.inputs.items()
+        for role, path in context.inputs.items()
         if role.startswith("export/") and not role.endswith(f"/{export.BUNDLE}")
     }
-    joined = Joined(wanted, signature, manifest, ctx.out / export.BUNDLE, of_parts)
-    export.with_forms(joined, settings["outputs"], OF_THE_WHOLE, ctx.out)
-    signatures = {name: unpack(path).signature for name, path in parts.items()}
-    return {"handed_over": list(_handed_over(wanted, signatures))}
+    joined = PartitionedModel(request, signature, manifest, joined_bundle, files_of_parts)
+    export.export_outputs(joined, settings.outputs, PARTITIONED_EXPORTERS, context.out)
+    signatures = {name: read_bundle(path).signature for name, path in parts.items()}
+    return {"transfers": list(_list_transfers(request, signatures))}
 
 
-def _handed_over(
-    wanted: Asked, signatures: Mapping[str, Mapping[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """Every tensor that one part gives to another, with its size, and whether it changes device."""
-    devices = {part.name: _DEVICES.get(part.kind, part.kind) for part in wanted.parts}
+def _list_transfers(
+    request: ExportRequest, signatures: Mapping[str, Mapping[str, Json]]
+) -> Iterator[Facts]:
+    """Yield every tensor that one part computes and a later one reads, with the devices of both."""
+    devices = {part.name: backend_for({"kind": part.kind}).DEVICE for part in request.parts}
     order = list(devices)
-    for place, giver in enumerate(order):
-        for described in signatures[giver]["outputs"]:
-            for taker in order[place + 1 :]:
-                if described in signatures[taker]["inputs"]:
-                    spec = TensorSpec.from_json(described)
+    for index, producer in enumerate(order):
+        for output in signatures[producer]["outputs"]:
+            for consumer in order[index + 1 :]:
+                if output in signatures[consumer]["inputs"]:
+                    spec = TensorSpec.from_json(output)
                     yield {
                         "tensor": spec.name,
                         "bytes": spec.bytes,
-                        "from": giver,
-                        "to": taker,
-                        "devices": [devices[giver], devices[taker]],
+                        "from": producer,
+                        "to": consumer,
+                        "devices": [devices[producer], devices[consumer]],
                     }
+
+
+def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+    """Return the tensors that one part gives to another, and where they have to be copied."""
+    lines = []
+    for transfer in facts["transfers"]:
+        source, destination = transfer["devices"]
+        is_copied = source != destination
+        how = f"copied from {source} to {destination}" if is_copied else f"not copied ({source})"
+        size = f"{transfer['bytes'] / 1e3:,.1f} kB"
+        lines.append(
+            f"{transfer['from']} gives {transfer['tensor']} to {transfer['to']}: {size}, {how}"
+        )
+    return lines

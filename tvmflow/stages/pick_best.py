@@ -5,276 +5,256 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
-from tvmflow.errors import StageError, VerifyFailed
-from tvmflow.stages import _kernels
-from tvmflow.stages._base import StageContext
-from tvmflow.targets.gpu import CUDA
+from tvmflow.compiler.options import schedules_version
+from tvmflow.core.errors import StageError, VerifyFailed
+from tvmflow.core.formatting import count_text, latency_text
+from tvmflow.core.types import Json, RunTraits
+from tvmflow.recipe import Recipe
+from tvmflow.stages import _finalists
+from tvmflow.stages._base import Facts, Files, StageContext, StageTraits, no_lines
+from tvmflow.stages._finalists import Judgement
+from tvmflow.stages._tune_settings import (
+    NO_SEARCH,
+    FinalistSettings,
+    NoSearchSettings,
+    PickBestSettings,
+)
+from tvmflow.targets.resolve import ResolvedTarget
 
-if TYPE_CHECKING:
-    from tvmflow.executors.nursery import Nursery
-
-VERSION: Final = 2
-SCOPE: Final[Literal["model", "target"]] = "target"
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "extract_tasks": ("tasks.json", "workloads.json"),
-    "tune": ("records.json",),
-}
-READS: Final[tuple[str, ...]] = ()
-TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
-TIMEOUT_S: Final = 3600.0
+TRAITS: Final = StageTraits(
+    version=4,
+    scope="machine",
+    needs={"extract_tasks": ("tasks.json", "workloads.json"), "tune": ("records.json",)},
+    tools=("apache-tvm", "apache-tvm-ffi"),
+    timeout_s=3600.0,
+    compiles_kernels=True,
+    run=RunTraits(measures=True, searches=True),
+)
+explain = no_lines
 
 CHOSEN: Final = "chosen.json"
 ROOFLINE: Final = "roofline.svg"
 FINALISTS: Final = "finalists.json"
 
-_ROUNDS: Final = 9
-# Two medians that are closer than this, or than the spread of the faster one's samples up to the
-# second figure, say nothing about which schedule is better.
-_LEAST_NOISE: Final = 0.02
-_MOST_NOISE: Final = 0.10
+_SHOWN_KERNELS: Final = 5
+_NAME_WIDTH: Final = 48
 
 
-class Finalist(NamedTuple):
-    """A trial measured again: `ledger_s` is its median when it was found, `samples` one a round."""
-
-    id: str
-    ledger_s: float
-    samples: tuple[float, ...]
-
-
-def settings(recipe: Any, target: Any) -> dict[str, Any]:
-    """How to measure, and the machine that is measured on."""
-    tune = recipe.tune.model_dump(mode="json")
+def settings(recipe: Recipe, target: ResolvedTarget) -> PickBestSettings | NoSearchSettings:
+    """Return how to measure, and the machine that is measured on."""
     if not recipe.tune.trials:
-        return {"tune": {"trials": 0}}
-    names = ["number", "min_repeat_ms", "flush_cache", "trial_timeout_s"]
-    if tune["min_coverage"] is not None:
-        names.append("min_coverage")
-    return {
-        "tune": {name: tune[name] for name in names},
-        "schedules": _kernels.schedules(recipe),
-        "target": target.tvm,
-        "device": target.device,
-        **({"remote": target.remote} if target.remote else {}),
-    }
-
-
-def choice_text(chosen: Mapping[str, Any]) -> str:
-    """The one spelling of a choice: workload -> trace."""
-    return json.dumps(chosen, indent=1, sort_keys=True)
-
-
-def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
-    """Write the winner's trace for every workload that tuning makes faster, and all the timings apart."""
-    from tvmflow.executors.nursery import Nursery
-    from tvmflow.tuning import measure, roofline
-
-    records = json.loads(ctx.inputs["tune/records.json"].read_text())
-    tasks = [each for each in _read(ctx.inputs, "tasks.json") if each["tunable"]]
-    chosen: dict[str, Any] = {}
-    report: dict[str, Any] = {}
-    peak: float | None = None
-    if records:
-        modules = _read(ctx.inputs, "workloads.json")
-        measure.load_compiler(settings["target"], runs="remote" not in settings)
-        with Nursery.fork() as nursery:
-            peak = _peak(settings, ctx, nursery)
-            for done, task in enumerate(tasks, 1):
-                key = task["key"]
-                trials = records.get(key, [])
-                measured = _measure(settings, ctx, nursery, modules[key], trials)
-                winner, report[key] = _judge(task, measured, trials)
-                if winner is not None:
-                    chosen[key] = next(each["trace"] for each in trials if each["id"] == winner)
-                ctx.emit(
-                    {
-                        "event": "progress",
-                        "unit": "workload",
-                        "done": done,
-                        "total": len(tasks),
-                        "workload": task["names"][0],
-                        "best_us": report[key]["tuned_us"],
-                        "failed": sum(1 for each in report.values() if each["error"]),
-                    }
-                )
-    errors = [each["error"] for each in report.values() if each["error"]]
-    if errors and len(errors) == len(report):
-        raise StageError(
-            f"no workload could be measured again; the first: {errors[0]}",
-            fix="look at finalists.log in the stage's work folder; a longer tune.trial_timeout_s may help",
-        )
-    (ctx.out / CHOSEN).write_text(choice_text(chosen))
-    (ctx.out / FINALISTS).write_text(json.dumps(report, indent=1, sort_keys=True))
-    facts = {**_facts(tasks, report), "peak_gflops": peak}
-    (ctx.out / ROOFLINE).write_text(roofline.picture(facts["kernels"], peak))
-    wanted = settings["tune"].get("min_coverage")
-    if wanted is not None and facts["coverage"] < wanted:
-        raise VerifyFailed(
-            f"kernels with a schedule cover {facts['coverage']:.0%} of the untuned time, "
-            f"below tune.min_coverage {wanted:g}",
-            fix="raise tune.trials; what was measured is kept",
-        )
-    return facts
-
-
-def _read(inputs: Mapping[str, Path], name: str) -> Any:
-    return json.loads(inputs[f"extract_tasks/{name}"].read_text())
-
-
-def _measure(
-    settings: Mapping[str, Any],
-    ctx: StageContext,
-    nursery: Nursery,
-    mod: str,
-    trials: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
-    """Times of the untuned kernel and of each finalist, or `{"error": sentence}`."""
-    from tvmflow.targets import devices
-    from tvmflow.tuning import remote
-    from tvmflow.tuning.measure import Timing
-
-    tune = settings["tune"]
-    # shorter samples than in the search, but more of them, and spread over time
-    timing = Timing(tune["number"], 1, max(10, tune["min_repeat_ms"] // 5), tune["flush_cache"])
-    payload = {
-        "mod": mod,
-        "traces": [each["trace"] for each in trials],
-        "target": settings["target"],
-        "schedules": settings["schedules"],
-        "timing": timing._asdict(),
-        "rounds": _ROUNDS,
-    }
-    build_s = tune["trial_timeout_s"] * (len(trials) + 2)
-    if "remote" in settings:
-        place = remote.Place.of(settings["remote"])
-        farm = remote.Farm(place, nursery, ctx.work / "finalists.log")
-        return dict(remote.measure_finalists(farm, payload, ctx.work, build_s))
-    with devices.exclusive(ctx.locks, settings["device"]):
-        outcome = nursery.call(
-            "tvmflow.tuning.measure:measure_finalists",
-            payload,
-            timeout_s=build_s,
-            log=ctx.work / "finalists.log",
-            emit=lambda _: None,
-        )
-    if outcome.kind == "cancelled":
-        raise StageError("measuring was cancelled", fix="run it again")
-    return dict(outcome.value) if outcome.kind == "ok" else {"error": outcome.message}
-
-
-def _peak(settings: Mapping[str, Any], ctx: StageContext, nursery: Nursery) -> float | None:
-    """What this machine can do at most, in GFLOPS; None where kernels run elsewhere, on a GPU, or it cannot be said."""
-    from tvmflow.targets import devices
-
-    if "remote" in settings or settings["target"]["kind"] == CUDA:
-        return None
-    with devices.exclusive(ctx.locks, settings["device"]):
-        outcome = nursery.call(
-            "tvmflow.tuning.roofline:measure_peak",
-            {"target": settings["target"]},
-            timeout_s=settings["tune"]["trial_timeout_s"],
-            log=ctx.work / "finalists.log",
-            emit=lambda _: None,
-        )
-    return outcome.value["gflops"] if outcome.kind == "ok" else None
-
-
-def _judge(
-    task: Mapping[str, Any], measured: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
-) -> tuple[str | None, dict[str, Any]]:
-    """The winner's id (None when nothing beats the untuned kernel), and what the report keeps."""
-    from tvmflow.tuning.ledger import median
-
-    error = measured.get("error", "")
-    samples = measured.get("secs", [])
-    finalists = [
-        Finalist(trial["id"], trial["seconds"], tuple(secs))
-        for trial, secs in zip(trials, samples, strict=False)
-        if secs
-    ]
-    untuned = median(measured["untuned"]) if "untuned" in measured else None
-    winner = choose(finalists, untuned) if untuned is not None else None
-    return (
-        winner.id if winner else None,
-        {
-            "name": task["names"][0],
-            "weight": task["weight"],
-            "flops": task["flops"],
-            "road": measured.get("road", "none"),
-            "untuned_us": None if untuned is None else untuned * 1e6,
-            "tuned_us": median(winner.samples) * 1e6 if winner else None,
-            "error": error,
-            "winner": winner.id if winner else None,
-            "finalists": [
-                {"id": each.id, "samples_us": [seconds * 1e6 for seconds in each.samples]}
-                for each in finalists
-            ],
-        },
+        return NO_SEARCH
+    return PickBestSettings(
+        tune=FinalistSettings.model_validate(recipe.tune),
+        schedules=schedules_version(recipe),
+        target=target.tvm,
+        device=target.device,
+        remote=target.remote or None,
     )
 
 
-def choose(finalists: Sequence[Finalist], untuned_s: float) -> Finalist | None:
-    """The finalist to keep; None when none is faster than the untuned kernel beyond the noise.
-
-    Among those that the samples cannot tell apart it is the one that the ledger knows as
-    fastest, so that measuring again does not change the choice.
-    """
-    from tvmflow.tuning.ledger import median
-
-    if not finalists:
-        return None
-    fastest = min(finalists, key=lambda each: (median(each.samples), each.id))
-    limit = median(fastest.samples) * (1 + _noise(fastest.samples))
-    alike = [each for each in finalists if median(each.samples) <= limit]
-    winner = min(alike, key=lambda each: (each.ledger_s, each.id))
-    return winner if median(winner.samples) < untuned_s * (1 - _LEAST_NOISE) else None
+def deliveries(recipe: Recipe, target: ResolvedTarget) -> Files:
+    """Return the picture of the roofline, where the recipe tunes."""
+    if not recipe.tune.trials:
+        return ()
+    return ((ROOFLINE, f"{target.part}-{ROOFLINE}" if target.part else ROOFLINE),)
 
 
-def _noise(samples: Sequence[float]) -> float:
-    """Half the distance between the quartiles, relative to the median, within sensible bounds."""
-    from tvmflow.tuning.ledger import median
-
-    ordered = sorted(samples)
-    quarter = len(ordered) // 4
-    spread = (ordered[-1 - quarter] - ordered[quarter]) / 2 / median(ordered)
-    return min(max(spread, _LEAST_NOISE), _MOST_NOISE)
+def choice_text(chosen: Mapping[str, Json]) -> str:
+    """Return the one spelling of a choice: workload -> trace."""
+    return json.dumps(chosen, indent=1, sort_keys=True)
 
 
-def _facts(tasks: Sequence[Any], report: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """How many workloads are tuned, what that bought, and how much of the time has a schedule at all.
+def run(settings: PickBestSettings | NoSearchSettings, context: StageContext) -> Facts:
+    """Write the winner's trace for every workload that tuning makes faster, and all the timings."""
+    from tvmflow.tuning import roofline
 
-    A kernel is covered by a schedule that tuning found, or by that of its road.
-    """
-    timed = [each for each in report.values() if each["untuned_us"] is not None]
-    covered = [each for each in timed if each["tuned_us"] is not None or each["road"] != "none"]
-    won = [each for each in timed if each["tuned_us"] is not None]
-
-    def total(entries: Sequence[Mapping[str, Any]], name: str) -> float:
-        return float(sum(each["weight"] * each[name] for each in entries))
-
-    untuned = total(timed, "untuned_us")
-    tuned = untuned - total(won, "untuned_us") + total(won, "tuned_us")
-    return {
-        "tuned": len(won),
-        "tunable": len(tasks),
-        "untried": sum(
-            1 for each in report.values() if not each["finalists"] and not each["error"]
-        ),
-        "coverage": round(total(covered, "untuned_us") / untuned, 4) if untuned else 0.0,
-        "untuned_us": round(untuned, 3),
-        "tuned_us": round(tuned, 3),
-        "speedup": round(untuned / tuned, 3) if tuned else 1.0,
-        "kernels": [
-            {
-                "name": each["name"],
-                "calls": each["weight"],
-                "flops": each["flops"],
-                "untuned_us": round(each["untuned_us"], 3),
-                "tuned_us": None if each["tuned_us"] is None else round(each["tuned_us"], 3),
-            }
-            for each in sorted(timed, key=lambda each: -each["weight"] * each["untuned_us"])
-        ],
-        "errors": {each["name"]: each["error"] for each in report.values() if each["error"]},
+    records = json.loads(context.inputs["tune/records.json"].read_text())
+    tasks = [task for task in _read_json(context.inputs, "tasks.json") if task["tunable"]]
+    judgements: dict[str, Judgement] = {}
+    peak: float | None = None
+    if records and isinstance(settings, PickBestSettings):
+        judgements, peak = _measure_workloads(settings, context, tasks, records)
+    _check_any_measured(judgements)
+    chosen = {
+        key: next(trial["trace"] for trial in records[key] if trial["id"] == judgement["winner"])
+        for key, judgement in judgements.items()
+        if judgement["winner"] is not None
     }
+    (context.out / CHOSEN).write_text(choice_text(chosen))
+    (context.out / FINALISTS).write_text(json.dumps(judgements, indent=1, sort_keys=True))
+    facts = _make_facts(len(tasks), list(judgements.values()), peak)
+    (context.out / ROOFLINE).write_text(roofline.render_roofline(facts["kernels"], peak))
+    if isinstance(settings, PickBestSettings):
+        _check_coverage(facts["coverage"], settings.tune.min_coverage)
+    return facts
+
+
+def _read_json(inputs: Mapping[str, Path], name: str) -> Any:
+    return json.loads(inputs[f"extract_tasks/{name}"].read_text())
+
+
+def _measure_workloads(
+    settings: PickBestSettings,
+    context: StageContext,
+    tasks: Sequence[Facts],
+    records: Mapping[str, list[Facts]],
+) -> tuple[dict[str, Judgement], float | None]:
+    """Return the judgement of each workload by its key, and the peak of the machine in GFLOPS."""
+    from tvmflow.core.fork_server import ForkServer
+    from tvmflow.tuning import measure
+
+    modules = _read_json(context.inputs, "workloads.json")
+    judgements: dict[str, Judgement] = {}
+    measure.load_compiler(settings.target, runs=settings.remote is None)
+    with ForkServer.fork() as fork_server:
+        peak = _finalists.measure_peak(settings, context, fork_server)
+        for done, task in enumerate(tasks, 1):
+            key, trials = task["key"], records.get(task["key"], [])
+            measured = _finalists.measure_workload(
+                settings, context, fork_server, modules[key], trials
+            )
+            judgements[key] = _finalists.judge_finalists(task, measured, trials)
+            context.emit(
+                {
+                    "event": "progress",
+                    "unit": "workload",
+                    "done": done,
+                    "total": len(tasks),
+                    "workload": task["names"][0],
+                    "best_us": judgements[key]["tuned_us"],
+                    "failed": sum(1 for judgement in judgements.values() if judgement["error"]),
+                }
+            )
+    return judgements, peak
+
+
+def _check_any_measured(judgements: Mapping[str, Judgement]) -> None:
+    """Raise StageError when no workload could be measured."""
+    errors = [judgement["error"] for judgement in judgements.values() if judgement["error"]]
+    if errors and len(errors) == len(judgements):
+        raise StageError(
+            f"no workload could be measured again; the first error: {errors[0]}",
+            fix="look at finalists.log in the stage's work folder; a longer tune.trial_timeout_s may help",
+        )
+
+
+def _check_coverage(coverage: float, min_coverage: float | None) -> None:
+    """Raise VerifyFailed when too much of the time is in kernels without a schedule."""
+    if min_coverage is not None and coverage < min_coverage:
+        raise VerifyFailed(
+            f"kernels with a schedule cover {coverage:.0%} of the untuned time, "
+            f"below tune.min_coverage {min_coverage:g}",
+            fix="raise tune.trials; what was measured is kept",
+        )
+
+
+def _make_facts(tunable: int, judgements: Sequence[Judgement], peak: float | None) -> Facts:
+    """Return what tuning achieved; times in µs of one inference.
+
+    `coverage` is the share of the untuned time in kernels that have a schedule, found or by rule;
+    `untried` counts workloads without a trial that worked; `errors` are of those not measured.
+    Each of `kernels` has its calls in one inference, and its times in µs of one call.
+    """
+    untuned_us = tuned_us = covered_us = 0.0
+    kernels: list[Facts] = []
+    for judgement in judgements:
+        calls, before_us = judgement["weight"], judgement["untuned_us"]
+        after_us = judgement["tuned_us"]
+        if before_us is None:
+            continue
+        untuned_us += calls * before_us
+        tuned_us += calls * (before_us if after_us is None else after_us)
+        if after_us is not None or judgement["rule"] != "none":
+            covered_us += calls * before_us
+        kernels.append(
+            {
+                "name": judgement["name"],
+                "calls": calls,
+                "flops": judgement["flops"],
+                "untuned_us": round(before_us, 3),
+                "tuned_us": None if after_us is None else round(after_us, 3),
+            }
+        )
+    return {
+        "tuned": sum(1 for kernel in kernels if kernel["tuned_us"] is not None),
+        "tunable": tunable,
+        "untried": sum(1 for j in judgements if not j["finalists"] and not j["error"]),
+        "coverage": round(covered_us / untuned_us, 4) if untuned_us else 0.0,
+        "untuned_us": round(untuned_us, 3),
+        "tuned_us": round(tuned_us, 3),
+        "speedup": round(untuned_us / tuned_us, 3) if tuned_us else 1.0,
+        "kernels": sorted(kernels, key=lambda kernel: -kernel["calls"] * kernel["untuned_us"]),
+        "errors": {j["name"]: j["error"] for j in judgements if j["error"]},
+        "peak_gflops": peak,
+    }
+
+
+# ---------------------------------------------------------------- what a summary says
+
+
+def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+    """Return what tuning achieved, with the kernels that take longest."""
+    if not facts["untuned_us"]:
+        return []
+    lines = [
+        f"{facts['tuned']} of {count_text(facts['tunable'], 'workload')} tuned, "
+        f"{facts['coverage']:.0%} of the time is in kernels with a schedule; "
+        f"one inference: {latency_text(facts['untuned_us'] / 1e6)} untuned, "
+        f"{latency_text(facts['tuned_us'] / 1e6)} tuned (speedup {facts['speedup']:.3g})"
+    ]
+    if facts["kernels"]:
+        peak = facts["peak_gflops"]
+        machine = f" (peak of this machine: {peak:.0f} GFLOPS)" if peak else ""
+        seconds = {
+            workload["name"]: float(workload["seconds"])
+            for workload in inputs.get("tune", {}).get("workloads", ())
+        }
+        table = _kernel_table(facts["kernels"][:_SHOWN_KERNELS], peak, seconds)
+        lines.append(f"time of each kernel in one inference, the longest first{machine}\n{table}")
+    if facts["untried"]:
+        verb = "has" if facts["untried"] == 1 else "have"
+        lines.append(
+            f"{count_text(facts['untried'], 'workload')} {verb} no trial that worked: not tuned"
+        )
+    return lines + [
+        f"not measured again: {name}: {error}" for name, error in facts["errors"].items()
+    ]
+
+
+def _kernel_table(
+    kernels: Sequence[Facts], peak: float | None, tuning_seconds: Mapping[str, float]
+) -> str:
+    lines = [
+        f"    {'':<{_NAME_WIDTH}} {'calls':>5} {'untuned':>9} {'tuned':>9} {'speedup':>7} "
+        f"{'GFLOPS':>11} {'saved a minute':>15}"
+    ]
+    for kernel in kernels:
+        name, calls, untuned_us = kernel["name"], kernel["calls"], kernel["untuned_us"]
+        tuned_us = untuned_us if kernel["tuned_us"] is None else kernel["tuned_us"]
+        speedup = f"{untuned_us / tuned_us:.3g}×" if kernel["tuned_us"] is not None else "–"
+        short = name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 3]}..."
+        saved_s = calls * (untuned_us - tuned_us) / 1e6
+        lines.append(
+            f"    {short:<{_NAME_WIDTH}} {calls:>5} {latency_text(calls * untuned_us / 1e6):>9} "
+            f"{latency_text(calls * tuned_us / 1e6):>9} {speedup:>7} "
+            f"{_gflops_text(kernel, peak):>11} "
+            f"{_saved_per_minute(saved_s, tuning_seconds.get(name, 0.0)):>15}"
+        )
+    return "\n".join(lines)
+
+
+def _gflops_text(kernel: Facts, peak: float | None) -> str:
+    from tvmflow.tuning.roofline import gflops, gflops_text
+
+    value = gflops(kernel)
+    return "–" if value is None or value < 1 else gflops_text(value, peak)
+
+
+def _saved_per_minute(saved_s: float, tuning_s: float) -> str:
+    """Return by how much an inference became shorter for each minute of tuning in this run."""
+    if not tuning_s or saved_s <= 0:
+        return "–"
+    return latency_text(saved_s / (tuning_s / 60))

@@ -2,266 +2,163 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
-import re
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final
 
-from tvmflow import tools
-from tvmflow.errors import StageError
-from tvmflow.stages import _kernels
-from tvmflow.stages._base import Event, StageContext
+from tvmflow.compiler.options import schedules_version
+from tvmflow.core.errors import StageError
+from tvmflow.core.formatting import count_text, duration_text
+from tvmflow.core.types import RunTraits
+from tvmflow.recipe import Recipe
+from tvmflow.stages._base import Facts, StageContext, StageTraits, name_some, no_files, no_lines
+from tvmflow.stages._tune_settings import NO_SEARCH, NoSearchSettings, SearchSettings, TuneSettings
+from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
-    from tvmflow.tuning.ledger import Ledger
-    from tvmflow.tuning.search import Emit, Result, Task, Tuned
+    from tvmflow.tuning.tuning_job import TuningResult, WorkloadResult
 
-VERSION: Final = 2
-SCOPE: Final[Literal["model", "target"]] = "target"
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"extract_tasks": ("tasks.json", "workloads.json")}
-READS: Final[tuple[str, ...]] = ()
-TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
-TIMEOUT_S: Final = 7 * 24 * 3600.0
+TRAITS: Final = StageTraits(
+    version=3,
+    scope="machine",
+    needs={"extract_tasks": ("tasks.json", "workloads.json")},
+    tools=("apache-tvm", "apache-tvm-ffi"),
+    timeout_s=7 * 24 * 3600.0,
+    compiles_kernels=True,
+    run=RunTraits(measures=True, searches=True, uses_ledger=True),
+)
+deliveries = no_files
+explain = no_lines
 
 RECORDS: Final = "records.json"
 
+# Above this change of one kernel's time, the machine was not the same during the search.
+_MAX_DRIFT: Final = 0.1
+_STOPPED_TEXTS: Final[Mapping[str, str]] = {
+    "time": "stopped at tune.minutes; raise it and run again to continue",
+    "exhausted": "stopped before the budget was spent: every search space was exhausted",
+}
 
-def settings(recipe: Any, target: Any) -> dict[str, Any]:
-    """The budget, how to search and to measure, and the machine that is measured on."""
-    tune = recipe.tune.model_dump(mode="json", exclude={"min_coverage", "min_speedup"})
+
+def settings(recipe: Recipe, target: ResolvedTarget) -> TuneSettings | NoSearchSettings:
+    """Return the search that the recipe asks for, and the machine that is measured on."""
     if not recipe.tune.trials:
-        # without a search nothing else matters
-        return {"tune": {"trials": 0}}
-    return {
-        "tune": tune,
-        "schedules": _kernels.schedules(recipe),
-        "target": target.tvm,
-        "device": target.device,
-        **({"why_not": target.why_not_tuned} if target.why_not_tuned else {}),
-        **({"remote": target.remote} if target.remote else {}),
-    }
+        return NO_SEARCH
+    return TuneSettings(
+        tune=SearchSettings.model_validate(recipe.tune),
+        schedules=schedules_version(recipe),
+        target=target.tvm,
+        device=target.device,
+        unmeasurable_reason=target.unmeasurable_reason,
+        remote=target.remote or None,
+    )
 
 
-def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
+def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Facts:
     """Measure what the budget asks for and the ledger lacks; write the best trials of each workload."""
-    if not settings["tune"]["trials"]:
-        (ctx.out / RECORDS).write_text("{}")
-        return {"trials": 0, "measured": 0, "reused": 0, "failed": 0, "workloads": []}
-    tasks = _tasks(ctx.inputs, settings["tune"])
-    ledger, result = _search(settings, ctx, tasks)
-    results = result.tuned
-    _complain(results)
+    from tvmflow.tuning.tuning_job import TuningResult
+
+    if isinstance(settings, NoSearchSettings):
+        (context.out / RECORDS).write_text("{}")
+        return _make_facts(0, TuningResult([], "budget", 0.0, []))
+    from tvmflow.stages import _search
+
+    tasks = _search.load_tasks(context.inputs, settings.tune)
+    ledger, result = _search.search(settings, context, tasks)
+    _check_any_trial_worked(result.workloads)
     best = {
         task.key: [
             {
                 "id": trial.id,
                 "trace": trial.trace,
                 "seconds": trial.seconds,
-                # who takes this result from elsewhere has no ledger that knows it
+                # a store that fetches this result has no ledger that knows it
                 "when": trial.when,
             }
-            for trial in ledger.workload(task.key).valid()[: settings["tune"]["finalists"]]
+            for trial in ledger.workload(task.key).valid()[: settings.tune.finalists]
         ]
         for task in tasks
     }
-    (ctx.out / RECORDS).write_text(json.dumps(best, indent=1, sort_keys=True))
-    return {
-        "trials": settings["tune"]["trials"],
-        "measured": sum(each.measured for each in results),
-        "reused": sum(max(each.trials - each.measured, 0) for each in results),
-        "known": sum(each.known for each in results),
-        "failed": sum(each.failed for each in results),
-        "exhausted": [each.name for each in results if each.exhausted],
-        "untunable": [each.name for each in results if each.trials and each.best_s is None],
-        "stopped": result.stopped,
-        "seconds": round(sum(each.seconds for each in results), 3),
-        "drift": round(result.drift, 4),
-        "repairs": result.repairs,
-        "workloads": [_fact(each) for each in results],
-    }
+    (context.out / RECORDS).write_text(json.dumps(best, indent=1, sort_keys=True))
+    return _make_facts(settings.tune.trials, result)
 
 
-def _tasks(inputs: Mapping[str, Path], tune: Mapping[str, Any]) -> list[Task]:
-    """The workloads that a search applies to and that the recipe wants tuned."""
-    from tvmflow.tuning.search import Task
-
-    modules = json.loads(inputs["extract_tasks/workloads.json"].read_text())
-    tunable = [
-        each
-        for each in json.loads(inputs["extract_tasks/tasks.json"].read_text())
-        if each["tunable"]
-    ]
-    names = [each["names"] for each in tunable]
-    wanted = selected(names, only=tune["only"], skip=tune["skip"])
-    return [
-        Task(each["key"], each["names"][0], each["weight"], each["flops"], modules[each["key"]])
-        for each, chosen in zip(tunable, wanted, strict=True)
-        if chosen
-    ]
-
-
-def selected(
-    kernels: Sequence[Sequence[str]], *, only: Sequence[str], skip: Sequence[str]
-) -> list[bool]:
-    """Which kernels (each by all its names) the recipe wants tuned. Raises StageError for a word that names none."""
-    unknown = [
-        f"tune.{field}: '{word}'"
-        for field, words in (("only", only), ("skip", skip))
-        for word in words
-        if not any(_is_meant(word, names) for names in kernels)
-    ]
-    if unknown:
-        there = ", ".join(sorted(names[0] for names in kernels))
+def _check_any_trial_worked(results: Sequence[WorkloadResult]) -> None:
+    """Raise StageError when all trials of all workloads failed."""
+    tried = [result for result in results if result.trials]
+    broken = [result for result in tried if result.best_s is None and result.failed]
+    if broken and len(broken) == len(tried):
+        failed = sum(result.failed for result in broken)
         raise StageError(
-            f"{', '.join(unknown)} names no kernel of this model", fix=f"there are: {there}"
-        )
-    return [
-        (not only or any(_is_meant(word, names) for word in only))
-        and not any(_is_meant(word, names) for word in skip)
-        for names in kernels
-    ]
-
-
-def _is_meant(word: str, names: Sequence[str]) -> bool:
-    """Whether a word is the name of a kernel, a pattern of it, or an operator in it: conv2d in fused_conv2d1_relu."""
-    operator = re.compile(rf"(^|_){re.escape(word)}\d*(_|$)")
-    return any(fnmatch.fnmatchcase(name, word) or operator.search(name) for name in names)
-
-
-def _search(
-    settings: Mapping[str, Any], ctx: StageContext, tasks: list[Task]
-) -> tuple[Ledger, Result]:
-    from tvmflow.executors.nursery import Nursery
-    from tvmflow.targets.host import read_host
-    from tvmflow.tuning import bench, budget, measure, remote, search
-    from tvmflow.tuning.ledger import Ledger
-
-    if why_not := settings.get("why_not"):
-        raise StageError(
-            f"nothing can be measured for this target on this machine: {why_not}",
-            fix="set tune.trials to 0 for it, or tune on a machine that can run it",
-        )
-    tune, target, device = settings["tune"], settings["target"], settings["device"]
-    host = read_host()
-    build = tools.identity("apache-tvm")
-    ledger = Ledger.open(ctx.ledger, target, build, device)
-    _describe(ledger, tasks)
-    options = search.Options(
-        rules=budget.Rules(
-            tune["trials"], tune["trials_per_task"], tune["patience"], tune["min_gain"]
-        ),
-        seed=tune["seed"],
-        strategy=tune["strategy"],
-        cost_model=tune["cost_model"],
-        timing=measure.Timing(
-            tune["number"], tune["repeat"], tune["min_repeat_ms"], tune["flush_cache"]
-        ),
-        trial_timeout_s=tune["trial_timeout_s"],
-    )
-    site = bench.Site(
-        target=target,
-        device=device,
-        schedules=settings["schedules"],
-        locks=ctx.locks,
-        tvm=build,
-        host={"arch": host.arch, "model": host.model, "cores": host.cores},
-        log=ctx.work / "trials.log",
-    )
-    # both before the search starts its threads: what the children need, and the server they fork from
-    measure.load_compiler(target, runs="remote" not in settings)
-    with Nursery.fork() as nursery, _Clock(ctx.work / "seconds", tune["minutes"]) as clock:
-        options = options._replace(seconds=clock.left)
-        where: bench.Bench | None = None
-        if "remote" in settings:
-            place = remote.Place.of(settings["remote"])
-            trials = (site, options.timing, options.trial_timeout_s)
-            where = remote.RemoteBench(*trials, nursery, place, ctx.work)
-        emit = clock.ticking(ctx.emit)
-        return ledger, search.tune(tasks, options, site, ledger, nursery, emit, where)
-
-
-def _describe(ledger: Ledger, tasks: Sequence[Task]) -> None:
-    """Note what the workloads are that the ledger knows only by their keys: for people, and for relatives."""
-    import tvm
-
-    from tvmflow.tuning.workloads import family_key
-
-    for task in tasks:
-        if not (ledger.description(task.key) and ledger.kernel(task.key)):
-            mod = tvm.ir.load_json(task.mod)
-            types = [each.ty for each in mod["main"].params]
-            buffers = [
-                f"{each.dtype}[{'×'.join(str(int(n)) for n in each.shape)}]" for each in types
-            ]
-            about = {
-                "name": task.name,
-                "flops": task.flops,
-                "buffers": buffers,
-                "family": family_key(mod),
-            }
-            ledger.describe(task.key, about, task.mod)
-
-
-class _Clock:
-    """How long this tuning has taken, counting what it took before it was killed."""
-
-    def __init__(self, path: Path, minutes: float | None) -> None:
-        self._path = path
-        self._limit = None if minutes is None else minutes * 60
-        self._before = float(path.read_text()) if path.exists() else 0.0
-        self._started = time.monotonic()
-
-    @property
-    def left(self) -> float | None:
-        """Seconds until the limit; None without one."""
-        return None if self._limit is None else max(self._limit - self._before, 0.0)
-
-    def ticking(self, emit: Emit) -> Emit:
-        """The same, and it notes the time."""
-
-        def tick(event: Event) -> None:
-            self._note()
-            emit(event)
-
-        return tick
-
-    def _note(self) -> None:
-        aside = self._path.with_suffix(".part")
-        aside.write_text(str(self._before + time.monotonic() - self._started))
-        aside.replace(self._path)
-
-    def __enter__(self) -> _Clock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._note()
-
-
-def _complain(results: list[Tuned]) -> None:
-    """Say which workloads have no schedule that works. Raises StageError when none at all has one."""
-    asked = [each for each in results if each.trials]
-    broken = [each for each in asked if each.best_s is None and each.failed]
-    if broken and len(broken) == len(asked):
-        raise StageError(
-            f"all {sum(each.failed for each in broken)} trials failed; the first: {broken[0].first_failure}",
+            f"all {count_text(failed, 'trial')} failed; the first: {broken[0].first_failure}",
             fix="look at trials.log in the stage's work folder; a longer tune.trial_timeout_s may help",
         )
 
 
-def _fact(result: Tuned) -> dict[str, Any]:
+def _make_facts(trials: int, result: TuningResult) -> Facts:
+    """Return what a search did.
+
+    `trials` is the budget; `measured` and `reused` are the trials of this run and of the ledger;
+    `stopped` is `budget`, `time` or `exhausted`.
+    """
+    workloads = result.workloads
     return {
-        "key": result.key,
-        "name": result.name,
-        "trials": result.trials,
-        "measured": result.measured,
-        "failed": result.failed,
-        "calls": result.calls,
-        "untuned_us": None if result.untuned_s is None else round(result.untuned_s * 1e6, 3),
-        "best_us": None if result.best_s is None else round(result.best_s * 1e6, 3),
-        "spread": round(result.spread, 4),
-        "seconds": round(result.seconds, 3),
-        **({"first_failure": result.first_failure} if result.first_failure else {}),
+        "trials": trials,
+        "measured": sum(w.measured for w in workloads),
+        "reused": sum(max(w.trials - w.measured, 0) for w in workloads),
+        "known": sum(w.known for w in workloads),
+        "failed": sum(w.failed for w in workloads),
+        "exhausted": [w.name for w in workloads if w.exhausted],
+        "untunable": [w.name for w in workloads if w.trials and w.best_s is None],
+        "stopped": result.stopped,
+        "seconds": round(sum(w.seconds for w in workloads), 3),
+        "drift": round(result.drift, 4),
+        "repairs": result.repairs,
+        "workloads": [_make_workload_facts(w) for w in workloads],
     }
+
+
+def _make_workload_facts(workload: WorkloadResult) -> Facts:
+    """Return what became of one workload; times in µs and seconds."""
+    return {
+        "key": workload.key,
+        "name": workload.name,
+        "trials": workload.trials,
+        "measured": workload.measured,
+        "failed": workload.failed,
+        "calls": workload.calls,
+        "untuned_us": _microseconds(workload.untuned_s),
+        "best_us": _microseconds(workload.best_s),
+        "spread": round(workload.spread, 4),
+        "seconds": round(workload.seconds, 3),
+        "first_failure": workload.first_failure,
+    }
+
+
+def _microseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e6, 3)
+
+
+def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+    """Return the trials that a search had, why it ended, and what was unusual."""
+    if not facts["trials"]:
+        return ["not tuned (tune.trials is 0)"]
+    done = facts["measured"] + facts["reused"]
+    budget = "" if facts["stopped"] == "time" else f"of {facts['trials']} "
+    took = f" in {duration_text(facts['seconds'])}" if facts["measured"] else ""
+    failed = f", {facts['failed']} failed" if facts["failed"] else ""
+    counts = f"{facts['measured']} measured{took}, {facts['reused']} from the ledger{failed}"
+    trials = "trial" if not budget and done == 1 else "trials"
+    lines = [f"{done} {budget}{trials} ({counts})"]
+    if facts["stopped"] in _STOPPED_TEXTS:
+        lines.append(_STOPPED_TEXTS[facts["stopped"]])
+    if facts["drift"] > _MAX_DRIFT:
+        lines.append(
+            f"the machine's speed changed during the search: one kernel's time by {facts['drift']:.0%}"
+        )
+    lines += [f"note: {text}" for text in facts["repairs"]]
+    if facts["exhausted"]:
+        lines.append(f"search space exhausted: {name_some(facts['exhausted'])}")
+    if facts["untunable"]:
+        lines.append(f"no candidate worked: {name_some(facts['untunable'])}")
+    return lines

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow import samples
-from tvmflow.errors import VerifyFailed
+from tvmflow.compiler.options import lowering_options, schedules_version, uses_mixed_precision
+from tvmflow.core.errors import VerifyFailed
+from tvmflow.core.formatting import count_text, latency_text
+from tvmflow.core.types import RunTraits, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Reference
-from tvmflow.samples import Samples
-from tvmflow.spread import spread_of
-from tvmflow.stages import _judging, _kernels, _tolerances, build
-from tvmflow.stages._base import StageContext
-from tvmflow.stages._subjects import (
+from tvmflow.recipe import Recipe
+from tvmflow.runtime import samples
+from tvmflow.runtime.samples import Samples
+from tvmflow.stages import _comparison
+from tvmflow.stages._base import Facts, Files, StageContext, StageTraits
+from tvmflow.stages._comparison import Tolerance
+from tvmflow.stages._libraries import UNTIMED_REASONS, Library, open_library
+from tvmflow.stages._verdict import Latency, OutputComparison, PartVerdict, Verdict
+from tvmflow.stages._verify_settings import (
     LOCAL,
     RPC,
-    Subject,
-    Timed,
-    TimedLibrary,
-    opened,
-    why_not_timed,
+    CheckSettings,
+    InputSettings,
+    MachineSettings,
+    PartSettings,
+    SpeedupSettings,
+    VerifySettings,
 )
-from tvmflow.stages._tolerances import Tolerance
-from tvmflow.targets.resolve import JoinedTarget
-from tvmflow.values import TensorSpec
+from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,199 +40,100 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Feed = dict[str, Array]
 
-VERSION: Final = 1
-SCOPE: Final[Literal["model", "target"]] = "target"
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "import": ("model.json", "params.safetensors", "signature.json"),
-    "build": ("kernels.json",),
-    "export": ("module.tvmflow",),
-}
-READS: Final = ("reference", "data")
-TOOLS: Final = ("apache-tvm", "apache-tvm-ffi", "numpy")
-TIMEOUT_S: Final = 4 * 3600.0
+TRAITS: Final = StageTraits(
+    version=2,
+    scope="target",
+    needs={
+        "import": ("model.json", "params.safetensors", "signature.json"),
+        "build": ("kernels.json",),
+        "export": ("module.tvmflow",),
+        "emulation_program": ("program",),
+    },
+    needs_of_parts=("emulation_program",),
+    reads=("reference", "data"),
+    tools=("apache-tvm", "apache-tvm-ffi", "numpy"),
+    timeout_s=4 * 3600.0,
+    compiles_kernels=True,
+    run=RunTraits(measures=True, is_locked=False, is_gate=True, unlocked_settings=("target",)),
+)
 
 VERDICT: Final = "verdict.json"
+DELIVERED_VERDICT: Final = "verify.json"
+"""The name of the verdict in `dist`."""
 
-_LOOK_S: Final = 0.05
-_MOST_SETTLING_S: Final = 2.0
-# An untuned ResNet takes seconds a call: fewer repeats then, but never fewer than this.
-_MIN_REPEATS: Final = 3
-_SECONDS_PER_SUBJECT: Final = 20.0
-_MIN_SECONDS_PER_REPEAT: Final = 0.02
-
-
-def settings(recipe: Any, target: Any) -> dict[str, Any]:
-    """The checks, the ranges of random inputs, and the machine whose latency is reported."""
-    kind, speedup = recipe.model.kind, recipe.tune.min_speedup
-    verify = recipe.verify.model_dump(mode="json", exclude={"data", "run_on"})
-    return {
-        "verify": {**verify, "data": recipe.verify.data is not None},
-        "inputs": {
-            name: {"range": list(spec.range)} if spec.range else {}
-            for name, spec in recipe.inputs.items()
-        },
-        "model": {"kind": kind, **FRONTENDS[kind].settings(recipe.model)},
-        **({"tune": {"min_speedup": speedup}} if speedup is not None else {}),
-        **_subject(recipe, target),
-    }
+_ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
+    _comparison.FLOAT32: "float32",
+    _comparison.FLOAT16: "float16, entirely or in part",
+    _comparison.QUANTIZED: "quantized integers",
+}
 
 
-def _subject(recipe: Any, target: Any) -> dict[str, Any]:
-    """What is run, and where."""
-    where = place(recipe)
-    more = {"run_on": where} if where != LOCAL else {}
-    if isinstance(target, JoinedTarget):
-        parts = {each.part: _machine(where, each) for each in target.machines}
-        is_mixed = any(_kernels.is_mixed(recipe.of(each.name)) for each in target.machines)
-        return {"target": {"parts": parts}, "mixed": is_mixed, **more}
-    return {
-        "lowering": _kernels.lowering(recipe),
-        "schedules": _kernels.schedules(recipe),
-        "mixed": _kernels.is_mixed(recipe),
-        "target": _machine(where, target),
-        **more,
-    }
+# ---------------------------------------------------------------- settings
 
 
-def _machine(where: str, target: Any) -> dict[str, Any]:
-    return {
-        "tvm": target.tvm,
-        "cores": target.cores,
-        "device": target.device,
-        "why_not": target.why_not,
-        **({"remote": target.remote} if where == RPC else {}),
-    }
-
-
-def place(recipe: Any) -> str:
-    """Where the libraries of a recipe (as it is for one target) are run: LOCAL, QEMU or RPC."""
-    chosen = str(recipe.verify.run_on)
-    return LOCAL if chosen == "auto" else chosen
-
-
-def run(settings: Mapping[str, Any], ctx: StageContext) -> dict[str, Any]:
-    """Write the verdict; raise VerifyFailed when a check fails."""
-    checks, where = settings["verify"], settings.get("run_on", LOCAL)
-    why_not = "; ".join(
-        f"part '{name}': {each['why_not']}" if name else str(each["why_not"])
-        for name, each in _machines(settings).items()
-        if each["why_not"]
+def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> VerifySettings:
+    """Return the checks, and what is run where."""
+    checks = recipe.verify
+    min_speedup = recipe.tune.min_speedup
+    run_on = run_location(recipe)
+    is_partitioned = isinstance(target, PartitionedTarget)
+    machine: MachineSettings | PartSettings
+    if isinstance(target, PartitionedTarget):
+        machine = PartSettings(parts={m.part: _machine_settings(m, run_on) for m in target.parts})
+        recipes = [recipe.for_target(m.name) for m in target.parts]
+    else:
+        machine, recipes = _machine_settings(target, run_on), [recipe]
+    return VerifySettings(
+        verify=CheckSettings(**{**checks.model_dump(), "data": checks.data is not None}),
+        inputs={name: InputSettings(range=spec.range) for name, spec in recipe.inputs.items()},
+        model={"kind": recipe.model.kind},
+        target=machine,
+        mixed=any(map(uses_mixed_precision, recipes)),
+        lowering=None if is_partitioned else lowering_options(recipe),
+        schedules=None if is_partitioned else schedules_version(recipe),
+        tune=None if min_speedup is None else SpeedupSettings(min_speedup=min_speedup),
+        run_on=run_on,
     )
-    if where == LOCAL and checks["against"] == "none" and why_not:
-        return _conclude({"passed": True, "against": "none", "not_run": why_not}, ctx)
-    with opened(where, settings, ctx) as subject:
-        return _conclude(_judge(where, subject, settings, ctx), ctx)
 
 
-def _machines(settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """What the library, or each of its parts, runs on."""
-    target = settings["target"]
-    return dict(target.get("parts", {"": target}))
+def _machine_settings(target: ResolvedTarget, run_on: str) -> MachineSettings:
+    reached_target = target if run_on == RPC else target._replace(remote=None)
+    return MachineSettings.model_validate(reached_target)
 
 
-def _judge(
-    where: str, subject: Subject, settings: Mapping[str, Any], ctx: StageContext
-) -> dict[str, Any]:
-    """All that is found out about the library, and whether it is good enough."""
-    checks = settings["verify"]
-    data = _samples(subject, settings, ctx.inputs.get("data"))
-    verdict: dict[str, Any] = {"against": checks["against"], "samples": data.real}
-    ours = samples.joined(subject.run_all(data.batches), data)
-    if where != LOCAL:
-        verdict["ran_on"] = subject.ran_on
-    there = dict(data.batches[0])
-    with _reference(settings, subject, ctx) as reference:
-        labels, first = data.labels, subject.outputs[0].name
-        if reference is not None:
-            results = [reference.run(feed) for feed in data.batches]
-            theirs = samples.joined(results, data)
-            there.update(results[0])
-            verdict["reference"] = reference.name
-            tolerance = _tolerance(settings, ctx, verdict)
-            verdict["outputs"] = _agreement(subject, ours, theirs, tolerance)
-            verdict |= _parts(subject, data, results, tolerance)
-            if labels is not None:
-                verdict["reference_accuracy"] = _judging.accuracy(theirs, first, labels)
-        if labels is not None:
-            verdict["accuracy"] = _judging.accuracy(ours, first, labels)
-        if subject.timed is None:
-            verdict["latency_not_measured"] = why_not_timed(where)
-        else:
-            # the reference runs here, and says nothing of the speed of another machine
-            beside = reference if where == LOCAL else None
-            with _alone(settings, ctx):
-                verdict["latency"] = _latencies(
-                    subject.timed, beside, data.batches[0], settings, ctx
-                )
-                for name, feed in _first_feeds(subject, there).items():
-                    timed = subject.parts[name].timed
-                    assert timed is not None
-                    found = verdict.setdefault("parts", {}).setdefault(name, {})
-                    found["latency"] = _summary(_measure(timed, feed, checks["repeat"]))
-    verdict["failures"] = _judging.failures(verdict, checks) + _too_slow(verdict, settings)
-    verdict["passed"] = not verdict["failures"]
-    return verdict
+def run_location(recipe: Recipe) -> str:
+    """Return where the libraries of a recipe, as it is for one target, are run: LOCAL, QEMU or RPC."""
+    return LOCAL if recipe.verify.run_on == "auto" else str(recipe.verify.run_on)
 
 
-def _tolerance(
-    settings: Mapping[str, Any], ctx: StageContext, verdict: dict[str, Any]
-) -> Tolerance:
-    """How closely outputs must agree; the verdict gets to know it, and what arithmetic it is for."""
-    arithmetic = _tolerances.arithmetic_of(ctx.inputs["import/model.json"], settings["mixed"])
-    tolerance = _tolerances.tolerance_of(arithmetic, settings["verify"])
-    verdict["tolerance"] = {"for": arithmetic, **tolerance._asdict()}
-    return tolerance
+def deliveries(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Files:
+    """Return the verdict."""
+    return ((VERDICT, DELIVERED_VERDICT),)
 
 
-def _agreement(
-    subject: Subject, ours: Mapping[str, Array], theirs: Mapping[str, Array], tolerance: Tolerance
-) -> dict[str, Any]:
-    return {
-        spec.name: _judging.compare(ours[spec.name], theirs[spec.name], tolerance)
-        for spec in subject.outputs
-    }
+# ---------------------------------------------------------------- the verdict
 
 
-def _parts(
-    subject: Subject, data: Samples, results: Sequence[Mapping[str, Array]], tolerance: Tolerance
-) -> dict[str, Any]:
-    """Each part by itself, on what the reference gives it: an error stands where it was made."""
-    found = {}
-    for name, part in subject.parts.items():
-        takes = [spec.name for spec in part.inputs]
-        there = [{**feed, **given} for feed, given in zip(data.batches, results, strict=True)]
-        ours = samples.joined(part.run_all([{n: each[n] for n in takes} for each in there]), data)
-        found[name] = {"outputs": _agreement(part, ours, samples.joined(results, data), tolerance)}
-    return {"parts": found} if found else {}
+def run(settings: VerifySettings, context: StageContext) -> Verdict:
+    """Write the verdict.
+
+    Raises:
+        VerifyFailed: when a check fails.
+    """
+    reasons = "; ".join(
+        f"part '{name}': {machine.unrunnable_reason}" if name else machine.unrunnable_reason
+        for name, machine in settings.machines.items()
+        if machine.unrunnable_reason
+    )
+    if settings.run_on == LOCAL and settings.verify.against == "none" and reasons:
+        return _conclude({"passed": True, "against": "none", "not_run": reasons}, context)
+    with open_library(settings, context) as library:
+        return _conclude(_verify(library, settings, context), context)
 
 
-def _first_feeds(subject: Subject, there: Feed) -> dict[str, Feed]:
-    """What each part is given, of the tensors that are there; a part runs only for those that are not."""
-    feeds = {}
-    for name, part in subject.parts.items():
-        feeds[name] = {spec.name: there[spec.name] for spec in part.inputs}
-        if any(spec.name not in there for spec in part.outputs):
-            there = {**there, **part.run_all([feeds[name]])[0]}
-    return feeds
-
-
-@contextlib.contextmanager
-def _alone(settings: Mapping[str, Any], ctx: StageContext) -> Iterator[None]:
-    """Nothing else is measured on the same devices meanwhile, nor on the CPU that calls a library here."""
-    from tvmflow.targets.devices import CPU, exclusive
-
-    devices = [each["device"] for each in _machines(settings).values()]
-    if settings.get("run_on", LOCAL) == LOCAL:
-        devices.append(CPU)
-    with contextlib.ExitStack() as stack:
-        # always in one order, so that two runs never wait for each other
-        for _, device in sorted({each["kind"]: each for each in devices}.items()):
-            stack.enter_context(exclusive(ctx.locks, device))
-        yield
-
-
-def _conclude(verdict: dict[str, Any], ctx: StageContext) -> dict[str, Any]:
-    (ctx.out / VERDICT).write_text(json.dumps(verdict, indent=1, sort_keys=True) + "\n")
+def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
+    text = json.dumps(verdict, indent=1, sort_keys=True) + "\n"
+    (context.out / VERDICT).write_text(text)
     if not verdict["passed"]:
         raise VerifyFailed(
             "; ".join(verdict["failures"]),
@@ -237,128 +142,210 @@ def _conclude(verdict: dict[str, Any], ctx: StageContext) -> dict[str, Any]:
     return verdict
 
 
-# ---------------------------------------------------------------- inputs
+def _verify(library: Library, settings: VerifySettings, context: StageContext) -> Verdict:
+    """Return everything that is verified of the library, and whether it passes."""
+    from tvmflow.stages._latency import add_latencies
+
+    checks = settings.verify
+    data = _load_samples(library, settings, context.inputs.get("data"))
+    verdict: Verdict = {"passed": True, "against": checks.against, "samples": data.total}
+    actual = samples.join_outputs(library.run_all(data.batches), data)
+    if settings.run_on != LOCAL:
+        verdict["ran_on"] = library.ran_on
+    tensors = dict(data.batches[0])
+    with _open_reference(settings, library, context) as reference:
+        if reference is not None:
+            expected = [reference.run(feed) for feed in data.batches]
+            tensors.update(expected[0])
+            tolerance = _add_tolerance(verdict, settings, context)
+            verdict["reference"] = reference.name
+            _add_comparisons(verdict, library, data, actual, expected, tolerance)
+        if data.labels is not None:
+            first = library.outputs[0].name
+            verdict["accuracy"] = _comparison.top1_accuracy(actual, first, data.labels)
+        if library.timed is None:
+            verdict["latency_not_measured"] = UNTIMED_REASONS[settings.run_on]
+        else:
+            add_latencies(verdict, library, reference, tensors, settings, context)
+    min_speedup = settings.tune.min_speedup if settings.tune else None
+    verdict["failures"] = [
+        *_comparison.list_failures(verdict, checks.min_accuracy),
+        *list_slowdowns(verdict.get("latency", {}), min_speedup),
+    ]
+    verdict["passed"] = not verdict["failures"]
+    return verdict
 
 
-def _samples(subject: Subject, settings: Mapping[str, Any], path: Path | None) -> Samples:
-    """What the library is run on: the file that the recipe names, or seeded random inputs."""
-    checks = settings["verify"]
+def _load_samples(library: Library, settings: VerifySettings, path: Path | None) -> Samples:
+    """Return what the library is run on: the file that the recipe names, or seeded random inputs."""
+    checks = settings.verify
     if path is None:
-        ranges = {
-            name: (spec["range"][0], spec["range"][1])
-            for name, spec in settings["inputs"].items()
-            if "range" in spec
-        }
-        return samples.drawn(subject.inputs, ranges, batches=checks["samples"], seed=checks["seed"])
-    wants = "verify.min_accuracy" if checks["min_accuracy"] is not None else ""
-    return samples.recorded(
-        subject.inputs, path, what="verify.data", label=checks["label"], needs_labels=wants
+        ranges = {name: spec.range for name, spec in settings.inputs.items() if spec.range}
+        return samples.random_samples(
+            library.inputs, ranges, batches=checks.samples, seed=checks.seed
+        )
+    labels_for = "verify.min_accuracy" if checks.min_accuracy is not None else ""
+    return samples.load_samples(
+        library.inputs, path, source="verify.data", label=checks.label, labels_needed_by=labels_for
     )
 
 
-# ---------------------------------------------------------------- judging
-
-
 @contextlib.contextmanager
-def _reference(
-    settings: Mapping[str, Any], subject: Subject, ctx: StageContext
+def _open_reference(
+    settings: VerifySettings, library: Library, context: StageContext
 ) -> Iterator[Reference | None]:
-    if settings["verify"]["against"] == "none":
+    """Give the framework that the model came from, in a process of its own; None without a reference."""
+    if settings.verify.against == "none":
         yield None
         return
-    model = dict(settings["model"])
-    frontend = FRONTENDS[model.pop("kind")]
-    scratch = ctx.work / "reference"
+    frontend = FRONTENDS[settings.model["kind"]]
+    scratch = context.work / "reference"
     scratch.mkdir(exist_ok=True)
-    files = {role: path for role, path in ctx.inputs.items() if role != "data"}
-    described = json.loads(ctx.inputs["import/signature.json"].read_text())
+    files = {role: path for role, path in context.inputs.items() if role != "data"}
+    signature = json.loads(context.inputs["import/signature.json"].read_text())
     with frontend.reference(
         files,
-        subject.inputs,
-        subject.outputs,
-        model,
-        tensors=tuple(map(TensorSpec.from_json, described.get("tensors", ()))),
-        threads=max(each["cores"] for each in _machines(settings).values()),
+        library.inputs,
+        library.outputs,
+        tensors=tuple(map(TensorSpec.from_json, signature.get("tensors", ()))),
+        threads=max(machine.cores for machine in settings.machines.values()),
         scratch=scratch,
     ) as reference:
         yield reference
 
 
-def _too_slow(verdict: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """The gate on what tuning must have bought, end to end."""
-    if "tune" not in settings:
+def _add_tolerance(verdict: Verdict, settings: VerifySettings, context: StageContext) -> Tolerance:
+    """Return how closely outputs must agree, and record it with the arithmetic that it is for."""
+    checks = settings.verify
+    arithmetic = _comparison.find_arithmetic(context.inputs["import/model.json"], settings.mixed)
+    tolerance = _comparison.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
+    verdict["tolerance"] = {"for": arithmetic, **tolerance._asdict()}
+    return tolerance
+
+
+def _add_comparisons(
+    verdict: Verdict,
+    library: Library,
+    data: Samples,
+    actual: Mapping[str, Array],
+    expected: Sequence[Mapping[str, Array]],
+    tolerance: Tolerance,
+) -> None:
+    """Compare the library, and each part by itself, with the reference.
+
+    A part is run on the tensors of the reference, so that an error is found in the part that makes it.
+
+    Args:
+        verdict: Gets the comparisons.
+        library: The library.
+        data: The samples.
+        actual: The library's outputs, over all samples.
+        expected: The reference's outputs and inner tensors, by batch.
+        tolerance: How closely outputs must agree.
+    """
+    joined = samples.join_outputs(expected, data)
+    verdict["outputs"] = _compare_outputs(library, actual, joined, tolerance)
+    if data.labels is not None:
+        first = library.outputs[0].name
+        verdict["reference_accuracy"] = _comparison.top1_accuracy(joined, first, data.labels)
+    parts: dict[str, PartVerdict] = {}
+    for name, part in library.parts.items():
+        names = [spec.name for spec in part.inputs]
+        tensors = [{**f, **outputs} for f, outputs in zip(data.batches, expected, strict=True)]
+        feeds = [{name: batch[name] for name in names} for batch in tensors]
+        part_actual = samples.join_outputs(part.run_all(feeds), data)
+        parts[name] = {"outputs": _compare_outputs(part, part_actual, joined, tolerance)}
+    if parts:
+        verdict["parts"] = parts
+
+
+def _compare_outputs(
+    library: Library,
+    actual: Mapping[str, Array],
+    expected: Mapping[str, Array],
+    tolerance: Tolerance,
+) -> dict[str, OutputComparison]:
+    return {
+        spec.name: _comparison.compare(actual[spec.name], expected[spec.name], tolerance)
+        for spec in library.outputs
+    }
+
+
+def list_slowdowns(latency: Mapping[str, Latency], min_speedup: float | None) -> list[str]:
+    """Return a sentence if tuning gave less than the least end-to-end speedup."""
+    if min_speedup is None:
         return []
-    latency, wanted = verdict["latency"], settings["tune"]["min_speedup"]
     # without a tuned kernel the library is the untuned one
-    untuned = latency.get("untuned", latency["library"])["median"]
-    speedup = untuned / latency["library"]["median"]
-    if speedup >= wanted:
+    untuned_s = latency.get("untuned", latency["library"])["median"]
+    speedup = untuned_s / latency["library"]["median"]
+    if speedup >= min_speedup:
         return []
-    return [f"tuned is {speedup:.3g} times as fast as untuned, below tune.min_speedup {wanted:g}"]
+    return [
+        f"the speedup of the tuned library over the untuned one is {speedup:.3g}, "
+        f"below tune.min_speedup {min_speedup:g}"
+    ]
 
 
-# ---------------------------------------------------------------- latency
+# ---------------------------------------------------------------- what reports say
 
 
-def _latencies(
-    library: TimedLibrary,
-    reference: Reference | None,
-    feed: Feed,
-    settings: Mapping[str, Any],
-    ctx: StageContext,
-) -> dict[str, Any]:
-    """Seconds per call of the library, of the same model untuned, and of the reference; one after the other."""
-    repeat = settings["verify"]["repeat"]
-    found = {"library": _summary(_measure(library, feed, repeat))}
-    kernels = ctx.inputs.get("build/kernels.json")
-    if kernels and build.TUNED in json.loads(kernels.read_text()).values():
-        found["untuned"] = _summary(_measure(library.beside(_untuned(settings, ctx)), feed, repeat))
-    if reference is not None:
-        found["reference"] = _summary(_measure(reference, feed, repeat))
-    return found
+def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+    """Return how outputs agree, the accuracy, and the latencies."""
+    if "not_run" in facts:
+        return [f"NOT VERIFIED (verify.against: none): {facts['not_run']}"]
+    lines = _describe_outputs(facts.get("outputs", {}), facts)
+    for name, part in facts.get("parts", {}).items():
+        lines += [f"{name}: {line}" for line in _describe_outputs(part.get("outputs", {}), facts)]
+    if "ran_on" in facts:
+        lines.append(f"ran on {facts['ran_on']}")
+    if "latency_not_measured" in facts:
+        lines.append(f"latency is not measured: {facts['latency_not_measured']}")
+    if facts["against"] == "none":
+        lines.append("NOT VERIFIED against a reference (verify.against: none)")
+    if "accuracy" in facts:
+        reference = facts.get("reference_accuracy")
+        compared = f" (the reference: {reference:.2%})" if reference is not None else ""
+        count = count_text(facts["samples"], "held-out sample")
+        lines.append(f"accuracy {facts['accuracy']:.2%} on {count}{compared}")
+    return lines + _describe_latency(facts)
 
 
-def _measure(subject: Timed, feed: Feed, repeat: int) -> list[float]:
-    _settle()
-    once = subject.latency(feed, repeat=1, min_seconds=0.0)[0]
-    affordable = int(_SECONDS_PER_SUBJECT / max(once, _MIN_SECONDS_PER_REPEAT))
-    repeats = max(_MIN_REPEATS, min(repeat, affordable))
-    return subject.latency(feed, repeat=repeats, min_seconds=_MIN_SECONDS_PER_REPEAT)
+def _describe_outputs(outputs: Mapping[str, Facts], facts: Facts) -> list[str]:
+    return [
+        f"{name} agrees with {facts['reference']} on {count_text(facts['samples'], 'sample')} "
+        f"(largest error: absolute {comparison['max_abs_error']:.2g}, relative {comparison['max_rel_error']:.2g}; "
+        f"allowed: atol {comparison['atol']:.2g}, rtol {comparison['rtol']:.2g})"
+        for name, comparison in outputs.items()
+    ]
 
 
-def _settle() -> None:
-    """Wait until no thread of what ran before looks for more work: TVM's, and OpenMP's, do for a fifth of a second."""
-    import psutil
-
-    here = psutil.Process()
-    deadline = time.monotonic() + _MOST_SETTLING_S
-
-    def busy() -> float:
-        found = 0.0
-        for process in (here, *here.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                found += sum(process.cpu_times()[:2])
-        return found
-
-    spent = busy()
-    while time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
-        before, spent = spent, busy()
-        if spent - before < _LOOK_S / 4:
-            return
+def _describe_latency(facts: Facts) -> list[str]:
+    names = {
+        "library": "this library",
+        "untuned": "untuned",
+        "reference": facts.get("reference", ""),
+    }
+    measured = [(names[subject], row) for subject, row in facts.get("latency", {}).items()]
+    for name, part in facts.get("parts", {}).items():
+        measured += [(f"its part {name}", part["latency"])] if "latency" in part else []
+    rows = [
+        f"    {name:<24} {latency_text(row['median']):>9} {latency_text(row['mean']):>9} "
+        f"{latency_text(row['min']):>9} {latency_text(row['max']):>9} {latency_text(row['std']):>9}"
+        for name, row in measured
+    ]
+    head = f"    {'':<24} {'median':>9} {'mean':>9} {'min':>9} {'max':>9} {'std':>9}"
+    return ["latency of one call\n" + "\n".join([head, *rows])] if rows else []
 
 
-def _untuned(settings: Mapping[str, Any], ctx: StageContext) -> Any:
-    """The same model with the schedules that it has without tuning, compiled in this process."""
-    from tvmflow.stages import _lowering
-    from tvmflow.tuning.measure import load_compiler
-
-    mod = _lowering.load_ir(ctx.inputs["import/model.json"])
-    params = _lowering.load_weights(ctx.inputs["import/params.safetensors"])
-    target, kernels = settings["target"]["tvm"], settings["lowering"]
-    load_compiler(target, runs="run_on" not in settings)
-    return _lowering.compile_untuned(mod, params, target, kernels, settings["schedules"])
+def explain(facts: Facts) -> list[str]:
+    """Return by how much outputs may differ from the reference's, and why."""
+    return [_explain_tolerance(facts["tolerance"])] if "tolerance" in facts else []
 
 
-def _summary(seconds: Sequence[float]) -> dict[str, float]:
-    return {**spread_of(seconds), "repeats": len(seconds)}
+def _explain_tolerance(tolerance: Facts) -> str:
+    share = tolerance["of_largest"]
+    more = f", or {share:.2%} of an output's largest value where that is more" if share else ""
+    return (
+        f"outputs may differ by atol {tolerance['atol']:g}{more}, and rtol {tolerance['rtol']:g} "
+        f"(the model computes in {_ARITHMETIC_TEXTS[tolerance['for']]})"
+    )

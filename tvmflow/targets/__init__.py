@@ -1,1 +1,4 @@
-"""Machines that libraries are built for: presets, this host, linking, devices."""
+"""Targets: presets, backends (CPU, CUDA), the host, linkers, devices behind RPC, emulation.
+
+May import store and core.
+"""

@@ -1,25 +1,28 @@
-"""The targets that a recipe can name with one word."""
+"""Presets: the targets that a recipe can name with one word."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from tvmflow.values import Json
+from tvmflow.core.types import Json
+from tvmflow.targets.tvm_target import TvmTarget
 
 
 class Preset(NamedTuple):
-    """A named target. `tvm` is the mapping that TVM takes; None for the machine that builds.
+    """A named target.
 
-    Where the machines that it is for have one number of cores, the mapping says so.
+    Attributes:
+        tvm: TVM's target; None for the host. It has `num-cores` where all such machines have one number of cores.
+        description: For people.
     """
 
-    tvm: Mapping[str, Json] | None
+    tvm: TvmTarget | None
     description: str
 
 
-def _cpu(triple: str, cpu: str, **more: Json) -> dict[str, Json]:
-    attributes = {name.replace("_", "-"): value for name, value in more.items()}
+def _cpu(triple: str, cpu: str, **fields: Json) -> dict[str, Json]:
+    attributes = {name.replace("_", "-"): value for name, value in fields.items()}
     return {"kind": "llvm", "mtriple": triple, "mcpu": cpu, **attributes}
 
 
@@ -27,8 +30,8 @@ def _x86(level: str) -> dict[str, Json]:
     return _cpu("x86_64-linux-gnu", level)
 
 
-def _arm(cpu: str, **more: Json) -> dict[str, Json]:
-    return _cpu("aarch64-linux-gnu", cpu, **more)
+def _arm(cpu: str, **fields: Json) -> dict[str, Json]:
+    return _cpu("aarch64-linux-gnu", cpu, **fields)
 
 
 def _cuda(arch: str, host: Mapping[str, Json]) -> dict[str, Json]:
@@ -36,11 +39,11 @@ def _cuda(arch: str, host: Mapping[str, Json]) -> dict[str, Json]:
 
 
 _SERVER: Final = _x86("x86-64-v3")
-# what Linux distributions for RISC-V are built with, with the vector extension
+# The features that Linux distributions for RISC-V require, and the vector extension.
 _RVV: Final = ["+m", "+a", "+f", "+d", "+c", "+v"]
 
 PRESETS: Final[dict[str, Preset]] = {
-    "host": Preset(None, "this machine: its CPU, features and cores are looked up"),
+    "host": Preset(None, "this machine: its CPU, features and cores are detected"),
     "x86-64-v2": Preset(_x86("x86-64-v2"), "x86-64 with SSE4.2 (since about 2009)"),
     "x86-64-v3": Preset(_x86("x86-64-v3"), "x86-64 with AVX2 and FMA (since about 2015)"),
     "x86-64-v4": Preset(_x86("x86-64-v4"), "x86-64 with AVX-512 (servers since about 2017)"),
@@ -71,9 +74,9 @@ PRESETS: Final[dict[str, Preset]] = {
     "cuda-sm89": Preset(_cuda("sm_89", _SERVER), "NVIDIA L4, L40, RTX 40, on x86-64"),
     "cuda-sm90": Preset(_cuda("sm_90", _SERVER), "NVIDIA H100, H200, on x86-64"),
     "jetson-orin": Preset(
-        _cuda("sm_87", _arm("cortex-a78ae")), "NVIDIA Jetson Orin: sm_87 beside Cortex-A78AE"
+        _cuda("sm_87", _arm("cortex-a78ae")), "NVIDIA Jetson Orin: sm_87 with Cortex-A78AE"
     ),
     "jetson-tx2": Preset(
-        _cuda("sm_62", _arm("cortex-a57")), "NVIDIA Jetson TX2: sm_62 beside Cortex-A57"
+        _cuda("sm_62", _arm("cortex-a57")), "NVIDIA Jetson TX2: sm_62 with Cortex-A57"
     ),
 }

@@ -1,42 +1,43 @@
-"""Devices that are measured on, one measurement at a time across all runs on this machine."""
+"""Device locks: one measurement at a time on each device of this machine, across all runs."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-CPU: Final = {"kind": "cpu"}
-GPU: Final = {"kind": "cuda"}
-"""This machine's, whatever they are."""
+from tvmflow.core import file_locks
+from tvmflow.targets.backends import BACKENDS, cpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CPU: Final = {"kind": cpu.DEVICE}
+"""This machine's CPU."""
+ALL_DEVICES: Final = tuple({"kind": backend.DEVICE} for backend in BACKENDS.values())
+"""Every device that this machine may have, in the order in which their locks are taken."""
 
 
-def machine_locks() -> str:
-    """Where device locks are: one place for all stores and users' runs on this machine."""
+def device_locks_folder() -> str:
+    """Return the folder of the device locks: one for all stores and users' runs on this machine."""
     base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"
     return f"{base}/tvmflow-{os.getuid()}/locks"
 
 
-def exclusive(locks: Path, device: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
-    """Hold the device alone, to measure on it. The lock is the operating system's and dies with this process."""
-    return _held(locks, device, fcntl.LOCK_EX)
+def exclusive(locks: Path, device: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Hold a device alone, to measure on it. The lock is the operating system's and dies with this process."""
+    return _hold(locks, device, shared=False)
 
 
-def shared(locks: Path, device: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
-    """Keep the device busy together with others: nothing is measured meanwhile."""
-    return _held(locks, device, fcntl.LOCK_SH)
+def shared(locks: Path, device: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Keep a device busy together with others: nothing is measured on it meanwhile."""
+    return _hold(locks, device, shared=True)
 
 
-@contextlib.contextmanager
-def _held(locks: Path, device: Mapping[str, str], how: int) -> Iterator[None]:
+@contextmanager
+def _hold(locks: Path, device: Mapping[str, str], *, shared: bool) -> Iterator[None]:
     os.makedirs(locks, mode=0o700, exist_ok=True)
-    path = locks / f"{device['kind']}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, how)
+    with file_locks.held(locks / f"{device['kind']}.lock", shared=shared, mode=0o600):
         yield
-    finally:
-        os.close(descriptor)

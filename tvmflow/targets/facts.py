@@ -1,50 +1,58 @@
-"""What LLVM says of targets: asked once for this machine and TVM build, then read from the store."""
+"""Facts of targets: LLVM is queried once for this machine and TVM build, then its answers are read from the store."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from tvmflow import tools
-from tvmflow.keys import digest_of
-from tvmflow.stores.local import LocalStore
+from tvmflow.core import packages
+from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.types import Json
+from tvmflow.store.local import LocalStore
 from tvmflow.targets.host import Host
-from tvmflow.targets.resolve import cpus_in_worker, query_in_worker
-from tvmflow.values import Json
+from tvmflow.targets.llvm_query import TargetFacts, query_cpus_in_process, query_targets_in_process
+from tvmflow.targets.tvm_target import TvmTarget
 
-_VERSION: Final = 2
-"""Raise it when `resolve.query` or `resolve.cpus` answers otherwise."""
+_log = logging.getLogger(__name__)
 
-Ask = Callable[[list[Json]], list[Json]]
+_VERSION: Final = 3
+"""Raise it when `llvm_query` answers in another way."""
+
+Query = Callable[[Sequence[Json]], list[Json]]
 
 
-def facts_of(
+def load_target_facts(
     store: LocalStore,
-    mappings: Sequence[Mapping[str, Json] | None],
+    targets: Sequence[TvmTarget | None],
     host: Host,
-    ask: Ask = query_in_worker,
-) -> list[Json]:
-    """`resolve.query` of each target; None is this machine."""
-    questions = [None if mapping is None else dict(mapping) for mapping in mappings]
-    return _remembered(store, questions, host.fingerprint(), ask)
+    query: Query = query_targets_in_process,
+) -> list[TargetFacts]:
+    """Return the facts of each target; None is this machine."""
+    queries = [None if target is None else dict(target) for target in targets]
+    answers = _load_answers(store, queries, host.fingerprint(), query)
+    return [TargetFacts.from_json(answer) for answer in answers]
 
 
-def cpus_of(store: LocalStore, triple: str, ask: Ask = cpus_in_worker) -> list[str]:
-    """The CPU names that LLVM knows for a triple, sorted."""
-    [names] = _remembered(store, [triple], "cpus", ask)
+def load_cpus(store: LocalStore, triple: str, query: Query = query_cpus_in_process) -> list[str]:
+    """Return the names of the CPUs that LLVM knows for a triple, sorted."""
+    [names] = _load_answers(store, [triple], "cpus", query)
     return list(names)
 
 
-def _remembered(
-    store: LocalStore, questions: Sequence[Json], circumstances: Json, ask: Ask
+def _load_answers(
+    store: LocalStore, queries: Sequence[Json], context: Json, query: Query
 ) -> list[Json]:
-    build = tools.identity("apache-tvm")
-    names = [digest_of([_VERSION, question, circumstances, build]) for question in questions]
-    known = {name: store.read_note("facts", name) for name in names}
-    asked = {n: q for n, q in zip(names, questions, strict=True) if known[n] is None}
-    if asked:
-        for name, answer in zip(asked, ask(list(asked.values())), strict=True):
-            known[name] = json.dumps(answer)
-            store.write_note(str(known[name]), "facts", name)
-    return [json.loads(known[name] or "null") for name in names]
+    """Return the answer to each query: from the store, else from `query`, whose answers go to the store."""
+    build = packages.identity("apache-tvm")
+    names = [digest_of([_VERSION, value, context, build]) for value in queries]
+    notes = {name: store.notes.read("facts", name) for name in names}
+    queries_by_name = dict(zip(names, queries, strict=True))
+    missing = {name: value for name, value in queries_by_name.items() if notes[name] is None}
+    if missing:
+        _log.debug("LLVM is queried about %s: the store has no answer", list(missing.values()))
+        for name, answer in zip(missing, query(list(missing.values())), strict=True):
+            notes[name] = json.dumps(answer)
+            store.notes.write(str(notes[name]), "facts", name)
+    return [json.loads(notes[name] or "null") for name in names]

@@ -1,4 +1,4 @@
-"""CPU features under two names, LLVM's and the kernel's: what code for a target needs of the machine that runs it."""
+"""CPU features under two names, LLVM's and the Linux kernel's: what code for a target needs of a machine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 
 _Names = Mapping[str, tuple[str, ...]]
 
-# Only features that code generation may use by itself are listed. What is reached through
-# intrinsics that no kernel has (AES on a Raspberry Pi, where LLVM's cortex-a72 has it and the chip
-# has not) and what only tunes code (`fast-gather`) says nothing about where a library runs.
+# Only features that code generation may use by itself are listed. Features that only intrinsics
+# use, which no kernel has (AES on a Raspberry Pi, where LLVM's cortex-a72 has it and the chip does
+# not), and features that only tune code (`fast-gather`) do not decide where a library runs.
 
-# What most x86 kernels call as LLVM does, then those that they do not.
+# First the features for which the kernel has LLVM's name, then the others.
 _X86: Final[_Names] = {
     **{
         name: (name,)
@@ -74,7 +74,7 @@ _ARMV7: Final[_Names] = {
     "hwdiv-arm": ("idiva",),
 }
 
-# The parts of V (zve…) and the length of its registers (zvl…) are left out: kernels before 6.8 list neither.
+# The subsets of V (zve…) and the length of its registers (zvl…) are omitted: kernels before 6.8 list neither.
 _RISCV: Final[_Names] = {
     name: (name,)
     for name in "m a f d c v zba zbb zbs zfh zfhmin zvfh zvfhmin zicond zacas zfa".split()
@@ -89,25 +89,30 @@ _TABLES: Final[Mapping[str, _Names]] = {
     "riscv32": _RISCV,
 }
 
+# The feature that converts float16 to float32 in vectors; empty where every CPU has it. LLVM's code for
+# 32-bit ARM converts one number at a time.
+_FLOAT16: Final[Mapping[str, str]] = {"x86_64": "f16c", "i386": "f16c", "aarch64": ""}
 
-# What converts float16 to float32, a vector at a time; empty where every CPU does. LLVM's code for 32-bit ARM
-# converts one number at a time.
-_HALVES: Final[Mapping[str, str]] = {"x86_64": "f16c", "i386": "f16c", "aarch64": ""}
 
+def slow_float16_reason(arch: str, features: Iterable[str]) -> str:
+    """Return why code for a CPU converts float16 one number at a time, or an empty string.
 
-def why_not_halves(arch: str, features: Iterable[str]) -> str:
-    """Why code for a CPU with these features (by the kernel's names) does not convert float16 in vectors, or empty."""
-    if arch not in _HALVES:
+    Args:
+        arch: The architecture.
+        features: The CPU's features by the kernel's names.
+    """
+    if arch not in _FLOAT16:
         return f"there is no code for {arch} that converts float16 in vectors"
-    wanted = _HALVES[arch]
-    return "" if not wanted or wanted in features else f"its CPU lacks {wanted}"
+    needed = _FLOAT16[arch]
+    return "" if not needed or needed in features else f"its CPU lacks {needed}"
 
 
-def kernel_names(arch: str, feature: str) -> tuple[str, ...]:
-    """What the kernel calls one of LLVM's features; empty for one that code can do without."""
+def kernel_feature_names(arch: str, feature: str) -> tuple[str, ...]:
+    """Return the kernel's names of one of LLVM's features; empty for a feature that does not decide where code runs."""
     return _TABLES.get(arch, {}).get(feature, ())
 
 
-def needed_of(arch: str, features: Iterable[str]) -> tuple[str, ...]:
-    """The kernel's names, sorted, of all that code with these features of LLVM's may use."""
-    return tuple(sorted({name for each in features for name in kernel_names(arch, each)}))
+def required_features(arch: str, features: Iterable[str]) -> tuple[str, ...]:
+    """Return the kernel's names, sorted, of all features that code with LLVM's `features` may use."""
+    names = {name for feature in features for name in kernel_feature_names(arch, feature)}
+    return tuple(sorted(names))

@@ -1,19 +1,19 @@
-"""This machine, as far as compiled code is concerned. Cheap enough to be read on every run."""
+"""The host: this machine, as far as compiled code is concerned. Cheap enough to be read on every run."""
 
 import os
 import sys
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from tvmflow.targets.platforms import Platform, platform_of
-from tvmflow.values import Json
+from tvmflow.core.types import Json
+from tvmflow.targets.platforms import Platform, parse_triple
 
 _CPUINFO = "/proc/cpuinfo"
 
-# sys.platform -> the system's name in a Platform; others are called what Python calls them.
+# sys.platform -> the system's name in a Platform; other systems keep Python's name.
 _SYSTEMS = {"darwin": "macos", "win32": "windows"}
 
-# Arm's numbers of its cores, as the kernel reports them; other makers' are told as numbers.
+# Arm's part numbers, as the kernel reports them. Other vendors' cores are shown as numbers.
 _ARM_CORES = {
     "0xc07": "Cortex-A7",
     "0xc09": "Cortex-A9",
@@ -29,16 +29,19 @@ _ARM_CORES = {
     "0xd4f": "Neoverse-V2",
 }
 
-# Extensions that one letter of a RISC-V name stands for.
+# The extensions that the letter `g` in a RISC-V name means.
 _GENERAL = ("i", "m", "a", "f", "d", "zicsr", "zifencei")
 
 
 class Host(NamedTuple):
     """This machine as far as compiled code is concerned.
 
-    `arch`, `system` and `libc` are those of a `Platform`. `flags` are the CPU's features as the
-    Linux kernel names them, and empty where nothing tells them. `told` are all that the system
-    tells of, whether they are there or not; None for a kernel that tells of all.
+    Attributes:
+        arch: As in a `Platform`, as are `system` and `libc`.
+        model: The CPU's model.
+        flags: The CPU's features by the Linux kernel's names; empty where nothing reports them.
+        cores: How many this process may use.
+        reported: All features that the system reports, present or not; None for a kernel that reports all.
     """
 
     arch: str
@@ -47,91 +50,95 @@ class Host(NamedTuple):
     cores: int
     system: str = "linux"
     libc: str = "gnu"
-    told: frozenset[str] | None = None
+    reported: frozenset[str] | None = None
 
-    def lacks(self, features: Iterable[str]) -> list[str]:
-        """Those of these features (by the kernel's names) that the CPU is known not to have."""
+    @property
+    def triple(self) -> str:
+        """LLVM's name of this machine's platform."""
+        libc = f"{self.libc}eabihf" if self.arch == "armv7" else self.libc
+        suffixes = {"macos": "apple-macos13", "windows": "pc-windows-msvc"}
+        return f"{self.arch}-{suffixes.get(self.system, f'linux-{libc}')}"
+
+    def find_missing(self, features: Iterable[str]) -> list[str]:
+        """Return the features, by the kernel's names, that the CPU is known to lack."""
         absent = [name for name in features if name not in self.flags]
-        if self.told is None:
+        if self.reported is None:
             return absent if self.flags else []
-        return [name for name in absent if name in self.told]
+        return [name for name in absent if name in self.reported]
 
     def fingerprint(self) -> Json:
-        """What decides which target `host` is; the same on every machine of this kind."""
-        told = None if self.told is None else sorted(self.told)
-        return {**self._asdict(), "flags": sorted(self.flags), "told": told}
+        """Return what decides which target `host` is; the same on every machine of this kind."""
+        reported = None if self.reported is None else sorted(self.reported)
+        return {**self._asdict(), "flags": sorted(self.flags), "reported": reported}
 
 
 def read_host() -> Host:
-    """This machine, from the kernel. Cores are those that this process may use."""
+    """Return this machine, as its system describes it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     system = _SYSTEMS.get(sys.platform, sys.platform)
-    host = host_of(_cpuinfo(), _machine(), cores or 1, system, _libc(system))
+    host = parse_host(_read_cpuinfo(), _read_machine(), cores or 1, system, _find_libc(system))
     if system not in _SYSTEMS.values():
         return host
-    # an up-to-date run on Linux does without
-    from tvmflow.targets.told import told_by
+    # not on Linux: an up-to-date run saves the import
+    from tvmflow.targets.reported_features import read_reported_features
 
-    told = told_by(system, host.arch)
-    return host._replace(flags=told.there, told=told.told)
+    features = read_reported_features(system, host.arch)
+    return host._replace(flags=features.present, reported=features.reported)
 
 
-def host_of(
+def parse_host(
     cpuinfo: str, machine: str, cores: int, system: str = "linux", libc: str = "gnu"
 ) -> Host:
-    """The machine that this text of /proc/cpuinfo is of; `machine` is what `uname -m` says."""
-    fields = _first_processor(cpuinfo)
-    arch = platform_of(machine).arch
-    return Host(arch, _model(fields, arch), _flags(fields), cores, system, libc)
-
-
-def triple_of(host: Host) -> str:
-    """LLVM's name of this machine's platform."""
-    libc = f"{host.libc}eabihf" if host.arch == "armv7" else host.libc
-    named = {
-        "macos": f"{host.arch}-apple-macos13",
-        "windows": f"{host.arch}-pc-windows-msvc",
-    }
-    return named.get(host.system, f"{host.arch}-linux-{libc}")
-
-
-def foreign_system(platform: Platform, host: Host) -> tuple[str, str] | None:
-    """The system (or C library) that a library is for and that of the host, where they differ; else None."""
-    if not platform.system or not host.system:
-        return None
-    if platform.system != host.system:
-        return platform.system, host.system
-    theirs = "musl" if platform.libc.startswith("musl") else "gnu"
-    if host.system == "linux" and theirs != host.libc:
-        return _LIBCS[theirs], _LIBCS[host.libc]
-    return None
+    """Return the machine that a text of /proc/cpuinfo describes; `machine` is the output of `uname -m`."""
+    fields = _parse_first_processor(cpuinfo)
+    arch = parse_triple(machine).arch
+    return Host(arch, _model_name(fields, arch), _parse_flags(fields), cores, system, libc)
 
 
 _LIBCS = {"gnu": "Linux with glibc", "musl": "Linux with musl"}
 
 
-def _machine() -> str:
+class SystemMismatch(NamedTuple):
+    """Two systems (or C libraries) that differ: that of a library, and the host's."""
+
+    library: str
+    host: str
+
+
+def find_system_mismatch(platform: Platform, host: Host) -> SystemMismatch | None:
+    """Return the systems of a library and of the host where the library cannot run on the host's."""
+    if not platform.system or not host.system:
+        return None
+    if platform.system != host.system:
+        return SystemMismatch(platform.system, host.system)
+    libc = "musl" if platform.libc.startswith("musl") else "gnu"
+    if host.system == "linux" and libc != host.libc:
+        return SystemMismatch(_LIBCS[libc], _LIBCS[host.libc])
+    return None
+
+
+def _read_machine() -> str:
     # Windows has no uname, and the `platform` module is too slow to import on every run
     return os.uname().machine if hasattr(os, "uname") else os.environ["PROCESSOR_ARCHITECTURE"]
 
 
-def _libc(system: str) -> str:
+def _find_libc(system: str) -> str:
     if system != "linux":
         return ""
     try:
         return "gnu" if os.confstr("CS_GNU_LIBC_VERSION") else "musl"
     except (ValueError, OSError):
-        # only glibc knows the name
+        # only glibc has this name
         return "musl"
 
 
-def _cpuinfo() -> str:
+def _read_cpuinfo() -> str:
     try:
         with open(_CPUINFO, encoding="utf-8", errors="replace") as stream:
             lines: list[str] = []
             # a server lists hundreds of processors, and one is enough
             for line in stream:
-                if line.isspace() and any(each.startswith(_FLAGS) for each in lines):
+                if line.isspace() and any(other.startswith(_FLAGS) for other in lines):
                     break
                 lines.append(line)
             return "".join(lines)
@@ -139,12 +146,12 @@ def _cpuinfo() -> str:
         return ""
 
 
-# What the line of a CPU's features begins with: on x86, on ARM, on RISC-V.
+# The beginning of the line with the CPU's features: on x86, on ARM, on RISC-V.
 _FLAGS = ("flags", "Features", "isa")
 
 
-def _first_processor(cpuinfo: str) -> dict[str, str]:
-    """The fields of the first processor; what old ARM kernels tell of all of them follows its block."""
+def _parse_first_processor(cpuinfo: str) -> dict[str, str]:
+    """Return the fields of the first processor, and those of all processors that old ARM kernels list at the end."""
     fields: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         name, colon, value = line.partition(":")
@@ -153,30 +160,32 @@ def _first_processor(cpuinfo: str) -> dict[str, str]:
     return fields
 
 
-def _model(fields: Mapping[str, str], arch: str) -> str:
-    """What CPU it is, for people and for telling whose measurements are whose."""
+def _model_name(fields: Mapping[str, str], arch: str) -> str:
+    """Return the CPU's model: for people, and to tell the measurements of machines apart."""
     part = fields.get("CPU part")
     if part is not None:
-        maker = fields.get("CPU implementer", "")
-        return _ARM_CORES.get(part, f"Arm {part}") if maker == "0x41" else f"{maker} {part}".strip()
+        vendor = fields.get("CPU implementer", "")
+        if vendor == "0x41":
+            return _ARM_CORES.get(part, f"Arm {part}")
+        return f"{vendor} {part}".strip()
     model = fields.get("model name") or fields.get("uarch") or fields.get("isa") or arch
     detail = [fields[name] for name in ("cpu family", "model") if name in fields]
     return " ".join([model, *detail])
 
 
-def _flags(fields: Mapping[str, str]) -> frozenset[str]:
+def _parse_flags(fields: Mapping[str, str]) -> frozenset[str]:
     if "isa" in fields:
-        return _riscv_extensions(fields["isa"])
+        return _parse_riscv_isa(fields["isa"])
     return frozenset((fields.get("flags") or fields.get("Features") or "").split())
 
 
-def _riscv_extensions(isa: str) -> frozenset[str]:
-    """`rv64imafdcv_zicsr_zba` as its extensions; `g` is the general ones together."""
-    base, *long = isa.lower().split("_")
+def _parse_riscv_isa(isa: str) -> frozenset[str]:
+    """Return the extensions in a name such as `rv64imafdcv_zicsr_zba`."""
+    base, *long_names = isa.lower().split("_")
     letters = base.removeprefix("rv64").removeprefix("rv32")
-    # a kernel may write a long name right behind the letters
+    # a kernel may write a long name directly after the letters
     for start in "sxz":
-        letters, found, rest = letters.partition(start)
-        long += [found + rest] if found else []
+        letters, separator, rest = letters.partition(start)
+        long_names += [separator + rest] if separator else []
     general = _GENERAL if "g" in letters else ()
-    return frozenset([*letters, *general, *filter(None, long)])
+    return frozenset([*letters, *general, *filter(None, long_names)])

@@ -1,13 +1,11 @@
-"""What an LLVM triple says of the system that a library is for: how its files are called and linked."""
+"""Platforms: architecture, system and C library of an LLVM triple, and the suffixes of their library files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from tvmflow.values import Json
-
-# Other names of the same architecture, as triples and kernels write them.
+# Other names of an architecture in triples and kernels -> the Linux kernel's name.
 _ARCHS: Final[Mapping[str, str]] = {
     "amd64": "x86_64",
     "arm": "armv7",
@@ -17,7 +15,7 @@ _ARCHS: Final[Mapping[str, str]] = {
     "armv8l": "armv7",
     "i686": "i386",
 }
-# What a part of a triple begins with -> the system.
+# The beginning of a component of a triple -> the system.
 _SYSTEMS: Final[Mapping[str, str]] = {
     "android": "android",
     "darwin": "macos",
@@ -39,39 +37,28 @@ class Platform(NamedTuple):
 
     @property
     def shared_suffix(self) -> str:
-        """What the names of shared libraries end in."""
+        """The suffix of shared libraries."""
         return _SHARED.get(self.system, ".so")
 
     @property
     def static_suffix(self) -> str:
-        """What the names of static libraries end in."""
+        """The suffix of static libraries."""
         return ".lib" if self.libc == "msvc" else ".a"
 
 
-def cpu_of(tvm: Mapping[str, Json]) -> Mapping[str, Json]:
-    """The CPU that a target (TVM's mapping) runs on: itself, or a GPU's host."""
-    found: Mapping[str, Json] = tvm.get("host", tvm)
-    return found
+def parse_triple(triple: str) -> Platform:
+    """Return the platform of an LLVM triple; its `system` is empty where the triple names no known system.
 
-
-def host_triple(tvm: Mapping[str, Json]) -> str:
-    """The triple of that CPU; may be empty."""
-    return str(cpu_of(tvm).get("mtriple", ""))
-
-
-def platform_of(triple: str) -> Platform:
-    """The platform of an LLVM triple; its `system` is empty where the triple names none that we know.
-
-    >>> platform_of("arm64-apple-macos13")
+    >>> parse_triple("arm64-apple-macos13")
     Platform(arch='aarch64', system='macos', libc='')
     """
-    arch, *parts = triple.lower().split("-")
+    arch, *components = triple.lower().split("-")
     system = libc = ""
-    for part in parts:
+    for component in components:
         if system in ("linux", "windows") and not libc:
-            libc = part
-        for word, name in _SYSTEMS.items():
-            if part.startswith(word):
+            libc = component
+        for prefix, name in _SYSTEMS.items():
+            if component.startswith(prefix):
                 system = name
     if libc.startswith("android"):
         libc = ""

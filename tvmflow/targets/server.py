@@ -1,6 +1,6 @@
-"""Offers this machine as a device to TVM's RPC tracker, and goes on when a kernel takes a session down.
+"""Serves this machine as a device of TVM's RPC tracker, and continues when a kernel ends a session.
 
-TVM's own `rpc_server` stays deaf for good once a session has crashed: the thread that listens
+TVM's own `rpc_server` stops listening for good once a session has crashed: the thread that listens
 ends, and its process lives on.
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
-from tvmflow.errors import EnvironmentProblem
-from tvmflow.targets.gpu import load_cuda, read_gpu
+from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.host import read_host
 from tvmflow.targets.tracker import Tracker, split_address
 
@@ -25,51 +25,62 @@ PORTS: Final = range(9090, 9200)
 _PAUSE_S: Final = 1.0
 _PR_SET_PDEATHSIG: Final = 1
 
+Say = Callable[[str], object]
 
-def serve(
-    tracker: str, key: str, host: str, ports: range, say: Callable[[str], object]
-) -> NoReturn:
-    """Serve sessions at `host`, on the first of `ports` that is free, until this process is ended.
 
-    Kernels run with as many threads as TVM_NUM_THREADS says, else as there are cores. Raises
-    StageError when the tracker cannot be reached, and EnvironmentProblem when no port is free.
+def serve(tracker: str, key: str, host: str, ports: range, say: Say) -> NoReturn:
+    """Serve sessions until this process is ended.
+
+    Kernels run with as many threads as TVM_NUM_THREADS says, else as there are cores.
+
+    Args:
+        tracker: The tracker's address.
+        key: The key under which it lists this device.
+        host: The address at which sessions are served.
+        ports: The ports to try; the first free one is taken.
+        say: Receives messages for people.
+
+    Raises:
+        StageError: when the tracker cannot be reached.
+        EnvironmentProblem: when no port is free.
     """
     from tvm.rpc.server import PopenRPCServerState
 
-    Tracker(tracker).devices()
-    try:
-        # loaded, not used: a session is a fork of this process
-        if read_gpu().gpu:
-            load_cuda()
-    except EnvironmentProblem as problem:
-        say(f"its GPU is not offered: {problem.message} ({problem.fix})")
+    Tracker(tracker).list_devices()
+    _load_backends(say)
     os.environ.setdefault("TVM_NUM_THREADS", str(read_host().cores))
-    # the thread that listens would outlive an interrupt; a session must not outlive this process
+    # the thread that listens would survive an interrupt; a session must not survive this process
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.register_at_fork(after_in_child=_die_with_parent)
-    threading.excepthook = lambda end: say(f"a session went wrong: {end.exc_value}")
-    folder = Path.cwd()
+    threading.excepthook = lambda end: say(f"a session failed: {end.exc_value}")
+    folder, address = Path.cwd(), split_address(tracker)
     while True:
         try:
             server = PopenRPCServerState(
-                host,
-                ports.start,
-                ports.stop,
-                tracker_addr=split_address(tracker),
-                key=key,
-                silent=True,
+                host, ports.start, ports.stop, tracker_addr=address, key=key, silent=True
             )
-        except (OSError, ValueError) as refused:
+        except (OSError, ValueError) as error:
             raise EnvironmentProblem(
-                f"nothing can be served at {host}: {refused}",
+                f"nothing can be served at {host}: {error}",
                 fix="name an address of this machine with --host, and a free port with --port",
-            ) from refused
+            ) from error
         say(f"serving '{key}' at {host}:{server.port} for the tracker at {tracker}")
         server.thread.join()
         server.sock.close()
-        # a session works in a folder of its own, and one that went wrong does not come back
+        # a session changes the current folder, and one that failed does not change back
         os.chdir(folder)
         time.sleep(_PAUSE_S)
+
+
+def _load_backends(say: Say) -> None:
+    """Load the runtime of every backend whose device this machine has: a session is a fork of this process."""
+    for backend in BACKENDS.values():
+        if backend.has_device():
+            try:
+                backend.load_runtime()
+            except EnvironmentProblem as problem:
+                reason = f"{problem.message} ({problem.fix})"
+                say(f"this machine's {backend.DEVICE} device is not served: {reason}")
 
 
 def _die_with_parent() -> None:

@@ -1,8 +1,8 @@
-"""A linker of the user's own for a target: which program it is, whether it is there, how it is run.
+"""Toolchains: a linker that a recipe names for a target, its identity, and the call of it.
 
 A recipe names a compiler driver (`aarch64-linux-gnu-g++`) or a linker by the name that it has on
-PATH. Its identity, in the key of `export`, is the digest of the program and what it says of its
-version: another one under the same name links again.
+PATH. Its identity, in the key of `export`, is the digest of the program and the version that it
+reports: another program under the same name links again.
 """
 
 from __future__ import annotations
@@ -15,84 +15,95 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.errors import StageError
-from tvmflow.stores.local import hash_file
-from tvmflow.values import Json
+from tvmflow.core.errors import StageError
+from tvmflow.core.files import hash_file
+from tvmflow.core.types import Json
 
-FLAGS: Final = ("-shared", "-Wl,--build-id=none", "-s")
-"""What a recipe's `flags` are when it says nothing: for compiler drivers such as gcc and clang."""
+DEFAULT_FLAGS: Final = ("-shared", "-Wl,--build-id=none", "-s")
+"""The flags of a recipe that names none: for compiler drivers such as gcc and clang."""
 
-INSTALL: Final = "install it, or leave `toolchain` out: tvmflow links by itself"
+INSTALL: Final = "install it, or leave `toolchain` out: tvmflow has a linker of its own"
 
 _NO_VERSION: Final = "says no version"
-_SECONDS: Final = 30.0
+_VERSION_TIMEOUT_S: Final = 30.0
 _LINKED: Final = "linked.so"
 
+ToolchainIdentity = Mapping[str, Json]
+"""Everything that decides a linker's output: `linker`, `flags`, `version`, `sha256`. In settings and keys."""
 
-class Missing(LookupError):
+
+class ProgramNotFound(LookupError):
     """There is no such program on PATH."""
 
 
-class Found(NamedTuple):
-    """A program: where it was found, and every place that was looked at before."""
+class Program(NamedTuple):
+    """A program: its path, and every path that was searched up to it."""
 
     path: str
-    looked_at: tuple[str, ...]
+    searched: tuple[str, ...]
 
 
-def find(linker: str) -> Found:
-    """The program that a recipe means. Raises Missing."""
+def find_program(linker: str) -> Program:
+    """Return the program that a recipe names.
+
+    Raises:
+        ProgramNotFound: when it is not on PATH.
+    """
     path = shutil.which(linker)
     if path is None:
-        raise Missing(linker)
+        raise ProgramNotFound(linker)
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep) if "/" not in linker else []
-    places = [str(Path(folder, linker)) for folder in folders]
-    before = places[: places.index(path)] if path in places else places
-    return Found(path, (*before, path))
+    candidates = [str(Path(folder, linker)) for folder in folders]
+    before = candidates[: candidates.index(path)] if path in candidates else candidates
+    return Program(path, (*before, path))
 
 
-def version(path: str) -> str:
-    """What a program answers to `--version`, its first line."""
+def read_version(path: str) -> str:
+    """Return the first line of a program's answer to `--version`."""
     try:
-        said = subprocess.run(
+        done = subprocess.run(
             [path, "--version"],
             capture_output=True,
             text=True,
             errors="replace",
             check=False,
-            timeout=_SECONDS,
+            timeout=_VERSION_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired):
         return _NO_VERSION
-    return (said.stdout.strip().splitlines() or [_NO_VERSION])[0]
+    return (done.stdout.strip().splitlines() or [_NO_VERSION])[0]
 
 
-def identity(linker: str, flags: Sequence[str], digest: str, version: str) -> dict[str, Json]:
-    """What makes the output of a linker what it is: plain JSON, without the place where it was found."""
+def identify(linker: str, flags: Sequence[str], digest: str, version: str) -> dict[str, Json]:
+    """Return the identity of a linker: plain JSON, without the path where it was found."""
     return {"linker": linker, "flags": list(flags), "version": version, "sha256": digest}
 
 
-def link(folder: Path, names: Sequence[str], toolchain: Mapping[str, Json]) -> str:
-    """Link the files `names` of a folder there, with relative names; the name of the library. Raises StageError."""
-    linker = str(toolchain["linker"])
+def link(folder: Path, names: Sequence[str], identity: ToolchainIdentity) -> str:
+    """Link files of a folder there, by relative names, and return the library's name.
+
+    Raises:
+        StageError: when the linker is missing, has changed or fails.
+    """
+    linker = str(identity["linker"])
     try:
-        path = find(linker).path
-    except Missing:
+        path = find_program(linker).path
+    except ProgramNotFound:
         raise StageError(f"there is no program {linker} on PATH", fix=INSTALL) from None
-    if hash_file(path) != toolchain["sha256"]:
+    if hash_file(path) != identity["sha256"]:
         raise StageError(f"{path} was changed while this run was planned", fix="run again")
-    command = [path, *toolchain["flags"], "-o", _LINKED, *names]
+    command = [path, *identity["flags"], "-o", _LINKED, *names]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = done.stderr.strip() or f"it ended with {done.returncode}"
+        reason = done.stderr.strip() or f"it ended with exit code {done.returncode}"
         raise StageError(
-            f"{linker} cannot link: {said}",
-            fix=f"look at the flags of its toolchain: {json.dumps(toolchain['flags'])}",
+            f"{linker} cannot link: {reason}",
+            fix=f"check the flags of its toolchain: {json.dumps(identity['flags'])}",
         )
     if not (folder / _LINKED).is_file():
         raise StageError(
-            f"{linker} ended well and made no library",
+            f"{linker} ended without an error and without a library",
             fix="its flags must let it write the file that `-o` names",
         )
     return _LINKED

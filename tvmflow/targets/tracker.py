@@ -1,37 +1,49 @@
-"""Speaks with TVM's RPC tracker: which devices there are, and a turn on one of them. Needs no TVM.
+"""A client of TVM's RPC tracker: which devices it lists, and a lease of one of them. Needs no TVM.
 
 TVM's own client waits forever for an answer and tries for a minute to connect; here every wait
-has an end, and a question takes a millisecond where loading TVM would take a second. The
+has a limit, and a request takes a millisecond where loading TVM would take a second. The
 messages are those of `tvm/rpc/tracker.py`.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import struct
 import time
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
 
-from tvmflow.errors import StageError
-from tvmflow.values import Json
+from tvmflow.core.errors import StageError
+from tvmflow.core.types import Json
 
-VARIABLE: Final = "TVMFLOW_TRACKER"
+_log = logging.getLogger(__name__)
+
+TRACKER_VARIABLE: Final = "TVMFLOW_TRACKER"
 """The environment variable that names the tracker where a recipe does not."""
 
 _MAGIC: Final = 0x2F271
 _REQUEST: Final = 4
 _SUMMARY: Final = 6
 _SUCCESS: Final = 0
-_ANSWER_S: Final = 10.0
-_LOOK_S: Final = 0.5
-_MOST_BYTES: Final = 1 << 24
+_ANSWER_TIMEOUT_S: Final = 10.0
+_POLL_S: Final = 0.5
+_MAX_BYTES: Final = 1 << 24
 _START: Final = "python -m tvm.exec.rpc_tracker --host HOST --port 9190"
 
 
-class Devices(NamedTuple):
-    """The devices of one key: how many there are, how many wait for work, how many requests wait for one, `HOST:PORT` of each."""
+class DevicePoolStatus(NamedTuple):
+    """The devices with one key.
+
+    Attributes:
+        key: The key.
+        total: How many devices there are.
+        free: How many wait for work.
+        pending: How many requests wait for a device.
+        addresses: `HOST:PORT` of each device.
+    """
 
     key: str
     total: int
@@ -40,8 +52,8 @@ class Devices(NamedTuple):
     addresses: tuple[str, ...]
 
 
-class Turn(NamedTuple):
-    """A device that is ours for one session; its server takes nobody else's word but `match`."""
+class DeviceLease(NamedTuple):
+    """A device for one session; its server accepts only a client that knows `match`."""
 
     host: str
     port: int
@@ -49,11 +61,16 @@ class Turn(NamedTuple):
 
     @property
     def address(self) -> str:
+        """`HOST:PORT`."""
         return f"{self.host}:{self.port}"
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """`HOST:PORT` as host and port. Raises ValueError for anything else."""
+    """Return host and port of `HOST:PORT`.
+
+    Raises:
+        ValueError: for any other text.
+    """
     host, colon, port = text.rpartition(":")
     name = host.removeprefix("[").removesuffix("]")
     if not (colon and name and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
@@ -66,112 +83,104 @@ class Tracker:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._place = split_address(address)
+        self._endpoint = split_address(address)
 
-    def devices(self) -> dict[str, Devices]:
-        """The devices that are registered, by key in alphabetical order."""
-        try:
-            with self._connected() as line:
-                line.send([_SUMMARY])
-                status, found = line.receive()
-        except (OSError, ValueError) as trouble:
-            raise self._unreachable(trouble) from trouble
-        if status != _SUCCESS:
-            raise self._unreachable(ValueError(f"it answers {status}"))
+    def list_devices(self) -> dict[str, DevicePoolStatus]:
+        """Return the registered devices, by key in alphabetical order."""
+        with self._connect() as connection:
+            connection.send([_SUMMARY])
+            summary = connection.receive()
         addresses: dict[str, list[str]] = {}
-        for server in found["server_info"]:
+        for server in summary["server_info"]:
             key = str(server["key"]).removeprefix("server:")
             addresses.setdefault(key, []).append(":".join(map(str, server["addr"])))
-        queues = found["queue_info"]
-        return {
-            key: Devices(
-                key,
-                len(each),
-                queues.get(key, {}).get("free", 0),
-                queues.get(key, {}).get("pending", 0),
-                tuple(sorted(each)),
-            )
-            for key, each in sorted(addresses.items())
-        }
+        pools = {}
+        for key, servers in sorted(addresses.items()):
+            queue = summary["queue_info"].get(key, {})
+            free, pending = queue.get("free", 0), queue.get("pending", 0)
+            pools[key] = DevicePoolStatus(key, len(servers), free, pending, tuple(sorted(servers)))
+        return pools
 
-    def request(self, key: str, priority: int, go_on: Callable[[], bool]) -> Turn | None:
-        """A turn on a device, as soon as one is free; None when `go_on` turns false while it is waited for."""
+    def request(
+        self, key: str, priority: int, keep_waiting: Callable[[], bool]
+    ) -> DeviceLease | None:
+        """Wait for a lease of a device.
+
+        Args:
+            key: The devices' key.
+            priority: Higher priorities get a device first.
+            keep_waiting: Called while no device is free.
+
+        Returns:
+            The lease, or None when `keep_waiting` returned False first.
+        """
+        with self._connect() as connection:
+            connection.send([_REQUEST, key, "", priority])
+            while not connection.has_answer(_POLL_S):
+                if not keep_waiting():
+                    return None
+            host, port, match = connection.receive()
+            lease = DeviceLease(str(host), int(port), str(match))
+        _log.debug("the tracker at %s leases '%s' at %s", self.address, key, lease.address)
+        return lease
+
+    @contextmanager
+    def _connect(self) -> Iterator[_Connection]:
         try:
-            with self._connected() as line:
-                line.send([_REQUEST, key, "", priority])
-                while not line.has_answer(_LOOK_S):
-                    if not go_on():
-                        return None
-                status, found = line.receive()
-                if status != _SUCCESS:
-                    raise ValueError(f"it answers {status}")
-                host, port, match = found
-                return Turn(str(host), int(port), str(match))
-        except (OSError, ValueError, TypeError) as trouble:
-            raise self._unreachable(trouble) from trouble
-
-    def _connected(self) -> _Line:
-        line = _Line(socket.create_connection(self._place, _ANSWER_S))
-        try:
-            line.greet()
-        except BaseException:
-            line.__exit__()
-            raise
-        return line
-
-    def _unreachable(self, trouble: Exception) -> StageError:
-        what = getattr(trouble, "strerror", None) or str(trouble) or type(trouble).__name__
-        return StageError(
-            f"the RPC tracker at {self.address} cannot be used: {what}",
-            fix=f"see that it runs (`{_START}`) and that its address is right "
-            f"(remote.tracker of the target in the recipe, or ${VARIABLE})",
-        )
+            with socket.create_connection(self._endpoint, _ANSWER_TIMEOUT_S) as sock:
+                connection = _Connection(sock)
+                connection.greet()
+                yield connection
+        except (OSError, ValueError, TypeError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise StageError(
+                f"the RPC tracker at {self.address} cannot be used: {reason}",
+                fix=f"check that it runs (`{_START}`) and that its address is right "
+                f"(remote.tracker of the target in the recipe, or ${TRACKER_VARIABLE})",
+            ) from error
 
 
-class _Line:
+class _Connection:
     """A connection to a tracker: messages are JSON, each after its length."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        connection.settimeout(_ANSWER_S)
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
 
     def greet(self) -> None:
-        self._connection.sendall(struct.pack("<i", _MAGIC))
+        self._socket.sendall(struct.pack("<i", _MAGIC))
         if struct.unpack("<i", self._read(4)) != (_MAGIC,):
-            raise ValueError("what answers there is not an RPC tracker")
+            raise ValueError("another service than an RPC tracker answers there")
 
     def send(self, message: Json) -> None:
         data = json.dumps(message).encode()
-        self._connection.sendall(struct.pack("<i", len(data)) + data)
+        self._socket.sendall(struct.pack("<i", len(data)) + data)
 
     def has_answer(self, seconds: float) -> bool:
-        """Whether something arrives within so many seconds; an end of the connection counts."""
-        self._connection.settimeout(seconds)
+        """Return whether something arrives within so many seconds; the end of the connection counts."""
+        self._socket.settimeout(seconds)
         try:
-            self._connection.recv(1, socket.MSG_PEEK)
+            self._socket.recv(1, socket.MSG_PEEK)
             return True
         except TimeoutError:
             return False
         finally:
-            self._connection.settimeout(_ANSWER_S)
+            self._socket.settimeout(_ANSWER_TIMEOUT_S)
 
-    def receive(self) -> Any:
+    def receive(self) -> Json:
+        """Return the answer to the last request; without its status, which must be success."""
         (size,) = struct.unpack("<i", self._read(4))
-        if not 0 < size <= _MOST_BYTES:
-            raise ValueError("it does not speak as a tracker does")
-        return json.loads(self._read(size))
+        if not 0 < size <= _MAX_BYTES:
+            raise ValueError("its answer is not that of an RPC tracker")
+        status, answer = json.loads(self._read(size))
+        if status != _SUCCESS:
+            raise ValueError(f"it answers {status}")
+        return answer
 
     def _read(self, size: int) -> bytes:
-        data, end = b"", time.monotonic() + _ANSWER_S
+        data, end = b"", time.monotonic() + _ANSWER_TIMEOUT_S
         while len(data) < size:
-            chunk = self._connection.recv(size - len(data))
+            chunk = self._socket.recv(size - len(data))
             if not chunk or time.monotonic() > end:
                 raise ConnectionError("it closed the connection" if not chunk else "it is too slow")
             data += chunk
         return data
-
-    def __enter__(self) -> _Line:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()

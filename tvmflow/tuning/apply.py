@@ -1,17 +1,20 @@
-"""Puts the chosen schedules into a lowered module, and says where each one went."""
+"""Applies the chosen schedules to a lowered module."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import tvm
+from tvmflow.core.errors import StageError
+from tvmflow.core.types import Json
+from tvmflow.tuning.measure import apply_trace
+from tvmflow.tuning.workloads import normalize, workload_key
 
-from tvmflow.errors import StageError
-from tvmflow.schedules import copied, restored
-from tvmflow.schedules.intrinsics import load_intrinsics
-from tvmflow.tuning.measure import scheduled
-from tvmflow.tuning.workloads import normalised, workload_key
-from tvmflow.values import Json
+if TYPE_CHECKING:
+    import tvm
+
+_log = logging.getLogger(__name__)
 
 
 def apply_chosen(
@@ -20,35 +23,57 @@ def apply_chosen(
     workloads: Mapping[str, str],
     target: tvm.target.Target,
 ) -> tuple[tvm.IRModule, list[str]]:
-    """The module with every kernel scheduled for which `chosen` has a trace, and their names, sorted.
+    """Schedule every kernel of a module for which a schedule was chosen.
 
-    `chosen` maps workload keys to traces, `workloads` the same keys to saved modules. TVM's own
-    pass takes the first record of a database whose structure fits and is silent when none does;
-    here a choice that fits no kernel, or no longer applies, is a StageError.
+    TVM's own pass takes the first record of a database whose structure fits and is silent when
+    none does. Here a choice that fits no kernel, or that no longer applies, is an error.
+
+    Args:
+        lowered: The lowered module.
+        chosen: Traces by workload key.
+        workloads: Saved modules by workload key.
+        target: TVM's target.
+
+    Returns:
+        The module, and the sorted names of the scheduled kernels.
+
+    Raises:
+        StageError: A schedule does not apply, or fits no kernel.
     """
+    import tvm
+
+    from tvmflow.compiler import ir
+    from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+    from tvmflow.compiler.schedules.modules import with_original_attributes
+
     load_intrinsics(target.export())
-    kernels: dict[str, tvm.tirx.PrimFunc] = {}
-    for key, trace in sorted(chosen.items()):
-        try:
-            kernels[key] = scheduled(tvm.ir.load_json(workloads[key]), trace)["main"]
-        except (RuntimeError, ValueError, TypeError) as refused:
-            raise StageError(
-                f"the schedule chosen for workload {key[:12]} does not apply to it",
-                fix="run with another tune.seed, or remove the workload's file from the ledger",
-            ) from refused
-    tuned: dict[str, str] = {}
-    module = copied(lowered)
+    scheduled = {key: _schedule(key, workloads[key], chosen[key]) for key in sorted(chosen)}
+    keys: dict[str, str] = {}
+    module = ir.copy_module(lowered)
     for var, function in lowered.functions_items():
         if not isinstance(function, tvm.tirx.PrimFunc):
             continue
-        key = workload_key(normalised(function))
-        if key in kernels:
-            module[var] = restored(kernels[key], function)
-            tuned[str(var.name_hint)] = key
-    if unused := sorted(set(chosen) - set(tuned.values())):
+        key = workload_key(normalize(function))
+        if key in scheduled:
+            module[var] = with_original_attributes(scheduled[key], function)
+            keys[str(var.name_hint)] = key
+    if unused := sorted(set(chosen) - set(keys.values())):
         raise StageError(
             f"{len(unused)} of {len(chosen)} chosen schedules fit no kernel of this model "
             f"(the first: workload {unused[0][:12]})",
             fix="extract_tasks and build must lower alike; please report this with the recipe",
         )
-    return module, sorted(tuned)
+    _log.debug("%d kernels have a chosen schedule", len(keys))
+    return module, sorted(keys)
+
+
+def _schedule(key: str, workload: str, trace: Json) -> tvm.tirx.PrimFunc:
+    import tvm
+
+    try:
+        return apply_trace(tvm.ir.load_json(workload), trace)["main"]
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise StageError(
+            f"the schedule chosen for workload {key[:12]} does not apply to it",
+            fix="run with another tune.seed, or remove the workload's file from the ledger",
+        ) from error

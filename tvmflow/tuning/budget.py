@@ -1,8 +1,8 @@
-"""Who gets the next trials: a pure function of the budget and of what was measured so far.
+"""The budget: which workload gets the next trials, from what was measured so far.
 
-The same measurements always lead to the same decisions, so a run that was killed, or whose
-budget was raised, is dealt again from the beginning out of the ledger, and what the ledger
-lacks is exactly the rest.
+It is a pure function: the same measurements always lead to the same decisions. A run that was
+killed, or whose budget was raised, is replayed from the beginning out of the ledger, and what
+the ledger lacks is exactly the rest.
 """
 
 from __future__ import annotations
@@ -11,23 +11,33 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-FLOOR: Final = 3
-"""Every workload gets so many trials before any gets a batch; the heaviest first where they do not suffice."""
+UNLIMITED_TRIALS: Final = 10_000_000
+"""The most trials that a recipe can set, and the limit where it sets only minutes."""
 
-BATCH: Final = 16
-"""How many trials a workload gets at a time."""
+WARMUP_TRIALS: Final = 3
+"""Trials that each workload gets before any gets a batch; the heaviest first when they do not suffice."""
 
-# Ansor (Zheng et al., OSDI 2020, section 6.2) weighs what a workload gained of late against what it
-# might still gain; the share of the former is its alpha.
-_LATELY: Final = 0.2
-# A trial without a gain makes further ones as much less likely as so many trials with some gain do.
-_STALE: Final = 4.0
-# What a workload is taken to reach as long as none of its trials has worked.
-_PLAIN_FLOPS_PER_S: Final = 1e9
+BATCH_SIZE: Final = 16
+"""Trials that a workload gets at a time after that."""
+
+# Ansor (Zheng et al., OSDI 2020, section 6.2) weighs what a workload gained lately against what
+# it may still gain; the weight of the former is its alpha.
+_RECENT_GAIN_WEIGHT: Final = 0.2
+# A trial without a gain counts as so many trials that did gain, when the further gain is estimated.
+_NO_GAIN_WEIGHT: Final = 4.0
+# The speed that is assumed of a workload as long as none of its trials has worked.
+_ASSUMED_FLOPS_PER_S: Final = 1e9
 
 
-class Share(NamedTuple):
-    """A workload as the budget sees it: `calls` in one inference, `flops` of each, seconds of one without tuning."""
+class WorkloadShare(NamedTuple):
+    """A workload as the budget sees it.
+
+    Attributes:
+        key: The workload.
+        calls: Calls in one inference.
+        flops: Arithmetic operations of one call.
+        untuned_s: Seconds of one untuned call; infinity when not known.
+    """
 
     key: str
     calls: int
@@ -35,8 +45,15 @@ class Share(NamedTuple):
     untuned_s: float = math.inf
 
 
-class Rules(NamedTuple):
-    """The recipe's choices. `patience` trials without a gain of `min_gain` (relative) end a workload's tuning."""
+class BudgetRules(NamedTuple):
+    """The limits that a recipe sets.
+
+    Attributes:
+        trials: Trials of all workloads together.
+        trials_per_task: Trials of one workload at most.
+        patience: Trials without a gain that end the tuning of a workload.
+        min_gain: The relative improvement that counts as a gain.
+    """
 
     trials: int
     trials_per_task: int | None = None
@@ -44,100 +61,108 @@ class Rules(NamedTuple):
     min_gain: float = 0.01
 
 
-class _Course:
-    """How the tuning of one workload went so far."""
+class _WorkloadHistory:
+    """The trials of one workload so far."""
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, share: WorkloadShare) -> None:
         self.share = share
         self.spent = 0
-        # a schedule that is slower than none is no gain
+        # A schedule that is slower than the untuned kernel is no gain.
         self.best_s = share.untuned_s
-        self.bests: list[float] = []
+        self.best_after: list[float] = []
         self.last_gain = 0
-        self.closed = False
+        self.exhausted = False
 
     def add(self, seconds: float, min_gain: float) -> None:
         self.spent += 1
         if seconds < self.best_s * (1 - min_gain):
             self.last_gain = self.spent
         self.best_s = min(self.best_s, seconds)
-        self.bests.append(self.best_s)
+        self.best_after.append(self.best_s)
 
     @property
-    def stale(self) -> int:
-        """Trials since the last gain."""
+    def trials_since_gain(self) -> int:
         return self.spent - self.last_gain
 
-    def promise(self) -> float:
-        """Seconds of an inference that the next trial is expected to save."""
+    def expected_gain(self) -> float:
+        """Return the seconds of one inference that the next trial is expected to save."""
         best = self.best_s
         if math.isinf(best):
-            best = max(self.share.flops, 1.0) / _PLAIN_FLOPS_PER_S
-        earlier = self.bests[-min(BATCH, self.spent)]
-        lately = 0.0 if math.isinf(earlier) else (earlier - self.best_s) / BATCH
-        still = best / (self.spent + _STALE * self.stale)
-        return self.share.calls * (_LATELY * lately + (1 - _LATELY) * still)
+            best = max(self.share.flops, 1.0) / _ASSUMED_FLOPS_PER_S
+        earlier = self.best_after[-min(BATCH_SIZE, self.spent)]
+        recent = 0.0 if math.isinf(earlier) else (earlier - self.best_s) / BATCH_SIZE
+        further = best / (self.spent + _NO_GAIN_WEIGHT * self.trials_since_gain)
+        return self.share.calls * (
+            _RECENT_GAIN_WEIGHT * recent + (1 - _RECENT_GAIN_WEIGHT) * further
+        )
 
 
 class Budget:
-    """Deals trials in rounds. Ask `next`, tell `spend` what came of it, until `next` gives nothing."""
+    """Gives out trials in rounds: call `next_round`, `record` its results, until there is no next."""
 
-    def __init__(self, shares: Sequence[Share], rules: Rules) -> None:
+    def __init__(self, shares: Sequence[WorkloadShare], rules: BudgetRules) -> None:
         self._rules = rules
         ordered = sorted(shares, key=lambda share: (-share.calls * share.flops, share.key))
-        self._courses = {share.key: _Course(share) for share in ordered}
+        self._histories = {share.key: _WorkloadHistory(share) for share in ordered}
 
     @property
     def spent(self) -> int:
-        """Trials dealt and accounted for."""
-        return sum(course.spent for course in self._courses.values())
+        """Trials that were given out and recorded."""
+        return sum(history.spent for history in self._histories.values())
 
-    def of(self, key: str) -> int:
-        """Trials that one workload has had."""
-        return self._courses[key].spent
+    def spent_on(self, key: str) -> int:
+        """Return the number of trials that one workload has had."""
+        return self._histories[key].spent
 
-    def next(self) -> dict[str, int]:
-        """Trials for the next round, by workload; empty when the budget or every workload is at its end."""
+    def next_round(self) -> dict[str, int]:
+        """Return the trials of the next round by workload; empty when the tuning is over."""
         left = self._rules.trials - self.spent
-        return self._floor(left) or self._batch(left)
+        return self._warmup_round(left) or self._batch_round(left)
 
-    def spend(self, key: str, seconds: Sequence[float], *, end: bool = False) -> None:
-        """The results of a workload's trials, in the order of the ledger: infinity for those that failed.
+    def record(self, key: str, seconds: Sequence[float], *, exhausted: bool = False) -> None:
+        """Record the results of a workload's trials.
 
-        `end` says that there is nothing more to try.
+        Args:
+            key: The workload.
+            seconds: Their times in the order of the ledger; infinity for failures.
+            exhausted: No schedule of the workload is left to try.
         """
-        course = self._courses[key]
+        history = self._histories[key]
         for value in seconds:
-            course.add(value, self._rules.min_gain)
-        course.closed = course.closed or end
+            history.add(value, self._rules.min_gain)
+        history.exhausted = history.exhausted or exhausted
 
-    def _room(self, course: _Course) -> int:
-        """How many more trials the workload may get."""
+    def _room(self, history: _WorkloadHistory) -> int:
+        """Return how many more trials a workload may get."""
         rules = self._rules
-        tired = rules.patience is not None and course.stale >= max(rules.patience, FLOOR)
-        if course.closed or tired:
+        out_of_patience = rules.patience is not None and history.trials_since_gain >= max(
+            rules.patience, WARMUP_TRIALS
+        )
+        if history.exhausted or out_of_patience:
             return 0
-        return (rules.trials_per_task or rules.trials) - course.spent
+        return (rules.trials_per_task or rules.trials) - history.spent
 
-    def _floor(self, left: int) -> dict[str, int]:
-        """One trial for everyone, then for everyone the rest of the floor."""
-        for goal in (1, FLOOR):
-            dealt: dict[str, int] = {}
+    def _warmup_round(self, left: int) -> dict[str, int]:
+        """Return one trial for each workload, or for each the rest of the warm-up."""
+        for goal in (1, WARMUP_TRIALS):
+            trials: dict[str, int] = {}
             for _ in range(goal):
-                for key, course in self._courses.items():
-                    has = course.spent + dealt.get(key, 0)
-                    if left and has < goal and self._room(course) > dealt.get(key, 0):
-                        dealt[key] = dealt.get(key, 0) + 1
+                for key, history in self._histories.items():
+                    extra = trials.get(key, 0)
+                    if left and history.spent + extra < goal and self._room(history) > extra:
+                        trials[key] = extra + 1
                         left -= 1
-            if dealt:
-                return dealt
+            if trials:
+                return trials
         return {}
 
-    def _batch(self, left: int) -> dict[str, int]:
-        """A batch for the workload that promises most."""
-        able = [course for course in self._courses.values() if left > 0 and self._room(course) > 0]
-        if not able:
+    def _batch_round(self, left: int) -> dict[str, int]:
+        """Return a batch for the workload with the largest expected gain."""
+        open_ones = [
+            history for history in self._histories.values() if left > 0 and self._room(history) > 0
+        ]
+        if not open_ones:
             return {}
-        # of equals the first: they are ordered by their work
-        chosen = max(able, key=_Course.promise)
-        return {chosen.share.key: min(BATCH, left, self._room(chosen))}
+        # Of equal ones the first: they are ordered by their work.
+        chosen = max(open_ones, key=_WorkloadHistory.expected_gain)
+        return {chosen.share.key: min(BATCH_SIZE, left, self._room(chosen))}

@@ -1,41 +1,46 @@
-"""What to try next: MetaSchedule proposes schedules, from what the ledger has and what was learned of it."""
+"""Proposals: the schedules to measure next, from MetaSchedule, the schedule rules and related workloads."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import tvm
-from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.schedule import Schedule, Trace
-
-from tvmflow import schedules
-from tvmflow.errors import EnvironmentProblem
-from tvmflow.targets.gpu import CUDA
+from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.formatting import last_line
+from tvmflow.core.types import Json
+from tvmflow.targets.backends import backend_for
 from tvmflow.targets.host import read_host
-from tvmflow.tuning.budget import BATCH
-from tvmflow.tuning.inherit import inherited
-from tvmflow.tuning.ledger import Trial, WorkloadLedger, trial_id
+from tvmflow.tuning.budget import BATCH_SIZE
 from tvmflow.tuning.measure import trace_json
-from tvmflow.values import Json
+from tvmflow.tuning.measurer import MeasureContext
+from tvmflow.tuning.related_workloads import RelatedWorkload, fit_schedules
+from tvmflow.tuning.trials import Trial, trial_id
+from tvmflow.tuning.tuning_job import SearchOptions
+from tvmflow.tuning.workload_ledger import WorkloadLedger
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm.s_tir.schedule import Schedule
 
 # Evolution costs what its population costs, whatever the batch: four candidates for each one
-# that is measured keeps it at about the price of building that one.
-_POPULATION: Final = 4 * BATCH
-# How many records of a workload the cost model and the population start from.
-_RECALL: Final = 256
-_DRAWS_BEFORE_GIVING_UP: Final = 6
-# How many of the rules' schedules are tried before anything is searched for.
-_MOST_RULED: Final = 32
-# How many of a relative's best schedules are tried.
-_INHERITED: Final = 4
+# that is measured keep it at about the price of building that one.
+_POPULATION: Final = 4 * BATCH_SIZE
+# How many trials of a workload the cost model and the population start from.
+_MAX_RECALLED: Final = 256
+_MAX_DRAWS: Final = 6
+# How many schedules of the rules are tried before the search begins.
+_MAX_RULE_SCHEDULES: Final = 32
+# How many of a related workload's best schedules are tried.
+_MAX_RELATED_SCHEDULES: Final = 4
+_log = logging.getLogger(__name__)
 
 
 class Candidate(NamedTuple):
-    """A schedule that nobody has measured on this target."""
+    """A schedule that was not measured on this target; `proposal` is MetaSchedule's object."""
 
     id: str
     trace: Json
@@ -43,82 +48,104 @@ class Candidate(NamedTuple):
 
 
 def make_cost_model(kind: str) -> Any:
-    """MetaSchedule's cost model by its name. Raises EnvironmentProblem when its package is missing."""
+    """Return MetaSchedule's cost model of a name.
+
+    Raises:
+        EnvironmentProblem: A package that it needs is not installed.
+    """
+    from tvm.s_tir import meta_schedule as ms
+
     if kind == "xgb":
-        # our batches are small: it may speak after the first one. And threads that wait for each other
-        # in turns of microseconds made its training ten times as long
-        return ms.cost_model.XGBModel(num_warmup_samples=BATCH, num_tuning_cores=1)
+        # Batches are small: the model may predict after the first one. With several threads,
+        # which wait for each other every few microseconds, training took ten times as long.
+        return ms.cost_model.XGBModel(num_warmup_samples=BATCH_SIZE, num_tuning_cores=1)
     try:
         return ms.cost_model.CostModel.create(kind)
-    except ImportError as missing:
+    except ImportError as error:
         raise EnvironmentProblem(
-            f"the cost model '{kind}' needs a package that is not installed: {missing.name}",
-            fix=f"`pip install {missing.name}`, or choose tune.cost_model: xgb",
-        ) from missing
-
-
-class Relative(NamedTuple):
-    """A workload of the same family in another shape: its saved module, and its best trials."""
-
-    mod: str
-    trials: list[Trial]
+            f"the cost model '{kind}' needs a package that is not installed: {error.name}",
+            fix=f"`pip install {error.name}`, or choose tune.cost_model: xgb",
+        ) from error
 
 
 class Proposals:
-    """The search for one workload: proposes what is new, learns from what was measured.
+    """The search for one workload: proposes new schedules and learns from measured ones.
 
-    `mod` is the saved workload, `rules` the version of the schedules that are tried first (0: none), `strategy` is `evolutionary` or `replay-trace`. A workload
-    nobody knows starts with random schedules. Evolution needs a population that was measured,
-    and without one costs forty times as much for the same.
+    An unknown workload starts with random schedules. Evolution needs a measured population, and
+    without one costs forty times as much for the same.
+
+    Attributes:
+        problems: A sentence for each part of the search that failed.
     """
 
     def __init__(
         self,
         mod: str,
-        target: Mapping[str, Json],
-        rules: int,
-        strategy: str,
-        seed: int,
-        records: WorkloadLedger,
+        trials: WorkloadLedger,
+        context: MeasureContext,
+        options: SearchOptions,
         cost_model: Any,
-        relatives: Callable[[], list[Relative]] = list,
+        find_related: Callable[[], list[RelatedWorkload]],
     ) -> None:
-        self._relatives = relatives
+        """Prepare the search.
+
+        Args:
+            mod: The saved module of the workload.
+            trials: The trials of the workload.
+            context: Its target, and the version of the schedule rules that are tried first.
+            options: How to search.
+            cost_model: MetaSchedule's cost model, shared by all workloads.
+            find_related: Returns related workloads.
+        """
+        import tvm
+        from tvm.s_tir import meta_schedule as ms
+
+        target = context.target
+        self.problems: list[str] = []
+        self._find_related = find_related
         self._mod = tvm.ir.load_json(mod)
         self._target = tvm.target.Target(dict(target))
-        is_gpu = target["kind"] == CUDA
-        self._threads = int(target.get("num-cores", read_host().cores if is_gpu else 1))
-        # TVM would take the rules for tensor cores, which are for float16
-        self._space = (
-            ms.space_generator.PostOrderApply(sch_rules=CUDA, postprocs=CUDA, mutator_probs=CUDA)
-            if is_gpu
-            else "post-order-apply"
-        )
-        self._records = records
+        backend = backend_for(target)
+        cores = 1 if backend.RUNS_ON_HOST_CPU else read_host().cores
+        self._threads = int(target.get("num-cores", cores))
+        self._space = _make_space(backend.SEARCH_RULES)
+        self._trials = trials
         self._cost_model = cost_model
         self._database = ms.database.MemoryDatabase()
         self._workload = self._database.commit_workload(self._mod)
         self._arguments = ms.arg_info.ArgInfo.from_entry_func(self._mod)
         self._learned: set[str] = set()
-        self._left_over: dict[str, Candidate] = {}
-        self.troubles: list[str] = []
-        # another one after each resumption
-        self._seed = _seed(seed, records.path.stem, len(records))
-        self._random = self._context(ms.search_strategy.ReplayTrace())
+        self._left_over: list[Candidate] = []
+        self._seed = _derive_seed(options.seed, trials.path.stem, len(trials))
+        self._random = self._make_context(ms.search_strategy.ReplayTrace())
         self._evolution: Any = None
-        self._rules: Iterator[schedules.Choice] = iter(())
-        if strategy == "evolutionary":
-            machine = schedules.machine_of(target, rules)
-            if machine is not None:
-                ruled = schedules.candidates(self._mod, machine)
-                self._rules = itertools.islice(ruled, 1, 1 + _MOST_RULED)
-            self._evolution = self._context(
+        self._rule_candidates: Iterator[Candidate] = iter(())
+        if options.strategy == "evolutionary":
+            self._rule_candidates = self._generate_rule_candidates(context)
+            self._evolution = self._make_context(
                 ms.search_strategy.EvolutionarySearch(
-                    population_size=_POPULATION, init_min_unmeasured=BATCH
+                    population_size=_POPULATION, init_min_unmeasured=BATCH_SIZE
                 )
             )
 
-    def _context(self, strategy: Any) -> Any:
+    def _generate_rule_candidates(self, context: MeasureContext) -> Iterator[Candidate]:
+        """Yield new schedules of the schedule rules."""
+        from tvmflow.compiler.cpu_model import cpu_model_for
+        from tvmflow.compiler.schedules.rules import generate_schedules
+
+        cpu_model = cpu_model_for(context.target, context.rules_version)
+        if cpu_model is None:
+            return
+        choices = generate_schedules(self._mod, cpu_model)
+        # The first one is that of the untuned kernel, which was measured.
+        for choice in itertools.islice(choices, 1, 1 + _MAX_RULE_SCHEDULES):
+            candidate = self._candidate(choice.schedule)
+            if self._is_new(candidate):
+                yield candidate
+
+    def _make_context(self, strategy: Any) -> Any:
+        from tvm.s_tir import meta_schedule as ms
+
         context = ms.TuneContext(
             self._mod,
             target=self._target,
@@ -127,159 +154,178 @@ class Proposals:
             rand_state=self._seed,
             num_threads=self._threads,
         )
-        # our loop decides when it is enough
+        # The budget ends the search, not MetaSchedule.
         context.pre_tuning(
             max_trials=1 << 30,
-            num_trials_per_iter=BATCH,
+            num_trials_per_iter=BATCH_SIZE,
             design_spaces=context.generate_design_space(),
             database=self._database,
             cost_model=self._cost_model,
         )
         return context
 
+    # ---------------------------------------------------------------- proposing
+
     def propose(self, size: int) -> list[Candidate]:
-        """Up to `size` schedules that the ledger does not hold; none when the space seems exhausted."""
+        """Return up to `size` schedules that the ledger lacks; none when the space seems exhausted."""
         self._recall()
-        taken_over = [*self._inherit()[: max(size // 2, 1)], *self._ruled(size)]
-        # what was drawn at random and not asked for; once evolution has something to breed from, it knows better
-        fresh = {} if self._evolves else self._left_over
-        self._left_over = {}
-        fresh = {name: each for name, each in fresh.items() if name not in self._records.trials}
-        fresh = {**{each.id: each for each in taken_over}, **fresh}
-        for draw in range(_DRAWS_BEFORE_GIVING_UP):
+        related = self._related_candidates()[: max(size // 2, 1)]
+        candidates = [*related, *itertools.islice(self._rule_candidates, size)]
+        # Random schedules of an earlier draw are worse than what evolution finds.
+        if not self._can_evolve:
+            candidates += filter(self._is_new, self._left_over)
+        fresh = {candidate.id: candidate for candidate in candidates}
+        for draw in range(_MAX_DRAWS):
             if len(fresh) >= size:
                 break
-            for candidate in self._draw(draw):
-                if candidate.id not in self._records.trials:
-                    fresh.setdefault(candidate.id, candidate)
-        chosen = list(fresh.values())
-        self._left_over = {each.id: each for each in chosen[size:]}
-        return chosen[:size]
+            fresh |= {
+                candidate.id: candidate for candidate in self._draw(draw) if self._is_new(candidate)
+            }
+        candidates = list(fresh.values())
+        self._left_over = candidates[size:]
+        return candidates[:size]
 
-    def _ruled(self, size: int) -> list[Candidate]:
-        """What the rules of `tvmflow.schedules` know besides the default, which was measured as the untuned kernel."""
-        found: list[Candidate] = []
-        while len(found) < size and (choice := next(self._rules, None)) is not None:
-            trace = trace_json(choice.schedule.trace)
-            proposal = ms.search_strategy.MeasureCandidate(choice.schedule, self._arguments)
-            candidate = Candidate(trial_id(trace), trace, proposal)
-            if candidate.id not in self._records.trials:
-                found.append(candidate)
-        return found
+    def _is_new(self, candidate: Candidate) -> bool:
+        return candidate.id not in self._trials.trials
 
-    def _inherit(self) -> list[Candidate]:
-        """Relatives' best schedules on this workload, while it knows little of its own."""
-        if len(self._records) >= 2 * BATCH:
+    def _candidate(self, schedule: Schedule) -> Candidate:
+        from tvm.s_tir import meta_schedule as ms
+
+        return _make_candidate(ms.search_strategy.MeasureCandidate(schedule, self._arguments))
+
+    def _related_candidates(self) -> list[Candidate]:
+        """Return fitted schedules of related workloads, while this one has few trials."""
+        if len(self._trials) >= 2 * BATCH_SIZE:
             return []
-        found: dict[str, Candidate] = {}
+        candidates: dict[str, Candidate] = {}
         postprocs = self._random.space_generator.postprocs or []
-        for relative in self._relatives():
-            self._learn_from(relative)
-            traces = [trial.trace for trial in relative.trials[:_INHERITED]]
-            for schedule in inherited(self._mod, traces, postprocs, self._seed):
-                trace = trace_json(schedule.trace)
-                proposal = ms.search_strategy.MeasureCandidate(schedule, self._arguments)
-                candidate = Candidate(trial_id(trace), trace, proposal)
-                if candidate.id not in self._records.trials:
-                    found.setdefault(candidate.id, candidate)
-        return list(found.values())
-
-    def _learn_from(self, relative: Relative) -> None:
-        """Show a relative's trials to the cost model, once."""
-        new = [trial for trial in relative.trials if trial.id not in self._learned]
-        self._learned.update(trial.id for trial in new)
-        if not new:
-            return
-        mod = tvm.ir.load_json(relative.mod)
-        arguments = ms.arg_info.ArgInfo.from_entry_func(mod)
-        pairs = []
-        for trial in new:
-            with contextlib.suppress(Exception):
-                schedule = Schedule(mod, seed=1)
-                Trace.apply_json_to_schedule(trial.trace, schedule)
-                pairs.append((ms.search_strategy.MeasureCandidate(schedule, arguments), trial))
-        context = ms.TuneContext(mod, target=self._target, num_threads=self._threads)
-        self._cost_model.update(
-            context, [each for each, _ in pairs], [_result(trial) for _, trial in pairs]
-        )
+        for related in self._find_related():
+            self._learn_from_related(related)
+            traces = [trial.trace for trial in related.trials[:_MAX_RELATED_SCHEDULES]]
+            for schedule in fit_schedules(self._mod, traces, postprocs, self._seed):
+                candidate = self._candidate(schedule)
+                if self._is_new(candidate):
+                    candidates.setdefault(candidate.id, candidate)
+        return list(candidates.values())
 
     @property
-    def _evolves(self) -> bool:
-        return self._evolution is not None and len(self._records) >= BATCH
+    def _can_evolve(self) -> bool:
+        return self._evolution is not None and len(self._trials) >= BATCH_SIZE
 
-    def _draw(self, draw: int) -> Iterable[Candidate]:
-        """One batch from the strategy; the last draws are random, for what evolution never reaches."""
-        breeds = self._evolves and draw < _DRAWS_BEFORE_GIVING_UP // 2
-        for proposal in (
-            self._bred() if breeds else self._random.generate_measure_candidates() or []
-        ):
-            trace = trace_json(proposal.sch.trace)
-            yield Candidate(trial_id(trace), trace, proposal)
+    def _draw(self, draw: int) -> list[Candidate]:
+        """Return one batch; the last draws are random, for schedules that evolution never reaches."""
+        if self._can_evolve and draw < _MAX_DRAWS // 2:
+            proposals = self._evolve()
+        else:
+            proposals = self._random.generate_measure_candidates() or []
+        return [_make_candidate(proposal) for proposal in proposals]
 
-    def _bred(self) -> Sequence[Any]:
-        """A batch from evolution. A record that it cannot breed from must not end the tuning."""
+    def _evolve(self) -> Sequence[Any]:
+        """Return a batch from evolution. A trial that it cannot mutate must not end the tuning."""
         try:
             return self._evolution.generate_measure_candidates() or []
         except RuntimeError as error:
             self._evolution = None
-            last = str(error).strip().splitlines()[-1]
-            self.troubles.append(f"evolution gave up, random search went on: {last}")
+            self.problems.append(
+                f"evolutionary search failed, random search continues: {last_line(error)}"
+            )
+            _log.debug("%s", self.problems[-1])
             return []
 
+    # ---------------------------------------------------------------- learning
+
     def learn(self, candidates: Sequence[Candidate], trials: Sequence[Trial]) -> None:
-        """Show measured trials to the population and to the cost model."""
+        """Add measured trials to the population and to the cost model."""
+        from tvm.s_tir.meta_schedule.database import TuningRecord
+
         proposals = [candidate.proposal for candidate in candidates]
-        self._cost_model.update(self._random, proposals, [_result(trial) for trial in trials])
+        results = [_runner_result(trial) for trial in trials]
+        self._cost_model.update(self._random, proposals, results)
         for candidate, trial in zip(candidates, trials, strict=True):
             self._learned.add(trial.id)
             if trial.run_secs and _has_choices(trial.trace):
-                self._commit(candidate.proposal.sch.trace, trial)
+                trace, run_secs = candidate.proposal.sch.trace, list(trial.run_secs)
+                self._database.commit_tuning_record(
+                    TuningRecord(trace, self._workload, run_secs, self._target, self._arguments)
+                )
+
+    def _learn_from_related(self, related: RelatedWorkload) -> None:
+        """Add the trials of a related workload to the cost model, once."""
+        new = [trial for trial in related.trials if trial.id not in self._learned]
+        self._learned.update(trial.id for trial in new)
+        if not new:
+            return
+        import tvm
+        from tvm.s_tir import meta_schedule as ms
+
+        mod = tvm.ir.load_json(related.mod)
+        arguments = ms.arg_info.ArgInfo.from_entry_func(mod)
+        proposals, results = [], []
+        for trial in new:
+            with contextlib.suppress(Exception):
+                proposals.append(_replay(mod, trial.trace, arguments))
+                results.append(_runner_result(trial))
+        context = ms.TuneContext(mod, target=self._target, num_threads=self._threads)
+        self._cost_model.update(context, proposals, results)
 
     def _recall(self) -> None:
-        """Learn the ledger's records that are not known here yet: earlier runs', and other processes'."""
-        unknown = [
-            trial for trial in self._records.trials.values() if trial.id not in self._learned
-        ]
+        """Learn the ledger's trials that are new to this search: earlier runs' and other processes'."""
+        unknown = [trial for trial in self._trials.trials.values() if trial.id not in self._learned]
         candidates, trials = [], []
-        for trial in unknown[-_RECALL:]:
+        for trial in unknown[-_MAX_RECALLED:]:
             if trial.failure and trial.failure.phase == "apply":
                 continue
             try:
-                candidates.append(Candidate(trial.id, trial.trace, self._replay(trial.trace)))
+                proposal = _replay(self._mod, trial.trace, self._arguments)
             except Exception as error:
                 reason = f"its trace no longer applies: {type(error).__name__}"
-                self._records.quarantine([trial.id], reason)
+                self._trials.quarantine([trial.id], reason)
             else:
+                candidates.append(Candidate(trial.id, trial.trace, proposal))
                 trials.append(trial)
         if candidates:
             self.learn(candidates, trials)
         self._learned.update(trial.id for trial in unknown)
 
-    def _replay(self, trace: Json) -> Any:
-        schedule = Schedule(self._mod, seed=1)
-        Trace.apply_json_to_schedule(trace, schedule)
-        return ms.search_strategy.MeasureCandidate(schedule, self._arguments)
 
-    def _commit(self, trace: Any, trial: Trial) -> None:
-        self._database.commit_tuning_record(
-            ms.database.TuningRecord(
-                trace, self._workload, list(trial.run_secs), self._target, self._arguments
-            )
-        )
+def _make_candidate(proposal: Any) -> Candidate:
+    trace = trace_json(proposal.sch.trace)
+    return Candidate(trial_id(trace), trace, proposal)
+
+
+def _make_space(rules: str) -> Any:
+    """Return MetaSchedule's space generator with the rules of a backend; TVM's default without any."""
+    from tvm.s_tir import meta_schedule as ms
+
+    if not rules:
+        return "post-order-apply"
+    return ms.space_generator.PostOrderApply(sch_rules=rules, postprocs=rules, mutator_probs=rules)
+
+
+def _replay(mod: tvm.IRModule, trace: Json, arguments: Any) -> Any:
+    """Return a recorded schedule as MetaSchedule's candidate. Raises what TVM raises."""
+    from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
+    from tvm.s_tir.schedule import Schedule, Trace
+
+    schedule = Schedule(mod, seed=1)
+    Trace.apply_json_to_schedule(trace, schedule)
+    return MeasureCandidate(schedule, arguments)
 
 
 def _has_choices(trace: Json) -> bool:
-    """Whether a trace has anything that evolution can change."""
+    """Return whether a trace has a decision that evolution can change."""
     instructions, _ = trace
-    return any(str(each[0]).startswith("Sample") for each in instructions)
+    return any(str(instruction[0]).startswith("Sample") for instruction in instructions)
 
 
-def _result(trial: Trial) -> Any:
+def _runner_result(trial: Trial) -> Any:
+    from tvm.s_tir.meta_schedule.runner import RunnerResult
+
     message = trial.failure.message if trial.failure else None
-    return ms.runner.RunnerResult(list(trial.run_secs) or None, message)
+    return RunnerResult(list(trial.run_secs) or None, message)
 
 
-def _seed(seed: int, key: str, trials: int) -> int:
-    """A seed of its own for each workload, and another one after each resumption: TVM wants 1 to 2³¹-1."""
+def _derive_seed(seed: int, key: str, trials: int) -> int:
+    """Return a seed for one workload, another one after each resumption: TVM takes 1 to 2³¹-1."""
     digest = hashlib.sha256(f"{seed}:{key}:{trials}".encode()).digest()
     return int.from_bytes(digest[:4], "little") % (2**31 - 2) + 1

@@ -1,127 +1,177 @@
-"""Whether recorded schedules still apply to their kernels: each is applied again, none is run.
+"""Replays recorded schedules: applies each to its kernel again, and quarantines those that fail.
 
-Nothing here imports TVM but `apply_all`, which runs in a forked child: a schedule that came
-from elsewhere may crash the compiler, and that ends one child.
+Nothing here imports TVM but `apply_traces`, which runs in a forked child: an imported schedule
+may crash the compiler, and that ends one child.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from tvmflow.errors import StageError
-from tvmflow.executors.nursery import Nursery
-from tvmflow.stores.local import Damaged, LocalStore
-from tvmflow.tuning.ledger import Trial, WorkloadLedger
-from tvmflow.tuning.records import folders
-from tvmflow.values import Json
+from tvmflow.core.errors import StageError
+from tvmflow.core.fork_server import Emit, ForkServer
+from tvmflow.core.types import Json
+from tvmflow.store.blobs import DamagedBlob
+from tvmflow.store.local import LocalStore
+from tvmflow.tuning.ledger_folders import list_target_folders
+from tvmflow.tuning.phases import summarize_error
+from tvmflow.tuning.trials import Trial
+from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 _TIMEOUT_S: Final = 60.0
-_APPLY: Final = "tvmflow.tuning.replay:apply_all"
+_MAX_REASON: Final = 200
+_PRELOADED: Final = ("tvmflow.compiler.schedules.intrinsics", "tvmflow.tuning.measure")
+_APPLY_TRACES: Final = f"{__name__}:apply_traces"
+_log = logging.getLogger(__name__)
 
 
-class Replayed(NamedTuple):
-    """What was applied again. Of `unknown` workloads the store has nothing but trials."""
+class ReplayResult(NamedTuple):
+    """The outcome of a replay.
+
+    Attributes:
+        workloads: How many workloads were replayed.
+        trials: How many trials.
+        unknown: How many workloads were not, because their kernels are not known.
+        findings: A sentence for each problem.
+        quarantined: How many trials were quarantined.
+    """
 
     workloads: int
     trials: int
     unknown: int
     findings: list[str]
-    lost: int
+    quarantined: int
 
 
-def known_kernels(store: LocalStore) -> dict[str, str]:
-    """The kernels, by workload key, of all models whose latest `extract_tasks` the store still has."""
-    found: dict[str, str] = {}
+def find_kernels(store: LocalStore) -> dict[str, str]:
+    """Return the saved kernels, by workload key, of models whose `extract_tasks` the store has."""
+    kernels: dict[str, str] = {}
     for note in sorted(Path(store.root, "last").glob("*/extract_tasks*")):
         artifact = store.find(note.read_text())
         for file in artifact.files if artifact else ():
             if file.name == "workloads.json":
-                # what is damaged is made again by the next run; until then it is not known
-                with contextlib.suppress(Damaged):
-                    found.update(json.loads(Path(store.checked_blob(file.digest)).read_bytes()))
-    return found
+                # The next run makes a damaged result again; until then it is not known.
+                with contextlib.suppress(DamagedBlob):
+                    path = Path(store.blobs.verified_path(file.digest))
+                    kernels.update(json.loads(path.read_bytes()))
+    return kernels
 
 
-def replay(root: Path, kernels: Mapping[str, str], targets: Sequence[str] = ()) -> Replayed:
-    """Apply every trace of the workloads that the ledger or `kernels` has, and set those aside that do not apply."""
-    workloads = trials = unknown = lost = 0
+def replay_ledger(
+    root: Path, kernels: Mapping[str, str], targets: Sequence[str] = ()
+) -> ReplayResult:
+    """Apply every trace of the workloads whose kernel is known, and quarantine those that fail.
+
+    Args:
+        root: The ledger, which has some kernels itself.
+        kernels: Other saved kernels by workload key.
+        targets: Prefixes of target keys; all targets when empty.
+    """
+    workloads = trials = unknown = quarantined = 0
     findings: list[str] = []
-    with Nursery.start(("tvmflow.tuning.measure",)) as nursery:
-        for folder in folders(root, targets):
-            for key, _ in folder.workloads():
+    with ForkServer.start(_PRELOADED) as fork_server:
+        for folder in list_target_folders(root, targets):
+            for key, _ in folder.workload_files():
                 mod = folder.ledger.kernel(key) or kernels.get(key, "")
-                if not mod or not folder.about:
+                if not mod or folder.description is None:
                     unknown += 1
                     continue
                 ledger = folder.ledger.workload(key)
-                tried, bad = set_aside(nursery, mod, folder.about["target"], ledger)
+                applied, failed = quarantine_inapplicable(
+                    fork_server, mod, folder.description.target, ledger
+                )
                 workloads += 1
-                trials += tried
-                lost += bad
+                trials += applied
+                quarantined += failed
                 findings += ledger.repairs
-    return Replayed(workloads, trials, unknown, findings, lost)
+    return ReplayResult(workloads, trials, unknown, findings, quarantined)
 
 
-def set_aside(
-    nursery: Nursery, mod: str, target: Mapping[str, Json], ledger: WorkloadLedger
+def quarantine_inapplicable(
+    fork_server: ForkServer, mod: str, target: Mapping[str, Json], ledger: WorkloadLedger
 ) -> tuple[int, int]:
-    """Quarantine the trials of a workload (saved as `mod`) whose traces do not apply: how many were tried, how many went."""
-    chosen = [each for each in ledger.trials.values() if _applied(each)]
-    reasons = _reasons(nursery, mod, dict(target), chosen) if chosen else {}
+    """Quarantine the trials of a workload whose traces do not apply to it.
+
+    Args:
+        fork_server: Where the children are forked that apply them.
+        mod: The saved module of the workload.
+        target: TVM's mapping of the target.
+        ledger: The trials.
+
+    Returns:
+        How many trials were applied, and how many were quarantined.
+    """
+    # A trial that did not apply when it was measured is a known failure, and stays.
+    chosen = [
+        trial
+        for trial in ledger.trials.values()
+        if trial.failure is None or trial.failure.phase != "apply"
+    ]
+    reasons = _failure_reasons(fork_server, mod, dict(target), chosen) if chosen else {}
     for trial_id, reason in reasons.items():
         ledger.quarantine([trial_id], f"its trace does not apply: {reason}")
     return len(chosen), len(reasons)
 
 
-def _applied(trial: Trial) -> bool:
-    """Whether the trace applied when it was measured. One that did not is known to fail, and stays."""
-    return trial.failure is None or trial.failure.phase != "apply"
+def _failure_reasons(
+    fork_server: ForkServer, mod: str, target: Json, trials: Sequence[Trial]
+) -> dict[str, str]:
+    """Return the reasons why trials do not apply, by their ids.
 
-
-def _reasons(nursery: Nursery, mod: str, target: Json, trials: Sequence[Trial]) -> dict[str, str]:
-    """Why trials do not apply, by their ids."""
+    Raises:
+        StageError: TVM or the kernel cannot be loaded: no trace is to blame.
+    """
     payload = {"mod": mod, "target": target, "traces": [trial.trace for trial in trials]}
-    outcome = nursery.call(_APPLY, payload, timeout_s=_TIMEOUT_S + len(trials))
+    outcome = fork_server.call(_APPLY_TRACES, payload, timeout_s=_TIMEOUT_S + len(trials))
     if outcome.kind == "ok":
         pairs = zip(trials, outcome.value, strict=True)
         return {trial.id: reason for trial, reason in pairs if reason}
     if outcome.kind in ("error", "cancelled") or not trials:
-        # no trace's fault: TVM cannot be loaded, or the kernel cannot
         raise StageError(
-            f"schedules cannot be applied here: {outcome.message}", fix="run `tvmflow doctor`"
+            f"schedules cannot be applied on this machine: {outcome.message}",
+            fix="run `tvmflow doctor`",
         )
     if len(trials) == 1:
-        _reasons(nursery, mod, target, [])
+        _failure_reasons(fork_server, mod, target, [])
         return {trials[0].id: outcome.message}
-    # one of them crashes or hangs: which?
+    _log.debug("one of %d traces crashes or hangs the compiler: bisecting", len(trials))
     half = len(trials) // 2
     return {
-        **_reasons(nursery, mod, target, trials[:half]),
-        **_reasons(nursery, mod, target, trials[half:]),
+        **_failure_reasons(fork_server, mod, target, trials[:half]),
+        **_failure_reasons(fork_server, mod, target, trials[half:]),
     }
 
 
-def apply_all(payload: Any, _: Callable[[dict[str, Any]], None]) -> list[str]:
-    """For each of `traces` why it does not apply to `mod` (saved) for `target`; empty when it does."""
+def apply_traces(payload: Json, emit: Emit) -> list[str]:
+    """Apply traces to a workload: the entry point of the child.
+
+    Args:
+        payload: `mod` (the saved workload), `target` and `traces`.
+        emit: Not used.
+
+    Returns:
+        For each trace the reason why it does not apply; an empty string when it does.
+    """
     import tvm
 
-    from tvmflow.schedules.intrinsics import load_intrinsics
-    from tvmflow.tuning.measure import scheduled
+    from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+    from tvmflow.tuning.measure import apply_trace
 
+    del emit
     load_intrinsics(payload["target"])
     mod = tvm.ir.load_json(payload["mod"])
     reasons = []
     for trace in payload["traces"]:
         try:
-            scheduled(mod, trace)
-        # whatever TVM raises here is about this trace
+            apply_trace(mod, trace)
+        # Whatever TVM raises here is about this trace.
         except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
-            reasons.append(f"{type(error).__name__}: {lines[-1]}"[:200])
+            reasons.append(summarize_error(error)[:_MAX_REASON])
         else:
             reasons.append("")
     return reasons

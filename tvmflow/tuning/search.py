@@ -1,388 +1,280 @@
-"""The search: deals the budget, measures what the ledger lacks, and keeps every trial.
+"""The search: spends the budget on trials that the ledger lacks, and records each of them.
 
-The loop is ours, so that the ledger is the only memory. What the ledger holds is fed back into
-the search and its cost model, is counted in the budget, and is never measured again.
+The ledger is the only memory. Its trials are fed back into the search and its cost model, are
+counted in the budget, and are never measured again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tvmflow.executors.nursery import Nursery
-from tvmflow.tuning.bench import Bench, Job, Site
-from tvmflow.tuning.budget import Budget, Rules, Share
-from tvmflow.tuning.ledger import Ledger, Trial, WorkloadLedger
-from tvmflow.tuning.measure import Timing
-from tvmflow.tuning.proposals import Candidate, Proposals, Relative, make_cost_model
-from tvmflow.tuning.replay import set_aside
+from tvmflow.core.fork_server import Emit, ForkServer
+from tvmflow.tuning.budget import UNLIMITED_TRIALS, Budget, WorkloadShare
+from tvmflow.tuning.ledger import Ledger
+from tvmflow.tuning.measurer import DriftMonitor, MeasureContext, MeasureJob, Measurer
+from tvmflow.tuning.proposals import Candidate, Proposals, make_cost_model
+from tvmflow.tuning.related_workloads import RelatedTrials
+from tvmflow.tuning.trials import Failure, Trial
+from tvmflow.tuning.tuning_job import SearchOptions, StopReason, Task, TuningResult, WorkloadResult
 
-Emit = Callable[[dict[str, Any]], None]
-
-# How many workloads of the same family a new one looks at, and how much of each.
-_RELATIVES: Final = 3
-_RELATIVE_TRIALS: Final = 64
+_log = logging.getLogger(__name__)
 
 
-class Task(NamedTuple):
-    """A workload to be tuned: `calls` in one inference, `flops` of each; `mod` is the saved workload."""
+class Tuning:
+    """A tuning: spends the part of the budget that the ledger lacks.
 
-    key: str
-    name: str
-    calls: int
-    flops: float
-    mod: str
-
-
-class Options(NamedTuple):
-    """The recipe's choices; `seconds` are what is left of the time that tuning may take."""
-
-    rules: Rules
-    seed: int
-    strategy: str
-    cost_model: str
-    timing: Timing
-    trial_timeout_s: float
-    seconds: float | None = None
-
-    @property
-    def search(self) -> str:
-        """What a search is called in the ledger when it has come to its end."""
-        return f"{self.strategy}/{self.seed}"
-
-
-class Tuned(NamedTuple):
-    """What became of one workload: `trials` that it has had, `measured` of them now, the others known before.
-
-    `untuned_s` is what it takes with the schedule that it has without tuning, if that was measured,
-    `known` how many trials the ledger has of it.
+    Killed at any moment and run again, it resumes, and only the trials are lost that were being
+    measured.
     """
-
-    key: str
-    name: str
-    calls: int
-    flops: float
-    trials: int
-    measured: int
-    failed: int
-    best_s: float | None
-    spread: float
-    exhausted: bool
-    first_failure: str
-    seconds: float
-    untuned_s: float | None = None
-    known: int = 0
-
-
-class Result(NamedTuple):
-    """A whole tuning. `stopped` says what ended it: `budget`, `time`, or `end` (no workload has anything left to try)."""
-
-    tuned: list[Tuned]
-    stopped: str
-    drift: float
-    repairs: list[str]
-
-
-def tune(
-    tasks: Sequence[Task],
-    options: Options,
-    site: Site,
-    ledger: Ledger,
-    nursery: Nursery,
-    emit: Emit,
-    bench: Bench | None = None,
-) -> Result:
-    """Spend what the budget asks for and the ledger lacks, measured on this machine or on `bench`.
-
-    Killed at any moment and called again, it goes on where it stopped, and the only trials
-    that are lost are those that were being measured.
-    """
-    bench = bench or Bench(site, options.timing, options.trial_timeout_s, nursery)
-    return _Run(tasks, options, site, ledger, nursery, emit, bench).run()
-
-
-class _Run:
-    """The state of one call of `tune`."""
 
     def __init__(
         self,
         tasks: Sequence[Task],
-        options: Options,
-        site: Site,
+        options: SearchOptions,
+        context: MeasureContext,
         ledger: Ledger,
-        nursery: Nursery,
+        fork_server: ForkServer,
         emit: Emit,
-        bench: Bench,
+        measurer: Measurer | None = None,
     ) -> None:
+        """Prepare a tuning.
+
+        Args:
+            tasks: The workloads.
+            options: How to search.
+            context: Where trials are made.
+            ledger: The trials on the target.
+            fork_server: Where children are forked.
+            emit: Takes an event after each trial.
+            measurer: What measures; by default this machine.
+        """
         self._tasks = {task.key: task for task in tasks}
         self._options = options
-        self._site = site
+        self._context = context
         self._emit = emit
-        self._started = time.monotonic()
-        self._bench = bench
+        self._measurer = measurer or Measurer(
+            context, options.timing, options.trial_timeout_s, fork_server
+        )
         self._ledger = ledger
-        self._records = {key: ledger.workload(key) for key in self._tasks}
+        self._started = time.monotonic()
+        self._trials = {key: ledger.workload(key) for key in self._tasks}
+        self._related = RelatedTrials(ledger, self._trials, fork_server, context.target)
         self._measured = dict.fromkeys(self._tasks, 0)
         self._seconds = dict.fromkeys(self._tasks, 0.0)
         self._proposals: dict[str, Proposals] = {}
-        self._nursery = nursery
-        self._vouched: set[Path] = set()
-        self._kin: dict[str, list[str]] = {}
         self._cost_model: Any = None
-        self._in_step = 0
+        self._spent_in_round = 0
         self._untuned: dict[str, float] = {}
-        self._baseline = _Baseline(self._bench, options.seed)
+        self._drift = DriftMonitor(self._measurer, options.seed)
 
-    def run(self) -> Result:
-        stopped = "budget"
+    def run(self) -> TuningResult:
+        """Search until the budget or the time is spent, or all search spaces are exhausted."""
         self._untuned = self._measure_untuned()
         shares = [
-            Share(task.key, task.calls, task.flops, self._untuned.get(task.key, math.inf))
+            WorkloadShare(task.key, task.calls, task.flops, self._untuned.get(task.key, math.inf))
             for task in self._tasks.values()
         ]
         self._budget = Budget(shares, self._options.rules)
-        while step := self._budget.next():
+        stopped: StopReason = "budget"
+        while planned := self._budget.next_round():
             if not self._has_time():
                 stopped = "time"
                 break
-            self._take(step)
-            self._baseline.check(sum(self._measured.values()))
+            _log.debug("next round: %s", {key[:12]: count for key, count in planned.items()})
+            self._run_round(planned)
+            self._drift.check(sum(self._measured.values()))
         if stopped == "budget" and self._budget.spent < self._options.rules.trials:
-            stopped = "end"
+            stopped = "exhausted"
         ordered = sorted(
             self._tasks.values(), key=lambda task: (-task.calls * task.flops, task.key)
         )
-        repairs = [text for records in self._records.values() for text in records.repairs]
-        repairs += [
-            f"{self._tasks[key].name}: {text}"
-            for key, search in self._proposals.items()
-            for text in search.troubles
-        ]
-        tuned = [self._result(task) for task in ordered]
-        return Result(tuned, stopped, self._baseline.drift, repairs)
+        workloads = [self._result(task) for task in ordered]
+        return TuningResult(workloads, stopped, self._drift.drift, self._repairs())
 
     def _measure_untuned(self) -> dict[str, float]:
-        """Seconds of each kernel as it is without tuning, those that can be run: what tuning has to beat."""
-        missing = [task for task in self._tasks.values() if self._known_untuned(task.key) is None]
+        """Return the seconds of each untuned kernel that can be run: the times that tuning has to beat."""
+        known = self._read_untuned()
+        missing = [task for key, task in self._tasks.items() if key not in known]
+        version = self._context.rules_version
 
-        def keep(index: int, trial: Trial) -> None:
+        def record(index: int, trial: Trial) -> None:
             if trial.run_secs:
-                self._ledger.note_untuned(missing[index].key, self._site.schedules, trial.seconds)
+                self._ledger.record_untuned(missing[index].key, version, trial.seconds)
 
-        # a single repeat: some take seconds
-        jobs = [Job(task.key, task.mod, None, 0.0, self._options.seed) for task in missing]
-        self._bench.measure(jobs, keep, self._has_time)
-        known = {key: self._known_untuned(key) for key in self._tasks}
-        return {key: seconds for key, seconds in known.items() if seconds is not None}
+        # With 0 as the best time a kernel gets the first look alone: some take seconds.
+        jobs = [MeasureJob(task.key, task.mod, None, 0.0, self._options.seed) for task in missing]
+        self._measurer.measure(jobs, record, self._has_time)
+        return self._read_untuned()
 
-    def _known_untuned(self, key: str) -> float | None:
-        return self._ledger.untuned(key, self._site.schedules)
+    def _read_untuned(self) -> dict[str, float]:
+        version = self._context.rules_version
+        times = {key: self._ledger.untuned_seconds(key, version) for key in self._tasks}
+        return {key: seconds for key, seconds in times.items() if seconds is not None}
 
     def _has_time(self) -> bool:
         limit = self._options.seconds
         return limit is None or time.monotonic() - self._started < limit
 
-    # ---- one round of the budget
+    # ---------------------------------------------------------------- one round of the budget
 
-    def _take(self, step: Mapping[str, int]) -> None:
-        """Give each workload its share: out of the ledger as far as it goes, measured beyond that."""
-        wanted = {key: self._budget.of(key) + number for key, number in step.items()}
-        ended: set[str] = set()
-        self._in_step = sum(
-            min(len(self._records[key]), number) - self._budget.of(key)
-            for key, number in wanted.items()
+    def _run_round(self, planned: Mapping[str, int]) -> None:
+        """Give each workload its trials: those of the ledger first, measured ones beyond that."""
+        goals = {key: self._budget.spent_on(key) + count for key, count in planned.items()}
+        self._spent_in_round = sum(
+            min(len(self._trials[key]), goal) - self._budget.spent_on(key)
+            for key, goal in goals.items()
         )
-        with contextlib.ExitStack() as alone:
-            # always in one order, so that two runs never wait for each other
-            for key in sorted(key for key in step if len(self._records[key]) < wanted[key]):
-                alone.enter_context(self._records[key].searching())
-            while lacking := self._lacking(wanted, ended):
-                if not self._has_time() or not self._measure(lacking, ended):
+        with contextlib.ExitStack() as locks:
+            # Always in one order, so that two runs never wait for each other.
+            for key in sorted(key for key in goals if len(self._trials[key]) < goals[key]):
+                locks.enter_context(self._trials[key].exclusive_search())
+            while missing := self._missing_trials(goals):
+                if not self._has_time() or not self._measure_candidates(missing):
                     break
-        for key, number in step.items():
-            first = self._budget.of(key)
-            trials = list(self._records[key].trials.values())[first : first + number]
-            # out of time, the next round ends the run
-            end = len(trials) < number and self._has_time()
-            self._budget.spend(key, [trial.seconds for trial in trials], end=end)
-        self._in_step = 0
+        for key, count in planned.items():
+            first = self._budget.spent_on(key)
+            trials = list(self._trials[key].trials.values())[first : first + count]
+            # Without time left, the next round ends the run.
+            is_exhausted = len(trials) < count and self._has_time()
+            self._budget.record(key, [trial.seconds for trial in trials], exhausted=is_exhausted)
+        self._spent_in_round = 0
 
-    def _lacking(self, wanted: Mapping[str, int], ended: set[str]) -> dict[str, int]:
-        """How many trials have to be measured, by workload."""
-        missing = {key: number - len(self._records[key]) for key, number in wanted.items()}
-        ended |= {
-            key
-            for key in missing
-            if missing[key] > 0 and self._records[key].is_exhausted(self._options.search)
+    def _missing_trials(self, goals: Mapping[str, int]) -> dict[str, int]:
+        """Return how many trials have to be measured by workload, without exhausted ones."""
+        missing = {key: goal - len(self._trials[key]) for key, goal in goals.items()}
+        return {
+            key: count
+            for key, count in missing.items()
+            if count > 0 and not self._trials[key].is_exhausted(self._options.name)
         }
-        return {key: number for key, number in missing.items() if number > 0 and key not in ended}
 
-    def _measure(self, lacking: Mapping[str, int], ended: set[str]) -> bool:
-        """Measure new candidates for the workloads that lack trials; whether there were any."""
-        chosen: list[tuple[str, Candidate]] = []
-        for key, number in lacking.items():
-            began = time.monotonic()
-            candidates = self._search(key).propose(number)
-            self._seconds[key] += time.monotonic() - began
-            if not candidates:
-                self._records[key].mark_exhausted(self._options.search)
-            chosen += [(key, candidate) for candidate in candidates]
-        kept: dict[str, list[tuple[Candidate, Trial]]] = {}
-        began = time.monotonic()
+    def _measure_candidates(self, missing: Mapping[str, int]) -> bool:
+        """Measure new candidates of workloads; return whether there were any."""
+        chosen = self._propose(missing)
+        learned: dict[str, list[tuple[Candidate, Trial]]] = {}
+        start = time.monotonic()
 
-        def keep(index: int, trial: Trial) -> None:
-            nonlocal began
+        def record(index: int, trial: Trial) -> None:
+            nonlocal start
             key, candidate = chosen[index]
-            self._records[key].append(trial)
-            kept.setdefault(key, []).append((candidate, trial))
+            self._trials[key].append(trial)
+            learned.setdefault(key, []).append((candidate, trial))
             self._measured[key] += 1
-            self._in_step += 1
-            self._seconds[key] += time.monotonic() - began
-            began = time.monotonic()
-            self._baseline.offer(self._tasks[key].mod, trial, key)
-            self._report(self._tasks[key])
+            self._spent_in_round += 1
+            self._seconds[key] += time.monotonic() - start
+            start = time.monotonic()
+            self._drift.offer(self._tasks[key].mod, trial)
+            self._emit(self._progress_event(self._tasks[key]))
 
         jobs = [self._job(key, candidate) for key, candidate in chosen]
-        self._bench.measure(jobs, keep, self._has_time)
-        for key, pairs in kept.items():
-            self._search(key).learn([each for each, _ in pairs], [trial for _, trial in pairs])
+        self._measurer.measure(jobs, record, self._has_time)
+        for key, pairs in learned.items():
+            candidates, trials = zip(*pairs, strict=True)
+            self._proposals[key].learn(candidates, trials)
         return bool(chosen)
 
-    def _job(self, key: str, candidate: Candidate) -> Job:
-        best = self._records[key].valid()
-        known = [best[0].seconds] if best else []
-        known += [self._untuned[key]] if key in self._untuned else []
-        best_s = min(known, default=None)
-        return Job(candidate.id, self._tasks[key].mod, candidate.trace, best_s, self._options.seed)
+    def _propose(self, missing: Mapping[str, int]) -> list[tuple[str, Candidate]]:
+        """Return up to so many new candidates of each workload, and mark exhausted searches."""
+        chosen: list[tuple[str, Candidate]] = []
+        for key, count in missing.items():
+            start = time.monotonic()
+            candidates = self._proposals_for(key).propose(count)
+            self._seconds[key] += time.monotonic() - start
+            if not candidates:
+                _log.debug("the search space of workload %s is exhausted", key[:12])
+                self._trials[key].mark_exhausted(self._options.name)
+            chosen += [(key, candidate) for candidate in candidates]
+        return chosen
 
-    def _search(self, key: str) -> Proposals:
+    def _job(self, key: str, candidate: Candidate) -> MeasureJob:
+        best = self._trials[key].valid()
+        known = [self._untuned.get(key), best[0].seconds if best else None]
+        best_s = min((seconds for seconds in known if seconds is not None), default=None)
+        mod = self._tasks[key].mod
+        return MeasureJob(candidate.id, mod, candidate.trace, best_s, self._options.seed)
+
+    def _proposals_for(self, key: str) -> Proposals:
         if key not in self._proposals:
-            self._vouch(self._tasks[key].mod, self._records[key])
-            target, options = self._site.target, self._options
+            mod, options = self._tasks[key].mod, self._options
+            self._related.quarantine_inapplicable(mod, self._trials[key])
             if self._cost_model is None:
                 self._cost_model = make_cost_model(options.cost_model)
             self._proposals[key] = Proposals(
-                self._tasks[key].mod,
-                target,
-                self._site.schedules,
-                options.strategy,
-                options.seed,
-                self._records[key],
+                mod,
+                self._trials[key],
+                self._context,
+                options,
                 self._cost_model,
-                lambda: self._relatives(key),
+                find_related=lambda: self._related.find(key),
             )
         return self._proposals[key]
 
-    def _vouch(self, mod: str, records: WorkloadLedger) -> None:
-        """Let a child apply what the ledger holds first: a trace that no search wrote can crash the process."""
-        if records.path not in self._vouched:
-            self._vouched.add(records.path)
-            set_aside(self._nursery, mod, self._site.target, records)
+    # ---------------------------------------------------------------- results
 
-    def _relatives(self, key: str) -> list[Relative]:
-        """The nearest workloads of the same family that were measured on this target."""
-        if key not in self._kin:
-            self._kin[key] = self._ledger.relatives(key)
-        found: list[Relative] = []
-        for other in self._kin[key]:
-            records = self._records.get(other) or self._ledger.workload(other)
-            mod = self._ledger.kernel(other)
-            if len(found) == _RELATIVES or not (len(records) and mod):
-                continue
-            self._vouch(mod, records)
-            if trials := records.valid()[:_RELATIVE_TRIALS]:
-                found.append(Relative(mod, trials))
-        return found
-
-    # ---- what is told of it
-
-    def _report(self, task: Task) -> None:
-        records = self._records[task.key]
-        best = records.valid()
+    def _progress_event(self, task: Task) -> dict[str, Any]:
+        """Return the event after a trial of a workload."""
+        trials = self._trials[task.key]
+        best = trials.valid()
         untuned = self._untuned.get(task.key)
-        measured = sum(self._measured.values())
-        done = self._budget.spent + self._in_step
-        elapsed = time.monotonic() - self._started
-        self._emit(
-            {
-                "event": "progress",
-                "unit": "trial",
-                "done": done,
-                "total": self._options.rules.trials,
-                "workload": task.name,
-                "calls": task.calls,
-                "trials": len(records),
-                "best_us": round(best[0].seconds * 1e6, 3) if best else None,
-                "untuned_us": round(untuned * 1e6, 3) if untuned else None,
-                "gflops": round(task.flops / best[0].seconds / 1e9, 3) if best else None,
-                "spread": round(best[0].spread, 4) if best else None,
-                "failed": sum(self._failed(key) for key in self._tasks),
-                "seconds_left": round(self._seconds_left(done, measured, elapsed), 1),
-            }
-        )
+        done = self._budget.spent + self._spent_in_round
+        total = self._options.rules.trials
+        return {
+            "event": "progress",
+            "unit": "trial",
+            "done": done,
+            "total": None if total >= UNLIMITED_TRIALS else total,
+            "limit_s": self._options.seconds,
+            "workload": task.name,
+            "calls": task.calls,
+            "trials": len(trials),
+            "best_us": round(best[0].seconds * 1e6, 3) if best else None,
+            "untuned_us": round(untuned * 1e6, 3) if untuned else None,
+            "gflops": round(task.flops / best[0].seconds / 1e9, 3) if best else None,
+            "spread": round(best[0].spread, 4) if best else None,
+            "failed": sum(len(self._failures(key)) for key in self._tasks),
+            "seconds_left": round(self._seconds_left(done), 1),
+        }
 
-    def _seconds_left(self, done: int, measured: int, elapsed: float) -> float:
-        left = (self._options.rules.trials - done) * elapsed / max(measured, 1)
+    def _seconds_left(self, done: int) -> float:
+        elapsed = time.monotonic() - self._started
+        measured = max(sum(self._measured.values()), 1)
+        left = (self._options.rules.trials - done) * elapsed / measured
         limit = self._options.seconds
         return left if limit is None else max(min(left, limit - elapsed), 0.0)
 
-    def _failed(self, key: str) -> int:
-        return sum(1 for trial in self._records[key].trials.values() if trial.failure)
+    def _failures(self, key: str) -> list[Failure]:
+        return [trial.failure for trial in self._trials[key].trials.values() if trial.failure]
 
-    def _result(self, task: Task) -> Tuned:
-        records = self._records[task.key]
-        best = records.valid()
-        failures = [trial.failure for trial in records.trials.values() if trial.failure]
-        return Tuned(
+    def _repairs(self) -> list[str]:
+        repairs = [text for trials in self._trials.values() for text in trials.repairs]
+        return repairs + [
+            f"{self._tasks[key].name}: {text}"
+            for key, proposals in self._proposals.items()
+            for text in proposals.problems
+        ]
+
+    def _result(self, task: Task) -> WorkloadResult:
+        trials = self._trials[task.key]
+        best = trials.valid()
+        failures = self._failures(task.key)
+        return WorkloadResult(
             key=task.key,
             name=task.name,
             calls=task.calls,
             flops=task.flops,
-            trials=self._budget.of(task.key),
+            trials=self._budget.spent_on(task.key),
             measured=self._measured[task.key],
             failed=len(failures),
             best_s=best[0].seconds if best else None,
             spread=best[0].spread if best else 0.0,
-            exhausted=records.is_exhausted(self._options.search),
+            exhausted=trials.is_exhausted(self._options.name),
             first_failure=f"{failures[0].phase}: {failures[0].message}" if failures else "",
             seconds=self._seconds[task.key],
             untuned_s=self._untuned.get(task.key),
-            known=len(records.trials),
+            known=len(trials.trials),
         )
-
-
-class _Baseline:
-    """One good schedule that is measured again now and then, to see whether the machine has changed."""
-
-    EVERY = 64
-
-    def __init__(self, bench: Bench, seed: int) -> None:
-        self._bench = bench
-        self._seed = seed
-        self._chosen: tuple[str, Trial] | None = None
-        self._key = ""
-        self._last = 0
-        self.drift = 0.0
-        """The largest change of its time so far, relative: 0.1 when it became a tenth slower or faster."""
-
-    def offer(self, mod: str, trial: Trial, key: str) -> None:
-        """Take the first trial that worked in this run."""
-        if self._chosen is None and trial.run_secs:
-            self._chosen, self._key = (mod, trial), key
-
-    def check(self, measured: int) -> None:
-        """Measure it again when enough trials went by since the last time."""
-        if self._chosen is None or measured - self._last < self.EVERY:
-            return
-        self._last = measured
-        mod, trial = self._chosen
-        again: list[Trial] = []
-        job = Job(trial.id, mod, trial.trace, None, self._seed)
-        self._bench.measure([job], lambda _, found: again.append(found))
-        if again and again[0].run_secs:
-            change = abs(again[0].seconds / trial.seconds - 1)
-            self.drift = max(self.drift, change)

@@ -1,10 +1,10 @@
-// A GPU that is not there: what TVM's CUDA runtime calls of CUDA's driver and runtime, on this machine's CPU.
+// A stand-in for a GPU: the functions of CUDA's driver and runtime that TVM's CUDA runtime calls, on this machine's CPU.
 //
-// Copies and kernels wait in a queue, one for all streams, until somebody waits for one of them, so
-// that who reads too early reads what was there before. Device memory can be touched by copies and
-// kernels alone: anybody else dies of it. A process that was forked from one that had used the GPU
-// is refused. Its "machine code" is a shared library for this machine (see kernels.h), behind a
-// word, its architecture and its length.
+// Copies and kernels stay in a queue, one for all streams, until a caller synchronizes, so that a caller
+// that reads too early reads old content. Only copies and kernels can access device memory: any other
+// access ends the process. A process that was forked from one that had used the GPU gets an error. The
+// "machine code" is a shared library for this machine (see kernels.h), after a magic word, its
+// architecture and its length.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -30,7 +30,7 @@ static int say(int code) {
   return code;
 }
 
-// Who uses the GPU first owns it: no process that is forked from that one can use it.
+// The first process that uses the GPU owns it: a process that is forked from it gets an error.
 static bool is_forked() {
   static pid_t owner = 0;
   if (!owner) owner = getpid();
@@ -148,7 +148,7 @@ static int attribute(int which) {
     case 38: return 1 << 20;     // bytes of level 2 cache
     case 75: return capability() / 10;
     case 76: return capability() % 10;
-    case 97: return 232448;      // bytes of shared memory for a block that asks for more
+    case 97: return 232448;      // bytes of shared memory for a block that opts in to more
     default: return 0;
   }
 }
@@ -175,7 +175,7 @@ EXPORTED int cuModuleLoadData(void** module, const void* image) {
   memcpy(&size, code + 16, 8);
   const uint64_t here = capability();
   if (arch / 10 != here / 10 || arch > here) return NO_BINARY_FOR_GPU;
-  // a name of its own each time: who loads a name twice gets the first file
+  // a new name each time: loading a name twice gives the first file
   char path[] = "/tmp/stand-in-XXXXXX";
   int file = mkstemp(path);
   if (file < 0 || write(file, code + 24, size) != static_cast<ssize_t>(size)) return OUT_OF_MEMORY;
@@ -278,7 +278,7 @@ EXPORTED int cudaEventElapsedTime(float* milliseconds, void* from, void* to) {
   return OK;
 }
 
-// graphs of calls, which nothing here records
+// graphs of calls, which are not supported
 EXPORTED int cudaStreamBeginCapture(void*, int) { return say(NOT_FOUND); }
 EXPORTED int cudaStreamEndCapture(void*, void**) { return say(NOT_FOUND); }
 EXPORTED int cudaGraphInstantiate(void**, void*, unsigned long long) { return say(NOT_FOUND); }

@@ -1,7 +1,7 @@
-// What kernels in CUDA need to be C++ for this machine's CPU: threads that take turns, and wait for each other.
+// Declarations with which CUDA kernels are C++ for this machine's CPU: threads that run in turns and synchronize.
 //
-// Every thread of a block has a stack of its own. One runs until it waits for its block or its
-// warp; those go on when all that could come are there.
+// Every thread of a block has a stack of its own. A thread runs until it waits for its block or its
+// warp; the waiting threads continue when all have arrived.
 
 #include <math.h>
 #include <stdint.h>
@@ -52,7 +52,7 @@ static inline unsigned __pack_half2(half x, half y) {
 
 template <typename T> static inline T max(T a, T b) { return a > b ? a : b; }
 template <typename T> static inline T min(T a, T b) { return a < b ? a : b; }
-#define __expf expf  // the C library has one of its own
+#define __expf expf  // the C library has a function with this name
 static inline float __int_as_float(int bits) { float x; return memcpy(&x, &bits, 4), x; }
 
 // ---------------------------------------------------------------- threads of a block
@@ -104,7 +104,7 @@ template <typename T> static T __shfl_xor_sync(unsigned, T value, int by, int wi
 
 // ---------------------------------------------------------------- tensor cores
 
-// A warp's matrices, which its first thread has alone: nothing but these functions looks into them.
+// A warp's matrices, stored by its first thread alone: only these functions read them.
 namespace nvcuda {
 namespace wmma {
 

@@ -1,4 +1,4 @@
-"""Kernels in CUDA as C++ for this machine's CPU: the "machine code" of the stand-in GPU (see driver.cpp)."""
+"""CUDA kernels as C++ for this machine's CPU: the "machine code" of the stand-in GPU (see driver.cpp)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any
 _KERNEL = re.compile(
     r'extern "C" __global__ void (__launch_bounds__\((?P<threads>\d+)\) )?(?P<name>\w+)\((?P<parameters>[^)]*)\) {'
 )
-# Copies are done at once here: there is nothing to wait for.
+# Copies are synchronous here: there is nothing to wait for.
 _GROUPS = re.compile(r"\btvm_builtin_ptx_cp_async_\w+_group_\w+(?=\(\))")
 _WAITS = re.compile(r"__sync|__shfl")
 
 
 def take_over(cuda: Any) -> None:
-    """Have `tvmflow.targets.cuda` compile for the stand-in, with nothing of NVIDIA's installed."""
+    """Have the CUDA backend compile for the stand-in, with nothing of NVIDIA's installed."""
     driver = Path(os.environ["LD_LIBRARY_PATH"])
-    tools = cuda.Toolkit(driver, driver, driver / "libcudart.so.13", ())
-    cuda.toolkit = lambda: tools
-    cuda.is_installed = lambda: True
-    cuda.compile_cubin = _compile
-    cuda.PACKAGES = ()
+    tools = cuda.nvrtc.Toolkit(driver, driver, driver / "libcudart.so.13", ())
+    cuda.nvrtc.find_toolkit = lambda: tools
+    cuda.nvrtc.is_installed = lambda: True
+    cuda.nvrtc.compile_cubin = _compile
+    cuda.TOOLS = ()
 
 
 def _compile(source: str, arch: str, tools: object) -> bytes:
@@ -57,18 +57,18 @@ def _compile(source: str, arch: str, tools: object) -> bytes:
 
 
 def _bodies(kernels: str) -> list[tuple[re.Match[str], str]]:
-    found = list(_KERNEL.finditer(kernels))
-    ends = [*(each.start() for each in found[1:]), len(kernels)]
-    return [(each, kernels[each.end() : end]) for each, end in zip(found, ends, strict=True)]
+    heads = list(_KERNEL.finditer(kernels))
+    ends = [*(head.start() for head in heads[1:]), len(kernels)]
+    return [(head, kernels[head.end() : end]) for head, end in zip(heads, ends, strict=True)]
 
 
 def _entry(kernel: tuple[re.Match[str], str]) -> str:
-    """How the driver finds and calls a kernel: `Function` in driver.cpp."""
+    """Return the code by which the driver finds and calls a kernel: `Function` in driver.cpp."""
     head, body = kernel
     name, threads = head["name"], head["threads"] or "1024"
     types = [
-        each.rpartition(" ")[0].replace("__restrict__", "")
-        for each in head["parameters"].split(",")
+        parameter.rpartition(" ")[0].replace("__restrict__", "")
+        for parameter in head["parameters"].split(",")
     ]
     values = ", ".join(f"*({kind}*)all[{place}]" for place, kind in enumerate(types))
     waits = "true" if _WAITS.search(body) else "false"

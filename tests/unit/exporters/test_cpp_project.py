@@ -1,4 +1,4 @@
-"""`cpp`: the project compiles, its program agrees with Python, and its errors are sentences."""
+"""`cpp`: the project compiles, its program agrees with Python, and its errors have messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.support import exports
 from tests.support.exports import Exported, package_folder
 from tvmflow.exporters import bundle, cpp
-from tvmflow.exporters._base import Joined
+from tvmflow.exporters._base import PartitionedModel
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +67,14 @@ def test_it_reads_raw_values(program: Path, exported: Exported, tmp_path: Path) 
         ),
         ({"data": np.zeros((1, 1, 8, 8), "float64")}, "does not fit the array data: float64"),
         ({"data": np.zeros((0, 1, 8, 8), "float32")}, "does not fit the array"),
-        ({"data": np.zeros((1, 1, 8, 8), "complex64")}, "arrays of type <c8 are not read here"),
-        ({"data": np.asfortranarray(np.zeros((8, 8), "float32"))}, "is in Fortran's order"),
+        ({"data": np.zeros((1, 1, 8, 8), "complex64")}, "arrays of type <c8 are not supported"),
+        ({"data": np.asfortranarray(np.zeros((8, 8), "float32"))}, "is in Fortran order"),
     ],
 )
 def test_inputs_that_do_not_fit_are_named(
     program: Path, exported: Exported, tmp_path: Path, arrays: dict[str, Any], words: str
 ) -> None:
-    """What the model takes, and what came."""
+    """The message has the model's input and the array."""
     np.savez(tmp_path / "in.npz", **arrays)
     done = run(program, model_of(exported), tmp_path / "in.npz", tmp_path / "out.npz")
     assert done.returncode == 1
@@ -82,10 +82,8 @@ def test_inputs_that_do_not_fit_are_named(
     assert not (tmp_path / "out.npz").exists()
 
 
-def test_files_that_are_no_inputs_are_named(
-    program: Path, exported: Exported, tmp_path: Path
-) -> None:
-    """Compressed, torn, missing, of a wrong length."""
+def test_invalid_input_files_are_named(program: Path, exported: Exported, tmp_path: Path) -> None:
+    """Compressed, truncated, missing, of a wrong length."""
     images = exports.held_out()[0][:1]
     np.savez_compressed(tmp_path / "packed.npz", data=images)
     np.savez(tmp_path / "torn.npz", data=images)
@@ -116,18 +114,18 @@ def test_files_that_are_no_inputs_are_named(
             {"target": {"features": ["quantum"]}},
             "uses CPU instructions that this machine lacks: quantum",
         ),
-        ({"bundle": 3}, "has another format"),
-        ({"bundle": 2}, "is not whole"),
-        ({"tvm_ffi": "9.9.1"}, "was built with tvm_ffi 9.9, the one here is"),
+        ({"bundle": 3}, "has a format that this header does not read"),
+        ({"bundle": 2}, "is not complete"),
+        ({"tvm_ffi": "9.9.1"}, "was built with tvm_ffi 9.9, the runtime here has"),
         ({"library": "gone.so"}, "there is no file"),
         ({"library": "model.json"}, "cannot be loaded"),
-        ({"inputs": None}, "is not whole"),
+        ({"inputs": None}, "is not complete"),
     ],
 )
-def test_what_cannot_run_here_is_refused_before_it_is_loaded(
+def test_an_unrunnable_library_is_rejected_before_it_is_loaded(
     program: Path, exported: Exported, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    """Another CPU, runtime or format is a sentence, not a crash."""
+    """Another CPU, runtime or format is an error, not a crash."""
     shutil.copytree(model_of(exported), tmp_path / "model")
     described = json.loads((tmp_path / "model" / "model.json").read_text())
     (tmp_path / "model" / "model.json").write_text(json.dumps({**described, **changes}))
@@ -135,18 +133,25 @@ def test_what_cannot_run_here_is_refused_before_it_is_loaded(
     assert (done.returncode, words in done.stderr) == (1, True), done.stderr
 
 
-def test_parts_stand_below_their_model(exported: Exported, tmp_path: Path) -> None:
-    """Each in a folder of its own, as the project of that part alone would have it; the rest is the same for all models."""
-    whole = exports.built_of(exported, exports.recipe(), exports.target())
-    manifest = {"tvm": whole.manifest["tvm"]}
-    parts, made = {"first": whole.bundle, "second": whole.bundle}, tmp_path / "module.tvmflow"
-    bundle.write_joined(manifest, whole.signature, parts, made)
-    asked = whole.asked._replace(parts=tuple(whole.asked._replace(name=name) for name in parts))
-    cpp.export(Joined(asked, whole.signature, manifest, made, {}), tmp_path)
+def test_parts_are_in_folders_of_their_own(exported: Exported, tmp_path: Path) -> None:
+    """A part's folder is the `model` folder of a project of that part alone; the rest is the same for all models."""
+    built = exports.built_of(exported, exports.recipe(), exports.target())
+    manifest = {"tvm": built.manifest["tvm"]}
+    parts, partitioned_bundle = (
+        {"first": built.bundle, "second": built.bundle},
+        tmp_path / "module.tvmflow",
+    )
+    bundle.write_partitioned(manifest, built.signature, parts, partitioned_bundle)
+    request = built.request._replace(
+        parts=tuple(built.request._replace(name=name) for name in parts)
+    )
+    cpp.export(
+        PartitionedModel(request, built.signature, manifest, partitioned_bundle, {}), tmp_path
+    )
     model, alone = tmp_path / "digits-cpp" / "model", model_of(exported)
     described = json.loads((model / "model.json").read_text())
     assert described.pop("parts") == [{"name": n, "folder": f"parts/{n}"} for n in parts]
-    assert described == {"bundle": 2, **manifest, **whole.signature}
+    assert described == {"bundle": 2, **manifest, **built.signature}
     for name in parts:
         for file in exports.files_below(alone):
             assert (model / "parts" / name / file).read_bytes() == (alone / file).read_bytes()
@@ -157,7 +162,7 @@ def test_parts_stand_below_their_model(exported: Exported, tmp_path: Path) -> No
 
 
 def test_a_folder_without_a_model_is_named(program: Path, tmp_path: Path) -> None:
-    """Nothing there, and something that is no JSON; without words, how it is called."""
+    """An empty folder, and a file that is no JSON; without arguments, the usage."""
     assert "there is no file" in run(program, tmp_path, "in.npz", "out.npz").stderr
     (tmp_path / "model.json").write_text("{")
     assert "cannot be read" in run(program, tmp_path, "in.npz", "out.npz").stderr

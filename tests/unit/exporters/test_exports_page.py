@@ -1,4 +1,4 @@
-"""docs/exports.md: what it shows is what happens."""
+"""docs/exports.md: its examples work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE = (ROOT / "docs" / "exports.md").read_text(encoding="utf-8")
 
 
 def blocks(kind: str) -> list[str]:
-    """What stands in fences of this kind on the page."""
+    """Return the code blocks of a language on the page."""
     return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -45,11 +45,11 @@ def test_every_form_has_its_row_and_its_files() -> None:
     """The table names each output and all that it writes."""
     rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*?) \|", PAGE, re.MULTILINE))
     assert sorted(rows) == sorted(EXPORTERS)
-    asked = export.asked(exports.recipe(), exports.target())
+    request = export.make_request(exports.recipe(), exports.target())
     for output, cell in rows.items():
         shown = [name.rstrip("/") for name in re.findall(r"`([^`]+)`", cell)]
         patterns = [re.sub("<[a-z]+>", ".*", re.escape(name)) for name in shown]
-        files = EXPORTERS[output].files(asked)
+        files = EXPORTERS[output].files(request)
         for name in files:
             assert any(re.match(pattern, name) for pattern in patterns), (output, name)
         for pattern in patterns:

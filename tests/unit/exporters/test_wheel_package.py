@@ -19,7 +19,7 @@ import pytest
 from tests.support import exports
 from tests.support.exports import VERSION, Exported
 from tvmflow.exporters import wheel
-from tvmflow.exporters._base import Asked
+from tvmflow.exporters._base import ExportRequest
 
 # Stands before everything else in a process that must do without tvmflow.
 _NO_TVMFLOW = """
@@ -34,14 +34,16 @@ sys.meta_path.insert(0, Refuse())
 """
 
 
-def asked(name: str = "digits", triple: str = "x86_64-linux-gnu", kind: str = "llvm") -> Asked:
-    return Asked(name, VERSION, "host", kind, triple)
+def request_for(
+    name: str = "digits", triple: str = "x86_64-linux-gnu", kind: str = "llvm"
+) -> ExportRequest:
+    return ExportRequest(name, VERSION, "host", kind, triple)
 
 
 @pytest.fixture(scope="module")
 def file(exported: Exported) -> Path:
-    (found,) = exported.dist.glob("*.whl")
-    return found
+    (path,) = exported.dist.glob("*.whl")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def test_the_record_has_every_file_and_its_digest(file: Path) -> None:
         assert rows[-1] == [record, "", ""]
 
 
-def test_it_asks_for_numpy_and_its_tvm_alone(file: Path) -> None:
+def test_it_requires_numpy_and_its_tvm_alone(file: Path) -> None:
     """The minor version that the library was built with."""
     with zipfile.ZipFile(file) as archive:
         metadata = archive.read(f"digits_model-{VERSION}.dist-info/METADATA").decode()
@@ -101,9 +103,9 @@ def test_it_runs_without_tvmflow(site: Path, exported: Exported) -> None:
         "model = d.load()\n"
         "print(model, [s.name for s in model.inputs], model.outputs[0].shape, model.manifest['version'])\n"
         "images = np.load('images.npy')\n"
-        "ours = [model.run({'data': x[None]})['softmax_output'] for x in images]\n"
-        "np.save('scores.npy', np.concatenate(ours))\n"
-        "assert (d.run({'data': images[:1]})['softmax_output'] == ours[0]).all()\n"
+        "outputs = [model.run({'data': x[None]})['softmax_output'] for x in images]\n"
+        "np.save('scores.npy', np.concatenate(outputs))\n"
+        "assert (d.run({'data': images[:1]})['softmax_output'] == outputs[0]).all()\n"
         "try:\n    d.run({})\nexcept d.BundleError as error:\n    print(error.message)\n"
         "print([name for name in ('tvmflow', 'tvm', 'safetensors') if name in sys.modules])\n"
     )
@@ -119,7 +121,7 @@ def test_it_runs_without_tvmflow(site: Path, exported: Exported) -> None:
 
 
 def test_it_is_a_command_too(site: Path, exported: Exported) -> None:
-    """`python -m`: several images in one array; mistakes are sentences with an exit code."""
+    """`python -m`: several images in one array; mistakes are messages with an exit code."""
     images, labels = exports.held_out()
     np.savez(site / "in.npz", data=images, label=labels)
     done = python(site, "-m", "digits_model", "in.npz", "out.npz")
@@ -150,14 +152,14 @@ def test_as_a_command_it_runs_part_of_a_batch_and_writes_an_output_called_file(
     np.savez(tmp_path / "site/x.npz", x=x)
     done = python(tmp_path / "site", "-m", "digits_model", "x.npz", "y.npz")
     assert (done.returncode, done.stderr) == (0, "")
-    with np.load(tmp_path / "site/y.npz") as found:
-        np.testing.assert_array_equal(found["file"], x + 1)
-        np.testing.assert_array_equal(found["twice"], x * 2)
+    with np.load(tmp_path / "site/y.npz") as outputs:
+        np.testing.assert_array_equal(outputs["file"], x + 1)
+        np.testing.assert_array_equal(outputs["twice"], x * 2)
 
 
-def test_nothing_in_it_asks_for_tvmflow(site: Path) -> None:
-    """All that its modules import of ours came along: a module that the runtime needs anew must be added to the table."""
-    for module in (site / "digits_model").glob("*.py"):
+def test_nothing_in_it_imports_tvmflow(site: Path) -> None:
+    """The wheel has every module that its modules import: a new dependency of the runtime must be added to `_VENDORED`."""
+    for module in (site / "digits_model").rglob("*.py"):
         assert not re.search(r"^\s*(from|import) tvmflow\b", module.read_text(), re.MULTILINE)
 
 
@@ -173,8 +175,10 @@ def test_nothing_in_it_asks_for_tvmflow(site: Path) -> None:
     ],
 )
 def test_its_name_says_where_it_installs(triple: str, tag: str) -> None:
-    """In the words of Python's packaging."""
-    assert wheel.files(asked(triple=triple)) == (f"digits_model-{VERSION}-py3-none-{tag}.whl",)
+    """As Python's packaging tags platforms."""
+    assert wheel.files(request_for(triple=triple)) == (
+        f"digits_model-{VERSION}-py3-none-{tag}.whl",
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,17 +193,19 @@ def test_a_name_becomes_a_module(name: str, module: str, stem: str) -> None:
     """Importable, and in the file's name as pip spells it."""
     assert wheel.module_name(name) == module
     assert module.isidentifier()
-    assert wheel.files(asked(name))[0].startswith(f"{stem}-{VERSION}-py3-")
+    assert wheel.files(request_for(name))[0].startswith(f"{stem}-{VERSION}-py3-")
 
 
 def test_platforms_without_wheels_are_named() -> None:
     """Python has no name for them."""
-    assert wheel.why_not(asked(triple="wasm32-unknown-emscripten")) == (
+    assert wheel.unsupported_reason(request_for(triple="wasm32-unknown-emscripten")) == (
         "there are no wheels for 'wasm32-unknown-emscripten'"
     )
-    assert wheel.why_not(asked(kind="metal")) == "its kind is metal, not llvm or cuda"
-    assert wheel.why_not(asked(kind="cuda")) == ""
-    assert wheel.why_not(asked()) == ""
+    assert (
+        wheel.unsupported_reason(request_for(kind="metal")) == "its kind is metal, not llvm or cuda"
+    )
+    assert wheel.unsupported_reason(request_for(kind="cuda")) == ""
+    assert wheel.unsupported_reason(request_for()) == ""
 
 
 @pytest.mark.slow

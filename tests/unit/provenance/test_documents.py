@@ -1,4 +1,4 @@
-"""What is refused of documents that anybody may have written."""
+"""Documents from untrusted sources: what is refused."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ from pathlib import Path
 import pytest
 
 from tvmflow.provenance import documents
-from tvmflow.provenance.documents import Unreadable, at, number_at, read_file, read_json, shown
+from tvmflow.provenance.documents import (
+    Unreadable,
+    get_field,
+    get_number,
+    quote,
+    read_file,
+    read_json,
+)
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"", "it is no JSON"),
         (b"{", "it is no JSON"),
         (b"\xff\xfe\x00", "it is no JSON"),
         (b"NaN", "NaN is no number"),
         (b'{"a": -Infinity}', "-Infinity is no number"),
-        (b'{"a": 1, "a": 2}', "'a' stands there twice"),
+        (b'{"a": 1, "a": 2}', "'a' occurs twice"),
         (b"[" * 100 + b"]" * 100, "nests too deeply"),
         (b"[" * 1_000_000, "nests too deeply"),
         (b'{"a":' * 1_000_000, "nests too deeply"),
@@ -28,23 +35,23 @@ from tvmflow.provenance.documents import Unreadable, at, number_at, read_file, r
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_is_no_json_is_a_sentence(content: bytes, words: str) -> None:
+def test_invalid_json_is_reported(content: bytes, message: str) -> None:
     with pytest.raises(Unreadable) as raised:
         read_json(content)
-    assert words in str(raised.value)
+    assert message in str(raised.value)
 
 
-def test_many_names_are_no_reason_to_wait() -> None:
+def test_many_names_are_read_quickly() -> None:
     """A hundred thousand of them, the last one twice."""
     content = ",".join(f'"{n}": 0' for n in range(100_000))
     started = time.monotonic()
-    with pytest.raises(Unreadable, match="'99999' stands there twice"):
+    with pytest.raises(Unreadable, match="'99999' occurs twice"):
         read_json(f'{{{content}, "99999": 1}}'.encode())
     assert time.monotonic() - started < 5
 
 
 def test_a_pipe_and_a_folder_are_no_files(tmp_path: Path) -> None:
-    """Nothing waits for somebody to write."""
+    """Reading a pipe does not wait for a writer."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path):
         with pytest.raises(Unreadable):
@@ -57,26 +64,29 @@ def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = tmp_path / "huge"
     with path.open("wb") as stream:
         stream.truncate(1 << 40)
-    monkeypatch.setattr(documents, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(documents, "_MAX_BYTES", 1 << 20)
     with pytest.raises(Unreadable, match="larger than 1 MB"):
         read_file(path)
 
 
-def test_what_has_another_type_is_empty() -> None:
+def test_a_field_of_another_type_is_empty() -> None:
     value = {"a": {"b": "text", "n": True, "x": 1}}
-    assert at(value, "a", "b", of=str) == "text"
-    assert (at(value, "a", "b", of=list), at(value, "a", "b", "c", of=dict)) == ([], {})
-    assert (number_at(value, "a", "x"), number_at(value, "a", "n"), number_at(3, "a")) == (
+    assert get_field(value, "a", "b", of=str) == "text"
+    assert (get_field(value, "a", "b", of=list), get_field(value, "a", "b", "c", of=dict)) == (
+        [],
+        {},
+    )
+    assert (get_number(value, "a", "x"), get_number(value, "a", "n"), get_number(3, "a")) == (
         1.0,
         None,
         None,
     )
 
 
-def test_a_number_that_no_float_holds_is_none() -> None:
+def test_a_number_beyond_the_range_of_floats_is_none() -> None:
     for text in (b"1e400", b"-1e400", b"9" * 4000):
-        assert number_at({"x": read_json(text)}, "x") is None
+        assert get_number({"x": read_json(text)}, "x") is None
 
 
-def test_a_foreign_value_is_not_shown_at_any_length() -> None:
-    assert len(shown("x" * 10_000)) < 100
+def test_a_long_value_is_shortened_in_messages() -> None:
+    assert len(quote("x" * 10_000)) < 100

@@ -1,4 +1,4 @@
-"""What a statement says, and which statements are not read."""
+"""Statements of provenance: their content, and which are refused."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from tests.support.provenance import MODEL, TRIAL, TVM, WORKLOAD, World
+from tvmflow.core.files import hash_file
 from tvmflow.provenance import statement
 from tvmflow.provenance.documents import Unreadable
-from tvmflow.provenance.trail import public_url
-from tvmflow.stores.local import hash_file
+from tvmflow.provenance.lineage import remove_secrets
 from tvmflow.tuning.ledger import target_key
 
 
 def body_of(world: World) -> dict[str, Any]:
     world.deliver()
     payload = json.loads(world.statement.read_bytes())["payload"]
-    found: dict[str, Any] = json.loads(base64.b64decode(payload))
-    return found
+    body_json: dict[str, Any] = json.loads(base64.b64decode(payload))
+    return body_json
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +34,14 @@ def body(world: World) -> dict[str, Any]:
     return body_of(world)
 
 
-def test_it_is_about_every_file_beside_it(world: World, body: dict[str, Any]) -> None:
-    """The bill of materials too; itself it cannot name."""
-    digests = {each["name"]: each["digest"] for each in body["subject"]}
-    there = {path.name for path in world.folder.iterdir()} - {world.statement.name}
-    assert digests == {name: {"sha256": hash_file(str(world.folder / name))} for name in there}
+def test_its_subjects_are_all_files_beside_it(world: World, body: dict[str, Any]) -> None:
+    """Including the bill of materials, but not itself."""
+    digests = {entry["name"]: entry["digest"] for entry in body["subject"]}
+    files = {path.name for path in world.folder.iterdir()} - {world.statement.name}
+    assert digests == {name: {"sha256": hash_file(str(world.folder / name))} for name in files}
 
 
-def test_it_is_in_toto_with_slsa(body: dict[str, Any]) -> None:
+def test_it_is_an_in_toto_statement_with_slsa_provenance(body: dict[str, Any]) -> None:
     assert body["_type"] == "https://in-toto.io/Statement/v1"
     assert body["predicateType"] == "https://slsa.dev/provenance/v1"
     assert set(body["predicate"]) == {"buildDefinition", "runDetails"}
@@ -59,10 +59,10 @@ def test_it_is_in_toto_with_slsa(body: dict[str, Any]) -> None:
 def test_model_tools_and_results_are_named_with_their_digests(
     world: World, body: dict[str, Any]
 ) -> None:
-    found = body["predicate"]["buildDefinition"]["resolvedDependencies"]
+    body_json = body["predicate"]["buildDefinition"]["resolvedDependencies"]
     by_kind: dict[str, dict[str, Any]] = {"source": {}, "tool": {}, "result": {}}
-    for each in found:
-        by_kind[each["annotations"]["kind"]][each["name"]] = each
+    for entry in body_json:
+        by_kind[entry["annotations"]["kind"]][entry["name"]] = entry
     assert by_kind["source"]["model"]["digest"] == {"sha256": MODEL}
     assert by_kind["tool"]["apache-tvm"]["uri"] == "pkg:pypi/apache-tvm@0.27.0"
     assert by_kind["tool"]["apache-tvm"]["digest"] == {"tvmflowRecord": "0123456789ab"}
@@ -71,7 +71,7 @@ def test_model_tools_and_results_are_named_with_their_digests(
 
 
 def test_every_tuned_kernel_has_the_trial_that_was_measured(body: dict[str, Any]) -> None:
-    read = statement.read(json.dumps(body).encode())
+    read = statement.parse_statement(json.dumps(body).encode())
     settings = read.settings["tune/host"]
     record = {
         "trial": TRIAL.id,
@@ -90,7 +90,7 @@ def test_every_tuned_kernel_has_the_trial_that_was_measured(body: dict[str, Any]
     assert read.verdict["accuracy"] == 0.97
 
 
-def test_no_path_and_no_secret_of_a_url_gets_in(tmp_path: Path) -> None:
+def test_it_has_no_path_and_no_secret_of_a_url(tmp_path: Path) -> None:
     world = World(
         tmp_path / "secret-place", url="https://me:pw@models.example/net.onnx?token=xyz#f"
     )
@@ -100,11 +100,11 @@ def test_no_path_and_no_secret_of_a_url_gets_in(tmp_path: Path) -> None:
 
 
 def test_a_url_keeps_its_port() -> None:
-    assert public_url("http://a:b@[::1]:8080/x?y#z") == "http://[::1]:8080/x"
+    assert remove_secrets("http://a:b@[::1]:8080/x?y#z") == "http://[::1]:8080/x"
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"_type": "https://in-toto.io/Statement/v0.1"}, "its _type is 'https://in-toto.io/Statement/v0.1'"),
         ({"predicateType": "https://slsa.dev/provenance/v0.2"}, "its predicateType is"),
@@ -123,12 +123,12 @@ def test_a_url_keeps_its_port() -> None:
         ),
     ],
 )  # fmt: skip
-def test_another_statement_is_not_read(
-    body: dict[str, Any], change: dict[str, Any], words: str
+def test_another_statement_is_refused(
+    body: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Unreadable) as raised:
-        statement.read(json.dumps({**body, **change}).encode())
-    assert words in str(raised.value)
+        statement.parse_statement(json.dumps({**body, **change}).encode())
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,14 @@ def test_another_statement_is_not_read(
         },
     ],
 )
-def test_what_has_strange_types_inside_reads_as_empty(
+def test_fields_of_wrong_types_read_as_empty(
     body: dict[str, Any], predicate: dict[str, Any]
 ) -> None:
     definition = {"buildType": statement.BUILD_TYPE, **predicate}
-    strange = {
+    foreign = {
         "buildDefinition": definition,
         "runDetails": {"byproducts": [None, {"name": "kernels"}]},
     }
-    read = statement.read(json.dumps({**body, "predicate": strange}).encode())
+    read = statement.parse_statement(json.dumps({**body, "predicate": foreign}).encode())
     assert (read.recipe, read.target, dict(read.settings)) == ("", "", {})
     assert (read.kernels, dict(read.verdict), read.dependencies("tool")) == ([], {}, [])

@@ -1,4 +1,4 @@
-"""Judging a library: what is within tolerance, what is said of what is not, and accuracy."""
+"""Comparing a library with the reference: tolerances, messages, accuracy and speedup."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ import tvm
 from tvm import relax
 
 from tests.support.tuning import model, relu
-from tvmflow.stages import _judging, verify
-from tvmflow.stages._tolerances import (
+from tvmflow.core.types import TensorSpec
+from tvmflow.stages import _comparison, verify
+from tvmflow.stages._comparison import (
     FLOAT16,
     FLOAT32,
-    QUANTISED,
+    QUANTIZED,
     Tolerance,
-    arithmetic_of,
-    tolerance_of,
+    find_arithmetic,
+    tolerance_for,
 )
-from tvmflow.values import TensorSpec
+from tvmflow.stages._latency import make_latency
+from tvmflow.stages._verdict import OutputComparison, Verdict
 
-CHECKS = {"rtol": None, "atol": None, "min_accuracy": None, "label": "label"}
 F = np.float32
 
 
-def compare(ours: Any, theirs: Any, arithmetic: str = FLOAT32) -> dict[str, Any]:
-    tolerance = tolerance_of(arithmetic, CHECKS)
-    return _judging.compare(np.asarray(ours, F), np.asarray(theirs, F), tolerance)
+def compare(actual: Any, expected: Any, arithmetic: str = FLOAT32) -> OutputComparison:
+    tolerance = tolerance_for(arithmetic, rtol=None, atol=None)
+    return _comparison.compare(np.asarray(actual, F), np.asarray(expected, F), tolerance)
 
 
 def module(*inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = ()) -> Any:
@@ -41,9 +42,9 @@ def module(*inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = ()) -> Any:
 
 def test_equal_outputs_have_no_error() -> None:
     """NaN is NaN and infinity is infinity."""
-    found = compare([1, np.nan, np.inf, -np.inf, 0], [1, np.nan, np.inf, -np.inf, 0])
-    assert found["passed"]
-    assert (found["max_abs_error"], found["max_rel_error"], found["outside"]) == (0, 0, 0)
+    result = compare([1, np.nan, np.inf, -np.inf, 0], [1, np.nan, np.inf, -np.inf, 0])
+    assert result["passed"]
+    assert (result["max_abs_error"], result["max_rel_error"], result["mismatched"]) == (0, 0, 0)
 
 
 def test_the_tolerance_is_that_of_numpy_isclose() -> None:
@@ -54,22 +55,21 @@ def test_the_tolerance_is_that_of_numpy_isclose() -> None:
     assert not compare([0.00011], [0])["passed"]
 
 
-def test_what_is_rounded_coarsely_is_judged_by_the_largest_of_its_output() -> None:
-    """The error of a result near 0 follows those beside it; an infinity is no measure of anything."""
-    for arithmetic, allowed in ((FLOAT16, 1000 * 10 / 2**11), (QUANTISED, 1000 * 16 / 2**8)):
-        theirs = [1000, 0, np.inf]
-        assert compare([1000, 0.99 * allowed, np.inf], theirs, arithmetic)["passed"]
-        found = compare([1000, 1.01 * allowed, np.inf], theirs, arithmetic)
-        assert (found["outside"], found["rtol"], found["atol"]) == (1, 0.01, allowed)
+def test_the_tolerance_of_coarse_rounding_follows_the_largest_value() -> None:
+    """The error of a result near 0 follows the results next to it; infinities are left out."""
+    for arithmetic, allowed in ((FLOAT16, 1000 * 10 / 2**11), (QUANTIZED, 1000 * 16 / 2**8)):
+        expected = [1000, 0, np.inf]
+        assert compare([1000, 0.99 * allowed, np.inf], expected, arithmetic)["passed"]
+        result = compare([1000, 1.01 * allowed, np.inf], expected, arithmetic)
+        assert (result["mismatched"], result["rtol"], result["atol"]) == (1, 0.01, allowed)
     assert not compare([1000, 0.1], [1000, 0])["passed"]
 
 
 def test_a_tolerance_that_the_recipe_gives_is_the_one_that_counts() -> None:
     """Each by itself; an absolute one holds whatever the outputs are."""
-    only = {**CHECKS, "rtol": 0.5}
-    assert tolerance_of(FLOAT32, CHECKS) == Tolerance(1e-3, 1e-4)
-    assert tolerance_of(QUANTISED, only) == Tolerance(0.5, 5e-3, 16 / 2**8)
-    assert tolerance_of(QUANTISED, {**only, "atol": 1e-4}) == Tolerance(0.5, 1e-4)
+    assert tolerance_for(FLOAT32, rtol=None, atol=None) == Tolerance(1e-3, 1e-4)
+    assert tolerance_for(QUANTIZED, rtol=0.5, atol=None) == Tolerance(0.5, 5e-3, 16 / 2**8)
+    assert tolerance_for(QUANTIZED, rtol=0.5, atol=1e-4) == Tolerance(0.5, 1e-4)
 
 
 def test_the_tolerance_follows_what_is_computed_in(tmp_path: Path) -> None:
@@ -77,35 +77,35 @@ def test_the_tolerance_follows_what_is_computed_in(tmp_path: Path) -> None:
     one = relax.const(np.float32(0.5))
     zero = relax.const(np.int8(0))
 
-    def quantised(value: Any, _: Any) -> Any:
+    def quantized(value: Any, _: Any) -> Any:
         return relax.op.quantize(value, one, zero, axis=0, out_dtype="int8")
 
     def half(value: Any, _: Any) -> Any:
         return relax.op.astype(value, "float16")
 
-    found = {}
-    for name, layer in {"plain": relu, "half": half, "whole": quantised}.items():
+    result = {}
+    for name, layer in {"plain": relu, "half": half, "whole": quantized}.items():
         path = tmp_path / f"{name}.json"
         path.write_text(tvm.ir.save_json(model(layer)))
-        found[name] = [arithmetic_of(path, mixed) for mixed in (False, True)]
-    assert found == {
+        result[name] = [find_arithmetic(path, mixed) for mixed in (False, True)]
+    assert result == {
         "plain": [FLOAT32, FLOAT16],
         "half": [FLOAT16, FLOAT16],
-        "whole": [QUANTISED, QUANTISED],
+        "whole": [QUANTIZED, QUANTIZED],
     }
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 7.0])
-def test_the_worst_element_is_told(wrong: float) -> None:
-    """Its place, what the library gives and what the reference gives."""
-    ours = np.ones((2, 3), F)
-    ours[1, 2] = wrong
-    ours[0, 0] = 1.5
-    found = compare(ours, np.ones((2, 3)))
-    assert not found["passed"]
-    assert found["outside"] == 2
-    assert found["worst"]["index"] == [1, 2]
-    assert found["worst"]["reference"] == 1
+def test_the_worst_element_is_reported(wrong: float) -> None:
+    """Its index, the actual and the expected value."""
+    actual = np.ones((2, 3), F)
+    actual[1, 2] = wrong
+    actual[0, 0] = 1.5
+    result = compare(actual, np.ones((2, 3)))
+    assert not result["passed"]
+    assert result["mismatched"] == 2
+    assert result["worst"]["index"] == [1, 2]
+    assert result["worst"]["expected"] == 1
 
 
 def test_another_shape_fails_whatever_the_numbers_are() -> None:
@@ -123,9 +123,11 @@ def test_an_empty_output_and_a_scalar_can_be_compared() -> None:
     assert not compare(2.0, 3.0)["passed"]
 
 
-def test_what_failed_is_a_sentence_for_each_output() -> None:
+def test_every_failed_output_has_a_sentence() -> None:
     """How many, by which tolerance, and the worst."""
-    verdict = {
+    verdict: Verdict = {
+        "passed": False,
+        "against": "reference",
         "reference": "ONNX Runtime 1.31.1",
         "outputs": {
             "good": {"passed": True},
@@ -133,7 +135,7 @@ def test_what_failed_is_a_sentence_for_each_output() -> None:
             "odd": compare([1], [1, 2]),
         },
     }
-    failures = _judging.failures(verdict, CHECKS)
+    failures = _comparison.list_failures(verdict, None)
     assert failures[0] == (
         "output 'bad': 1 of 2 elements are out of tolerance (rtol 0.001, atol 0.0001); "
         "the worst, at [1], is 5.0 where ONNX Runtime 1.31.1 gives 2.0"
@@ -145,18 +147,21 @@ def test_accuracy_below_the_gate_fails() -> None:
     """Top-1 on the first output, whatever its trailing shape."""
     scores = np.array([[[0], [9], [0]], [[1], [0], [0]]], F)
     labels = np.array([[1], [2]])
-    accuracy = _judging.accuracy({"scores": scores}, "scores", labels)
+    accuracy = _comparison.top1_accuracy({"scores": scores}, "scores", labels)
     assert accuracy == 0.5
-    failures = _judging.failures({"accuracy": accuracy}, {**CHECKS, "min_accuracy": 0.9})
+    failures = _comparison.list_failures(
+        {"passed": True, "against": "reference", "accuracy": accuracy}, 0.9
+    )
     assert failures == ["accuracy 0.5000 is below verify.min_accuracy 0.9"]
 
 
 def test_the_gate_on_speed() -> None:
     """The whole library against the same one untuned; without a tuned kernel it is the same one."""
-    latency = {"library": {"median": 1.0}, "untuned": {"median": 3.0}}
-    settings = {"tune": {"min_speedup": 3.5}}
-    assert verify._too_slow({"latency": latency}, {}) == []
-    assert verify._too_slow({"latency": latency}, {"tune": {"min_speedup": 2.5}}) == []
-    assert "3 times as fast" in verify._too_slow({"latency": latency}, settings)[0]
-    only = {"library": {"median": 1.0}}
-    assert "1 times as fast" in verify._too_slow({"latency": only}, settings)[0]
+    tuned = {"library": make_latency([1.0]), "untuned": make_latency([3.0])}
+    assert verify.list_slowdowns(tuned, None) == []
+    assert verify.list_slowdowns(tuned, 2.5) == []
+    assert verify.list_slowdowns(tuned, 3.5) == [
+        "the speedup of the tuned library over the untuned one is 3, below tune.min_speedup 3.5"
+    ]
+    untuned_only = {"library": make_latency([1.0])}
+    assert "the untuned one is 1, " in verify.list_slowdowns(untuned_only, 3.5)[0]

@@ -1,4 +1,4 @@
-"""Emulation: which CPU qemu is to be, what is said when it is missing or a library takes it down, and what the runner is made of."""
+"""Emulation: the choice of the CPU, errors of qemu and of libraries, and the sources of the program."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvmflow.errors import EnvironmentProblem, StageError
-from tvmflow.stages import runner
-from tvmflow.targets import emulation
+from tvmflow.core.errors import EnvironmentProblem, StageError
+from tvmflow.stages import emulation_program
+from tvmflow.targets import emulation, emulation_build
 from tvmflow.targets.emulation import (
-    MACHINES,
-    VARIABLE,
-    cpu_for,
+    EMULATED_ARCHS,
+    QEMU_VARIABLE,
+    choose_cpu,
     emulator_for,
+    find_emulated_arch,
     find_qemu,
-    machine_of,
     run_emulated,
 )
 
@@ -69,9 +69,9 @@ KNOWN = {
 def test_the_emulated_cpu_is_that_of_the_target(
     arch: str, mcpu: str, mattr: list[str], cpu: str
 ) -> None:
-    """So that it refuses what the target's CPU lacks; all that qemu can do where it has no such CPU."""
+    """It rejects instructions that the target's CPU lacks; where qemu has no such CPU, it is the one with all features."""
     target: dict[str, Any] = {"kind": "llvm", "mcpu": mcpu, "mattr": mattr}
-    assert cpu_for(MACHINES[arch], target, KNOWN[arch].split()) == cpu
+    assert choose_cpu(EMULATED_ARCHS[arch], target, KNOWN[arch].split()) == cpu
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_the_emulated_cpu_is_that_of_the_target(
     ],
 )
 def test_what_can_be_emulated(triple: str, qemu: str | None) -> None:
-    """Linux, on the architectures that a runner can be compiled for."""
-    machine = machine_of(triple)
-    assert (machine.qemu if machine else None) == qemu
+    """Linux, on the architectures that a program can be compiled for."""
+    arch = find_emulated_arch(triple)
+    assert (arch.qemu_arch if arch else None) == qemu
 
 
 # ---------------------------------------------------------------- qemu
@@ -98,27 +98,27 @@ def test_what_can_be_emulated(triple: str, qemu: str | None) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where qemu is looked for."""
-    place = tmp_path / "qemu"
-    place.mkdir()
-    monkeypatch.setenv(VARIABLE, str(place))
-    return place
+    """The folder where qemu is searched."""
+    path = tmp_path / "qemu"
+    path.mkdir()
+    monkeypatch.setenv(QEMU_VARIABLE, str(path))
+    return path
 
 
-def program(folder: Path, does: str, name: str = "qemu-aarch64-static") -> None:
-    """A program that answers as qemu does, and then does something else than to emulate."""
+def program(folder: Path, script: str, name: str = "qemu-aarch64-static") -> None:
+    """A program that answers queries as qemu does, and runs a script in place of emulation."""
     path = folder / name
     path.write_text(
         "#!/bin/sh\n"
         '[ "$1" = --version ] && echo "qemu-aarch64 version 7.2.22 (Debian)" && exit\n'
-        '[ "$2" = help ] && echo "Available CPUs:\n  cortex-a72\n  max" && exit\n' + does
+        '[ "$2" = help ] && echo "Available CPUs:\n  cortex-a72\n  max" && exit\n' + script
     )
     path.chmod(0o755)
 
 
 def run(tmp_path: Path) -> list[list[Any]]:
-    """Emulate a library that is a text; the runner is one too."""
-    executable, library = tmp_path / "runner", tmp_path / "library.so"
+    """Emulate a library that is a text; the program is one too."""
+    executable, library = tmp_path / "program", tmp_path / "library.so"
     for file in (executable, library):
         file.write_text(file.name)
     batches = [[np.arange(3)]]
@@ -128,31 +128,33 @@ def run(tmp_path: Path) -> list[list[Any]]:
 
 def test_qemu_is_found_in_the_folder_that_is_named(folder: Path) -> None:
     """The static one first."""
-    machine = MACHINES["aarch64"]
-    assert find_qemu(machine) is None
+    arch = EMULATED_ARCHS["aarch64"]
+    assert find_qemu(arch) is None
     program(folder, "", "qemu-aarch64")
-    assert find_qemu(machine) == folder / "qemu-aarch64"
+    assert find_qemu(arch) == folder / "qemu-aarch64"
     program(folder, "")
-    assert find_qemu(machine) == folder / "qemu-aarch64-static"
+    assert find_qemu(arch) == folder / "qemu-aarch64-static"
     assert str(emulator_for(A72)) == "qemu-aarch64 7.2.22 -cpu cortex-a72"
 
 
-def test_without_qemu_the_remedy_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it was looked for, and how to get it without being root."""
+def test_without_qemu_the_fix_names_the_package(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says where it was searched, the fix how to install it without being root."""
     with pytest.raises(EnvironmentProblem) as caught:
         emulator_for(A72)
     assert caught.value.message == (
-        f"there is no qemu-aarch64 (nor qemu-aarch64-static) in ${VARIABLE} ({folder})"
+        f"there is no qemu-aarch64 (nor qemu-aarch64-static) in ${QEMU_VARIABLE} ({folder})"
     )
     assert "apt-get download qemu-user-static" in caught.value.fix
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(QEMU_VARIABLE)
     monkeypatch.setenv("PATH", str(folder))
     with pytest.raises(EnvironmentProblem, match="on PATH"):
         emulator_for(A72)
 
 
-def test_a_program_that_does_not_start_is_told(folder: Path) -> None:
-    """One for another machine, say."""
+def test_a_program_that_does_not_start_is_an_error(folder: Path) -> None:
+    """One for another arch, say."""
     (folder / "qemu-aarch64").write_bytes(b"\x7fELF, but not really")
     (folder / "qemu-aarch64").chmod(0o755)
     with pytest.raises(EnvironmentProblem, match="cannot be started"):
@@ -160,19 +162,19 @@ def test_a_program_that_does_not_start_is_told(folder: Path) -> None:
 
 
 def test_outputs_come_from_the_program(folder: Path, tmp_path: Path) -> None:
-    """It is given CPU, runner, library and two files, and the number of threads."""
+    """It gets CPU, program, library, two files, and the number of threads."""
     program(
         folder,
         '[ "$1 $2" = "-cpu cortex-a72" ] && [ -x "$3" ] && [ "$TVM_NUM_THREADS" = 3 ] '
         '&& [ "$(cat "$4")" = library.so ] && cp "$5" "$6"',
     )
-    ((found,),) = run(tmp_path)
-    np.testing.assert_array_equal(found, np.arange(3))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["library.so", "qemu", "runner"]
+    ((output,),) = run(tmp_path)
+    np.testing.assert_array_equal(output, np.arange(3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["library.so", "program", "qemu"]
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS"])
-def test_a_crash_bears_the_signals_name(folder: Path, tmp_path: Path, name: str) -> None:
+def test_a_crash_is_reported_with_the_signal(folder: Path, tmp_path: Path, name: str) -> None:
     """qemu ends by the signal that ended the emulated program."""
     program(folder, f"kill -{name.removeprefix('SIG')} $$")
     with pytest.raises(StageError) as caught:
@@ -184,7 +186,7 @@ def test_a_crash_bears_the_signals_name(folder: Path, tmp_path: Path, name: str)
 
 
 def test_an_instruction_that_the_cpu_lacks_is_explained(folder: Path, tmp_path: Path) -> None:
-    """SIGILL has a meaning of its own: the target in the recipe says too much."""
+    """SIGILL: the target in the recipe has more features than the CPU."""
     program(folder, "kill -ILL $$")
     with pytest.raises(
         StageError, match=r"SIGILL under .* an instruction that this CPU lacks"
@@ -194,48 +196,52 @@ def test_an_instruction_that_the_cpu_lacks_is_explained(folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("stderr", "message"),
     [
-        ("tvmflow-runner: x.so is damaged\nqemu: more", "x.so is damaged"),
+        ("tvmflow-emulation-program: x.so is damaged\nqemu: more", "x.so is damaged"),
         ("qemu-aarch64: something odd", "qemu-aarch64: something odd"),
         ("qemu: warning: TCG doesn't support requested feature", "exit code 3"),
         ("", "exit code 3"),
     ],
 )
-def test_what_the_runner_says_is_passed_on(
-    folder: Path, tmp_path: Path, said: str, told: str
+def test_an_error_of_the_emulation_program_is_reported(
+    folder: Path, tmp_path: Path, stderr: str, message: str
 ) -> None:
-    """Its own sentence where there is one; qemu's warnings about CPUs are not the reason."""
-    program(folder, f'echo "{said}" >&2; exit 3')
+    """Its own message where there is one; qemu's warnings about CPUs are not the reason."""
+    program(folder, f'echo "{stderr}" >&2; exit 3')
     with pytest.raises(StageError) as caught:
         run(tmp_path)
-    assert caught.value.message.endswith(f"-cpu cortex-a72: {told}")
+    assert caught.value.message.endswith(f"-cpu cortex-a72: {message}")
 
 
-# ---------------------------------------------------------------- what the runner is made of
+# ---------------------------------------------------------------- what the program is made of
 
-FOLDER = Path(emulation.__file__).parent / "runner"
-# Version of the stage -> digest of the sources.
-RECORDED = {1: "550009e0a0e35699"}
+FOLDER = Path(emulation.__file__).parent / "emulation_program"
+# The version of the stage -> the digest of the sources.
+RECORDED = {3: "6e28035487e9157b"}
 
 
-def test_sources_are_those_that_the_version_stands_for() -> None:
-    """Stores keep runners: one that is made of other sources needs another version."""
+def test_the_version_changes_with_the_sources() -> None:
+    """Stores keep emulation programs: one that is made of other sources needs another version."""
     digest = hashlib.sha256()
     for path in sorted(path for path in FOLDER.rglob("*") if path.is_file()):
         digest.update(path.relative_to(FOLDER).as_posix().encode() + path.read_bytes())
-    digest.update(repr([emulation._SOURCES, emulation._FLAGS, emulation._LINK_FLAGS]).encode())
-    assert digest.hexdigest()[:16] == RECORDED.get(runner.VERSION), (
-        "the runner changed: raise VERSION in tvmflow/stages/runner.py and record "
+    digest.update(
+        repr(
+            [emulation_build._SOURCES, emulation_build._FLAGS, emulation_build._LINK_FLAGS]
+        ).encode()
+    )
+    assert digest.hexdigest()[:16] == RECORDED.get(emulation_program.TRAITS.version), (
+        "the program changed: raise the version in tvmflow/stages/emulation_program.py and record "
         f"{digest.hexdigest()[:16]} for it here"
     )
 
 
 def test_the_wheels_have_the_sources() -> None:
-    """And each of ours is compiled."""
-    for folder, names in emulation._SOURCES.values():
+    """And every file of the program is compiled."""
+    for folder, names in emulation_build._SOURCES.values():
         package, _, rest = folder.partition("/")
-        if package == "runner":
+        if package == "program":
             assert {path.stem for path in FOLDER.glob("*.cc")} == set(names)
             continue
         spec = find_spec(package)
@@ -247,13 +253,13 @@ def test_the_wheels_have_the_sources() -> None:
 def listed(macro: str) -> list[str]:
     """The names in a list of imports.cc."""
     text = (FOLDER / "imports.cc").read_text()
-    found = re.search(rf"#define {macro}\(X\)((?:.*\\\n)*.*)", text)
-    assert found is not None
-    return re.findall(r"X\((\w+)\)", found.group(1))
+    match = re.search(rf"#define {macro}\(X\)((?:.*\\\n)*.*)", text)
+    assert match is not None
+    return re.findall(r"X\((\w+)\)", match.group(1))
 
 
 def test_a_library_may_call_what_every_runtime_has() -> None:
-    """What the runner offers to libraries, TVM's own runtime and the C library offer them too."""
+    """What the program offers to libraries, TVM's own runtime and the C library offer them too."""
     import tvm_ffi
 
     runtimes = [

@@ -1,4 +1,4 @@
-"""The GPU of this machine: what is said where there is none, an old driver, or another one."""
+"""The GPU of this machine: the reason where there is none, an old driver, or another GPU."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from tvmflow.targets.gpu import fits
+from tvmflow.targets.backends.cuda.gpu import runs_code_for
 
 NO_DRIVER = "this machine has no driver for NVIDIA GPUs"
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         ({}, ""),
         ({"STAND_IN_GPU": "92"}, ""),
@@ -34,13 +34,13 @@ NO_DRIVER = "this machine has no driver for NVIDIA GPUs"
         ({"LD_LIBRARY_PATH": ""}, NO_DRIVER),
     ],
 )
-def test_what_cannot_run_on_a_gpu_says_why(
-    gpu: dict[str, str], changes: dict[str, str], said: str
+def test_unrunnable_code_has_a_reason(
+    gpu: dict[str, str], changes: dict[str, str], reason: str
 ) -> None:
-    """As the driver answers, asked by a process that does not start it itself."""
-    if said == NO_DRIVER and ctypes.util.find_library("cuda"):
+    """As the driver answers, in a process that does not start it itself, and in one that does."""
+    if reason == NO_DRIVER and ctypes.util.find_library("cuda"):
         pytest.skip("there is a real driver")
-    code = "from tvmflow.targets.gpu import *; print(why_not_run('sm_90', read_gpu()), why_not_run('sm_90', start_gpu()), sep='|')"
+    code = "from tvmflow.targets.backends.cuda.gpu import *; print(unrunnable_reason('sm_90', detect_gpu()), unrunnable_reason('sm_90', start_gpu()), sep='|')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **gpu, **changes},
@@ -48,7 +48,7 @@ def test_what_cannot_run_on_a_gpu_says_why(
         text=True,
         check=True,
     )
-    assert done.stdout.strip().split("|") == [said, said]
+    assert done.stdout.strip().split("|") == [reason, reason]
 
 
 @pytest.mark.parametrize(
@@ -67,5 +67,5 @@ def test_what_cannot_run_on_a_gpu_says_why(
     ],
 )
 def test_machine_code_runs_on_its_generation(code: str, gpu_arch: str, runs: bool) -> None:
-    """On later GPUs of the same major version; what is for one alone, on that one."""
-    assert fits(code, gpu_arch) is runs
+    """On later GPUs of the same major version; code for one architecture alone, on that one."""
+    assert runs_code_for(code, gpu_arch) is runs

@@ -1,4 +1,4 @@
-"""This machine: what the kernels of different machines say of them, and machines whose kernels say nothing."""
+"""The host: what the kernels of different machines report, and machines whose kernels report nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow import tools
+from tvmflow.core import packages
 from tvmflow.targets import host as host_module
-from tvmflow.targets.host import Host, foreign_system, host_of, read_host, triple_of
-from tvmflow.targets.platforms import platform_of
+from tvmflow.targets.host import Host, find_system_mismatch, parse_host, read_host
+from tvmflow.targets.platforms import parse_triple
 
 EPYC = """\
 processor\t: 0
@@ -75,13 +75,15 @@ GENERAL = "processor\t: 0\nisa\t\t: rv64gczba_zbb\n"
         ("", "arm64", "aarch64", "aarch64", ""),
     ],
 )
-def test_what_kernels_say(cpuinfo: str, machine: str, arch: str, model: str, flags: str) -> None:
-    """One processor speaks for all; its flags keep the kernel's names."""
-    assert host_of(cpuinfo, machine, 4) == Host(arch, model, frozenset(flags.split()), 4)
+def test_the_host_is_what_its_kernel_reports(
+    cpuinfo: str, machine: str, arch: str, model: str, flags: str
+) -> None:
+    """The first processor is enough; its flags keep the kernel's names."""
+    assert parse_host(cpuinfo, machine, 4) == Host(arch, model, frozenset(flags.split()), 4)
 
 
 def test_this_machine(tmp_path: Path) -> None:
-    """The real one has a CPU of a known kind, and it is the same each time."""
+    """Its CPU is of a known kind, and is the same when it is read again."""
     here = read_host()
     assert here == read_host()
     assert here.arch and here.model and here.cores >= 1
@@ -97,28 +99,28 @@ def test_this_machine(tmp_path: Path) -> None:
 def test_machines_without_proc(
     monkeypatch: pytest.MonkeyPatch, python: str, system: str, machine: str
 ) -> None:
-    """macOS has no /proc, Windows has no uname either: where they cannot be asked, the CPU is known by its architecture alone."""
+    """macOS has no /proc, Windows has no uname either: without their reports, only the architecture is known."""
     monkeypatch.setattr(sys, "platform", python)
     monkeypatch.setattr(host_module, "_CPUINFO", "/no/such/file")
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     if python == "win32":
         monkeypatch.delattr(os, "uname")
         monkeypatch.setenv("PROCESSOR_ARCHITECTURE", machine)
-        assert tools.machine() == "win32-AMD64"
+        assert packages.host_platform() == "win32-AMD64"
     else:
         uname = os.uname_result(("Darwin", "mac", "23.1", "", machine))
         monkeypatch.setattr(os, "uname", lambda: uname)
-    found = read_host()
-    arch = platform_of(machine).arch
+    host = read_host()
+    arch = parse_triple(machine).arch
     cores = os.cpu_count() or 1
-    assert found == Host(arch, arch, frozenset(), cores, system, "", told=frozenset())
+    assert host == Host(arch, arch, frozenset(), cores, system, "", reported=frozenset())
 
 
 HERE = Host("x86_64", "cpu", frozenset(), 2)
 
 
 @pytest.mark.parametrize(
-    ("triple", "host", "both"),
+    ("triple", "host", "mismatch"),
     [
         ("x86_64-linux-gnu", HERE, None),
         ("x86_64", HERE, None),
@@ -129,9 +131,11 @@ HERE = Host("x86_64", "cpu", frozenset(), 2)
         ("x86_64-linux-gnu", HERE._replace(system="macos", libc=""), ("linux", "macos")),
     ],
 )
-def test_libraries_of_another_system(triple: str, host: Host, both: tuple[str, str] | None) -> None:
+def test_libraries_of_another_system(
+    triple: str, host: Host, mismatch: tuple[str, str] | None
+) -> None:
     """The system and, on Linux, the C library must be the same."""
-    assert foreign_system(platform_of(triple), host) == both
+    assert find_system_mismatch(parse_triple(triple), host) == mismatch
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,7 @@ def test_libraries_of_another_system(triple: str, host: Host, both: tuple[str, s
     ],
 )
 def test_a_machine_runs_what_is_built_for_its_own_triple(host: Host, triple: str) -> None:
-    """The triple names the machine's platform back."""
-    assert triple_of(host) == triple
-    assert foreign_system(platform_of(triple), host) is None
-    assert platform_of(triple).arch == host.arch
+    """The triple of a host is parsed to the host's platform."""
+    assert host.triple == triple
+    assert find_system_mismatch(parse_triple(triple), host) is None
+    assert parse_triple(triple).arch == host.arch

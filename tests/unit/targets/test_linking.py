@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.binaries import read_elf, read_macho, read_pe
-from tvmflow.errors import StageError
-from tvmflow.targets import coff, linking, toolchain
+from tvmflow.core.errors import StageError
+from tvmflow.core.types import Json
+from tvmflow.targets import linking, toolchain
 from tvmflow.targets._presets import PRESETS
-from tvmflow.targets.linking import link_shared
-from tvmflow.values import Json
+from tvmflow.targets.linking import coff, link_shared
 
 CODE = """
 import json, pathlib, sys, tvm
@@ -59,20 +59,20 @@ PLAIN = {**RISCV, "mattr": RISCV["mattr"][:-1]}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`TRIPLE.o` for every platform, compiled in one process of its own, and what is in each as `TRIPLE.s`."""
-    made = tmp_path_factory.mktemp("objects")
+    """`TRIPLE.o` for every platform and its assembly as `TRIPLE.s`, all compiled in one process."""
+    objects = tmp_path_factory.mktemp("objects")
     targets: dict[str, dict[str, Json]] = {
-        str(made / f"{triple}.o"): {"kind": "llvm", "mtriple": triple}
+        str(objects / f"{triple}.o"): {"kind": "llvm", "mtriple": triple}
         for triple in (*ELF, *MACHO, *PE)
     }
-    targets[str(made / "riscv64-linux-gnu.o")] = PLAIN
-    targets[str(made / "riscv64-v.o")] = RISCV
+    targets[str(objects / "riscv64-linux-gnu.o")] = PLAIN
+    targets[str(objects / "riscv64-v.o")] = RISCV
     subprocess.run([sys.executable, "-c", CODE], input=json.dumps(targets), text=True, check=True)
-    return made
+    return objects
 
 
 def linked(folder: Path, triple: str, where: Path) -> Path:
-    """The library for a triple, made in a folder that may have any name."""
+    """The library for a triple, linked in a folder that may have any name."""
     where.mkdir(parents=True, exist_ok=True)
     output = where / "x.lib"
     link_shared([folder / f"{triple}.o"], output, triple)
@@ -81,35 +81,35 @@ def linked(folder: Path, triple: str, where: Path) -> Path:
 
 @pytest.mark.parametrize("triple", ELF)
 def test_elf(folder: Path, tmp_path: Path, triple: str) -> None:
-    """It asks for its system's libraries by name, for no version of any symbol, and searches nowhere."""
-    found = read_elf(linked(folder, triple, tmp_path))
+    """It needs its system's libraries by name, no version of any symbol, and no search path."""
+    library = read_elf(linked(folder, triple, tmp_path))
     machine, needed = ELF[triple]
-    assert (found.machine, found.needed, found.soname) == (machine, needed, "")
-    assert not found.asks_for_versions, "no glibc is too old for it"
-    assert not found.has_search_path
-    assert "expf" in found.undefined
+    assert (library.machine, library.needed, library.soname) == (machine, needed, "")
+    assert not library.requires_symbol_versions, "no glibc is too old for it"
+    assert not library.has_search_path
+    assert "expf" in library.undefined
     # numbers of 64 bits are divided by a function where registers have 32
-    assert ("__divdi3" in found.undefined) == ("libgcc_s.so.1" in needed)
+    assert ("__divdi3" in library.undefined) == ("libgcc_s.so.1" in needed)
 
 
 @pytest.mark.parametrize("triple", MACHO)
 def test_macho(folder: Path, tmp_path: Path, triple: str) -> None:
-    """A dylib with a relative name that takes from the system what every Mac has."""
-    found = read_macho(linked(folder, triple, tmp_path))
-    assert (found.cpu, found.kind) == (MACHO[triple], 6)
-    assert found.name == "@rpath/linked.dylib"
-    assert found.needed == ("/usr/lib/libSystem.B.dylib",)
+    """A dylib with a relative name that needs only the system library of every Mac."""
+    library = read_macho(linked(folder, triple, tmp_path))
+    assert (library.cpu, library.kind) == (MACHO[triple], 6)
+    assert library.name == "@rpath/linked.dylib"
+    assert library.needed == ("/usr/lib/libSystem.B.dylib",)
 
 
 @pytest.mark.parametrize("triple", PE)
 def test_pe(folder: Path, tmp_path: Path, triple: str) -> None:
-    """A DLL that gives out the kernels, and takes what it needs from TVM's runtime and Windows' own C library."""
-    found = read_pe(linked(folder, triple, tmp_path))
-    assert found.machine == PE[triple]
-    assert {"__tvm_ffi_twice", "__tvm_ffi_divided"} <= set(found.exports)
-    assert set(found.imports) == {"tvm_ffi.dll", "ucrtbase.dll"}
-    assert "expf" in found.imports["ucrtbase.dll"]
-    assert all(name.startswith("TVMFFI") for name in found.imports["tvm_ffi.dll"])
+    """A DLL that exports the kernels, and imports from TVM's runtime and Windows' own C library."""
+    library = read_pe(linked(folder, triple, tmp_path))
+    assert library.machine == PE[triple]
+    assert {"__tvm_ffi_twice", "__tvm_ffi_divided"} <= set(library.exports)
+    assert set(library.imports) == {"tvm_ffi.dll", "ucrtbase.dll"}
+    assert "expf" in library.imports["ucrtbase.dll"]
+    assert all(name.startswith("TVMFFI") for name in library.imports["tvm_ffi.dll"])
 
 
 @pytest.mark.parametrize("triple", [*ELF, *MACHO, *PE])
@@ -148,20 +148,22 @@ def _code(folder: Path, name: str) -> str:
     return (folder / f"{name}.s").read_text()
 
 
-def test_what_a_windows_object_lacks(folder: Path) -> None:
-    """Symbols with a weak definition of their own are not missing; another kind of file lacks nothing."""
-    found = coff.undefined(folder / "x86_64-pc-windows-msvc.o")
-    assert "expf" in found and "__tvm_ffi_twice" not in found
-    assert not any("hfsf2" in name or "sfhf2" in name for name in found)
-    assert coff.undefined(folder / "x86_64-linux-gnu.s") == []
+def test_undefined_symbols_of_a_windows_object(folder: Path) -> None:
+    """Symbols with a weak definition are not among them; a file of another format has none."""
+    symbols = coff.undefined_symbols(folder / "x86_64-pc-windows-msvc.o")
+    assert "expf" in symbols and "__tvm_ffi_twice" not in symbols
+    assert not any("hfsf2" in name or "sfhf2" in name for name in symbols)
+    assert coff.undefined_symbols(folder / "x86_64-linux-gnu.s") == []
 
 
-def test_a_windows_library_that_asks_for_the_unknown_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_symbol_in_a_windows_library_is_an_error(tmp_path: Path) -> None:
     """No DLL is guessed: the linker names the symbol."""
-    (tmp_path / "x.c").write_text("extern int stranger(void); int f(void) { return stranger(); }\n")
+    (tmp_path / "x.c").write_text(
+        "extern int unknown_function(void); int f(void) { return unknown_function(); }\n"
+    )
     command = [sys.executable, "-m", "ziglang", "cc", "-c", "-target", "x86_64-windows-gnu"]
     subprocess.run([*command, "-o", "x.o", "x.c"], cwd=tmp_path, check=True)
-    with pytest.raises(StageError, match="undefined symbol: stranger"):
+    with pytest.raises(StageError, match="undefined symbol: unknown_function"):
         link_shared([tmp_path / "x.o"], tmp_path / "x.dll", "x86_64-pc-windows-gnu")
 
 
@@ -175,24 +177,24 @@ def test_a_windows_library_that_asks_for_the_unknown_is_refused(tmp_path: Path) 
     ],
 )
 def test_a_target_without_a_linker_is_named(tmp_path: Path, triple: str, words: str) -> None:
-    """What cannot be linked is said, with what can, and what to do."""
-    assert linking.why_not(triple).startswith(words)
+    """The message names the supported platforms, and the fix the remedy."""
+    assert linking.unlinkable_reason(triple).startswith(words)
     with pytest.raises(StageError) as raised:
         link_shared([], tmp_path / "x", triple)
-    assert raised.value.message == linking.why_not(triple)
+    assert raised.value.message == linking.unlinkable_reason(triple)
     assert "toolchain" in raised.value.fix
 
 
 @pytest.mark.parametrize("triple", ["x86_64-linux-gnu", "arm64-apple-macos13", "x86_64-pc-windows-msvc"])  # fmt: skip
-def test_what_the_linker_says_is_passed_on(tmp_path: Path, triple: str) -> None:
-    """A broken object file ends in the linker's own words."""
+def test_an_error_of_the_linker_is_reported(tmp_path: Path, triple: str) -> None:
+    """The message for a broken object file holds the linker's error."""
     broken = tmp_path / "x.o"
     broken.write_bytes(b"not an object")
     with pytest.raises(StageError, match=r"linking failed: (.|\n)*x\.o"):
         link_shared([broken], tmp_path / "x.so", triple)
 
 
-# ---------------------------------------------------------------- a toolchain of one's own
+# ---------------------------------------------------------------- a toolchain of the recipe
 
 
 @pytest.fixture
@@ -201,34 +203,34 @@ def linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return on_path(tmp_path, monkeypatch, f'exec {sys.executable} -m ziglang ld.lld "$@"')
 
 
-def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str) -> Path:
+def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
     program = tmp_path / "bin" / "my-ld"
     program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\n{does}\n")
+    program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     return program
 
 
 def identity(*flags: str) -> dict[str, object]:
-    path = toolchain.find("my-ld").path
+    path = toolchain.find_program("my-ld").path
     digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return toolchain.identity("my-ld", flags, digest, toolchain.version(path))
+    return toolchain.identify("my-ld", flags, digest, toolchain.read_version(path))
 
 
 def test_a_toolchain_links_with_its_own_flags(folder: Path, tmp_path: Path, linker: Path) -> None:
-    """It works with relative names; what it is comes from its bytes and its own words, not from its place."""
+    """It gets relative names; its identity is its content and its version, not its path."""
     mine = identity("-shared", "-soname", "mine.so", "--strip-all")
     assert str(mine["version"]).startswith("LLD ")
     assert str(tmp_path) not in str(mine)
     triple, output = "x86_64-linux-gnu", tmp_path / "x.so"
     link_shared([folder / f"{triple}.o"], output, triple, mine)
-    found = read_elf(output)
-    assert (found.soname, found.needed) == ("mine.so", ())
+    library = read_elf(output)
+    assert (library.soname, library.needed) == ("mine.so", ())
     assert str(tmp_path).encode() not in output.read_bytes()
 
 
-def test_a_toolchain_for_what_we_cannot_link(
+def test_a_toolchain_for_a_platform_without_a_linker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it writes to the file that `-o` names is the library."""
@@ -248,19 +250,19 @@ def test_another_program_under_the_same_name_is_noticed(tmp_path: Path, linker: 
 
 
 @pytest.mark.parametrize(
-    ("does", "words"),
+    ("script", "message"),
     [
         ("echo no such flag >&2; exit 1", "my-ld cannot link: no such flag"),
-        ("exit 3", "my-ld cannot link: it ended with 3"),
-        ("exit 0", "my-ld ended well and made no library"),
+        ("exit 3", "my-ld cannot link: it ended with exit code 3"),
+        ("exit 0", "my-ld ended without an error and without a library"),
     ],
 )
 def test_a_toolchain_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str
 ) -> None:
-    """Its own words, and where to look."""
-    on_path(tmp_path, monkeypatch, does)
-    with pytest.raises(StageError, match=words) as raised:
+    """The message holds its error, and the fix names its flags."""
+    on_path(tmp_path, monkeypatch, script)
+    with pytest.raises(StageError, match=message) as raised:
         link_shared([], tmp_path / "x.so", "x86_64-linux-gnu", identity("--odd"))
     assert "flags" in raised.value.fix
 
@@ -271,18 +273,18 @@ def test_a_toolchain_that_went_away(tmp_path: Path, linker: Path) -> None:
     linker.unlink()
     with pytest.raises(StageError, match="there is no program my-ld on PATH"):
         link_shared([], tmp_path / "x.so", "x86_64-linux-gnu", mine)
-    with pytest.raises(toolchain.Missing):
-        toolchain.find("my-ld")
+    with pytest.raises(toolchain.ProgramNotFound):
+        toolchain.find_program("my-ld")
 
 
-def test_a_linker_that_would_come_first_is_looked_for(tmp_path: Path, linker: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """Planning remembers the places before it, so that a new one there is noticed."""
+def test_searched_paths_are_returned(tmp_path: Path, linker: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Planning remembers them, so that a program that is installed there later is noticed."""
     monkeypatch.setenv("PATH", str(tmp_path / "first"), prepend=":")
-    assert toolchain.find("my-ld") == (
+    assert toolchain.find_program("my-ld") == (
         str(linker),
         (str(tmp_path / "first" / "my-ld"), str(linker)),
     )
-    assert toolchain.find(str(linker)) == (str(linker), (str(linker),))
+    assert toolchain.find_program(str(linker)) == (str(linker), (str(linker),))
 
 
 def test_a_program_that_does_not_know_its_version(tmp_path: Path) -> None:
@@ -290,4 +292,4 @@ def test_a_program_that_does_not_know_its_version(tmp_path: Path) -> None:
     odd = tmp_path / "odd"
     odd.write_bytes(b"\x7fnothing")
     odd.chmod(0o755)
-    assert toolchain.version(str(odd)) == "says no version"
+    assert toolchain.read_version(str(odd)) == "says no version"

@@ -1,10 +1,10 @@
-"""Triples, in all the spellings that people use, name one platform."""
+"""Platforms: triples in all spellings."""
 
 from __future__ import annotations
 
 import pytest
 
-from tvmflow.targets.platforms import Platform, platform_of
+from tvmflow.targets.platforms import Platform, parse_triple
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,9 @@ from tvmflow.targets.platforms import Platform, platform_of
         ("riscv64-none-elf", Platform("riscv64", "", ""), ".so", ".a"),
     ],
 )
-def test_a_triple_says_how_files_are_called(
+def test_a_triple_decides_the_suffixes_of_files(
     triple: str, platform: Platform, shared: str, static: str
 ) -> None:
     """Architecture, system and C library; suffixes follow from them."""
-    found = platform_of(triple)
-    assert (found, found.shared_suffix, found.static_suffix) == (platform, shared, static)
+    parsed = parse_triple(triple)
+    assert (parsed, parsed.shared_suffix, parsed.static_suffix) == (platform, shared, static)

@@ -1,4 +1,4 @@
-"""Targets: `host` becomes a CPU with features and cores, and what cannot run here is known before."""
+"""Resolved targets: `host` becomes a CPU with features and cores, and unrunnable targets have a reason."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from typing import Any
 
 import pytest
 
-from tvmflow.errors import EnvironmentProblem
+from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.host import Host, read_host
-from tvmflow.targets.resolve import ResolvedTarget, cpus_in_worker, query_in_worker, resolve
+from tvmflow.targets.llvm_query import (
+    TargetFacts,
+    query_cpus_in_process,
+    query_targets_in_process,
+)
+from tvmflow.targets.resolve import ResolvedTarget, resolve
 
 HOST = Host("x86_64", "AMD EPYC 25 17", frozenset({"sse", "sse2", "avx", "avx2", "bmi1"}), 2)
-ZEN = {
-    "mtriple": "x86_64-linux-gnu",
-    "mcpu": "znver4",
-    "arch": "x86_64",
-    "features": ["64bit", "avx", "avx2", "avx512f", "bmi", "sse", "sse2"],
-}
+ZEN = TargetFacts(
+    "x86_64-linux-gnu",
+    "znver4",
+    "x86_64",
+    ("64bit", "avx", "avx2", "avx512f", "bmi", "sse", "sse2"),
+)
 
 
 def test_host_is_spelled_out_and_hidden_instructions_are_switched_off() -> None:
@@ -35,34 +40,34 @@ def test_host_is_spelled_out_and_hidden_instructions_are_switched_off() -> None:
     }
     assert target.features == ("avx", "avx2", "bmi1", "sse", "sse2")
     assert target.device == {"kind": "cpu", "class": "AMD EPYC 25 17"}
-    assert target.why_not == ""
+    assert target.unrunnable_reason == ""
 
 
 def test_the_number_of_cores_is_no_part_of_code_generation() -> None:
     """A recipe's `num_cores` reaches tuning; what is built without tuning is the same."""
-    one, two = (resolve("host", None, cores, HOST, ZEN) for cores in (1, 16))
-    assert (one.cores, two.cores) == (1, 16)
-    assert one.codegen == two.codegen
-    assert one.tvm != two.tvm
+    single_core, many_cores = (resolve("host", None, cores, HOST, ZEN) for cores in (1, 16))
+    assert (single_core.cores, many_cores.cores) == (1, 16)
+    assert single_core.codegen == many_cores.codegen
+    assert single_core.tvm != many_cores.tvm
 
 
 @pytest.mark.parametrize(
     ("facts", "kind", "reason"),
     [
-        ({"arch": "x86_64", "features": ["avx512f"]}, "llvm", "this machine's CPU lacks avx512f"),
         (
-            {"arch": "aarch64", "features": []},
+            TargetFacts(arch="x86_64", features=("avx512f",)),
             "llvm",
-            "it is for aarch64, and this machine is x86_64",
+            "this machine's CPU lacks avx512f",
         ),
-        ({"arch": "metal", "features": []}, "metal", "its kind is metal, and this machine runs"),
+        (TargetFacts(arch="aarch64"), "llvm", "it is for aarch64, and this machine is x86_64"),
+        (TargetFacts(arch="metal"), "metal", "its kind is metal, and this machine runs"),
     ],
 )
-def test_what_cannot_run_here_says_why(facts: dict[str, object], kind: str, reason: str) -> None:
+def test_unrunnable_targets_have_a_reason(facts: TargetFacts, kind: str, reason: str) -> None:
     """Too new a CPU level, another architecture, a device that is not there."""
     mapping = {"kind": kind, "mcpu": "x"}
-    target = resolve("x", mapping, None, HOST, {"mtriple": "", "mcpu": "", **facts})
-    assert target.why_not.startswith(reason)
+    target = resolve("x", mapping, None, HOST, facts)
+    assert target.unrunnable_reason.startswith(reason)
 
 
 def arm(flags: str) -> Host:
@@ -79,8 +84,8 @@ K1 = Host("riscv64", "board", frozenset("imafdcv"), 8)
 
 
 @pytest.fixture(scope="module")
-def facts() -> dict[str, Any]:
-    """What LLVM says of every preset but the host, of the host, and of some mistakes; asked in one process."""
+def facts() -> dict[str, TargetFacts]:
+    """LLVM's facts of every preset, of the host, and of some invalid targets; queried in one process."""
     named = {name: preset.tvm for name, preset in PRESETS.items()}
     arm_cpu = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
     named["typo"] = {**arm_cpu, "mcpu": "cortex-a7x"}
@@ -90,43 +95,46 @@ def facts() -> dict[str, Any]:
     named["soft"] = {"kind": "llvm", "mtriple": "riscv64-linux-gnu"}
     named["an alias"] = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "core-avx2"}
     named["no triple"] = {"kind": "llvm"}
-    return dict(zip(named, query_in_worker(list(named.values())), strict=True))
+    answers = query_targets_in_process(list(named.values()))
+    return {
+        name: TargetFacts.from_json(answer) for name, answer in zip(named, answers, strict=True)
+    }
 
 
-def preset(name: str, host: Host, facts: dict[str, Any]) -> ResolvedTarget:
+def preset(name: str, host: Host, facts: dict[str, TargetFacts]) -> ResolvedTarget:
     return resolve(name, PRESETS[name].tvm, None, host, facts[name])
 
 
-def test_llvm_knows_every_preset(facts: dict[str, Any]) -> None:
-    """None is refused, and each keeps the mapping that it stands for."""
-    for name, each in PRESETS.items():
-        assert "error" not in facts[name], name
-        if each.tvm is not None:
-            found = preset(name, HOST, facts)
-            assert each.tvm.items() <= found.tvm.items(), name
+def test_llvm_knows_every_preset(facts: dict[str, TargetFacts]) -> None:
+    """No preset is rejected, and every one keeps its fields."""
+    for name, listed in PRESETS.items():
+        assert not facts[name].error, name
+        if listed.tvm is not None:
+            resolved = preset(name, HOST, facts)
+            assert listed.tvm.items() <= resolved.tvm.items(), name
 
 
-def test_llvm_is_asked_about_this_machine_and_others(facts: dict[str, Any]) -> None:
-    """The real answers: this host runs its own target; an unknown CPU gives names to choose from."""
-    assert resolve("host", None, None, read_host(), facts["host"]).why_not == ""
+def test_llvm_describes_this_machine_and_others(facts: dict[str, TargetFacts]) -> None:
+    """This host runs its own target; the facts of an unknown CPU have the names to choose from."""
+    assert resolve("host", None, None, read_host(), facts["host"]).unrunnable_reason == ""
     pi = facts["cortex-a72"]
-    assert (pi["arch"], pi["mcpu"]) == ("aarch64", "cortex-a72")
+    assert (pi.arch, pi.cpu) == ("aarch64", "cortex-a72")
     typo = facts["typo"]
-    assert typo["error"] == "'cortex-a7x' is not a CPU that LLVM knows for aarch64-linux-gnu"
-    assert "cortex-a72" in typo["near"]
-    assert "abacus" in facts["nonsense"]["error"]
-    odd = facts["odd feature"]["error"]
+    assert typo.error == "'cortex-a7x' is not a CPU that LLVM knows for aarch64-linux-gnu"
+    assert "cortex-a72" in typo.valid_cpus
+    assert "abacus" in facts["nonsense"].error
+    odd = facts["odd feature"].error
     assert odd == "'+magic' is not a feature that LLVM knows for aarch64-linux-gnu"
-    assert "vax" in facts["no such architecture"]["error"]
-    assert "add `mattr: [+m, +a, +f, +d, +c]`" in facts["soft"]["error"]
-    assert "avx2" in facts["an alias"]["features"]
+    assert "vax" in facts["no such architecture"].error
+    assert "add `mattr: [+m, +a, +f, +d, +c]`" in facts["soft"].error
+    assert "avx2" in facts["an alias"].features
 
 
-def test_a_target_without_a_triple_is_for_this_system(facts: dict[str, Any]) -> None:
+def test_a_target_without_a_triple_is_for_this_system(facts: dict[str, TargetFacts]) -> None:
     """Its library is linked for it, and what LLVM was built for decides nothing."""
     here = read_host()
-    made = resolve("x", {"kind": "llvm"}, None, here, facts["no triple"])
-    assert made.tvm["mtriple"].startswith(f"{here.arch}-linux-")
+    target = resolve("x", {"kind": "llvm"}, None, here, facts["no triple"])
+    assert target.tvm["mtriple"].startswith(f"{here.arch}-linux-")
 
 
 @pytest.mark.parametrize(
@@ -149,8 +157,10 @@ def test_a_target_without_a_triple_is_for_this_system(facts: dict[str, Any]) -> 
         ),
     ],
 )
-def test_features_have_the_kernels_names(facts: dict[str, Any], name: str, features: str) -> None:
-    """Those that decide where code runs; LLVM gives a Raspberry Pi's CPU the AES that its chip lacks."""
+def test_features_have_the_kernels_names(
+    facts: dict[str, TargetFacts], name: str, features: str
+) -> None:
+    """Only features that decide where code runs; LLVM gives a Raspberry Pi's CPU the AES that its chip lacks."""
     assert preset(name, HOST, facts).features == tuple(features.split())
 
 
@@ -176,20 +186,24 @@ def test_features_have_the_kernels_names(facts: dict[str, Any], name: str, featu
         ("cuda-sm90", GRAVITON2, "it is for x86_64, and this machine is aarch64"),
     ],
 )  # fmt: skip
-def test_who_runs_what(facts: dict[str, Any], name: str, host: Host, reason: str) -> None:
-    """Another CPU level, system or C library is found out before anything is built."""
-    assert preset(name, host, facts).why_not == reason
+def test_targets_that_hosts_run(
+    facts: dict[str, TargetFacts], name: str, host: Host, reason: str
+) -> None:
+    """Another CPU level, system or C library is resolved out before anything is built."""
+    assert preset(name, host, facts).unrunnable_reason == reason
 
 
-def test_an_arm_host_gets_no_code_that_its_kernel_does_not_report(facts: dict[str, Any]) -> None:
+def test_an_arm_host_gets_no_code_that_its_kernel_does_not_report(
+    facts: dict[str, TargetFacts],
+) -> None:
     """As on x86: a feature that is hidden is switched off."""
     quiet = GRAVITON2._replace(flags=GRAVITON2.flags - {"fphp", "asimddp"})
-    made = resolve("host", None, None, quiet, facts["neoverse-n1"])
-    assert made.tvm["mattr"] == ["-dotprod", "-fullfp16"]
-    assert "asimddp" not in made.features and "atomics" in made.features
+    target = resolve("host", None, None, quiet, facts["neoverse-n1"])
+    assert target.tvm["mattr"] == ["-dotprod", "-fullfp16"]
+    assert "asimddp" not in target.features and "atomics" in target.features
 
 
-def test_boards_know_their_cores(facts: dict[str, Any]) -> None:
+def test_boards_know_their_cores(facts: dict[str, TargetFacts]) -> None:
     """A preset for one kind of board tunes for its cores, others for those of this machine or the recipe's."""
     assert preset("cortex-a72", HOST, facts).cores == 4
     assert preset("neoverse-n1", HOST, facts).cores == HOST.cores
@@ -198,41 +212,44 @@ def test_boards_know_their_cores(facts: dict[str, Any]) -> None:
 
 def test_cpus_of_an_architecture() -> None:
     """LLVM's own list, in alphabetical order."""
-    [names] = cpus_in_worker(["riscv64-linux-gnu"])
+    [names] = query_cpus_in_process(["riscv64-linux-gnu"])
     assert names == sorted(names)
     assert {"generic-rv64", "spacemit-x60"} <= set(names)
 
 
 def worker(stdout: str, code: int) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A process that ends like this, whatever it is asked."""
+    """Return a function that runs no process and returns this result."""
     return lambda *_, **__: subprocess.CompletedProcess([], code, stdout, "no libtvm\n")
 
 
-def test_a_target_that_ends_llvm_is_told_as_wrong() -> None:
-    """And not as an installation that is broken; another process answers for those after it."""
-    doomed = {"kind": "llvm", "mtriple": "odd-linux-gnu"}
-    asked: list[int] = []
+def test_a_target_that_ends_llvm_is_invalid() -> None:
+    """The installation is not broken; another process answers for the targets after it."""
+    fatal = {"kind": "llvm", "mtriple": "odd-linux-gnu"}
+    counts: list[int] = []
 
     def call(*words: Any, input: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        questions = json.loads(input)
-        asked.append(len(questions))
-        lines = ["loaded", "a word of LLVM's"]
-        for each in questions:
-            if each == doomed:
+        queries = json.loads(input)
+        counts.append(len(queries))
+        lines = ["loaded", "a line of LLVM's"]
+        for query in queries:
+            if query == fatal:
                 return subprocess.CompletedProcess(words, -6, "\n".join(lines), "LLVM ERROR")
             lines.append('answer {"arch": "x86_64"}')
         return subprocess.CompletedProcess(words, 0, "\n".join(lines), "")
 
-    fine, told = (
-        {"arch": "x86_64"},
-        {"error": "LLVM cannot make code for odd-linux-gnu", "near": []},
-    )
+    fine = {"arch": "x86_64"}
+    invalid = TargetFacts(error="LLVM cannot compile for odd-linux-gnu")._asdict()
     llvm: dict[str, Any] = {"kind": "llvm"}
-    assert query_in_worker([llvm, doomed, None, doomed], call) == [fine, told, fine, told]
-    assert asked == [4, 2]
+    assert query_targets_in_process([llvm, fatal, None, fatal], call) == [
+        fine,
+        invalid,
+        fine,
+        invalid,
+    ]
+    assert counts == [4, 2]
 
 
-def test_a_tvm_that_cannot_be_loaded_is_told_as_such() -> None:
-    """With its last words."""
-    with pytest.raises(EnvironmentProblem, match=r"TVM cannot be loaded .*: no libtvm"):
-        query_in_worker([None], worker("", 1))
+def test_a_tvm_that_cannot_be_loaded_is_reported() -> None:
+    """With the last line of its error."""
+    with pytest.raises(EnvironmentProblem, match=r"TVM.* cannot be loaded: no libtvm"):
+        query_targets_in_process([None], worker("", 1))

@@ -1,4 +1,4 @@
-"""Files of tensors: what is written is what is read, and a file that is not whole is refused."""
+"""Tensor files: arrays survive a round trip, and a damaged file is an error."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tvmflow.targets.tensor_file import read_tensors, write_tensors
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 3), (), (0, 3), (1, 1, 8, 8)])
-def test_arrays_come_back_as_they_went(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+def test_arrays_survive_a_round_trip(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     """Every dtype that a recipe may name, also without dimensions and without elements."""
     rng = np.random.default_rng(0)
     batches = [[(rng.random(shape) * 100).astype(dtype), np.arange(3)] for _ in range(2)]
     write_tensors(tmp_path / "t", batches)
-    found = read_tensors(tmp_path / "t")
-    assert len(found) == 2
-    for ours, theirs in zip(found, batches, strict=True):
-        for a, b in zip(ours, theirs, strict=True):
+    batch_arrays = read_tensors(tmp_path / "t")
+    assert len(batch_arrays) == 2
+    for actual, expected in zip(batch_arrays, batches, strict=True):
+        for a, b in zip(actual, expected, strict=True):
             assert (a.dtype, a.shape) == (b.dtype, b.shape)
             np.testing.assert_array_equal(a, b)
 
@@ -31,8 +31,8 @@ def test_an_array_of_any_layout_is_written_row_by_row(tmp_path: Path) -> None:
     """Transposed, and with the bytes of its numbers the other way round."""
     array = np.arange(6, dtype=">i4").reshape(2, 3).T
     write_tensors(tmp_path / "t", [[array]])
-    ((found,),) = read_tensors(tmp_path / "t")
-    np.testing.assert_array_equal(found, array)
+    ((batch_arrays,),) = read_tensors(tmp_path / "t")
+    np.testing.assert_array_equal(batch_arrays, array)
 
 
 def test_no_batches_are_no_batches(tmp_path: Path) -> None:
@@ -41,8 +41,8 @@ def test_no_batches_are_no_batches(tmp_path: Path) -> None:
     assert read_tensors(tmp_path / "t") == []
 
 
-def test_the_format_is_what_the_runner_reads(tmp_path: Path) -> None:
-    """Byte for byte as runner/tensors.h has it: both sides are built apart from each other."""
+def test_the_format_is_that_of_the_emulation_program(tmp_path: Path) -> None:
+    """Byte for byte as emulation_program/tensors.h describes it."""
     write_tensors(tmp_path / "t", [[np.array([[1, 2]], np.int16)]])
     assert (tmp_path / "t").read_bytes() == (
         b"TVMFLOW1"
@@ -53,15 +53,15 @@ def test_the_format_is_what_the_runner_reads(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_a_file_that_is_cut_or_too_long_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_or_too_long_file_is_an_error(tmp_path: Path) -> None:
     """Wherever it ends."""
     path = tmp_path / "t"
     write_tensors(path, [[np.arange(4, dtype="float32")]])
-    whole = path.read_bytes()
-    for size in range(len(whole)):
-        path.write_bytes(whole[:size])
+    content = path.read_bytes()
+    for size in range(len(content)):
+        path.write_bytes(content[:size])
         with pytest.raises(ValueError, match=r"ends too early|is not a file of tensors"):
             read_tensors(path)
-    path.write_bytes(whole + b"\0")
-    with pytest.raises(ValueError, match="goes on after its last tensor"):
+    path.write_bytes(content + b"\0")
+    with pytest.raises(ValueError, match="continues after its last tensor"):
         read_tensors(path)

@@ -1,4 +1,4 @@
-"""Who gets how many trials."""
+"""The budget: how many trials each workload gets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvmflow.tuning.budget import BATCH, FLOOR, Budget, Rules, Share
+from tvmflow.tuning.budget import BATCH_SIZE, WARMUP_TRIALS, Budget, BudgetRules, WorkloadShare
 
 SHARES = st.lists(
     st.builds(
-        Share, st.text("abcdef", min_size=1, max_size=3), st.integers(1, 50), st.floats(0, 1e12)
+        WorkloadShare,
+        st.text("abcdef", min_size=1, max_size=3),
+        st.integers(1, 50),
+        st.floats(0, 1e12),
     ),
     min_size=1,
     max_size=8,
@@ -21,114 +24,133 @@ SHARES = st.lists(
 
 
 def outcome(key: str, number: int) -> float:
-    """What a workload's trial gives: some fail, most are slower than the best before."""
+    """Return the time of a workload's trial: some fail, most are slower than the best before."""
     draw = random.Random(f"{key}/{number}")
     return math.inf if draw.random() < 0.1 else draw.lognormvariate(-7, 1)
 
 
-def deal(shares: list[Share], rules: Rules, known: dict[str, int] | None = None) -> dict[str, int]:
-    """Trials by workload when all that is asked for is measured; `known` are the most that a space has."""
+def deal(
+    shares: list[WorkloadShare], rules: BudgetRules, known: dict[str, int] | None = None
+) -> dict[str, int]:
+    """Return the trials by workload when all rounds are measured; `known` limits the search spaces."""
     budget = Budget(shares, rules)
-    given: dict[str, int] = dict.fromkeys([share.key for share in shares], 0)
-    while step := budget.next():
+    received: dict[str, int] = dict.fromkeys([share.key for share in shares], 0)
+    while step := budget.next_round():
         for key, number in step.items():
-            first = given[key]
+            first = received[key]
             most = (known or {}).get(key, rules.trials)
             last = min(first + number, most)
-            budget.spend(
-                key, [outcome(key, n) for n in range(first, last)], end=last < first + number
+            budget.record(
+                key, [outcome(key, n) for n in range(first, last)], exhausted=last < first + number
             )
-            given[key] = last
-    return given
+            received[key] = last
+    return received
 
 
-def test_every_workload_gets_its_floor_before_any_gets_a_batch() -> None:
+def test_every_workload_is_warmed_up_before_any_gets_a_batch() -> None:
     """Three each, however little work they do."""
-    shares = [Share("small", 1, 1.0), Share("none", 1, 0.0), Share("large", 9, 1e9)]
-    assert deal(shares, Rules(9)) == {"small": FLOOR, "none": FLOOR, "large": FLOOR}
-    assert deal(shares, Rules(9 + BATCH))["large"] == FLOOR + BATCH
+    shares = [
+        WorkloadShare("small", 1, 1.0),
+        WorkloadShare("none", 1, 0.0),
+        WorkloadShare("large", 9, 1e9),
+    ]
+    assert deal(shares, BudgetRules(9)) == {
+        "small": WARMUP_TRIALS,
+        "none": WARMUP_TRIALS,
+        "large": WARMUP_TRIALS,
+    }
+    assert deal(shares, BudgetRules(9 + BATCH_SIZE))["large"] == WARMUP_TRIALS + BATCH_SIZE
 
 
 def test_with_fewer_trials_than_workloads_the_heaviest_get_one_each() -> None:
-    """Nobody gets a second trial while another has none."""
-    shares = [Share("a", 1, 1.0), Share("b", 1, 3.0), Share("c", 1, 2.0)]
-    assert deal(shares, Rules(2)) == {"a": 0, "b": 1, "c": 1}
+    """No workload gets a second trial while another has none."""
+    shares = [WorkloadShare("a", 1, 1.0), WorkloadShare("b", 1, 3.0), WorkloadShare("c", 1, 2.0)]
+    assert deal(shares, BudgetRules(2)) == {"a": 0, "b": 1, "c": 1}
 
 
 def test_a_batch_goes_where_it_saves_most() -> None:
-    """What counts is the time of an inference: how often a kernel runs, and how long."""
-    budget = Budget([Share("often", 50, 1e6), Share("once", 1, 1e6)], Rules(100))
-    for key, number in {**budget.next()}.items():
-        budget.spend(key, [1e-3] * number)
-    for key, number in {**budget.next()}.items():
-        budget.spend(key, [1e-3] * number)
-    assert budget.next() == {"often": BATCH}
+    """The gain is in the time of an inference: calls times seconds."""
+    budget = Budget(
+        [WorkloadShare("often", 50, 1e6), WorkloadShare("once", 1, 1e6)], BudgetRules(100)
+    )
+    for key, number in {**budget.next_round()}.items():
+        budget.record(key, [1e-3] * number)
+    for key, number in {**budget.next_round()}.items():
+        budget.record(key, [1e-3] * number)
+    assert budget.next_round() == {"often": BATCH_SIZE}
 
 
-def test_what_is_fast_without_tuning_promises_little() -> None:
-    """A kernel whose schedules are slower than none leaves its turn to one that they help."""
-    shares = [Share("pool", 1, 1e6, untuned_s=1e-6), Share("conv", 1, 1e6, untuned_s=1e-3)]
-    budget = Budget(shares, Rules(100))
+def test_a_kernel_that_is_fast_untuned_has_a_small_expected_gain() -> None:
+    """A kernel whose schedules are slower than the untuned one yields to another."""
+    shares = [
+        WorkloadShare("pool", 1, 1e6, untuned_s=1e-6),
+        WorkloadShare("conv", 1, 1e6, untuned_s=1e-3),
+    ]
+    budget = Budget(shares, BudgetRules(100))
     for _ in range(2):
-        for key, number in {**budget.next()}.items():
-            budget.spend(key, [5e-6] * number)
-    assert budget.next() == {"conv": BATCH}
+        for key, number in {**budget.next_round()}.items():
+            budget.record(key, [5e-6] * number)
+    assert budget.next_round() == {"conv": BATCH_SIZE}
 
 
-def test_a_workload_that_stays_where_it_is_gives_way() -> None:
-    """After batches without a gain, one of the same weight gets its turn."""
-    budget = Budget([Share("a", 1, 1e6), Share("b", 1, 1e6)], Rules(1000))
+def test_a_workload_without_gains_yields_to_others() -> None:
+    """After batches without a gain, one of the same weight gets a batch."""
+    budget = Budget([WorkloadShare("a", 1, 1e6), WorkloadShare("b", 1, 1e6)], BudgetRules(1000))
     order = []
     for _ in range(6):
-        step = budget.next()
-        order += [key for key, number in step.items() if number == BATCH]
+        step = budget.next_round()
+        order += [key for key, number in step.items() if number == BATCH_SIZE]
         for key, number in step.items():
-            budget.spend(key, [1e-3] * number)
+            budget.record(key, [1e-3] * number)
     assert {"a", "b"} == set(order[:2])
 
 
 def test_patience_ends_a_workload_and_then_the_tuning() -> None:
-    """So many trials without a gain, and the rest of the budget is not spent."""
-    budget = Budget([Share("a", 1, 1e6)], Rules(1000, patience=20))
-    while step := budget.next():
-        budget.spend("a", [1e-3] * step["a"])
-    assert 20 < budget.spent <= 20 + 2 * BATCH
+    """The rest of the budget is not spent."""
+    budget = Budget([WorkloadShare("a", 1, 1e6)], BudgetRules(1000, patience=20))
+    while step := budget.next_round():
+        budget.record("a", [1e-3] * step["a"])
+    assert 20 < budget.spent <= 20 + 2 * BATCH_SIZE
 
 
 def test_a_gain_below_min_gain_does_not_count() -> None:
-    """Half a per cent now and then is a plateau."""
-    slow = Budget([Share("a", 1, 1e6)], Rules(400, patience=20, min_gain=0.01))
+    """Gains of half a per cent do not reset the patience."""
+    slow = Budget([WorkloadShare("a", 1, 1e6)], BudgetRules(400, patience=20, min_gain=0.01))
     seconds = 1e-3
-    while step := slow.next():
+    while step := slow.next_round():
         for _ in range(step["a"]):
             seconds *= 0.9999
-            slow.spend("a", [seconds])
+            slow.record("a", [seconds])
     assert slow.spent < 60
 
 
-def test_what_an_exhausted_workload_leaves_goes_to_the_others() -> None:
-    """The total stays what was asked for."""
-    shares = [Share("large", 1, 1e9), Share("small", 1, 1e3)]
-    assert deal(shares, Rules(40), {"large": 5}) == {"large": 5, "small": 35}
+def test_the_rest_of_an_exhausted_workload_goes_to_the_others() -> None:
+    """The total stays the same."""
+    shares = [WorkloadShare("large", 1, 1e9), WorkloadShare("small", 1, 1e3)]
+    assert deal(shares, BudgetRules(40), {"large": 5}) == {"large": 5, "small": 35}
 
 
 def test_a_task_may_be_capped() -> None:
     """Nothing is spent beyond the caps."""
-    shares = [Share("a", 1, 1e6), Share("b", 1, 1e6)]
-    assert deal(shares, Rules(100, trials_per_task=7)) == {"a": 7, "b": 7}
+    shares = [WorkloadShare("a", 1, 1e6), WorkloadShare("b", 1, 1e6)]
+    assert deal(shares, BudgetRules(100, trials_per_task=7)) == {"a": 7, "b": 7}
 
 
 @given(SHARES, st.integers(0, 80), st.integers(0, 80))
-def test_a_larger_budget_takes_nothing_away(shares: list[Share], smaller: int, more: int) -> None:
-    """Raising the budget asks for exactly the difference."""
-    before = deal(shares, Rules(smaller))
-    after = deal(shares, Rules(smaller + more))
+def test_a_larger_budget_only_adds_trials(
+    shares: list[WorkloadShare], smaller: int, more: int
+) -> None:
+    """Raising the budget adds exactly the difference."""
+    before = deal(shares, BudgetRules(smaller))
+    after = deal(shares, BudgetRules(smaller + more))
     assert sum(before.values()) == smaller
     assert sum(after.values()) == smaller + more
     assert all(before[key] <= after[key] for key in before)
 
 
 @given(SHARES, st.integers(0, 80))
-def test_the_order_of_the_workloads_does_not_matter(shares: list[Share], trials: int) -> None:
+def test_the_order_of_the_workloads_does_not_matter(
+    shares: list[WorkloadShare], trials: int
+) -> None:
     """The same workloads and budget give the same split, however they are listed."""
-    assert deal(shares, Rules(trials)) == deal(shares[::-1], Rules(trials))
+    assert deal(shares, BudgetRules(trials)) == deal(shares[::-1], BudgetRules(trials))

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.trials import DEVICE, TARGET, trial
-from tvmflow.errors import StoreError
-from tvmflow.tuning.ledger import Failure, Ledger, WorkloadLedger, target_key
+from tvmflow.core.errors import StoreError
+from tvmflow.core.file_locks import Locked
+from tvmflow.tuning.ledger import Ledger, WorkloadDescription, target_key
+from tvmflow.tuning.trials import Failure
+from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 
 @pytest.fixture
@@ -20,13 +23,13 @@ def path(tmp_path: Path) -> Path:
 
 def quarantined(path: Path) -> list[str]:
     """The reasons in the quarantine file."""
-    aside = path.with_name(f"{path.stem}.quarantine.jsonl")
-    if not aside.exists():
+    quarantine = path.with_name(f"{path.stem}.quarantine.jsonl")
+    if not quarantine.exists():
         return []
-    return [json.loads(line)["reason"] for line in aside.read_text().splitlines()]
+    return [json.loads(line)["reason"] for line in quarantine.read_text().splitlines()]
 
 
-def test_trials_are_there_when_the_ledger_is_opened_again(path: Path) -> None:
+def test_trials_are_kept_when_the_ledger_is_opened_again(path: Path) -> None:
     """Every field of a record survives, of good trials and of failed ones."""
     failed = trial(2, run_secs=(), failure=Failure("build", "timeout", "took too long"))
     ledger = WorkloadLedger(path)
@@ -42,7 +45,7 @@ def test_a_trial_is_kept_once(path: Path) -> None:
     first, second = WorkloadLedger(path), WorkloadLedger(path)
     assert first.append(trial(1, seconds=1.0))
     assert not second.append(trial(1, seconds=2.0))
-    assert [each.run_secs[0] for each in WorkloadLedger(path).trials.values()] == [1.0]
+    assert [record.run_secs[0] for record in WorkloadLedger(path).trials.values()] == [1.0]
 
 
 def test_trials_of_another_process_appear_on_refresh(path: Path) -> None:
@@ -60,22 +63,22 @@ def test_the_best_come_first_and_failures_never(path: Path) -> None:
     ledger.append(trial(1, run_secs=(5.0, 1.0, 1.0)))
     ledger.append(trial(2, run_secs=(), failure=Failure("run", "crashed", "SIGSEGV")))
     ledger.append(trial(3, run_secs=(0.5, 9.0, 9.0)))
-    assert [each.id for each in ledger.valid()] == [trial(1).id, trial(3).id]
+    assert [record.id for record in ledger.valid()] == [trial(1).id, trial(3).id]
 
 
-def test_a_torn_last_line_is_cut_off_at_any_length(path: Path) -> None:
-    """Whatever is left of a record that was being written, the others stay and the file can grow."""
+def test_an_incomplete_last_line_of_any_length_is_removed(path: Path) -> None:
+    """Other records stay, and more can be appended."""
     ledger = WorkloadLedger(path)
     ledger.append(trial(1))
-    whole = path.read_bytes()
+    first_line = path.read_bytes()
     ledger.append(trial(2))
     both = path.read_bytes()
-    for length in range(len(whole) + 1, len(both) - 1, 7):
+    for length in range(len(first_line) + 1, len(both) - 1, 7):
         path.write_bytes(both[:length])
         torn = WorkloadLedger(path)
         assert list(torn.trials) == [trial(1).id]
-        assert len(torn.repairs) == 1 and "torn" in torn.repairs[0]
-        assert path.read_bytes() == whole
+        assert len(torn.repairs) == 1 and "incomplete last line" in torn.repairs[0]
+        assert path.read_bytes() == first_line
         assert torn.append(trial(2))
         assert path.read_bytes() == both
     assert quarantined(path) == []
@@ -101,8 +104,8 @@ def test_a_record_that_lacks_only_its_line_end_is_kept(path: Path) -> None:
         lambda line: b"[1, 2, 3]",
     ],
 )
-def test_a_damaged_line_in_the_middle_is_set_aside_alone(path: Path, damage: object) -> None:
-    """The record is out of use, its bytes are kept for a look, and no other record is touched."""
+def test_a_damaged_line_in_the_middle_is_quarantined_alone(path: Path, damage: object) -> None:
+    """The record is no longer used, its bytes are in the quarantine file, and no other record changes."""
     ledger = WorkloadLedger(path)
     for number in (1, 2, 3):
         ledger.append(trial(number))
@@ -119,7 +122,7 @@ def test_a_damaged_line_in_the_middle_is_set_aside_alone(path: Path, damage: obj
     assert len(WorkloadLedger(path)) == 3
 
 
-def test_the_second_of_two_equal_lines_is_set_aside(path: Path) -> None:
+def test_the_second_of_two_equal_lines_is_quarantined(path: Path) -> None:
     """`cat` of a file onto itself does not count its trials twice."""
     WorkloadLedger(path).append(trial(1))
     path.write_bytes(path.read_bytes() * 2)
@@ -128,7 +131,7 @@ def test_the_second_of_two_equal_lines_is_set_aside(path: Path) -> None:
 
 
 def test_a_record_that_no_longer_applies_is_quarantined_alone(path: Path) -> None:
-    """The others stay in use, here and when the ledger is opened again."""
+    """The others stay in use, also when the ledger is opened again."""
     ledger = WorkloadLedger(path)
     for number in (1, 2, 3):
         ledger.append(trial(number))
@@ -149,7 +152,7 @@ def test_a_newer_versions_records_are_left_alone(path: Path) -> None:
 
 
 def test_an_exhausted_search_is_remembered_until_something_is_added(path: Path) -> None:
-    """The mark counts for the search that made it, and for the trials that were there then."""
+    """The mark is valid for the search that made it, until a trial is added."""
     ledger = WorkloadLedger(path)
     ledger.append(trial(1))
     ledger.mark_exhausted("evolutionary/0")
@@ -169,7 +172,7 @@ def _write_many(path: Path, offset: int) -> None:
 def test_writers_in_several_processes_lose_and_duplicate_nothing(path: Path) -> None:
     """Four processes write 40 trials each, of which many are the same: 60 in all, each once."""
     spawn = multiprocessing.get_context("spawn")
-    writers = [spawn.Process(target=_write_many, args=(path, 15 * each)) for each in range(4)]
+    writers = [spawn.Process(target=_write_many, args=(path, 15 * writer)) for writer in range(4)]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -181,14 +184,14 @@ def test_writers_in_several_processes_lose_and_duplicate_nothing(path: Path) -> 
 
 
 def test_a_ledger_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
-    """A file where the folder should be is the user's to move."""
+    """A file with the name of the ledger's folder is reported."""
     (tmp_path / "ledger").write_text("")
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreError, match="cannot write"):
         Ledger.open(tmp_path / "ledger", TARGET, "0", DEVICE)
 
 
 def test_targets_tvm_builds_and_devices_never_share_trials() -> None:
-    """Each of them names another folder; the order of CPU features does not."""
+    """Each of them gives another folder; the order of CPU features does not matter."""
     base = target_key({**TARGET, "mattr": ["+a", "+b"]}, "1", DEVICE)
     assert base == target_key({"mattr": ["+b", "+a"], **TARGET}, "1", DEVICE)
     others = [
@@ -200,8 +203,8 @@ def test_targets_tvm_builds_and_devices_never_share_trials() -> None:
     assert len({base, *others}) == 5
 
 
-def test_the_folder_says_what_its_trials_are_about(tmp_path: Path) -> None:
-    """A person who meets the folder can read which machine and build it belongs to."""
+def test_the_folder_describes_its_target(tmp_path: Path) -> None:
+    """`about.json` has the TVM build, the target and the device."""
     ledger = Ledger.open(tmp_path, TARGET, "0.27.0+abc", DEVICE)
     about = json.loads((ledger.folder / "about.json").read_text())
     assert about["tvm"] == "0.27.0+abc"
@@ -209,21 +212,21 @@ def test_the_folder_says_what_its_trials_are_about(tmp_path: Path) -> None:
     assert about["device"] == DEVICE
 
 
-def test_many_trials_are_kept_at_once(path: Path) -> None:
-    """Those that are new, each once; how many they were is told."""
+def test_many_trials_are_added_at_once(path: Path) -> None:
+    """New ones are added once, and their number is returned."""
     ledger = WorkloadLedger(path)
     ledger.append(trial(1))
     assert ledger.extend([trial(1), trial(2), trial(3), trial(2)]) == 2
     assert list(WorkloadLedger(path).trials) == [trial(n).id for n in (1, 2, 3)]
 
 
-def test_removed_trials_are_gone_for_everybody_who_has_the_ledger_open(path: Path) -> None:
-    """The file is another one then, or one whose number the file system has used again."""
+def test_removed_trials_disappear_from_every_open_ledger(path: Path) -> None:
+    """The file is replaced, perhaps by one with the same inode number."""
     ledger, other = WorkloadLedger(path), WorkloadLedger(path)
     ledger.extend(trial(number) for number in range(1, 7))
     other.refresh()
-    for gone in (1, 2, 3):
-        assert ledger.remove([trial(gone).id, "not there"]) == 1
+    for number in (1, 2, 3):
+        assert ledger.remove([trial(number).id, "not there"]) == 1
     other.refresh()
     assert list(other.trials) == list(ledger.trials) == [trial(n).id for n in (4, 5, 6)]
     assert other.append(trial(1))
@@ -232,7 +235,7 @@ def test_removed_trials_are_gone_for_everybody_who_has_the_ledger_open(path: Pat
 
 
 def test_removing_drops_marks_and_keeps_what_is_newer(path: Path) -> None:
-    """A search that had come to its end has not any more; a newer version's lines are left alone."""
+    """An exhausted search is no longer marked; lines of a newer version stay."""
     newer = b'{"v":99,"anything":"else"}\n'
     path.write_bytes(newer)
     ledger = WorkloadLedger(path)
@@ -244,25 +247,26 @@ def test_removing_drops_marks_and_keeps_what_is_newer(path: Path) -> None:
     assert not WorkloadLedger(path).is_exhausted("evolutionary/0")
 
 
-def test_a_search_that_is_under_way_elsewhere_need_not_be_waited_for(path: Path) -> None:
-    """Whoever does not want to wait is told at once."""
+def test_a_search_of_another_process_need_not_be_waited_for(path: Path) -> None:
+    """Without waiting, Locked is raised at once."""
     with (
-        WorkloadLedger(path).searching(),
-        pytest.raises(BlockingIOError),
-        WorkloadLedger(path).searching(wait=False),
+        WorkloadLedger(path).exclusive_search(),
+        pytest.raises(Locked),
+        WorkloadLedger(path).exclusive_search(wait=False),
     ):
         pass
-    with WorkloadLedger(path).searching(wait=False):
+    with WorkloadLedger(path).exclusive_search(wait=False):
         pass
 
 
 def test_a_workload_is_described_once(tmp_path: Path) -> None:
-    """The first description stays, and is no trial; a damaged one is none."""
+    """The first description stays and is no trial; a damaged one is ignored."""
     ledger = Ledger.open(tmp_path, TARGET, "0", DEVICE)
-    assert ledger.description("k") == {}
-    ledger.describe("k", {"name": "first"})
-    ledger.describe("k", {"name": "second"})
-    assert Ledger.open(tmp_path, TARGET, "0", DEVICE).description("k") == {"name": "first"}
+    assert ledger.description("k") == WorkloadDescription()
+    ledger.describe("k", WorkloadDescription("first"))
+    ledger.describe("k", WorkloadDescription("second"))
+    reopened = Ledger.open(tmp_path, TARGET, "0", DEVICE)
+    assert reopened.description("k") == WorkloadDescription("first")
     (ledger.folder / "k.about.json").write_text("{")
-    assert ledger.description("k") == {}
+    assert ledger.description("k") == WorkloadDescription()
     assert len(ledger.workload("k")) == 0

@@ -1,4 +1,4 @@
-"""Schedules are applied again to their kernels, and only those that do not apply are set aside."""
+"""Schedules are applied again to their kernels, and only those that do not apply are quarantined."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 from tests.support import tuning
 from tests.support.trials import trial
-from tvmflow.errors import StageError
-from tvmflow.tuning.ledger import Failure, Trial, trial_id
-from tvmflow.tuning.replay import replay
-from tvmflow.values import Json
+from tvmflow.core.errors import StageError
+from tvmflow.core.types import Json
+from tvmflow.tuning.replay import replay_ledger
+from tvmflow.tuning.trials import Failure, Trial, trial_id
 
 BLOCK = ["GetSBlock", [], ["b0", "main"], ["b0"]]
 LOOPS = ["GetLoops", ["b0"], [], ["l1", "l2", "l3"]]
@@ -27,26 +27,26 @@ def of(trace: Json, **changes: Any) -> Trial:
     return trial(0, trace=trace, id=trial_id(trace), **changes)
 
 
-def test_a_schedule_that_crashes_the_compiler_is_set_aside_alone(tmp_path: Path) -> None:
-    """One that is refused, too; one that is known to have failed so stays, as do kernels nobody knows."""
+def test_a_schedule_that_crashes_the_compiler_is_quarantined_alone(tmp_path: Path) -> None:
+    """So is one that does not apply; a known failure stays, and unknown kernels are counted."""
     task = tuning.task_of(tuning.model(tuning.dense(16)))
     ledger = tuning.open_ledger(tmp_path)
     records = ledger.workload(task.key)
     known_to_fail = of([WRONG[0] * 2, []], run_secs=(), failure=FAILED)
     records.extend([of(WRONG), of(GOOD), of(CRASHES), of([[], []]), known_to_fail])
     ledger.workload("ab" * 32).append(of(WRONG))
-    found = replay(tmp_path / "ledger", {task.key: task.mod})
-    assert (found.workloads, found.trials, found.unknown, found.lost) == (1, 4, 1, 2)
-    assert ["SIGFPE" in text for text in found.findings] == [False, True]
+    result = replay_ledger(tmp_path / "ledger", {task.key: task.mod})
+    assert (result.workloads, result.trials, result.unknown, result.quarantined) == (1, 4, 1, 2)
+    assert ["SIGFPE" in text for text in result.findings] == [False, True]
     left = list(ledger.workload(task.key).trials)
     assert left == [of(GOOD).id, of([[], []]).id, known_to_fail.id]
 
 
 def test_a_kernel_that_cannot_be_loaded_costs_no_trial(tmp_path: Path) -> None:
-    """It is no fault of the schedules, so all of them stay."""
+    """The schedules are not to blame, so all of them stay."""
     task = tuning.task_of(tuning.model(tuning.dense(16)))
     ledger = tuning.open_ledger(tmp_path)
     ledger.workload(task.key).extend([of(WRONG), of(GOOD)])
-    with pytest.raises(StageError, match="cannot be applied here"):
-        replay(tmp_path / "ledger", {task.key: "damaged"})
+    with pytest.raises(StageError, match="cannot be applied on this machine"):
+        replay_ledger(tmp_path / "ledger", {task.key: "damaged"})
     assert len(ledger.workload(task.key)) == 2

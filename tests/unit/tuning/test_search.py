@@ -1,4 +1,4 @@
-"""The search spends what the budget asks for and the ledger lacks: never more, never twice."""
+"""The search measures what the budget has and the ledger lacks: never more, never twice."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tests.support.tuning import (
     softmax,
     tasks_of,
 )
-from tvmflow.executors.nursery import Nursery
-from tvmflow.tuning.budget import BATCH, FLOOR
-from tvmflow.tuning.ledger import Trial, trial_id
-from tvmflow.tuning.search import Options, Task
+from tvmflow.core.fork_server import ForkServer
+from tvmflow.tuning.budget import BATCH_SIZE, WARMUP_TRIALS
+from tvmflow.tuning.trials import Trial, trial_id
+from tvmflow.tuning.tuning_job import SearchOptions, Task
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Nursery]:
-    with Nursery.start(["tests.support.tuning", "tvm.s_tir.meta_schedule"]) as server:
+def workers() -> Iterator[ForkServer]:
+    with ForkServer.start(["tests.support.tuning", "tvm.s_tir.meta_schedule"]) as server:
         yield server
 
 
@@ -43,7 +43,7 @@ def tasks() -> list[Task]:
     return tasks_of(model(dense(32), relu, softmax, shape=(32, 32)))
 
 
-def payload(folder: Path, tasks: Sequence[Task], chosen: Options) -> dict[str, Any]:
+def payload(folder: Path, tasks: Sequence[Task], chosen: SearchOptions) -> dict[str, Any]:
     return {
         "folder": str(folder),
         "tasks": [list(task) for task in tasks],
@@ -54,12 +54,12 @@ def payload(folder: Path, tasks: Sequence[Task], chosen: Options) -> dict[str, A
 class Tuning:
     """Tunes in a worker, on one ledger."""
 
-    def __init__(self, workers: Nursery, folder: Path) -> None:
+    def __init__(self, workers: ForkServer, folder: Path) -> None:
         self._workers = workers
         self.folder = folder
         self.events: list[dict[str, Any]] = []
 
-    def __call__(self, tasks: Sequence[Task], chosen: Options) -> dict[str, dict[str, Any]]:
+    def __call__(self, tasks: Sequence[Task], chosen: SearchOptions) -> dict[str, dict[str, Any]]:
         self.events = []
         outcome = self._workers.call(
             "tests.support.tuning:tune_in_worker",
@@ -69,17 +69,17 @@ class Tuning:
             emit=self.events.append,
         )
         assert outcome.kind == "ok", outcome.message + (self.folder / "log").read_text()
-        return {each["name"]: each for each in outcome.value}
+        return {entry["name"]: entry for entry in outcome.value}
 
-    def measured(self, tasks: Sequence[Task], chosen: Options) -> int:
-        return sum(each["measured"] for each in self(tasks, chosen).values())
+    def measured(self, tasks: Sequence[Task], chosen: SearchOptions) -> int:
+        return sum(entry["measured"] for entry in self(tasks, chosen).values())
 
     def trials(self, task: Task) -> list[Trial]:
         return list(open_ledger(self.folder).workload(task.key).trials.values())
 
 
 @pytest.fixture
-def tune(workers: Nursery, tmp_path: Path) -> Tuning:
+def tune(workers: ForkServer, tmp_path: Path) -> Tuning:
     return Tuning(workers, tmp_path)
 
 
@@ -91,9 +91,7 @@ def test_a_budget_is_spent_once(tune: Tuning, tasks: list[Task]) -> None:
     assert sum(len(tune.trials(task)) for task in tasks) == 12
 
 
-def test_every_trial_is_recorded_with_all_that_is_known_of_it(
-    tune: Tuning, tasks: list[Task]
-) -> None:
+def test_every_trial_is_recorded_with_all_fields(tune: Tuning, tasks: list[Task]) -> None:
     """Times of each repeat, the trace that its id stands for, the build, the host, the load, the seed."""
     tune(tasks, options(4, seed=7))
     for trial in tune.trials(tasks[0]):
@@ -103,7 +101,7 @@ def test_every_trial_is_recorded_with_all_that_is_known_of_it(
         assert len(trial.load) == 3 and trial.when.endswith("+00:00")
 
 
-def test_progress_is_told_at_every_trial(tune: Tuning, tasks: list[Task]) -> None:
+def test_progress_is_reported_after_every_trial(tune: Tuning, tasks: list[Task]) -> None:
     """Done counts to the total, and the best of the workload never gets worse."""
     tune(tasks[:1], options(5))
     assert [(event["done"], event["total"]) for event in tune.events] == [
@@ -116,11 +114,17 @@ def test_progress_is_told_at_every_trial(tune: Tuning, tasks: list[Task]) -> Non
 def test_a_workload_that_another_model_measured_is_not_measured_again(
     tune: Tuning, tasks: list[Task]
 ) -> None:
-    """As many of its trials count as it would have been given, and are not measured."""
+    """Its trials count in the budget and are not measured again."""
     tune(tasks[:1], options(10))
-    results = tune(tasks, options(2 * FLOOR))
-    assert (results[tasks[0].name]["trials"], results[tasks[0].name]["measured"]) == (FLOOR, 0)
-    assert (results[tasks[1].name]["trials"], results[tasks[1].name]["measured"]) == (FLOOR, FLOOR)
+    results = tune(tasks, options(2 * WARMUP_TRIALS))
+    assert (results[tasks[0].name]["trials"], results[tasks[0].name]["measured"]) == (
+        WARMUP_TRIALS,
+        0,
+    )
+    assert (results[tasks[1].name]["trials"], results[tasks[1].name]["measured"]) == (
+        WARMUP_TRIALS,
+        WARMUP_TRIALS,
+    )
 
 
 def test_a_task_may_be_capped(tune: Tuning, tasks: list[Task]) -> None:
@@ -129,16 +133,16 @@ def test_a_task_may_be_capped(tune: Tuning, tasks: list[Task]) -> None:
 
 
 @pytest.mark.slow
-def test_evolution_goes_on_from_the_ledger(tune: Tuning, tasks: list[Task]) -> None:
-    """A first batch is random; a later run breeds from what the first has measured."""
+def test_evolution_continues_from_the_ledger(tune: Tuning, tasks: list[Task]) -> None:
+    """A first batch is random; a later run mutates the trials of the first."""
     evolve: dict[str, Any] = {"strategy": "evolutionary", "cost_model": "xgb"}
-    assert tune.measured(tasks[:1], options(BATCH, **evolve)) == BATCH
-    assert tune.measured(tasks[:1], options(BATCH + 3, **evolve)) == 3
-    assert len({trial.id for trial in tune.trials(tasks[0])}) == BATCH + 3
+    assert tune.measured(tasks[:1], options(BATCH_SIZE, **evolve)) == BATCH_SIZE
+    assert tune.measured(tasks[:1], options(BATCH_SIZE + 3, **evolve)) == 3
+    assert len({trial.id for trial in tune.trials(tasks[0])}) == BATCH_SIZE + 3
 
 
 def test_failed_trials_count(tune: Tuning, tasks: list[Task]) -> None:
-    """A budget is not spent for ever on schedules that fail, and each failure says how."""
+    """Failures are counted in the budget, each with its kind."""
     results = tune(tasks[:1], options(3, trial_timeout_s=0.001))
     assert results[tasks[0].name]["failed"] == 3
     assert results[tasks[0].name]["best_s"] is None
@@ -149,10 +153,10 @@ def test_failed_trials_count(tune: Tuning, tasks: list[Task]) -> None:
 def test_an_exhausted_space_ends_the_search_and_leaves_the_rest_to_others(
     tune: Tuning, tasks: list[Task]
 ) -> None:
-    """A kernel with few schedules stops when they are known; the next run does not look again."""
+    """A kernel with few schedules stops when all are known; the next run does not search again."""
     small = tasks_of(model(relu, shape=(4,)))
-    asked = options(60)
-    first = tune(small, asked)["relu"]
+    search_options = options(60)
+    first = tune(small, search_options)["relu"]
     assert first["exhausted"] and 0 < first["measured"] < 60
     again = tune([*small, *tasks[1:]], options(first["measured"] + 6))
     assert again["relu"]["measured"] == 0
@@ -160,10 +164,10 @@ def test_an_exhausted_space_ends_the_search_and_leaves_the_rest_to_others(
     assert again[tasks[1].name]["measured"] == 6
 
 
-def test_a_record_that_no_longer_applies_is_set_aside_and_replaced(
+def test_a_trial_that_no_longer_applies_is_quarantined_and_replaced(
     tune: Tuning, tasks: list[Task]
 ) -> None:
-    """The search goes on with the others, and measures one more in its place."""
+    """The search continues with the others, and measures one more instead."""
     tune(tasks[:1], options(3))
     records = open_ledger(tune.folder).workload(tasks[0].key)
     broken = [[["GetSBlock", [], ["no such block", "main"], ["b9"]]], []]
@@ -174,23 +178,25 @@ def test_a_record_that_no_longer_applies_is_set_aside_and_replaced(
     assert len(records.quarantine_path.read_text().splitlines()) == 1
 
 
-def test_a_record_that_would_crash_the_search_is_set_aside(tune: Tuning, tasks: list[Task]) -> None:
-    """A trace that no search wrote, such as a tile of size 0, kills TVM: a child finds that out."""
+def test_a_trial_that_would_crash_the_search_is_quarantined(
+    tune: Tuning, tasks: list[Task]
+) -> None:
+    """A trace that no search wrote, such as a tile of size 0, crashes TVM: it crashes a child only."""
     tune(tasks[:1], options(3))
     records = open_ledger(tune.folder).workload(tasks[0].key)
     good = records.valid()[0]
     instructions, decisions = good.trace
-    tiles = next(each for each in decisions if isinstance(each[1], list) and len(each[1]) > 1)
-    deadly = [
+    tiles = next(entry for entry in decisions if isinstance(entry[1], list) and len(entry[1]) > 1)
+    crashing = [
         instructions,
-        [[each[0], [0] * len(each[1])] if each is tiles else each for each in decisions],
+        [[entry[0], [0] * len(entry[1])] if entry is tiles else entry for entry in decisions],
     ]
-    records.append(good._replace(id=trial_id(deadly), trace=deadly))
+    records.append(good._replace(id=trial_id(crashing), trace=crashing))
     assert tune.measured(tasks[:1], options(6)) == 3
-    assert trial_id(deadly) not in {trial.id for trial in tune.trials(tasks[0])}
+    assert trial_id(crashing) not in {trial.id for trial in tune.trials(tasks[0])}
 
 
-def start(folder: Path, tasks: Sequence[Task], chosen: Options) -> subprocess.Popen[str]:
+def start(folder: Path, tasks: Sequence[Task], chosen: SearchOptions) -> subprocess.Popen[str]:
     """The same search in a process of its own, which has begun when this returns."""
     (folder / "payload.json").write_text(json.dumps(payload(folder, tasks, chosen)))
     process = subprocess.Popen(
@@ -212,7 +218,7 @@ def finish(process: subprocess.Popen[str]) -> int:
 
 @pytest.mark.slow
 def test_two_runs_at_once_share_the_work(tmp_path: Path, tasks: list[Task]) -> None:
-    """Both end with the whole budget in the ledger, measured once, and never two at one time."""
+    """The budget is measured once in all, and never two trials at one time."""
     runs = [start(tmp_path, tasks, options(12)) for _ in range(2)]
     reported = [finish(run) for run in runs]
     ledger = open_ledger(tmp_path)
@@ -228,10 +234,10 @@ def test_two_runs_at_once_share_the_work(tmp_path: Path, tasks: list[Task]) -> N
     "kills",
     [pytest.param(5, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.faults)],
 )
-def test_killed_at_any_moment_it_goes_on_where_it_stopped(
+def test_a_tuning_that_is_killed_at_any_moment_resumes(
     tmp_path: Path, tasks: list[Task], kills: int
 ) -> None:
-    """After kills at random instants, exactly the asked trials are there, each once, and all reported ones."""
+    """After kills at random instants the ledger has exactly the budget, each trial once, and all reported ones."""
     rng = random.Random(kills)
     chosen = options(4 * kills)
     reported = 0

@@ -1,4 +1,4 @@
-"""extract_tasks, tune and pick_best, run as a worker runs them, and what build makes of their choice."""
+"""extract_tasks, tune and pick_best, run as a worker runs them, and the choice in build."""
 
 from __future__ import annotations
 
@@ -24,43 +24,47 @@ from tests.support.tuning import (
     softmax,
     task_of,
 )
-from tvmflow.errors import StageError
-from tvmflow.executors.nursery import Nursery, Outcome
-from tvmflow.stages import _lowering, extract_tasks, pick_best, tune
-from tvmflow.stages.pick_best import Finalist, choose
+from tvmflow.compiler import lowering
+from tvmflow.core.errors import StageError
+from tvmflow.core.fork_server import ForkServer, Outcome
+from tvmflow.stages import extract_tasks, pick_best, tune
+from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.tuning.apply import apply_chosen
-from tvmflow.tuning.inherit import inherited
-from tvmflow.tuning.ledger import WorkloadLedger, trial_id
 from tvmflow.tuning.measure import trace_json
-from tvmflow.tuning.workloads import workloads_of
+from tvmflow.tuning.related_workloads import fit_schedules
+from tvmflow.tuning.trials import trial_id
+from tvmflow.tuning.workload_ledger import WorkloadLedger
+from tvmflow.tuning.workloads import extract_workloads
 
 STAGES: dict[str, Any] = {"extract_tasks": extract_tasks, "tune": tune, "pick_best": pick_best}
 IMAGE = (1, 4, 12, 12)
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Nursery]:
-    with Nursery.start(["tests.support.tuning", "tvm.s_tir.meta_schedule"]) as server:
+def workers() -> Iterator[ForkServer]:
+    with ForkServer.start(["tests.support.tuning", "tvm.s_tir.meta_schedule"]) as server:
         yield server
 
 
 class Pipeline:
-    """Runs the three stages one after another, with what each gives at hand."""
+    """Runs the three stages one after another, and keeps their files."""
 
-    def __init__(self, workers: Nursery, folder: Path) -> None:
+    def __init__(self, workers: ForkServer, folder: Path) -> None:
         self._workers = workers
         self.folder = folder
         self.runs = 0
 
     def stage(
-        self, name: str, chosen: Any, inputs: dict[str, str], why_not: str = ""
+        self, name: str, chosen: Any, inputs: dict[str, str], unrunnable_reason: str = ""
     ) -> tuple[Outcome, dict[str, str]]:
         folder = self.folder / f"{self.runs}-{name}"
         outcome = self._workers.call(
             "tests.support.tuning:run_stage",
             {
                 "name": name,
-                "settings": STAGES[name].settings(chosen, resolved_target(why_not)),
+                "settings": STAGES[name]
+                .settings(chosen, resolved_target(unrunnable_reason))
+                .to_json(),
                 "inputs": inputs,
                 "folder": str(folder),
                 "ledger": str(self.folder / "ledger"),
@@ -81,9 +85,9 @@ class Pipeline:
         files = {"import/model.json": str(ir)}
         facts = {}
         for name in STAGES:
-            outcome, made = self.stage(name, chosen, files)
+            outcome, written = self.stage(name, chosen, files)
             assert outcome.kind == "ok", outcome.message + (self.folder / "log").read_text()
-            files |= made
+            files |= written
             facts[name] = outcome.value
             if name == until:
                 break
@@ -91,7 +95,7 @@ class Pipeline:
 
 
 @pytest.fixture
-def pipeline(workers: Nursery, tmp_path: Path) -> Pipeline:
+def pipeline(workers: ForkServer, tmp_path: Path) -> Pipeline:
     return Pipeline(workers, tmp_path)
 
 
@@ -101,14 +105,14 @@ def read(path: str) -> Any:
 
 def run_model(mod: tvm.IRModule, arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """What a lowered module computes."""
-    library = tvm.compile(mod, _lowering.make_target(TARGET))
+    library = tvm.compile(mod, lowering.make_target(TARGET))
     machine = relax.VirtualMachine(library, tvm.cpu())
     result: np.ndarray[Any, Any] = machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
     return result
 
 
-def test_what_is_chosen_is_applied_and_computes_the_same(pipeline: Pipeline) -> None:
-    """Every choice ends up as a schedule in the module that is built, and no number changes."""
+def test_chosen_schedules_are_applied_and_compute_the_same(pipeline: Pipeline) -> None:
+    """Every chosen schedule is in the module that is built, and outputs do not change."""
     mod = model(conv(8), relu, conv(8), relu, conv(8), relu, shape=IMAGE)
     _, files = pipeline(mod, recipe(trials=8), until="tune")
     # of so few trials none may be worth choosing: any that works has to compute the same
@@ -116,7 +120,7 @@ def test_what_is_chosen_is_applied_and_computes_the_same(pipeline: Pipeline) -> 
     chosen = {key: trials[0]["trace"] for key, trials in records.items() if trials}
     assert chosen
     plain = lowered(mod)
-    target = _lowering.make_target(TARGET)
+    target = lowering.make_target(TARGET)
     tuned, names = apply_chosen(plain, chosen, read(files["extract_tasks/workloads.json"]), target)
     scheduled = [
         var.name_hint
@@ -150,20 +154,20 @@ def test_only_the_changed_layer_is_tuned_again(pipeline: Pipeline) -> None:
     facts, _ = pipeline(
         model(conv(8), relu, conv(4), relu, softmax, shape=IMAGE), recipe(trials=9), until="tune"
     )
-    measured = {each["name"]: each["measured"] for each in facts["tune"]["workloads"]}
+    measured = {entry["name"]: entry["measured"] for entry in facts["tune"]["workloads"]}
     assert len(measured) == 3
     assert {name: count for name, count in measured.items() if count} == {"softmax": 3}
 
 
 @pytest.mark.slow
-def test_a_new_shape_starts_from_its_relatives(pipeline: Pipeline) -> None:
-    """The first trials of a convolution in another size are the best schedules of the size that is known."""
+def test_a_new_shape_starts_from_related_workloads(pipeline: Pipeline) -> None:
+    """The first trials of a convolution are the best schedules of one in another size."""
     known, unknown = (
         model(conv(n), relu, shape=(1, 4, size, size)) for n, size in ((8, 12), (16, 20))
     )
     chosen = recipe(trials=12, cost_model="xgb", strategy="evolutionary")
     _, files = pipeline(known, chosen, until="tune")
-    best = [each["trace"] for each in next(iter(read(files["tune/records.json"]).values()))]
+    best = [entry["trace"] for entry in next(iter(read(files["tune/records.json"]).values()))]
     task = task_of(unknown)
     context = ms.TuneContext(
         tvm.ir.load_json(task.mod),
@@ -172,7 +176,7 @@ def test_a_new_shape_starts_from_its_relatives(pipeline: Pipeline) -> None:
     )
     expected = {
         trial_id(trace_json(schedule.trace))
-        for schedule in inherited(context.mod, best, context.space_generator.postprocs, seed=1)
+        for schedule in fit_schedules(context.mod, best, context.space_generator.postprocs, seed=1)
     }
     pipeline(unknown, chosen, until="tune")
     (ledger,) = [path for path in (pipeline.folder / "ledger").iterdir() if path.name != "locks"]
@@ -180,16 +184,16 @@ def test_a_new_shape_starts_from_its_relatives(pipeline: Pipeline) -> None:
     assert expected and expected <= set(measured)
 
 
-def test_what_tuning_bought_is_in_the_facts(pipeline: Pipeline) -> None:
+def test_the_gain_of_tuning_is_in_the_facts(pipeline: Pipeline) -> None:
     """How many kernels are tuned, which share of the time they are, and how much faster they became."""
     facts, files = pipeline(model(conv(16), relu, shape=(1, 16, 24, 24)), recipe(trials=6))
-    bought = facts["pick_best"]
-    assert (bought["tuned"], bought["tunable"], bought["coverage"]) == (1, 1, 1.0)
-    assert bought["speedup"] > 1 and bought["tuned_us"] < bought["untuned_us"]
+    gain = facts["pick_best"]
+    assert (gain["tuned"], gain["tunable"], gain["coverage"]) == (1, 1, 1.0)
+    assert gain["speedup"] > 1 and gain["tuned_us"] < gain["untuned_us"]
     chosen = read(files["pick_best/chosen.json"])
     report = read(files["pick_best/finalists.json"])
     assert list(chosen) == list(report)
-    assert [len(each["samples_us"]) for each in report[next(iter(report))]["finalists"]] == [9, 9]
+    assert [len(entry["samples_us"]) for entry in report[next(iter(report))]["finalists"]] == [9, 9]
 
 
 def test_without_trials_nothing_is_measured_and_nothing_chosen(pipeline: Pipeline) -> None:
@@ -203,7 +207,7 @@ def test_without_trials_nothing_is_measured_and_nothing_chosen(pipeline: Pipelin
 
 
 def test_when_every_trial_fails_the_stage_fails_with_the_first_reason(pipeline: Pipeline) -> None:
-    """Silence would end in an untuned library."""
+    """Otherwise the library would be untuned without notice."""
     mod = model(conv(8), relu, shape=IMAGE)
     pipeline.runs += 1
     ir = pipeline.folder / "model.json"
@@ -217,27 +221,29 @@ def test_when_every_trial_fails_the_stage_fails_with_the_first_reason(pipeline: 
     assert "trial_timeout_s" in outcome.fix
 
 
-def test_a_target_that_cannot_run_here_is_refused(pipeline: Pipeline) -> None:
-    """Measuring on another machine's behalf would give times that mean nothing."""
+def test_a_target_that_this_machine_cannot_run_is_refused(pipeline: Pipeline) -> None:
+    """Times of another machine would mislead the search."""
     mod = model(conv(8), relu, shape=IMAGE)
     ir = pipeline.folder / "model.json"
     ir.write_text(tvm.ir.save_json(mod))
     _, files = pipeline.stage("extract_tasks", recipe(), {"import/model.json": str(ir)})
-    outcome, _ = pipeline.stage("tune", recipe(), files, why_not="it is for another machine")
+    outcome, _ = pipeline.stage(
+        "tune", recipe(), files, unrunnable_reason="it is for another machine"
+    )
     assert outcome.kind == "error" and "it is for another machine" in outcome.message
 
 
 def test_a_choice_that_fits_no_kernel_is_an_error() -> None:
-    """A record that is not applied would be a silently slow library."""
+    """Otherwise the library would be slow without notice."""
     mod = lowered(model(conv(8), relu, shape=IMAGE))
     other = lowered(model(softmax, shape=(4, 4)))
-    workload = workloads_of(other)[0]
+    workload = extract_workloads(other)[0]
     with pytest.raises(StageError, match="1 of 1 chosen schedules fit no kernel"):
         apply_chosen(
             mod,
             {workload.key: [[], []]},
             {workload.key: workload.mod},
-            _lowering.make_target(TARGET),
+            lowering.make_target(TARGET),
         )
 
 
@@ -249,21 +255,21 @@ def finalist(name: str, ledger_s: float, *samples: float) -> Finalist:
 
 
 def test_the_clearly_fastest_finalist_wins() -> None:
-    """What the ledger said of it before does not matter then."""
+    """Its time in the ledger does not matter."""
     slow = finalist("a", 1.0, 2.0, 2.0, 2.0)
     fast = finalist("b", 9.0, 1.0, 1.0, 1.0)
-    assert choose([slow, fast], untuned_s=5.0) == fast
+    assert choose_finalist([slow, fast], untuned_s=5.0) == fast
 
 
 def test_within_the_noise_the_ledger_decides() -> None:
     """So that measuring again does not change the choice."""
     one = finalist("a", 1.01, 1.00, 1.00, 1.00)
     two = finalist("b", 1.00, 1.01, 1.01, 1.01)
-    assert choose([one, two], untuned_s=5.0) == two
-    assert choose([two, one], untuned_s=5.0) == two
+    assert choose_finalist([one, two], untuned_s=5.0) == two
+    assert choose_finalist([two, one], untuned_s=5.0) == two
 
 
 def test_nothing_is_kept_that_is_not_faster_than_untuned() -> None:
     """A tie within the noise is no gain."""
-    assert choose([finalist("a", 1.0, 1.0, 1.0)], untuned_s=1.01) is None
-    assert choose([], untuned_s=1.0) is None
+    assert choose_finalist([finalist("a", 1.0, 1.0, 1.0)], untuned_s=1.01) is None
+    assert choose_finalist([], untuned_s=1.0) is None

@@ -1,4 +1,4 @@
-"""Workload keys: the same kernel has one key anywhere, another kernel another one."""
+"""Workload keys: the same kernel has the same key everywhere, another kernel another one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 
 from tests.support.tuning import conv, dense, lowered, model, relu, reshape, softmax, workloads
-from tvmflow.tuning.workloads import normalised, workload_key
+from tvmflow.tuning.workloads import normalize, workload_key
 
 IMAGE = (1, 4, 8, 8)
 
@@ -45,23 +45,23 @@ def scale(constant: float = 2.0, **names: str) -> tvm.tirx.PrimFunc:
 
 def test_two_layers_of_one_shape_are_one_workload() -> None:
     """Their calls add up, whatever the layers and their tensors are called."""
-    found = workloads(model(conv(4), relu, conv(4), relu, conv(4), relu, shape=IMAGE))
-    assert [(each.weight, each.reason) for each in found] == [(3, "")]
+    kernels = workloads(model(conv(4), relu, conv(4), relu, conv(4), relu, shape=IMAGE))
+    assert [(workload.weight, workload.untunable_reason) for workload in kernels] == [(3, "")]
 
 
 def test_a_layer_has_one_key_in_every_model() -> None:
-    """What stands before a layer changes its name and its variables, and not its key or its text."""
+    """Earlier layers change its name and its variables, but not its key or its saved form."""
     alone = workloads(model(conv(4), relu, shape=IMAGE))[0]
     behind = workloads(model(conv(4, kernel=1), conv(4), relu, softmax, shape=IMAGE))
-    again = next(each for each in behind if each.key == alone.key)
+    again = next(workload for workload in behind if workload.key == alone.key)
     assert again.mod == alone.mod
 
 
-def test_no_name_in_a_kernel_matters() -> None:
-    """Function, parameters, loops, iterators and blocks may be called anything."""
+def test_names_in_a_kernel_do_not_change_its_key() -> None:
+    """Names of functions, parameters, loops, iterators and blocks are normalized."""
     other = scale(name="f", a="x", b="y", i="k", v="n", block="multiply")
-    assert workload_key(normalised(scale())) == workload_key(normalised(other))
-    assert tvm.ir.save_json(normalised(scale())) == tvm.ir.save_json(normalised(other))
+    assert workload_key(normalize(scale())) == workload_key(normalize(other))
+    assert tvm.ir.save_json(normalize(scale())) == tvm.ir.save_json(normalize(other))
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_the_type_of_the_data_is_part_of_the_key() -> None:
             "float32", "float64"
         )
     )
-    assert workload_key(normalised(single)) != workload_key(normalised(double))
+    assert workload_key(normalize(single)) != workload_key(normalize(double))
 
 
 def test_constants_are_part_of_the_key() -> None:
     """Another scale is another computation, even where the loops are the same."""
-    assert workload_key(normalised(scale(2.0))) != workload_key(normalised(scale(2.5)))
+    assert workload_key(normalize(scale(2.0))) != workload_key(normalize(scale(2.5)))
 
 
 def test_which_operand_is_which_is_part_of_the_key() -> None:
@@ -106,28 +106,28 @@ def f(a: T.Buffer((8,), "float32"), b: T.Buffer((8,), "float32"), c: T.Buffer((8
             v = T.axis.spatial(8, i)
             c[v] = {} - {}
 """
-    forward = normalised(kernel(text.format("a[v]", "b[v]")))
-    backward = normalised(kernel(text.format("b[v]", "a[v]")))
+    forward = normalize(kernel(text.format("a[v]", "b[v]")))
+    backward = normalize(kernel(text.format("b[v]", "a[v]")))
     assert workload_key(forward) != workload_key(backward)
 
 
-def test_normalising_twice_changes_nothing() -> None:
-    """The normalised form is a fixed point, and so is saving and loading it."""
-    once = normalised(lowered(model(conv(4), relu, shape=IMAGE))["fused_conv2d_relu"])
+def test_normalizing_twice_changes_nothing() -> None:
+    """The normalized form is a fixed point, also after saving and loading."""
+    once = normalize(lowered(model(conv(4), relu, shape=IMAGE))["fused_conv2d_relu"])
     text = tvm.ir.save_json(once)
-    assert tvm.ir.save_json(normalised(once["main"])) == text
+    assert tvm.ir.save_json(normalize(once["main"])) == text
     assert workload_key(tvm.ir.load_json(text)) == workload_key(once)
 
 
 def test_keys_agree_with_tvms_structural_equality() -> None:
-    """Over all pairs of some tens of kernels: one key exactly when TVM calls them equal."""
+    """For all pairs of some tens of kernels: the same key exactly when TVM finds them equal."""
     models = [
         model(conv(out, kernel, stride), *epilogue, shape=(1, channels, 6, 6))
         for out, kernel, stride, channels in itertools.product((2, 3), (1, 3), (1, 2), (2, 3))
         for epilogue in ((), (relu,))
     ] + [model(dense(8), relu, dense(8), softmax), model(softmax, dense(8)), model(dense(8))]
     kernels = [
-        normalised(function)
+        normalize(function)
         for mod in models
         for _, function in sorted(lowered(mod).functions_items(), key=lambda item: str(item[0]))
         if isinstance(function, tvm.tirx.PrimFunc)
@@ -142,28 +142,28 @@ def test_keys_agree_with_tvms_structural_equality() -> None:
 _PRINT_KEYS = """
 import json
 from tests.support.tuning import conv, model, relu, softmax, workloads
-found = workloads(model(conv(4), relu, conv(4), softmax, shape=(1, 4, 8, 8)))
-print(json.dumps([[each.key, each.mod] for each in found]))
+kernels = workloads(model(conv(4), relu, conv(4), softmax, shape=(1, 4, 8, 8)))
+print(json.dumps([[kernel.key, kernel.mod] for kernel in kernels]))
 """
 
 
 def test_keys_outlive_processes() -> None:
     """Two processes with other hash seeds give the same keys and the same texts."""
-    ours = workloads(model(conv(4), relu, conv(4), softmax, shape=IMAGE))
-    theirs = subprocess.run(
+    first_key = workloads(model(conv(4), relu, conv(4), softmax, shape=IMAGE))
+    second_key = subprocess.run(
         [sys.executable, "-c", _PRINT_KEYS],
         env={**os.environ, "PYTHONHASHSEED": "12345"},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(theirs.stdout) == [[each.key, each.mod] for each in ours]
+    assert json.loads(second_key.stdout) == [[workload.key, workload.mod] for workload in first_key]
 
 
-def test_what_no_search_applies_to_says_why() -> None:
+def test_kernels_that_cannot_be_tuned_have_a_reason() -> None:
     """A reshape costs nothing in the library; plain loops and unknown shapes cannot be scheduled."""
-    found = workloads(model(softmax, reshape(256), shape=(16, 16)))
-    assert {each.names: each.reason for each in found} == {
+    kernels = workloads(model(softmax, reshape(256), shape=(16, 16)))
+    assert {workload.names: workload.untunable_reason for workload in kernels} == {
         ("softmax",): "",
         ("reshape",): "it only renames a shape, which costs nothing in the library",
     }
@@ -178,12 +178,12 @@ def test_shapes_that_are_known_at_run_time_are_not_searched() -> None:
         with builder.dataflow():
             value = builder.emit_output(builder.emit(tvm.relax.op.nn.relu(data)))
         builder.emit_func_output(value)
-    assert [each.reason for each in workloads(builder.get())] == [
+    assert [workload.untunable_reason for workload in workloads(builder.get())] == [
         "its shapes are known only when it runs"
     ]
 
 
 def test_flops_are_those_of_one_call() -> None:
     """A 16×16 by 16×8 product multiplies and adds 2,048 times each."""
-    found = workloads(model(dense(8), shape=(16, 16)))
-    assert [each.flops for each in found] == [2 * 16 * 16 * 8]
+    kernels = workloads(model(dense(8), shape=(16, 16)))
+    assert [workload.flops for workload in kernels] == [2 * 16 * 16 * 8]

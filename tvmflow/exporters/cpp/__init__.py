@@ -6,80 +6,78 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from tvmflow.bundles import Unpacked, unpack
-from tvmflow.exporters._base import Asked, Built, Joined, cpu_only, identifier, json_bytes
-from tvmflow.targets.platforms import host_triple, platform_of
+from tvmflow.exporters import _base
+from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
+from tvmflow.runtime.bundles import Bundle, read_bundle
+from tvmflow.targets.platforms import parse_triple
+from tvmflow.targets.tvm_target import cpu_triple
 
 FORM: Final = ""
 
 _PROJECT: Final = Path(__file__).with_name("project")
-# The project's files. Those that name the model are written for it, the others copied.
-_WRITTEN: Final = ("CMakeLists.txt", "README.md")
+# The project's files: templates, which name the model, and files that are copied.
+_TEMPLATES: Final = ("CMakeLists.txt", "README.md")
 _COPIED: Final = ("include/tvmflow/model.hpp", "include/tvmflow/npz.hpp", "main.cpp")
-SOURCES: Final = tuple(_PROJECT / name for name in (*_WRITTEN, *_COPIED))
+SOURCES: Final = tuple(_PROJECT / name for name in (*_TEMPLATES, *_COPIED))
 
-# What stands beside a library, and in the folder of a model in parts above those of its parts.
+# The description beside a library, and of a partitioned model in the folder above those of its parts.
 _DESCRIPTION: Final = "model.json"
 
-why_not = cpu_only
+unsupported_reason = _base.cpu_only_reason
 
 
-def files(asked: Asked) -> tuple[str, ...]:
-    """The project in a folder `<name>-cpp`, and the model in one below it, with a folder for each of its parts."""
-    library = (_DESCRIPTION, f"library{asked.platform.shared_suffix}")
-    model = [f"{_folder(part.name)}/{name}" for part in asked.parts for name in library]
-    model = [_DESCRIPTION, *model] if model else [*library]
-    names = (*_WRITTEN, *_COPIED, *(f"model/{name}" for name in model))
-    return tuple(f"{asked.name}-cpp/{name}" for name in names)
+def files(request: ExportRequest) -> tuple[str, ...]:
+    """Return the files of the project, in a folder `<name>-cpp`, and of the model in `model/`, a folder for each part."""
+    library = (_DESCRIPTION, request.library_name)
+    parts = [f"parts/{part.name}/{name}" for part in request.parts for name in library]
+    model = (_DESCRIPTION, *parts) if parts else library
+    names = (*_TEMPLATES, *_COPIED, *(f"model/{name}" for name in model))
+    return tuple(f"{request.name}-cpp/{name}" for name in names)
 
 
-def _folder(part: str) -> str:
-    return f"parts/{part}"
-
-
-def export(built: Built | Joined, folder: Path) -> None:
-    """The project's files; each library, with its manifest and signature in one JSON file."""
-    below = folder / f"{built.name}-cpp"
-    for name in files(built.asked):
+def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
+    """Write the project; each library, with its manifest and signature in one JSON file."""
+    project = folder / f"{built.name}-cpp"
+    for name in files(built.request):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
     for name in _COPIED:
-        shutil.copyfile(_PROJECT / name, below / name)
-    found = unpack(built.bundle)
-    for name in _WRITTEN:
-        (below / name).write_text(_filled((_PROJECT / name).read_text(), built, found))
-    _write_model(found, below / "model")
+        shutil.copyfile(_PROJECT / name, project / name)
+    bundle = read_bundle(built.bundle)
+    for name in _TEMPLATES:
+        (project / name).write_text(_fill_template((_PROJECT / name).read_text(), built, bundle))
+    _write_model(bundle, project / "model")
 
 
-def _write_model(found: Unpacked, folder: Path) -> None:
-    """What is in a bundle, as files: a library, or each part in a folder of its own."""
-    described = {**found.manifest, **found.signature}
-    if found.parts:
-        described["parts"] = [{"name": name, "folder": _folder(name)} for name in found.parts]
-        for name, part in found.parts.items():
-            _write_model(part, folder / _folder(name))
+def _write_model(bundle: Bundle, folder: Path) -> None:
+    """Write the content of a bundle as files: a library, or each part in a folder of its own."""
+    description = {**bundle.manifest, **bundle.signature}
+    if bundle.parts:
+        description["parts"] = [{"name": name, "folder": f"parts/{name}"} for name in bundle.parts]
+        for name, part in bundle.parts.items():
+            _write_model(part, folder / "parts" / name)
     else:
-        described["arch"] = platform_of(host_triple(found.manifest["target"]["tvm"])).arch
-        (folder / found.manifest["library"]).write_bytes(found.library)
-    (folder / _DESCRIPTION).write_bytes(json_bytes(described))
+        description["arch"] = parse_triple(cpu_triple(bundle.manifest["target"]["tvm"])).arch
+        (folder / bundle.library_name).write_bytes(bundle.library)
+    (folder / _DESCRIPTION).write_bytes(_base.json_bytes(description))
 
 
-def _filled(text: str, built: Built | Joined, found: Unpacked) -> str:
+def _fill_template(text: str, built: BuiltModel | PartitionedModel, bundle: Bundle) -> str:
     tensors = [
-        f"- {verb} `{each['name']}`: {each['dtype']} {each['shape']}"
-        for verb, part in (("takes", "inputs"), ("gives", "outputs"))
-        for each in built.signature[part]
+        f"- {verb} `{tensor['name']}`: {tensor['dtype']} {tensor['shape']}"
+        for verb, direction in (("takes", "inputs"), ("gives", "outputs"))
+        for tensor in built.signature[direction]
     ]
-    parts = ", ".join(f"`{_folder(name)}`" for name in found.parts)
-    libraries = f"the model's parts, each in a folder that `load` takes too ({parts})"
-    words = {
+    parts = ", ".join(f"`parts/{name}`" for name in bundle.parts)
+    libraries = f"the model's parts, each in a folder that `load` accepts too ({parts})"
+    values = {
         "LIBRARIES": libraries if parts else "the library",
         "NAME": built.name,
-        "PROJECT": identifier(built.name),
+        "PROJECT": _base.identifier(built.name),
         "TVM": str(built.manifest["tvm"]),
         "TVM_MINOR": ".".join(str(built.manifest["tvm"]).split(".")[:2]),
-        "TRIPLE": built.asked.triple,
+        "TRIPLE": built.request.triple,
         "TENSORS": "\n".join(tensors),
     }
-    for word, value in words.items():
-        text = text.replace(f"@{word}@", value)
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
     return text

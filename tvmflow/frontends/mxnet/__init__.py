@@ -1,28 +1,44 @@
-"""MXNet checkpoints (`PREFIX-symbol.json`, `PREFIX-0000.params`); importing them needs no MXNet."""
+"""MXNet checkpoints (`PREFIX-symbol.json`, `PREFIX-0000.params`), imported without MXNet. Imports tvm only inside functions."""
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-from tvmflow.frontends._base import LoadedModel, Reference
-from tvmflow.values import InputFile, TensorSpec
+from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.types import InputFile, TensorSpec
+from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
+from tvmflow.frontends.mxnet._source import MxnetSource, checkpoint_paths
+from tvmflow.frontends.mxnet._source import find_missing_files as find_missing_files
 
-KIND = "mxnet"
-TOOLS: tuple[str, ...] = ("apache-tvm", "numpy")
-REFERENCE_TOOLS: tuple[str, ...] = ("mxnet", "numpy")
+NAME: Final = "MXNet"
+KIND: Final = "mxnet"
+SOURCE: Final = MxnetSource
+TOOLS: Final = ("apache-tvm", "numpy")
+REQUIRES_INPUTS: Final = True
+REFERENCE: Final = ReferenceTraits(
+    name="MXNet",
+    tools=("mxnet", "numpy"),
+    install="pip install 'tvmflow[mxnet]'",
+    is_optional=True,
+    note="x86-64 Linux only; importing MXNet models works without it",
+)
+
+_WORKER: Final = "tvmflow.frontends.mxnet._reference_worker"
+_PRINT_VERSION: Final = f"from {_WORKER} import import_mxnet; print(import_mxnet().__version__)"
+_VERSION_TIMEOUT_S: Final = 60.0
 
 
-def settings(model: Any) -> dict[str, Any]:
-    """Nothing: the two files say it all."""
-    return {}
-
-
-def files(model: Any, base: Path, where: Any) -> tuple[InputFile, ...]:
-    """The symbol and the parameters of the recipe's prefix and epoch."""
-    symbol, params = model.mxnet.paths(base)
+def files(source: SourceFields, base: Path, where: Where) -> tuple[InputFile, ...]:
+    """Return the symbol file and the parameter file of the checkpoint."""
+    assert isinstance(source, MxnetSource)
+    assert source.mxnet is not None
+    symbol, params = checkpoint_paths(source.mxnet.prefix, source.mxnet.epoch, base)
     return (
         InputFile("symbol", str(symbol), where("mxnet", "prefix")),
         InputFile("params", str(params), where("mxnet", "epoch")),
@@ -32,10 +48,13 @@ def files(model: Any, base: Path, where: Any) -> tuple[InputFile, ...]:
 def load(
     files: Mapping[str, Path],
     inputs: tuple[TensorSpec, ...],
-    settings: Mapping[str, Any],
     tensors: tuple[str, ...] = (),
 ) -> LoadedModel:
-    """Import a checkpoint for these input shapes. Raises ImportFailed with operator and node."""
+    """Import a checkpoint for these input shapes.
+
+    Raises:
+        ImportFailed: with operator and node, or with the name that is no tensor of the model.
+    """
     from tvmflow.frontends.mxnet._graph import build
     from tvmflow.frontends.mxnet._params import read_params
     from tvmflow.frontends.mxnet._symbol import read_symbol
@@ -48,13 +67,56 @@ def reference(
     files: Mapping[str, Path],
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
-    settings: Mapping[str, Any],
     *,
     tensors: tuple[TensorSpec, ...] = (),
     threads: int,
     scratch: Path,
 ) -> AbstractContextManager[Reference]:
-    """Start MXNet in an isolated process. Raises EnvironmentProblem when it is not installed."""
-    from tvmflow.frontends.mxnet._reference import start
+    """Start MXNet in an isolated process.
 
-    return start(files, inputs, outputs, tensors, threads=threads, scratch=scratch)
+    Raises:
+        EnvironmentProblem: when MXNet is not installed.
+    """
+    from tvmflow.frontends import _reference_process
+
+    if importlib.util.find_spec("mxnet") is None:
+        raise EnvironmentProblem(
+            "MXNet, the reference for MXNet checkpoints, is not installed", fix=REFERENCE.install
+        )
+    first = {
+        "symbol": str(files["symbol"].resolve()),
+        "params": str(files["params"].resolve()),
+        "inputs": [spec.to_json() for spec in inputs],
+        "tensors": [spec.name for spec in tensors],
+    }
+    environment = {
+        # Fusing for oneDNN would run another graph than the one that was saved.
+        "MXNET_SUBGRAPH_BACKEND": "NONE",
+        "MXNET_CPU_WORKER_NTHREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+    }
+    return _reference_process.start(
+        REFERENCE, _WORKER, first, inputs, (*outputs, *tensors), scratch, environment
+    )
+
+
+def reference_version() -> str:
+    """Return the version of MXNet, which its own process reports.
+
+    Raises:
+        EnvironmentProblem: when it cannot be imported there.
+    """
+    from tvmflow.frontends._reference_process import worker_environment
+
+    process = subprocess.run(
+        [sys.executable, "-c", _PRINT_VERSION],
+        env=worker_environment({}),
+        capture_output=True,
+        text=True,
+        timeout=_VERSION_TIMEOUT_S,
+        check=False,
+    )
+    if process.returncode != 0:
+        last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        raise EnvironmentProblem(f"MXNet cannot be imported: {last}", fix=REFERENCE.install)
+    return process.stdout.strip()

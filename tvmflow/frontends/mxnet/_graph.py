@@ -1,60 +1,51 @@
-"""Walks an MXNet graph and builds the Relax function: what is needed, in which order, by which names."""
+"""Builds the Relax function of an MXNet symbol, node by node."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.errors import ImportFailed
-from tvmflow.frontends._base import LoadedModel, nearest
-from tvmflow.frontends.mxnet import _detection, _ops_array, _ops_math, _ops_nn
-from tvmflow.frontends.mxnet._op import Converter, Expr, Op, signature, table
+from tvmflow.core.errors import ImportFailed
+from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.types import TensorSpec
+from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends._frames import Array, last_line
+from tvmflow.frontends.mxnet._op import Expr, Op, signature
 from tvmflow.frontends.mxnet._symbol import Node, Symbol
-from tvmflow.values import TensorSpec
+from tvmflow.frontends.mxnet.converters import CONVERTERS
+from tvmflow.frontends.mxnet.converters.normalization import gamma_is_fixed
 
-Array = np.ndarray[Any, Any]
+_log = logging.getLogger(__name__)
 
-CONVERTERS: Final[dict[str, Converter]] = table(
-    _ops_nn.CONVERTERS, _ops_math.CONVERTERS, _ops_array.CONVERTERS, _detection.CONVERTERS
+# Operators whose second input is the label, which inference does not read.
+_LABELLED: Final = frozenset(
+    "LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput SVMOutput Softmax "
+    "SoftmaxOutput".split()
 )
-
-# Inputs that inference does not read, by position: labels, weights of samples
-_UNREAD_INPUTS: Final[dict[str, frozenset[int]]] = {
-    "SoftmaxOutput": frozenset({1}),
-    "Softmax": frozenset({1}),
-    "LinearRegressionOutput": frozenset({1}),
-    "LogisticRegressionOutput": frozenset({1}),
-    "MAERegressionOutput": frozenset({1}),
-    "SVMOutput": frozenset({1}),
-}
+# Operators whose second input is gamma, which counts as 1 where it is fixed.
 _BATCH_NORMS: Final = frozenset(
-    {
-        "BatchNorm",
-        "BatchNorm_v1",
-        "CuDNNBatchNorm",
-        "_contrib_BatchNormWithReLU",
-        "_contrib_SyncBatchNorm",
-    }
+    "BatchNorm BatchNorm_v1 CuDNNBatchNorm _contrib_BatchNormWithReLU "
+    "_contrib_SyncBatchNorm".split()
 )
 
-# How MXNet numbers the outputs of operators that have several: by name, else `output0`, `output1`, …
+# The names that MXNet gives the outputs of operators with several; others have `output0`, `output1`, …
+_WITH_VARIANCE: Final = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "InstanceNorm")
 _OUTPUT_NAMES: Final[dict[str, tuple[str, ...]]] = {
-    "BatchNorm": ("output", "mean", "var"),
-    "CuDNNBatchNorm": ("output", "mean", "var"),
-    "BatchNorm_v1": ("output", "mean", "var"),
-    "InstanceNorm": ("output", "mean", "var"),
-    "LayerNorm": ("output", "mean", "std"),
-    "GroupNorm": ("output", "mean", "std"),
+    **dict.fromkeys(_WITH_VARIANCE, ("output", "mean", "var")),
+    **dict.fromkeys(("GroupNorm", "LayerNorm"), ("output", "mean", "std")),
+    **dict.fromkeys(("Dropout", "LeakyReLU"), ("output", "mask")),
     "L2Normalization": ("output", "norm"),
     "LRN": ("output", "tmp_norm"),
-    "Dropout": ("output", "mask"),
     "make_loss": ("loss",),
-    "LeakyReLU": ("output", "mask"),
 }
+_NUMBERED: Final = frozenset(
+    "SliceChannel _contrib_box_nms _split_v2 amp_multicast sort split".split()
+)
+"""Operators whose outputs MXNet numbers; hidden outputs count."""
 
 
 def build(
@@ -63,78 +54,94 @@ def build(
     inputs: Sequence[TensorSpec],
     tensors: Sequence[str] = (),
 ) -> LoadedModel:
-    """The Relax module of a symbol for these input shapes, which also gives these of its inner tensors. Raises ImportFailed."""
-    own = len(symbol.heads)
+    """Return the model of a symbol for these input shapes.
+
+    Args:
+        symbol: The graph.
+        params: Its parameters by name.
+        inputs: The recipe's inputs.
+        tensors: Names of inner tensors that the module returns after the outputs.
+
+    Raises:
+        ImportFailed: when an operator, an attribute, an input or a name is not supported.
+    """
+    output_count = len(symbol.heads)
     symbol = _with_heads(symbol, tensors)
     live = _live_nodes(symbol)
+    _log.debug("%d of %d nodes are needed in inference", len(live), len(symbol.nodes))
     _check_operators(symbol, live)
     _check_names(symbol, live, params, inputs)
 
-    builder = relax.BlockBuilder()
     input_vars = {spec.name: _variable(spec.name, spec.shape, spec.dtype) for spec in inputs}
     param_vars = {
         node.name: _variable(node.name, params[node.name].shape, str(params[node.name].dtype))
         for node in (symbol.nodes[index] for index in live)
         if node.op == "null" and node.name not in input_vars
     }
-    every_var = {**param_vars, **input_vars}
+    mod, results = _build_main(symbol, live, input_vars, param_vars)
+    outputs = tuple(
+        TensorSpec(name, *signature(result))
+        for name, result in zip(_output_names(symbol), results, strict=True)
+    )
+    weights = {name: params[name] for name in param_vars}
+    return LoadedModel(mod, weights, tuple(inputs), outputs[:output_count], outputs[output_count:])
+
+
+def _build_main(
+    symbol: Symbol,
+    live: Sequence[int],
+    input_vars: Mapping[str, Expr],
+    param_vars: Mapping[str, Expr],
+) -> tuple[tvm.IRModule, list[Expr]]:
+    """Return the module with the function `main`, and its outputs."""
+    builder = relax.BlockBuilder()
     results: list[Expr] = []
     failure: ImportFailed | None = None
-    with builder.function("main", attrs={"num_input": len(inputs)}):
+    with builder.function("main", attrs={"num_input": len(input_vars)}):
         with builder.dataflow():
             try:
-                results = _emit(symbol, live, every_var, builder)
+                results = _emit(symbol, live, {**param_vars, **input_vars}, builder)
             except ImportFailed as error:
                 failure = error
-        # also after a failure, since TVM prints a warning about a builder left open
+        # The function is finished after a failure too, since TVM warns of an unfinished builder.
         builder.emit_func_output(
             results[0] if len(results) == 1 else relax.Tuple(results),
             [*input_vars.values(), *param_vars.values()],
         )
     if failure:
         raise failure
-    mod = builder.finalize()
-
-    outputs = tuple(
-        TensorSpec(name, *signature(result))
-        for name, result in zip(output_names(symbol), results, strict=True)
-    )
-    weights = {name: params[name] for name in param_vars}
-    return LoadedModel(mod, weights, tuple(inputs), outputs[:own], outputs[own:])
+    return builder.finalize(), results
 
 
 def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
-    """The symbol with further outputs, by the names that MXNet's `get_internals` has for them."""
-    there = set(output_names(symbol))
-    wanted = [name for name in tensors if name not in there]
-    if not wanted:
+    """Return the symbol with further outputs, by their names in MXNet's `get_internals`."""
+    outputs = set(_output_names(symbol))
+    added = [name for name in tensors if name not in outputs]
+    if not added:
         return symbol
-    # what nobody reads is nowhere to cut
+    # A model cannot be cut at a tensor that no node reads.
     read = [entry for node in symbol.nodes for entry in node.inputs]
     internals = {
         _output_name(symbol.nodes[index], output): (index, output)
         for index, output in read
         if symbol.nodes[index].op != "null"
     }
-    unknown = [name for name in wanted if name not in internals]
+    unknown = [name for name in added if name not in internals]
     if unknown:
         raise ImportFailed(
             "; ".join(
-                f"the model has no tensor {name!r}{nearest(name, list(internals))}"
+                f"the model has no tensor {name!r}{did_you_mean(name, internals, cutoff=0.5)}"
                 for name in unknown
             ),
-            fix="name them as MXNet's `symbol.get_internals().list_outputs()` does: NODE_output",
+            fix="use the names of MXNet's `symbol.get_internals().list_outputs()`: NODE_output",
         )
-    return symbol._replace(heads=(*symbol.heads, *(internals[name] for name in wanted)))
+    return symbol._replace(heads=(*symbol.heads, *(internals[name] for name in added)))
 
 
 def _emit(
-    symbol: Symbol,
-    live: Sequence[int],
-    variables: Mapping[str, Expr],
-    builder: relax.BlockBuilder,
+    symbol: Symbol, live: Sequence[int], variables: Mapping[str, Expr], builder: relax.BlockBuilder
 ) -> list[Expr]:
-    """Every node in order; the values of the heads."""
+    """Emit every node in order, and return the outputs."""
     values: dict[int, list[Expr]] = {}
     for index in live:
         node = symbol.nodes[index]
@@ -148,8 +155,8 @@ def _emit(
     ]
 
 
-def output_names(symbol: Symbol) -> list[str]:
-    """What MXNet's `Symbol.list_outputs` gives; a name that comes twice gets a number the second time."""
+def _output_names(symbol: Symbol) -> list[str]:
+    """Return the names of MXNet's `Symbol.list_outputs`, with a number where a name is repeated."""
     names: list[str] = []
     for index, output in symbol.heads:
         node = symbol.nodes[index]
@@ -163,25 +170,23 @@ def output_names(symbol: Symbol) -> list[str]:
 
 
 def _output_name(node: Node, output: int) -> str:
-    return node.name if node.op == "null" else f"{node.name}_{_output_suffix(node, output)}"
-
-
-def _output_suffix(node: Node, output: int) -> str:
+    if node.op == "null":
+        return node.name
     if node.op in _OUTPUT_NAMES:
-        return _OUTPUT_NAMES[node.op][output]
-    if node.op in _ops_array.NUMBERED_OUTPUTS and _ops_array.NUMBERED_OUTPUTS[node.op](node.attrs):
-        return f"output{output}"
-    return "output"
+        return f"{node.name}_{_OUTPUT_NAMES[node.op][output]}"
+    has_values = node.op == "topk" and node.attrs.get("ret_typ") in ("both", "value")
+    number = output if has_values or node.op in _NUMBERED else ""
+    return f"{node.name}_output{number}"
 
 
-def _unread_inputs(node: Node) -> frozenset[int]:
-    if node.op in _BATCH_NORMS and _ops_nn.gamma_is_fixed(node.attrs):
-        return frozenset({1})
-    return _UNREAD_INPUTS.get(node.op, frozenset())
+def _reads(node: Node, position: int) -> bool:
+    """Return whether inference reads this input of a node."""
+    is_fixed_gamma = node.op in _BATCH_NORMS and gamma_is_fixed(node.attrs)
+    return position != 1 or not (is_fixed_gamma or node.op in _LABELLED)
 
 
 def _live_nodes(symbol: Symbol) -> list[int]:
-    """The nodes that the outputs depend on in inference, in the graph's order."""
+    """Return the nodes that the outputs depend on in inference, in the order of the graph."""
     live: set[int] = set()
     pending = [index for index, _ in symbol.heads]
     while pending:
@@ -190,10 +195,7 @@ def _live_nodes(symbol: Symbol) -> list[int]:
             continue
         live.add(index)
         node = symbol.nodes[index]
-        unread = _unread_inputs(node)
-        pending.extend(
-            source for position, (source, _) in enumerate(node.inputs) if position not in unread
-        )
+        pending += [source for i, (source, _) in enumerate(node.inputs) if _reads(node, i)]
     return sorted(live)
 
 
@@ -204,42 +206,41 @@ def _check_operators(symbol: Symbol, live: Sequence[int]) -> None:
         if node.op != "null" and node.op not in CONVERTERS:
             unknown.setdefault(node.op, []).append(repr(node.name))
     if unknown:
-        lines = [
-            f"  {op}: node {', '.join(nodes[:5])}{' and ' + str(len(nodes) - 5) + ' more' if len(nodes) > 5 else ''}"
-            for op, nodes in unknown.items()
-        ]
+        lines = []
+        for op, nodes in unknown.items():
+            rest = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
+            lines.append(f"  {op}: node {', '.join(nodes[:5])}{rest}")
         raise ImportFailed(
-            "the model has operators that tvmflow cannot import:\n" + "\n".join(lines),
-            fix="end the model before them (`symbol.get_internals()[NAME + '_output']`) and save it again",
+            "the model has operators that tvmflow does not support:\n" + "\n".join(lines),
+            fix="end the model before them (`symbol.get_internals()[NAME + '_output']`), and save it again",
         )
 
 
 def _check_names(
-    symbol: Symbol,
-    live: Sequence[int],
-    params: Mapping[str, Array],
-    inputs: Sequence[TensorSpec],
+    symbol: Symbol, live: Sequence[int], params: Mapping[str, Array], inputs: Sequence[TensorSpec]
 ) -> None:
-    """Every variable is an input or a parameter, and every input of the recipe is a variable."""
-    variables = [node.name for node in (symbol.nodes[index] for index in live) if node.op == "null"]
-    every = {node.name for node in symbol.nodes if node.op == "null"}
-    given = {spec.name for spec in inputs}
+    """Check that each variable is an input or a parameter, and each input of the recipe a variable."""
+    variables = [symbol.nodes[i].name for i in live if symbol.nodes[i].op == "null"]
+    all_variables = {node.name for node in symbol.nodes if node.op == "null"}
+    recipe_inputs = {spec.name for spec in inputs}
     free = [name for name in dict.fromkeys(variables) if name not in params]
     problems = []
-    for name in sorted(given - set(variables)):
-        if name in every:
-            problems.append(f"the recipe's input {name!r} is not read in inference: remove it")
+    for name in sorted(recipe_inputs - set(variables)):
+        hint = did_you_mean(name, free or variables)
+        if name in all_variables:
+            problems.append(f"the input {name!r} of the recipe is not used in inference: remove it")
         else:
-            problems.append(f"the model has no input {name!r}{nearest(name, free or variables)}")
+            problems.append(f"the model has no input {name!r}{hint}")
     for name in free:
-        if name not in given:
+        hint = did_you_mean(name, [*params, *recipe_inputs])
+        if name not in recipe_inputs:
             problems.append(
-                f"{name!r} is neither an input of the recipe nor in the checkpoint{nearest(name, [*params, *given])}"
+                f"{name!r} is neither an input of the recipe nor in the checkpoint{hint}"
             )
     if problems:
         raise ImportFailed(
             "; ".join(problems),
-            fix=f"list the model's inputs with their shapes under `inputs`: {', '.join(free) or 'none'}",
+            fix=f"list the inputs of the model with their shapes under `inputs`: {', '.join(free) or 'none'}",
         )
 
 
@@ -248,34 +249,24 @@ def _variable(name: str, shape: Sequence[int], dtype: str) -> Expr:
 
 
 def _convert(
-    node: Node,
-    symbol: Symbol,
-    values: Mapping[int, list[Expr]],
-    builder: relax.BlockBuilder,
+    node: Node, symbol: Symbol, values: Mapping[int, list[Expr]], builder: relax.BlockBuilder
 ) -> list[Expr]:
-    unread = _unread_inputs(node)
-    read: list[Expr | None] = []
-    names = []
-    for position, (source, output) in enumerate(node.inputs):
-        names.append(symbol.nodes[source].name)
-        if position in unread:
-            read.append(None)
-        else:
-            read.append(_pick(symbol.nodes[source], values[source], output))
-    op = Op(node, read, names, builder)
+    names = [symbol.nodes[source].name for source, _ in node.inputs]
+    inputs = [
+        _pick(symbol.nodes[source], values[source], output) if _reads(node, position) else None
+        for position, (source, output) in enumerate(node.inputs)
+    ]
+    op = Op(node, inputs, names, builder)
     try:
-        results = CONVERTERS[node.op](op)
+        converted = CONVERTERS[node.op](op)
         op.check_all_read()
-        return [
-            result if isinstance(result, relax.Var) else builder.emit(result)
-            for result in (results if isinstance(results, list) else [results])
-        ]
+        results = converted if isinstance(converted, list) else [converted]
+        return [r if isinstance(r, relax.Var) else builder.emit(r) for r in results]
     except ImportFailed:
         raise
     except (tvm.error.TVMError, ValueError, TypeError, IndexError, RuntimeError) as error:
-        # TVM found shapes or types that do not go together
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        op.refuse(f"TVM says: {lines[-1].strip() if lines else type(error).__name__}")
+        # TVM raises these for shapes or types that do not fit.
+        op.refuse(f"TVM reports: {last_line(error)}")
 
 
 def _pick(node: Node, outputs: list[Expr], output: int) -> Expr:

@@ -1,7 +1,7 @@
-"""The process in which MXNet runs: `python -m tvmflow.frontends.mxnet._reference_worker`, see `_frames.serve`.
+"""The reference process of MXNet models: `python -m tvmflow.frontends.mxnet._reference_worker`.
 
 MXNet 1.9 needs NumPy aliases that were removed long ago, reads its settings from the environment,
-and may crash; none of that may touch the user's process.
+and may crash, so it does not run in the process that compares.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from tvmflow.frontends._frames import Array, Message, serve
 
 
 def import_mxnet() -> Any:
-    """The module `mxnet`, in a process that runs nothing else. Raises ImportError, whatever went wrong."""
+    """Return the module `mxnet`, in a process that runs nothing else.
+
+    Raises:
+        ImportError: whatever went wrong.
+    """
     warnings.simplefilter("ignore")
     for alias in (bool, int, float, complex, object, str):
         if alias.__name__ not in vars(np):
@@ -24,7 +28,7 @@ def import_mxnet() -> Any:
     try:
         import mxnet
     except Exception as error:
-        # with a NumPy or a system library that it cannot work with, MXNet raises whatever comes
+        # With an unsuitable NumPy or system library MXNet raises many kinds of errors.
         raise ImportError(f"{type(error).__name__}: {error}") from error
     return mxnet
 
@@ -55,9 +59,8 @@ class _Model:
         self._executor.copy_params_from(weights, weights, allow_extra_params=True)
         self._feeds = {name: self._executor.arg_dict[name] for name in shapes}
 
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        outputs = self.prepare(arrays)()
-        return {str(index): value.asnumpy() for index, value in enumerate(outputs)}
+    def run(self, arrays: Mapping[str, Array]) -> list[Array]:
+        return [output.asnumpy() for output in self.prepare(arrays)()]
 
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], list[Any]]:
         for name, value in arrays.items():
@@ -67,7 +70,7 @@ class _Model:
     def _call(self) -> list[Any]:
         outputs: list[Any] = self._executor.forward(is_train=False)
         for output in outputs:
-            # MXNet computes while Python goes on
+            # MXNet computes asynchronously.
             output.wait_to_read()
         return outputs
 

@@ -1,4 +1,4 @@
-"""Reads MXNet's `symbol.json`, of any version, into nodes as MXNet 1.9 would see them."""
+"""Reads MXNet's `symbol.json` of any version into nodes, upgraded as MXNet 1.9 does."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tvmflow.errors import ImportFailed
+from tvmflow.core.errors import ImportFailed
 
-# Operators whose auxiliary states were not written before MXNet 0.9: name -> inputs that follow the written ones
-_UNWRITTEN_STATES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
-    "BatchNorm": (3, ("moving_mean", "moving_var")),
-    "BatchNorm_v1": (3, ("moving_mean", "moving_var")),
-    "CuDNNBatchNorm": (3, ("moving_mean", "moving_var")),
-}
-# A file without a version is of 0.8 or before
+# Operators with two auxiliary states after their three inputs, which files before MXNet 0.9 omit.
+_WITH_STATES: Final = frozenset({"BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm"})
+# Files without a version are from MXNet 0.8 or before.
 _OLDEST: Final = 800
 
 
@@ -29,14 +25,18 @@ class Node(NamedTuple):
 
 
 class Symbol(NamedTuple):
-    """A graph in topological order, and the (node, output) pairs that it returns."""
+    """A graph in topological order, and its outputs as (node, output) pairs."""
 
     nodes: tuple[Node, ...]
     heads: tuple[tuple[int, int], ...]
 
 
 def read_symbol(path: Path) -> Symbol:
-    """The graph in a symbol file, upgraded as MXNet does it. Raises ImportFailed for any other file."""
+    """Return the graph in a symbol file.
+
+    Raises:
+        ImportFailed: when it is not a symbol file, or damaged.
+    """
     try:
         graph = json.loads(path.read_text(encoding="utf-8"))
         version = _version(graph)
@@ -58,12 +58,13 @@ def read_symbol(path: Path) -> Symbol:
 
 
 def _version(graph: dict[str, Any]) -> int:
-    """10901 for MXNet 1.9.1."""
+    """Return the version of MXNet that wrote the graph; 10901 is 1.9.1."""
     return int(graph.get("attrs", {}).get("mxnet_version", ["int", _OLDEST])[1])
 
 
 def _node(raw: dict[str, Any]) -> Node:
-    # 0.8 kept the operator's attributes in `param` and the user's in `attr`; since then `attr`, later `attrs`, is all
+    # 0.8 has the attributes of the operator in `param` and those of the user in `attr`; later versions
+    # have all in `attr`, and then in `attrs`.
     keys = ("param",) if "param" in raw else ("attr", "attrs")
     attrs: dict[str, str] = {}
     for key in keys:
@@ -74,21 +75,20 @@ def _node(raw: dict[str, Any]) -> Node:
 
 
 def _entry(raw: list[int]) -> tuple[int, int]:
-    # [node, output] in old files, [node, output, version] in newer ones
+    # [node, output] in old files, [node, output, version] in newer ones.
     return int(raw[0]), int(raw[1])
 
 
 def _with_auxiliary_states(
     nodes: list[Node], heads: tuple[tuple[int, int], ...]
 ) -> tuple[list[Node], tuple[tuple[int, int], ...]]:
-    """Variables for the states that old files leave out (MXNet: `UpgradeJSON_000800_000900`)."""
+    """Add variables for the states that old files omit (MXNet: `UpgradeJSON_000800_000900`)."""
     upgraded: list[Node] = []
     moved: list[int] = []
     for node in nodes:
         inputs = [(moved[index], output) for index, output in node.inputs]
-        written, states = _UNWRITTEN_STATES.get(node.op, (-1, ()))
-        if len(inputs) == written:
-            for state in states:
+        if node.op in _WITH_STATES and len(inputs) == 3:
+            for state in ("moving_mean", "moving_var"):
                 inputs.append((len(upgraded), 0))
                 upgraded.append(Node("null", f"{node.name}_{state}", {}, ()))
         moved.append(len(upgraded))
@@ -97,7 +97,7 @@ def _with_auxiliary_states(
 
 
 def _without_flat_axis(node: Node) -> Node:
-    """Before 0.9.5 axis -1 of argmax and argmin meant all axes (MXNet: `UpgradeJSON_000904_000905`)."""
+    """Remove axis -1 of argmax and argmin, which before 0.9.5 meant all axes (MXNet: `UpgradeJSON_000904_000905`)."""
     if node.op in ("argmax", "argmin") and node.attrs.get("axis") == "-1":
         return node._replace(attrs={k: v for k, v in node.attrs.items() if k != "axis"})
     return node

@@ -1,10 +1,11 @@
-"""Takes a prepared ONNX model through TVM's importer, with weights apart and every failure named by its node."""
+"""Runs TVM's importer on a prepared ONNX model, with separate weights and the node in every error."""
 
 from __future__ import annotations
 
 import io
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
 from typing import Any, Final
 
@@ -15,104 +16,103 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from tvmflow.errors import ImportFailed
+from tvmflow.core.errors import ImportFailed
+from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import LoadedModel
-from tvmflow.frontends.onnx._operators import (
-    WHOLE_NUMBERS,
-    defining_operands,
-    opset_of,
-    view_of,
-    why_not,
+from tvmflow.frontends._frames import last_line
+from tvmflow.frontends.onnx._graph import known_values, opset_of
+from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
+
+_log = logging.getLogger(__name__)
+
+# An integer tensor with more elements is a learned table, not a shape.
+_MAX_SHAPE_ELEMENTS: Final = 1024
+_FIX: Final = "replace the operator in the model, or end the model before it"
+_QUANTIZED_FIX: Final = (
+    "quantize the model in QDQ format: QuantizeLinear and DequantizeLinear around its operators"
 )
-from tvmflow.values import TensorSpec
-
-# An integer tensor of more elements than this is a table that was learned, not a shape.
-_SMALL: Final = 1024
 
 
-def node_name(node: NodeProto) -> str:
-    """How to find a node: its name, or what it gives when it has none."""
-    return f"'{node.name}'" if node.name else f"that gives '{node.output[0]}'"
+def _node_name(node: NodeProto) -> str:
+    """Return the name of a node for messages, or that of its output when it has none."""
+    return f"'{node.name}'" if node.name else f"with output '{node.output[0]}'"
 
 
-def import_prepared(model: ModelProto, tensors: int = 0) -> LoadedModel:
-    """Import a model that went through `prepare`, the last `tensors` outputs of which are inner ones. Raises ImportFailed."""
+def import_prepared(model: ModelProto, inner_outputs: int = 0) -> LoadedModel:
+    """Import a model that `prepare` returned.
+
+    Args:
+        model: The prepared model.
+        inner_outputs: How many of its outputs, the last ones, are inner tensors.
+
+    Raises:
+        ImportFailed: with operator and node.
+    """
     _refuse_unsupported(model)
     importer = _Importer(model)
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         mod = importer.from_onnx(model.graph, opset_of(model))
-    mod = tvm.transform.Sequential(
-        [relax.transform.Normalize(), relax.transform.DeadCodeElimination()]
-    )(mod)
-    mod, params = _weights_apart(mod, importer.weights)
+    clean_up = [relax.transform.Normalize(), relax.transform.DeadCodeElimination()]
+    mod = tvm.transform.Sequential(clean_up)(mod)
+    mod, params = _drop_unused_weights(mod, importer.weights)
+    _log.debug("%d weights, %d nodes", len(params), len(model.graph.node))
     if not relax.analysis.check_well_formed(mod):
         raise ImportFailed(
-            "TVM's importer made a module that is not well formed", fix="please report the model"
+            "TVM's importer returned a module that is not well-formed",
+            fix="report a bug of tvmflow, with the model",
         )
     main = mod["main"]
-    inputs = main.params[: int(main.attrs["num_input"])]
-    names = [value.name for value in model.graph.input]
-    outputs = _outputs(model, main.ret_ty)
-    count = len(outputs) - tensors
-    return LoadedModel(
-        mod,
-        params,
-        tuple(_spec(name, var.ty) for name, var in zip(names, inputs, strict=True)),
-        outputs[:count],
-        outputs[count:],
-    )
+    kinds = [var.ty for var in main.params[: int(main.attrs["num_input"])]]
+    inputs = _specs(model.graph.input, kinds)
+    outputs = _specs(model.graph.output, getattr(main.ret_ty, "fields", [main.ret_ty]))
+    count = len(outputs) - inner_outputs
+    return LoadedModel(mod, params, inputs, outputs[:count], outputs[count:])
 
 
 def _refuse_unsupported(model: ModelProto) -> None:
-    """Raise ImportFailed with every operator that cannot be imported, and the first node of each."""
-    view = view_of(model)
-    refused: dict[tuple[str, str], list[NodeProto]] = {}
+    """Check all operators.
+
+    Raises:
+        ImportFailed: with every operator that cannot be imported, and its first node.
+    """
+    known = known_values(model)
+    refused: dict[str, list[NodeProto]] = {}
     for node in model.graph.node:
-        if reason := why_not(node, view):
-            refused.setdefault((reason, _operator(node)), []).append(node)
+        if reason := unsupported_reason(node, known):
+            refused.setdefault(reason, []).append(node)
     if not refused:
         return
-    shown = [
-        f"{reason}: {operator} (node {node_name(nodes[0])}"
-        + (f" and {len(nodes) - 1} more)" if len(nodes) > 1 else ")")
-        for (reason, operator), nodes in sorted(refused.items(), key=lambda item: item[0])
-    ]
-    are_quantised = any(node.op_type in WHOLE_NUMBERS for node in model.graph.node)
-    raise ImportFailed(
-        "; ".join(shown),
-        fix="quantise the model in the format QDQ: QuantizeLinear and DequantizeLinear around its operators"
-        if are_quantised
-        else "replace it in the model, or cut the model before it",
-    )
-
-
-def _operator(node: NodeProto) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type)
+    lines = []
+    for reason, nodes in sorted(refused.items()):
+        rest = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+        lines.append(f"{reason} (node {_node_name(nodes[0])}{rest})")
+    is_quantized = any(node.op_type in QOPERATORS for node in model.graph.node)
+    raise ImportFailed("; ".join(lines), fix=_QUANTIZED_FIX if is_quantized else _FIX)
 
 
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
-    """TVM's importer, told which initializers are weights, and made to say at which node it fails."""
+    """TVM's importer, which gets weights as parameters, and names the node at which it fails."""
 
     def __init__(self, model: ModelProto) -> None:
         super().__init__({}, "float32", keep_params_in_input=False, sanitize=False)
-        self._dtype = {v.name: _dtype_name(v.type.tensor_type.elem_type) for v in model.graph.input}
-        self._defining = {n for node in model.graph.node for n in defining_operands(node)}
-        self._quantised = {
+        inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+        self._dtype = {n: str(helper.tensor_dtype_to_np_dtype(t)) for n, t in inputs.items()}
+        self._parameters = {n for node in model.graph.node for n in parameter_operands(node)}
+        self._quantized = {
             node.input[0] for node in model.graph.node if node.op_type == "DequantizeLinear"
         }
         self.weights: dict[str, tuple[relax.Var, np.ndarray[Any, Any]]] = {}
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for tensor in graph.initializer:
-            array = np.asarray(numpy_helper.to_array(tensor), order="C")
-            is_small = _is_definition(array) and tensor.name not in self._quantised
-            if tensor.name in self._defining or is_small:
-                self._nodes[tensor.name] = relax.const(array, str(array.dtype))
+            name, array = tensor.name, np.asarray(numpy_helper.to_array(tensor), order="C")
+            is_constant = _is_shape_like(array) and name not in self._quantized
+            if name in self._parameters or is_constant:
+                self._nodes[name] = relax.const(array, str(array.dtype))
                 continue
-            name = tensor.name
             var = self._new_var(name, array.shape, str(array.dtype))
-            self._nodes[tensor.name] = var
+            self._nodes[name] = var
             self._params[name] = (var, tvm.runtime.tensor(array))
             self.weights[name] = (var, array)
         self._keep_params_in_input = True
@@ -120,7 +120,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def _convert_operator(
         self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
-        """As TVM does, but for Clip and PRelu, which it turns into what no pass for layouts sees through."""
+        """Convert Clip and PRelu to operators that layout passes support, and all others as TVM does."""
         if op_name == "PRelu":
             return self._prelu(*inputs)
         bounds = _clip_bounds(inputs, attrs) if op_name == "Clip" else None
@@ -132,21 +132,22 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         return value
 
     def _prelu(self, x: relax.Expr, slope: relax.Expr) -> relax.Expr:
-        """max(x, 0) + slope · min(x, 0); a row of slopes that fits the channels and nothing else is one for each of them.
+        """Return `max(x, 0) + slope · min(x, 0)`.
 
-        So have operator set 6, and MXNet's and PyTorch's old exports in newer ones.
+        A vector of slopes that only fits the channels counts as one slope for each channel, as in
+        opset 6: old exports of MXNet and PyTorch have such slopes in newer opsets too.
         """
-        sizes, slopes = ([int(n) for n in each.ty.shape] for each in (x, slope))
+        sizes, slopes = ([int(n) for n in value.ty.shape] for value in (x, slope))
         if len(slopes) == 1 and len(sizes) > 1 and slopes[0] not in (1, sizes[-1]):
             if slopes[0] != sizes[1]:
                 raise ValueError(f"slopes of shape {slopes} do not fit data of shape {sizes}")
             slope = relax.op.reshape(slope, [slopes[0], *[1] * (len(sizes) - 2)])
         zero = relax.const(0, x.ty.dtype.dtype)
-        below = relax.op.multiply(slope, relax.op.minimum(x, zero))
-        return self.bb.normalize(relax.op.add(relax.op.maximum(x, zero), below))
+        negative = slope * relax.op.minimum(x, zero)
+        return self.bb.normalize(relax.op.maximum(x, zero) + negative)
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
-        """One node at a time, so that a failure has a name."""
+        """Convert one node at a time, so that an error can name it."""
         for node in graph.node:
             single = onnx.GraphProto()
             single.node.append(node)
@@ -155,53 +156,46 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             except ImportFailed:
                 raise
             except Exception as error:
-                lines = [line for line in str(error).strip().splitlines() if line.strip()]
-                raise ImportFailed(
-                    f"{node.op_type} (node {node_name(node)}) cannot be imported: "
-                    f"{lines[-1].strip() if lines else type(error).__name__}",
-                    fix="replace it in the model, or cut the model before it",
-                ) from error
+                name = f"{node.op_type} (node {_node_name(node)})"
+                text = f"{name} cannot be imported: {last_line(error)}"
+                raise ImportFailed(text, fix=_FIX) from error
 
 
 def _clip_bounds(inputs: Any, attrs: Mapping[str, Any]) -> tuple[Any, Any] | None:
-    """The least and the greatest value of a Clip, None for one that it lacks; None when they are not constants."""
+    """Return minimum and maximum of a Clip, None for a missing one; None when they are not constant."""
     dtype = str(inputs[0].ty.dtype.dtype)
     if "min" in attrs or "max" in attrs:
-        given = [attrs.get(name) for name in ("min", "max")]
-        bounds = [None if each is None else relax.const(float(each), dtype) for each in given]
+        values = [attrs.get(name) for name in ("min", "max")]
+        bounds = [None if value is None else relax.const(float(value), dtype) for value in values]
     else:
-        bounds = [inputs[place] if place < len(inputs) else None for place in (1, 2)]
-    if any(each is not None and not isinstance(each, tvm.ir.Constant) for each in bounds):
+        bounds = [inputs[index] if index < len(inputs) else None for index in (1, 2)]
+    if any(bound is not None and not isinstance(bound, tvm.ir.Constant) for bound in bounds):
         return None
-    # a bound that is not a number is none, as in ONNX Runtime
-    least, most = (
-        None if each is None or np.isnan(each.value.numpy()).any() else each for each in bounds
+    # A NaN bound counts as missing, as in ONNX Runtime.
+    low, high = (
+        None if bound is None or np.isnan(bound.value.numpy()).any() else bound for bound in bounds
     )
-    return least, most
+    return low, high
 
 
-def _dtype_name(elem_type: int) -> str:
-    return str(helper.tensor_dtype_to_np_dtype(elem_type))
+def _is_shape_like(array: np.ndarray[Any, Any]) -> bool:
+    """Return whether a constant is part of the graph: shapes, axes and masks are small and integer."""
+    return array.dtype.kind in "iub" and array.size <= _MAX_SHAPE_ELEMENTS
 
 
-def _is_definition(array: np.ndarray[Any, Any]) -> bool:
-    """Small integers and truth values are shapes, axes and masks: part of the graph."""
-    return array.dtype.kind in "iub" and array.size <= _SMALL
-
-
-def _weights_apart(
+def _drop_unused_weights(
     mod: tvm.IRModule, weights: dict[str, tuple[relax.Var, np.ndarray[Any, Any]]]
 ) -> tuple[tvm.IRModule, dict[str, np.ndarray[Any, Any]]]:
-    """Drop the weights that became constants on the way, and the attribute that holds their values."""
+    """Remove weights that are no longer used, and the attribute with their values."""
     main = mod["main"]
     count = int(main.attrs["num_input"])
     used = {var.name for var in relax.analysis.free_vars(main.body)}
     kept = [var for var in main.params[count:] if var.name in used]
-    main = relax.Function(
-        [*main.params[:count], *kept], main.body, main.ret_ty, main.is_pure
-    ).with_attrs({"num_input": count, "global_symbol": "main"})
-    # kernels that the importer wrote stay beside it
-    mod.update_func(mod.get_global_var("main"), main)
+    parameters = [*main.params[:count], *kept]
+    plain = relax.Function(parameters, main.body, main.ret_ty, main.is_pure)
+    plain = plain.with_attrs({"num_input": count, "global_symbol": "main"})
+    # Kernels that the importer wrote stay in the module.
+    mod.update_func(mod.get_global_var("main"), plain)
     return mod, {var.name: weights[var.name][1] for var in kept}
 
 
@@ -211,12 +205,11 @@ def _spec(name: str, kind: Any) -> TensorSpec:
     except (TypeError, AttributeError):
         raise ImportFailed(
             f"'{name}' has no fixed shape after import",
-            fix="give all input shapes in the recipe; shapes that depend on values cannot be imported",
+            fix="set all input shapes in the recipe; shapes that depend on values are not supported",
         ) from None
     return TensorSpec(name, shape, str(kind.dtype))
 
 
-def _outputs(model: ModelProto, kind: Any) -> tuple[TensorSpec, ...]:
-    kinds = list(kind.fields) if hasattr(kind, "fields") else [kind]
-    names = [value.name for value in model.graph.output]
-    return tuple(_spec(name, each) for name, each in zip(names, kinds, strict=True))
+def _specs(values: Iterable[onnx.ValueInfoProto], kinds: Iterable[Any]) -> tuple[TensorSpec, ...]:
+    """Return names of ONNX values with the shapes and dtypes of their Relax types."""
+    return tuple(_spec(value.name, kind) for value, kind in zip(values, kinds, strict=True))

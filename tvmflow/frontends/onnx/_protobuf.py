@@ -1,8 +1,7 @@
-"""Finds the external data files of an ONNX model without onnx: a walk over protobuf's wire format.
+"""Finds the external data files of an ONNX model without importing onnx, in protobuf's wire format.
 
-Planning must know every file that a model consists of, and must not take the second that
-importing onnx takes. Field numbers are those of onnx.proto3. Weight bytes are skipped by
-their length, never read.
+Planning needs the name of every file of a model, and importing onnx takes a second. Field
+numbers are those of onnx.proto3. The bytes of weights are skipped by their length, never read.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-# message -> field number -> message in that field
+# Message -> number of a field -> message in that field.
 _CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
@@ -23,6 +22,7 @@ _CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {13: "external"},
 }
+_GRAPH: Final = 7
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
@@ -31,12 +31,16 @@ class NotAModel(ValueError):
 
 
 def external_locations(path: Path) -> tuple[str, ...]:
-    """The `location` of every tensor whose data is in another file, each once, sorted. Raises NotAModel."""
+    """Return the sorted `location`s of tensors whose data is in other files.
+
+    Raises:
+        NotAModel: when the file is not an ONNX model.
+    """
     if path.stat().st_size == 0:
         raise NotAModel("the file is empty")
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        found = set(_locations(data, 0, len(data), "model"))
-    return tuple(sorted(found))
+        locations = set(_locations(data, 0, len(data), "model"))
+    return tuple(sorted(locations))
 
 
 def _locations(data: mmap.mmap, start: int, end: int, message: str) -> Iterator[str]:
@@ -46,24 +50,24 @@ def _locations(data: mmap.mmap, start: int, end: int, message: str) -> Iterator[
             yield entry.get(2, b"").decode("utf-8", "replace")
         return
     children = _CHILDREN[message]
-    seen = False
+    has_graph = False
     for number, a, b in _fields(data, start, end):
-        seen = seen or number == 7
+        has_graph = has_graph or number == _GRAPH
         if number in children:
             yield from _locations(data, a, b, children[number])
-    if message == "model" and not seen:
-        raise NotAModel("it holds no graph")
+    if message == "model" and not has_graph:
+        raise NotAModel("it has no graph")
 
 
 def _fields(data: mmap.mmap, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """`(field number, start, end)` of each length-delimited field; all others are stepped over."""
+    """Give `(field number, start, end)` of each length-delimited field, and skip all others."""
     while position < end:
         tag, position = _varint(data, position, end)
         number, kind = tag >> 3, tag & 7
         if kind == _LENGTH:
             size, position = _varint(data, position, end)
             if position + size > end:
-                raise NotAModel("it is cut off")
+                raise NotAModel("it is truncated")
             yield number, position, position + size
             position += size
         elif kind == _VARINT:
@@ -71,9 +75,9 @@ def _fields(data: mmap.mmap, position: int, end: int) -> Iterator[tuple[int, int
         elif kind in (_FIXED32, _FIXED64):
             position += 8 if kind == _FIXED64 else 4
         else:
-            raise NotAModel("it is not in protobuf's format")
+            raise NotAModel("it is not in protobuf format")
     if position != end:
-        raise NotAModel("it is cut off")
+        raise NotAModel("it is truncated")
 
 
 def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
@@ -85,4 +89,4 @@ def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
-    raise NotAModel("it is cut off, or not in protobuf's format")
+    raise NotAModel("it is truncated or not in protobuf format")

@@ -1,12 +1,10 @@
-"""The process in which ONNX Runtime runs: `python -m tvmflow.frontends.onnx._reference_worker`."""
+"""The reference process of ONNX models: `python -m tvmflow.frontends.onnx._reference_worker`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from tvmflow.frontends._frames import Array, Message, serve
 
@@ -14,8 +12,8 @@ from tvmflow.frontends._frames import Array, Message, serve
 class _Session:
     """ONNX Runtime on the CPU.
 
-    A quantised model gives what its nodes say: arithmetic on whole numbers of 8 bits, which takes
-    their place where it is faster, overflows on a CPU without VNNI. It is what is timed.
+    A quantized model is compared with its nodes as written, and timed with ONNX Runtime's fusion
+    of QDQ nodes: that fusion uses 8-bit integer arithmetic, which overflows on CPUs without VNNI.
     """
 
     def __init__(self, model: str, threads: int) -> None:
@@ -23,34 +21,32 @@ class _Session:
 
         self.version = str(onnxruntime.__version__)
         self._model, self._threads = model, threads
-        self._session = self._open(as_written=True)
+        self._session = self._open(fuses_qdq=False)
 
-    def _open(self, *, as_written: bool) -> Any:
+    def _open(self, *, fuses_qdq: bool) -> Any:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.log_severity_level = 3
-        options.add_session_config_entry("session.disable_quant_qdq", str(int(as_written)))
+        options.add_session_config_entry("session.disable_quant_qdq", str(int(not fuses_qdq)))
         return onnxruntime.InferenceSession(
             self._model, options, providers=["CPUExecutionProvider"]
         )
 
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        results = self._session.run(None, dict(arrays))
-        return {str(index): np.asarray(value) for index, value in enumerate(results)}
+    def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
+        results: list[Array] = self._session.run(None, dict(arrays))
+        return results
 
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
-        feed = dict(arrays)
-        session = self._timed
-        return lambda: session.run(None, feed)
+        return functools.partial(self._timed.run, None, dict(arrays))
 
     @functools.cached_property
     def _timed(self) -> Any:
-        return self._open(as_written=False) if _is_quantised(self._model) else self._session
+        return self._open(fuses_qdq=True) if _is_quantized(self._model) else self._session
 
 
-def _is_quantised(model: str) -> bool:
+def _is_quantized(model: str) -> bool:
     import onnx
 
     graph = onnx.load(model, load_external_data=False).graph
@@ -58,22 +54,21 @@ def _is_quantised(model: str) -> bool:
 
 
 class _Evaluator:
-    """The ONNX project's own evaluator: slow, and takes models that ONNX Runtime does not."""
+    """The reference evaluator of the ONNX project: slow, but runs models that ONNX Runtime rejects."""
 
     def __init__(self, model: str) -> None:
         import onnx
         from onnx.reference import ReferenceEvaluator
 
         self._evaluator: Any = ReferenceEvaluator(model)
-        self.version = f"refuses this model; ONNX's reference evaluator {onnx.__version__}"
+        self.version = f"rejects this model; ONNX reference evaluator {onnx.__version__}"
 
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        results = self._evaluator.run(None, dict(arrays))
-        return {str(index): np.asarray(value) for index, value in enumerate(results)}
+    def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
+        results: list[Array] = self._evaluator.run(None, dict(arrays))
+        return results
 
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
-        feed = dict(arrays)
-        return lambda: self._evaluator.run(None, feed)
+        return functools.partial(self.run, arrays)
 
 
 def _load(first: Message) -> _Session | _Evaluator:
@@ -81,11 +76,11 @@ def _load(first: Message) -> _Session | _Evaluator:
         return _Session(first["model"], first["threads"])
     except ImportError:
         raise
-    except Exception as refused:
+    except Exception as rejection:
         try:
             return _Evaluator(first["model"])
         except Exception:
-            raise refused from None
+            raise rejection from None
 
 
 if __name__ == "__main__":

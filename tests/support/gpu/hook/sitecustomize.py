@@ -1,4 +1,4 @@
-"""Found by every Python process that has the stand-in GPU: its tools take the place of CUDA's."""
+"""Imported by every Python process with the stand-in GPU: its tools replace CUDA's."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ def _take_over(module: ModuleType) -> None:
     kernels.take_over(module)
 
 
-after_import("tvmflow.targets.cuda", _take_over)
+after_import("tvmflow.targets.backends.cuda", _take_over)

@@ -14,15 +14,15 @@ from tvmflow.frontends import mxnet as frontend
 
 @pytest.mark.models
 @pytest.mark.slow
-def test_a_plate_detector_gives_the_outputs_that_mxnet_recorded() -> None:
-    """A checkpoint of MXNet 1.5 with six outputs; the recorded ones came from MXNet 1.9.1."""
+def test_a_plate_detector_agrees_with_recorded_outputs() -> None:
+    """A checkpoint of MXNet 1.5 with six outputs, which MXNet 1.9.1 computed."""
     folder = os.environ.get("TVMFLOW_TEST_MODELS")
     if not folder:
         pytest.skip("TVMFLOW_TEST_MODELS does not name the folder of public models")
     lffd = Path(folder) / "lffd"
     recorded = np.load(lffd / "plate_small_io.npz")
     feed = {"data": recorded["x"]}
-    model = frontend.load(checkpoint(lffd, "plate_small"), specs(feed), {})
+    model = frontend.load(checkpoint(lffd, "plate_small"), specs(feed))
     assert [spec.name for spec in model.outputs] == [
         "slice_axis12_output",
         "conv10_3_bbox_output",
@@ -31,5 +31,5 @@ def test_a_plate_detector_gives_the_outputs_that_mxnet_recorded() -> None:
         "slice_axis14_output",
         "conv16_3_bbox_output",
     ]
-    for index, found in enumerate(compute(model, feed)):
-        np.testing.assert_allclose(found, recorded[f"y{index}"], rtol=1e-5, atol=1e-6)
+    for index, actual in enumerate(compute(model, feed)):
+        np.testing.assert_allclose(actual, recorded[f"y{index}"], rtol=1e-5, atol=1e-6)

@@ -19,21 +19,21 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_operator_computes_what_mxnet_computes(cases: Path, name: str) -> None:
-    """Names, shapes, dtypes and values of all outputs are MXNet's."""
+def test_an_operator_agrees_with_mxnet(cases: Path, name: str) -> None:
+    """Names, shapes, dtypes and values of all outputs are those of MXNet."""
     compare(cases, name, CASES[name].rtol, CASES[name].atol)
 
 
 @pytest.mark.slow
-def test_a_detector_computes_what_mxnet_computes(tmp_path: Path) -> None:
-    """A whole single-shot detector: heads of three scales, anchors, decoding, suppression."""
+def test_a_detector_agrees_with_mxnet(tmp_path: Path) -> None:
+    """A single-shot detector: heads of three scales, anchors, decoding, suppression."""
     compare(generate(tmp_path, "ssd"), "ssd", 1e-4, 1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
-def test_a_network_of_the_zoo_computes_what_mxnet_computes(tmp_path: Path, name: str) -> None:
-    """Gluon's own networks, exported with seeded weights."""
+def test_a_network_of_the_zoo_agrees_with_mxnet(tmp_path: Path, name: str) -> None:
+    """Networks of the Gluon zoo with seeded weights."""
     folder = generate(tmp_path, name)
     # single outputs may come out near zero where large numbers cancel
     largest = float(abs(np.load(folder / f"{name}.npz")["out:0"]).max())

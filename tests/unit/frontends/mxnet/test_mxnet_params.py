@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.mxnet_runs import array_v0, array_v1, array_v2, array_v3, params_bytes
-from tvmflow.errors import ImportFailed
+from tvmflow.core.errors import ImportFailed
 from tvmflow.frontends.mxnet._params import read_params
 
 Array = np.ndarray[Any, Any]
@@ -54,8 +54,8 @@ def test_dtypes_are_kept(tmp_path: Path, flag: int, dtype: str) -> None:
     np.testing.assert_array_equal(params["v"], value)
 
 
-def test_numpy_shapes_know_scalars(tmp_path: Path) -> None:
-    """With NumPy shapes rank 0 is one number, not nothing."""
+def test_numpy_shapes_have_scalars(tmp_path: Path) -> None:
+    """With NumPy shapes rank 0 is a scalar, not a missing value."""
     params = read_params(
         write(tmp_path, params_bytes({"s": array_v3(np.array(2.5, "float32"), 0)}))
     )
@@ -64,7 +64,7 @@ def test_numpy_shapes_know_scalars(tmp_path: Path) -> None:
 
 
 def test_sparse_arrays_are_named(tmp_path: Path) -> None:
-    """A row-sparse array is refused by its name, though names come last in the file."""
+    """A row-sparse array is rejected with its name, which comes last in the file."""
     shape = struct.pack("<I2q", 2, 1, 3), struct.pack("<I2q", 2, 4, 3)
     sparse = (
         struct.pack("<Ii", 0xF993FAC9, 1)
@@ -84,7 +84,7 @@ def test_sparse_arrays_are_named(tmp_path: Path) -> None:
     [
         (b"", "starts with nothing"),
         (b"\x08\x07onnx-model", "not a .params file"),
-        (b"PK\x03\x04 archive of numpy", "NumPy archive, as MXNet 2"),
+        (b"PK\x03\x04 archive of numpy", "NumPy archive, the format of MXNet 2"),
         (params_bytes({"w": array_v2(WEIGHT, 0)}) + b"!", "bytes follow the last name"),
         (params_bytes({"w": array_v2(WEIGHT, 77)}), "unknown type 77"),
         (params_bytes({"w": struct.pack("<I", 0x7FFFFFFF)}), "cannot have 2147483647 dimensions"),
@@ -92,16 +92,14 @@ def test_sparse_arrays_are_named(tmp_path: Path) -> None:
         (params_bytes({"arg:w": array_v2(WEIGHT, 0), "w": array_v2(WEIGHT, 0)}), "two arrays"),
     ],
 )
-def test_other_files_are_refused_in_a_sentence(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_other_files_are_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     """What is not a parameter file, or not a whole one, is said to be so."""
     with pytest.raises(ImportFailed, match=message):
         read_params(write(tmp_path, content))
 
 
-def test_every_truncation_is_noticed(tmp_path: Path) -> None:
-    """A file that was cut anywhere is refused, never read as something shorter."""
+def test_every_truncation_is_rejected(tmp_path: Path) -> None:
+    """A truncated file is never read as a shorter one."""
     whole = params_bytes({"arg:w": array_v2(WEIGHT, 0), "aux:m": array_v1(WEIGHT, 0)})
     for size in range(len(whole)):
         with pytest.raises(ImportFailed):
@@ -110,7 +108,7 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(position=st.integers(0, 10**6), value=st.integers(0, 255))
-def test_a_changed_byte_never_escapes_as_another_error(
+def test_a_changed_byte_raises_no_other_error(
     tmp_path_factory: pytest.TempPathFactory, position: int, value: int
 ) -> None:
     """Whatever one byte becomes, the file reads or is refused with a sentence."""

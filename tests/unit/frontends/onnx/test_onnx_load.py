@@ -15,8 +15,8 @@ from onnx import helper
 
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import agree, classifier, draw, load, model, save, value
-from tvmflow.errors import ImportFailed
-from tvmflow.values import TensorSpec
+from tvmflow.core.errors import ImportFailed
+from tvmflow.core.types import TensorSpec
 
 node = helper.make_node
 
@@ -25,8 +25,8 @@ node = helper.make_node
 
 
 @pytest.mark.parametrize("opset", [7, 9, 11, 13, 17, 21])
-def test_a_classifier_of_any_age_computes_the_same(tmp_path: Path, opset: int) -> None:
-    """From the oldest operator set that is taken to a recent one; its weights are parameters."""
+def test_all_opsets_compute_the_same(tmp_path: Path, opset: int) -> None:
+    """From the oldest supported opset to a recent one; weights are parameters."""
     made = classifier(opset=opset)
     loaded = agree(made, tmp_path, {"data": draw(1, 3, 8, 8)})
     assert {"w", "dense"} <= set(loaded.params)
@@ -34,7 +34,7 @@ def test_a_classifier_of_any_age_computes_the_same(tmp_path: Path, opset: int) -
 
 
 def test_inputs_and_outputs_keep_their_order(tmp_path: Path) -> None:
-    """They are the model's, however the recipe lists them."""
+    """It is that of the model, whatever the order in the recipe."""
     made = model(
         [node("Sub", ["b", "a"], ["d"]), node("Add", ["b", "a"], ["s"])],
         [value("b", [2]), value("a", [2])],
@@ -45,8 +45,8 @@ def test_inputs_and_outputs_keep_their_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b:0", "with space", "größe", "0", "class", "x.y-z", "main"])
-def test_any_name_is_a_name(tmp_path: Path, name: str) -> None:
-    """Inputs, weights and outputs are called what the model calls them."""
+def test_all_names_are_kept(tmp_path: Path, name: str) -> None:
+    """Inputs, weights and outputs have their names in the model."""
     made = model(
         [node("Mul", [name, f"{name}_w"], [f"{name}_out"], name=f"{name}_node")],
         [value(name, [2])],
@@ -57,8 +57,8 @@ def test_any_name_is_a_name(tmp_path: Path, name: str) -> None:
     assert (loaded.inputs[0].name, loaded.outputs[0].name) == (name, f"{name}_out")
 
 
-def test_inputs_weights_and_one_tensor_twice_may_be_outputs(tmp_path: Path) -> None:
-    """An output that nothing computes, and two that are one."""
+def test_inputs_weights_and_repeated_tensors_may_be_outputs(tmp_path: Path) -> None:
+    """Outputs that no node computes, and one tensor as two outputs."""
     made = model(
         [
             node("Relu", ["x"], ["y"]),
@@ -72,8 +72,8 @@ def test_inputs_weights_and_one_tensor_twice_may_be_outputs(tmp_path: Path) -> N
     agree(made, tmp_path, {"x": draw(3)})
 
 
-def test_scalars_integers_and_truth_values(tmp_path: Path) -> None:
-    """Rank 0, int64, bool and uint8 come in and go out."""
+def test_scalars_integers_and_booleans(tmp_path: Path) -> None:
+    """Inputs and outputs may have rank 0, and be int64, bool or uint8."""
     made = model(
         [
             node("ReduceSum", ["x"], ["total"], keepdims=0),
@@ -95,8 +95,8 @@ def test_scalars_integers_and_truth_values(tmp_path: Path) -> None:
     )
 
 
-def test_leaky_units_with_slopes_of_their_own(tmp_path: Path) -> None:
-    """One slope for all, for each channel, for each column, for each pixel."""
+def test_prelu_slopes_of_every_shape(tmp_path: Path) -> None:
+    """One slope for all, per channel, per column or per pixel."""
     slopes = {"one": (1,), "channel": (3, 1, 1), "column": (5,), "pixel": (4, 5)}
     nodes = [
         node("PRelu", [x, name], [f"{name}_out"])
@@ -112,22 +112,22 @@ def test_leaky_units_with_slopes_of_their_own(tmp_path: Path) -> None:
     agree(made, tmp_path, {"x": draw(*shape)})
 
 
-def test_a_row_of_slopes_is_one_for_each_channel_where_it_fits_nothing_else(tmp_path: Path) -> None:
-    """As old exports have it; and slopes that fit nothing are refused by the node's name."""
+def test_a_vector_of_slopes_that_only_fits_the_channels(tmp_path: Path) -> None:
+    """It is per channel, as in old exports; slopes that fit nothing are rejected with the name of the node."""
     shape, slopes = [2, 3, 4, 5], draw(3)
     nodes = [node("PRelu", ["x", "slopes"], ["y"], name="face/relu1")]
     made = model(nodes, [value("x", shape)], [value("y", shape)], {"slopes": slopes}, opset=13)
     x = draw(*shape, seed=1)
     loaded = load(made, tmp_path, {"x": x})
-    (found,) = compute(loaded, {"x": x})
-    np.testing.assert_allclose(found, np.where(x < 0, slopes[:, None, None] * x, x), rtol=1e-6)
+    (actual,) = compute(loaded, {"x": x})
+    np.testing.assert_allclose(actual, np.where(x < 0, slopes[:, None, None] * x, x), rtol=1e-6)
     wrong = model(nodes, [value("x", shape)], [value("y", shape)], {"slopes": draw(7)}, opset=13)
     with pytest.raises(ImportFailed, match=r"face/relu1.*slopes of shape \[7\] do not fit"):
         load(wrong, tmp_path, {"x": x})
 
 
 def test_half_precision(tmp_path: Path) -> None:
-    """float16 in, float16 out."""
+    """float16 inputs and outputs."""
     made = model(
         [node("MatMul", ["x", "w"], ["y"])],
         [value("x", [2, 3], "float16")],
@@ -137,8 +137,8 @@ def test_half_precision(tmp_path: Path) -> None:
     agree(made, tmp_path, {"x": draw(2, 3, seed=1).astype(np.float16)}, rtol=1e-2)
 
 
-def test_a_quantised_model(tmp_path: Path) -> None:
-    """QuantizeLinear and DequantizeLinear around a convolution: the form that quantisers write."""
+def test_a_quantized_model(tmp_path: Path) -> None:
+    """QuantizeLinear and DequantizeLinear around a convolution (QDQ)."""
     made = model(
         [
             node("QuantizeLinear", ["x", "s", "z"], ["q"]),
@@ -159,8 +159,8 @@ def test_a_quantised_model(tmp_path: Path) -> None:
     agree(made, tmp_path, {"x": draw(1, 2, 4, 4)})
 
 
-def test_optional_inputs_may_be_left_out(tmp_path: Path) -> None:
-    """An empty name in the middle: Clip with a maximum and no minimum."""
+def test_optional_inputs_may_be_omitted(tmp_path: Path) -> None:
+    """By an empty name: Clip with a maximum and no minimum."""
     made = model(
         [node("Clip", ["x", "", "top"], ["y"])],
         [value("x", [4])],
@@ -173,8 +173,8 @@ def test_optional_inputs_may_be_left_out(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what cannot be
 
 
-def test_an_operator_that_is_unknown_is_named_with_its_node(tmp_path: Path) -> None:
-    """Of a domain that nobody knows: the operator, its domain, its node, and how many more there are."""
+def test_an_unknown_operator_is_named_with_its_node(tmp_path: Path) -> None:
+    """The message has the operator, its domain, its first node and the number of others."""
     made = model(
         [
             node("Frobnicate", ["x"], ["a"], name="first", domain="com.example"),
@@ -190,8 +190,8 @@ def test_an_operator_that_is_unknown_is_named_with_its_node(tmp_path: Path) -> N
     assert caught.value.fix
 
 
-def test_a_node_that_tvm_cannot_take_is_named(tmp_path: Path) -> None:
-    """A shape that depends on values: the message has the operator and what it gives."""
+def test_a_node_that_tvm_cannot_import_is_named(tmp_path: Path) -> None:
+    """The message has the operator and its output."""
     made = model(
         [node("NonZero", ["x"], ["where"]), node("Cast", ["where"], ["y"], to=1)],
         [value("x", [4])],
@@ -203,14 +203,14 @@ def test_a_node_that_tvm_cannot_take_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", b"\x08\x07\x12\x04abcd", b"\xff" * 40])
-def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
-    """Whatever the bytes are, the answer is a sentence."""
+def test_other_files_are_rejected(tmp_path: Path, content: bytes) -> None:
+    """Any bytes give an error with a message."""
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     from tvmflow.frontends import onnx as frontend
 
     with pytest.raises(ImportFailed):
-        frontend.load({"model": path}, (), {})
+        frontend.load({"model": path}, ())
 
 
 # ---------------------------------------------------------------- what decides the result
@@ -220,8 +220,8 @@ def text(loaded: Any) -> str:
     return str(tvm.ir.save_json(loaded.mod))
 
 
-def test_only_the_architecture_is_in_the_module(tmp_path: Path) -> None:
-    """Other weights, producer, texts and node names give the same module to the byte."""
+def test_the_module_has_only_the_architecture(tmp_path: Path) -> None:
+    """Other weights, producers, texts and node names give a byte-identical module."""
     first = text(load(classifier(), tmp_path))
     for other in (
         classifier(seed=1),
@@ -233,11 +233,11 @@ def test_only_the_architecture_is_in_the_module(tmp_path: Path) -> None:
 
 
 def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Nothing of the process, such as hash seeds or addresses, gets into the module."""
+    """The module does not depend on hash seeds or addresses."""
     files = save(classifier(), tmp_path)
     code = (
         "import sys, tvm; from pathlib import Path; from tvmflow.frontends import onnx as f; "
-        "sys.stdout.write(tvm.ir.save_json(f.load({'model': Path(sys.argv[1])}, (), {}).mod))"
+        "sys.stdout.write(tvm.ir.save_json(f.load({'model': Path(sys.argv[1])}, ()).mod))"
     )
     made = [
         subprocess.run(

@@ -10,9 +10,9 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from tests.support.onnx_models import agree, classifier, draw, load, model, save, specs, value
-from tvmflow.errors import ImportFailed, RecipeError
+from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.frontends import onnx as frontend
-from tvmflow.frontends.onnx._operators import opset_of
+from tvmflow.frontends.onnx._graph import opset_of
 from tvmflow.frontends.onnx._prepare import prepare
 from tvmflow.recipe import ModelSource
 
@@ -20,15 +20,15 @@ node = helper.make_node
 
 
 def operators(made: ModelProto) -> list[str]:
-    return [each.op_type for each in made.graph.node]
+    return [item.op_type for item in made.graph.node]
 
 
 def prepared(made: ModelProto, **feed: np.ndarray) -> ModelProto:  # type: ignore[type-arg]
     return prepare(made, specs(feed))
 
 
-def test_shapes_that_are_computed_become_constants() -> None:
-    """The flattening that exporters write as Shape, Gather, Concat and Reshape is a plain Reshape."""
+def test_computed_shapes_become_constants() -> None:
+    """Flattening that exporters write as Shape, Gather, Concat and Reshape becomes one Reshape."""
     made = model(
         [
             node("Shape", ["x"], ["s"]),
@@ -48,8 +48,8 @@ def test_shapes_that_are_computed_become_constants() -> None:
     assert operators(prepared(made, x=draw(4, 2, 3))) == ["Reshape"]
 
 
-def test_copies_dropouts_and_dead_nodes_are_gone() -> None:
-    """Only what contributes to an output is left."""
+def test_copies_dropouts_and_dead_nodes_are_removed() -> None:
+    """Only nodes that an output needs are kept."""
     made = model(
         [
             node("Identity", ["x"], ["a"]),
@@ -61,13 +61,13 @@ def test_copies_dropouts_and_dead_nodes_are_gone() -> None:
         [value("y", [2])],
         {"nobody": draw(2)},
     )
-    found = prepared(made)
-    assert operators(found) == ["Relu"]
-    assert not found.graph.initializer
+    actual = prepared(made)
+    assert operators(actual) == ["Relu"]
+    assert not actual.graph.initializer
 
 
 def test_functions_of_the_model_are_inlined(tmp_path: Path) -> None:
-    """A local function becomes the nodes that it stands for."""
+    """A call of a local function is replaced by its nodes."""
     square = helper.make_function(
         "local",
         "Square",
@@ -87,7 +87,7 @@ def test_functions_of_the_model_are_inlined(tmp_path: Path) -> None:
     agree(made, tmp_path, {"x": draw(3)})
 
 
-def test_a_large_constant_is_not_unfolded() -> None:
+def test_large_results_are_not_folded() -> None:
     """Folding a small tensor into gigabytes would cost more than it saves."""
     made = model(
         [node("Expand", ["one", "shape"], ["big"]), node("Add", ["x", "big"], ["y"])],
@@ -98,8 +98,8 @@ def test_a_large_constant_is_not_unfolded() -> None:
     assert "Expand" in operators(prepared(made))
 
 
-def test_real_work_is_not_done_at_import() -> None:
-    """A product of two weights depends on what was learned: it stays in the graph."""
+def test_expensive_operators_are_not_folded() -> None:
+    """A product of two weights depends on learned values, so it stays in the graph."""
     made = model(
         [node("MatMul", ["a", "b"], ["w"]), node("MatMul", ["x", "w"], ["y"])],
         [value("x", [2, 3])],
@@ -109,8 +109,8 @@ def test_real_work_is_not_done_at_import() -> None:
     assert operators(prepared(made)) == ["MatMul", "MatMul"]
 
 
-def test_an_if_with_a_known_condition(tmp_path: Path) -> None:
-    """Exporters leave such branches behind; the numbers are those of the branch that is taken."""
+def test_an_if_with_a_constant_condition(tmp_path: Path) -> None:
+    """The result is that of the taken branch."""
 
     def branch(name: str, operator: str) -> onnx.GraphProto:
         return helper.make_graph([node(operator, ["x"], [name])], name, [], [value(name, [3])])
@@ -132,8 +132,8 @@ def test_an_if_with_a_known_condition(tmp_path: Path) -> None:
     agree(made, tmp_path, {"x": draw(3)})
 
 
-def test_weights_that_are_listed_as_inputs_are_weights(tmp_path: Path) -> None:
-    """As up to IR version 3: the model's inputs are those without a value, and it can still be converted."""
+def test_weights_listed_as_inputs_are_weights(tmp_path: Path) -> None:
+    """As up to IR version 3: the inputs are those without a value, and the opset can be converted."""
     made = classifier(opset=7)
     made.ir_version = 3
     for tensor in made.graph.initializer:
@@ -144,38 +144,38 @@ def test_weights_that_are_listed_as_inputs_are_weights(tmp_path: Path) -> None:
     assert opset_of(prepared(made)) == 13
 
 
-def test_external_data_is_read_from_beside_the_model(tmp_path: Path) -> None:
-    """Planning knows the files without importing onnx; loading gets them by role, wherever they lie."""
+def test_external_data_is_read_by_role(tmp_path: Path) -> None:
+    """Planning lists the files without importing onnx; they may be elsewhere when the model is loaded."""
     (tmp_path / "in").mkdir()
     path = tmp_path / "in" / "big.onnx"
     onnx.save(
         classifier(),
         path,
         save_as_external_data=True,
-        location="weights/../weights.bin".replace("weights/../", ""),
+        location="weights.bin",
         size_threshold=0,
     )
-    found = frontend.files(ModelSource(onnx="in/big.onnx"), tmp_path, lambda *_: "r.yaml:1:1")
-    assert [file.role for file in found] == ["model", "external/weights.bin"]
-    elsewhere = tmp_path / "elsewhere"
-    Path(found[1].path).rename(elsewhere)
-    loaded = frontend.load({"model": path, "external/weights.bin": elsewhere}, (), {})
+    actual = frontend.files(ModelSource(onnx="in/big.onnx"), tmp_path, lambda *_: "r.yaml:1:1")
+    assert [file.role for file in actual] == ["model", "external/weights.bin"]
+    moved = tmp_path / "moved"
+    Path(actual[1].path).rename(moved)
+    loaded = frontend.load({"model": path, "external/weights.bin": moved}, ())
     expected = {t.name: numpy_helper.to_array(t) for t in classifier().graph.initializer}
     np.testing.assert_array_equal(loaded.params["w"], expected["w"])
-    with pytest.raises(RecipeError, match=r"keeps weights in 'weights\.bin', which is not there"):
+    with pytest.raises(RecipeError, match=r"has weights in 'weights\.bin', which does not exist"):
         frontend.files(ModelSource(onnx="in/big.onnx"), tmp_path, lambda *_: "r.yaml:1:1")
 
 
 @pytest.mark.parametrize("location", ["../outside.bin", "/etc/passwd"])
-def test_external_data_from_outside_the_folder_is_refused(tmp_path: Path, location: str) -> None:
-    """A model that was downloaded must not read any file of this machine."""
+def test_external_data_outside_the_folder_is_rejected(tmp_path: Path, location: str) -> None:
+    """A downloaded model must not read other files of this machine."""
     made = classifier()
     tensor = made.graph.initializer[0]
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value=location)
     (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
-    with pytest.raises(RecipeError, match="from outside its folder"):
+    with pytest.raises(RecipeError, match="refers to data outside its folder"):
         frontend.files(ModelSource(onnx="m.onnx"), tmp_path, lambda *_: "r.yaml:1:1")
 
 
@@ -184,13 +184,13 @@ def test_external_data_from_outside_the_folder_is_refused(tmp_path: Path, locati
 
 def problem(made: ModelProto, folder: Path, **feed: np.ndarray) -> str:  # type: ignore[type-arg]
     with pytest.raises(ImportFailed) as caught:
-        frontend.load(save(made, folder), specs(feed), {})
+        frontend.load(save(made, folder), specs(feed))
     assert caught.value.fix
     return caught.value.message
 
 
-def test_inputs_that_do_not_fit_are_explained(tmp_path: Path) -> None:
-    """Wrong name, shape, dtype, number: what the model has stands beside what the recipe says."""
+def test_inputs_that_do_not_fit_are_reported(tmp_path: Path) -> None:
+    """Wrong names, shapes and dtypes: the message has those of the model and of the recipe."""
     made = model(
         [node("Add", ["left", "right"], ["y"])],
         [value("left", ["n", 3]), value("right", ["n", 3])],
@@ -202,14 +202,14 @@ def test_inputs_that_do_not_fit_are_explained(tmp_path: Path) -> None:
     assert "'left' has shape ['n', 3], which [2, 4] does not fit" in problem(
         made, tmp_path, left=draw(2, 4), right=good
     )
-    assert "'left' is float32, not float64" in problem(
+    assert "'left' has dtype float32, not float64" in problem(
         made, tmp_path, left=good.astype(np.float64), right=good
     )
     assert problem(made, tmp_path).count("has no fixed shape") == 2
 
 
-def test_symbolic_dimensions_take_the_recipes_sizes(tmp_path: Path) -> None:
-    """What was inferred for other sizes does not stand in the way."""
+def test_symbolic_dimensions_take_the_sizes_of_the_recipe(tmp_path: Path) -> None:
+    """Shapes that were inferred for other sizes are dropped."""
     made = model(
         [node("Relu", ["x"], ["a"]), node("Softmax", ["a"], ["y"], axis=-1)],
         [value("x", ["batch", "time"])],
@@ -220,8 +220,8 @@ def test_symbolic_dimensions_take_the_recipes_sizes(tmp_path: Path) -> None:
     assert loaded.outputs[0].shape == (2, 5)
 
 
-def test_an_opset_that_is_too_old_is_refused(tmp_path: Path) -> None:
-    """Below 7 it must be convertible; what is not says so, and with which opset to export."""
+def test_an_opset_that_is_too_old_is_rejected(tmp_path: Path) -> None:
+    """Below 7 it must be convertible; otherwise the message says with which opset to export."""
     made = model(
         [node("Crop", ["x"], ["y"], border=[0, 0, 1, 1])],
         [value("x", [1, 1, 2, 2])],

@@ -27,8 +27,8 @@ def external(location: str) -> onnx.TensorProto:
     return tensor
 
 
-def test_every_place_of_a_tensor_is_searched(tmp_path: Path) -> None:
-    """Initializers, constants, branches of an If: each file once, sorted."""
+def test_all_tensors_are_searched(tmp_path: Path) -> None:
+    """Initializers, constants and branches of an If; each file is listed once, sorted."""
     inner = helper.make_graph(
         [helper.make_node("Constant", [], ["c"], value=external("inner"))],
         "t",
@@ -50,7 +50,7 @@ def test_every_place_of_a_tensor_is_searched(tmp_path: Path) -> None:
 
 
 def test_planning_does_not_import_onnx(tmp_path: Path) -> None:
-    """It would take a second of every plan."""
+    """The import would add a second to every plan."""
     path = tmp_path / "m.onnx"
     path.write_bytes(MODEL)
     code = (
@@ -65,8 +65,8 @@ def test_planning_does_not_import_onnx(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"a model", MODEL[: len(MODEL) // 2], b"\x0a\x02ab"])
-def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
-    """Empty, something else, cut off, or without a graph."""
+def test_other_files_are_rejected(tmp_path: Path, content: bytes) -> None:
+    """Empty, of another kind, truncated, or without a graph."""
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     with pytest.raises(NotAModel):
@@ -77,8 +77,8 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.integers(0, len(MODEL) - 1), st.binary(min_size=1, max_size=8))
-def test_damage_is_told_or_harmless(tmp_path: Path, at: int, patch: bytes) -> None:
-    """Any bytes anywhere: locations, or NotAModel, and never anything else."""
+def test_damaged_files_are_rejected_or_read(tmp_path: Path, at: int, patch: bytes) -> None:
+    """Random bytes give locations or NotAModel, and no other error."""
     path = tmp_path / "m.onnx"
     path.write_bytes(MODEL[:at] + patch + MODEL[at + len(patch) :])
     with contextlib.suppress(NotAModel):

@@ -12,21 +12,21 @@ import pytest
 
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import classifier, draw, save
-from tvmflow.errors import ImportFailed, StageError
+from tvmflow.core.errors import ImportFailed, StageError
+from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import onnx as frontend
 from tvmflow.frontends._base import Reference
-from tvmflow.values import TensorSpec
 
 INPUTS = (TensorSpec("data", (1, 3, 8, 8), "float32"),)
 OUTPUTS = (TensorSpec("prob", (1, 4), "float32"),)
 
 
 def start(files: dict[str, Path], folder: Path):  # type: ignore[no-untyped-def]
-    return frontend.reference(files, INPUTS, OUTPUTS, {}, threads=1, scratch=folder)
+    return frontend.reference(files, INPUTS, OUTPUTS, threads=1, scratch=folder)
 
 
-def test_it_runs_the_model_as_it_came(tmp_path: Path) -> None:
-    """Outputs by name, latency in seconds, and its name with its version."""
+def test_it_runs_the_unmodified_model(tmp_path: Path) -> None:
+    """It returns outputs by name and latencies in seconds, and its name has a version."""
     import onnxruntime
 
     files = save(classifier(), tmp_path)
@@ -35,25 +35,25 @@ def test_it_runs_the_model_as_it_came(tmp_path: Path) -> None:
     reference: Reference
     with start(files, scratch) as reference:
         assert reference.name == f"ONNX Runtime {onnxruntime.__version__}"
-        found = reference.run(feed)
+        actual_value = reference.run(feed)
         seconds = reference.latency(feed, repeat=3, min_seconds=0.001)
     expected = onnxruntime.InferenceSession(str(files["model"])).run(None, feed)[0]
-    np.testing.assert_allclose(found["prob"], expected, rtol=1e-6)
-    assert len(seconds) == 3 and all(0 < each < 1 for each in seconds)
+    np.testing.assert_allclose(actual_value["prob"], expected, rtol=1e-6)
+    assert len(seconds) == 3 and all(0 < item < 1 for item in seconds)
 
 
 def test_a_wrong_input_is_named(tmp_path: Path) -> None:
-    """Before it reaches the framework."""
+    """It is checked before it reaches the framework."""
     (scratch := tmp_path / "scratch").mkdir()
     with start(save(classifier(), tmp_path), scratch) as reference:
-        with pytest.raises(StageError, match="'data' has the shape"):
+        with pytest.raises(StageError, match="'data' has shape"):
             reference.run({"data": draw(1, 3, 9, 9)})
         with pytest.raises(StageError, match="'data'"):
             reference.run({})
 
 
-def test_its_death_is_a_sentence(tmp_path: Path) -> None:
-    """Whoever asks next is told how it ended and where its log is."""
+def test_a_crash_is_reported(tmp_path: Path) -> None:
+    """The next request fails with the exit status and the path of the log."""
     (scratch := tmp_path / "scratch").mkdir()
     with start(save(classifier(), tmp_path), scratch) as reference:
         os.kill(reference._process.pid, signal.SIGKILL)
@@ -62,8 +62,8 @@ def test_its_death_is_a_sentence(tmp_path: Path) -> None:
     assert "log" in caught.value.fix
 
 
-def test_a_model_that_it_refuses_is_its_problem(tmp_path: Path) -> None:
-    """The message says that the framework refused, and the way out."""
+def test_a_model_that_it_rejects_is_reported(tmp_path: Path) -> None:
+    """The message names the framework and how to disable the comparison."""
     path = tmp_path / "model.onnx"
     path.write_bytes(b"nothing")
     (scratch := tmp_path / "scratch").mkdir()
@@ -75,27 +75,27 @@ def test_a_model_that_it_refuses_is_its_problem(tmp_path: Path) -> None:
     assert "against: none" in caught.value.fix
 
 
-def test_inner_tensors_are_what_the_import_has(tmp_path: Path) -> None:
-    """Import and reference give the same tensors beside the outputs, in the order asked for; an output is no inner one."""
+def test_inner_tensors_are_those_of_the_import(tmp_path: Path) -> None:
+    """Import and reference return the same tensors after the outputs, in the requested order, without repeating outputs."""
     files = save(classifier(), tmp_path)
     model = onnx.load(str(files["model"]))
     inner = [node.output[0] for node in model.graph.node][:2]
     feed = {"data": draw(1, 3, 8, 8)}
-    loaded = frontend.load(files, INPUTS, {}, (inner[1], "prob", inner[0]))
+    loaded = frontend.load(files, INPUTS, (inner[1], "prob", inner[0]))
     assert [spec.name for spec in loaded.outputs] == ["prob"]
     assert [spec.name for spec in loaded.tensors] == [inner[1], inner[0]]
     (scratch := tmp_path / "scratch").mkdir()
     with frontend.reference(
-        files, INPUTS, loaded.outputs, {}, tensors=loaded.tensors, threads=1, scratch=scratch
+        files, INPUTS, loaded.outputs, tensors=loaded.tensors, threads=1, scratch=scratch
     ) as reference:
-        theirs = reference.run(feed)
-    ours = compute(loaded, feed)
-    for spec, values in zip((*loaded.outputs, *loaded.tensors), ours, strict=True):
-        np.testing.assert_allclose(theirs[spec.name], values, rtol=1e-4, atol=1e-5)
+        expected = reference.run(feed)
+    actual = compute(loaded, feed)
+    for spec, values in zip((*loaded.outputs, *loaded.tensors), actual, strict=True):
+        np.testing.assert_allclose(expected[spec.name], values, rtol=1e-4, atol=1e-5)
 
 
-def test_a_tensor_that_is_not_there_is_told(tmp_path: Path) -> None:
-    """With those of nearly that name; what a node is called is no tensor."""
+def test_an_unknown_tensor_is_reported(tmp_path: Path) -> None:
+    """With the nearest name; names of nodes are not names of tensors."""
     files = save(classifier(), tmp_path)
-    with pytest.raises(ImportFailed, match=r"the model has no tensor 'prop' \(nearest: .*prob"):
-        frontend.load(files, INPUTS, {}, ("prop",))
+    with pytest.raises(ImportFailed, match=r"the model has no tensor 'prop'; did you mean 'prob"):
+        frontend.load(files, INPUTS, ("prop",))

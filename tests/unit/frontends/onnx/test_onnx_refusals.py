@@ -13,8 +13,8 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, agree, draw, load, model, value
-from tvmflow.errors import ImportFailed
-from tvmflow.frontends.onnx._operators import KNOWN_WRONG
+from tvmflow.core.errors import ImportFailed
+from tvmflow.frontends.onnx._operators import MISCOMPUTED
 
 node = helper.make_node
 F = np.float32
@@ -76,7 +76,7 @@ CASES = {
     "ConvTranspose": (conv_transpose, "with output_shape"),
     "Dropout": (lambda: unary("Dropout", 2), "with its mask"),
     "IsInf": (lambda: unary("IsInf", detect_negative=0), "for one sign only"),
-    "Resize": (lambda: resize([1, 1, 0.6, 0.6], mode="linear"), "by a factor that is rounded"),
+    "Resize": (lambda: resize([1, 1, 0.6, 0.6], mode="linear"), "with a rounded output size"),
     "RoiAlign": (roi_align, "with mode max"),
     "SequenceErase": (lambda: sequence("SequenceErase"), "at a position"),
     "SequenceInsert": (lambda: sequence("SequenceInsert"), "at a position"),
@@ -84,30 +84,30 @@ CASES = {
 
 
 @pytest.mark.parametrize("operator", CASES)
-def test_what_tvm_has_wrong_is_refused(tmp_path: Path, operator: str) -> None:
+def test_miscomputed_operators_are_rejected(tmp_path: Path, operator: str) -> None:
     """The operator, the case and the node are in the message."""
     make, case = CASES[operator]
-    with pytest.raises(ImportFailed, match=f"TVM computes {case} wrongly: {operator} \\(node"):
+    with pytest.raises(ImportFailed, match=f"TVM miscomputes {operator} {case} \\(node"):
         load(make(), tmp_path)
 
 
-def test_every_known_case_is_tested() -> None:
-    """Two of them are written in other operators instead."""
-    assert {*CASES, "LayerNormalization", "SpaceToDepth"} == set(KNOWN_WRONG)
+def test_every_miscomputed_operator_is_tested() -> None:
+    """Two of them are expanded into other operators."""
+    assert {*CASES, "LayerNormalization", "SpaceToDepth"} == set(MISCOMPUTED)
 
 
 @pytest.mark.skipif(onnx.defs.onnx_opset_version() < 28, reason="this onnx has no mode CRD yet")
-def test_a_new_attribute_is_not_lost(tmp_path: Path) -> None:
-    """ONNX's converter drops it without a word, and the numbers would be those of the default."""
+def test_new_attributes_are_kept(tmp_path: Path) -> None:
+    """ONNX's version converter drops them silently, and the result would be that of the default."""
     made = unary("SpaceToDepth", opset=28, blocksize=2, mode="CRD")
     feed = {"x": draw(1, 4, 4, 4)}
-    (ours,) = compute(load(made, tmp_path, feed), feed)
+    (actual,) = compute(load(made, tmp_path, feed), feed)
     (expected,) = ReferenceEvaluator(made).run(None, feed)
-    np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_statistics_of_a_layer_norm_come_from_its_definition(tmp_path: Path) -> None:
-    """TVM gives zeros for them: the operator is expanded into what ONNX defines it by."""
+    """TVM returns zeros for them, so the operator is expanded into its definition."""
     made = model(
         [node("LayerNormalization", ["x", "s", "b"], ["y", "mean", "dev"], axis=-1)],
         [value("x", [2, 3])],
@@ -117,8 +117,8 @@ def test_statistics_of_a_layer_norm_come_from_its_definition(tmp_path: Path) -> 
     agree(made, tmp_path, {"x": draw(2, 3, seed=2)})
 
 
-def test_outputs_that_nobody_reads_are_no_reason_to_refuse(tmp_path: Path) -> None:
-    """Exporters give masks and statistics a name."""
+def test_unused_outputs_are_accepted(tmp_path: Path) -> None:
+    """Exporters name masks and statistics that no node reads."""
     made = model(
         [
             node("LayerNormalization", ["x", "s"], ["n", "mean", "dev"], axis=-1),
@@ -133,13 +133,13 @@ def test_outputs_that_nobody_reads_are_no_reason_to_refuse(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
-def test_exact_factors_are_fine(tmp_path: Path, mode: str) -> None:
-    """Twice and half the size mean the same to everyone."""
+def test_exact_resize_factors_are_supported(tmp_path: Path, mode: str) -> None:
+    """TVM and ONNX agree on twice and half the size."""
     agree(resize([1, 1, 2.0, 0.5], mode=mode), tmp_path, {"x": draw(1, 1, 4, 4)})
 
 
-def test_attention_is_written_in_other_operators(tmp_path: Path) -> None:
-    """TVM knows Microsoft's operator of that name, which is another one."""
+def test_attention_is_expanded(tmp_path: Path) -> None:
+    """TVM's converter of this name is for Microsoft's operator, which is another one."""
     made = model(
         [node("Attention", ["q", "k", "v"], ["y"])],
         [value(name, [1, 2, 3, 4]) for name in "qkv"],
@@ -150,8 +150,8 @@ def test_attention_is_written_in_other_operators(tmp_path: Path) -> None:
     agree(made, tmp_path, {name: draw(1, 2, 3, 4, seed=i) for i, name in enumerate("qkv")})
 
 
-def test_relu6_as_mobile_nets_have_it(tmp_path: Path) -> None:
-    """Clip becomes kernels that the importer writes itself; they must stay beside `main`."""
+def test_relu6_of_mobilenets(tmp_path: Path) -> None:
+    """Clip becomes kernels that the importer writes; they must stay in the module."""
     made = model(
         [node("Clip", ["x", "low", "high"], ["y"])],
         [value("x", [2, 8])],

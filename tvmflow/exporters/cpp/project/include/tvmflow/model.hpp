@@ -2,12 +2,12 @@
 // The model is one library, or several, each for a part of it.
 //
 // Everything that can be known before the library is loaded is checked before, because a library for another CPU
-// dies of an illegal instruction and says nothing.
+// dies of an illegal instruction without a message.
 #ifndef TVMFLOW_MODEL_HPP_
 #define TVMFLOW_MODEL_HPP_
 
-// tvm_ffi exports its class of errors from every program, and the runtime would then take the program's: fatal
-// where the two have different C++ libraries. Together with -fvisibility=hidden this keeps them apart.
+// tvm_ffi exports its error class from every program, and the runtime would then use the program's: fatal
+// where the two have different C++ libraries. Together with -fvisibility=hidden this prevents it.
 #if !defined(TVM_FFI_DLL) && defined(__GNUC__) && !defined(__EMSCRIPTEN__) && !defined(_WIN32)
 #define TVM_FFI_DLL
 #define TVM_FFI_DLL_EXPORT __attribute__((visibility("default")))
@@ -36,13 +36,13 @@
 
 namespace tvmflow {
 
-// What went wrong, as a sentence.
+// An error whose what() is a message for people.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Name, shape and type (as NumPy calls it: float32, int64, bool, …) of one input or output.
+// Name, shape and dtype (as in NumPy: float32, int64, bool, …) of one input or output.
 struct TensorSpec {
   std::string name;
   std::vector<int64_t> shape;
@@ -74,7 +74,7 @@ namespace ffi = tvm::ffi;
 using Json = ffi::Map<ffi::Any, ffi::Any>;
 
 // The runtime may have been built with another C++ library than this program, and then its exceptions
-// cannot be caught here: every call goes through its C interface, which has none.
+// cannot be caught here: every call uses its C interface, which throws none.
 inline ffi::Any call_packed(const ffi::Function& function, const ffi::AnyView* arguments,
                             std::size_t count) {
   ffi::Any result;
@@ -98,19 +98,19 @@ ffi::Any call_global(const char* name, Args&&... args) {
   return call(ffi::Function::GetGlobalRequired(name), std::forward<Args>(args)...);
 }
 
-inline ffi::Function function_of(const ffi::Any& module, const char* name) {
-  ffi::Any found = call_global("ffi.ModuleGetFunction", module, ffi::String(name), true);
-  if (found == nullptr) throw Error(std::string("the library has no function ") + name);
-  return found.cast<ffi::Function>();
+inline ffi::Function get_function(const ffi::Any& module, const char* name) {
+  ffi::Any function = call_global("ffi.ModuleGetFunction", module, ffi::String(name), true);
+  if (function == nullptr) throw Error(std::string("the library has no function ") + name);
+  return function.cast<ffi::Function>();
 }
 
-// Turns the runtime's errors into ours.
+// Calls `action` and throws the runtime's errors as Error, with `context` before their message.
 template <typename Action>
-auto told(const std::string& doing, Action&& action) -> decltype(action()) {
+auto with_context(const std::string& context, Action&& action) -> decltype(action()) {
   try {
     return action();
   } catch (const ffi::Error& error) {
-    throw Error(doing + ": " + std::string(error.message()));
+    throw Error(context + ": " + std::string(error.message()));
   }
 }
 
@@ -137,7 +137,7 @@ inline std::vector<TensorSpec> specs_at(const Json& json, const char* name) {
   return specs;
 }
 
-// What this program was compiled for, as model.json calls it.
+// The architecture that this program was compiled for, by its name in model.json.
 inline const char* architecture() {
 #if defined(__x86_64__) || defined(_M_X64)
   return "x86_64";
@@ -154,7 +154,7 @@ inline const char* architecture() {
 #endif
 }
 
-// What the kernel says that this CPU can do; empty where it does not say.
+// The features of this CPU as the Linux kernel reports them; empty where it does not.
 inline std::set<std::string> cpu_features() {
   std::set<std::string> features;
   std::ifstream stream("/proc/cpuinfo");
@@ -169,33 +169,33 @@ inline std::set<std::string> cpu_features() {
 }
 
 // "0.27" of "0.27.0.post1"
-inline std::string minor_of(const std::string& version) {
+inline std::string minor_version(const std::string& version) {
   return version.substr(0, version.find('.', version.find('.') + 1));
 }
 
-// What `bundle` is in the model.json of one library, and of parts with a folder each.
-constexpr int64_t kWhole = 1, kInParts = 2;
+// The field `bundle` in the model.json of one library, and of parts with a folder each.
+constexpr int64_t kLibraryFormat = 1, kPartitionedFormat = 2;
 
-inline int64_t format_of(const Json& json, const std::string& path) {
+inline int64_t read_format(const Json& json, const std::string& path) {
   const int64_t format = json.at(ffi::String("bundle")).cast<int64_t>();
-  if (format != kWhole && format != kInParts) {
-    throw Error(path + " has another format than this header reads: use the header that came with it");
+  if (format != kLibraryFormat && format != kPartitionedFormat) {
+    throw Error(path + " has a format that this header does not read: use the header that was delivered with it");
   }
   return format;
 }
 
-// What a library needs of the machine, of this program and of the runtime.
-inline void check(const Json& json, const std::string& path) {
-  if (format_of(json, path) != kWhole) throw Error(path + " is of a model in parts, not of one library");
-  std::string arch = text_at(json, "arch"), here = architecture();
-  if (!here.empty() && arch != here) {
-    throw Error(path + " was built for " + arch + ", this program is for " + here);
+// Throws Error when a library does not fit the machine, this program or the runtime.
+inline void check_requirements(const Json& json, const std::string& path) {
+  if (read_format(json, path) != kLibraryFormat) throw Error(path + " describes a partitioned model, not one library");
+  std::string arch = text_at(json, "arch"), program_arch = architecture();
+  if (!program_arch.empty() && arch != program_arch) {
+    throw Error(path + " was built for " + arch + ", this program is for " + program_arch);
   }
   std::set<std::string> features = cpu_features();
   std::string missing;
   Json target = json.at(ffi::String("target")).cast<Json>();
-  for (const ffi::Any& each : target.at(ffi::String("features")).cast<ffi::Array<ffi::Any>>()) {
-    std::string name(each.cast<ffi::String>());
+  for (const ffi::Any& feature : target.at(ffi::String("features")).cast<ffi::Array<ffi::Any>>()) {
+    std::string name(feature.cast<ffi::String>());
     if (!features.empty() && features.count(name) == 0) missing += (missing.empty() ? "" : ", ") + name;
   }
   if (!missing.empty()) {
@@ -203,15 +203,15 @@ inline void check(const Json& json, const std::string& path) {
   }
   TVMFFIVersion version;
   TVMFFIGetVersion(&version);
-  std::string built = minor_of(text_at(json, "tvm_ffi"));
-  std::string found = std::to_string(version.major) + "." + std::to_string(version.minor);
-  if (built != found) {
-    throw Error(path + " was built with tvm_ffi " + built + ", the one here is " + found);
+  std::string built = minor_version(text_at(json, "tvm_ffi"));
+  std::string installed = std::to_string(version.major) + "." + std::to_string(version.minor);
+  if (built != installed) {
+    throw Error(path + " was built with tvm_ffi " + built + ", the runtime here has " + installed);
   }
 }
 
-// Memory with the alignment that kernels count on.
-struct Aligned {
+// Allocates with the alignment that kernels rely on.
+struct AlignedAllocator {
   static constexpr std::align_val_t kAlignment{64};
   void AllocData(DLTensor* tensor) {
     std::size_t bytes = ffi::GetDataSize(*tensor);
@@ -220,9 +220,9 @@ struct Aligned {
   void FreeData(DLTensor* tensor) { ::operator delete(tensor->data, kAlignment); }
 };
 
-inline ffi::Tensor tensor_of(const TensorSpec& spec) {
+inline ffi::Tensor new_tensor(const TensorSpec& spec) {
   ffi::Tensor tensor =
-      ffi::Tensor::FromNDAlloc(Aligned(), ffi::Shape(spec.shape.begin(), spec.shape.end()),
+      ffi::Tensor::FromNDAlloc(AlignedAllocator(), ffi::Shape(spec.shape.begin(), spec.shape.end()),
                                ffi::StringToDLDataType(spec.dtype), DLDevice{kDLCPU, 0});
   std::memset(tensor.data_ptr(), 0, spec.bytes());
   return tensor;
@@ -230,93 +230,94 @@ inline ffi::Tensor tensor_of(const TensorSpec& spec) {
 
 inline Json read_json(const std::string& path) {
   const std::string text = read_text(path);
-  return told(path + " cannot be read",
+  return with_context(path + " cannot be read",
               [&] { return call_global("ffi.json.Parse", ffi::String(text)).cast<Json>(); });
 }
 
-// A library that is loaded: that of the model, or of one of its parts.
+// A loaded library: that of the model, or of one of its parts.
 struct Library {
-  std::string name;  // as errors call it
+  std::string name;  // in error messages
   std::vector<TensorSpec> inputs, outputs;
-  std::vector<std::size_t> takes;  // where the tensors are that it takes, among all that there are before it
-  ffi::Any machine;
+  std::vector<std::size_t> arguments;  // the indices of its inputs among all tensors that exist before it runs
+  ffi::Any vm;
   ffi::Function main;
 
-  // Computes from what is there, and puts its results behind that.
-  void run(std::vector<ffi::Tensor>* there) const {
-    const std::size_t before = there->size();
-    told(name + " failed", [&] {
-      std::vector<ffi::AnyView> arguments;
-      for (std::size_t place : takes) arguments.emplace_back((*there)[place]);
-      ffi::Any result = call_packed(main, arguments.data(), arguments.size());
-      if (auto one = result.as<ffi::Tensor>()) {
-        there->push_back(*one);
+  // Runs on some of the tensors, and appends its results to them.
+  void run(std::vector<ffi::Tensor>* tensors) const {
+    const std::size_t before = tensors->size();
+    with_context(name + " failed", [&] {
+      std::vector<ffi::AnyView> views;
+      for (std::size_t index : arguments) views.emplace_back((*tensors)[index]);
+      ffi::Any result = call_packed(main, views.data(), views.size());
+      if (auto tensor = result.as<ffi::Tensor>()) {
+        tensors->push_back(*tensor);
       } else {
-        for (const ffi::Any& each : result.cast<ffi::Array<ffi::Any>>()) {
-          there->push_back(each.cast<ffi::Tensor>());
+        for (const ffi::Any& output : result.cast<ffi::Array<ffi::Any>>()) {
+          tensors->push_back(output.cast<ffi::Tensor>());
         }
       }
     });
-    if (there->size() - before != outputs.size()) {
-      throw Error(name + " gave " + std::to_string(there->size() - before) + " outputs, not " +
+    if (tensors->size() - before != outputs.size()) {
+      throw Error(name + " returned " + std::to_string(tensors->size() - before) + " outputs, not " +
                   std::to_string(outputs.size()));
     }
   }
 };
 
-// The library in a folder, of which `json` is the model.json. It takes nothing yet.
+// Loads the library in a folder, whose model.json is `json`. Its arguments are not set.
 inline Library load_library(const std::string& folder, const Json& json, const std::string& name) {
   const std::string path = folder + "/model.json";
   Library loaded;
   loaded.name = name;
-  const std::string file = told(path + " is not whole", [&] {
-    check(json, path);
+  const std::string file = with_context(path + " is not complete", [&] {
+    check_requirements(json, path);
     loaded.inputs = specs_at(json, "inputs");
     loaded.outputs = specs_at(json, "outputs");
     return folder + "/" + text_at(json, "library");
   });
   if (!std::ifstream(file)) throw Error("there is no file " + file);
-  told(file + " cannot be loaded", [&] {
+  with_context(file + " cannot be loaded", [&] {
     ffi::Any module = call_global("ffi.ModuleLoadFromFile", ffi::String(file));
-    loaded.machine = call(function_of(module, "vm_load_executable"));
+    loaded.vm = call(get_function(module, "vm_load_executable"));
     constexpr int kPooledAllocator = 2;
-    call(function_of(loaded.machine, "vm_initialization"), static_cast<int>(kDLCPU), 0, kPooledAllocator);
-    loaded.main = function_of(loaded.machine, "main");
+    call(get_function(loaded.vm, "vm_initialization"), static_cast<int>(kDLCPU), 0, kPooledAllocator);
+    loaded.main = get_function(loaded.vm, "main");
   });
   return loaded;
 }
 
-// The libraries of a model in the order in which they run: its own, or those of its parts.
+// Loads the libraries of a model in the order in which they run: its own, or those of its parts.
 inline std::vector<Library> load_libraries(const std::string& folder, const Json& json) {
   const std::string path = folder + "/model.json";
   std::vector<std::pair<std::string, std::string>> parts;  // name, folder
-  const bool is_whole = told(path + " is not whole", [&] {
-    if (format_of(json, path) == kWhole) return true;
+  const bool is_library = with_context(path + " is not complete", [&] {
+    if (read_format(json, path) == kLibraryFormat) return true;
     for (const ffi::Any& entry : json.at(ffi::String("parts")).cast<ffi::Array<ffi::Any>>()) {
       const Json fields = entry.cast<Json>();
       parts.emplace_back(text_at(fields, "name"), folder + "/" + text_at(fields, "folder"));
     }
     return false;
   });
-  if (is_whole) return {load_library(folder, json, "the model")};
+  if (is_library) return {load_library(folder, json, "the model")};
   std::vector<Library> libraries;
-  for (const auto& [name, below] : parts) {
-    libraries.push_back(load_library(below, read_json(below + "/model.json"), "the part '" + name + "'"));
+  for (const auto& [name, part] : parts) {
+    libraries.push_back(load_library(part, read_json(part + "/model.json"), "the part '" + name + "'"));
   }
   return libraries;
 }
 
-// Where among the tensors that are `there` those are that are `needed`. Throws Error when one is not.
-inline std::vector<std::size_t> places_of(const std::vector<TensorSpec>& needed,
-                                          const std::vector<TensorSpec>& there, const std::string& whose) {
-  std::vector<std::size_t> places;
+// Finds the indices of the `needed` tensors among the `available` ones. Throws Error when one is missing.
+inline std::vector<std::size_t> find_indices(const std::vector<TensorSpec>& needed,
+                                             const std::vector<TensorSpec>& available,
+                                             const std::string& consumer) {
+  std::vector<std::size_t> indices;
   for (const TensorSpec& spec : needed) {
-    std::size_t place = there.size();
-    while (place > 0 && there[place - 1].text() != spec.text()) --place;
-    if (place == 0) throw Error(whose + " needs " + spec.text() + ", which nothing before it gives");
-    places.push_back(place - 1);
+    std::size_t end = available.size();
+    while (end > 0 && available[end - 1].text() != spec.text()) --end;
+    if (end == 0) throw Error(consumer + " needs " + spec.text() + ", which nothing before it computes");
+    indices.push_back(end - 1);
   }
-  return places;
+  return indices;
 }
 
 }  // namespace detail
@@ -324,14 +325,14 @@ inline std::vector<std::size_t> places_of(const std::vector<TensorSpec>& needed,
 // A loaded model. Used by one thread at a time.
 class Model {
  public:
-  // The model in a folder with `model.json`, and its library or its parts. Throws Error when it cannot run here,
-  // and says why. The folder of a part, `parts/NAME`, is loaded as any model.
+  // Loads the model in a folder with `model.json`, and its library or its parts. Throws Error with the reason when
+  // it cannot run here. The folder of a part, `parts/NAME`, is loaded in the same way.
   static Model load(const std::string& folder) { return Model(folder); }
 
   const std::vector<TensorSpec>& inputs() const { return inputs_; }
   const std::vector<TensorSpec>& outputs() const { return outputs_; }
 
-  // Copies an input's values, in C order. Throws Error when there is no such input, or not so many bytes in it.
+  // Copies an input's values, in C order. Throws Error when there is no such input, or for another number of bytes.
   void set_input(const std::string& name, const void* values, std::size_t bytes) {
     std::size_t index = index_of(inputs_, name, "input");
     if (bytes != inputs_[index].bytes()) {
@@ -353,14 +354,14 @@ class Model {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       if (!is_set_[i]) throw Error("input '" + inputs_[i].name + "' was not set");
     }
-    // the inputs, and behind them what each library gives: those after it take it from there
-    std::vector<detail::ffi::Tensor> there = tensors_;
-    for (const detail::Library& library : libraries_) library.run(&there);
+    // The inputs, then the results of each library, which later libraries take as arguments.
+    std::vector<detail::ffi::Tensor> tensors = tensors_;
+    for (const detail::Library& library : libraries_) library.run(&tensors);
     results_.clear();
-    for (std::size_t place : gives_) results_.push_back(there[place]);
+    for (std::size_t index : output_indices_) results_.push_back(tensors[index]);
   }
 
-  // An output's values in C order, `outputs()[index].bytes()` of them; they stay until the next run.
+  // An output's values in C order, `outputs()[index].bytes()` bytes; valid until the next run.
   const void* output_data(std::size_t index) const {
     if (index >= outputs_.size()) throw Error("there is no output " + std::to_string(index));
     if (results_.empty()) throw Error("run the model before asking for its outputs");
@@ -388,45 +389,45 @@ class Model {
     const std::string path = folder + "/model.json";
     const detail::Json json = detail::read_json(path);
     libraries_ = detail::load_libraries(folder, json);
-    detail::told(path + " is not whole", [&] {
+    detail::with_context(path + " is not complete", [&] {
       inputs_ = detail::specs_at(json, "inputs");
       outputs_ = detail::specs_at(json, "outputs");
     });
-    std::vector<TensorSpec> there = inputs_;
+    std::vector<TensorSpec> available = inputs_;
     for (detail::Library& library : libraries_) {
-      library.takes = detail::places_of(library.inputs, there, path + ": " + library.name);
-      there.insert(there.end(), library.outputs.begin(), library.outputs.end());
+      library.arguments = detail::find_indices(library.inputs, available, path + ": " + library.name);
+      available.insert(available.end(), library.outputs.begin(), library.outputs.end());
     }
-    gives_ = detail::places_of(outputs_, there, path + ": the model");
-    for (const TensorSpec& spec : inputs_) tensors_.push_back(detail::tensor_of(spec));
+    output_indices_ = detail::find_indices(outputs_, available, path + ": the model");
+    for (const TensorSpec& spec : inputs_) tensors_.push_back(detail::new_tensor(spec));
     is_set_.assign(inputs_.size(), false);
   }
 
   static std::size_t index_of(const std::vector<TensorSpec>& specs, const std::string& name,
                               const std::string& kind) {
-    std::string there;
+    std::string names;
     for (std::size_t i = 0; i < specs.size(); ++i) {
       if (specs[i].name == name) return i;
-      there += (i ? ", " : "") + specs[i].text();
+      names += (i ? ", " : "") + specs[i].text();
     }
-    throw Error("there is no " + kind + " '" + name + "' (there are " + there + ")");
+    throw Error("there is no " + kind + " '" + name + "' (there are " + names + ")");
   }
 
   template <typename T>
   static void check_type(const TensorSpec& spec) {
-    static_assert(std::is_trivially_copyable<T>::value, "values are copied byte by byte");
+    static_assert(std::is_trivially_copyable<T>::value, "values are copied as bytes");
     const char kind = std::is_floating_point<T>::value ? 'f' : std::is_signed<T>::value ? 'i' : 'u';
     const bool is_bool = spec.dtype == "bool";
-    const bool fits = is_bool ? sizeof(T) == 1 : spec.dtype[0] == kind || !std::is_arithmetic<T>::value;
-    if (!fits || sizeof(T) != spec.item_bytes()) {
-      throw Error("'" + spec.name + "' is " + spec.text() + ": its values have another type in C++");
+    const bool matches = is_bool ? sizeof(T) == 1 : spec.dtype[0] == kind || !std::is_arithmetic<T>::value;
+    if (!matches || sizeof(T) != spec.item_bytes()) {
+      throw Error("'" + spec.name + "' is " + spec.text() + ", which is another type in C++");
     }
   }
 
   std::vector<TensorSpec> inputs_, outputs_;
   std::vector<bool> is_set_;
   std::vector<detail::Library> libraries_;
-  std::vector<std::size_t> gives_;  // where the outputs are, among the inputs and all that the libraries give
+  std::vector<std::size_t> output_indices_;  // among the inputs and the results of all libraries
   std::vector<detail::ffi::Tensor> tensors_, results_;
 };
 

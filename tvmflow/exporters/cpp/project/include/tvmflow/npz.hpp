@@ -25,7 +25,7 @@ struct NumpyArray {
 
 namespace detail {
 
-// NumPy's codes and what they mean.
+// NumPy's type codes -> dtypes.
 inline const std::map<std::string, std::string>& numpy_types() {
   static const std::map<std::string, std::string> types = {
       {"|b1", "bool"},   {"|i1", "int8"},    {"<i2", "int16"},   {"<i4", "int32"},
@@ -35,7 +35,7 @@ inline const std::map<std::string, std::string>& numpy_types() {
 }
 
 inline uint64_t number_at(const std::string& data, std::size_t at, int bytes) {
-  if (at + bytes > data.size()) throw Error("the file ends too soon");
+  if (at + bytes > data.size()) throw Error("the file ends too early");
   uint64_t value = 0;
   for (int i = bytes - 1; i >= 0; --i) value = value << 8 | static_cast<unsigned char>(data[at + i]);
   return value;
@@ -47,13 +47,13 @@ inline void append(std::string& data, uint64_t value, int bytes) {
 
 inline uint32_t crc32(const std::string& data) {
   static const auto table = [] {
-    std::array<uint32_t, 256> made{};
+    std::array<uint32_t, 256> entries{};
     for (uint32_t i = 0; i < 256; ++i) {
       uint32_t value = i;
       for (int bit = 0; bit < 8; ++bit) value = value & 1 ? value >> 1 ^ 0xEDB88320u : value >> 1;
-      made[i] = value;
+      entries[i] = value;
     }
-    return made;
+    return entries;
   }();
   uint32_t value = 0xFFFFFFFFu;
   for (unsigned char byte : data) value = value >> 8 ^ table[(value ^ byte) & 0xff];
@@ -76,7 +76,7 @@ inline NumpyArray parse_npy(const std::string& data) {
   NumpyArray array;
   const std::string code = between(header, "'descr': '", '\'');
   const auto type = numpy_types().find(code);
-  if (type == numpy_types().end()) throw Error("arrays of type " + code + " are not read here");
+  if (type == numpy_types().end()) throw Error("arrays of type " + code + " are not supported");
   array.dtype = type->second;
   const std::string order = between(header, "'fortran_order': ", ',');
   std::string sizes = between(header, "'shape': (", ')');
@@ -88,11 +88,11 @@ inline NumpyArray parse_npy(const std::string& data) {
     at = *end == ',' ? end + 1 : end;
   }
   if (order != "False" && array.shape.size() > 1) {
-    throw Error("an array is in Fortran's order: save numpy.ascontiguousarray of it");
+    throw Error("an array is in Fortran order: save numpy.ascontiguousarray of it");
   }
   array.values = data.substr(start);
   const TensorSpec spec{"", array.shape, array.dtype};
-  if (array.values.size() != spec.bytes()) throw Error("an array is not whole");
+  if (array.values.size() != spec.bytes()) throw Error("an array is not complete");
   return array;
 }
 
@@ -114,7 +114,7 @@ inline std::string format_npy(const NumpyArray& array) {
 
 }  // namespace detail
 
-// The arrays of a file by name. Throws Error, also for a compressed file.
+// Reads the arrays of a file by name. Throws Error, also for a compressed file.
 inline std::map<std::string, NumpyArray> read_npz(const std::string& path) {
   using detail::number_at;
   const std::string data = detail::read_text(path);
@@ -134,7 +134,7 @@ inline std::map<std::string, NumpyArray> read_npz(const std::string& path) {
       const std::string name = data.substr(at + 46, length);
       const std::size_t content =
           entry + 30 + number_at(data, entry + 26, 2) + number_at(data, entry + 28, 2);
-      if (content + size > data.size()) throw Error("it ends too soon");
+      if (content + size > data.size()) throw Error("it ends too early");
       const std::string bytes = data.substr(content, size);
       if (detail::crc32(bytes) != number_at(data, at + 16, 4)) throw Error(name + " is damaged");
       const bool suffixed = name.size() > 4 && name.compare(name.size() - 4, 4, ".npy") == 0;
@@ -151,13 +151,13 @@ inline std::map<std::string, NumpyArray> read_npz(const std::string& path) {
 inline void write_npz(const std::string& path, const std::map<std::string, NumpyArray>& arrays) {
   using detail::append;
   std::string data, table;
-  for (const auto& each : arrays) {
-    const std::string name = each.first + ".npy", bytes = detail::format_npy(each.second);
+  for (const auto& entry : arrays) {
+    const std::string name = entry.first + ".npy", bytes = detail::format_npy(entry.second);
     if (bytes.size() >= 0xffffffff || data.size() >= 0xffffffff) {
       throw Error(path + " would be larger than 4 GB");
     }
     std::string common;
-    append(common, 20, 2);          // version that is needed
+    append(common, 20, 2);          // required version
     append(common, 0x800, 2);       // names are UTF-8
     append(common, 0, 2);           // not compressed
     append(common, 0x00210000, 4);  // 1 January 1980
@@ -169,8 +169,8 @@ inline void write_npz(const std::string& path, const std::map<std::string, Numpy
     append(table, 0x02014b50, 4);
     append(table, 20, 2);
     table += common;
-    append(table, 0, 6);  // no comment, first disk, no attributes of ours
-    append(table, 0, 4);  // nor of the system
+    append(table, 0, 6);  // no comment, first disk, no internal attributes
+    append(table, 0, 4);  // no external attributes
     append(table, data.size(), 4);
     table += name;
     append(data, 0x04034b50, 4);

@@ -1,0 +1,291 @@
+"""Generates docs/recipe.md and docs/recipe.schema.json from the models of a recipe: `make docs-reference`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from tvmflow.core.types import Json
+from tvmflow.planning.pipelines import PipelineFile
+from tvmflow.recipe import json_schema
+from tvmflow.recipe.yaml_writer import inline_yaml
+from tvmflow.targets._presets import PRESETS
+
+EXAMPLE: Final = """\
+# yaml-language-server: $schema=../docs/recipe.schema.json
+recipe: 1                            # version of the format
+name: digits                         # files are delivered to dist/digits/<target>/
+version: "1.2.0"                     # version of the delivered files
+
+model:
+  mxnet: {prefix: models/digits, epoch: 10}   # models/digits-symbol.json and -0010.params
+  # or:
+  # onnx: models/digits.onnx         # a path from the recipe's folder, or a URL
+  # sha256: 9f86d081884c7d65…        # digest of that file; required for a URL
+
+inputs:                              # not needed for an ONNX model with fixed shapes
+  data:
+    shape: [1, 1, 8, 8]              # the batch size is fixed too
+    dtype: float32
+    range: [0.0, 1.0]                # of random inputs, when verify has no data
+
+variants:                            # other input shapes: digits-one and digits-eight
+  one: {}                            # the inputs above
+  eight: {inputs: {data: {shape: [8, 1, 8, 8]}}}
+
+targets:
+  - host                             # this machine
+  - x86-64-v3                        # a preset; `tvmflow targets` lists them
+  - name: edge                       # or any target, as TVM describes it
+    tvm: {kind: llvm, mtriple: x86_64-linux-gnu, mcpu: znver3}
+    num_cores: 8
+
+kernels:
+  math: vector                       # vectorized exp, tanh, …; libm: call the C library
+
+tune:
+  trials: 64                         # measurements per target; 0: no tuning
+  seed: 0
+
+outputs: [shared-library, bundle]
+
+verify:
+  against: reference                 # MXNet or ONNX Runtime
+  data: models/digits-test.npz       # an array for each input, and `label`
+  rtol: 1e-3
+  atol: 1e-4
+  min_accuracy: 0.95                 # nothing is delivered below this
+
+pipeline: tune                       # all stages
+"""
+
+_INTRODUCTION: Final = """\
+# Recipes
+
+A recipe is a YAML file that describes what to build: the model, its input shapes, the targets, the tuning budget, the outputs and the checks. All paths in it start at the folder of the recipe, wherever it is run from.
+
+Three fields are enough:
+
+```yaml
+recipe: 1
+name: mobilenet
+model: {onnx: mobilenet.onnx}
+```
+
+`tvmflow run mobilenet.yaml` then builds a bundle for this machine, without tuning, and compares it with ONNX Runtime on random inputs. All other fields have defaults.
+
+## A complete example
+
+```yaml
+"""
+
+_AFTER_EXAMPLE: Final = """\
+```
+
+More recipes, ready to run, are in [recipes/](../recipes).
+
+## Mistakes
+
+`tvmflow plan RECIPE` validates a recipe without running anything. All mistakes are reported together, each with file, line and column, and the exit code is 2:
+
+```console
+$ tvmflow plan digits.yaml
+tvmflow: digits.yaml:6:17: inputs.data.shape: must be a list, such as [1, 3, 224, 224], not the string '1x1x8x8'
+digits.yaml:8:5: targets.0: 'hots' is not a target; did you mean 'host'? (`tvmflow targets` lists them)
+digits.yaml:10:3: tune.trails: unknown field; did you mean 'trials'?
+```
+
+Recipes use a subset of YAML: mappings, lists, strings, numbers, `true`, `false`, comments, anchors and aliases. Values that YAML would read as something unexpected are rejected: `yes` and `no`, dates, numbers with a leading 0, duplicate fields, tags and merge keys (`<<`). `1e-3` is a number. Strings that look like another type need quotes.
+
+## In an editor
+
+Editors that support the [YAML language server](https://github.com/redhat-developer/yaml-language-server) (VS Code with the YAML extension, Neovim, Emacs and others) complete and validate recipes when the first line names the [schema](recipe.schema.json):
+
+```yaml
+# yaml-language-server: $schema=../docs/recipe.schema.json
+```
+
+Outside this repository, `tvmflow schema > recipe.schema.json` writes the schema of the installed version; name that file instead. `tvmflow plan` also finds mistakes that a schema cannot describe: missing files, and fields that contradict each other.
+
+## All fields
+
+"""
+
+_PIPELINES: Final = """\
+### Pipelines
+
+A pipeline lists the stages to run, in order. `tune` and `compile` are in [pipelines/](../pipelines); a recipe may name its own file (`pipeline: nightly.yaml`, from the recipe's folder), and `--pipeline` overrides it. A stage must come after the stages that it needs.
+
+```yaml
+pipeline: 1
+name: nightly
+description: All stages except the checks.
+stages: [import, extract_tasks, tune, pick_best, build, export]
+```
+
+A pipeline that lists recipes can be run on its own, `tvmflow run pipelines/release.yaml`: see [releases.md](releases.md).
+
+"""
+
+_REMARKS: Final[Mapping[str, str]] = {
+    "inputs": "One field for each input, with the name of the input; each has these fields:",
+    "variants": "One field for each variant, with its name; each has these fields:",
+    "targets": "[targets.md](targets.md) has more about targets. Presets:",
+}
+_PLAIN_TYPES: Final = {
+    "string": "string",
+    "integer": "integer",
+    "number": "number",
+    "boolean": "`true` or `false`",
+    "object": "mapping",
+}
+
+
+def recipe_reference() -> str:
+    """Return all fields of a recipe and of a pipeline as Markdown tables."""
+    schema = json_schema()
+    sections = _sections(schema)
+    parts = ["### The top level\n\n", _table(schema, sections)]
+    for name, section in sections.items():
+        part = schema["$defs"][name]
+        parts += [f"\n### `{section}`\n\n{part['description']}"]
+        if section in _REMARKS:
+            parts += [f" {_REMARKS[section]}"]
+        parts += ["\n\n"]
+        if section == "targets":
+            parts += [_presets(), "\n"]
+        parts += [_table(part, sections)]
+    pipelines = PipelineFile.model_json_schema()
+    all_sections = {**_sections(pipelines), **sections}
+    parts += ["\n", _PIPELINES, _table(pipelines, all_sections)]
+    for name, section in all_sections.items():
+        if name in sections or name.endswith(_OVERRIDES):
+            continue
+        part = pipelines["$defs"][name]
+        parts += [f"\n### `{section}`\n\n{part['description']}\n\n", _table(part, all_sections)]
+    return "".join(parts)
+
+
+def recipe_page() -> str:
+    """Return the content of docs/recipe.md."""
+    return f"{_INTRODUCTION}{EXAMPLE}{_AFTER_EXAMPLE}{recipe_reference()}"
+
+
+def schema_file() -> str:
+    """Return the content of docs/recipe.schema.json."""
+    return json.dumps(json_schema(), indent=2) + "\n"
+
+
+def main() -> None:
+    """Write both files."""
+    docs = Path(__file__).parent
+    (docs / "recipe.md").write_text(recipe_page(), encoding="utf-8")
+    (docs / "recipe.schema.json").write_text(schema_file(), encoding="utf-8")
+
+
+# What overrides a section has the fields of that section, which has a table already.
+_OVERRIDES: Final = "Overrides"
+
+
+def _sections(schema: Mapping[str, Json]) -> dict[str, str]:
+    """Return the path of each nested model in the file, the shortest one, in the order of the fields."""
+    paths: dict[str, str] = {}
+    for name, path in _nested_models(schema, schema, ""):
+        if not name.endswith(_OVERRIDES) and path.count(".") <= paths.get(name, path).count("."):
+            # A shorter path also takes the later place.
+            paths.pop(name, None)
+            paths[name] = path
+    return paths
+
+
+def _nested_models(
+    schema: Mapping[str, Json], part: Mapping[str, Json], path: str
+) -> Iterator[tuple[str, str]]:
+    for field, value in part["properties"].items():
+        for name in _references(value):
+            inner = f"{path}.{field}" if path else field
+            yield name, inner
+            yield from _nested_models(schema, schema["$defs"][name], inner)
+
+
+def _references(value: Json) -> Iterator[str]:
+    """Give the names of the models that a field's schema refers to."""
+    if isinstance(value, dict):
+        if "$ref" in value:
+            yield value["$ref"].rpartition("/")[2]
+        for name, inner in value.items():
+            if name not in ("default", "examples"):
+                yield from _references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _references(inner)
+
+
+def _presets() -> str:
+    rows = [f"| `{name}` | {preset.description} |" for name, preset in PRESETS.items()]
+    return "\n".join(["| preset | machine |", "|---|---|", *rows, ""])
+
+
+def _table(part: Mapping[str, Json], sections: Mapping[str, str]) -> str:
+    rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    for name, field in part["properties"].items():
+        default = "**required**" if name in part.get("required", ()) else _default(field)
+        rows.append(f"| `{name}` | {_type(field, sections)} | {default} | {field['description']} |")
+    return "\n".join(rows) + "\n"
+
+
+def _default(field: Mapping[str, Json]) -> str:
+    if field["default"] in (None, {}, ""):
+        return "none"
+    if isinstance(field["default"], dict):
+        return "see below"
+    return f"`{inline_yaml(field['default'])}`"
+
+
+def _type(field: Mapping[str, Json], sections: Mapping[str, str]) -> str:
+    kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
+    return " or ".join(_kind({**field, **kind}, sections) for kind in kinds)
+
+
+def _kind(field: Mapping[str, Json], sections: Mapping[str, str]) -> str:
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2].removesuffix(_OVERRIDES)
+        return f"[mapping](#{sections[name].replace('.', '')})"
+    if "const" in field:
+        return f"`{field['const']}`"
+    if field.get("enum") == sorted(PRESETS):
+        return "name of a preset"
+    if "enum" in field:
+        values = [f"`{value}`" for value in field["enum"]]
+        return f"{', '.join(values[:-1])} or {values[-1]}"
+    if "prefixItems" in field:
+        return "two numbers"
+    if field["type"] == "array":
+        return f"list of: {_type(field['items'], sections)}"
+    inside = field.get("additionalProperties")
+    if isinstance(inside, dict):
+        return f"{_kind(inside, sections)} by name"
+    return f"{_PLAIN_TYPES[field['type']]}{_limits(field)}"
+
+
+def _limits(field: Mapping[str, Json]) -> str:
+    low, high = field.get("minimum"), field.get("maximum", 0)
+    if "exclusiveMinimum" in field:
+        return f" above {_number(field['exclusiveMinimum'])}, at most {_number(high)}"
+    if low is None:
+        return ""
+    return (
+        f", at least {_number(low)}"
+        if "maximum" not in field
+        else f", {_number(low)} to {_number(high)}"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,}".removesuffix(".0")
+
+
+if __name__ == "__main__":
+    main()

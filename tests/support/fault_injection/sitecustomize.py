@@ -1,0 +1,60 @@
+"""Imported by every Python process of a run: makes one stage crash, hang, fill the disk, or vary its output."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from tests.support.importing import after_import
+
+STAGE, FAULT, TARGET = (os.environ.get("INJECTED_FAULT") or "::").split(":")
+
+
+def _fail() -> NoReturn:
+    if FAULT == "segfault":
+        ctypes.string_at(0)
+    if FAULT == "full-disk":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    time.sleep(1000)
+    raise AssertionError(f"unknown fault {FAULT!r}")
+
+
+def _change_code(path: Path) -> None:
+    """Write another byte into an object's code each time, well after its beginning."""
+    from elftools.elf.elffile import ELFFile
+
+    with path.open("r+b") as stream:
+        text = ELFFile(stream).get_section_by_name(".text")
+        place = text["sh_offset"] + text["sh_size"] - 5
+        stream.seek(place)
+        old = stream.read(1)[0]
+        stream.seek(place)
+        stream.write(bytes([(old + 1 + os.getpid() % 200) % 256]))
+
+
+def _inject(module: ModuleType) -> None:
+    """Wrap `run` of the chosen stage's module."""
+    run = module.run
+
+    # The type of the settings is read from the function's annotations.
+    @functools.wraps(run)
+    def run_with_fault(settings: Any, context: Any) -> Any:
+        if FAULT == "vary-output":
+            facts = run(settings, context)
+            _change_code(context.out / "lib0.o")
+            return facts
+        if not TARGET or settings.target.get("mcpu") == TARGET:
+            _fail()
+        return run(settings, context)
+
+    module.run = run_with_fault  # type: ignore[attr-defined]
+
+
+if STAGE:
+    after_import(f"tvmflow.stages.{STAGE}", _inject)

@@ -1,0 +1,139 @@
+"""`run-model`: what it runs, writes and shows, and its errors for files that do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvmflow.cli import main
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Five rows of three numbers, for a bundle with a batch of two."""
+    path = tmp_path / "x.npz"
+    np.savez(path, x=np.arange(15, dtype="float32").reshape(5, 3))
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
+    code = main.main(["run-model", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+def test_all_samples_of_a_file_are_run_and_their_outputs_written(
+    small_bundle: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In batches of the model's size; samples that only fill the last batch are not written."""
+    written = tmp_path / "y.npz"
+    code, out, _ = run(capsys, small_bundle, "--input", data, "--output", written)
+    assert code == 0
+    assert "ran on 5 samples" in out
+    x = np.arange(15, dtype="float32").reshape(5, 3)
+    with np.load(written) as arrays:
+        np.testing.assert_array_equal(arrays["plus_one"], x + 1)
+        np.testing.assert_array_equal(arrays["twice"], x * 2)
+    assert sorted(tmp_path.iterdir()) == [data, written]
+
+
+def test_an_output_can_have_the_name_file(
+    file_bundle: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NumPy has a parameter of this name when it writes a file."""
+    written = tmp_path / "y.npz"
+    assert run(capsys, file_bundle, "--input", data, "--output", written)[0] == 0
+    with np.load(written) as arrays:
+        np.testing.assert_array_equal(arrays["file"], np.load(data)["x"] + 1)
+
+
+def test_the_largest_outputs_of_each_sample_are_shown(
+    small_bundle: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The largest first, with their positions."""
+    _, out, _ = run(capsys, small_bundle, "--input", data, "--top", 2, "--json")
+    assert json.loads(out)["top"]["twice"][1] == [[2, 10.0], [1, 8.0]]
+
+
+@pytest.mark.parametrize(("fill", "twice"), [("zeros", 0.0), ("ones", 2.0)])
+def test_inputs_can_be_filled(
+    small_bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fill: str,
+    twice: float,
+) -> None:
+    """With the same number everywhere."""
+    run(capsys, small_bundle, "--fill", fill, "--output", tmp_path / "y.npz")
+    with np.load(tmp_path / "y.npz") as arrays:
+        np.testing.assert_array_equal(arrays["twice"], np.full((2, 3), twice))
+
+
+def test_random_inputs_follow_their_seed(
+    small_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same seed gives the same numbers, another seed others."""
+    outputs = []
+    for seed in (1, 1, 2):
+        run(capsys, small_bundle, "--seed", seed, "--output", tmp_path / "y.npz")
+        with np.load(tmp_path / "y.npz") as arrays:
+            outputs.append(arrays["twice"])
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    assert (outputs[0] != outputs[2]).any()
+
+
+def test_times_and_operators_are_shown(
+    small_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The latency of a call, and the time of each kernel."""
+    arguments = (small_bundle, "--print-time", "--profile", "--repeat", 3)
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0
+    header = next(line for line in out.splitlines() if "median" in line)
+    assert header.split() == ["mean", "median", "max", "min", "std"]
+    assert any(line.split()[1] == "1" for line in out.splitlines() if line.startswith("add"))
+    _, out, _ = run(capsys, *arguments, "--json")
+    report = json.loads(out)
+    assert 0 < report["ms"]["min"] <= report["ms"]["median"] <= report["ms"]["max"]
+    names = {row["name"]: row["us"] for row in report["operators"]}
+    assert {"add", "multiply"} <= set(names) and min(names.values()) >= 0
+
+
+@pytest.mark.parametrize(
+    ("arrays", "needle"),
+    [
+        ({"z": np.ones((2, 3))}, "there is no array 'x' (there are ['z'])"),
+        ({"x": np.ones((2, 4), "float32")}, "'x' has shape (2, 4), the model takes (2, 3)"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_an_error(
+    small_bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arrays: dict[str, Any],
+    needle: str,
+) -> None:
+    """Exit code 2 with the file, the problem, and the inputs of the model."""
+    path = tmp_path / "wrong.npz"
+    np.savez(path, **arrays)
+    code, _, err = run(capsys, small_bundle, "--input", path)
+    assert code == 2
+    assert f"--input {path} does not fit the model: " in err and needle in err
+    assert "x: float32[2, 3]" in err
+
+
+def test_missing_and_unwritable_files_are_errors(
+    small_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message has the name of the file."""
+    code, _, err = run(capsys, small_bundle, "--input", tmp_path / "none.npz")
+    assert (code, "--input: there is no file" in err) == (2, True)
+    code, _, err = run(capsys, tmp_path / "none.tvmflow")
+    assert (code, "there is no file" in err) == (1, True)
+    code, _, err = run(capsys, small_bundle, "--output", tmp_path / "no" / "y.npz")
+    assert (code, "cannot be written: No such file or directory" in err) == (4, True)
+    code, _, _ = run(capsys, small_bundle, "--repeat", "0")
+    assert code == 2

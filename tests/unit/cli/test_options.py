@@ -1,0 +1,218 @@
+"""Command lines become typed values: groups of arguments, their types, and the verbosity of every command."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tvmflow.cli import options as module
+from tvmflow.cli.arguments import (
+    ExecutionOptions,
+    ExecutorOptions,
+    LockOptions,
+    RecipeOptions,
+    RemoteCacheOptions,
+    RunRemoteCacheOptions,
+    StoreOption,
+    store_option,
+)
+from tvmflow.cli.commands import COMMANDS, make_parser
+from tvmflow.cli.options import add_command, days, parse, port, positive_int, seconds
+from tvmflow.core.errors import UsageError
+from tvmflow.planning.request import RunRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllOptions:
+    store: StoreOption = store_option()
+    recipes: RecipeOptions
+    lock: LockOptions
+    execution: ExecutionOptions
+    argv: tuple[str, ...]
+
+
+class Command:
+    """A command that keeps the options that it got."""
+
+    def __init__(self) -> None:
+        self.options: list[AllOptions] = []
+        self.parser = argparse.ArgumentParser()
+        add_command(self.parser.add_subparsers(), "show", self.show)
+
+    def show(self, options: AllOptions) -> int:
+        """Show the options. This sentence is part of the help."""
+        self.options.append(options)
+        return 7
+
+    def parse(self, *arguments: str) -> AllOptions:
+        invocation = parse(self.parser, ["show", *arguments])
+        assert invocation.run() == 7
+        return self.options[-1]
+
+
+def test_defaults_of_all_groups() -> None:
+    options = Command().parse("a.yaml")
+    assert options == AllOptions(
+        store=StoreOption(None),
+        recipes=RecipeOptions(
+            recipes=("a.yaml",), targets=(), variants=(), until=None, pipeline=None
+        ),
+        lock=LockOptions(locked=False, lock=None),
+        execution=ExecutionOptions(
+            jobs=None,
+            keep_going=False,
+            dist="dist",
+            stage_timeout_s=None,
+            remote=RunRemoteCacheOptions(
+                cache=RemoteCacheOptions(
+                    remote_url=None, require_signatures=None, remote_timeout_s=10.0
+                ),
+                remote_mode=None,
+                remote_wait_s=30.0,
+            ),
+            executor=ExecutorOptions(executor="processes", scheduler=None, wait_for_workers_s=0.0),
+        ),
+        argv=("show", "a.yaml"),
+    )
+
+
+def test_arguments_reach_their_fields() -> None:
+    options = Command().parse(
+        *("a.yaml", "b.yaml", "--target", "host", "--target", "edge", "--variant", "v"),
+        *("--until", "build", "--pipeline", "compile", "--jobs", "3", "--stage-timeout", "9.5"),
+        *("--remote", "http://cache", "--require-signatures", "keys", "--remote-mode", "both"),
+        *("--executor", "dask", "--scheduler", "tcp://host:1", "--wait-for-workers", "4"),
+    )
+    assert options.recipes.request("x.lock.yaml") == RunRequest(
+        ("a.yaml", "b.yaml"), "compile", ("host", "edge"), "build", ("v",), lock="x.lock.yaml"
+    )
+    assert (options.execution.jobs, options.execution.stage_timeout_s) == (3, 9.5)
+    remote = options.execution.remote
+    assert (remote.cache.remote_url, remote.remote_mode) == ("http://cache", "both")
+    assert remote.cache.require_signatures == Path("keys")
+    assert options.execution.executor == ExecutorOptions(
+        executor="dask", scheduler="tcp://host:1", wait_for_workers_s=4.0
+    )
+
+
+def test_a_list_of_an_earlier_command_line_does_not_stay() -> None:
+    """The lists of repeated options begin anew for each command line."""
+    command = Command()
+    command.parse("a.yaml", "--target", "host")
+    assert command.parse("a.yaml", "--target", "edge").recipes.targets == ("edge",)
+
+
+def test_the_lock_file_is_that_of_the_recipe_or_the_named_one() -> None:
+    command = Command()
+    unlocked = command.parse("net.yaml").lock
+    assert unlocked.find(("net.yaml",)) is None
+    locked = command.parse("net.yaml", "--locked").lock
+    assert locked.find(("some/net.yaml",)) == "some/net.lock.yaml"
+    named = command.parse("net.yaml", "--locked", "--lock", "x.yaml").lock
+    assert named.find(("net.yaml",)) == "x.yaml"
+    with pytest.raises(UsageError, match="this run is not locked"):
+        command.parse("net.yaml", "--lock", "x.yaml").lock.find(("net.yaml",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "verbosity"), [((), 0), (("-v",), 1), (("-vv",), 2), (("-q",), -1)]
+)
+def test_verbosity(arguments: tuple[str, ...], verbosity: int) -> None:
+    assert parse(Command().parser, ["show", "a.yaml", *arguments]).verbosity == verbosity
+
+
+def test_quiet_and_verbose_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(Command().parser, ["show", "a.yaml", "-q", "-v"])
+    assert "not allowed with" in capsys.readouterr().err
+
+
+LEAST: dict[str, list[str]] = {
+    "run": ["a"],
+    "plan": ["a"],
+    "explain": ["a", "build"],
+    "lock": ["a"],
+    "diff": ["a", "b"],
+    "run-model": ["a"],
+    "inspect": ["a"],
+    "verify": ["a"],
+    "sign": ["a"],
+    "keygen": ["a"],
+    "device": ["ls"],
+    "cache": ["stat"],
+    "records": ["ls"],
+}
+
+
+def command_lines() -> list[list[str]]:
+    """Return a command line for every command and sub-command, with the arguments that it needs."""
+    groups = {
+        "device": [["ls"], ["serve", "--key", "k"]],
+        "cache": [
+            *(["stat"], ["verify"], ["gc"], ["pins"], ["unpin", "a"], ["push"], ["pull", "a"]),
+        ],
+        "records": [
+            *(["ls"], ["show", "a"], ["export", "a"], ["import", "a"], ["merge", "a"]),
+            *(["prune"], ["verify"]),
+        ],
+    }
+    return [
+        [name, *arguments]
+        for name in COMMANDS
+        for arguments in groups.get(name, [LEAST.get(name, [])])
+    ]
+
+
+class _Stop(Exception):
+    """Ends a command after its options were read."""
+
+
+@pytest.mark.parametrize("line", command_lines(), ids=" ".join)
+def test_every_command_has_options_for_its_arguments(
+    line: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each field of a command's options is an argument of its parser, and every command takes -q and -v."""
+    read_options: Callable[[type, argparse.Namespace], object] = module._read_options
+
+    def read_and_stop(kind: type, namespace: argparse.Namespace) -> object:
+        assert dataclasses.is_dataclass(read_options(kind, namespace))
+        raise _Stop
+
+    monkeypatch.setattr(module, "_read_options", read_and_stop)
+    invocation = parse(make_parser(line), [*line, "-v"])
+    assert invocation.verbosity == 1
+    with pytest.raises(_Stop):
+        invocation.run()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (positive_int, "3", 3),
+        (port, "0", 0),
+        (port, "65535", 65535),
+        (seconds, "0.5", 0.5),
+        (days, "1e3", 1000.0),
+    ],
+)
+def test_types_of_arguments(kind: Callable[[str], float], text: str, value: float) -> None:
+    assert kind(text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        *((positive_int, text) for text in ("0", "-1", "1.5", "", "x")),
+        *((port, text) for text in ("65536", "-1", "http")),
+        *((seconds, text) for text in ("-1", "86401", "nan", "soon")),
+        *((days, text) for text in ("-1", "nan", "")),
+    ],
+)
+def test_wrong_values_are_named_in_the_message(kind: Callable[[str], object], text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^'{text}' is not"):
+        kind(text)

@@ -1,0 +1,328 @@
+"""Blocked layouts and packed weights compute what plain kernels do, for every shape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tvm import relax
+
+from tests.support.kernels import FAST, LEVELS_HERE, check_alike, host_level, kernels_of, level
+from tests.support.tuning import conv, dense, model, relu, softmax
+from tvmflow.compiler.passes import OPERATORS
+
+Layer = Callable[[Any, Any], Any]
+
+SLOWLY = settings(
+    max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+
+def channels_of(value: Any) -> int:
+    return int(value.ty.shape[1])
+
+
+def convolution(out: int, kernel: tuple[int, int], **options: Any) -> Layer:
+    def layer(value: Any, weight: Any) -> Any:
+        groups = int(options.get("groups", 1))
+        return relax.op.nn.conv2d(
+            value, weight((out, channels_of(value) // groups, *kernel)), **options
+        )
+
+    return layer
+
+
+def depthwise(kernel: tuple[int, int], **options: Any) -> Layer:
+    def layer(value: Any, weight: Any) -> Any:
+        channels = channels_of(value)
+        return relax.op.nn.conv2d(value, weight((channels, 1, *kernel)), groups=channels, **options)
+
+    return layer
+
+
+def transposed(out: int, kernel: tuple[int, int], **options: Any) -> Layer:
+    def layer(value: Any, weight: Any) -> Any:
+        shape = (channels_of(value), out // int(options.get("groups", 1)), *kernel)
+        return relax.op.nn.conv2d_transpose(value, weight(shape), **options)
+
+    return layer
+
+
+def conv1d(out: int, kernel: int, **options: Any) -> Layer:
+    """Return a convolution over a sequence."""
+
+    def layer(value: Any, weight: Any) -> Any:
+        shape = (out, channels_of(value) // int(options.get("groups", 1)), kernel)
+        return relax.op.nn.conv1d(value, weight(shape), **options)
+
+    return layer
+
+
+def biased(value: Any, weight: Any) -> Any:
+    return relax.op.add(value, weight((1, channels_of(value), 1, 1)))
+
+
+def scaled(value: Any, weight: Any) -> Any:
+    return relax.op.multiply(value, weight((channels_of(value), 1, 1)))
+
+
+def pooled(kind: str, **options: Any) -> Layer:
+    return lambda value, _: getattr(relax.op.nn, f"{kind}_pool2d")(value, **options)
+
+
+def averaged(value: Any, _: Any) -> Any:
+    return relax.op.mean(value, [2, 3], keepdims=True)
+
+
+def sigmoid(value: Any, _: Any) -> Any:
+    return relax.op.sigmoid(value)
+
+
+def residual(layer: Layer) -> Layer:
+    """Return a residual connection around a layer."""
+    return lambda value, weight: relax.op.add(value, layer(value, weight))
+
+
+def concatenated(*layers: Layer) -> Layer:
+    """Return the concatenated channels of several layers."""
+    return lambda value, weight: relax.op.concat([layer(value, weight) for layer in layers], axis=1)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple[tuple[int, ...], Layer]:
+    """Return an input shape and a convolution of it: odd sizes, few or many channels, groups."""
+    kernel = (draw(st.integers(1, 4)), draw(st.integers(1, 4)))
+    stride, dilation = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    padding = [draw(st.integers(0, 3)) for _ in range(4)]
+    size = [(edge - 1) * dilation + 1 + draw(st.integers(0, 20)) for edge in kernel]
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    per_group = draw(st.sampled_from([1, 2, 3, 5, 8, 16, 17, 32]))
+    out = groups * draw(st.sampled_from([1, 3, 6, 8, 16, 21, 32, 48]))
+    shape = (draw(st.integers(1, 2)), groups * per_group, *size)
+    options = {"strides": stride, "dilation": dilation, "padding": padding, "groups": groups}
+    return shape, convolution(out, kernel, **options)
+
+
+@SLOWLY
+@given(convolutions(), st.sampled_from(LEVELS_HERE))
+def test_convolutions_of_every_shape(case: tuple[tuple[int, ...], Layer], mcpu: str) -> None:
+    """Kernel, stride, dilation, padding and numbers of groups and channels are arbitrary; a bias and an activation follow."""
+    shape, layer = case
+    check_alike(model(layer, biased, relu, shape=shape), level(mcpu))
+
+
+@pytest.mark.slow
+@SLOWLY
+@given(
+    st.sampled_from([1, 3, 4, 16, 24, 33]),
+    st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    st.integers(1, 2),
+    st.integers(0, 2),
+    st.integers(5, 23),
+    st.sampled_from(LEVELS_HERE),
+)
+def test_depthwise_convolutions(
+    channels: int, kernel: tuple[int, int], stride: int, padding: int, size: int, mcpu: str
+) -> None:
+    """There is a convolution before and after."""
+    layers = (
+        conv(channels, 1),
+        depthwise(kernel, strides=stride, padding=padding),
+        scaled,
+        conv(5, 1),
+    )
+    check_alike(model(*layers, shape=(2, 3, size, size + 1)), level(mcpu))
+
+
+@st.composite
+def transposed_convolutions(draw: st.DrawFn) -> tuple[tuple[int, ...], Layer]:
+    """Return an input shape and a transposed convolution of it: grouped, depthwise, cropped, padded."""
+    kernel = [draw(st.integers(1, 5)), draw(st.integers(1, 5))]
+    strides = [draw(st.integers(1, 3)), draw(st.integers(1, 3))]
+    padding = [draw(st.integers(0, edge - 1)) for edge in kernel * 2]
+    groups = draw(st.sampled_from([1, 1, 2, 4, 20]))
+    per_group = draw(st.sampled_from([1, 3, 4, 8, 16, 17])) if groups < 20 else 1
+    out = groups * (draw(st.sampled_from([1, 4, 8, 16, 21])) if groups < 20 else 1)
+    options = {
+        "strides": strides,
+        "padding": padding,
+        "output_padding": [draw(st.integers(0, step - 1)) for step in strides],
+        "groups": groups,
+    }
+    size = [draw(st.integers(5, 12)), draw(st.integers(5, 12))]
+    shape = (draw(st.integers(1, 2)), groups * per_group, *size)
+    return shape, transposed(out, (kernel[0], kernel[1]), **options)
+
+
+@pytest.mark.slow
+@SLOWLY
+@given(transposed_convolutions(), st.sampled_from(LEVELS_HERE))
+def test_transposed_convolutions(case: tuple[tuple[int, ...], Layer], mcpu: str) -> None:
+    """Stride, padding and output padding are arbitrary, between two convolutions."""
+    shape, layer = case
+    mod = model(conv(shape[1], 1), layer, biased, relu, conv(5, 1), shape=shape)
+    check_alike(mod, level(mcpu))
+
+
+@pytest.mark.parametrize(("per_group", "groups"), [(4, 32), (8, 8), (2, 8)])
+def test_narrow_groups_are_merged(per_group: int, groups: int) -> None:
+    """In ResNeXt a group has 4 channels: groups are merged until they fill a vector."""
+    channels = per_group * groups
+    layers = (conv(channels, 1), convolution(channels, (3, 3), groups=groups, padding=1), relu)
+    check_alike(model(*layers, shape=(1, 3, 9, 9)), host_level())
+
+
+def _with_channels(names: Iterable[str]) -> list[Any]:
+    """Return each name with several numbers of channels, of which all but one are slow tests."""
+    return [
+        pytest.param(
+            name, channels, marks=[] if channels == (6, 32)[index % 2] else [pytest.mark.slow]
+        )
+        for index, name in enumerate(names)
+        for channels in (6, 16, 32)
+    ]
+
+
+SEQUENCES: dict[str, tuple[Layer, ...]] = {
+    "residual": (
+        residual(lambda value, weight: conv1d(channels_of(value), 3, padding=1)(value, weight)),
+    ),
+    "pooling": (
+        lambda value, _: relax.op.nn.max_pool1d(value, pool_size=2, strides=2),
+        lambda value, _: relax.op.nn.avg_pool1d(value, pool_size=3, strides=2, padding=1),
+    ),
+    "gate": (lambda value, _: relax.op.multiply(value, relax.op.sigmoid(value)),),
+    "bias": (lambda value, weight: relax.op.add(value, weight((channels_of(value), 1))), relu),
+    "transposed": (
+        lambda value, weight: relax.op.nn.conv1d_transpose(
+            value, weight((channels_of(value), 8, 4)), strides=2, padding=(1, 1)
+        ),
+    ),
+    "depthwise": (
+        lambda value, weight: conv1d(
+            channels_of(value), 5, groups=channels_of(value), dilation=2, padding=4
+        )(value, weight),
+    ),
+    "transposition": (lambda value, _: relax.op.permute_dims(value, [0, 2, 1]),),
+}
+
+
+@pytest.mark.parametrize(("between", "channels"), _with_channels(SEQUENCES))
+def test_convolutions_over_sequences(between: str, channels: int) -> None:
+    """Their kernels are those of images of one row, and data stay blocked between them."""
+    layers = (conv1d(channels, 5, strides=2, padding=(2, 1)), *SEQUENCES[between], conv1d(6, 3))
+    mod = model(*layers, shape=(2, 12, 40))
+    check_alike(mod, host_level())
+    names = kernels_of(mod, host_level())
+    assert sum("conv2d" in name and "NCHWc" in name for name in names) >= 2
+    if between != "transposition":
+        assert sum("unpack" in name for name in names) == 1
+
+
+BETWEEN: dict[str, tuple[Layer, ...]] = {
+    "residual": (
+        residual(same := lambda value, weight: conv(channels_of(value))(value, weight)),
+        relu,
+    ),
+    "concatenation": (concatenated(conv(32), conv(8)), sigmoid),
+    "residual of a concatenation": (concatenated(same, conv(4)), residual(same)),
+    "max pooling": (pooled("max", pool_size=3, strides=2, padding=1),),
+    "average pooling": (
+        pooled("avg", pool_size=(3, 2), strides=(2, 1), padding=1, ceil_mode=True),
+    ),
+    "padding that counts": (pooled("avg", pool_size=3, padding=1, count_include_pad=True),),
+    "mean": (averaged,),
+    "largest": (lambda value, _: relax.op.max(value, [2, 3], keepdims=True),),
+    "adaptive pooling": (
+        lambda value, _: relax.op.nn.adaptive_avg_pool2d(value, output_size=(3, 2)),
+    ),
+    "affine": (scaled, biased, sigmoid),
+    "exponential": (lambda value, _: relax.op.exp(relax.op.negative(value)),),
+    "transposition": (lambda value, _: relax.op.permute_dims(value, [0, 1, 3, 2]),),
+    "softmax over channels": (lambda value, _: relax.op.nn.softmax(value, axis=1),),
+    "gate": (lambda value, _: relax.op.multiply(value, relax.op.sigmoid(averaged(value, None))),),
+    "scalar": (lambda value, _: relax.op.divide(value, relax.const(3.0, "float32")),),
+}
+
+
+@pytest.mark.parametrize(("between", "channels"), _with_channels(BETWEEN))
+def test_operators_between_convolutions(between: str, channels: int) -> None:
+    """Residuals, concatenations, pooling, gates, and operators that need the plain layout."""
+    layers = (conv(channels), *BETWEEN[between], conv(7, 1))
+    check_alike(model(*layers, shape=(1, 5, 13, 11)), host_level())
+
+
+def test_data_are_packed_once_and_unpacked_once() -> None:
+    """Data stay blocked from the first convolution to the last."""
+    layers = [
+        conv(32),
+        relu,
+        residual(conv(32)),
+        pooled("max", pool_size=2, strides=2),
+        conv(32),
+        relu,
+    ]
+    names = kernels_of(model(*layers, shape=(1, 32, 16, 16)), host_level())
+    assert sum("unpack" in name for name in names) == 1
+    assert sum("pack" in name for name in names) == 2
+
+
+def test_scales_and_shifts_are_folded_into_weights() -> None:
+    """A norm after a convolution with a bias leaves one sum and no product."""
+    layers = [conv(32), biased, scaled, biased, relu]
+    names = kernels_of(model(*layers, shape=(1, 3, 16, 16)), host_level())
+    assert "fused_conv2d_NCHWc_add_relu" in names and not any("multiply" in name for name in names)
+
+
+@SLOWLY
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=2),
+    st.integers(1, 70),
+    st.sampled_from([1, 2, 5, 16, 30, 48, 100]),
+    st.sampled_from(LEVELS_HERE),
+)
+def test_matrix_products(rows: list[int], depth: int, columns: int, mcpu: str) -> None:
+    """Rows, depth and columns are arbitrary; columns may fill no vector."""
+    mod = model(dense(columns), relu, dense(3), shape=(*rows, depth))
+    check_alike(mod, level(mcpu))
+
+
+def test_products_of_two_inputs_are_not_packed() -> None:
+    """Only weights can be packed when the library is built."""
+    mod = model(
+        lambda value, _: relax.op.matmul(value, relax.op.permute_dims(value)),
+        softmax,
+        shape=(24, 24),
+    )
+    assert not any("dense" in name for name in kernels_of(mod, host_level()))
+    check_alike(mod, host_level())
+
+
+OPERATOR_LAYERS: dict[str, tuple[tuple[int, ...], Layer]] = {
+    "conv1d": ((1, 32, 20), conv1d(32, 3)),
+    "conv2d": ((1, 32, 9, 9), convolution(32, (3, 3))),
+    "grouped_conv2d": ((1, 32, 9, 9), convolution(32, (3, 3), groups=2)),
+    "depthwise_conv2d": ((1, 32, 9, 9), depthwise((3, 3))),
+    "conv2d_transpose": ((1, 32, 9, 9), transposed(32, (3, 3), strides=2)),
+    "matmul": ((3, 32), dense(32)),
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_recipe_can_keep_an_operator_plain(operator: str) -> None:
+    """Its kernel is then the one that TVM makes; other operators keep their optimized kernels."""
+    shape, layer = OPERATOR_LAYERS[operator]
+    mod = model(layer, shape=shape)
+    optimized = re.compile("_NCHWc|_pack")
+    assert any(optimized.search(name) for name in kernels_of(mod, host_level()))
+    options = replace(FAST, plain=(operator,))
+    assert not any(optimized.search(name) for name in kernels_of(mod, host_level(), options))
+    # A sequence is computed as an image of one row.
+    plain_operators = {operator, "conv2d"} if operator == "conv1d" else {operator}
+    others = replace(FAST, plain=tuple(name for name in OPERATORS if name not in plain_operators))
+    assert any(optimized.search(name) for name in kernels_of(mod, host_level(), others))

@@ -1,0 +1,119 @@
+"""Evaluation of weights and constants with numpy gives the bits that TVM's kernels give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tests.support.kernels import FAST, host_level, weights_of
+from tests.support.tuning import conv, dense, model, relu
+from tvmflow.compiler import lowering
+from tvmflow.compiler.options import LoweringOptions
+from tvmflow.compiler.passes import constant_evaluation
+from tvmflow.compiler.passes.lift_weights import lift_weights, split_weights
+
+op = relax.op
+
+
+def normed(value: Any, weight: Any) -> Any:
+    """Return a batch norm, whose scale and shift become weights."""
+    channels = (int(value.ty.shape[1]),)
+    return op.nn.batch_norm(value, *(weight(channels) for _ in range(4)), axis=1)[0]
+
+
+def scaled(value: Any, weight: Any) -> Any:
+    """Return a norm made of elementwise operators."""
+    along = (int(value.ty.shape[1]), 1, 1)
+    scale = op.divide(weight((1, *along)), op.sqrt(weight((1, *along))))
+    shift = op.subtract(op.negative(scale), weight(along))
+    return op.add(op.multiply(value, scale), shift)
+
+
+def transposed(value: Any, weight: Any) -> Any:
+    return op.nn.conv2d_transpose(value, weight((int(value.ty.shape[1]), 8, 3, 3)), strides=2)
+
+
+def shared(value: Any, weight: Any) -> Any:
+    """Return data multiplied by one number for all channels."""
+    return op.multiply(value, op.negative(weight(())))
+
+
+def squashed(value: Any, weight: Any) -> Any:
+    """Return a sum with weights of an operator that numpy rounds differently."""
+    return op.add(value, op.tanh(weight((1, int(value.ty.shape[1]), 1, 1))))
+
+
+def positive(mod: tvm.IRModule) -> dict[str, Any]:
+    """Return random weights that all have a square root."""
+    return {name: np.asarray(np.abs(array)) for name, array in weights_of(mod).items()}
+
+
+def compute_weights(mod: tvm.IRModule, options: LoweringOptions) -> list[Any]:
+    lowered = lowering.lower(mod, lowering.make_target(host_level()), options)
+    return [weight.numpy() for weight in lowered.compute_weights(positive(mod))]
+
+
+@pytest.mark.parametrize("precision", ["model", "mixed"])
+@pytest.mark.parametrize(
+    ("shape", "layers"),
+    [
+        ((1, 3, 10, 10), [conv(20), normed, relu, conv(12, 1), normed]),
+        ((1, 20, 9, 9), [scaled, conv(20), scaled, shared]),
+        ((1, 64, 24, 24), [conv(64)]),
+        ((1, 16, 5, 5), [transposed]),
+        ((3, 40), [dense(21)]),
+    ],
+    ids=["norms", "elementwise norms", "winograd", "transposed", "dense"],
+)
+def test_numpy_gives_the_bits_that_kernels_give(
+    shape: tuple[int, ...],
+    layers: list[Any],
+    precision: Literal["model", "mixed"],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A library has the same bytes whichever of them computed its weights."""
+    mod, options = model(*layers, shape=shape), replace(FAST, precision=precision)
+    by_numpy: list[Any] = []
+
+    def collect(function: relax.Function, weights: Sequence[Any]) -> None:
+        by_numpy.extend(constant_evaluation.evaluate_function(function, weights) or [])
+
+    monkeypatch.setattr(lowering, "evaluate_function", collect)
+    by_kernels = compute_weights(mod, options)
+    assert len(by_numpy) == len(by_kernels)
+    for actual, expected in zip(by_numpy, by_kernels, strict=True):
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+        assert actual.tobytes() == expected.tobytes()
+
+
+def test_operators_that_numpy_rounds_differently_are_left_to_kernels() -> None:
+    """All weights of such a model are computed by one compiled function."""
+    mod = model(squashed, shape=(1, 16, 5, 5))
+    weights = split_weights(lift_weights(mod))
+    assert weights is not None
+    assert (
+        constant_evaluation.evaluate_function(weights["main"], list(positive(mod).values())) is None
+    )
+    [weight] = positive(mod).values()
+    assert np.allclose(compute_weights(mod, FAST)[0].ravel(), np.tanh(weight).ravel(), atol=1e-6)
+
+
+def test_constants_are_folded_into_one() -> None:
+    """Calls that depend on data or have no rule stay."""
+    table = np.arange(6, dtype=np.int64).reshape(2, 3)
+
+    def shifted(value: Any, _: Any) -> Any:
+        moved = op.permute_dims(op.reshape(relax.const(table, "int64"), (3, 2)))
+        return op.add(value, op.multiply(op.astype(moved, "float32"), relax.const(0.5)))
+
+    mod = model(shifted, shape=(2, 3))
+    bindings = constant_evaluation.evaluate_constants(mod)["main"].body.blocks[0].bindings
+    [call] = [binding.value for binding in bindings if isinstance(binding.value, relax.Call)]
+    assert call.op.name == "relax.add"
+    assert np.array_equal(call.args[1].value.numpy(), table.reshape(3, 2).T * 0.5)

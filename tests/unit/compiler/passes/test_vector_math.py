@@ -1,0 +1,89 @@
+"""Vectorized exp, sigmoid, tanh and erf: their errors, and their limits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx
+
+from tests.support.kernels import LEVELS, host_level, level
+from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.passes.vector_math import vectorize_math
+from tvmflow.compiler.schedules import rules
+
+SMALLEST = np.float32(1.2e-38)
+FUNCTIONS: dict[str, Any] = {
+    "exp": np.exp,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "erf": np.vectorize(math.erf),
+}
+
+
+def points() -> np.ndarray[Any, Any]:
+    """Return values of the whole range where the functions are not constant, its ends, and tiny numbers of both signs."""
+    tiny = np.logspace(-44, 2, 4000)
+    parts = [np.linspace(-110, 95, 60_000), np.linspace(-6, 6, 60_000), tiny, -tiny]
+    ends = [0.0, -0.0, 88.72, 88.73, -87.34, -103.0, -103.97, -104.1, 1e30, -1e30]
+    values = np.concatenate([*parts, ends]).astype(np.float32)
+    return np.concatenate([values, np.zeros(-len(values) % 16, np.float32)])
+
+
+def kernel(function: str, size: int) -> tvm.IRModule:
+    x = te.placeholder((size,), name="x")
+    y = te.compute((size,), lambda i: getattr(tirx, function)(x[i]))
+    return tvm.IRModule({"main": te.create_prim_func([x, y]).with_attr("global_symbol", "main")})
+
+
+def compute(function: str, values: np.ndarray[Any, Any], target: dict[str, Any]) -> Any:
+    cpu = CpuModel.from_target(target)
+    assert cpu is not None
+    choice = rules.choose_schedule(vectorize_math(kernel(function, len(values))), cpu)
+    assert choice is not None
+    library = tvm.compile(choice.schedule.mod, tvm.target.Target(target))
+    out = tvm.runtime.tensor(np.zeros_like(values))
+    library["main"](tvm.runtime.tensor(values), out)
+    return out.numpy()
+
+
+@pytest.mark.parametrize("mcpu", LEVELS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_every_value_is_within_a_few_units_in_the_last_place(function: str, mcpu: str) -> None:
+    """At most eight units, two for exp; denormals count as the smallest normal number."""
+    values = points()
+    actual = compute(function, values, level(mcpu)).astype(np.float64)
+    with np.errstate(all="ignore"):
+        exact = FUNCTIONS[function](values.astype(np.float64))
+        rounded = exact.astype(np.float32)
+    finite = np.isfinite(rounded)
+    unit = np.spacing(np.maximum(np.abs(rounded), SMALLEST)).astype(np.float64)
+    # 1 / (1 + inf) is 0, as with a C library.
+    most = 2 if function == "exp" else 8
+    allowed = np.where(np.abs(exact) < SMALLEST, float(SMALLEST), most * unit)
+    assert (np.abs(actual[finite] - exact[finite]) <= allowed[finite]).all()
+    assert (actual[~finite] == rounded[~finite]).all()
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_infinities_and_nan_have_their_limits(function: str) -> None:
+    """NaN stays NaN."""
+    values = np.array([np.inf, -np.inf, np.nan, -np.nan] * 4, np.float32)
+    actual = compute(function, values, host_level())[:4]
+    with np.errstate(all="ignore"):
+        exact = FUNCTIONS[function](values[:4].astype(np.float64))
+    np.testing.assert_allclose(actual, exact, rtol=1e-6)
+
+
+def test_other_dtypes_and_functions_are_not_replaced() -> None:
+    """Only functions of float32 with known errors are replaced."""
+    x = te.placeholder((16,), "float64", name="x")
+    mod = tvm.IRModule(
+        {"main": te.create_prim_func([x, te.compute((16,), lambda i: tirx.exp(x[i]))])}
+    )
+    tvm.ir.assert_structural_equal(vectorize_math(mod), mod)
+    mod = kernel("cos", 16)
+    tvm.ir.assert_structural_equal(vectorize_math(mod), mod)

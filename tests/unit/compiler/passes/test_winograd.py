@@ -1,0 +1,116 @@
+"""Winograd convolutions compute what direct ones do, and are used only where they are profitable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from tests.support import kernels
+from tests.support.kernels import (
+    FAST,
+    LEVELS_HERE,
+    PLAIN,
+    host_level,
+    kernels_of,
+    level,
+)
+from tests.support.tuning import conv, model, relu
+from tests.unit.compiler.passes.test_blocked_layouts import biased, convolution, residual
+from tvmflow.compiler import lowering
+from tvmflow.compiler.cpu_model import cpu_model_for
+from tvmflow.compiler.operators import winograd
+from tvmflow.compiler.schedules.rules import schedule_for_cpu
+
+# The tolerance for each tile, relative to the largest number.
+ERRORS = {2: 1e-5, 4: 5e-5}
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use Winograd convolutions for small shapes too, where they are not profitable."""
+    monkeypatch.setattr(winograd, "is_profitable", lambda *_: True)
+
+
+def check(mod: Any, tile: Literal[2, 4], target: dict[str, Any]) -> None:
+    """Check that a model computes what TVM's own kernels do."""
+    shape = [int(n) for n in mod["main"].params[0].ty.shape]
+    data = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    actual = kernels.run(mod, target, replace(FAST, winograd=tile), data)
+    for fast, plain in zip(actual, kernels.run(mod, target, PLAIN, data), strict=True):
+        largest = float(np.abs(plain).max())
+        np.testing.assert_allclose(fast / largest, plain / largest, rtol=0, atol=ERRORS[tile])
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("tile", winograd.TRANSFORMS)
+@pytest.mark.parametrize(
+    ("shape", "out", "padding"),
+    [
+        # Whole tiles, partial tiles in both directions, one row of tiles, channels that fill no vector, two images.
+        ((1, 16, 8, 8), 32, 1),
+        ((2, 20, 13, 7), 24, [0, 1, 2, 1]),
+        ((1, 17, 3, 30), 16, 0),
+    ],
+)
+def test_winograd_convolutions_compute_what_direct_ones_do(
+    tile: Literal[2, 4], shape: tuple[int, ...], out: int, padding: Any
+) -> None:
+    """Padding and size are arbitrary; a bias, a residual and activations follow."""
+    channels = shape[1]
+    layers = [
+        residual(convolution(channels, (3, 3), padding=1)),
+        convolution(out, (3, 3), padding=padding),
+        biased,
+        relu,
+        conv(5, 1),
+    ]
+    mod = model(*layers, shape=shape)
+    names = kernels_of(mod, host_level(), replace(FAST, winograd=tile))
+    assert sum(winograd.PRODUCT in name for name in names) >= 1
+    check(mod, tile, host_level())
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+def test_every_level_schedules_all_winograd_kernels(mcpu: str) -> None:
+    """Transforms have a rule of their own; the product has that of matrix products."""
+    mod, target = model(conv(32), biased, relu, shape=(1, 32, 16, 16)), level(mcpu)
+    lowered = lowering.lower(mod, lowering.make_target(target), FAST).mod
+    _, rules = schedule_for_cpu(lowered, cpu_model_for(target, 1))
+    assert {name: rule for name, rule in rules.items() if "winograd" in name} == {
+        "winograd_data_NCHWc": "winograd",
+        "winograd_product_NCHWc": "register_tiles",
+        "fused_winograd_image_NCHWc_add_relu": "winograd",
+    }
+    check(mod, 2, target)
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "kernel", "options", "is_winograd"),
+    [
+        ((128, 128), 28, 3, {"padding": 1}, True),
+        # Larger weights for a few pixels.
+        ((512, 512), 7, 3, {"padding": 1}, False),
+        # Few channels: the transforms cost more than the product saves.
+        ((16, 64), 56, 3, {"padding": 1}, False),
+        ((128, 128), 28, 3, {"padding": 1, "strides": 2}, False),
+        ((128, 128), 28, 3, {"padding": 2, "dilation": 2}, False),
+        ((128, 128), 28, 3, {"padding": 1, "groups": 2}, False),
+        ((128, 128), 28, 5, {"padding": 2}, False),
+    ],
+)
+def test_winograd_is_used_where_it_is_profitable(
+    channels: tuple[int, int], size: int, kernel: int, options: dict[str, Any], is_winograd: bool
+) -> None:
+    """A recipe can turn it off."""
+    inner, out = channels
+    mod = model(convolution(out, (kernel, kernel), **options), shape=(1, inner, size, size))
+    target = level("x86-64-v3")
+    used = [
+        any("winograd" in name for name in kernels_of(mod, target, options))
+        for options in (FAST, replace(FAST, winograd=0))
+    ]
+    assert used == [is_winograd, False]

@@ -1,0 +1,70 @@
+"""Every CPU preset compiles kernels of all kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tvm import relax
+
+from tests.support.kernels import FAST, weights_of
+from tests.support.tuning import conv, model, relu
+from tests.unit.compiler.passes.test_blocked_layouts import (
+    biased,
+    convolution,
+    depthwise,
+    pooled,
+    transposed,
+)
+from tvmflow.compiler import lowering
+from tvmflow.compiler.operators import winograd
+from tvmflow.targets._presets import PRESETS
+
+CPUS = {
+    name: preset.tvm
+    for name, preset in PRESETS.items()
+    if preset.tvm and preset.tvm["kind"] == "llvm"
+}
+
+
+def flattened(value: Any, _: Any) -> Any:
+    return relax.op.reshape(value, (1, -1))
+
+
+def dense(value: Any, weight: Any) -> Any:
+    return relax.op.matmul(value, weight((int(value.ty.shape[1]), 24)))
+
+
+def normed(value: Any, weight: Any) -> Any:
+    return relax.op.nn.layer_norm(value, weight((24,)), weight((24,)), axes=[-1])
+
+
+def gated(value: Any, _: Any) -> Any:
+    return relax.op.nn.softmax(relax.op.nn.gelu(value))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", CPUS)
+def test_kernels_of_all_kinds_compile(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Winograd, padded pooling, depthwise and transposed convolutions, products, row reductions, vectorized math."""
+    monkeypatch.setattr(winograd, "is_profitable", lambda *_: True)
+    mod = model(
+        convolution(16, (7, 7), strides=2, padding=3),
+        biased,
+        relu,
+        pooled("max", pool_size=(3, 3), strides=(2, 2), padding=(1, 1)),
+        conv(20),
+        relu,
+        depthwise((3, 3), padding=1),
+        convolution(24, (3, 3), padding=1, strides=2),
+        transposed(8, (2, 2), strides=2),
+        pooled("avg", pool_size=(3, 3), padding=(1, 1)),
+        flattened,
+        dense,
+        normed,
+        gated,
+        shape=(1, 3, 32, 32),
+    )
+    target = {**(CPUS[preset] or {}), "num-cores": 2}
+    library = lowering.compile_untuned(mod, weights_of(mod), target, FAST, 1)
+    assert library.mod.imports

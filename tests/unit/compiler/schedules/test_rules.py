@@ -1,0 +1,262 @@
+"""Schedule rules on random small shapes: the scheduled kernel computes what numpy computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tvm import te, topi
+
+from tests.support.kernels import LEVELS_HERE, host_level, level
+from tvmflow.compiler.cpu_model import CpuModel, cpu_model_for
+from tvmflow.compiler.operators import blocked, winograd
+from tvmflow.compiler.schedules import rules
+
+Array = np.ndarray[Any, Any]
+
+SLOW_EXAMPLES = settings(
+    max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+LEVELS = st.sampled_from(LEVELS_HERE)
+EXTENTS = st.integers(1, 70)
+
+
+def kernel(*tensors: Any) -> tvm.IRModule:
+    function = te.create_prim_func(list(tensors)).with_attr("global_symbol", "main")
+    return tvm.IRModule({"main": function})
+
+
+def choose(mod: tvm.IRModule, target: dict[str, Any]) -> rules.ScheduleChoice:
+    cpu = CpuModel.from_target(target)
+    assert cpu is not None
+    choice = rules.choose_schedule(mod, cpu)
+    assert choice is not None
+    return choice
+
+
+def check(
+    mod: tvm.IRModule, rule: str, target: dict[str, Any], reference: Callable[..., Array]
+) -> None:
+    """Check that a kernel gets its schedule from a rule, and computes what `reference` does."""
+    choice = choose(mod, target)
+    assert choice.rule == rule
+    library = tvm.compile(choice.schedule.mod, tvm.target.Target(target))
+    *inputs, output = ([int(extent) for extent in param.ty.shape] for param in mod["main"].params)
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in inputs]
+    result = tvm.runtime.tensor(np.full(output, np.nan, np.float32))
+    library["main"](*map(tvm.runtime.tensor, arrays), result)
+    np.testing.assert_allclose(result.numpy(), reference(*arrays), rtol=1e-4, atol=1e-4)
+
+
+def sliding_windows(images: Array, size: int) -> Array:
+    """Return all windows (n, c, h, w, …, size, size) of images (n, c, h, w, …)."""
+    rows = np.lib.stride_tricks.sliding_window_view(images, size, axis=2)
+    result: Array = np.lib.stride_tricks.sliding_window_view(rows, size, axis=3)
+    return result
+
+
+@SLOW_EXAMPLES
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=4), LEVELS)
+def test_elementwise_kernels_of_any_shape(shape: list[int], mcpu: str) -> None:
+    x, y = te.placeholder(shape, name="x"), te.placeholder(shape[-1:], name="y")
+    mod = kernel(x, y, topi.nn.relu(topi.add(topi.multiply(x, x), y)))
+    check(mod, "elementwise", level(mcpu), lambda x, y: np.maximum(x * x + y, 0))
+
+
+@SLOW_EXAMPLES
+@given(EXTENTS, EXTENTS, LEVELS)
+def test_transpositions_of_any_shape(rows: int, columns: int, mcpu: str) -> None:
+    """The loads are not contiguous, so nothing may be vectorized along them."""
+    x = te.placeholder((rows, columns), name="x")
+    check(kernel(x, topi.transpose(x)), "elementwise", level(mcpu), np.transpose)
+
+
+@SLOW_EXAMPLES
+@given(st.integers(2, 9), EXTENTS, st.sampled_from([8, 16, 24, 32, 48, 80]), LEVELS)
+def test_matrix_products_of_any_shape(rows: int, depth: int, columns: int, mcpu: str) -> None:
+    target = level(mcpu)
+    lanes = choose_lanes(target)
+    x = te.placeholder((rows, depth), name="x")
+    w = te.placeholder((-(-columns // lanes), depth, lanes), name="w")
+
+    def reference(x: Array, w: Array) -> Array:
+        result: Array = np.einsum("rd,odl->rol", x, w).reshape(rows, -1)[:, :columns]
+        return result
+
+    check(kernel(x, w, blocked.dense(x, w, columns)), "register_tiles", target, reference)
+
+
+def choose_lanes(target: dict[str, Any]) -> int:
+    cpu = CpuModel.from_target(target)
+    assert cpu is not None
+    return cpu.lanes
+
+
+@SLOW_EXAMPLES
+@given(st.integers(1, 2), st.integers(1, 3), st.integers(4, 17), st.sampled_from([1, 2]), LEVELS)
+def test_pooling_of_any_shape(images: int, blocks: int, size: int, stride: int, mcpu: str) -> None:
+    """Padding is minus infinity for a maximum."""
+    target = level(mcpu)
+    lanes = choose_lanes(target)
+    x = te.placeholder((images, blocks, size, size, lanes), name="x")
+    pooled = topi.nn.pool2d(
+        x, (3, 3), (stride, stride), (1, 1), (1, 1, 1, 1), "max", layout=f"NCHW{lanes}c"
+    )
+
+    def reference(x: Array) -> Array:
+        padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
+        windows = sliding_windows(padded, 3)
+        result: Array = windows[:, :, ::stride, ::stride].max(axis=(-2, -1))
+        return result
+
+    check(kernel(x, pooled), "register_tiles", target, reference)
+
+
+@SLOW_EXAMPLES
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=2), st.integers(2, 70), LEVELS)
+def test_softmax_of_any_rows(outer: list[int], columns: int, mcpu: str) -> None:
+    x = te.placeholder((*outer, columns), name="x")
+
+    def reference(x: Array) -> Array:
+        powers = np.exp(x - x.max(axis=-1, keepdims=True))
+        result: Array = powers / powers.sum(axis=-1, keepdims=True)
+        return result
+
+    mod = kernel(x, topi.nn.softmax(x, len(outer)))
+    check(mod, "row_reductions", level(mcpu), reference)
+
+
+@SLOW_EXAMPLES
+@given(st.integers(2, 9), st.integers(2, 70), LEVELS)
+def test_sums_along_rows_of_any_length(rows: int, columns: int, mcpu: str) -> None:
+    x = te.placeholder((rows, columns), name="x")
+    check(kernel(x, topi.sum(x, 1)), "row_reductions", level(mcpu), lambda x: x.sum(axis=1))
+
+
+def test_blocks_of_different_shapes_are_scheduled_one_by_one() -> None:
+    """The columns' sums are no rows, and their reader has another shape."""
+    x = te.placeholder((7, 9, 5), name="x")
+    sums = topi.sum(x, [1, 2])
+    mod = kernel(x, topi.add(topi.sum(sums, 0, keepdims=True), te.const(1.0)))
+    check(
+        mod,
+        "generic_loops",
+        host_level(),
+        lambda x: x.sum(axis=(0, 1, 2), keepdims=False)[None] + 1,
+    )
+
+
+@SLOW_EXAMPLES
+@given(st.sampled_from([2, 4]), st.integers(3, 19), st.integers(3, 19), st.integers(0, 1), LEVELS)
+def test_winograd_transforms_data_of_any_size(
+    tile: int, height: int, width: int, padding: int, mcpu: str
+) -> None:
+    """Tiles at the border reach beyond the image, where data are zeros."""
+    target = level(mcpu)
+    lanes = choose_lanes(target)
+    x = te.placeholder((1, 2, height, width, lanes), name="x")
+    mod = kernel(x, winograd.transform_data(x, tile, [padding] * 4))
+    rows, columns = winograd.count_tiles(x.shape, tile, [padding] * 4)
+    matrix, size = winograd.TRANSFORMS[tile].data.astype(np.float32), tile + 2
+
+    def reference(x: Array) -> Array:
+        padded = np.zeros((1, 2, rows * tile + 2, columns * tile + 2, lanes), np.float32)
+        inside = padded[:, :, padding : padding + height, padding : padding + width]
+        inside[:] = x[:, :, : inside.shape[2], : inside.shape[3]]
+        windows = sliding_windows(padded, size)
+        tiles = windows[0, :, ::tile, ::tile].reshape(2, rows * columns, lanes, size, size)
+        result: Array = np.einsum("ir,cplrs,js->ijcpl", matrix, tiles, matrix)
+        return result
+
+    check(mod, "winograd", target, reference)
+
+
+def matmul(rows: int, columns: int) -> tvm.IRModule:
+    x, w = te.placeholder((rows, 64), name="x"), te.placeholder((columns // 16, 64, 16), name="w")
+    return kernel(x, w, blocked.dense(x, w, columns))
+
+
+def test_small_kernels_stay_on_one_core() -> None:
+    """Handing work to another core costs more than a small kernel takes."""
+    cpu = CpuModel(lanes=16, registers=32, l2_bytes=1 << 20, cores=4)
+    for mod, is_parallel in ((matmul(4, 32), False), (matmul(512, 256), True)):
+        choice = rules.choose_schedule(mod, cpu)
+        assert choice is not None
+        assert ("T.parallel" in choice.schedule.mod.script()) is is_parallel
+    alone = rules.choose_schedule(matmul(512, 256), cpu._replace(cores=1))
+    assert alone is not None and "T.parallel" not in alone.schedule.mod.script()
+
+
+def test_all_kernels_of_a_module_get_a_schedule_and_keep_their_attributes() -> None:
+    """Kernels that have a schedule stay as they are, and so does the given module."""
+    functions = {
+        name: mod["main"].with_attr("global_symbol", name).with_attr("op_pattern", 4)
+        for name, mod in {"product": matmul(8, 32), "done": matmul(8, 48)}.items()
+    }
+    functions["done"] = functions["done"].with_attr("tirx.is_scheduled", True)
+    mod = tvm.IRModule({tvm.ir.GlobalVar(name): value for name, value in functions.items()})
+    before = mod.script()
+    scheduled, rule_names = rules.schedule_for_cpu(mod, CpuModel(16, 32, 1 << 20, 2))
+    assert rule_names == {"product": "register_tiles"}
+    assert mod.script() == before
+    assert scheduled["done"].same_as(mod["done"])
+    attributes = scheduled["product"].attrs
+    assert attributes["tirx.is_scheduled"] and int(attributes["op_pattern"]) == 4
+    assert str(attributes["global_symbol"]) == "product"
+
+
+X86: Final = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ({**X86, "mcpu": "x86-64-v4", "num-cores": 8}, CpuModel(16, 32, 1 << 20, 8, True)),
+        ({**X86, "mcpu": "x86-64-v3", "num-cores": 2}, CpuModel(8, 16, 1 << 19, 2)),
+        ({**X86, "mcpu": "x86-64-v2"}, CpuModel(4, 16, 1 << 18, 4)),
+        (
+            {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"},
+            CpuModel(4, 32, 1 << 19, 4),
+        ),
+        ({"kind": "llvm", "mtriple": "armv7a-linux-gnueabihf", "mattr": ["-neon"]}, None),
+        ({"kind": "c"}, None),
+    ],
+)
+def test_the_cpu_model_follows_the_target(
+    target: dict[str, Any], expected: CpuModel | None
+) -> None:
+    """Unknown numbers of cores count as four; other targets have no rules."""
+    assert CpuModel.from_target(target) == expected
+    assert cpu_model_for(target, 0) is None
+    assert cpu_model_for(target, 1) == expected
+
+
+def test_rules_are_tried_in_their_order() -> None:
+    """A kernel that several rules fit gets its schedule from the first."""
+    assert list(rules.CPU_RULES) == [
+        "winograd",
+        "register_tiles",
+        "elementwise",
+        "row_reductions",
+        "generic_loops",
+    ]
+    cpu = CpuModel(16, 32, 1 << 20, 2)
+    fitting = [
+        name for name, rule in rules.CPU_RULES.items() if next(rule(matmul(8, 32), cpu), None)
+    ]
+    assert fitting == ["register_tiles", "row_reductions", "generic_loops"]
+
+
+@pytest.mark.parametrize("columns", [2, 4, 8, 16, 32])
+def test_a_result_of_one_vector_has_no_loop_around_its_tile(columns: int) -> None:
+    """Building such a kernel failed with an IndexError; the next rule schedules it."""
+    x = te.placeholder((5, columns), name="x")
+    lanes = choose_lanes(host_level())
+    rule = "register_tiles" if columns > lanes else "row_reductions"
+    check(kernel(x, topi.sum(x, 0)), rule, host_level(), lambda x: x.sum(axis=0))

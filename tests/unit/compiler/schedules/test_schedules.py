@@ -1,0 +1,266 @@
+"""Schedules of rules compute what the unscheduled kernel does, and are deterministic."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tvm import te, topi
+
+from tests.support.kernels import LEVELS, host_level, level
+from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.operators import blocked
+from tvmflow.compiler.schedules import modules, rules
+from tvmflow.tuning.measure import apply_trace, make_arguments, trace_json
+
+SLOWLY = settings(
+    max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+
+def kernel(*tensors: Any) -> tvm.IRModule:
+    function = te.create_prim_func(list(tensors)).with_attr("global_symbol", "main")
+    return tvm.IRModule({"main": function})
+
+
+def convolution(
+    channels: int = 32, out: int = 48, size: int = 13, edge: int = 3, stride: int = 1
+) -> tvm.IRModule:
+    x = te.placeholder((1, channels // 16, size, size, 16), name="x")
+    w = te.placeholder((out // 16, channels // 16, edge, edge, 16, 16), name="w")
+    b = te.placeholder((1, out // 16, 1, 1, 16), name="b")
+    y = blocked.conv2d(x, w, (stride,) * 2, (edge // 2,) * 4, (1, 1), 1)
+    return kernel(x, w, b, topi.nn.relu(topi.add(y, b)))
+
+
+def depthwise(size: int = 15, stride: int = 2) -> tvm.IRModule:
+    x = te.placeholder((2, 3, size, size, 16), name="x")
+    w = te.placeholder((3, 3, 3, 16), name="w")
+    return kernel(x, w, blocked.depthwise_conv2d(x, w, (stride,) * 2, (1,) * 4, (1, 1)))
+
+
+def product(rows: int = 30, depth: int = 24, columns: int = 56) -> tvm.IRModule:
+    x, y = te.placeholder((2, rows, depth), name="x"), te.placeholder((2, depth, columns), name="y")
+    k = te.reduce_axis((0, depth), name="k")
+    z = te.compute((2, rows, columns), lambda b, i, j: te.sum(x[b, i, k] * y[b, k, j], axis=[k]))
+    return kernel(x, y, z)
+
+
+def rows(kind: str, *shape: int) -> tvm.IRModule:
+    x = te.placeholder(shape, name="x")
+    last = len(shape) - 1
+    results = {
+        "softmax": lambda: topi.nn.softmax(x, last),
+        "sum": lambda: topi.sum(x, last),
+        "max": lambda: topi.max(x, last, keepdims=True),
+        "mean": lambda: topi.divide(topi.sum(x, last, keepdims=True), te.const(3.0)),
+    }
+    return kernel(x, results[kind]())
+
+
+def norm() -> tvm.IRModule:
+    x, g, b = (
+        te.placeholder(s, name=n) for n, s in (("x", (3, 5, 48)), ("g", (48,)), ("b", (48,)))
+    )
+    return kernel(x, g, b, topi.nn.layer_norm(x, g, b, [2]))
+
+
+def elementwise(*shape: int) -> tvm.IRModule:
+    x, y = te.placeholder(shape, name="x"), te.placeholder(shape[-1:], name="y")
+    return kernel(x, y, topi.nn.relu(topi.add(topi.multiply(x, x), y)))
+
+
+def transposed() -> tvm.IRModule:
+    x = te.placeholder((4, 5, 48), name="x")
+    return kernel(x, topi.transpose(x, [2, 0, 1]))
+
+
+def counted() -> tvm.IRModule:
+    """Return a kernel of integers that is not read in vectors, and whose blocks differ in shape."""
+    x = te.placeholder((7, 9), "int64", name="x")
+    return kernel(x, topi.sum(topi.cast(topi.greater(x, te.const(0, "int64")), "int64"), 0))
+
+
+KERNELS = {
+    "convolution": (convolution(), "register_tiles"),
+    "1x1 convolution": (convolution(edge=1), "register_tiles"),
+    "strided convolution": (convolution(size=17, stride=2), "register_tiles"),
+    "depthwise": (depthwise(), "register_tiles"),
+    "product": (product(), "register_tiles"),
+    "product of one row": (product(rows=1), "register_tiles"),
+    "softmax": (rows("softmax", 6, 7, 64), "row_reductions"),
+    "softmax of odd rows": (rows("softmax", 6, 7, 5), "row_reductions"),
+    "sum": (rows("sum", 9, 64), "row_reductions"),
+    "largest": (rows("max", 9, 33), "row_reductions"),
+    "mean": (rows("mean", 3, 3, 128), "row_reductions"),
+    "norm": (norm(), "row_reductions"),
+    "elementwise": (elementwise(5, 6, 48), "elementwise"),
+    "odd elements": (elementwise(5, 7), "elementwise"),
+    "transposed": (transposed(), "elementwise"),
+}
+
+
+def cpu_model(target: dict[str, Any]) -> CpuModel:
+    cpu = CpuModel.from_target(target)
+    assert cpu is not None
+    return cpu
+
+
+def results(mod: tvm.IRModule, target: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """Return the output of a kernel for arguments that are always the same."""
+    library = tvm.compile(mod, tvm.target.Target(target))
+    arguments = make_arguments(mod)
+    library["main"](*arguments)
+    output: np.ndarray[Any, Any] = arguments[-1].numpy()
+    return output
+
+
+@pytest.mark.parametrize("mcpu", LEVELS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_default_schedule_computes_the_same(name: str, mcpu: str) -> None:
+    """The expected rule schedules it, for vectors of every length."""
+    mod, rule = KERNELS[name]
+    target = level(mcpu)
+    choice = rules.choose_schedule(mod, cpu_model(target))
+    assert choice is not None and choice.rule == rule
+    np.testing.assert_allclose(
+        results(choice.schedule.mod, target), results(mod, target), rtol=2e-5, atol=1e-6
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [name for name, (_, rule) in KERNELS.items() if rule == "register_tiles"]
+)
+def test_every_tile_computes_the_same(name: str) -> None:
+    """Also tiles that do not divide a row."""
+    mod, _ = KERNELS[name]
+    target = host_level()
+    expected = results(mod, target)
+    choices = list(rules.generate_schedules(mod, cpu_model(target)))
+    assert (
+        len({json.dumps(trace_json(choice.schedule.trace)) for choice in choices})
+        == len(choices)
+        > 6
+    )
+    for choice in choices[:: max(1, len(choices) // 25)]:
+        np.testing.assert_allclose(
+            results(choice.schedule.mod, target), expected, rtol=2e-5, atol=1e-6
+        )
+
+
+@SLOWLY
+@given(
+    st.sampled_from([16, 32, 80]),
+    st.sampled_from([16, 48, 64]),
+    st.integers(3, 40),
+    st.sampled_from([1, 2, 3, 5]),
+    st.integers(1, 3),
+)
+def test_convolutions_of_any_size(
+    channels: int, out: int, size: int, edge: int, stride: int
+) -> None:
+    """The channels fill vectors."""
+    mod, target = convolution(channels, out, size + edge, edge, stride), host_level()
+    choice = rules.choose_schedule(mod, cpu_model(target))
+    assert choice is not None
+    np.testing.assert_allclose(
+        results(choice.schedule.mod, target), results(mod, target), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_schedule_is_deterministic_and_its_trace_reproduces_it(name: str) -> None:
+    """Records of such schedules work like those of a search."""
+    mod, _ = KERNELS[name]
+    cpu = cpu_model(host_level())
+    one, two = rules.choose_schedule(mod, cpu), rules.choose_schedule(mod, cpu)
+    assert one is not None and two is not None
+    trace = trace_json(one.schedule.trace)
+    assert trace == trace_json(two.schedule.trace)
+    tvm.ir.assert_structural_equal(apply_trace(mod, trace), one.schedule.mod)
+
+
+def test_the_order_of_schedules_does_not_depend_on_how_many_are_taken() -> None:
+    """A resumed tuning continues where it stopped."""
+    mod, _ = KERNELS["convolution"]
+    cpu = cpu_model(host_level())
+    some = [
+        trace_json(c.schedule.trace)
+        for c in itertools.islice(rules.generate_schedules(mod, cpu), 5)
+    ]
+    more = [
+        trace_json(c.schedule.trace)
+        for c in itertools.islice(rules.generate_schedules(mod, cpu), 9)
+    ]
+    assert more[:5] == some
+
+
+@pytest.mark.parametrize(
+    ("target", "lanes", "multiplication"),
+    [
+        ("x86_64-linux-gnu x86-64-v4", 16, "vfmadd.*zmm"),
+        ("x86_64-linux-gnu x86-64-v3", 8, "vfmadd.*ymm"),
+        ("x86_64-linux-gnu x86-64-v2", 4, "mulps.*xmm"),
+        ("aarch64-linux-gnu cortex-a72", 4, r"fmla.*\.4s"),
+        ("aarch64-linux-gnu neoverse-v1", 4, r"fmla.*\.4s"),
+        ("armv7a-linux-gnueabihf cortex-a9 +neon", 4, "vmul.f32.*q"),
+        ("riscv64-linux-gnu generic-rv64 +m +a +f +d +v", 4, r"vfmacc\.vf"),
+    ],
+)
+def test_vectors_follow_the_target(target: str, lanes: int, multiplication: str) -> None:
+    """The generated code multiplies vectors of the target's width, not of the build machine's."""
+    mtriple, mcpu, *features = target.split()
+    mapping = {"kind": "llvm", "mtriple": mtriple, "mcpu": mcpu, "mattr": features}
+    cpu = cpu_model(mapping)
+    assert cpu.lanes == lanes
+    choice = rules.choose_schedule(convolution(), cpu)
+    assert choice is not None and choice.rule == "register_tiles"
+    library = tvm.compile(choice.schedule.mod, tvm.target.Target(mapping))
+    assert re.search(multiplication, library.mod.inspect_source("asm"))
+
+
+def test_no_vector_has_an_unknown_length() -> None:
+    """On RISC-V a padded image is filled lane by lane and by vectors: TVM's own vectorizer fails on it."""
+    mapping: dict[str, Any] = {
+        "kind": "llvm",
+        "mtriple": "riscv64-linux-gnu",
+        "mcpu": "generic-rv64",
+        "mattr": ["+m", "+a", "+f", "+d", "+c", "+v"],
+    }
+    data = te.placeholder((1, 2, 14, 14, 4), "float32", "data")
+    pooled = topi.nn.pool2d(data, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), "max", layout="NCHW4c")
+    choice = rules.choose_schedule(kernel(data, pooled), cpu_model(mapping))
+    assert choice is not None and choice.rule == "register_tiles"
+    library = tvm.compile(choice.schedule.mod, tvm.target.Target(mapping))
+    assert "vscale" not in library.mod.inspect_source("ll")
+    assert "vle32.v" in library.mod.inspect_source("asm")
+
+
+def test_a_target_without_rules_has_no_cpu_model() -> None:
+    """Its kernels stay as they are, and are reported."""
+    assert (
+        CpuModel.from_target(
+            {"kind": "llvm", "mtriple": "riscv64-linux-gnu", "mcpu": "generic-rv64"}
+        )
+        is None
+    )
+    mod = convolution()
+    same, rule_names = rules.schedule_for_cpu(mod, None)
+    assert rule_names == {"main": modules.NO_RULE}
+    tvm.ir.assert_structural_equal(same, mod)
+
+
+def test_integers_and_unusual_reductions() -> None:
+    """Kernels that no rule was made for are still right."""
+    mod, target = counted(), host_level()
+    choice = rules.choose_schedule(mod, cpu_model(target))
+    assert choice is not None
+    assert (results(choice.schedule.mod, target) == results(mod, target)).all()

@@ -1,0 +1,114 @@
+"""Lowering keeps kernels that frontends bring, and each weight reaches its parameter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tests.support.mxnet_runs import write_checkpoint
+from tvmflow.compiler import lowering
+from tvmflow.compiler.options import LoweringOptions
+from tvmflow.core.types import TensorSpec
+from tvmflow.frontends import mxnet as frontend
+from tvmflow.frontends._base import LoadedModel
+from tvmflow.tuning.workloads import extract_workloads
+
+TARGET = {"kind": "llvm"}
+OPTIONS = LoweringOptions()
+
+
+def var(name: str) -> dict[str, Any]:
+    return {"op": "null", "name": name}
+
+
+def node(op: str, name: str, inputs: list[int], **attrs: str) -> dict[str, Any]:
+    return {"op": op, "name": name, "inputs": inputs, "attrs": attrs}
+
+
+@pytest.fixture
+def detector(tmp_path: Path) -> LoadedModel:
+    """Return a dense layer that gives scored boxes, and non-maximum suppression of them."""
+    nodes = [
+        var("data"),
+        var("fc_weight"),
+        var("fc_bias"),
+        node("FullyConnected", "fc", [0, 1, 2], num_hidden="24"),
+        node("Reshape", "boxes", [3], shape="(1, 4, 6)"),
+        node(
+            "_contrib_box_nms",
+            "nms",
+            [4],
+            overlap_thresh="0.5",
+            coord_start="2",
+            score_index="1",
+            id_index="0",
+        ),
+    ]
+    rng = np.random.default_rng(0)
+    weights = {
+        "arg:fc_weight": rng.normal(size=(24, 3)).astype(np.float32),
+        "arg:fc_bias": rng.normal(size=24).astype(np.float32),
+    }
+    files = write_checkpoint(tmp_path, nodes, [[5, 0]], weights)
+    return frontend.load(files, (TensorSpec("data", (1, 3), "float32"),))
+
+
+def run(model: LoadedModel, lowered: lowering.LoweredModel, data: Any) -> Any:
+    weights = lowered.compute_weights(model.params)
+    library = lowering.compile_with_weights(lowered.mod, weights, lowering.make_target(TARGET))
+    result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data))
+    return (result if hasattr(result, "numpy") else result[0]).numpy()
+
+
+def test_kernels_with_a_schedule_are_kept_and_not_tuned(detector: LoadedModel) -> None:
+    """The frontend imports suppression as a kernel: it is in the library, but not a tuning task."""
+    lowered = lowering.lower(detector.mod, lowering.make_target(TARGET), OPTIONS)
+    reasons = {
+        name: workload.untunable_reason
+        for workload in extract_workloads(lowered.mod)
+        for name in workload.names
+    }
+    nms = [reason for name, reason in reasons.items() if "nms" in name]
+    assert nms == ["it comes with a schedule"]
+    assert "" in reasons.values()
+    output = run(detector, lowered, np.ones((1, 3), np.float32))
+    assert output.shape == (1, 4, 6)
+
+
+def test_weights_with_the_same_name_are_not_confused(tmp_path: Path) -> None:
+    """Lifting may give two parameters of `main` the same name: each gets its own value."""
+    plain = LoweringOptions(layout="plain", weights="plain")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 2), "float32"))
+    a = relax.Var("a", relax.TensorType((2, 2), "float32"))
+    b = relax.Var("b", relax.TensorType((2, 2), "float32"))
+
+    def named(name: str, value: Any) -> Any:
+        normal = builder.normalize(value)
+        var = relax.Var(name, normal.ty)
+        builder.emit_normalized(relax.VarBinding(var, normal))
+        return var
+
+    add, multiply = relax.op.add, relax.op.multiply
+    with builder.function("main", [x, a, b], attrs={"num_input": 1}):
+        with builder.dataflow():
+            doubled, squared = (named("lv", op(v, v)) for op, v in ((add, a), (multiply, b)))
+            total = builder.emit_output(
+                relax.op.subtract(relax.op.matmul(x, doubled), squared), name_hint="out"
+            )
+        builder.emit_func_output(total)
+    mod = builder.get()
+    params = {
+        "a": np.arange(4, dtype=np.float32).reshape(2, 2),
+        "b": np.full((2, 2), 3, np.float32),
+    }
+    data = np.eye(2, dtype=np.float32)
+    model = LoadedModel(mod, params, (), ())
+    lowered = lowering.lower(mod, lowering.make_target(TARGET), plain)
+    assert [var.name for var in lowered.mod["main"].params] == ["x", "lv", "lv"]
+    assert (run(model, lowered, data) == 2 * params["a"] - 9).all()

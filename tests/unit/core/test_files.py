@@ -1,0 +1,95 @@
+"""Atomic files: a reader sees the old content or the new one, never a part."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tvmflow.core import files
+
+
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def test_a_file_is_replaced(tmp_path: Path) -> None:
+    """Text and bytes; nothing else is left in the folder."""
+    path = tmp_path / "note"
+    files.write_atomically(path, "one")
+    files.write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert names_in(tmp_path) == ["note"]
+
+
+def test_a_failure_leaves_the_old_content(tmp_path: Path) -> None:
+    """The new file is removed."""
+    path = tmp_path / "note"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), files.replacing(path) as temporary:
+        Path(temporary).write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert names_in(tmp_path) == ["note"]
+
+
+def test_a_failure_before_anything_is_written_is_raised_as_it_is(tmp_path: Path) -> None:
+    """There is no temporary file to remove then."""
+    with pytest.raises(ZeroDivisionError), files.replacing(tmp_path / "note"):
+        raise ZeroDivisionError
+    assert names_in(tmp_path) == []
+
+
+def test_a_folder_in_the_place_of_the_file_is_an_error(tmp_path: Path) -> None:
+    """It stays as it is."""
+    (tmp_path / "note" / "inner").mkdir(parents=True)
+    with pytest.raises(OSError):
+        files.write_atomically(tmp_path / "note", "text")
+    assert names_in(tmp_path) == ["note"]
+
+
+def test_permissions_follow_the_umask(tmp_path: Path) -> None:
+    """Other users of a shared store can read it."""
+    before = os.umask(0o022)
+    try:
+        files.write_atomically(tmp_path / "note", "text")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "note").stat().st_mode & 0o777 == 0o644
+
+
+def test_readers_see_whole_contents_only(tmp_path: Path) -> None:
+    """While another thread writes again and again."""
+    path = tmp_path / "note"
+    contents = ["a" * 50_000, "b" * 70_000]
+    files.write_atomically(path, contents[0])
+    stop = threading.Event()
+
+    def write() -> None:
+        for number in range(200):
+            files.write_atomically(path, contents[number % 2])
+        stop.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    while not stop.is_set():
+        seen.add(path.read_text())
+    writer.join()
+    assert seen <= set(contents)
+
+
+def test_names_of_temporary_files_are_unique() -> None:
+    """Also within one process."""
+    assert len({files.temporary_name() for _ in range(1000)}) == 1000
+
+
+def test_files_and_folders_can_be_synced(tmp_path: Path) -> None:
+    """A path that does not exist is an error."""
+    (tmp_path / "file").touch()
+    files.sync(str(tmp_path / "file"))
+    files.sync(str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        files.sync(str(tmp_path / "none"))

@@ -1,0 +1,171 @@
+"""The fork server: every way in which a call can end is a result, and nothing outlives its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import fork_server_calls
+from tvmflow.core.fork_server import ForkServer
+
+CALLS = fork_server_calls.__name__
+
+
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer.start() as started:
+        yield started
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    return False
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not alive(pid)
+
+
+def test_a_call_gives_its_value_and_its_events(fork_server: ForkServer) -> None:
+    """What the function returns comes back, and what it emits arrives on the way."""
+    events: list[dict[str, object]] = []
+    outcome = fork_server.call(f"{CALLS}:add", [1, 2], timeout_s=10, emit=events.append)
+    assert (outcome.kind, outcome.value) == ("ok", 3)
+    assert events == [{"event": "adding", "numbers": [1, 2]}]
+
+
+def test_a_segmentation_fault_is_a_result(fork_server: ForkServer, tmp_path: Path) -> None:
+    """A crash in native code names its signal and leaves the stack in the log; the next call works."""
+    log = tmp_path / "log"
+    outcome = fork_server.call(f"{CALLS}:crash", None, timeout_s=10, log=log)
+    assert outcome.kind == "crashed"
+    assert outcome.message == "crashed in native code (SIGSEGV: Segmentation fault)"
+    assert "fork_server_calls.py" in log.read_text()
+    assert fork_server.call(f"{CALLS}:add", [2, 2], timeout_s=10).value == 4
+
+
+def test_a_hang_is_stopped_with_all_it_started(fork_server: ForkServer) -> None:
+    """At its time limit a call is killed, and so are the processes that it started."""
+    events: list[dict[str, int]] = []
+    outcome = fork_server.call(f"{CALLS}:hang", None, timeout_s=0.5, emit=events.append)
+    assert (outcome.kind, outcome.message) == ("timeout", "took longer than 0.5 s and was stopped")
+    wait_until_gone(events[0]["child"])
+
+
+def test_errors_keep_their_message_and_fix(fork_server: ForkServer, tmp_path: Path) -> None:
+    """Errors of tvmflow arrive with message and fix; others with their last line, the rest in the log."""
+    known = fork_server.call(f"{CALLS}:refuse", None, timeout_s=10)
+    assert (known.kind, known.message, known.fix) == ("error", "no such operator", "use another")
+    assert known.error == "ImportFailed"
+    log = tmp_path / "log"
+    other = fork_server.call(f"{CALLS}:stumble", None, timeout_s=10, log=log)
+    assert (other.kind, other.message) == ("error", "ValueError: the point")
+    assert "Traceback" in log.read_text()
+
+
+def test_the_output_of_a_call_is_in_its_log(fork_server: ForkServer, tmp_path: Path) -> None:
+    """Python's output and that of subprocesses end up in the log, in order."""
+    log = tmp_path / "log"
+    fork_server.call(f"{CALLS}:talk", None, timeout_s=10, log=log)
+    assert log.read_text() == "from Python\nfrom a subprocess\n"
+
+
+def test_payloads_and_results_may_be_large(fork_server: ForkServer) -> None:
+    """Payloads and results larger than any pipe buffer pass."""
+    text = "x" * 3_000_000
+    assert fork_server.call(f"{CALLS}:echo", text, timeout_s=30).value == text
+
+
+def test_calls_from_several_threads_run_side_by_side(fork_server: ForkServer) -> None:
+    """Eight threads get their own results."""
+    results: dict[int, object] = {}
+
+    def ask(number: int) -> None:
+        results[number] = fork_server.call(f"{CALLS}:add", [number, 1], timeout_s=30).value
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: number + 1 for number in range(8)}
+
+
+def test_the_wait_of_a_child_for_its_caller_does_not_count(fork_server: ForkServer) -> None:
+    """It goes on when the caller's function has returned; only its own seconds are limited."""
+    outcome = fork_server.call(f"{CALLS}:ask", 0, timeout_s=0.5, emit=lambda _: time.sleep(0.8))
+    assert outcome.kind == "ok"
+    assert outcome.value >= 0.8
+    late = fork_server.call(f"{CALLS}:ask", 5, timeout_s=0.5, emit=lambda _: time.sleep(0.8))
+    assert late.kind == "timeout"
+    assert late.seconds < 3
+
+
+def test_a_kill_from_outside_differs_from_a_crash(fork_server: ForkServer) -> None:
+    """The message names the out-of-memory killer as the likely cause."""
+    outcome = fork_server.call(f"{CALLS}:kill_itself", None, timeout_s=10)
+    assert outcome.message == "was killed (SIGKILL); perhaps the machine ran out of memory"
+
+
+def test_cancel_stops_what_runs_and_what_comes() -> None:
+    """After a cancel, the running call and every later one say so at once."""
+    with ForkServer.start() as own:
+        started = threading.Event()
+        outcomes = []
+
+        def hang() -> None:
+            outcomes.append(
+                own.call(f"{CALLS}:hang", None, timeout_s=60, emit=lambda _: started.set())
+            )
+
+        thread = threading.Thread(target=hang)
+        thread.start()
+        started.wait()
+        own.cancel()
+        thread.join()
+        outcomes.append(own.call(f"{CALLS}:add", [1, 1], timeout_s=10))
+    assert [outcome.kind for outcome in outcomes] == ["cancelled", "cancelled"]
+
+
+def test_a_call_may_fork_a_server_of_its_own(fork_server: ForkServer) -> None:
+    """A stage that measures forks its own fork server, so that a bad kernel costs one trial."""
+    outcome = fork_server.call(f"{CALLS}:nested", 5, timeout_s=30)
+    assert outcome.value == ["crashed"] * 5 + [3]
+
+
+def test_nothing_outlives_a_killed_client(tmp_path: Path) -> None:
+    """kill -9 of the client ends the server, the call and its children."""
+    notes = tmp_path / "pids"
+    client = subprocess.Popen([sys.executable, "-m", CALLS, str(notes)])
+    deadline = time.monotonic() + 20
+    while not (notes.exists() and notes.read_text().endswith("\n")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    pids = [int(word) for word in notes.read_text().split()]
+    os.kill(client.pid, signal.SIGKILL)
+    client.wait()
+    for pid in pids:
+        wait_until_gone(pid)
+
+
+@pytest.mark.faults
+def test_a_storm_of_kills_loses_only_the_calls_it_hits(fork_server: ForkServer) -> None:
+    """Every one of a hundred calls comes back, killed or not, and the fork server still works."""
+    kinds = []
+    for number in range(100):
+        name = "kill_itself" if number % 3 == 0 else "echo"
+        kinds.append(fork_server.call(f"{CALLS}:{name}", "x" * 200_000, timeout_s=30).kind)
+    assert kinds == ["crashed" if number % 3 == 0 else "ok" for number in range(100)]

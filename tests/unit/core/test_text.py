@@ -1,0 +1,120 @@
+"""Text for people: values, counts, tables and suggestions."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvmflow.core.formatting import (
+    age_text,
+    count_text,
+    duration_text,
+    latency_text,
+    printable,
+    size_text,
+)
+from tvmflow.core.suggestions import did_you_mean, nearest
+from tvmflow.core.tables import columns
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 ms"),
+        (0.0124, "12 ms"),
+        (0.9996, "1.0 s"),
+        (1, "1.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (60, "1 min 00 s"),
+        (125, "2 min 05 s"),
+        (3599.6, "1 h 00 min"),
+        (11_400, "3 h 10 min"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(31.24e-6, "31.2 µs"), (4.556e-3, "4.56 ms"), (0.9999, "1 s"), (1.234, "1.23 s")],
+)
+def test_latencies(seconds: float, text: str) -> None:
+    assert latency_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-3, "0 s"),
+        (5, "5 s"),
+        (720, "12 min"),
+        (3 * 3600 + 5, "3 h"),
+        (86_400, "1 day"),
+        (31 * 86_400, "31 days"),
+    ],
+)
+def test_ages(seconds: float, text: str) -> None:
+    assert age_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (678, "678 B"),
+        (4_500, "4.5 kB"),
+        (999_960, "1.0 MB"),
+        (12_340_000, "12.3 MB"),
+        (1.2e9, "1.2 GB"),
+    ],
+)
+def test_sizes(size: float, text: str) -> None:
+    assert size_text(size) == text
+
+
+def test_counts_have_the_right_plural() -> None:
+    assert [count_text(number, "stage") for number in (0, 1, 2)] == [
+        "0 stages",
+        "1 stage",
+        "2 stages",
+    ]
+    assert count_text(1, "entry", "entries") == "1 entry"
+    assert count_text(3, "entry", "entries") == "3 entries"
+
+
+def test_control_characters_are_replaced() -> None:
+    """Text from another machine cannot write to the terminal."""
+    assert (
+        printable("µ \x1b[31mred\n")
+        == "µ \N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}"
+    )
+
+
+def test_columns_are_as_wide_as_their_longest_cell() -> None:
+    """Numbers are aligned to the right; lines have no spaces at their end."""
+    rows = [("name", "size", ""), ("a", "1", "x"), ("long name", "10,000", "")]
+    assert columns(rows, right=frozenset({1})) == [
+        "name         size",
+        "a               1  x",
+        "long name  10,000",
+    ]
+    assert columns([]) == []
+
+
+def test_the_nearest_names_come_first() -> None:
+    """Names that are not alike are not suggested."""
+    valid = ["cortex-a72", "cortex-a7", "znver4"]
+    assert nearest("cortex-a7x", valid) == ["cortex-a7"]
+    assert nearest("cortex-a7x", valid, count=2) == ["cortex-a7", "cortex-a72"]
+    assert nearest("riscv", valid) == []
+
+
+def test_a_suggestion_is_a_phrase_or_nothing() -> None:
+    assert did_you_mean("tunne", ["tune", "build"]) == "; did you mean 'tune'?"
+    assert did_you_mean("xyz", ["tune", "build"]) == ""
+
+
+def test_a_very_long_name_is_compared_by_its_beginning() -> None:
+    """The comparison takes time that grows with the square of the length."""
+    assert nearest("tune" + "e" * 100_000, ["tune"]) == []

@@ -1,0 +1,240 @@
+"""Reports of runs, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tvmflow.core.formatting import duration_text, latency_text
+from tvmflow.core.keys import stage_key
+from tvmflow.core.types import Decision, StageSpec
+from tvmflow.engine.explanation import explain_stage
+from tvmflow.engine.report import RunReport, StageReport, render, summary
+
+
+def stage(label: str, outcome: str = "ran", **more: Any) -> StageReport:
+    facts = more.pop("facts", {})
+    return StageReport(f"net:{label}", outcome, "never ran", 1.0, facts, **more)
+
+
+def report(*stages: StageReport, delivered: tuple[str, ...] = ()) -> RunReport:
+    return RunReport(stages, delivered, (), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [
+        ("hit ran", 0),
+        ("hit failed skipped", 1),
+        ("crashed", 1),
+        ("timeout", 1),
+        ("rejected", 3),
+        ("blocked", 4),
+        ("cancelled skipped", 130),
+        ("rejected failed", 1),
+        ("failed cancelled", 130),
+    ],
+)
+def test_the_exit_code_is_that_of_the_worst(outcomes: str, code: int) -> None:
+    """A stage that was skipped because of it does not count."""
+    assert (
+        report(*(stage(str(i), outcome) for i, outcome in enumerate(outcomes.split()))).exit_code
+        == code
+    )
+
+
+def test_nothing_to_do_is_said() -> None:
+    """And where the files are."""
+    text = summary(report(stage("import", "hit"), delivered=("dist/net/host/net.so",)))
+    assert text == "1 stage is up to date, nothing to run  (2.0 s)\n  dist/net/host/net.so"
+
+
+def test_of_many_stages_only_those_that_ran_are_described_and_files_are_counted() -> None:
+    """`--json` has everything."""
+    quiet = {"not_run": "no such machine", "against": "none"}
+    stages = [stage(f"verify/t{n}", "hit", facts=quiet) for n in range(250)]
+    stages.append(stage("verify/new", "ran", facts=quiet))
+    paths = [f"dist/net-v{n % 3}/t{n}/net.so" for n in range(250)]
+    assert summary(report(*stages, delivered=tuple(paths))).splitlines() == [
+        "net:verify/new: NOT VERIFIED (verify.against: none): no such machine",
+        "1 ran, 250 up to date  (2.0 s)",
+        "  dist/net-v0/: 84 files",
+        "  dist/net-v1/: 83 files",
+        "  dist/net-v2/: 83 files",
+    ]
+    paths = [f"dist/net-v{n}/t/net.so" for n in range(250)]
+    text = summary(report(*stages, delivered=tuple(paths)))
+    assert text.splitlines()[-1] == "  dist/: 250 files"
+
+
+def test_a_failure_has_its_message_its_remedy_and_its_log() -> None:
+    """And the counts at the end."""
+    text = summary(
+        report(
+            stage("import"),
+            stage("build/host", "crashed", message="it crashed", fix="try again", log="a.log"),
+            stage("export/host", "skipped"),
+        )
+    )
+    assert "net:build/host: crashed: it crashed\n  fix: try again\n  log: a.log" in text
+    assert text.endswith("1 ran, 0 up to date, 1 crashed, 1 skipped  (2.0 s)")
+
+
+def test_json_is_one_line_with_everything() -> None:
+    """The last event of a run."""
+    line = render(report(stage("import", facts={"a": 1})), as_json=True)
+    event = json.loads(line)
+    assert line.count("\n") == 1
+    assert (event["event"], event["exit_code"]) == ("run_finished", 0)
+    assert event["stages"][0]["facts"] == {"a": 1}
+
+
+TUNED = {
+    "trials": 64,
+    "measured": 60,
+    "reused": 4,
+    "failed": 2,
+    "exhausted": [],
+    "untunable": ["odd"],
+    "stopped": "budget",
+    "seconds": 30.0,
+    "drift": 0.25,
+    "repairs": ["a torn line"],
+    "workloads": [],
+}
+
+
+def test_a_search_is_described() -> None:
+    """Trials, failures, what no candidate worked for, a machine that changed, and repairs."""
+    text = summary(report(stage("tune/host", facts=TUNED)))
+    assert "64 of 64 trials (60 measured in 30.0 s, 4 from the ledger, 2 failed)" in text
+    assert "no candidate worked: odd" in text
+    assert "one kernel's time by 25%" in text
+    assert "note: a torn line" in text
+
+
+def test_an_untuned_library_is_said_to_be_one() -> None:
+    """An untuned library is slow, so the summary says it."""
+    text = summary(report(stage("tune/host", facts={"trials": 0})))
+    assert "not tuned (tune.trials is 0)" in text
+
+
+BUILT = {
+    "kernels": 4,
+    "schedule_rules": {"none": ["nms"], "register_tiles": ["conv", "dense"], "tuned": ["pool"]},
+}
+
+
+def test_how_kernels_got_their_schedules_is_told() -> None:
+    """The number of kernels for each rule; kernels without a schedule are named, because they are slow."""
+    text = summary(report(stage("build/host", facts=BUILT)))
+    assert "4 kernels: 1 tuned, 2 with register tiles" in text
+    assert "WITHOUT A SCHEDULE, so slow: nms" in text
+
+
+def test_a_tuning_that_ended_early_says_why() -> None:
+    """The time limit, or exhausted search spaces."""
+    by_clock = summary(report(stage("tune/host", facts={**TUNED, "stopped": "time"})))
+    assert "64 trials (60" in by_clock and "stopped at tune.minutes" in by_clock
+    ended = summary(report(stage("tune/host", facts={**TUNED, "stopped": "exhausted"})))
+    assert "every search space was exhausted" in ended
+
+
+def test_the_gain_of_tuning_is_described() -> None:
+    """Coverage, end to end, and the kernels that take longest."""
+    facts = {
+        "tuned": 1,
+        "tunable": 3,
+        "untried": 1,
+        "coverage": 0.9,
+        "untuned_us": 200.0,
+        "tuned_us": 50.0,
+        "speedup": 4.0,
+        "peak_gflops": 250.0,
+        "kernels": [
+            {"name": "conv", "calls": 2, "flops": 3e6, "untuned_us": 90.0, "tuned_us": 15.0},
+            {"name": "pool", "calls": 1, "flops": 0, "untuned_us": 20.0, "tuned_us": None},
+        ],
+        "errors": {},
+    }
+    tuning = {**TUNED, "workloads": [{"name": "conv", "seconds": 30.0}]}
+    text = summary(report(stage("tune/host", facts=tuning), stage("pick_best/host", facts=facts)))
+    assert (
+        "1 of 3 workloads tuned, 90% of the time is in kernels with a schedule; one inference: "
+        in text
+    )
+    assert "200 µs untuned, 50 µs tuned (speedup 4)" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("    ")]
+    assert rows[1] == ["conv", "2", "180", "µs", "30", "µs", "6×", "200", "(80%)", "300", "µs"]
+    assert rows[2] == ["pool", "1", "20", "µs", "20", "µs", "–", "–", "–"]
+    assert "1 workload has no trial that worked" in text
+
+
+def test_a_library_that_was_not_verified_says_so_loudly() -> None:
+    """It could not be run here, or the recipe did not want it."""
+    for facts in (
+        {"against": "none", "not_run": "it is aarch64"},
+        {"against": "none", "latency": {}},
+    ):
+        assert "NOT VERIFIED" in summary(report(stage("verify/host", facts=facts)))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0123, "12 ms"), (3.44, "3.4 s"), (125, "2 min 05 s"), (11400, "3 h 10 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    """In the unit that people would use."""
+    assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3.12e-5, "31.2 µs"), (4.56e-3, "4.56 ms"), (1.234, "1.23 s")]
+)
+def test_latencies(seconds: float, text: str) -> None:
+    """With three digits."""
+    assert latency_text(seconds) == text
+
+
+def test_an_explanation_lists_all_that_a_result_depends_on() -> None:
+    """Causes first, then settings by their path, files, packages, machine and the key."""
+    spec = StageSpec(
+        "net:tune/host", "tune", "net", "host", 1, {"tune": {"trials": 4}}, (), (), ("tvm",), 9.0
+    )
+    key = stage_key(spec, {"import/model.json": "1" * 64}, {"tvm": "0.27"}, "linux-x86_64")
+    lines = explain_stage(Decision("net:tune/host", "run", "a; b", ("a", "b")), key).splitlines()
+    assert lines[:3] == ["tune/host: must run", "  because a", "  because b"]
+    assert "    tvmflow  version 1 of tune" in lines
+    assert "    setting  tune.trials        4" in lines
+    assert "    file     import/model.json  111111111111" in lines
+    assert "    package  tvm                0.27" in lines
+    assert lines[-1] == f"  key {key.digest}"
+    one_of_many = explain_stage(
+        Decision("net:tune/host", "wait", "after import"), None, with_recipe=True
+    )
+    assert one_of_many == "net:tune/host: not known yet: after import"
+    waiting = explain_stage(Decision("net:tune/host", "wait", "after import"), None)
+    assert waiting == "tune/host: not known yet: after import"
+
+
+@pytest.mark.parametrize(
+    ("stage_name", "facts", "lines"),
+    [
+        ("build", {"schedule_rules": {"tuned": ["conv"]}}, ["  kernels tuned", "    conv"]),
+        (
+            "verify",
+            {"tolerance": {"for": "float32", "rtol": 0.001, "atol": 0.25, "of_largest": 0.0}},
+            ["  outputs may differ by atol 0.25, and rtol 0.001 (the model computes in float32)"],
+        ),
+    ],
+)
+def test_an_explanation_has_what_the_stage_says_of_its_result(
+    stage_name: str, facts: dict[str, Any], lines: list[str]
+) -> None:
+    """Between all that the result depends on and the key."""
+    spec = StageSpec(f"net:{stage_name}/host", stage_name, "net", "host", 1, {}, (), (), (), 9.0)
+    key = stage_key(spec, {}, {}, "linux-x86_64")
+    text = explain_stage(Decision(spec.id, "hit", ""), key, facts)
+    assert text.splitlines()[-1 - len(lines) :] == [*lines, f"  key {key.digest}"]

@@ -1,0 +1,138 @@
+"""Quantized models: QuantizeLinear and DequantizeLinear around floating-point operators are taken, other forms refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from onnx import TensorProto, helper
+from tvm import relax
+
+from tests.support.kernels import FAST, host_level, kernels_of
+from tests.support.mxnet_runs import compute
+from tests.support.onnx_models import Array, classifier, draw, load, model, quantized, value
+from tvmflow.compiler import lowering
+from tvmflow.core.errors import ImportFailed
+from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends._base import LoadedModel
+from tvmflow.stages import _comparison
+from tvmflow.stages._comparison import compare
+
+FEED = {"data": draw(1, 3, 8, 8, seed=5)}
+node = helper.make_node
+
+
+def reference(loaded: LoadedModel, folder: Path, feed: dict[str, Array]) -> Array:
+    """What the reference gives for the model in a folder."""
+    (scratch := folder / "scratch").mkdir()
+    files = {"model": folder / "model.onnx"}
+    with frontend.reference(
+        files, loaded.inputs, loaded.outputs, threads=1, scratch=scratch
+    ) as running:
+        assert running.latency(feed, repeat=1, min_seconds=0)[0] > 0
+        return running.run(feed)["prob"]
+
+
+def agrees(actual: Array, expected: Array) -> bool:
+    """As closely as a quantized model can."""
+    tolerance = _comparison.DEFAULTS[_comparison.QUANTIZED]
+    return bool(compare(actual, expected, tolerance)["passed"])
+
+
+@pytest.mark.parametrize(("signed", "per_channel"), [(False, True), (False, False), (True, True)])
+def test_a_quantized_model_agrees_with_the_reference(
+    signed: bool, per_channel: bool, tmp_path: Path
+) -> None:
+    """Data of uint8 or int8, one scale for all weights or one for each channel, with 0 in their middle or not."""
+    made = quantized(
+        classifier(), tmp_path, signed=signed, per_channel=per_channel, symmetric=not signed
+    )
+    loaded = load(made, tmp_path)
+    [actual] = compute(loaded, FEED)
+    assert agrees(actual, reference(loaded, tmp_path, FEED))
+
+
+def test_weights_stay_integers(tmp_path: Path) -> None:
+    """Also in the library, where their scales are applied to sums."""
+    weights = {
+        "a": draw(16, 16, 1, 1),
+        "b": draw(16, 1, 3, 3),
+        "c": draw(96, 16, 1, 1),
+        "d": draw(24, 96, 3, 3),
+        "e": draw(24, 48),
+        "f": draw(32, 48),
+    }
+    nodes = [
+        node("Conv", ["data", "a"], ["t"]),
+        node("Conv", ["t", "b"], ["u"], group=16),
+        node("Conv", ["u", "c"], ["v"]),
+        node("Conv", ["v", "d"], ["w"], pads=[1, 1, 1, 1]),
+        node("GlobalAveragePool", ["w"], ["x"]),
+        node("Flatten", ["x"], ["y"]),
+        node("MatMul", ["y", "e"], ["z"]),
+        node("Gemm", ["z", "f"], ["prob"], transB=1),
+    ]
+    inputs, outputs = [value("data", [1, 16, 24, 24])], [value("prob", [1, 32])]
+    made = quantized(model(nodes, inputs, outputs, weights), tmp_path)
+    loaded = load(made, tmp_path)
+    assert {str(array.dtype) for array in loaded.params.values()} == {"int8"}
+    mod, target = loaded.mod, host_level()
+    lowered = lowering.lower(mod, lowering.make_target(target), FAST)
+    folded = lowered.compute_weights(loaded.params)
+    assert {str(item.dtype) for item in folded if item.numpy().ndim > 1} == {"int8"}
+    assert not [name for name in kernels_of(mod, target) if name.startswith("dequantize")]
+    library = lowering.compile_untuned(mod, loaded.params, target, FAST, 1)
+    feed = {"data": draw(1, 16, 24, 24, seed=5)}
+    actual = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(feed["data"]))
+    assert agrees(actual.numpy(), reference(loaded, tmp_path, feed))
+
+
+def test_rounding_stays_on_blocked_layouts(tmp_path: Path) -> None:
+    """Between two convolutions the layout is kept: the first one rounds in registers."""
+    weights = {"v": draw(16, 3, 3, 3), "w": draw(16, 16, 3, 3)}
+    nodes = [node("Conv", ["data", "v"], ["c"]), node("Conv", ["c", "w"], ["d"])]
+    made = model(nodes, [value("data", [1, 3, 8, 8])], [value("d", None)], weights)
+    names = kernels_of(load(quantized(made, tmp_path), tmp_path).mod, host_level())
+    assert sum("unpack" in name for name in names) == 1
+    assert any("conv2d_NCHWc" in name and "rounded" in name for name in names)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_quantized_values_that_are_dequantized_at_once_are_rounded(
+    signed: bool, tmp_path: Path
+) -> None:
+    """With the results of the way there and back: at both ends of the range, at ties, for large numbers and infinities."""
+    ties = (np.arange(-300, 300, dtype=np.float32) + np.float32(0.5)) * np.float32(0.01)
+    far = np.array([np.inf, -np.inf, 1e30, -1e30, 0, -0.0, 2.55, -1.28], np.float32)
+    feed = {"data": np.concatenate([ties, far, draw(600, seed=3) * 2])}
+    scales = {"s": np.float32(0.01), "z": (np.int8 if signed else np.uint8)(7)}
+    weights = {name: np.asarray(item) for name, item in scales.items()}
+    nodes = [
+        node("QuantizeLinear", ["data", "s", "z"], ["q"]),
+        node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
+    dtype = TensorProto.INT8 if signed else TensorProto.UINT8
+    whole = helper.make_tensor_value_info("q", dtype, None)
+    results = []
+    for others in ([], [whole]):
+        inputs, outputs = [value("data", [len(feed["data"])])], [value("y", None), *others]
+        loaded = load(model(nodes, inputs, outputs, weights), tmp_path)
+        names = kernels_of(loaded.mod, host_level())
+        assert any("quantize" in name for name in names) == bool(others)
+        results.append(compute(loaded, feed)[0])
+    assert np.array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("operator", ["QLinearConv", "QLinearMatMul", "ConvInteger"])
+def test_integer_operators_are_rejected_by_name(operator: str, tmp_path: Path) -> None:
+    """The fix names the supported format."""
+    made = model(
+        [node(operator, ["data"], ["y"], name="q")],
+        [value("data", [1, 4], "uint8")],
+        [value("y", None)],
+    )
+    with pytest.raises(ImportFailed, match=f"TVM has no operator {operator} \\(node 'q'\\)") as no:
+        load(made, tmp_path)
+    assert "QDQ" in no.value.fix

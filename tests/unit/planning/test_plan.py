@@ -1,0 +1,220 @@
+"""From recipes to a plan: its stages, their inputs, and what is delivered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.engine import COMPILE, STAGES, plan_of, planned, recipe, target
+from tvmflow.core.errors import RecipeError
+from tvmflow.core.types import Need
+from tvmflow.recipe import Recipe
+from tvmflow.targets.resolve import ResolvedTarget
+
+
+def test_one_import_serves_all_targets() -> None:
+    """Stages of the model occur once, those of a target once per target, after the stages that they need."""
+    made = recipe(targets=["host", "x86-64-v2"])
+    plan = plan_of(planned(made, target("host"), target("x86-64-v2")))
+    ids = [spec.id for spec in plan.stages]
+    assert ids.count("net:import") == 1
+    assert len(ids) == len(set(ids)) == 1 + 2 * (len(STAGES) - 1)
+    for position, spec in enumerate(plan.stages):
+        assert {need.stage_id for need in spec.needs} <= set(ids[:position])
+
+
+def test_a_stage_is_fed_by_its_own_target() -> None:
+    """The library for one machine is not built from another's choice."""
+    made = recipe(targets=["host", "x86-64-v2"])
+    plan = plan_of(planned(made, target("host"), target("x86-64-v2")))
+    build = next(spec for spec in plan.stages if spec.id == "net:build/x86-64-v2")
+    assert {need.stage_id for need in build.needs} == {
+        "net:import",
+        "net:extract_tasks/x86-64-v2",
+        "net:pick_best/x86-64-v2",
+    }
+
+
+def test_a_pipeline_without_tuning_leaves_out_what_it_lacks() -> None:
+    """Needs on stages that are not in the pipeline are dropped."""
+    plan = plan_of(planned(recipe(), stages=COMPILE))
+    assert [spec.stage for spec in plan.stages] == list(COMPILE)
+    build = plan.stages[1]
+    assert [need.stage for need in build.needs] == ["import"]
+
+
+def test_only_verified_files_are_delivered() -> None:
+    """Each delivery waits for verify where the pipeline has it, and for nothing where it has not."""
+    made = recipe(outputs=["bundle", "shared-library"])
+    gated = plan_of(planned(made)).deliveries
+    assert {delivery.verified_by for delivery in gated} == {"net:verify/host"}
+    names = [delivered for delivery in gated for _, delivered in delivery.files]
+    assert sorted(names) == ["net.so", "net.tvmflow", "verify.json"]
+    free = plan_of(planned(made, stages=("import", "build", "export"))).deliveries
+    assert [delivery.verified_by for delivery in free] == [""]
+
+
+def test_verify_reads_the_model_without_depending_on_its_bytes() -> None:
+    """Import depends on its bytes: a file with the same meaning gives the same verdict."""
+    plan = plan_of(planned(recipe()))
+    verify = plan.stages[-1]
+    assert [(file.role, file.keyed) for file in verify.files] == [("model", False)]
+    assert [(file.role, file.keyed) for file in plan.stages[0].files] == [("model", True)]
+
+
+def test_the_reference_counts_only_where_it_is_used() -> None:
+    """With `against: none`, another ONNX Runtime verifies nothing again."""
+    assert "onnxruntime" in plan_of(planned(recipe())).stages[-1].tools
+    without = recipe(verify={"against": "none"})
+    assert "onnxruntime" not in plan_of(planned(without)).stages[-1].tools
+
+
+def test_two_recipes_of_one_name_are_refused() -> None:
+    """They would share a folder; the message has the position of the second name."""
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(recipe(), folder="/one"), planned(recipe(), folder="/two"))
+    assert caught.value.problems == [
+        "/two/net.yaml:name: name: 'net' is also the name of /one/net.yaml"
+    ]
+
+
+def test_a_target_that_cannot_run_here_can_be_built_but_not_measured() -> None:
+    """The message names every stage that would have to run, with the field that turns it off."""
+    away = target("cortex-a72", why_not="it is aarch64, this machine is x86_64")
+    targets = [{"name": "cortex-a72", "tvm": {"kind": "llvm"}}]
+    tuned = recipe(tune={"trials": 5}, targets=targets)
+    with pytest.raises(RecipeError, match=r"tuned \(tune.trials: 0 .*verified \(verify.against"):
+        plan_of(planned(tuned, away))
+    quiet = recipe(verify={"against": "none"}, targets=targets)
+    assert plan_of(planned(quiet, away)).stages
+
+
+def test_a_form_that_a_target_does_not_have_is_refused() -> None:
+    """The message has the position of the output and every target that lacks it; without export there is none."""
+    made = recipe(outputs=["bundle", "wheel"], verify={"against": "none"})
+    phone = target("phone")
+    phone = phone._replace(tvm={**phone.tvm, "mtriple": "aarch64-linux-android"})
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(made, target(), phone))
+    assert caught.value.problems == [
+        "/recipes/net.yaml:outputs.1: outputs.1: there is no wheel for the target 'phone': "
+        "there are no wheels for 'aarch64-linux-android'",
+    ]
+    assert plan_of(planned(made, phone, stages=("import", "build"))).stages
+
+
+def test_only_forms_that_need_it_are_compiled_for() -> None:
+    """Another bundle builds nothing again; separate weights do, and a system library depends on the recipe's name."""
+
+    def build(*outputs: str) -> Any:
+        plan = plan_of(planned(recipe(outputs=list(outputs))))
+        return next(spec for spec in plan.stages if spec.stage == "build").settings
+
+    assert build("shared-library") == build("bundle", "wheel", "cpp", "objects", "archive")
+    assert build("bundle")["forms"] == []
+    extra_forms = build("params", "system-library", "c-source")
+    assert extra_forms["forms"] == ["c-source", "params", "system-library"]
+    assert extra_forms["prefix"] == "net_"
+    assert "prefix" not in build("params")
+
+
+def test_libraries_are_called_as_their_system_calls_them() -> None:
+    """The plan knows the names before anything is built."""
+    made = recipe(outputs=["shared-library", "static-library"], verify={"against": "none"})
+    names = {}
+    for triple in ("aarch64-linux-gnu", "arm64-apple-macos13", "x86_64-pc-windows-msvc"):
+        subject = target()._replace(tvm={"kind": "llvm", "mtriple": triple})
+        deliveries = plan_of(planned(made, subject)).deliveries
+        names[triple] = [name for _, name in deliveries[0].files]
+    assert names == {
+        "aarch64-linux-gnu": ["net.so", "libnet.a"],
+        "arm64-apple-macos13": ["net.dylib", "libnet.a"],
+        "x86_64-pc-windows-msvc": ["net.dll", "net.lib"],
+    }
+
+
+def away(**fields: Any) -> ResolvedTarget:
+    """A board that this machine cannot run."""
+    made = target("edge", why_not="it is for aarch64, and this machine is x86_64")
+    return made._replace(tvm={**made.tvm, "mtriple": "aarch64-linux-gnu", **fields})
+
+
+def for_edge(*names: str, **fields: Any) -> Recipe:
+    """A recipe for that board, or for boards of these names."""
+    return recipe(
+        targets=[{"name": name, "tvm": {"kind": "llvm"}} for name in names or ("edge",)], **fields
+    )
+
+
+def test_a_target_is_verified_where_the_recipe_says() -> None:
+    """The message lists all possibilities, and each of them works."""
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(for_edge(), away()))
+    (problem,) = caught.value.problems
+    assert problem.startswith("/recipes/net.yaml:targets.0: targets: 'edge' cannot be verified (")
+    for word in ("verify.against: none", "verify.run_on: qemu", "rpc"):
+        assert word in problem
+    assert plan_of(planned(for_edge(verify={"run_on": "qemu"}), away())).stages
+    board = away()._replace(remote={"key": "pi4", "priority": 1, "timeout_s": 60.0})
+    assert plan_of(planned(for_edge(verify={"run_on": "rpc"}), board)).stages
+    with pytest.raises(RecipeError, match="cannot be verified"):
+        plan_of(planned(for_edge(verify={"run_on": "local", "against": "none"}), away()))
+
+
+def test_a_place_that_the_target_does_not_have_is_told() -> None:
+    """With the position of `run_on` in the recipe."""
+    emulated, remote = (for_edge(verify={"run_on": place}) for place in ("qemu", "rpc"))
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(emulated, away(mtriple="arm64-apple-macos13")))
+    assert caught.value.problems == [
+        "/recipes/net.yaml:verify.run_on: verify.run_on: qemu runs libraries for Linux on aarch64, "
+        "armv7, riscv64, x86_64; 'edge' is for arm64-apple-macos13"
+    ]
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(remote, away()))
+    assert caught.value.problems == [
+        "/recipes/net.yaml:verify.run_on: verify.run_on: rpc runs libraries on the devices of a "
+        "target's remote; 'edge' needs `remote: {key: NAME}`"
+    ]
+
+
+def test_emulation_adds_the_emulation_program() -> None:
+    """One stage for each target, equal for equal architectures, and read by verify only."""
+    made = for_edge("edge", "other", verify={"run_on": "qemu"})
+    plan = plan_of(planned(made, away(), away(mcpu="cortex-a76")._replace(name="other")))
+    stages = {spec.id: spec for spec in plan.stages}
+    one, two = stages["net:emulation_program/edge"], stages["net:emulation_program/other"]
+    assert one.settings == two.settings == {"compiled": "aarch64-linux-musl"}
+    assert (one.needs, one.files) == ((), ())
+    verify = stages["net:verify/edge"]
+    assert Need("emulation_program", "net:emulation_program/edge", ("program",)) in verify.needs
+    assert [spec.id for spec in plan.stages if "net:emulation_program/edge" in str(spec.needs)] == [
+        verify.id
+    ]
+    assert "net:emulation_program/host" not in {
+        spec.id for spec in plan_of(planned(recipe())).stages
+    }
+
+
+def test_a_target_may_have_a_place_of_its_own() -> None:
+    """One recipe, some of whose libraries run here and others under emulation."""
+    edge = {"name": "edge", "tvm": {"kind": "llvm"}, "verify": {"run_on": "qemu"}}
+    made = recipe(targets=["host", edge])
+    ids = {spec.id for spec in plan_of(planned(made, target("host"), away())).stages}
+    assert "net:emulation_program/edge" in ids and "net:emulation_program/host" not in ids
+    with pytest.raises(RecipeError) as caught:
+        # as `--target edge` has it
+        plan_of(planned(made, away(mtriple="arm64-apple-macos13")))
+    (problem,) = caught.value.problems
+    assert problem.startswith("/recipes/net.yaml:targets.1.verify.run_on: verify.run_on: qemu runs")
+
+
+def test_where_a_library_runs_is_part_of_what_it_is_verified_by() -> None:
+    """It is absent where the library runs here, so that `auto` and `local` are equal."""
+
+    def settings(place: str) -> Any:
+        return plan_of(planned(recipe(verify={"run_on": place}))).stages[-1].settings
+
+    assert settings("auto") == settings("local")
+    assert settings("qemu") == {**settings("auto"), "run_on": "qemu"}

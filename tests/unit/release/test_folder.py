@@ -1,0 +1,181 @@
+"""Release folders: complete or absent, never changed, and compared with the previous release."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from tests.support.provenance import World, contents
+from tvmflow.core.errors import LockMismatch, RecipeError
+from tvmflow.planning.pipelines import Pipeline
+from tvmflow.recipe import Gates, Release
+from tvmflow.recipe.lock_file import LockedRecipe, LockedTarget, LockFile, Measurements
+from tvmflow.recipe.yaml_writer import write_yaml
+from tvmflow.release.folder import LOCK, REPORT, SUMS, ReleaseResult, find_folder, make_release
+
+SIZES = {"net.so": 20, "net.tvmflow": 900}
+
+
+def lock_text(measured: Measurements) -> str:
+    """Return the text of a lock file of one recipe and target."""
+    target = LockedTarget(tvm={"kind": "llvm"}, cores=2, measured=measured)
+    recipe = LockedRecipe(recipe="net.yaml", version="0", stages={}, targets={"host": target})
+    lock = LockFile(lock=1, machine="linux-x86_64", tools={"tvm": "1"}, recipes={"net": recipe})
+    return write_yaml(lock.model_dump(exclude_defaults=True))
+
+
+class Releases:
+    """A pipeline `all` with the results of `World`, and its releases in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.world = World(folder / "world")
+
+    def make(
+        self,
+        version: str,
+        measured: Measurements = Measurements(bytes=SIZES),  # noqa: B008 - it is frozen
+        *,
+        against: str = "last",
+        gates: Gates = Gates(),  # noqa: B008 - it is frozen
+    ) -> ReleaseResult:
+        release = Release(version=version, folder="releases", against=against, gates=gates)
+        pipeline = Pipeline("all", ("build",), self.folder / "all.yaml", release=release)
+        assert find_folder(pipeline, release) == self.folder / f"releases/all-{version}"
+        world = self.world
+        return make_release(
+            pipeline,
+            release,
+            lock_text(measured),
+            world.plan,
+            world.artifacts,
+            world.store,
+            self.folder,
+        )
+
+    def change_library(self) -> None:
+        files = contents()
+        files["export"]["net.so"] = b"\x7fELF another library"
+        self.world.make(files)
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Releases:
+    return Releases(tmp_path)
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    lines = (folder / SUMS).read_text().splitlines()
+    return {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+
+
+def test_a_release_has_all_files_with_their_checksums_and_statements(releases: Releases) -> None:
+    result = releases.make("1.0")
+    folder = result.folder
+    assert (result.is_new, result.previous, result.failed_gates) == (True, "", ())
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert {"net/host/net.so", "net/host/net.tvmflow", LOCK, REPORT, SUMS} < names
+    assert {"net/host/net.intoto.jsonl", "release.intoto.jsonl"} < names
+    sums = read_sums(folder)
+    assert {"net/host/net.so", LOCK, REPORT} < set(sums)
+    for name, digest in sums.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+
+
+def test_the_same_files_are_not_released_again(releases: Releases) -> None:
+    """Measurements may differ: the folder stays as it is."""
+    first = releases.make("1.0")
+    written = (first.folder / LOCK).read_text()
+    again = releases.make("1.0", Measurements(latency_us=5.0, bytes=SIZES))
+    assert (again.is_new, again.folder) == (False, first.folder)
+    assert (first.folder / LOCK).read_text() == written
+
+
+def test_a_version_with_other_files_is_an_error(releases: Releases) -> None:
+    releases.make("1.0")
+    releases.change_library()
+    with pytest.raises(LockMismatch, match=r"all-1\.0 exists with a different net/host/net\.so"):
+        releases.make("1.0")
+
+
+def test_a_release_that_was_changed_is_an_error(releases: Releases) -> None:
+    folder = releases.make("1.0").folder
+    (folder / "net/host/net.so").write_bytes(b"something else")
+    with pytest.raises(LockMismatch, match=r"net\.so was changed after the release"):
+        releases.make("1.0")
+
+
+def test_a_folder_of_somebody_else_is_not_taken_for_a_release(releases: Releases) -> None:
+    (releases.folder / "releases/all-1.0").mkdir(parents=True)
+    with pytest.raises(LockMismatch, match="is not a release that tvmflow made"):
+        releases.make("1.0")
+
+
+def test_a_failed_gate_leaves_nothing_behind(releases: Releases) -> None:
+    result = releases.make("1.0", gates=Gates(max_bytes=100))
+    assert [(failed.label, failed.gate) for failed in result.failed_gates] == [
+        ("net/host", "max_bytes")
+    ]
+    assert "net.tvmflow has 900 bytes" in result.failed_gates[0].message
+    assert list((releases.folder / "releases").iterdir()) == []
+
+
+def test_the_previous_release_has_the_next_lower_version(releases: Releases) -> None:
+    """Versions are compared as numbers: 1.10 comes after 1.9."""
+    for version in ("1.0", "1.10", "1.9"):
+        releases.make(version)
+    assert releases.make("1.9.1").previous == "all-1.9"
+    assert releases.make("2.0").previous == "all-1.10"
+    assert releases.make("0.1").previous == ""
+
+
+def test_another_release_can_be_named_to_compare_with(releases: Releases) -> None:
+    releases.make("1.0")
+    releases.make("1.1")
+    assert releases.make("1.2", against="1.0").previous == "all-1.0"
+    assert releases.make("1.3", against="none").previous == ""
+    with pytest.raises(RecipeError, match=r"there is no release 0\.9") as wrong:
+        releases.make("1.4", against="0.9")
+    assert wrong.value.fix == "releases in this folder: 1.0, 1.1, 1.2, 1.3"
+
+
+def test_folders_of_other_names_are_no_releases(releases: Releases) -> None:
+    releases.make("1.0")
+    for name in ("all-old", "all-0.9", "other-1.0"):
+        (releases.folder / "releases" / name).mkdir()
+    assert releases.make("1.1").previous == "all-1.0"
+
+
+TIMED = Measurements(latency_us=100.0, bytes=SIZES)
+
+
+def test_the_same_library_is_not_timed_again(releases: Releases) -> None:
+    """Whatever the recorded latencies are."""
+    releases.make("1.0", TIMED)
+    slow = Measurements(latency_us=900.0, bytes=SIZES)
+    result = releases.make("1.1", slow, gates=Gates(max_slowdown=0.05))
+    (comparison,) = result.comparisons
+    assert comparison.is_same_library and result.is_new
+
+
+def test_libraries_that_do_not_run_here_are_compared_as_recorded(releases: Releases) -> None:
+    """The bundles of this test hold no machine code."""
+    releases.make("1.0", TIMED)
+    files = contents()
+    files["export"]["net.tvmflow"] += b"\0"
+    releases.world.make(files)
+    slow = Measurements(latency_us=900.0, bytes=SIZES)
+    result = releases.make("1.1", slow, gates=Gates(max_slowdown=0.05))
+    (comparison,) = result.comparisons
+    assert comparison.latencies is None and comparison.not_timed_reason
+    assert [failed.gate for failed in result.failed_gates] == ["max_slowdown"]
+    assert "as recorded" in result.failed_gates[0].message
+
+
+def test_a_target_without_a_recorded_latency_is_not_timed(releases: Releases) -> None:
+    releases.make("1.0")
+    (comparison,) = releases.make("1.1", TIMED).comparisons
+    assert (comparison.latencies, comparison.not_timed_reason) == (None, "")
+    assert not comparison.is_same_library

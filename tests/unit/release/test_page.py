@@ -1,0 +1,118 @@
+"""The report of a release: one HTML file with a row for each recipe and target."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from tvmflow.recipe.lock_file import LockFile, Measurements
+from tvmflow.release.gates import Comparison
+from tvmflow.release.page import render_report
+from tvmflow.release.timing import LatencyPair
+
+LOCK = LockFile(lock=1, machine="linux-x86_64", tools={"apache-tvm": "0.27+abc"}, recipes={})
+CURRENT = Measurements(
+    accuracy=0.9, max_abs_error=1e-6, latency_us=100.0, coverage=0.8, bytes={"net.so": 1200}
+)
+
+
+class _Balanced(HTMLParser):
+    """Checks that every element that is opened is closed in order."""
+
+    VOID = frozenset({"meta", "!doctype"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+
+def cells(*comparisons: Comparison, previous: str = "all-1.0") -> list[str]:
+    """Return the content of each cell of the report, after a check of its HTML."""
+    html = render_report("all-1.1", previous, comparisons, LOCK)
+    parser = _Balanced()
+    parser.feed(html)
+    assert parser.stack == ["html"]
+    return re.findall(r"<td>(.*?)</td>", html, re.DOTALL)
+
+
+def comparison(current: Measurements = CURRENT, **fields: Any) -> Comparison:
+    return Comparison("net", "host", current)._replace(**fields)
+
+
+def test_the_first_release_has_plain_figures() -> None:
+    """Without a previous release there is nothing to compare with."""
+    assert cells(comparison(), previous="") == [
+        "net",
+        "host",
+        "100 µs",
+        "90.00%",
+        "1e-06",
+        "80%",
+        "<div><code>net.so</code> 1,200 B</div>",
+    ]
+    assert "the first release; built on linux-x86_64 with apache-tvm 0.27<" in render_report(
+        "all-1.0", "", [], LOCK
+    )
+
+
+def test_values_that_were_not_measured_are_dashes() -> None:
+    assert cells(comparison(Measurements())) == [
+        *("net", "host", "<small>not timed</small>"),
+        *["<small>–</small>"] * 3,
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("previous", "column", "kind"),
+    [
+        (Measurements(accuracy=0.8), 3, "good"),
+        (Measurements(accuracy=0.95), 3, "bad"),
+        (Measurements(max_abs_error=2e-6), 4, "good"),
+        (Measurements(max_abs_error=5e-7), 4, "bad"),
+        (Measurements(coverage=0.5), 5, "good"),
+        (Measurements(coverage=0.9), 5, "bad"),
+        (Measurements(latency_us=200.0), 2, "good"),
+        (Measurements(latency_us=50.0), 2, "bad"),
+        (Measurements(bytes={"net.so": 2000}), 6, "good"),
+        (Measurements(bytes={"net.so": 1000}), 6, "bad"),
+    ],
+)
+def test_changes_are_good_or_bad(previous: Measurements, column: int, kind: str) -> None:
+    """More accuracy and coverage are better, less of everything else."""
+    row = cells(comparison(previous=previous))
+    assert f'class="{kind}"' in row[column]
+    assert not any("class=" in cell for index, cell in enumerate(row) if index != column)
+
+
+def test_equal_values_are_not_marked() -> None:
+    row = cells(comparison(previous=CURRENT))
+    assert row[2] == "100 µs<small>unchanged</small>"
+    assert row[3:6] == ["90.00%", "1e-06", "80%"]
+    assert row[6] == "<div><code>net.so</code> 1,200 B<small>unchanged</small></div>"
+
+
+def test_the_source_of_a_latency_is_named() -> None:
+    timed = comparison(previous=CURRENT, latencies=LatencyPair(9e-5, 1e-4))
+    assert cells(timed)[2].startswith("90 µs<small>")
+    assert "-10.0%" in cells(timed)[2] and "<small>measured alternately</small>" in cells(timed)[2]
+    same = comparison(previous=CURRENT, is_same_library=True)
+    assert cells(same)[2] == "100 µs<small>the same library</small>"
+    failed = comparison(previous=CURRENT, not_timed_reason="no <GPU>")
+    assert "<small>not timed again: no &lt;GPU&gt;</small>" in cells(failed)[2]
+
+
+def test_names_cannot_add_elements() -> None:
+    row = cells(Comparison("<b>", "host", Measurements(bytes={"<i>": 1})), previous="<u>")
+    assert row[0] == "&lt;b&gt;" and "&lt;i&gt;" in row[6]
+    assert "<strong>&lt;u&gt;</strong>" in render_report("<b>", "<u>", [], LOCK)

@@ -1,0 +1,179 @@
+"""The runtime: loads libraries for this machine, rejects others with a message, and never loads the compiler."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tvmflow
+from tvmflow.core.errors import BundleError
+from tvmflow.runtime import loading
+from tvmflow.targets.host import Host
+
+
+def rewritten(bundle: Path, target: Path, /, **changes: Any) -> Path:
+    """The bundle with other manifest fields."""
+    with zipfile.ZipFile(bundle) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "manifest.json":
+                content = json.dumps({**json.loads(content), **changes}).encode()
+            new.writestr(name, content)
+    return target
+
+
+def test_a_bundle_has_a_signature_and_runs(small_bundle: Path) -> None:
+    """Inputs and outputs carry name, shape and dtype; run maps names to arrays."""
+    module = tvmflow.load(small_bundle)
+    assert [tuple(spec) for spec in module.inputs] == [("x", (2, 3), "float32")]
+    assert [spec.name for spec in module.outputs] == ["plus_one", "twice"]
+    x = np.arange(6, dtype="float32").reshape(2, 3)
+    result = module.run({"x": x})
+    np.testing.assert_array_equal(result["plus_one"], x + 1)
+    np.testing.assert_array_equal(result["twice"], x * 2)
+
+
+def test_results_stay_when_the_module_runs_again(small_bundle: Path) -> None:
+    """An output belongs to the caller: the next call does not write into it."""
+    module = tvmflow.load(small_bundle)
+    first = module.run({"x": np.zeros((2, 3), "float32")})["plus_one"]
+    module.run({"x": np.full((2, 3), 9, "float32")})
+    np.testing.assert_array_equal(first, np.ones((2, 3)))
+
+
+def test_inputs_may_be_strided_views(small_bundle: Path) -> None:
+    """Any numpy array of the right shape will do, however it lies in memory."""
+    wide = np.arange(12, dtype="float32").reshape(3, 4).T[::2]
+    np.testing.assert_array_equal(tvmflow.load(small_bundle).run({"x": wide})["twice"], wide * 2)
+
+
+def test_every_mismatch_is_named(small_bundle: Path) -> None:
+    """One error lists all that is wrong with a call, and says what the model takes."""
+    module = tvmflow.load(small_bundle)
+    with pytest.raises(ValueError, match="there is no input") as raised:
+        module.run({"x": np.zeros((2, 4)), "y": np.zeros(1)})
+    assert str(raised.value) == (
+        "there is no input 'y'; input 'x' has shape (2, 4), not (2, 3); "
+        "input 'x' has dtype float64, not float32\n"
+        "  fix: this model takes <tvmflow.Module small (x: float32[2, 3]) -> "
+        "(plus_one: float32[2, 3], twice: float32[2, 3])>"
+    )
+    with pytest.raises(BundleError, match="input 'x' is missing"):
+        module.run({})
+
+
+def test_only_the_runtime_is_imported(small_bundle: Path) -> None:
+    """A program that loads a bundle never loads the compiler, nor what tvmflow builds with."""
+    code = (
+        "import sys, tvmflow, numpy as np; m = tvmflow.load(sys.argv[1]); "
+        "m.run({'x': np.zeros((2, 3), 'float32')}); "
+        "print([n for n in ('tvm', 'onnx', 'mxnet', 'doit', 'yaml', 'pydantic') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(small_bundle)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bundle": 3}, "bundle format 3, this tvmflow reads 1 and 2"),
+        ({"tvm": "0.99.0"}, r"built with TVM 0\.99\.0, the runtime here is"),
+        (
+            {"target": {"tvm": {"mtriple": "vax-linux-gnu"}, "features": []}},
+            "was built for vax, this machine is",
+        ),
+        (
+            {"target": {"tvm": {"kind": "metal"}, "features": []}},
+            "was built for metal, and this runtime runs libraries for CPUs and NVIDIA GPUs",
+        ),
+        (
+            {"target": {"tvm": {}, "features": ["sse2", "quantum"]}},
+            "CPU instructions that this machine lacks: quantum",
+        ),
+        ({"sha256": {"library.so": "0" * 64}}, "its library has another digest"),
+    ],
+)
+def test_an_unrunnable_library_is_rejected_before_it_is_loaded(
+    small_bundle: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    """Another CPU, runtime or format is an error at load, not a crash later."""
+    if "features" in changes.get("target", {}) and not Path("/proc/cpuinfo").exists():
+        pytest.skip("CPU features are read from /proc/cpuinfo")
+    with pytest.raises(BundleError, match=words):
+        tvmflow.load(rewritten(small_bundle, tmp_path / "other.tvmflow", **changes))
+
+
+@pytest.mark.parametrize(
+    ("tvm", "features", "words"),
+    [
+        ({"mtriple": "aarch64-linux-gnu"}, ["asimd", "sve"], "machine lacks: sve"),
+        ({"mtriple": "arm64-apple-macos13"}, [], "was built for macos, this machine runs linux"),
+        ({"mtriple": "armv7-linux-gnueabihf"}, [], "was built for armv7, this machine is aarch64"),
+        (
+            {"mtriple": "aarch64-linux-musl"},
+            [],
+            "for Linux with musl, this machine runs Linux with g",
+        ),
+    ],
+)
+def test_a_board_rejects_a_library_for_another(
+    small_bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tvm: dict[str, str],
+    features: list[str],
+    words: str,
+) -> None:
+    """The message for a Raspberry Pi 4 names what it lacks, before an illegal instruction ends the program."""
+    board = Host("aarch64", "Cortex-A72", frozenset({"fp", "asimd", "crc32"}), 4)
+    monkeypatch.setattr(loading, "read_host", lambda: board)
+    target = {"tvm": tvm, "features": features}
+    with pytest.raises(BundleError, match=words):
+        tvmflow.load(rewritten(small_bundle, tmp_path / "other.tvmflow", target=target))
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not really", b"\x7fELF"])
+def test_a_damaged_bundle_is_rejected(tmp_path: Path, content: bytes) -> None:
+    """A truncated or foreign file is named."""
+    path = tmp_path / "x.tvmflow"
+    path.write_bytes(content)
+    with pytest.raises(BundleError, match="is not a complete tvmflow bundle"):
+        tvmflow.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """No file, no traceback."""
+    with pytest.raises(BundleError, match="there is no file"):
+        tvmflow.load(tmp_path / "none.tvmflow")
+
+
+def test_latency_gives_the_seconds_of_each_repeat(small_bundle: Path) -> None:
+    """As many positive numbers as repeats were asked for."""
+    seconds = tvmflow.load(small_bundle).latency(
+        {"x": np.zeros((2, 3), "float32")}, repeat=4, min_seconds=0.001
+    )
+    assert len(seconds) == 4
+    assert min(seconds) > 0
+
+
+def test_a_profile_has_every_kernel(small_bundle: Path) -> None:
+    """Its calls and seconds, the slowest first; the module itself stays without an instrument."""
+    module = tvmflow.load(small_bundle)
+    operators = module.profile({"x": np.zeros((2, 3), "float32")}, repeat=3)
+    assert {row.name: row.calls for row in operators if "vm." not in row.name} == {
+        "add": 1,
+        "multiply": 1,
+    }
+    assert [row.seconds for row in operators] == sorted(
+        (e.seconds for e in operators), reverse=True
+    )
+    assert min(row.seconds for row in operators) > 0

@@ -1,0 +1,109 @@
+"""Samples: inputs from files and at random, batches, joined outputs, and messages for arrays that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvmflow.core.errors import StageError
+from tvmflow.core.types import TensorSpec
+from tvmflow.runtime import samples
+
+F = np.float32
+IMAGE = TensorSpec("data", (2, 3), "float32")
+
+
+def save(folder: Path, **arrays: Any) -> Path:
+    np.savez(folder / "data.npz", **arrays)
+    return folder / "data.npz"
+
+
+def read(path: Path, *inputs: TensorSpec) -> samples.Samples:
+    return samples.load_samples(inputs or (IMAGE,), path, source="verify.data")
+
+
+def test_samples_are_cut_into_batches_and_the_last_is_filled_up(tmp_path: Path) -> None:
+    """Five samples for a library of batch size two: three batches, of which five samples count."""
+    data = np.arange(15, dtype=F).reshape(5, 3)
+    loaded = read(save(tmp_path, data=data, label=np.arange(5)))
+    assert [batch["data"].shape for batch in loaded.batches] == [(2, 3)] * 3
+    assert loaded.total == 5
+    np.testing.assert_array_equal(np.concatenate([b["data"] for b in loaded.batches])[:5], data)
+
+
+def test_outputs_come_together_without_the_padding(tmp_path: Path) -> None:
+    """An output without samples along its first axis is left whole."""
+    data = np.arange(15, dtype=F).reshape(5, 3)
+
+    def run(feed: samples.Feed) -> samples.Feed:
+        return {"sum": feed["data"].sum(axis=1), "constant": np.ones(7, F), "scalar": F(1)}
+
+    outputs = samples.run_samples(run, read(save(tmp_path, data=data)))
+    np.testing.assert_array_equal(outputs["sum"], data.sum(axis=1))
+    assert outputs["constant"].shape == (21,)
+    assert outputs["scalar"].shape == (3,)
+
+
+def test_inputs_of_the_models_own_shapes_are_taken_as_they_are(tmp_path: Path) -> None:
+    """Whatever their first axes mean: a table of 9 rows beside a batch of 2, and a scalar."""
+    specs = (IMAGE, TensorSpec("table", (9, 4), "int64"), TensorSpec("scale", (), "float32"))
+    path = save(tmp_path, data=np.ones((2, 3), F), table=np.ones((9, 4), np.int32), scale=F(2))
+    (feed,) = read(path, *specs).batches
+    assert {name: (v.shape, str(v.dtype)) for name, v in feed.items()} == {
+        "data": ((2, 3), "float32"),
+        "table": ((9, 4), "int64"),
+        "scale": ((), "float32"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arrays", "needle"),
+    [
+        ({"other": np.ones((2, 3), F)}, "there is no array 'data'"),
+        ({"data": np.ones((2, 4), F)}, "'data' has shape"),
+        ({"data": np.ones((2, 3, 1), F)}, "'data' has shape"),
+        ({"data": np.ones((2, 3), np.complex64)}, "complex64"),
+        ({"data": np.ones((0, 3), F)}, "'data' has shape"),
+        ({"data": np.ones((2, 3), F), "label": np.ones(3)}, "same number of samples"),
+        ({"data": np.ones((5, 3), F), "label": np.ones(3)}, "same number of samples"),
+    ],
+)
+def test_data_that_does_not_fit_is_explained(
+    tmp_path: Path, arrays: dict[str, Any], needle: str
+) -> None:
+    """Missing, of another shape or type, empty, or with another number of labels."""
+    with pytest.raises(StageError, match=needle) as caught:
+        read(save(tmp_path, **arrays))
+    assert caught.value.fix
+
+
+def test_missing_labels_are_an_error(tmp_path: Path) -> None:
+    """The message names the setting that needs them."""
+    path = save(tmp_path, data=np.ones((4, 3), F))
+    with pytest.raises(StageError, match=r"verify.min_accuracy is set and there is no array 'y'"):
+        samples.load_samples(
+            (IMAGE,), path, source="verify.data", label="y", labels_needed_by="verify.min_accuracy"
+        )
+
+
+def test_a_file_that_is_no_npz_is_explained(tmp_path: Path) -> None:
+    """Whatever it is."""
+    path = tmp_path / "data.npz"
+    path.write_bytes(b"not a zip")
+    with pytest.raises(StageError, match=r"verify\.data is not an npz file"):
+        read(path)
+
+
+def test_random_inputs_are_seeded_and_stay_in_their_range() -> None:
+    """The same seed gives the same inputs; integers reach both ends."""
+    specs = (TensorSpec("f", (4, 50), "float32"), TensorSpec("i", (4, 50), "uint8"))
+    ranges = {"f": (-2.0, -1.0), "i": (7.0, 9.0)}
+    first, second = (samples.random_samples(specs, ranges, batches=2, seed=3) for _ in range(2))
+    for a, b in zip(first.batches, second.batches, strict=True):
+        np.testing.assert_array_equal(a["f"], b["f"])
+        assert a["f"].min() >= -2 and a["f"].max() <= -1
+        assert set(np.unique(a["i"])) == {7, 8, 9}
+        assert (a["f"].dtype, a["i"].dtype) == (F, np.uint8)

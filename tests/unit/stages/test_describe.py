@@ -1,0 +1,200 @@
+"""What stages say of their results, in summaries and explanations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tvmflow.stages import STAGES, _finalists, build, extract_tasks, join, pick_best, tune, verify
+from tvmflow.stages._finalists import Finalist, choose_finalist
+from tvmflow.stages._latency import make_latency
+from tvmflow.stages._verdict import OutputComparison, Verdict
+from tvmflow.tuning.finalists import FinalistTimes
+
+COMPARISON: OutputComparison = {
+    "passed": True,
+    "rtol": 1e-3,
+    "atol": 1e-4,
+    "max_abs_error": 7e-7,
+    "max_rel_error": 2e-5,
+}
+
+
+def test_tasks_that_cannot_be_tuned_are_named_with_their_reasons() -> None:
+    """The first of them, and how many more there are."""
+    reasons = dict.fromkeys("abcde", "it comes with a schedule")
+    facts = {
+        "workloads": 6,
+        "tunable": 1,
+        "gflops": 0.5,
+        "not_tunable": reasons,
+    }
+    assert extract_tasks.describe(facts, {}) == [
+        "6 workloads, 1 tunable; not tunable: a (it comes with a schedule), "
+        "b (it comes with a schedule), c (it comes with a schedule) and 2 more"
+    ]
+    only = {**facts, "workloads": 1, "not_tunable": {}}
+    assert extract_tasks.describe(only, {}) == ["1 workload, 1 tunable"]
+
+
+def test_kernels_are_counted_by_schedule_rule() -> None:
+    """Those without a schedule are slow, and named."""
+    facts = {
+        "kernels": 1,
+        "schedule_rules": {"none": ["nms", "sort"], "winograd": ["conv"]},
+    }
+    assert build.describe(facts, {}) == [
+        "1 kernel: 1 with Winograd transforms",
+        "WITHOUT A SCHEDULE, so slow: nms, sort",
+    ]
+    assert build.explain(facts) == [
+        "kernels without a schedule",
+        "  nms",
+        "  sort",
+        "kernels with Winograd transforms",
+        "  conv",
+    ]
+
+
+def test_an_exhausted_search_space_is_named() -> None:
+    """Raising the budget would measure nothing more for it."""
+    facts = {
+        "trials": 8,
+        "measured": 0,
+        "reused": 5,
+        "known": 5,
+        "failed": 0,
+        "exhausted": ["softmax"],
+        "untunable": [],
+        "stopped": "exhausted",
+        "seconds": 0.0,
+        "drift": 0.0,
+        "repairs": [],
+        "workloads": [],
+    }
+    assert tune.describe(facts, {}) == [
+        "5 of 8 trials (0 measured, 5 from the ledger)",
+        "stopped before the budget was spent: every search space was exhausted",
+        "search space exhausted: softmax",
+    ]
+
+
+def test_transfers_between_parts_say_whether_they_are_copied() -> None:
+    """Between devices they are; on one they stay where they are."""
+    transfer: dict[str, Any] = {"tensor": "middle", "bytes": 2048, "from": "a", "to": "b"}
+    facts: Any = {
+        "transfers": [
+            {**transfer, "devices": ["cpu", "cuda"]},
+            {**transfer, "devices": ["cpu", "cpu"]},
+        ]
+    }
+    assert join.describe(facts, {}) == [
+        "a gives middle to b: 2.0 kB, copied from cpu to cuda",
+        "a gives middle to b: 2.0 kB, not copied (cpu)",
+    ]
+
+
+def test_a_verdict_describes_outputs_parts_accuracy_and_latency() -> None:
+    """With the reference, the tolerance in numbers, and a table of latencies."""
+    facts: Verdict = {
+        "passed": True,
+        "against": "reference",
+        "reference": "ONNX Runtime 1.31.1",
+        "samples": 1,
+        "outputs": {"scores": COMPARISON},
+        "parts": {"head": {"latency": make_latency([2e-3])}},
+        "accuracy": 0.5,
+        "reference_accuracy": 0.75,
+        "ran_on": "tx2 at board:9090",
+        "latency": {"library": make_latency([1e-3, 3e-3]), "reference": make_latency([5e-3])},
+    }
+    agreement, ran_on, accuracy, latency = verify.describe(facts, {})
+    assert agreement == (
+        "scores agrees with ONNX Runtime 1.31.1 on 1 sample (largest error: absolute 7e-07, "
+        "relative 2e-05; allowed: atol 0.0001, rtol 0.001)"
+    )
+    assert ran_on == "ran on tx2 at board:9090"
+    assert accuracy == "accuracy 50.00% on 1 held-out sample (the reference: 75.00%)"
+    rows = [line.split() for line in latency.splitlines()[2:]]
+    assert [" ".join(row[:-10]) for row in rows] == [
+        "this library",
+        "ONNX Runtime 1.31.1",
+        "its part head",
+    ]
+    assert rows[0][-10:-8] == ["2", "ms"]
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "text"),
+    [("float16", "float16, entirely or in part"), ("quantized", "quantized integers")],
+)
+def test_the_tolerance_is_explained_by_the_arithmetic(arithmetic: str, text: str) -> None:
+    """With the share of the largest value that it allows."""
+    facts: Verdict = {
+        "passed": True,
+        "against": "reference",
+        "tolerance": {"for": arithmetic, "rtol": 0.01, "atol": 0.005, "of_largest": 0.0625},
+    }
+    assert verify.explain(facts) == [
+        "outputs may differ by atol 0.005, or 6.25% of an output's largest value where that is more, "
+        f"and rtol 0.01 (the model computes in {text})"
+    ]
+
+
+def test_stages_without_a_description_say_nothing() -> None:
+    """Whatever their facts are."""
+    for name in ("import", "cut", "export", "emulation_program"):
+        assert STAGES[name].describe({"bytes": 1}, {}) == []
+        assert STAGES[name].explain({"bytes": 1}) == []
+
+
+# ---------------------------------------------------------------- pick_best
+
+
+TASK = {"key": "k", "names": ["conv"], "weight": 2, "flops": 3e6, "tunable": True}
+TRIALS: list[dict[str, Any]] = [
+    {"id": "a", "trace": [], "seconds": 4e-6},
+    {"id": "b", "trace": [], "seconds": 2e-6},
+]
+
+
+def test_the_fastest_finalist_wins_if_it_beats_the_untuned_kernel() -> None:
+    """Medians in µs, the rule of the untuned kernel, and all samples are kept."""
+    times = FinalistTimes("register_tiles", (8e-6, 8e-6), ((4e-6,) * 3, (2e-6,) * 3))
+    judgement = _finalists.judge_finalists(TASK, times, TRIALS)
+    assert (judgement["winner"], judgement["rule"]) == ("b", "register_tiles")
+    assert judgement["untuned_us"] == pytest.approx(8)
+    assert judgement["tuned_us"] == pytest.approx(2)
+    assert [len(samples["samples_us"]) for samples in judgement["finalists"]] == [3, 3]
+
+
+def test_a_finalist_that_is_no_faster_than_the_untuned_kernel_is_not_chosen() -> None:
+    """Nor one that could not be measured."""
+    slow = FinalistTimes("elementwise", (2e-6,), ((4e-6,) * 3, ()))
+    assert _finalists.judge_finalists(TASK, slow, TRIALS)["winner"] is None
+    failed = _finalists.judge_finalists(TASK, FinalistTimes(error="it hung"), TRIALS)
+    assert (failed["winner"], failed["untuned_us"], failed["error"]) == (None, None, "it hung")
+    assert choose_finalist([], 1.0) is None
+
+
+def test_finalists_that_the_noise_does_not_separate_are_chosen_by_the_ledger() -> None:
+    """So that measuring again does not change the choice, and `build` stays up to date."""
+    finalists = [Finalist("a", 1.0, (1.00,) * 4), Finalist("b", 0.9, (1.01,) * 4)]
+    winner = choose_finalist(finalists, 2.0)
+    assert winner is not None and winner.id == "b"
+
+
+def test_facts_of_a_choice_cover_kernels_that_have_a_schedule() -> None:
+    """By tuning or by rule; kernels are ordered by their time in one inference."""
+    tuned = FinalistTimes("none", (8e-6,), ((4e-6,) * 3, (2e-6,) * 3))
+    untuned = FinalistTimes("none", (1e-6,), ((4e-6,) * 3, ()))
+    judgements = [
+        _finalists.judge_finalists(TASK, untuned, TRIALS),
+        _finalists.judge_finalists(TASK, tuned, TRIALS),
+    ]
+    facts = pick_best._make_facts(2, judgements, None)
+    assert (facts["tuned"], facts["tunable"], facts["untried"]) == (1, 2, 0)
+    assert facts["coverage"] == pytest.approx(16 / 18, abs=1e-4)
+    assert facts["speedup"] == pytest.approx(18 / 6)
+    assert [kernel["untuned_us"] for kernel in facts["kernels"]] == [8.0, 1.0]

@@ -1,0 +1,142 @@
+"""Verifying a library on a remote backend: its runs, its verdict, and its failures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.bundles import make_bundle
+from tvmflow.core.errors import StageError, VerifyFailed
+from tvmflow.stages import verify
+from tvmflow.stages._base import StageContext
+from tvmflow.stages._verify_settings import CheckSettings, MachineSettings, VerifySettings
+from tvmflow.targets.emulation import EMULATED_ARCHS, QEMU_VARIABLE
+from tvmflow.targets.host import read_host
+
+# Runs a library as qemu does, but without emulation: it is for this machine.
+PROGRAM = f"""\
+#!{sys.executable}
+import sys
+from pathlib import Path
+
+if sys.argv[1] == "--version":
+    print("qemu-any version 9.9 (a fake)")
+elif sys.argv[1:] == ["-cpu", "help"]:
+    print("max")
+else:
+    import numpy as np
+    from tvmflow.runtime import native
+    from tvmflow.targets.tensor_file import read_tensors, write_tensors
+    from tvmflow.core.types import TensorSpec
+
+    def copy_to_tvm(array):
+        data, tensor = native.allocate_aligned(TensorSpec("x", array.shape, str(array.dtype)))
+        data[...] = array
+        return tensor
+
+    library, input_file, output_file = map(Path, sys.argv[4:])
+    machine = native.load_library(library.read_bytes(), library.suffix)["vm_load_executable"]()
+    machine["vm_initialization"](1, 0, 2)
+    outputs = []
+    for batch in read_tensors(input_file):
+        results = machine["main"](*map(copy_to_tvm, batch))
+        outputs.append([np.from_dlpack(result).copy() for result in results])
+    write_tensors(output_file, outputs)
+"""
+HERE = f"{read_host().arch}-linux-gnu"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model `x -> (x + 1, 2 x)` for this machine."""
+    return make_bundle(tmp_path_factory.mktemp("bundle") / "small.tvmflow")
+
+
+@pytest.fixture
+def context(tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> StageContext:
+    """A stage whose emulator is the program above."""
+    qemu = tmp_path / f"qemu-{EMULATED_ARCHS[read_host().arch].qemu_arch}"
+    qemu.write_text(PROGRAM)
+    qemu.chmod(0o755)
+    monkeypatch.setenv(QEMU_VARIABLE, str(tmp_path))
+    for name in ("emulation_program", "out", "work"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "emulation_program" / "program").write_text("not needed by a fake")
+    inputs = {
+        "export/module.tvmflow": bundle,
+        "emulation_program/program": tmp_path / "emulation_program" / "program",
+    }
+    return StageContext(
+        inputs, tmp_path / "out", tmp_path / "work", tmp_path, tmp_path, lambda event: None
+    )
+
+
+def settings(*, min_accuracy: float | None = None) -> VerifySettings:
+    """Those of a target that this machine cannot run."""
+    return VerifySettings(
+        verify=CheckSettings(
+            against="none",
+            rtol=1e-3,
+            atol=1e-4,
+            label="label",
+            min_accuracy=min_accuracy,
+            samples=3,
+            seed=0,
+            repeat=2,
+            data=False,
+        ),
+        inputs={},
+        model={"kind": "onnx"},
+        target=MachineSettings(
+            tvm={"kind": "llvm", "mtriple": HERE, "mcpu": "imagined"},
+            cores=2,
+            device={"kind": "cpu", "class": "any"},
+            unrunnable_reason="it is imagined",
+        ),
+        mixed=False,
+        run_on="qemu",
+    )
+
+
+def test_an_emulated_library_is_run_and_not_timed(context: StageContext) -> None:
+    """The verdict names what ran it, and so does the summary; there is no latency."""
+    facts = verify.run(settings(), context)
+    assert facts == {
+        "against": "none",
+        "failures": [],
+        "latency_not_measured": "an emulated CPU says nothing of the speed of a real one",
+        "passed": True,
+        "ran_on": f"qemu-{EMULATED_ARCHS[read_host().arch].qemu_arch} 9.9 -cpu max",
+        "samples": 3,
+    }
+    assert json.loads((context.out / verify.VERDICT).read_text()) == facts
+    assert verify.describe(facts, {}) == [
+        f"ran on {facts['ran_on']}",
+        "latency is not measured: an emulated CPU says nothing of the speed of a real one",
+        "NOT VERIFIED against a reference (verify.against: none)",
+    ]
+
+
+def test_its_outputs_are_compared_like_others(context: StageContext, tmp_path: Path) -> None:
+    """Accuracy is that of the first output, x + 1; the last sample is the only one that is wrong."""
+    rows = np.eye(3, dtype=np.float32).repeat(2, axis=0)
+    data = tmp_path / "data.npz"
+    np.savez(data, x=rows, label=np.array([0, 0, 1, 1, 2, 0]))
+    context = context._replace(inputs={**context.inputs, "data": data})
+    facts = verify.run(settings(min_accuracy=0.8), context)
+    assert facts["accuracy"] == pytest.approx(5 / 6)
+    with pytest.raises(VerifyFailed, match=r"accuracy 0.8333 is below verify.min_accuracy 0.9"):
+        verify.run(settings(min_accuracy=0.9), context)
+
+
+def test_a_library_that_ends_badly_is_no_verdict(context: StageContext, tmp_path: Path) -> None:
+    """The stage fails with the emulator, and writes no verdict."""
+    qemu = tmp_path / f"qemu-{EMULATED_ARCHS[read_host().arch].qemu_arch}"
+    qemu.write_text('#!/bin/sh\n[ "$1" = -cpu ] && [ "$2" != help ] && kill -SEGV $$\nexit 0\n')
+    with pytest.raises(StageError, match="was ended by SIGSEGV under qemu-"):
+        verify.run(settings(), context)
+    assert not list(context.out.iterdir())

@@ -1,0 +1,93 @@
+"""Digests of outside files: remembered while the files are unchanged, and no longer."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tvmflow.core import files
+from tvmflow.store import file_digests
+from tvmflow.store.file_digests import FileDigests
+from tvmflow.store.local import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    made = LocalStore(str(tmp_path / "store"))
+    made.create()
+    return made
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the paths that were really read, in order."""
+    paths: list[str] = []
+    plain = files.hash_file
+
+    def recording(path: str) -> str:
+        paths.append(path)
+        return plain(path)
+
+    monkeypatch.setattr(file_digests, "hash_file", recording)
+    return paths
+
+
+def settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ten seconds pass."""
+    later = time.time_ns() + 10_000_000_000
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+
+
+def test_an_unchanged_file_is_read_once(
+    tmp_path: Path, store: LocalStore, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later run takes the digest from a note of the store."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"weights")
+    settle(monkeypatch)
+    digests = [FileDigests(store).digest(str(path)) for _ in range(3)]
+    assert digests == [hashlib.sha256(b"weights").hexdigest()] * 3
+    assert hashed == [str(path)]
+
+
+def test_a_file_written_just_now_is_read_again(
+    tmp_path: Path, store: LocalStore, hashed: list[str]
+) -> None:
+    """A coarse clock could hide a second write: a file that is younger than two seconds is not remembered."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"weights")
+    FileDigests(store).digest(str(path))
+    FileDigests(store).digest(str(path))
+    assert hashed == [str(path)] * 2
+
+
+def test_a_restored_modification_time_does_not_hide_a_change(
+    tmp_path: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same size and modification time and another content, the change time shows the difference."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"weights")
+    settle(monkeypatch)
+    before = FileDigests(store).digest(str(path))
+    times = path.stat()
+    time.sleep(0.01)
+    path.write_bytes(b"WEIGHTS")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert FileDigests(store).digest(str(path)) != before
+
+
+def test_a_damaged_note_is_ignored(
+    tmp_path: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a note is damaged, the file is read."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"weights")
+    settle(monkeypatch)
+    right = FileDigests(store).digest(str(path))
+    for note in Path(store.root, "stats").iterdir():
+        note.write_text("{ torn")
+    assert FileDigests(store).digest(str(path)) == right

@@ -1,0 +1,56 @@
+"""docs/architecture.md shows the package as it is, and the layers that `make check` holds are those of the page."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PACKAGE: Final = ROOT / "tvmflow"
+PAGE: Final = (ROOT / "docs" / "architecture.md").read_text()
+MOST_ROOMS: Final = 20
+
+
+def folders() -> set[str]:
+    """Name every folder of the package."""
+    return {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+def layers() -> list[str]:
+    """Name the layers that import-linter holds, the highest first."""
+    config = (ROOT / "pyproject.toml").read_text()
+    return re.findall(r'"(\w+)"', config.partition("layers = [")[2].partition("]")[0])
+
+
+def test_every_folder_is_a_layer() -> None:
+    assert folders() == set(layers())
+
+
+def test_the_page_lists_the_layers_in_order() -> None:
+    """The first code block has a line for each folder, the highest layer first."""
+    block = PAGE.partition("```\n")[2].partition("```")[0]
+    assert re.findall(r"^  (\w+)/ ", block, re.MULTILINE) == layers()
+
+
+def test_the_top_of_the_package_fits_a_screen() -> None:
+    rooms = {path.stem for path in PACKAGE.glob("*.py")} | folders()
+    assert len(rooms) <= MOST_ROOMS, sorted(rooms)
+
+
+def test_every_path_on_the_page_exists() -> None:
+    """Whoever follows a path from the page finds a file."""
+    paths = re.findall(r"`((?:tvmflow|docs|tests|pipelines|recipes|benchmarks)/[\w./]+)`", PAGE)
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_folder_says_what_it_owns() -> None:
+    """The first docstring of a folder is its description."""
+    silent = [
+        path.relative_to(ROOT)
+        for path in PACKAGE.rglob("__init__.py")
+        if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert silent == []

@@ -1,0 +1,175 @@
+"""One word for each idea: the code, its messages and its docs use the words of docs/glossary.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+CODE: Final = sorted(
+    path for folder in ("tvmflow", "tests", "benchmarks", "pipelines", "recipes")
+    for path in (ROOT / folder).rglob("*.py")
+    if path != Path(__file__).resolve()
+)  # fmt: skip
+PAGES: Final = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "tvmflow").rglob("*.md"),
+        *(ROOT / "pipelines").glob("*.yaml"),
+        *(ROOT / "recipes").glob("*.yaml"),
+        *(path for kind in ("cc", "h", "hpp", "cpp") for path in (ROOT / "tvmflow").rglob(f"*.{kind}")),
+    ]
+)  # fmt: skip
+
+PRONOUNS: Final = frozenset(
+    "each found told there wanted asked given said thing them those theirs ours whatever".split()
+)
+"""No value is called this: a name says what kind of thing it is."""
+
+OLD_NAMES: Final = frozenset(
+    "nursery tier breaker told asked road roads misfit misfits strange abilities trail settled "
+    "lacking elsewhere apart beside farm".split()
+)
+"""Words of no identifier, alone or as a part: the glossary has another word for the idea."""
+
+WITH: Final = {"breaker": "circuit"}
+"""… unless this word stands before them."""
+
+OLD_PHRASES: Final = re.compile(
+    r"nursery|in TVM's terms|what is otherwise|let go of|lets go of|nothing is held to"
+    r"|is held to|write down what|writes down what|weights apart|the road to|one road|by road"
+    r"|\bkeeps? to (?:a|the) lock|is a sentence|told as such|\bmisfit|in their own words"
+    r"|nothing more to try|knows? better|\bfarm of|hostile eye",
+    re.IGNORECASE,
+)
+
+
+class Occurrence(NamedTuple):
+    """A word where it should not be."""
+
+    place: str
+    text: str
+
+
+def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Give every name that a module binds, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+
+
+def words_in(name: str) -> list[str]:
+    """Split an identifier: `RemoteCacheClient` and `remote_cache_client` alike."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return [word.lower() for word in spaced.split("_") if word]
+
+
+def has_old_word(name: str) -> bool:
+    """Tell whether an identifier, or a part of it, is a word that the glossary replaced."""
+    words = words_in(name)
+    return any(
+        word in OLD_NAMES and WITH.get(word) != (words[index - 1] if index else "")
+        for index, word in enumerate(words)
+    )
+
+
+def place(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_old"),
+    [("Nursery", True), ("fork_server", False), ("CircuitBreaker", False), ("breaker", True)],
+)
+def test_old_words_are_recognized_in_identifiers(name: str, is_old: bool) -> None:
+    assert has_old_word(name) is is_old
+
+
+def test_no_value_is_called_by_a_pronoun_or_by_an_old_word() -> None:
+    """Identifiers are nouns of the field."""
+    assert [
+        Occurrence(place(path, line), name)
+        for path in CODE
+        for line, name in identifiers(ast.parse(path.read_text()))
+        if name in PRONOUNS or (has_old_word(name) and not name.startswith("test_"))
+    ] == []
+
+
+def test_no_text_that_a_person_reads_has_an_old_phrase() -> None:
+    """Docstrings, messages, comments and pages."""
+    assert [
+        Occurrence(place(path, number), line.strip())
+        for path in [*CODE, *PAGES]
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if OLD_PHRASES.search(line)
+    ] == []
+
+
+# ---------------------------------------------------------------- public names
+
+GLOSSARY: Final = ROOT / "docs" / "glossary.md"
+PLAIN_WORDS: Final = Path(__file__).with_name("plain_words.txt")
+"""Words of public names that mean what they mean in Python, in mathematics or in English."""
+
+
+def public_names(path: Path) -> Iterator[tuple[int, str]]:
+    """Give the public classes and functions of a module, with their lines."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            yield node.lineno, node.name
+
+
+def known_words() -> set[str]:
+    """Read the words of the glossary and the plain ones, each as singular and plural."""
+    words = set(re.findall(r"[a-z0-9]+", GLOSSARY.read_text().lower()))
+    words |= set(PLAIN_WORDS.read_text().split())
+    return words | {f"{word}s" for word in words} | {word.removesuffix("s") for word in words}
+
+
+def test_every_public_name_is_in_the_glossary_or_plain() -> None:
+    """A new word goes into docs/glossary.md, or into plain_words.txt if everybody knows it."""
+    known = known_words()
+    assert [
+        Occurrence(place(path, line), f"{word!r} in {name}")
+        for path in sorted((ROOT / "tvmflow").rglob("*.py"))
+        for line, name in public_names(path)
+        for word in words_in(name)
+        if word not in known
+    ] == []
+
+
+def test_plain_words_are_used() -> None:
+    """The list of plain words has no leftovers."""
+    used = {
+        word
+        for path in (ROOT / "tvmflow").rglob("*.py")
+        for _, name in public_names(path)
+        for word in words_in(name)
+    }
+    assert [word for word in PLAIN_WORDS.read_text().split() if word not in used] == []
+
+
+QUESTION_WORDS: Final = frozenset("What Whether How Why Those Who Where When Which".split())
+
+
+def test_no_docstring_opens_with_a_question_word() -> None:
+    """A function is described in the imperative, a value by a noun phrase."""
+    assert [
+        Occurrence(place(path, node.lineno), text.splitlines()[0])
+        for path in sorted((ROOT / "tvmflow").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if (text := ast.get_docstring(node)) and text.split()[0] in QUESTION_WORDS
+    ] == []

@@ -1,0 +1,234 @@
+"""`tvmflow cache`: what the store holds, its integrity, and garbage collection."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option, with_disk_errors
+from tvmflow.cli.options import age, argument, flag, option, size
+from tvmflow.cli.output import print_result
+from tvmflow.cli.push_pull import pull, push
+from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
+from tvmflow.core.formatting import age_text, count_text, size_text
+from tvmflow.core.tables import columns
+from tvmflow.store.eviction_plan import Limits
+from tvmflow.store.garbage_collection import Collection, collect_garbage, preview_collection
+from tvmflow.store.integrity import IntegrityReport, check_integrity
+from tvmflow.store.inventory import require_store
+from tvmflow.store.pins import remove_pin
+from tvmflow.store.usage import PinUsage, StoreUsage, measure_pins, measure_usage
+
+_SHOWN_RECIPES: Final = 20
+_PROGRESS_S: Final = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """The options of `tvmflow cache stat`, `verify` and `pins`."""
+
+    store: StoreOption = store_option()
+    json: bool = flag(JSON_HELP)
+
+
+@with_disk_errors
+def stat(options: CacheOptions) -> int:
+    """Show what the store holds, which recipes it belongs to, and how much `gc` would free."""
+    usage = measure_usage(require_store(options.store.locate()))
+    print_result(usage.to_json(), _format_usage(usage), as_json=options.json)
+    return EXIT_OK
+
+
+@with_disk_errors
+def verify(options: CacheOptions) -> int:
+    """Read everything and set damaged files aside; exit code 1 when anything was damaged."""
+    progress = _Progress(live=sys.stderr.isatty() and not options.json)
+    checked = check_integrity(require_store(options.store.locate()), progress.show)
+    progress.end()
+    findings = [finding._asdict() for finding in checked.findings]
+    value = {**checked._asdict(), "findings": findings}
+    print_result(value, _format_integrity(checked), as_json=options.json)
+    return EXIT_FAILED if checked.findings else EXIT_OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class GcOptions:
+    """The options of `tvmflow cache gc`."""
+
+    max_age: float | None = option(
+        "AGE",
+        "remove results that nothing needs and that were unused for this long: 30d, 12h, 2w, 0",
+        type=age,
+    )
+    max_size: int | None = option(
+        "SIZE",
+        "remove results that nothing needs, the longest unused first, down to this size: 20GB",
+        type=size,
+    )
+    dry_run: bool = flag("only show what would be removed, and why")
+    store: StoreOption = store_option()
+    json: bool = flag(JSON_HELP)
+
+
+@with_disk_errors
+def gc(options: GcOptions) -> int:
+    """Garbage-collect unused results, also while runs are active; by default those unused for 30 days."""
+    limits = Limits()
+    if options.max_age is not None or options.max_size is not None:
+        limits = Limits(options.max_age, options.max_size)
+    store = require_store(options.store.locate())
+    collect = preview_collection if options.dry_run else collect_garbage
+    collected = collect(store, limits)
+    too_large = limits.max_bytes is not None and collected.kept_bytes > limits.max_bytes
+    value = {
+        **collected._asdict(),
+        "evictions": [eviction._asdict() for eviction in collected.evictions],
+        "done": not options.dry_run,
+        "freed": collected.freed,
+        "too_large": too_large,
+    }
+    lines = _format_collection(collected, dry_run=options.dry_run, too_large=too_large)
+    print_result(value, lines, as_json=options.json)
+    return EXIT_FAILED if too_large else EXIT_OK
+
+
+@with_disk_errors
+def pins(options: CacheOptions) -> int:
+    """List the pins for which `gc` keeps results: recipes, lock files and releases."""
+    rows = measure_pins(require_store(options.store.locate()))
+    value = {"pins": [row._asdict() for row in rows]}
+    print_result(value, _format_pins(rows), as_json=options.json)
+    return EXIT_OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnpinOptions:
+    """The options of `tvmflow cache unpin`."""
+
+    names: tuple[str, ...] = argument("NAME", "a pin, as `cache pins` lists it", "+")
+    store: StoreOption = store_option()
+    json: bool = flag(JSON_HELP)
+
+
+@with_disk_errors
+def unpin(options: UnpinOptions) -> int:
+    """Remove pins, so that `gc` may remove their results. The next run of a recipe pins it again."""
+    store = require_store(options.store.locate())
+    for name in options.names:
+        remove_pin(store, name)
+    note = "is no longer pinned; `tvmflow cache gc` may remove its results"
+    lines = [f"{name} {note}" for name in options.names]
+    print_result({"unpinned": options.names}, lines, as_json=options.json)
+    return EXIT_OK
+
+
+# ---------------------------------------------------------------- output
+
+
+class _Progress:
+    """The progress of a long check, on a terminal."""
+
+    def __init__(self, *, live: bool) -> None:
+        self._live = live
+        self._next = 0.0
+        self._shown = False
+
+    def show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._live and now >= self._next:
+            self._next, self._shown = now + _PROGRESS_S, True
+            sys.stderr.write(f"\r\x1b[Kreading {done} of {total}")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+
+
+def _format_usage(usage: StoreUsage) -> Iterator[str]:
+    yield f"{usage.root}: {size_text(usage.bytes)}, and {size_text(usage.ledger_bytes)} of measured trials"
+    rest = [row for row in usage.rows if row.number]
+    width = max([24, *(len(row.name) for row in rest)])
+    for recipe in usage.recipes:
+        missing = f"; {recipe.missing} missing" if recipe.missing else ""
+        yield (
+            f"  {recipe.name:<{width}} {_format_count(recipe.results, 'result')} {size_text(recipe.bytes):>9}  "
+            f"last used {age_text(recipe.age_s)} ago{missing}"
+        )
+        # Of very many recipes, each has one line only.
+        for stage in recipe.stages if len(usage.recipes) <= _SHOWN_RECIPES else ():
+            count = _format_count(stage.results, "result")
+            yield f"    {stage.name:<{width - 2}} {count} {size_text(stage.bytes):>9}"
+    for row in rest:
+        yield f"  {row.name:<{width}} {_format_count(row.number, row.noun)} {size_text(row.bytes):>9}"
+    yield f"`tvmflow cache gc` would free {size_text(usage.collectable_bytes)}; with --max-age 0, {size_text(usage.unused_bytes)}"
+
+
+def _format_count(number: int, noun: str) -> str:
+    return f"{number:>6} {noun if number == 1 else noun + 's':<8}"
+
+
+def _format_integrity(checked: IntegrityReport) -> Iterator[str]:
+    for finding in checked.findings:
+        fault = "is missing" if finding.fault == "missing" else "was damaged and set aside"
+        yield f"{finding.kind} {finding.name} {fault}"
+        yield from (f"  {name}" for name in finding.affected)
+    results, blobs = count_text(checked.results, "result"), count_text(checked.blobs, "blob")
+    total = f"{results} and {blobs} read ({size_text(checked.bytes)})"
+    if checked.findings:
+        yield f"{total}; {count_text(len(checked.findings), 'problem')} found"
+        yield "  fix: run the recipes again to make the missing results"
+    else:
+        yield f"{total}; no problem found"
+
+
+def _format_collection(collected: Collection, *, dry_run: bool, too_large: bool) -> Iterator[str]:
+    if collected.evictions:
+        yield from columns(
+            [
+                (item.kind, item.name, age_text(item.age_s), size_text(item.bytes), item.reason)
+                for item in collected.evictions
+            ],
+            right=frozenset({2, 3}),
+        )
+    active = ""
+    if collected.runs:
+        active = f" or used since the oldest of {count_text(collected.runs, 'active run')} began"
+    removed = "would be removed" if dry_run else "removed"
+    yield (
+        f"{size_text(collected.freed)} {removed}, {size_text(collected.kept_bytes)} kept, "
+        f"{size_text(collected.needed_bytes)} of it needed{active}; measured trials are kept"
+    )
+    if too_large:
+        yield f"  the rest is larger than --max-size: {size_text(collected.kept_bytes)}"
+        yield "  fix: `tvmflow cache pins` lists the pins, `tvmflow cache unpin NAME` removes one"
+
+
+def _format_pins(rows: list[PinUsage]) -> Iterator[str]:
+    if not rows:
+        yield "nothing is pinned"
+        return
+    cells = []
+    for row in rows:
+        notes = [f"{row.missing} of them missing"] if row.missing else []
+        if row.file_missing:
+            notes.append(f"{row.file} does not exist: `tvmflow cache unpin {row.name}`")
+        results = count_text(row.results, "result")
+        cells.append((row.name, results, size_text(row.bytes), "  ".join(notes)))
+    yield from columns(cells, right=frozenset({1, 2}))
+
+
+COMMANDS: Final = {
+    "cache": {
+        "stat": stat,
+        "verify": verify,
+        "gc": gc,
+        "pins": pins,
+        "unpin": unpin,
+        "push": push,
+        "pull": pull,
+    }
+}

@@ -1,0 +1,114 @@
+"""`tvmflow device`: the devices that can be measured on."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from tvmflow.cli.arguments import JSON_HELP, listening_host_option
+from tvmflow.cli.options import flag, option, port
+from tvmflow.cli.output import print_json, print_lines
+from tvmflow.core.errors import EXIT_OK, UsageError
+from tvmflow.core.formatting import count_text
+from tvmflow.core.tables import columns
+from tvmflow.targets import server
+from tvmflow.targets.host import read_host
+from tvmflow.targets.tracker import TRACKER_VARIABLE, DevicePoolStatus, Tracker, split_address
+
+_HEADINGS: Final = ("key", "total", "free", "pending", "at")
+
+
+def _tracker_option() -> str | None:
+    text = f"the address of TVM's RPC tracker (${TRACKER_VARIABLE})"
+    return option("HOST:PORT", text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceListOptions:
+    """The options of `tvmflow device ls`."""
+
+    tracker: str | None = _tracker_option()
+    json: bool = flag(JSON_HELP)
+
+
+def list_devices(options: DeviceListOptions) -> int:
+    """List the devices that can be measured on: this machine, and those of a tracker."""
+    address = options.tracker or os.environ.get(TRACKER_VARIABLE, "")
+    devices = list(Tracker(_checked(address)).list_devices().values()) if address else []
+    host = read_host()
+    if options.json:
+        this_machine = {"arch": host.arch, "model": host.model, "cores": host.cores}
+        rows = [device._asdict() for device in devices]
+        print_json({"host": this_machine, "tracker": address or None, "devices": rows})
+        return EXIT_OK
+    print_lines(f"this machine: {host.model}, {host.arch}, {count_text(host.cores, 'core')}")
+    if not address:
+        print_lines(f"no tracker is named (--tracker HOST:PORT, or ${TRACKER_VARIABLE})")
+    elif not devices:
+        print_lines(f"the tracker at {address} has no devices")
+    else:
+        table = columns([_HEADINGS, *map(_row, devices)])
+        print_lines(f"the tracker at {address}:", *(f"  {line}" for line in table))
+    return EXIT_OK
+
+
+def _key(text: str) -> str:
+    if not text or ":" in text or any(char.isspace() for char in text):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not a key: it may hold neither ':' nor spaces"
+        )
+    return text
+
+
+def _port(text: str) -> int:
+    number = port(text)
+    if not number:
+        raise argparse.ArgumentTypeError("0 is not a port that clients can connect to")
+    return number
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceServeOptions:
+    """The options of `tvmflow device serve`."""
+
+    tracker: str | None = _tracker_option()
+    key: str = option(
+        "KEY", "the key of devices of this kind", default="", type=_key, required=True
+    )
+    host: str = listening_host_option()
+    port: int | None = option(
+        "N", "the port to listen on (the first free one from 9090)", type=_port
+    )
+
+
+def serve(options: DeviceServeOptions) -> int:
+    """Offer this machine as a device. Anyone who can reach its port can run code on it."""
+    address = options.tracker or os.environ.get(TRACKER_VARIABLE, "")
+    ports = server.PORTS if options.port is None else range(options.port, options.port + 1)
+    server.serve(_checked(address), options.key, options.host, ports, print_lines)
+
+
+def _checked(address: str) -> str:
+    """Return the address of a tracker.
+
+    Raises:
+        UsageError: for an address that is missing or not valid.
+    """
+    try:
+        split_address(address)
+    except ValueError as error:
+        problem = f"--tracker: {error}" if address else "no tracker is named"
+        raise UsageError(
+            problem, fix=f"give --tracker HOST:PORT, or set ${TRACKER_VARIABLE}"
+        ) from error
+    return address
+
+
+def _row(devices: DevicePoolStatus) -> tuple[str, ...]:
+    counts = (devices.total, devices.free, devices.pending)
+    return (devices.key, *map(str, counts), ", ".join(devices.addresses))
+
+
+COMMANDS: Final = {"device": {"ls": list_devices, "serve": serve}}

@@ -1,0 +1,231 @@
+"""`tvmflow doctor`: an installation, checked piece by piece, in processes that may crash."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tvmflow.cli.arguments import StoreOption, store_option
+from tvmflow.cli.output import print_lines
+from tvmflow.core import packages
+from tvmflow.core.errors import EXIT_ENVIRONMENT, EXIT_OK
+from tvmflow.core.fork_server import ForkServer
+from tvmflow.core.formatting import count_text
+from tvmflow.frontends import FRONTENDS
+from tvmflow.store.local import LocalStore
+from tvmflow.targets.backends.cuda.gpu import detect_gpu
+from tvmflow.targets.emulation import EMULATED_ARCHS, QEMU_VARIABLE, find_qemu
+from tvmflow.targets.host import read_host
+
+_CORE_PACKAGES: Final = ("apache-tvm", "apache-tvm-ffi", "safetensors", "ziglang")
+_PYTHON_VERSIONS: Final = ((3, 10), (3, 14))
+"""The oldest and the newest version that pyproject.toml allows."""
+_GIGABYTE: Final = 1e9
+_TIMEOUT_S: Final = 120.0
+
+
+class Finding(NamedTuple):
+    """The state of one piece of an installation, and what to do when it is not good."""
+
+    subject: str
+    good: bool
+    detail: str
+    fix: str = ""
+    optional: bool = False
+
+
+class _Probe(NamedTuple):
+    """An attempt that is made in a worker: a call of one of the probes below with `argument`."""
+
+    subject: str
+    function: str
+    fix: str
+    optional: bool = False
+    argument: str = ""
+
+
+_PROBES: Final = (
+    _Probe(
+        "TVM saves and loads IR",
+        "probe_ir",
+        "pip install 'apache-tvm-ffi>=0.1.14.post0,<0.1.15': newer ones crash in TVM 0.27",
+    ),
+    _Probe("TVM compiles, links and runs", "probe_library", "reinstall apache-tvm and ziglang"),
+    _Probe("cost model xgb", "probe_xgboost", "pip install xgboost-cpu"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """The options of `tvmflow doctor`."""
+
+    store: StoreOption = store_option()
+
+
+def doctor(options: DoctorOptions) -> int:
+    """Check this installation piece by piece; exit code 4 when a required piece is not good."""
+    findings = examine(options.store.locate())
+    for finding in findings:
+        mark = "ok  " if finding.good else "BAD "
+        print_lines(*f"{mark} {finding.subject}: {finding.detail}".split("\n"))
+        if not finding.good and finding.fix:
+            print_lines(f"     fix: {finding.fix}")
+    sound = all(finding.good or finding.optional for finding in findings)
+    return EXIT_OK if sound else EXIT_ENVIRONMENT
+
+
+def examine(store: LocalStore) -> list[Finding]:
+    """Return a finding for everything that a run depends on."""
+    oldest, newest = _PYTHON_VERSIONS
+    python = Finding(
+        "Python",
+        oldest <= sys.version_info[:2] <= newest,
+        sys.version.split()[0],
+        "use Python {}.{} to {}.{}".format(*oldest, *newest),
+    )
+    required = map(_examine_package, _list_required_packages())
+    findings = [python, *required, *_examine_machine(store), _examine_gpu()]
+    with ForkServer.start() as fork_server:
+        probes = (*_PROBES, *_list_reference_probes())
+        findings += [_run_probe(probe, fork_server) for probe in probes]
+    return findings
+
+
+def _list_required_packages() -> list[str]:
+    """Return the distributions without which tvmflow is not completely installed."""
+    names = set(_CORE_PACKAGES)
+    for frontend in FRONTENDS.values():
+        names.update(frontend.TOOLS)
+        if not frontend.REFERENCE.is_optional:
+            names.update(frontend.REFERENCE.tools)
+    return sorted(names)
+
+
+def _list_reference_probes() -> list[_Probe]:
+    """Return a probe for the reference of each frontend."""
+    probes = []
+    for kind, frontend in FRONTENDS.items():
+        reference = frontend.REFERENCE
+        fix = f"{reference.install} ({reference.note})" if reference.note else reference.install
+        subject = f"{reference.name}, to verify {frontend.NAME} models"
+        probes.append(_Probe(subject, "probe_reference", fix, reference.is_optional, argument=kind))
+    return probes
+
+
+def _examine_gpu() -> Finding:
+    # Only targets for NVIDIA GPUs are tuned and verified on one, so that it is never missing.
+    gpu = detect_gpu()
+    detail = f"{gpu.gpu.name} ({gpu.gpu.arch})" if gpu.gpu else gpu.reason
+    return Finding("NVIDIA GPU, to tune and verify for", True, detail)
+
+
+def _examine_package(name: str) -> Finding:
+    identity = packages.identity(name)
+    return Finding(f"package {name}", identity != "absent", identity, f"pip install {name}")
+
+
+def _examine_machine(store: LocalStore) -> list[Finding]:
+    host = read_host()
+    existing = Path(store.root)
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free / _GIGABYTE
+    cores = count_text(host.cores, "core")
+    return [
+        Finding("this machine", True, f"{host.arch}, {host.model}, {cores}"),
+        Finding(
+            "space for the store", free > 1, f"{free:.1f} GB at {store.root}", "free some space"
+        ),
+        _examine_store(store),
+        # It is only needed when a recipe asks for it.
+        Finding("qemu, for verify.run_on: qemu", True, _find_emulators(), optional=True),
+    ]
+
+
+def _examine_store(store: LocalStore) -> Finding:
+    folder = Path(store.root, "damaged")
+    damaged = len(list(folder.iterdir())) if folder.is_dir() else 0
+    detail = f"{count_text(damaged, 'damaged file')} in {folder}" if damaged else "no damaged files"
+    return Finding("store", True, detail)
+
+
+def _find_emulators() -> str:
+    names = [path.name for machine in EMULATED_ARCHS.values() if (path := find_qemu(machine))]
+    return ", ".join(names) or f"none on PATH, and none in ${QEMU_VARIABLE}"
+
+
+def _run_probe(probe: _Probe, fork_server: ForkServer) -> Finding:
+    outcome = fork_server.call(f"{__name__}:{probe.function}", probe.argument, timeout_s=_TIMEOUT_S)
+    good = outcome.kind == "ok"
+    detail = str(outcome.value) if good else outcome.message
+    return Finding(probe.subject, good, detail, probe.fix, probe.optional)
+
+
+# ---------------------------------------------------------------- probes, each run in a worker
+
+
+def probe_ir(_: object, emit: Callable[..., None]) -> str:
+    """Save and load a module; a wrong version of tvm-ffi crashes here."""
+    import tvm
+
+    module = _small_module()
+    back = tvm.ir.load_json(tvm.ir.save_json(module))
+    tvm.ir.assert_structural_equal(back, module)
+    return f"TVM {tvm.__version__}"
+
+
+def probe_library(_: object, emit: Callable[..., None]) -> str:
+    """Compile a module, link it, load it and run it."""
+    import tempfile
+
+    import numpy as np
+    import tvm
+
+    from tvmflow.targets.linking import link_shared
+
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder, "probe.so")
+
+        def link(output: str, files: list[str], **_: object) -> None:
+            link_shared([Path(file) for file in files], Path(output), read_host().triple)
+
+        tvm.compile(_small_module(), tvm.target.Target({"kind": "llvm"})).export_library(
+            str(library), fcompile=link
+        )
+        vm = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+        ones = tvm.runtime.tensor(np.ones((4,), "float32"))
+        if not (vm["main"](ones).numpy() == 2).all():
+            raise AssertionError("1 + 1 is not 2 on this machine")
+        return f"{library.stat().st_size} bytes"
+
+
+def _small_module() -> Any:
+    from tvm import relax
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            total = builder.emit_output(relax.op.add(x, x))
+        builder.emit_func_output(total)
+    return builder.get()
+
+
+def probe_xgboost(_: object, emit: Callable[..., None]) -> str:
+    """Import the default cost model, which TVM imports only when tuning has begun."""
+    import xgboost
+
+    return f"xgboost {xgboost.__version__}"
+
+
+def probe_reference(kind: str, emit: Callable[..., None]) -> str:
+    """Return name and version of the reference of a frontend."""
+    frontend = FRONTENDS[kind]
+    return f"{frontend.REFERENCE.name} {frontend.reference_version()}"
+
+
+COMMANDS: Final = {"doctor": doctor}

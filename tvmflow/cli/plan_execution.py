@@ -1,0 +1,63 @@
+"""The execution of plans with one executor and one progress display."""
+
+from __future__ import annotations
+
+import sys
+
+from tvmflow.cli import remote_cache
+from tvmflow.cli.arguments import ExecutionOptions, OutputOptions
+from tvmflow.cli.executors import open_executor
+from tvmflow.core.types import Plan
+from tvmflow.engine.progress import Printer
+from tvmflow.engine.report import RunReport
+from tvmflow.engine.session import SessionOptions, run_plan
+from tvmflow.engine.signals import cancel_on_signal
+from tvmflow.planning.prepare import PreparedRun
+from tvmflow.store.local import LocalStore
+
+
+class PlanExecution:
+    """Runs plans one after the other on the same executor and shows their progress."""
+
+    def __init__(
+        self,
+        prepared: PreparedRun,
+        execution: ExecutionOptions,
+        output: OutputOptions,
+        store: LocalStore,
+    ) -> None:
+        self._remote = execution.remote
+        self._store = store
+        self._printer = Printer(
+            sys.stdout,
+            as_json=output.json,
+            many=len({spec.recipe for spec in prepared.plan.stages}) > 1,
+            stages=len(prepared.plan.stages),
+            quiet=output.quiet,
+        )
+        self._executor = open_executor(execution, store, self._printer)
+        self._options = SessionOptions(
+            execution.jobs, execution.keep_going, execution.dist, execution.stage_timeout_s
+        )
+
+    def __enter__(self) -> PlanExecution:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.close()
+        self._printer.end()
+
+    @property
+    def interrupted(self) -> bool:
+        """True after the user has asked to stop."""
+        return self._executor.cancelled
+
+    def run(self, plan: Plan) -> RunReport:
+        """Bring a plan up to date."""
+        client = remote_cache.open_run_client(
+            self._remote, self._store, self._printer.remote, lambda: self._executor.cancelled
+        )
+        with cancel_on_signal(self._executor, self._printer.interrupted):
+            return run_plan(
+                plan, self._store, self._executor, self._printer.event, self._options, client
+            )

@@ -1,0 +1,243 @@
+"""`tvmflow records`: measured trials, on this machine and carried to others."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tvmflow.cli import records_output
+from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option, with_disk_errors
+from tvmflow.cli.options import argument, days, flag, option, positive_int
+from tvmflow.cli.output import print_json, print_lines, print_result
+from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
+from tvmflow.store.inventory import require_store
+from tvmflow.tuning import pruning, replay
+from tvmflow.tuning.ledger_check import check_ledger
+from tvmflow.tuning.ledger_folders import list_target_folders
+from tvmflow.tuning.listing import find_workload_trials
+from tvmflow.tuning.machine_class import this_machine_class
+from tvmflow.tuning.pack import export_pack
+from tvmflow.tuning.pack_import import import_pack
+from tvmflow.tuning.trial_import import ImportResult, merge_ledger
+
+_TRIALS: Final = "trials are"
+
+
+def _target_keys_option() -> tuple[str, ...]:
+    text = "only targets whose key starts with this (may be repeated)"
+    return option("PREFIX", text, default=(), name="--target-key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOptions:
+    """The options of `tvmflow records ls`."""
+
+    target_keys: tuple[str, ...] = _target_keys_option()
+    workloads: bool = flag("show a line for each workload")
+    store: StoreOption = store_option(_TRIALS)
+    json: bool = flag(JSON_HELP)
+
+
+@with_disk_errors
+def list_targets(options: ListOptions) -> int:
+    """List the targets that have trials, and with --workloads their kernels."""
+    ledger = options.store.locate().ledger
+    folders = list_target_folders(Path(ledger), options.target_keys)
+    workloads = options.workloads
+    if options.json:
+        targets = [records_output.target_to_json(folder, workloads) for folder in folders]
+        print_json({"targets": targets})
+        return EXIT_OK
+    if not folders:
+        print_lines(f"no trials in {ledger}")
+    for folder in folders:
+        print_lines(*records_output.format_target(folder, workloads))
+    return EXIT_OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions:
+    """The options of `tvmflow records show`."""
+
+    key: str = argument("KEY", "the first characters of the workload's key")
+    target_keys: tuple[str, ...] = _target_keys_option()
+    best: int | None = option("N", "only the N fastest trials", type=positive_int)
+    trace: bool = flag("show the trace of each trial")
+    store: StoreOption = store_option(_TRIALS)
+    json: bool = flag(JSON_HELP)
+
+
+@with_disk_errors
+def show(options: ShowOptions) -> int:
+    """Show the trials of one workload, the fastest first."""
+    ledger = Path(options.store.locate().ledger)
+    workloads = [
+        workload._replace(trials=workload.trials[: options.best])
+        for workload in find_workload_trials(ledger, options.key, options.target_keys)
+    ]
+    value = {"workloads": [records_output.workload_to_json(workload) for workload in workloads]}
+    lines = (
+        line
+        for workload in workloads
+        for line in records_output.format_trials(workload, trace=options.trace)
+    )
+    print_result(value, lines, as_json=options.json)
+    return EXIT_OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """The options of `tvmflow records export`."""
+
+    file: Path = argument("FILE", "the trial pack to write; gzipped if it ends in .gz")
+    target_keys: tuple[str, ...] = _target_keys_option()
+    workloads: tuple[str, ...] = option(
+        "PREFIX",
+        "only workloads whose key starts with this (may be repeated)",
+        default=(),
+        name="--workload",
+    )
+    best: int | None = option("N", "only the N fastest trials of each workload", type=positive_int)
+    store: StoreOption = store_option(_TRIALS)
+    json: bool = flag(JSON_HELP)
+
+
+@with_disk_errors
+def export(options: ExportOptions) -> int:
+    """Write trials into a trial pack, to be imported elsewhere."""
+    packed = export_pack(
+        options.file,
+        Path(options.store.locate().ledger),
+        targets=options.target_keys,
+        workloads=options.workloads,
+        best=options.best,
+    )
+    lines = records_output.format_packed(options.file, packed)
+    print_result(packed._asdict(), lines, as_json=options.json)
+    return EXIT_FAILED if packed.problems else EXIT_OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """The options of `tvmflow records import`."""
+
+    file: Path = argument("FILE", "a trial pack that `export` has written")
+    store: StoreOption = store_option(_TRIALS)
+    json: bool = flag(JSON_HELP)
+
+
+@with_disk_errors
+def import_trials(options: ImportOptions) -> int:
+    """Add the trials of a trial pack that are valid on this machine."""
+    store = options.store.open()
+    with store.running():
+        result = import_pack(options.file, Path(store.ledger), this_machine_class())
+    return _show_import(result, as_json=options.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeOptions:
+    """The options of `tvmflow records merge`."""
+
+    dir: Path = argument("DIR", "a store, or the ledger of a store")
+    store: StoreOption = store_option(_TRIALS)
+    json: bool = flag(JSON_HELP)
+
+
+@with_disk_errors
+def merge(options: MergeOptions) -> int:
+    """Add the trials of another store that are valid on this machine."""
+    store = options.store.open()
+    with store.running():
+        result = merge_ledger(options.dir, Path(store.ledger), this_machine_class())
+    return _show_import(result, as_json=options.json)
+
+
+def _show_import(result: ImportResult, *, as_json: bool) -> int:
+    value = {
+        "targets": [target._asdict() for target in result.targets],
+        "problems": result.problems,
+        "complete": result.complete,
+    }
+    print_result(value, records_output.format_import(result), as_json=as_json)
+    return EXIT_OK if result.complete else EXIT_FAILED
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions:
+    """The options of `tvmflow records prune`."""
+
+    target_keys: tuple[str, ...] = _target_keys_option()
+    keep_best: int | None = option(
+        "N", "all but the N fastest trials of each workload", type=positive_int
+    )
+    failed: bool = flag("trials that failed")
+    older_than: float | None = option("DAYS", "only trials that are older than this", type=days)
+    tvm_other: bool = flag("only trials of another build of TVM than the installed one")
+    yes: bool = flag("remove them; without this option nothing is changed")
+    store: StoreOption = store_option(_TRIALS)
+    json: bool = flag(JSON_HELP)
+
+
+@with_disk_errors
+def prune(options: PruneOptions) -> int:
+    """Show which trials would be removed, and with --yes remove them; they may be measured again."""
+    criteria = pruning.PruneCriteria(
+        options.keep_best, options.failed, options.older_than, options.tvm_other
+    )
+    store = require_store(options.store.locate())
+    # Without --yes nothing is written, so that no lease is taken: the store may be read-only.
+    with store.running() if options.yes else contextlib.nullcontext():
+        pruned = pruning.prune(
+            Path(store.ledger),
+            criteria,
+            this_machine_class(),
+            targets=options.target_keys,
+            dry_run=not options.yes,
+        )
+    value = {"done": options.yes, "workloads": [row.to_json() for row in pruned]}
+    lines = records_output.format_pruned(pruned, done=options.yes)
+    print_result(value, lines, as_json=options.json)
+    return EXIT_FAILED if any(row.skip_reason for row in pruned) else EXIT_OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """The options of `tvmflow records verify`."""
+
+    target_keys: tuple[str, ...] = _target_keys_option()
+    replay: bool = flag("apply every trace to its kernel again, if the store has the kernel")
+    store: StoreOption = store_option(_TRIALS)
+    json: bool = flag(JSON_HELP)
+
+
+@with_disk_errors
+def verify(options: VerifyOptions) -> int:
+    """Read every trial and repair what is damaged; exit code 1 when trials were quarantined."""
+    store = require_store(options.store.locate())
+    root = Path(store.ledger)
+    replayed = None
+    with store.running():
+        checked = check_ledger(root, options.target_keys)
+        if options.replay:
+            replayed = replay.replay_ledger(root, replay.find_kernels(store), options.target_keys)
+    clean = checked.clean and not (replayed and replayed.quarantined)
+    more = {"replayed": replayed._asdict()} if replayed else {}
+    value = {**checked._asdict(), **more, "clean": clean}
+    print_result(value, records_output.format_check(checked, replayed), as_json=options.json)
+    return EXIT_OK if clean else EXIT_FAILED
+
+
+COMMANDS: Final = {
+    "records": {
+        "ls": list_targets,
+        "show": show,
+        "export": export,
+        "import": import_trials,
+        "merge": merge,
+        "prune": prune,
+        "verify": verify,
+    }
+}

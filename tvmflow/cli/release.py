@@ -1,0 +1,95 @@
+"""The release of a pipeline, at the end of `tvmflow run PIPELINE`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tvmflow.cli.arguments import OutputOptions
+from tvmflow.cli.output import print_json, print_lines
+from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY
+from tvmflow.core.formatting import count_text, latency_text
+from tvmflow.core.types import Json
+from tvmflow.planning.decisions import evaluate_plan
+from tvmflow.planning.pipelines import Pipeline
+from tvmflow.planning.prepare import PreparedRun
+from tvmflow.recipe import Release
+from tvmflow.recipe.lock_file import read_lock
+from tvmflow.release.folder import LOCK, ReleaseResult, find_folder, make_release
+from tvmflow.release.gates import Comparison
+from tvmflow.release.lock import make_lock, pin_lock
+from tvmflow.store.local import LocalStore
+from tvmflow.targets.devices import device_locks_folder
+
+
+def release(
+    prepared: PreparedRun,
+    pipeline: Pipeline,
+    settings: Release,
+    lock: str | None,
+    store: LocalStore,
+    output: OutputOptions,
+) -> int:
+    """Make the release of a successful run, show it, and return the exit code: 3 when a gate fails."""
+    plan = prepared.plan
+    plan_state = evaluate_plan(plan, store)
+    path = find_folder(pipeline, settings) / LOCK
+    enforced = read_lock(Path(lock)) if lock else None
+    text = make_lock(prepared.recipes, plan, plan_state, store, path, enforced)
+    result = make_release(
+        pipeline, settings, text, plan, plan_state.artifacts, store, Path(device_locks_folder())
+    )
+    if not result.failed_gates:
+        pin_lock(store, path, plan_state)
+    if output.json:
+        print_json({"event": "released", **_to_json(result)})
+    else:
+        print_lines(*_format_release(result))
+    return EXIT_VERIFY if result.failed_gates else EXIT_OK
+
+
+def _to_json(result: ReleaseResult) -> dict[str, Json]:
+    comparisons = [
+        {
+            **comparison._asdict(),
+            "current": comparison.current.model_dump(),
+            "previous": comparison.previous.model_dump(),
+            "latencies": comparison.latencies and comparison.latencies._asdict(),
+        }
+        for comparison in result.comparisons
+    ]
+    return {
+        "folder": str(result.folder),
+        "is_new": result.is_new,
+        "previous": result.previous,
+        "failed_gates": [failed._asdict() for failed in result.failed_gates],
+        "comparisons": comparisons,
+    }
+
+
+def _format_release(result: ReleaseResult) -> Iterator[str]:
+    for comparison in result.comparisons:
+        yield from _format_comparison(comparison, result.previous)
+    for failed in result.failed_gates:
+        yield f"{failed.label}: {failed.gate}: {failed.message}"
+    if result.failed_gates:
+        number = count_text(len(result.failed_gates), "gate")
+        yield f"NOT RELEASED: {number} failed; {result.folder} was not created"
+    elif result.is_new:
+        yield f"released: {result.folder}"
+    else:
+        yield f"already released with the same files: {result.folder}"
+
+
+def _format_comparison(comparison: Comparison, previous: str) -> Iterator[str]:
+    if comparison.latencies:
+        current_s, previous_s = comparison.latencies
+        yield (
+            f"{comparison.label}: latency {latency_text(current_s)}, {latency_text(previous_s)} in "
+            f"{previous} ({current_s / previous_s - 1:+.1%}, measured alternately)"
+        )
+    elif comparison.is_same_library:
+        yield f"{comparison.label}: the same library as in {previous}"
+    elif comparison.not_timed_reason:
+        reason = comparison.not_timed_reason
+        yield f"{comparison.label}: latency not compared with {previous}: {reason}"

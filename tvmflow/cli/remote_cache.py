@@ -1,0 +1,151 @@
+"""The remote cache of a command: its address, its mode, and the client that uses it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from tvmflow.cli.arguments import REMOTE_CACHE_MODES, RemoteCacheOptions, RunRemoteCacheOptions
+from tvmflow.core import signing
+from tvmflow.core.errors import UsageError
+from tvmflow.engine.report import can_be_shown
+from tvmflow.store.local import LocalStore
+from tvmflow.store.remote import open_remote_cache
+from tvmflow.store.remote.client import RemoteCacheClient
+from tvmflow.store.remote.connection import Access, RemoteConnection
+from tvmflow.store.remote.http import without_credentials
+
+URL_VARIABLE: Final = "TVMFLOW_REMOTE"
+MODE_VARIABLE: Final = "TVMFLOW_REMOTE_MODE"
+_READS_AND_WRITES: Final[Mapping[str, tuple[bool, bool]]] = {
+    "read": (True, False),
+    "write": (False, True),
+    "both": (True, True),
+}
+_OFF: Final = "off"
+
+
+def open_run_client(
+    options: RunRemoteCacheOptions,
+    store: LocalStore,
+    warn: Callable[[str], None],
+    is_cancelled: Callable[[], bool],
+) -> RemoteCacheClient | None:
+    """Return the client of a run; None without a remote cache, and when the mode is `off`.
+
+    Raises:
+        UsageError: for a mode, an address or a key that is not valid.
+        EnvironmentProblem: when a package that the address needs is not installed.
+    """
+    mode = _find_mode(options.remote_mode)
+    url = find_url(options.cache)
+    if not url or mode == _OFF:
+        return None
+    reads, writes = _READS_AND_WRITES[mode]
+    access = Access(reads=reads, writes=writes, wait_s=options.remote_wait_s)
+    connection = _open_connection(options.cache, url, store, access, warn, is_cancelled)
+    return RemoteCacheClient(connection, can_be_shown)
+
+
+def cluster_remote_url(options: RunRemoteCacheOptions) -> str:
+    """Return the address of the remote cache through which a cluster gets its files.
+
+    Raises:
+        UsageError: when there is none.
+    """
+    url = find_url(options.cache)
+    if not url or _find_mode(options.remote_mode) == _OFF:
+        raise UsageError(
+            "--executor dask sends files through a remote cache, and this run has none",
+            fix=f"give --remote URL, or set ${URL_VARIABLE}; the mode must not be off",
+        )
+    return url
+
+
+def open_cluster_client(
+    options: RunRemoteCacheOptions,
+    store: LocalStore,
+    warn: Callable[[str], None],
+    is_cancelled: Callable[[], bool],
+) -> tuple[str, RemoteConnection]:
+    """Return the address, without credentials, and the connection through which a cluster gets its files.
+
+    Blobs are written to it in every mode; actions are only written if the mode allows it.
+
+    Raises:
+        UsageError: when the run has no remote cache.
+    """
+    url = cluster_remote_url(options)
+    shown = without_credentials(url) if "://" in url else str(Path(url).expanduser().absolute())
+    access = Access(writes=True)
+    return shown, _open_connection(options.cache, url, store, access, warn, is_cancelled)
+
+
+def open_command_client(
+    options: RemoteCacheOptions, store: LocalStore, warn: Callable[[str], None], *, writes: bool
+) -> RemoteCacheClient:
+    """Return the client of a command that only reads (`cache pull`) or only writes (`cache push`).
+
+    Raises:
+        UsageError: when no remote cache is named, or the environment forbids its use.
+    """
+    url = find_url(options)
+    if not url:
+        raise UsageError(
+            "no remote cache is named", fix=f"give --remote URL, or set ${URL_VARIABLE}"
+        )
+    if _find_mode(None) == _OFF:
+        raise UsageError(
+            f"${MODE_VARIABLE} is off: remote caches must not be used",
+            fix="unset it for this command",
+        )
+    access = Access(reads=not writes, writes=writes)
+    connection = _open_connection(options, url, store, access, warn, lambda: False)
+    return RemoteCacheClient(connection, can_be_shown)
+
+
+def must_upload(options: RunRemoteCacheOptions, store: LocalStore) -> bool:
+    """Return whether a run may write to a remote cache, and results wait for their upload."""
+    return _find_mode(options.remote_mode) in ("write", "both") and any(
+        store.notes.list("spool", remote) for remote in store.notes.list("spool")
+    )
+
+
+def find_url(options: RemoteCacheOptions) -> str:
+    """Return the address that `--remote` or the environment names; empty without one."""
+    return os.environ.get(URL_VARIABLE, "") if options.remote_url is None else options.remote_url
+
+
+def _find_mode(option: str | None) -> str:
+    mode = option or os.environ.get(MODE_VARIABLE) or "read"
+    if mode not in REMOTE_CACHE_MODES:
+        raise UsageError(
+            f"${MODE_VARIABLE}: '{mode}' is not a mode",
+            fix=f"set it to one of {', '.join(REMOTE_CACHE_MODES)}",
+        )
+    return mode
+
+
+def _open_connection(
+    options: RemoteCacheOptions,
+    url: str,
+    store: LocalStore,
+    access: Access,
+    warn: Callable[[str], None],
+    is_cancelled: Callable[[], bool],
+) -> RemoteConnection:
+    required = options.require_signatures
+    trusted = (
+        signing.load_trusted_keys() if required is None else signing.load_public_keys(required)
+    )
+    signer = signing.load_signing_key() if access.writes else None
+    cache = open_remote_cache(url, timeout_s=options.remote_timeout_s)
+    folder, root = Path(cache.address), Path(store.root)
+    if root == folder or root in folder.parents:
+        raise UsageError(
+            f"--remote {cache.address} is inside the store {store.root}", fix="give another folder"
+        )
+    access = access._replace(signer=signer, trusted=trusted, patience_s=options.remote_timeout_s)
+    return RemoteConnection(cache, store, access, warn, is_cancelled)

@@ -1,0 +1,154 @@
+"""`tvmflow run`, and the execution of recipes that `tvmflow lock` shares with it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.cli.arguments import (
+    ExecutionOptions,
+    LockOptions,
+    OutputOptions,
+    RecipeOptions,
+    StoreOption,
+    store_option,
+)
+from tvmflow.cli.executors import check_executor_options
+from tvmflow.cli.options import flag, option
+from tvmflow.cli.output import print_json, print_lines
+from tvmflow.cli.plan_execution import PlanExecution
+from tvmflow.cli.release import release
+from tvmflow.cli.remote_cache import must_upload
+from tvmflow.cli.reproduce import check_reproducible
+from tvmflow.cli.retune import retune
+from tvmflow.core import signing
+from tvmflow.core.errors import EXIT_OK
+from tvmflow.core.types import Plan
+from tvmflow.engine.ir_dump import dump_ir
+from tvmflow.engine.report import RunReport, render
+from tvmflow.engine.up_to_date import confirm_run
+from tvmflow.planning.prepare import PreparedRun, prepare_run
+from tvmflow.planning.request import RunRequest
+from tvmflow.store.local import LocalStore
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of `tvmflow run`."""
+
+    store: StoreOption = store_option()
+    recipes: RecipeOptions
+    execution: ExecutionOptions
+    lock: LockOptions
+    output: OutputOptions
+    dump_ir: Path | None = option(
+        "DIR",
+        "then lower the models once more, also those that are up to date, and write the IR after each pass to DIR",
+    )
+    check_reproducible: bool = flag(
+        "then build everything twice more, each time from an empty store, and report the first difference"
+    )
+    argv: tuple[str, ...]
+
+
+class FinishedRun(NamedTuple):
+    """A run that has ended, successfully or not."""
+
+    prepared: PreparedRun
+    report: RunReport
+
+
+def run(options: RunOptions) -> int:
+    """Bring recipes up to date and deliver their libraries."""
+    store = options.store.open()
+    request = options.recipes.request(options.lock.find(options.recipes.recipes))
+    # A reproducibility check and a dump of IR do their work again although everything is up to date.
+    runs_again = options.check_reproducible or options.dump_ir is not None
+    argv = () if runs_again else options.argv
+    with contextlib.ExitStack() as leases:
+        prepared, report = execute(
+            request, options.execution, options.output, store, leases, argv=argv
+        )
+        if options.dump_ir is not None:
+            _dump_ir(prepared.plan, store, options.dump_ir, options.output)
+        sys.stdout.write(render(report, as_json=options.output.json, quiet=options.output.quiet))
+        if report.exit_code != EXIT_OK:
+            return report.exit_code
+        pipeline = prepared.pipeline
+        if pipeline and pipeline.release and not options.check_reproducible:
+            return release(
+                prepared, pipeline, pipeline.release, request.lock, store, options.output
+            )
+    if options.check_reproducible:
+        return check_reproducible(prepared, request, store, options.output)
+    return EXIT_OK
+
+
+def _dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions) -> None:
+    """Write the IR of every stage that lowers a model, and show where."""
+    for dump in dump_ir(plan, store, folder):
+        if output.json:
+            folder_name = str(dump.folder or "")
+            print_json({"event": "ir_dumped", **dump._asdict(), "folder": folder_name})
+        elif dump.problem:
+            print_lines(f"{dump.stage_id}: the IR is not complete: {dump.problem}")
+        else:
+            print_lines(f"{dump.stage_id}: the IR after each pass is in {dump.folder}")
+
+
+def execute(
+    request: RunRequest,
+    execution: ExecutionOptions,
+    output: OutputOptions,
+    store: LocalStore,
+    leases: contextlib.ExitStack,
+    *,
+    argv: Sequence[str] = (),
+) -> FinishedRun:
+    """Run what is requested and show the progress.
+
+    Args:
+        request: The recipes to run.
+        execution: How stages are run.
+        output: How the progress is shown.
+        store: The store with the results.
+        leases: Holds the store's lease: until it is closed, garbage collection keeps the results of this
+            run, so that the caller can pin them.
+        argv: The command line, whose answer is saved if everything is up to date; empty if stages
+            are to be run and shown in any case.
+    """
+    check_executor_options(execution)
+    # A signing key that cannot be read is better reported before the work than after it.
+    signing.load_signing_key()
+    prepared = prepare_run(request, store)
+    pipeline = prepared.pipeline
+    is_plain = pipeline is None or not (pipeline.release or pipeline.retune)
+    # Who asks for a log gets the decisions of a full evaluation.
+    is_logged = _log.isEnabledFor(logging.INFO)
+    if argv and is_plain and not is_logged and not must_upload(execution.remote, store):
+        report = confirm_run(
+            argv, prepared, store, execution.dist, as_json=output.json, quiet=output.quiet
+        )
+        if report is not None:
+            return FinishedRun(prepared, report)
+    leases.enter_context(store.running())
+    with PlanExecution(prepared, execution, output, store) as plans:
+        if pipeline and pipeline.retune and not request.lock:
+            plan = retune(
+                prepared.plan,
+                pipeline.retune,
+                lambda plan: None if plans.interrupted else plans.run(plan),
+                output,
+            )
+            prepared = prepared._replace(plan=plan)
+        return FinishedRun(prepared, plans.run(prepared.plan))
+
+
+COMMANDS: Final = {"run": run}

@@ -1,0 +1,146 @@
+"""`tvmflow targets`: the targets that recipes can name, and what this machine can do for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option
+from tvmflow.cli.options import flag, option
+from tvmflow.cli.output import print_result
+from tvmflow.core.errors import EXIT_OK, UsageError
+from tvmflow.core.suggestions import nearest
+from tvmflow.core.tables import columns
+from tvmflow.core.types import Json
+from tvmflow.store.local import LocalStore
+from tvmflow.targets._presets import PRESETS
+from tvmflow.targets.capabilities import Capabilities, emulator_name, find_capabilities
+from tvmflow.targets.emulation import is_installed
+from tvmflow.targets.facts import load_cpus, load_target_facts
+from tvmflow.targets.host import read_host
+from tvmflow.targets.platforms import parse_triple
+from tvmflow.targets.resolve import resolve
+from tvmflow.targets.tvm_target import cpu_target
+
+# Architecture, as people and kernels call it -> a triple that LLVM has CPUs for.
+_TRIPLES: Final = {
+    "aarch64": "aarch64-linux-gnu",
+    "armv7": "armv7-linux-gnueabihf",
+    "i386": "i686-linux-gnu",
+    "riscv64": "riscv64-linux-gnu",
+    "x86_64": "x86_64-linux-gnu",
+}
+_RUNS_HERE: Final = Capabilities._fields.index("runs_here")
+_HEADINGS: Final = (
+    *("target", "processor", "built", "linked", "runs here", "measured here"),
+    "description",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetsOptions:
+    """The options of `tvmflow targets`."""
+
+    cpus: str | None = option("ARCH", "list the CPUs that LLVM knows for an architecture instead")
+    json: bool = flag(JSON_HELP)
+    store: StoreOption = store_option("facts about targets are")
+
+
+class _Row(NamedTuple):
+    """One preset, and what this machine can do for it."""
+
+    name: str
+    triple: str
+    cpu: str
+    description: str
+    capabilities: Capabilities
+    emulated_by: str
+
+    def to_json(self) -> Json:
+        return {**self._asdict(), "capabilities": self.capabilities._asdict()}
+
+
+def targets(options: TargetsOptions) -> int:
+    """List the targets that recipes can name, and what this machine can do for each."""
+    store = options.store.open()
+    if options.cpus is not None:
+        names = load_cpus(store, _find_triple(options.cpus))
+        print_result({"arch": options.cpus, "cpus": names}, names, as_json=options.json)
+        return EXIT_OK
+    rows = list(_list_rows(store))
+    lines = (*_format_table(rows), "", *_format_reasons(rows))
+    print_result({"targets": [row.to_json() for row in rows]}, lines, as_json=options.json)
+    return EXIT_OK
+
+
+def _find_triple(arch: str) -> str:
+    triple = _TRIPLES.get(parse_triple(arch).arch)
+    if triple is None:
+        names = nearest(arch, _TRIPLES)
+        hint = f"did you mean '{names[0]}'? " if names else ""
+        raise UsageError(
+            f"--cpus {arch}: this is not a known architecture",
+            fix=f"{hint}known architectures: {', '.join(_TRIPLES)}",
+        )
+    return triple
+
+
+def _list_rows(store: LocalStore) -> Iterator[_Row]:
+    host = read_host()
+    facts = load_target_facts(store, [preset.tvm for preset in PRESETS.values()], host)
+    for (name, preset), fact in zip(PRESETS.items(), facts, strict=True):
+        mapping = None if preset.tvm is None else dict(preset.tvm)
+        target = resolve(name, mapping, None, host, fact)
+        cpu = cpu_target(target.tvm)
+        triple, model = str(cpu.get("mtriple", "")), str(cpu.get("mcpu", ""))
+        if "arch" in target.tvm:
+            model = f"{target.tvm['arch']} and {model}"
+        yield _Row(
+            name,
+            triple,
+            model,
+            preset.description,
+            find_capabilities(target),
+            emulator_name(target),
+        )
+
+
+def _format_table(rows: Sequence[_Row]) -> list[str]:
+    cells: list[Sequence[str]] = [_HEADINGS]
+    for row in rows:
+        marks = ["no" if reason else "yes" for reason in row.capabilities]
+        if row.emulated_by:
+            marks[_RUNS_HERE] = row.emulated_by
+        cells.append((row.name, f"{row.triple} {row.cpu}", *marks, row.description))
+    return columns(cells)
+
+
+def _format_reasons(rows: Sequence[_Row]) -> Iterator[str]:
+    """Yield every reason for a `no` in the table, with the targets that it concerns."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        for reason in _list_reasons(row.capabilities):
+            names.setdefault(reason, []).append(row.name)
+    for reason, concerned in names.items():
+        yield reason
+        yield f"    {', '.join(concerned)}"
+    emulators = sorted({row.emulated_by for row in rows if row.emulated_by})
+    missing = [name for name in emulators if not is_installed(name)]
+    if missing:
+        yield f"not installed: {', '.join(missing)} (for `verify.run_on: qemu`)"
+
+
+def _list_reasons(capabilities: Capabilities) -> list[str]:
+    """Return what cannot be done, each reason once; what cannot be built has no other reasons."""
+    if capabilities.built:
+        return [f"not built: {capabilities.built}"]
+    actions: dict[str, list[str]] = {}
+    names = ("linked", "run here", "measured here")
+    for name, reason in zip(names, capabilities[1:], strict=True):
+        if reason:
+            actions.setdefault(reason, []).append(name)
+    return [f"not {' or '.join(names)}: {reason}" for reason, names in actions.items()]
+
+
+COMMANDS: Final = {"targets": targets}

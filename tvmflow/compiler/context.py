@@ -1,0 +1,59 @@
+"""The target and the options of a lowering, for its passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+
+from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.options import LoweringOptions
+
+
+@dataclass(frozen=True)
+class LoweringContext:
+    """The target and options of one lowering.
+
+    Attributes:
+        target: TVM's target.
+        cpu: The target's CPU; None for a GPU, or a CPU that has no optimized kernels.
+        options: The options of the recipe.
+    """
+
+    target: tvm.target.Target
+    cpu: CpuModel | None
+    options: LoweringOptions
+
+    @property
+    def lanes(self) -> int:
+        """The number of float32 values in a vector register; 1 without a CPU model."""
+        return self.cpu.lanes if self.cpu is not None else 1
+
+    @property
+    def weight_dtype(self) -> str:
+        """The dtype in which the library stores packed float weights."""
+        return "float16" if self.options.precision == "mixed" else "float32"
+
+    def is_plain(self, operator: str) -> bool:
+        """Return whether the recipe keeps an operator (see `passes.OPERATORS`) as the model has it."""
+        return operator in self.options.plain
+
+    def has_cpu_model(self) -> bool:
+        """Return whether kernels are optimized for a CPU."""
+        return self.cpu is not None
+
+    def has_blocked_layout(self) -> bool:
+        """Return whether convolutions on a CPU use blocked layouts."""
+        return self.has_cpu_model() and self.options.layout == "blocked"
+
+    def has_packed_weights(self) -> bool:
+        """Return whether matrix products on a CPU have packed weights."""
+        return self.has_cpu_model() and self.options.weights == "packed"
+
+    def has_vector_math(self) -> bool:
+        """Return whether a CPU computes exp, sigmoid, tanh and erf in vectors."""
+        return self.has_cpu_model() and self.options.math == "vector"
+
+    def has_mixed_data(self) -> bool:
+        """Return whether data become float16 like the weights: where there is no CPU model."""
+        return not self.has_cpu_model() and self.options.precision == "mixed"

@@ -1,0 +1,68 @@
+"""The parameters of a CPU that schedule rules depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import tvm
+from tvm.target import codegen
+
+from tvmflow.core.types import Json
+
+_DEFAULT_CORES: Final = 4
+
+
+class CpuModel(NamedTuple):
+    """A CPU as schedule rules see it.
+
+    Attributes:
+        lanes: The number of float32 values in a vector register.
+        registers: The number of vector registers.
+        l2_bytes: The size of a core's second-level cache.
+        cores: The number of cores to use.
+        has_broadcast_loads: True if a multiplication can read one number from memory for all lanes.
+    """
+
+    lanes: int
+    registers: int
+    l2_bytes: int
+    cores: int
+    has_broadcast_loads: bool = False
+
+    @classmethod
+    def from_target(cls, target: Mapping[str, Json]) -> CpuModel | None:
+        """Return the model of a target's CPU; None if no rule supports it."""
+        tvm_target = tvm.target.Target(dict(target))
+        if tvm_target.kind.name != "llvm":
+            return None
+        arch = str(target.get("mtriple", "")).partition("-")[0]
+        features = {str(name) for name in codegen.llvm_get_cpu_features(tvm_target)}
+        cores = int(target.get("num-cores", _DEFAULT_CORES))
+        if "avx512f" in features:
+            return cls(16, 32, 1 << 20, cores, has_broadcast_loads=True)
+        if "avx2" in features or "avx" in features:
+            return cls(8, 16, 1 << 19, cores)
+        if arch in ("x86_64", "i686"):
+            return cls(4, 16, 1 << 18, cores)
+        if arch in ("aarch64", "arm64"):
+            return cls(4, 32, 1 << 19, cores)
+        if arch.startswith("arm") and "neon" in features:
+            return cls(4, 16, 1 << 18, cores)
+        # Every RISC-V CPU with the vector extension has vectors of at least 128 bits (Zvl128b).
+        if arch == "riscv64" and "v" in features:
+            return cls(4, 32, 1 << 18, cores)
+        return None
+
+
+def cpu_model_for(target: Mapping[str, Json], rules_version: int) -> CpuModel | None:
+    """Return the CPU model that untuned kernels are scheduled for.
+
+    Args:
+        target: TVM's mapping of the target.
+        rules_version: The version of the schedule rules; 0 if kernels have no schedule until tuning finds one.
+
+    Returns:
+        The model; None if untuned kernels have no schedule.
+    """
+    return CpuModel.from_target(target) if rules_version else None

@@ -1,0 +1,158 @@
+"""Analysis of the Relax of a model: calls, shapes, and the values that depend on weights alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax
+
+
+class DataFlow:
+    """The definitions and uses of a function's variables, and which of them depend on weights alone."""
+
+    def __init__(self, function: relax.Function) -> None:
+        self._weights = set(list_weights(function))
+        self.values: dict[Any, Any] = {
+            binding.var: binding.value
+            for block in function.body.blocks
+            for binding in block.bindings
+            if isinstance(binding, relax.VarBinding)
+        }
+        self._uses: Counter[Any] = Counter(list_variables(function.body.body))
+        # In the order of the bindings: recursion through a deep model would exceed Python's stack.
+        for bound, value in self.values.items():
+            variables = list_variables(value)
+            if isinstance(value, relax.Call) and self._weights.issuperset(variables):
+                self._weights.add(bound)
+            self._uses.update(variables)
+
+    def is_weight(self, expr: Any) -> bool:
+        """Return whether an expression can be computed when the library is built."""
+        return isinstance(expr, tvm.ir.Constant) or expr in self._weights
+
+    def value_if_used_once(self, var: Any) -> Any:
+        """Return the value of a variable that is used once; None for others."""
+        return self.values.get(var) if self._uses[var] == 1 else None
+
+
+def list_weights(function: relax.Function) -> list[Any]:
+    """Return the parameters of a model's `main` that are weights: they follow the inputs."""
+    return list(function.params[int(function.attrs["num_input"]) :])
+
+
+def list_variables(expr: Any) -> list[Any]:
+    """Return the variables that an expression reads, with repetitions."""
+    variables: list[Any] = []
+
+    def collect(node: Any) -> None:
+        if isinstance(node, relax.Var):
+            variables.append(node)
+
+    relax.analysis.post_order_visit(expr, collect)
+    return variables
+
+
+def list_outputs(function: relax.Function) -> list[Any]:
+    """Return the outputs of a function, with aliases resolved."""
+    values = DataFlow(function).values
+    result = resolve_alias(function.body.body, values.get)
+    result = values.get(result, result)
+    fields = list(result.fields) if isinstance(result, relax.Tuple) else [function.body.body]
+    return [resolve_alias(field, values.get) for field in fields]
+
+
+def resolve_alias(expr: Any, lookup: Callable[[Any], Any]) -> Any:
+    """Return the variable that an expression was first bound to.
+
+    Args:
+        expr: A variable, or another expression, which is returned as it is.
+        lookup: The value of a variable.
+    """
+    while isinstance(expr, relax.Var) and isinstance(value := lookup(expr), relax.Var):
+        expr = value
+    return expr
+
+
+def copy_module(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return a new module with the same functions: some of TVM's passes change their argument in place."""
+    return tvm.IRModule(dict(mod.functions_items()), mod.attrs, mod.global_infos)
+
+
+def rewrite_kernel_calls(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IRModule:
+    """Return a module with every call in its kernels rewritten, innermost calls first."""
+    rewritten = copy_module(mod)
+    for var, function in mod.functions_items():
+        if isinstance(function, tvm.tirx.PrimFunc):
+            body = tvm_ffi.structural_map(function.body, (tvm.ir.Call, rewrite))
+            if not body.same_as(function.body):
+                rewritten[var] = tvm.tirx.PrimFunc(
+                    function.params, body, function.ret_type, function.attrs
+                )
+    return rewritten
+
+
+def is_straight_line(mod: tvm.IRModule) -> bool:
+    """Return whether `main` is one sequence of bindings without control flow."""
+    blocks = mod["main"].body.blocks
+    return len(blocks) == 1 and isinstance(blocks[0], relax.DataflowBlock)
+
+
+def shape_of(expr: Any) -> tuple[int, ...] | None:
+    """Return the shape of a tensor; None if it is symbolic or `expr` is no tensor."""
+    shape = getattr(getattr(expr, "ty", None), "shape", None)
+    if not isinstance(shape, relax.ShapeExpr):
+        return None
+    extents = list(shape.values)
+    is_static = all(isinstance(extent, tvm.tirx.IntImm) for extent in extents)
+    return tuple(map(int, extents)) if is_static else None
+
+
+def known_shape(expr: Any) -> tuple[int, ...]:
+    """Return the shape of a tensor that must have one."""
+    shape = shape_of(expr)
+    assert shape is not None, f"{expr} has no static shape"
+    return shape
+
+
+def dtype_of(expr: Any) -> str:
+    """Return the dtype of a tensor."""
+    return str(expr.ty.dtype.dtype)
+
+
+def is_float32(expr: Any) -> bool:
+    """Return whether an expression is a tensor of float32."""
+    return isinstance(expr.ty, relax.TensorType) and dtype_of(expr) == "float32"
+
+
+def is_depthwise(call: Any) -> bool:
+    """Return whether a convolution has one input and one output channel a group, and static shapes."""
+    channels = {shape[1] for expr in (call, call.args[0]) if (shape := shape_of(expr))}
+    return channels == {int(call.attrs.groups)}
+
+
+def convolution_kind(call: Any) -> str:
+    """Return the name of a convolution in `passes.OPERATORS`."""
+    name = str(call.op.name).removeprefix("relax.nn.")
+    if name != "conv2d" or int(call.attrs.groups) == 1:
+        return name
+    return f"{'depthwise' if is_depthwise(call) else 'grouped'}_conv2d"
+
+
+def operator_name(expr: Any) -> str:
+    """Return the name of the operator that an expression calls; empty if it calls none."""
+    return str(getattr(getattr(expr, "op", None), "name", ""))
+
+
+def as_call(expr: Any, name: str) -> Any:
+    """Return the expression if it calls the operator `name`, else None."""
+    return expr if operator_name(expr) == name else None
+
+
+def layouts_of(call: Any) -> tuple[str, str, str]:
+    """Return the data, kernel and output layout of a convolution."""
+    attrs = call.attrs
+    return attrs.data_layout, attrs.kernel_layout, attrs.out_layout

@@ -1,0 +1,145 @@
+"""Lowering of imported models to kernels, and their compilation to libraries."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvmflow.compiler import ir, pipeline, schedules
+from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.ir_dump import IRDump
+from tvmflow.compiler.options import LoweringOptions
+from tvmflow.compiler.passes.constant_evaluation import evaluate_function
+from tvmflow.compiler.passes.lift_weights import split_weights
+from tvmflow.core.types import Json
+
+_log = logging.getLogger(__name__)
+
+Weights = Mapping[str, np.ndarray[Any, Any]]
+
+# Weights are computed for a CPU level that every x86-64 machine has, and without fused
+# multiply-add, so that any two machines that build give the same bytes.
+_WEIGHTS_TARGET: Final = {"kind": "llvm"}
+
+
+@dataclass(frozen=True)
+class LoweredModel:
+    """A lowered model.
+
+    Attributes:
+        mod: The kernels, and `main`, which calls them and takes the computed weights after its inputs.
+        weight_names: The names of the imported model's weights, in the order of its `main`.
+        weight_mod: A module whose `main` computes the weights; None if they are used as they are.
+    """
+
+    mod: tvm.IRModule
+    weight_names: tuple[str, ...]
+    weight_mod: tvm.IRModule | None
+
+    def compute_weights(self, params: Weights) -> list[tvm.runtime.Tensor]:
+        """Compute the weights that `main` takes, in its order.
+
+        Args:
+            params: The imported model's weights by name.
+        """
+        arrays = [params[name] for name in self.weight_names]
+        if self.weight_mod is None:
+            return list(map(tvm.runtime.tensor, arrays))
+        weights = evaluate_function(self.weight_mod["main"], arrays)
+        if weights is not None:
+            return list(map(tvm.runtime.tensor, weights))
+        _log.debug("the weights need an operator without a numpy rule: compiling their function")
+        library = tvm.compile(self.weight_mod, tvm.target.Target(_WEIGHTS_TARGET))
+        tensors = list(map(tvm.runtime.tensor, arrays))
+        return list(relax.VirtualMachine(library, tvm.cpu())["main"](tensors))
+
+
+def load_ir(path: Path) -> tvm.IRModule:
+    """Load the module that `import` wrote."""
+    return tvm.ir.load_json(path.read_text())
+
+
+def load_weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Load the weights that `import` wrote, by the names of the imported `main`'s parameters."""
+    from safetensors.numpy import load_file
+
+    return dict(load_file(path))
+
+
+def make_target(mapping: Mapping[str, Json]) -> tvm.target.Target:
+    """Return TVM's target for a resolved mapping (see `targets.resolve`)."""
+    return tvm.target.Target(dict(mapping))
+
+
+def lower(
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    options: LoweringOptions,
+    dump: IRDump | None = None,
+) -> LoweredModel:
+    """Lower an imported model to fused kernels.
+
+    Args:
+        mod: The imported model.
+        target: The target to lower for.
+        options: The options of the recipe.
+        dump: Where to write the module after each pass; None to write nothing.
+    """
+    context = LoweringContext(target, CpuModel.from_target(target.export()), options)
+    graph = pipeline.run_phases(pipeline.GRAPH_PHASES, mod, context, dump)
+    with target, tvm.transform.PassContext(opt_level=3):
+        kernels = pipeline.run_phases(pipeline.KERNEL_PHASES, graph, context, dump)
+    names = tuple(str(var.name) for var in ir.list_weights(mod["main"]))
+    return LoweredModel(kernels, names, split_weights(graph))
+
+
+def compile_with_weights(
+    mod: tvm.IRModule, weights: Sequence[tvm.runtime.Tensor], target: tvm.target.Target
+) -> relax.VMExecutable:
+    """Compile a lowered module to a library that contains its weights: `main` takes the model's inputs alone."""
+    params = ir.list_weights(mod["main"])
+    if len(params) != len(weights):
+        raise AssertionError(f"main takes {len(params)} weights, but {len(weights)} were computed")
+    # By variable, not by name: lifting may give two parameters the same name.
+    bound = relax.transform.BindParams("main", dict(zip(params, weights, strict=True)))(mod)
+    with target:
+        return tvm.compile(bound, target)
+
+
+def compile_untuned(
+    mod: tvm.IRModule,
+    params: Weights,
+    target: Mapping[str, Json],
+    options: LoweringOptions,
+    rules_version: int,
+) -> relax.VMExecutable:
+    """Compile an imported model without tuned schedules.
+
+    Args:
+        mod: The imported model.
+        params: Its weights by name.
+        target: TVM's mapping of the target.
+        options: The options of the recipe.
+        rules_version: As for `schedules.schedule_untuned`.
+    """
+    tvm_target = make_target(target)
+    lowered = lower(mod, tvm_target, options)
+    scheduled = schedules.schedule_untuned(lowered.mod, target, rules_version)
+    return compile_with_weights(scheduled.mod, lowered.compute_weights(params), tvm_target)
+
+
+def list_kernels(mod: tvm.IRModule) -> list[str]:
+    """Return the names of the kernels in a lowered module, sorted."""
+    return sorted(
+        str(var.name_hint)
+        for var, function in mod.functions_items()
+        if isinstance(function, tvm.tirx.PrimFunc)
+    )

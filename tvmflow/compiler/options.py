@@ -1,0 +1,63 @@
+"""The recipe's options of lowering, and the versions of the code behind them.
+
+Both are part of the settings, and so of the key, of every stage that they shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from tvmflow.core.types import Json
+
+LOWERING_VERSION: Final = 6
+"""Raise it when the lowering pipeline or one of its passes gives other kernels."""
+
+SCHEDULES_VERSION: Final = 4
+"""Raise it when the schedule rules give other schedules."""
+
+NO_SCHEDULES: Final = 0
+"""In place of the version if untuned kernels have no schedule."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoweringOptions:
+    """The options that kernels depend on: a recipe's `kernels` without `schedules`.
+
+    Attributes:
+        version: The version of the lowering pipeline.
+        precision: `mixed` to keep weights as float16, and on a GPU to compute with float16 data.
+        layout: `blocked` for convolutions on `NCHW[x]c` data, `plain` for the model's own layout.
+        weights: `packed` for matrix products with packed weights.
+        plain: The operators (see `passes.OPERATORS`) that keep the model's layout and weights.
+        winograd: The tile size of Winograd convolutions; 0 for none.
+        math: `vector` for vectorized exp, sigmoid, tanh and erf, `libm` for the C library's.
+    """
+
+    version: int = LOWERING_VERSION
+    precision: Literal["model", "mixed"] = "model"
+    layout: Literal["blocked", "plain"] = "blocked"
+    weights: Literal["packed", "plain"] = "packed"
+    plain: tuple[str, ...] = ()
+    winograd: Literal[0, 2, 4] = 2
+    math: Literal["vector", "libm"] = "vector"
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the options as they are part of a stage's settings."""
+        return {**asdict(self), "plain": list(self.plain)}
+
+
+def lowering_options(recipe: Any) -> LoweringOptions:
+    """Return the lowering options of a recipe."""
+    options = recipe.kernels.model_dump(exclude={"schedules"})
+    return LoweringOptions(**{**options, "plain": tuple(sorted(set(options["plain"])))})
+
+
+def uses_mixed_precision(recipe: Any) -> bool:
+    """Return whether a recipe's weights become float16."""
+    return bool(recipe.kernels.precision == "mixed")
+
+
+def schedules_version(recipe: Any) -> int:
+    """Return the version of the schedule rules that untuned kernels use, or `NO_SCHEDULES`."""
+    return SCHEDULES_VERSION if recipe.kernels.schedules == "rules" else NO_SCHEDULES

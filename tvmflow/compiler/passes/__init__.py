@@ -1,0 +1,18 @@
+"""Passes over a model's graph and kernels; each module holds one. The order is that of `compiler.pipeline`.
+
+May import compiler.ir, compiler.operators, compiler.context and core.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+OPERATORS: Final = {
+    "conv1d": "a convolution over a sequence, computed as one over an image of one row",
+    "conv2d": "a convolution over an image",
+    "grouped_conv2d": "a convolution whose groups have several channels each",
+    "depthwise_conv2d": "a convolution of each channel by itself",
+    "conv2d_transpose": "a transposed convolution, also grouped or depthwise",
+    "matmul": "a matrix product with weights",
+}
+"""The operators that have optimized kernels for CPUs, and that a recipe can keep as they are (`kernels.plain`)."""

@@ -1,0 +1,97 @@
+"""The base of passes that rewrite `main`, with the small expressions that several of them emit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmflow.compiler import ir
+
+# Fusion may append elementwise operators to a kernel with this pattern (TVM's kOutEWiseFusable).
+TAKES_EPILOGUE: Final = {"op_pattern": 4}
+# Nothing is fused with a kernel with this pattern (TVM's kOpaque).
+OPAQUE: Final = {"op_pattern": 8}
+
+
+class MainRewriter(PyExprMutator):  # type: ignore[misc]
+    """Rewrites the expressions of a module's `main`. Subclasses override the visitors of PyExprMutator.
+
+    Attributes:
+        flow: The data flow of the original `main`.
+    """
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self.flow = ir.DataFlow(mod["main"])
+
+    def emit(self, expr: Any) -> Any:
+        """Bind an expression to a new variable."""
+        return self.builder_.emit(expr)
+
+    def reshape(self, tensor: Any, shape: Sequence[int]) -> Any:
+        """Emit a tensor in another shape."""
+        return self.emit(relax.op.reshape(tensor, relax.ShapeExpr(list(shape))))
+
+    def rearrange(
+        self, tensor: Any, shape: Sequence[int], axes: Sequence[int], flipped: Sequence[int] = ()
+    ) -> Any:
+        """Emit a tensor in another shape, with some axes of that shape reversed, and then all in another order."""
+        tensor = self.reshape(tensor, shape)
+        for axis in flipped:
+            tensor = self.emit(relax.op.flip(tensor, axis))
+        return self.emit(relax.op.permute_dims(tensor, list(axes)))
+
+    def pad_to_multiples(self, tensor: Any, multiples: Sequence[int]) -> Any:
+        """Emit a tensor with zeros appended to its first axes up to multiples; itself if none are missing."""
+        shape = ir.known_shape(tensor)
+        widths = [0] * (2 * len(shape))
+        for axis, multiple in enumerate(multiples):
+            widths[2 * axis + 1] = -shape[axis] % multiple
+        return self.emit(relax.op.nn.pad(tensor, widths)) if any(widths) else tensor
+
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        """Emit a tensor in another dtype; itself if it has that dtype."""
+        return tensor if ir.dtype_of(tensor) == dtype else self.emit(relax.op.astype(tensor, dtype))
+
+    def kernel(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        *args: Any,
+        pattern: dict[str, int] | None = TAKES_EPILOGUE,
+    ) -> Any:
+        """Emit a call of a kernel that is given as a tensor expression.
+
+        Args:
+            function: The tensor expression.
+            name: The name of the kernel.
+            *args: The arguments of the function.
+            pattern: The fusion pattern of the kernel; None to let TVM find it.
+        """
+        attributes = {"primfunc_attrs": pattern} if pattern else {}
+        return self.builder_.emit_te(function, *args, primfunc_name_hint=name, **attributes)
+
+
+def rewrite_main(mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any) -> tvm.IRModule:
+    """Return a module with `main` rewritten, without dead code.
+
+    Args:
+        mod: The module.
+        rewriter: The class that rewrites `main`.
+        *options: The arguments of the class besides the module.
+    """
+    instance = mutator(rewriter)(mod, *options)
+    main = instance.visit_expr(mod["main"])
+    instance.builder_.update_func(mod.get_global_var("main"), main)
+    return relax.transform.DeadCodeElimination(["main"])(instance.builder_.get())
+
+
+def rewrite_straight_line(
+    mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any
+) -> tvm.IRModule:
+    """Return a module with `main` rewritten; as it is if `main` has control flow."""
+    return rewrite_main(mod, rewriter, *options) if ir.is_straight_line(mod) else mod

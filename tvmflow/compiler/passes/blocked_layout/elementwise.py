@@ -1,0 +1,99 @@
+"""Elementwise operators, rounding of quantized models, and concatenation, on blocked layouts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from tvm import relax
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
+
+# Operators that give no NaN and no infinity for empty lanes, which hold zeros or what these operators made of them.
+_SAFE_ON_EMPTY_LANES: Final = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("add", "subtract", "multiply", "maximum", "minimum", "clip", "negative", "abs"),
+        *("sigmoid", "tanh", "erf", "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.silu"),
+        *("nn.gelu_tanh", "nn.relu6"),
+    )
+)
+# Operators that are rewritten only if no lane is empty.
+_NEEDS_FULL_LANES: Final = frozenset(
+    f"relax.{name}"
+    for name in ("divide", "exp", "log", "sqrt", "rsqrt", "power", "nn.softplus", "square")
+)
+
+ELEMENTWISE: Final = _SAFE_ON_EMPTY_LANES | _NEEDS_FULL_LANES
+"""Elementwise operators that blocked data go through as plain data do."""
+
+
+def rewrite_elementwise(
+    rewriter: LayoutRewriter, call: relax.Call, *arguments: Any
+) -> relax.Expr | None:
+    """Rewrite an elementwise operator of which an operand is blocked."""
+    shape = ir.known_shape(call)
+    shapes = [ir.shape_of(argument) for argument in arguments]
+    if len(shape) != 4 or any(operand is None or len(operand) > 4 for operand in shapes):
+        return None
+    channels = shape[1]
+    if all(_blocked_form(rewriter, argument, channels) is None for argument in arguments):
+        return None
+    if call.op.name not in _SAFE_ON_EMPTY_LANES and channels % rewriter.block:
+        return None
+    operands = [
+        _to_blocked_operand(rewriter, original, argument, channels)
+        for original, argument in zip(call.args, arguments, strict=True)
+    ]
+    return rewriter.emit(relax.Call(call.op, operands, call.attrs))
+
+
+def _blocked_form(rewriter: LayoutRewriter, operand: Any, channels: int) -> relax.Expr | None:
+    """Return the blocked form of an operand with that many channels; None for others."""
+    tensor = rewriter.blocked_form(operand)
+    return None if tensor is None or ir.known_shape(operand)[1] != channels else tensor
+
+
+def _to_blocked_operand(
+    rewriter: LayoutRewriter, original: Any, operand: Any, channels: int
+) -> relax.Expr:
+    """Return an operand in a shape that broadcasts over blocked data of `channels` channels."""
+    tensor = _blocked_form(rewriter, operand, channels)
+    if tensor is not None:
+        return tensor
+    shape = ir.known_shape(operand)
+    if all(extent == 1 for extent in shape):
+        return operand if len(shape) == 0 else rewriter.reshape(operand, [1] * 5)
+    full = [1] * (4 - len(shape)) + list(shape)
+    if full[1] == 1:
+        return rewriter.reshape(operand, [*full, 1])
+    operand = operand if len(shape) == 4 else rewriter.reshape(operand, full)
+    if not rewriter.flow.is_weight(original):
+        return rewriter.to_blocked(operand)
+    block = rewriter.block
+    operand = rewriter.pad_to_multiples(operand, [1, block])
+    n, c, height, width = ir.known_shape(operand)
+    return rewriter.rearrange(operand, [n, c // block, block, height, width], [0, 1, 3, 4, 2])
+
+
+def rewrite_quantize(
+    rewriter: LayoutRewriter, call: relax.Call, data: Any, *parameters: Any
+) -> relax.Expr | None:
+    """Rewrite (de)quantization with one scale for the tensor: empty lanes stay zeros."""
+    tensor = rewriter.blocked_form(data)
+    shapes = [ir.shape_of(parameter) for parameter in parameters]
+    if tensor is None or any(shape is None or math.prod(shape) != 1 for shape in shapes):
+        return None
+    return rewriter.emit(relax.Call(call.op, [tensor, *parameters], call.attrs))
+
+
+def rewrite_concat(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> relax.Expr | None:
+    """Rewrite a concatenation of channels of blocked tensors, of which all but the last fill their blocks."""
+    fields = rewriter.list_fields(data)
+    tensors = [rewriter.blocked_form(field) for field in fields]
+    if int(call.attrs.axis) % 4 != 1 or not fields or any(tensor is None for tensor in tensors):
+        return None
+    if any(ir.known_shape(field)[1] % rewriter.block for field in fields[:-1]):
+        return None
+    return rewriter.emit(relax.op.concat(relax.Tuple(tensors), axis=1))

@@ -1,0 +1,76 @@
+"""The rewriter that moves operators to blocked layouts, and the conversion between layouts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.operators import blocked
+from tvmflow.compiler.passes._rewriter import MainRewriter
+
+_log = logging.getLogger(__name__)
+
+
+Handlers = Mapping[str, Callable[..., relax.Expr | None]]
+"""Operator -> the function that rewrites its calls: takes the rewriter, the original call and the rewritten arguments; returns the blocked form of the result, or None to decline."""
+
+
+class LayoutRewriter(MainRewriter):
+    """Rewrites the calls that a handler takes, and remembers the blocked form of each tensor.
+
+    The blocked form of a tensor (n, c, h, w) is (n, ⌈c/b⌉, h, w, b).
+
+    Attributes:
+        context: The target and options.
+        block: The number of channels in a block.
+    """
+
+    def __init__(self, mod: tvm.IRModule, context: LoweringContext, handlers: Handlers) -> None:
+        super().__init__(mod)
+        self.context = context
+        self.block = context.lanes
+        self._handlers = handlers
+        self._blocked: dict[Any, relax.Expr] = {}
+        self._packed: dict[Any, relax.Expr] = {}
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        """Rewrite one call."""
+        rewritten = super().visit_call_(call)
+        handler, shape = self._handlers.get(ir.operator_name(call)), ir.shape_of(call)
+        is_float = any(map(ir.is_float32, (call, *call.args[:1])))
+        is_weight = all(map(self.flow.is_weight, call.args))
+        if handler is None or shape is None or is_weight or not is_float:
+            return rewritten
+        arguments = [ir.resolve_alias(argument, self.lookup_binding) for argument in rewritten.args]
+        result = handler(self, call, *arguments)
+        if result is None:
+            _log.debug("%s keeps its layout", ir.operator_name(call))
+            return rewritten
+        # Dead code unless an operator without a handler reads it.
+        plain = self.kernel(blocked.unpack, "unpack", result, shape[1], pattern=None)
+        self._blocked[plain] = result
+        return plain
+
+    def blocked_form(self, var: Any) -> relax.Expr | None:
+        """Return the blocked form of a tensor that a handler made; None for others."""
+        return self._blocked.get(var)
+
+    def to_blocked(self, data: Any) -> Any:
+        """Return the blocked form of a tensor, which is packed if it has none."""
+        if data in self._blocked:
+            return self._blocked[data]
+        if data not in self._packed:
+            self._packed[data] = self.kernel(blocked.pack, "pack", data, self.block, pattern=None)
+        return self._packed[data]
+
+    def list_fields(self, expr: Any) -> list[Any]:
+        """Return the fields of a tuple; none for other expressions."""
+        value = expr if isinstance(expr, relax.Tuple) else self.lookup_binding(expr)
+        fields = value.fields if isinstance(value, relax.Tuple) else []
+        return [ir.resolve_alias(field, self.lookup_binding) for field in fields]

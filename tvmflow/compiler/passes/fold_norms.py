@@ -1,0 +1,108 @@
+"""Folds batch norms, and other scales and shifts of channels, into the weights of the convolution before them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import tvm
+from tvm import relax
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+
+_NORM: Final = "relax.nn.batch_norm"
+_CONV2D: Final = "relax.nn.conv2d"
+# A norm behind a bias is a sum, a product and a sum: the product moves first, then the sums are merged.
+_ROUNDS: Final = 2
+
+
+def fold_norms(mod: tvm.IRModule) -> tvm.IRModule:
+    """Replace batch norms by a product and a sum, and fold these into convolutions that nothing else reads."""
+    operators = {ir.operator_name(value) for value in ir.DataFlow(mod["main"]).values.values()}
+    if _NORM in operators:
+        mod = rewrite_main(mod, _NormSimplifier)
+    if _CONV2D in operators:
+        for _ in range(_ROUNDS):
+            mod = rewrite_main(mod, _ScaleFolder)
+    return mod
+
+
+class _NormSimplifier(MainRewriter):
+    """Rewrites batch norms to `x·s + (β − μ·s)` with `s = γ / √(σ² + ε)`, which depends on weights alone."""
+
+    def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
+        norm = ir.as_call(self.flow.values.get(item.tuple_value), _NORM)
+        shape = ir.shape_of(norm.args[0]) if norm is not None else None
+        if (
+            shape is None
+            or item.index != 0
+            or not all(self.flow.is_weight(argument) for argument in norm.args[1:])
+        ):
+            return super().visit_tuple_getitem_(item)
+        data, gamma, beta, mean, variance = (self.visit_expr(argument) for argument in norm.args)
+        emit = self.emit
+        epsilon = relax.const(float(norm.attrs.epsilon), "float32")
+        scale = emit(relax.op.rsqrt(emit(relax.op.add(variance, epsilon))))
+        if norm.attrs.scale:
+            scale = emit(relax.op.multiply(scale, gamma))
+        shift = emit(relax.op.negative(emit(relax.op.multiply(mean, scale))))
+        if norm.attrs.center:
+            shift = emit(relax.op.add(shift, beta))
+        axis = int(norm.attrs.axis) % len(shape)
+        broadcast = [extent if position == axis else 1 for position, extent in enumerate(shape)]
+        scaled = emit(relax.op.multiply(data, self.reshape(scale, broadcast)))
+        return relax.op.add(scaled, self.reshape(shift, broadcast))
+
+
+class _ScaleFolder(MainRewriter):
+    """Rewrites `conv(x, w)·s` to `conv(x, w·s)`, `(conv + b)·s` to `conv·s + b·s`, and `(y + b) + c` to `y + (b + c)`."""
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        handlers = {"relax.multiply": self._fold_scale, "relax.add": self._merge_shifts}
+        handler = handlers.get(ir.operator_name(call))
+        operands = self._match_channels(call) if handler else None
+        folded = handler(*operands) if handler and operands else None
+        return super().visit_call_(call) if folded is None else folded
+
+    def _match_channels(self, call: Any) -> tuple[Any, Any] | None:
+        """Return four-dimensional data and weights with one value for each channel; None for other operands."""
+        for data, weights in (tuple(call.args), tuple(call.args)[::-1]):
+            shape = ir.shape_of(data) or ()
+            if (
+                len(shape) == 4
+                and self.flow.is_weight(weights)
+                and not self.flow.is_weight(data)
+                and ir.shape_of(weights) in ((1, shape[1], 1, 1), (shape[1], 1, 1))
+            ):
+                return data, weights
+        return None
+
+    def _fold_scale(self, data: Any, factor: Any) -> Any:
+        total = self._find_call(data, "relax.add")
+        operands = self._match_channels(total) if total is not None else None
+        if operands and self._find_call(operands[0], _CONV2D) is not None:
+            scaled = self._fold_scale(operands[0], factor)
+            bias = relax.op.multiply(self.visit_expr(operands[1]), self.visit_expr(factor))
+            return None if scaled is None else relax.op.add(self.emit(scaled), self.emit(bias))
+        conv = self._find_call(data, _CONV2D)
+        if (
+            conv is None
+            or ir.layouts_of(conv) != ("NCHW", "OIHW", "NCHW")
+            or not self.flow.is_weight(conv.args[1])
+        ):
+            return None
+        scale = self.reshape(self.visit_expr(factor), [ir.known_shape(data)[1], 1, 1, 1])
+        kernel = self.emit(relax.op.multiply(self.visit_expr(conv.args[1]), scale))
+        return relax.Call(conv.op, [self.visit_expr(conv.args[0]), kernel], conv.attrs)
+
+    def _merge_shifts(self, data: Any, shift: Any) -> Any:
+        total = self._find_call(data, "relax.add")
+        operands = self._match_channels(total) if total is not None else None
+        if not operands:
+            return None
+        merged = relax.op.add(self.visit_expr(operands[1]), self.visit_expr(shift))
+        return relax.op.add(self.visit_expr(operands[0]), self.emit(merged))
+
+    def _find_call(self, data: Any, name: str) -> Any:
+        """Return the call of the operator `name` that computes data for one reader; None for other data."""
+        return ir.as_call(self.flow.value_if_used_once(data), name)

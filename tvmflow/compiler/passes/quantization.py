@@ -1,0 +1,131 @@
+"""Passes for quantized models: weights stay int8 in the library, data between operators are rounded as float32."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.operators import blocked
+from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_straight_line
+
+_CONV2D: Final = "relax.nn.conv2d"
+_MATMUL: Final = "relax.matmul"
+_WEIGHT_DTYPE: Final = "int8"
+# float32 represents each difference to a zero point of these dtypes exactly.
+_DATA_DTYPES: Final = ("int8", "uint8", "int16", "uint16")
+# The rank of an operator's weights.
+_WEIGHT_RANKS: Final = {_CONV2D: 4, _MATMUL: 2}
+
+
+def fold_weight_dequantize(mod: tvm.IRModule) -> tvm.IRModule:
+    """Rewrite convolutions and matrix products with weights s·w, w being int8, to products with w, multiplied by s."""
+    return rewrite_straight_line(mod, _WeightDequantizeFolder)
+
+
+def fuse_requantize(mod: tvm.IRModule) -> tvm.IRModule:
+    """Rewrite quantization that is at once followed by dequantization to rounding of float32.
+
+    The results are the same, except that a zero may be −0.
+    """
+    return rewrite_straight_line(mod, _RequantizeFuser)
+
+
+def integer_weight_dtype(flow: ir.DataFlow, weights: Any) -> str:
+    """Return the integer dtype from which weights were converted; empty for other weights."""
+    source = _find_source("relax.astype", weights, flow)
+    dtype = ir.dtype_of(source.call.args[0]) if source is not None else ""
+    return dtype if dtype == _WEIGHT_DTYPE else ""
+
+
+class _WeightSource(NamedTuple):
+    """The call that made weights, and whether they are a matrix that was transposed since."""
+
+    call: Any
+    is_transposed: bool
+
+
+def _find_source(name: str, weights: Any, flow: ir.DataFlow) -> _WeightSource | None:
+    value = flow.values.get(weights)
+    transposed = ir.as_call(value, "relax.permute_dims")
+    if transposed is not None and len(ir.shape_of(transposed) or ()) == 2:
+        axes = transposed.attrs.axes
+        value = flow.values.get(transposed.args[0]) if axes is None or int(axes[0]) else None
+    call = ir.as_call(value, name)
+    return None if call is None else _WeightSource(call, transposed is not None)
+
+
+class _WeightDequantizeFolder(MainRewriter):
+    """Moves the scale of weights behind the operator that reads them."""
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        rewritten = super().visit_call_(call)
+        name = ir.operator_name(call)
+        if name not in _WEIGHT_RANKS or len(ir.shape_of(call.args[1]) or ()) != _WEIGHT_RANKS[name]:
+            return rewritten
+        source = _find_source("relax.dequantize", call.args[1], self.flow)
+        if source is None:
+            return rewritten
+        axis = 0 if name == _CONV2D or source.is_transposed else 1
+        if not self._is_symmetric_along(axis, source.call):
+            return rewritten
+        integers, scale, _ = source.call.args
+        emit = self.builder_.emit
+        weights = emit(relax.op.astype(self.visit_expr(integers), "float32"))
+        if source.is_transposed:
+            weights = emit(relax.op.permute_dims(weights))
+        product = emit(relax.Call(call.op, [rewritten.args[0], weights], call.attrs))
+        factor = scale.value.numpy().reshape(-1, *[1] * (_WEIGHT_RANKS[name] - 2))
+        return relax.op.multiply(product, relax.const(factor, "float32"))
+
+    def _is_symmetric_along(self, axis: int, dequantize: Any) -> bool:
+        """Return whether int8 weights have zero points of 0, and one scale, or one for each index of an axis."""
+        integers, scale, zero_point = dequantize.args
+        if (
+            ir.dtype_of(integers) != _WEIGHT_DTYPE
+            or not self.flow.is_weight(integers)
+            or not all(isinstance(expr, tvm.ir.Constant) for expr in (scale, zero_point))
+            or zero_point.value.numpy().any()
+        ):
+            return False
+        shape, scales = ir.known_shape(integers), scale.value.numpy().size
+        if scales == 1:
+            return True
+        return int(dequantize.attrs.axis) % len(shape) == axis and scales == shape[axis]
+
+
+class _RequantizeFuser(MainRewriter):
+    """Rewrites pairs of quantize and dequantize."""
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        match = self._match(call)
+        if match is None:
+            return super().visit_call_(call)
+        data, *parameters = match
+        arguments = (self.visit_expr(data), *parameters)
+        return self.kernel(blocked.fake_quantize, "rounded", *arguments, pattern=None)
+
+    def _match(self, call: Any) -> tuple[Any, float, int, int] | None:
+        """Return the data that a pair rounds to multiples of a scale, the scale, and the least and the largest multiple."""
+        if (dequantize := ir.as_call(call, "relax.dequantize")) is None:
+            return None
+        quantize = ir.as_call(self.flow.value_if_used_once(dequantize.args[0]), "relax.quantize")
+        if quantize is None or not (ir.is_float32(quantize.args[0]) and ir.is_float32(dequantize)):
+            return None
+        dtype = ir.dtype_of(quantize)
+        parameters = [*quantize.args[1:], *dequantize.args[1:]]
+        if dtype not in _DATA_DTYPES or not all(
+            isinstance(parameter, tvm.ir.Constant) for parameter in parameters
+        ):
+            return None
+        scale, zero_point, *others = (parameter.value.numpy() for parameter in parameters)
+        if scale.size > 1 or zero_point.size > 1:
+            return None
+        if not all(map(np.array_equal, (scale, zero_point), others)):
+            return None
+        limits, zero = np.iinfo(dtype), int(zero_point.item())
+        low, high = int(limits.min) - zero, int(limits.max) - zero
+        return quantize.args[0], float(scale.item()), low, high

@@ -1,0 +1,125 @@
+"""The lowering pipeline: the passes from imported Relax to kernels, in phases.
+
+To add a pass, write a module in `passes/` and add a line here. The pipeline runs once for
+`extract_tasks` and once for `build`: a tuned record finds its kernel by the structure of the
+lowered function, so both must lower alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import tvm
+from tvm import relax
+
+from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.ir_dump import IRDump
+from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
+from tvmflow.compiler.passes.constant_evaluation import evaluate_constants
+from tvmflow.compiler.passes.conv1d_to_conv2d import convert_conv1d
+from tvmflow.compiler.passes.fold_norms import fold_norms
+from tvmflow.compiler.passes.lift_weights import lift_weights, split_inference
+from tvmflow.compiler.passes.merge_groups import merge_groups
+from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
+from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
+from tvmflow.compiler.passes.vector_math import vectorize_math
+
+_log = logging.getLogger(__name__)
+
+Condition = Callable[[LoweringContext], bool]
+
+
+class LoweringPass(NamedTuple):
+    """A named transformation of a module, and when it runs."""
+
+    name: str
+    transform: Callable[[tvm.IRModule, LoweringContext], tvm.IRModule]
+    when: Condition | None = None
+
+
+Phases = Mapping[str, tuple[LoweringPass, ...]]
+"""The name of a phase -> its passes, in order."""
+
+
+def _pass(
+    name: str, transform: Callable[[tvm.IRModule], tvm.IRModule], when: Condition | None = None
+) -> LoweringPass:
+    """Return a pass that depends on the module alone, such as TVM's own passes."""
+    return LoweringPass(name, lambda mod, _: transform(mod), when)
+
+
+GRAPH_PHASES: Final[Phases] = {
+    "inference form": (
+        _pass("fold_norms", fold_norms),
+        _pass("decompose_ops", relax.transform.DecomposeOpsForInference()),
+        _pass("canonicalize", relax.transform.CanonicalizeBindings()),
+        _pass("remove_dead_code", relax.transform.DeadCodeElimination()),
+    ),
+    "layouts": (
+        _pass("fold_weight_dequantize", fold_weight_dequantize, LoweringContext.has_cpu_model),
+        LoweringPass("conv1d_to_conv2d", convert_conv1d, LoweringContext.has_blocked_layout),
+        LoweringPass("merge_groups", merge_groups, LoweringContext.has_blocked_layout),
+        LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
+        LoweringPass("pack_matmuls", pack_matmuls, LoweringContext.has_packed_weights),
+    ),
+    "precision": (
+        _pass("fuse_requantize", fuse_requantize, LoweringContext.has_cpu_model),
+        _pass(
+            "canonicalize", relax.transform.CanonicalizeBindings(), LoweringContext.has_cpu_model
+        ),
+        _pass(
+            "mixed_precision", relax.transform.ToMixedPrecision(), LoweringContext.has_mixed_data
+        ),
+    ),
+    "weights": (_pass("lift_weights", lift_weights),),
+}
+"""The passes over the graph; afterwards the module has a function that computes the weights."""
+
+KERNEL_PHASES: Final[Phases] = {
+    "constants": (
+        _pass("split_inference", split_inference),
+        _pass("evaluate_constants", evaluate_constants),
+    ),
+    "legalize": (
+        _pass("dispatch_sampling", relax.backend.DispatchSampling()),
+        _pass("dispatch_sort_scan", relax.backend.DispatchSortScan()),
+        _pass("legalize_ops", relax.transform.LegalizeOps()),
+    ),
+    "fuse": (
+        _pass("annotate_op_patterns", relax.transform.AnnotateTIROpPattern()),
+        _pass("fold_constants", relax.transform.FoldConstant()),
+        _pass("fuse_ops", relax.transform.FuseOps()),
+        _pass("fuse_tir", relax.transform.FuseTIR()),
+        _pass("remove_dead_code", relax.transform.DeadCodeElimination()),
+    ),
+    "kernels": (_pass("vectorize_math", vectorize_math, LoweringContext.has_vector_math),),
+}
+"""The passes that make kernels of the graph without the function that computes the weights."""
+
+
+def run_phases(
+    phases: Phases, mod: tvm.IRModule, context: LoweringContext, dump: IRDump | None = None
+) -> tvm.IRModule:
+    """Run the passes of some phases.
+
+    Args:
+        phases: The phases, in order.
+        mod: The module to transform.
+        context: The target and options.
+        dump: Where to write the module after each pass; None to write nothing.
+    """
+    for phase, steps in phases.items():
+        for step in steps:
+            if step.when and not step.when(context):
+                _log.debug("%s: %s does not run for this target and recipe", phase, step.name)
+                continue
+            started = time.perf_counter()
+            mod = step.transform(mod, context)
+            seconds = time.perf_counter() - started
+            _log.debug("%s: %s took %.1f ms", phase, step.name, seconds * 1e3)
+            if dump is not None:
+                dump.write(step.name, mod, seconds)
+    return mod

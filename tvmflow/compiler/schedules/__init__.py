@@ -1,0 +1,62 @@
+"""Schedules of untuned kernels: chosen from a kernel's shape and the target alone, without a measurement.
+
+Owns the schedule rules; may import compiler.ir, compiler.operators, targets and core. A rule for
+CPUs is a module of this folder and a line in `rules.CPU_RULES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import tvm
+import tvm_ffi
+
+from tvmflow.compiler.cpu_model import cpu_model_for
+from tvmflow.compiler.schedules.modules import ScheduledModule
+from tvmflow.compiler.schedules.rules import schedule_for_cpu
+from tvmflow.core.types import Json
+from tvmflow.targets.backends import backend_for, cuda
+
+_HAS_FEATURE: Final = "target.target_has_feature"
+# TVM's vectorizer emits masked vectors of unknown length for targets with this feature.
+_SCALABLE_VECTORS: Final = "v"
+
+
+def _use_fixed_length_vectors() -> None:
+    """Keep the vector lengths of schedules on RISC-V. Must be called before anything is compiled in this process.
+
+    With masked vectors of unknown length no result stays in a register: each multiplication
+    loads and stores its accumulator (apache-tvm 0.27), and TVM fails on buffers that are also
+    filled lane by lane. LLVM lowers fixed vectors to RVV instructions as it does for NEON.
+    """
+    query = tvm_ffi.get_global_func(_HAS_FEATURE)
+
+    def has_feature(feature: str, target: Any = None) -> bool:
+        return feature != _SCALABLE_VECTORS and bool(query(feature, target))
+
+    tvm_ffi.register_global_func(_HAS_FEATURE, has_feature, override=True)
+
+
+_use_fixed_length_vectors()
+
+
+def schedule_untuned(
+    lowered: tvm.IRModule, target: Mapping[str, Json], rules_version: int
+) -> ScheduledModule:
+    """Give each kernel without a schedule the default one for a target.
+
+    Args:
+        lowered: A lowered module.
+        target: TVM's mapping of the target.
+        rules_version: The version of the rules for CPUs; 0 to leave the kernels of CPUs as they are.
+
+    Returns:
+        The module, and the rule of each kernel that had no schedule.
+    """
+    if backend_for(target) is not cuda:
+        return schedule_for_cpu(lowered, cpu_model_for(target, rules_version))
+    # The import of DLight takes a second.
+    from tvmflow.compiler.schedules.gpu import schedule_for_gpu
+
+    return schedule_for_gpu(lowered, tvm.target.Target(dict(target)))

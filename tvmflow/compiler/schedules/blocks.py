@@ -1,0 +1,150 @@
+"""The blocks of a kernel, and how each of them reads memory along each axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import Schedule
+
+_ROOT: Final = "root"
+_SPATIAL: Final = 0
+REDUCTION: Final = 2
+"""TVM's `IterVar.iter_type` of an axis that is reduced."""
+
+
+class Block(NamedTuple):
+    """A block whose loops are its axes, in the same order.
+
+    Attributes:
+        handle: The schedule's reference to the block.
+        stmt: The block's statement in TIR.
+        spatial_extents: The lengths of the spatial axes, outermost first.
+        reduction_extents: The lengths of the reduction axes, outermost first.
+        output: The buffer that the block writes.
+    """
+
+    handle: Any
+    stmt: Any
+    spatial_extents: tuple[int, ...]
+    reduction_extents: tuple[int, ...]
+    output: Any
+
+    @property
+    def is_reduction(self) -> bool:
+        """True if the block has reduction axes."""
+        return bool(self.reduction_extents)
+
+    @property
+    def work(self) -> int:
+        """The number of times that the body is computed."""
+        return math.prod(self.spatial_extents) * math.prod(self.reduction_extents)
+
+    @property
+    def axes(self) -> list[Any]:
+        """The variables of all axes: first the spatial ones."""
+        return [axis.var for axis in self.stmt.iter_vars]
+
+    @property
+    def spatial_axes(self) -> list[Any]:
+        """The variables of the spatial axes."""
+        return self.axes[: len(self.spatial_extents)]
+
+
+def analyze_blocks(schedule: Schedule) -> list[Block] | None:
+    """Return all blocks of a kernel in order; None if one of them is no simple loop nest over its axes."""
+    blocks = analyze_simple_blocks(schedule)
+    return blocks if len(blocks) == len(_list_handles(schedule)) else None
+
+
+def analyze_simple_blocks(schedule: Schedule) -> list[Block]:
+    """Return those blocks of a kernel that are simple loop nests over their axes."""
+    blocks = [_analyze(schedule, handle) for handle in _list_handles(schedule)]
+    return [block for block in blocks if block is not None]
+
+
+def _list_handles(schedule: Schedule) -> list[Any]:
+    try:
+        return list(schedule.get_child_blocks(schedule.get_sblock(_ROOT)))
+    except RuntimeError:
+        # The kernel consists of loops without a block.
+        return []
+
+
+def _analyze(schedule: Schedule, handle: Any) -> Block | None:
+    stmt = schedule.get(handle)
+    loop_vars = [schedule.get(loop).loop_var for loop in schedule.get_loops(handle)]
+    axes = list(stmt.iter_vars)
+    extents = [axis.dom.extent for axis in axes]
+    realizes = _find_nodes(schedule.mod["main"].body, tvm.s_tir.SBlockRealize)
+    (bindings,) = (realize.iter_values for realize in realizes if realize.block.same_as(stmt))
+    spatial = [axis for axis in axes if axis.iter_type == _SPATIAL]
+    reduction = [axis for axis in axes if axis.iter_type == REDUCTION]
+    is_simple = (
+        bool(spatial)
+        and spatial + reduction == axes
+        and len(loop_vars) == len(axes)
+        and _are_same(bindings, loop_vars)
+        and all(isinstance(extent, tirx.IntImm) and int(extent) > 0 for extent in extents)
+        and isinstance(stmt.body, tirx.BufferStore)
+        and _are_same(stmt.body.indices, [axis.var for axis in spatial])
+    )
+    if not is_simple:
+        return None
+    lengths = tuple(map(int, extents))
+    rank = len(spatial)
+    return Block(handle, stmt, lengths[:rank], lengths[rank:], stmt.body.buffer)
+
+
+def _are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    return len(left) == len(right) and all(a.same_as(b) for a, b in zip(left, right, strict=True))
+
+
+def _find_nodes(tree: Any, kind: type) -> list[Any]:
+    """Return the nodes of a kind in a statement or an expression."""
+    nodes: list[Any] = []
+    tvm_ffi.structural_walk(tree, (kind, nodes.append))
+    return nodes
+
+
+def list_loads(block: Block) -> list[Any]:
+    """Return the loads of a block, except those of the buffer that it accumulates into."""
+    loads = _find_nodes(block.stmt.body.value, tvm.ir.TensorLoad)
+    return [load for load in loads if not load.source.same_as(block.output)]
+
+
+def depends_on(load: Any, axis: Any) -> bool:
+    """Return whether the address of a load depends on an axis."""
+    variables = [var for index in load.indices for var in _find_nodes(index, tvm.ir.Var)]
+    return any(var.same_as(axis) for var in variables)
+
+
+def is_contiguous(block: Block, axis: Any) -> bool:
+    """Return whether every load has stride 1 along an axis, or does not move along it."""
+    return all(
+        not depends_on(load, axis) or element_stride(load, block.axes, axis) == 1
+        for load in list_loads(block)
+    )
+
+
+def element_stride(load: Any, axes: Sequence[Any], axis: Any) -> int | None:
+    """Return by how many elements a load moves when `axis` goes from 0 to 1 and all other axes are 0.
+
+    Returns:
+        The stride in elements; None if it depends on data.
+    """
+    offsets = []
+    index_map = tirx.IndexMap(list(axes), list(load.indices), None)
+    for value in (0, 1):
+        point = [tirx.IntImm("int64", value if other.same_as(axis) else 0) for other in axes]
+        offset = 0
+        for index, extent in zip(index_map.map_indices(point), load.source.shape, strict=True):
+            if not isinstance(index, tirx.IntImm):
+                return None
+            offset = offset * int(extent) + int(index)
+        offsets.append(offset)
+    return offsets[1] - offsets[0]

@@ -1,0 +1,62 @@
+"""Registration of TVM's tensor intrinsics, which recorded schedules name, for one target."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import tvm
+
+from tvmflow.core.types import Json
+from tvmflow.targets.backends import backend_for
+
+_PACKAGE: Final = "tvm.s_tir.tensor_intrin"
+_DECORATORS: Final = "tvm.tirx.script.parser.entry"
+
+
+def load_intrinsics(target: Mapping[str, Json]) -> None:
+    """Register the tensor intrinsics that schedules for `target` may name, and no others."""
+    # TVM's own package imports all its modules, which takes long.
+    if _PACKAGE not in sys.modules:
+        package = types.ModuleType(_PACKAGE)
+        package.__path__ = [str(Path(tvm.__file__).parent / "s_tir" / "tensor_intrin")]
+        sys.modules[_PACKAGE] = package
+    with _fast_decorators():
+        for name in backend_for(target).tensor_intrinsics(target):
+            importlib.import_module(f"{_PACKAGE}.{name}")
+
+
+@contextlib.contextmanager
+def _fast_decorators() -> Iterator[None]:
+    """Keep TVM's decorators from reading the source of every caller.
+
+    They use it for classes alone, and it takes four fifths of the time.
+    """
+    entry = sys.modules[_DECORATORS]
+    original = entry.inspect
+    entry.inspect = types.SimpleNamespace(  # type: ignore[attr-defined]
+        isfunction=inspect.isfunction, stack=_list_frames
+    )
+    try:
+        yield
+    finally:
+        entry.inspect = original  # type: ignore[attr-defined]
+
+
+def _list_frames() -> list[inspect.FrameInfo]:
+    """Return the callers as `inspect.stack` does, without their source."""
+    frames = []
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        frames.append(
+            inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None)
+        )
+        frame = frame.f_back
+    return frames

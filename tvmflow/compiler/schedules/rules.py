@@ -1,0 +1,104 @@
+"""The schedule rules for CPUs, in the order in which they are tried."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+import tvm
+from tvm.s_tir import Schedule
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.schedules import (
+    elementwise,
+    generic_loops,
+    modules,
+    register_tiles,
+    row_reductions,
+    winograd,
+)
+
+_log = logging.getLogger(__name__)
+
+ScheduleRule = Callable[[tvm.IRModule, CpuModel], Iterator[Schedule]]
+"""A function that yields the schedules of a kernel (`main` of a module), the default first; none for kernels that it does not fit."""
+
+
+class ScheduleChoice(NamedTuple):
+    """A schedule, and the name of the rule that it comes from."""
+
+    rule: str
+    schedule: Schedule
+
+
+def _single(apply: Callable[[Schedule, CpuModel], bool]) -> ScheduleRule:
+    """Return the rule that yields one schedule, if `apply` returns True for the kernel."""
+
+    def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
+        schedule = Schedule(mod, seed=1)
+        try:
+            fits = apply(schedule, cpu)
+        # A schedule that TVM rejects leaves the kernel to the next rule.
+        except RuntimeError:
+            return
+        if fits:
+            yield schedule
+
+    return generate
+
+
+CPU_RULES: Final[Mapping[str, ScheduleRule]] = {
+    "winograd": _single(winograd.apply),
+    "register_tiles": register_tiles.generate,
+    "elementwise": _single(elementwise.apply),
+    "row_reductions": _single(row_reductions.apply),
+    "generic_loops": _single(generic_loops.apply),
+}
+
+
+def generate_schedules(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[ScheduleChoice]:
+    """Yield the schedules of a kernel from the first rule that fits it.
+
+    Args:
+        mod: A module with the kernel as `main`.
+        cpu: The CPU to schedule for.
+
+    Yields:
+        The default schedule first; then, for `register_tiles`, those of all other tiles.
+    """
+    for name, rule in CPU_RULES.items():
+        schedule = None
+        for schedule in rule(mod, cpu):
+            yield ScheduleChoice(name, schedule)
+        if schedule is not None:
+            return
+
+
+def choose_schedule(mod: tvm.IRModule, cpu: CpuModel) -> ScheduleChoice | None:
+    """Return the default schedule of a kernel (`main` of a module); None if no rule fits it."""
+    return next(generate_schedules(mod, cpu), None)
+
+
+def schedule_for_cpu(lowered: tvm.IRModule, cpu: CpuModel | None) -> modules.ScheduledModule:
+    """Give each kernel without a schedule the default one.
+
+    Args:
+        lowered: A lowered module.
+        cpu: The CPU to schedule for; None to leave all kernels as they are.
+
+    Returns:
+        The module, and the rule of each kernel that had no schedule.
+    """
+    mod = ir.copy_module(lowered)
+    rules: dict[str, str] = {}
+    for var, function in modules.list_unscheduled(lowered):
+        kernel = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+        choice = choose_schedule(kernel, cpu) if cpu is not None else None
+        rules[str(var.name_hint)] = choice.rule if choice else modules.NO_RULE
+        if choice is not None:
+            scheduled = choice.schedule.mod["main"]
+            mod[var] = modules.with_original_attributes(scheduled, function)
+    _log.debug("schedule rules of kernels: %s", rules)
+    return modules.ScheduledModule(mod, rules)

@@ -1,0 +1,27 @@
+"""Canonical JSON: one spelling for each value, so that equal values have equal bytes and digests."""
+
+import hashlib
+import json
+
+from tvmflow.core.types import Json
+
+_ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
+
+def canonical(value: Json) -> bytes:
+    """Return the one spelling of a JSON value: sorted keys, no spaces, ASCII.
+
+    Raises:
+        ValueError: for NaN and infinities, which JSON does not have.
+    """
+    return _ENCODE(value).encode()
+
+
+def digest_of(value: Json) -> str:
+    """Return the sha256 (hex) of the canonical spelling."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def document(value: Json) -> str:
+    """Return a JSON document for people and programs: indented, keys sorted, ends with a newline."""
+    return json.dumps(value, indent=1, sort_keys=True) + "\n"

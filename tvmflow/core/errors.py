@@ -1,0 +1,117 @@
+"""Errors: every exception that tvmflow raises on purpose, each with its exit code.
+
+An error says what happened, where, and what to do next. Only the command line turns one
+into output. Any other exception is a bug in tvmflow and is reported as one.
+"""
+
+from typing import Final
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_VERIFY: Final = 3
+EXIT_ENVIRONMENT: Final = 4
+EXIT_BUG: Final = 70
+EXIT_INTERRUPTED: Final = 130
+
+EXIT_CODES: Final[dict[int, str]] = {
+    EXIT_OK: "everything that was requested is there and verified",
+    EXIT_FAILED: "a stage failed, crashed or ran out of time",
+    EXIT_USAGE: "the recipe, the pipeline or the command line is wrong; nothing was run",
+    EXIT_VERIFY: "a library failed its checks: against the reference, a lock file or a gate; tuning gained too little; or a file is not as delivered",
+    EXIT_ENVIRONMENT: "the environment does not allow it: full disk, no permission, missing package, no network",
+    EXIT_BUG: "a bug in tvmflow; the message names the file with the details",
+    EXIT_INTERRUPTED: "interrupted; finished stages are kept",
+}
+
+
+class TvmflowError(Exception):
+    """The base of all errors: `message` says what happened, `fix` what to do next."""
+
+    exit_code: int = EXIT_FAILED
+
+    def __init__(self, message: str, *, fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  fix: {self.fix}" if self.fix else self.message
+
+
+class UsageError(TvmflowError):
+    """The command line names something that does not exist."""
+
+    exit_code = EXIT_USAGE
+
+
+class RecipeError(TvmflowError):
+    """A recipe or pipeline is wrong. `problems` are all mistakes, each `file:line:column: …`."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, problems: "list[str] | str", *, fix: str = "") -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems), fix=fix)
+
+
+class StageError(TvmflowError):
+    """A stage cannot do what the recipe requests, for a reason that the user can act on."""
+
+
+class ImportFailed(StageError):
+    """The model cannot be imported; the message names the operator and the node."""
+
+
+class VerifyFailed(StageError):
+    """A library was built and rejected: wrong outputs, or accuracy below the gate."""
+
+    exit_code = EXIT_VERIFY
+
+
+class LockMismatch(TvmflowError):
+    """A stage of a locked run made other bytes than its lock file records."""
+
+    exit_code = EXIT_VERIFY
+
+
+class EnvironmentProblem(TvmflowError):
+    """The environment does not allow it: no space, no permission, a package that is not installed."""
+
+    exit_code = EXIT_ENVIRONMENT
+
+
+class StoreError(EnvironmentProblem):
+    """The store cannot be used: damaged beyond repair, on a full disk, or not writable."""
+
+
+class DownloadError(EnvironmentProblem):
+    """A model could not be downloaded, or the downloaded file does not have the expected digest."""
+
+
+class Interrupted(TvmflowError):
+    """The user stopped the run."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+class InternalError(TvmflowError):
+    """A bug in tvmflow that a check has found. The message names a log file where there is one."""
+
+    exit_code = EXIT_BUG
+
+
+class BundleError(TvmflowError, ValueError):
+    """A bundle cannot be loaded on this host, or was called with inputs that do not fit its signature."""
+
+
+_OUTCOMES: Final = {
+    EXIT_ENVIRONMENT: "blocked",
+    EXIT_INTERRUPTED: "cancelled",
+    EXIT_VERIFY: "rejected",
+}
+
+
+def outcome_for(error: type[TvmflowError]) -> str:
+    """Return the outcome of a stage that raised an error of this class (see `report.StageReport`)."""
+    return _OUTCOMES.get(error.exit_code, "failed")

@@ -1,0 +1,67 @@
+"""Atomic files: a reader sees the whole new content or the whole old one, whatever happens to the writer."""
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+
+_CHUNK = 1 << 20
+
+
+def temporary_name() -> str:
+    """Return a file name that no other process or thread uses."""
+    return f"{os.getpid()}-{time.monotonic_ns()}-{os.urandom(4).hex()}"
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Give the path of a new file beside `path`, which takes its place when the block ends well.
+
+    When the block raises, the new file is removed and `path` stays as it was.
+
+    Raises:
+        OSError: when the folder cannot be written or the disk is full.
+    """
+    target = os.fspath(path)
+    temporary = os.path.join(os.path.dirname(target), f".{temporary_name()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
+    """Write a file whole or not at all. Its permissions follow the umask.
+
+    Raises:
+        OSError: when the folder cannot be written or the disk is full.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with replacing(path) as temporary, open(temporary, "wb") as stream:
+        stream.write(data)
+
+
+def sync(path: str) -> None:
+    """Have the operating system bring a file or a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hash_file(path: str | os.PathLike[str]) -> str:
+    """Return the sha256 (hex) of a file's content.
+
+    Raises:
+        OSError: when it cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

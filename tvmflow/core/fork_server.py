@@ -1,0 +1,269 @@
+"""Fork servers: functions run in freshly forked children of a small process that has imported what they need.
+
+A crash in native code, a hang or a kill costs one call and nothing else. Forking from a
+process in which `tvm` is loaded takes milliseconds where starting one takes a second. The
+server stays single-threaded, which is what makes forking from it safe: it imports, waits
+and forks, and never runs a kernel itself.
+
+Nothing outlives its parent: the server ends when its client's socket closes, a child is
+killed by the kernel when the server dies, and every child leads a process group of its own
+that is killed as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from tvmflow.core import fork_server_process
+from tvmflow.core.fork_server_process import Emit, kill_group
+
+__all__ = ["Emit", "ForkServer", "Outcome"]
+
+_log: Final = logging.getLogger(__name__)
+
+# Thread pools that numpy and friends start on import would make forking unsafe.
+_SINGLE_THREADED: Final = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+_CANCELLED: Final = "the run was cancelled"
+
+
+class Outcome(NamedTuple):
+    """The end of a call: `value` when it is `ok`, else a message, a fix, and the class name of the error."""
+
+    kind: Literal["ok", "error", "crashed", "timeout", "cancelled"]
+    seconds: float
+    message: str = ""
+    fix: str = ""
+    error: str = ""
+    value: Any = None
+
+
+class ForkServer:
+    """A fork server and the calls in its children. Safe to use from several threads."""
+
+    def __init__(self, control: socket.socket, reap: Callable[[], None]) -> None:
+        self._control = control
+        self._reap = reap
+        self._lock = threading.Lock()
+        self._running: set[int] = set()
+        self._cancelled = False
+
+    @classmethod
+    def start(cls, preload: Sequence[str] = ()) -> ForkServer:
+        """Start a server in a new interpreter, with the modules in `preload` imported."""
+        control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with server_end:
+            descriptor = server_end.fileno()
+            process = subprocess.Popen(
+                [sys.executable, "-m", fork_server_process.__name__, str(descriptor), *preload],
+                pass_fds=[descriptor],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **_SINGLE_THREADED},
+            )
+        _log.debug("fork server %d imports %s", process.pid, ", ".join(preload) or "nothing")
+        return cls(control, lambda: _wait_or_kill(process))
+
+    @classmethod
+    def fork(cls) -> ForkServer:
+        """Fork a server from this process, which must still be single-threaded."""
+        control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            fork_server_process.serve(server_end)
+        server_end.close()
+        return cls(control, lambda: _reap_pid(pid))
+
+    def call(
+        self,
+        function: str,
+        payload: Any,
+        *,
+        timeout_s: float,
+        log: Path | None = None,
+        emit: Emit | None = None,
+    ) -> Outcome:
+        """Run a function in a child, and wait for its end.
+
+        Args:
+            function: `module:name` of a function that takes the payload and an `Emit`. What it
+                returns is JSON.
+            payload: JSON.
+            timeout_s: Seconds after which the child is killed.
+            log: The file to whose end the output of the child and of its children is appended.
+            emit: Takes the events of the child. One with `ask: true` makes the child wait until
+                `emit` has returned; that wait does not count.
+        """
+        started = time.monotonic()
+        if self._cancelled:
+            return Outcome("cancelled", 0.0, _CANCELLED)
+        read_end, write_end = os.pipe()
+        log_fd = os.open(
+            log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
+        request_read, request_write = os.pipe()
+        try:
+            try:
+                with self._lock:
+                    socket.send_fds(self._control, [b"call"], [write_end, log_fd, request_read])
+            except OSError as broken:
+                return _server_gone(broken, started)
+            finally:
+                for descriptor in (write_end, log_fd, request_read):
+                    os.close(descriptor)
+            _write_line(request_write, json.dumps({"function": function, "payload": payload}))
+            return self._follow(read_end, request_write, started, timeout_s, emit)
+        finally:
+            os.close(read_end)
+            os.close(request_write)
+
+    def _follow(
+        self, read_end: int, answers: int, started: float, timeout_s: float, emit: Emit | None
+    ) -> Outcome:
+        """Read the messages of the child until the server reports its end."""
+        lines = _LineReader(read_end)
+        deadline: float | None = started + timeout_s
+        pid, timed_out, result = 0, False, None
+        try:
+            while True:
+                try:
+                    message = lines.next(deadline)
+                except TimeoutError:
+                    timed_out, deadline = True, None
+                    kill_group(pid)
+                    continue
+                if message is None:
+                    return _server_gone(None, started)
+                if "pid" in message:
+                    pid = message["pid"]
+                    self._running.add(pid)
+                    if self._cancelled:
+                        kill_group(pid)
+                elif "event" in message:
+                    emit_started = time.monotonic()
+                    if emit is not None:
+                        emit(message)
+                    if message.get("ask"):
+                        deadline = deadline and deadline + time.monotonic() - emit_started
+                        _write_line(answers, "")
+                elif "exit" in message:
+                    seconds = time.monotonic() - started
+                    if timed_out:
+                        text = f"took longer than {timeout_s:g} s and was stopped"
+                        return Outcome("timeout", seconds, text)
+                    return self._outcome(message["exit"], result, seconds)
+                else:
+                    result = message
+        finally:
+            self._running.discard(pid)
+
+    def _outcome(self, status: int, result: dict[str, Any] | None, seconds: float) -> Outcome:
+        if result is not None:
+            return Outcome(seconds=seconds, **result)
+        if self._cancelled:
+            return Outcome("cancelled", seconds, _CANCELLED)
+        return Outcome("crashed", seconds, _describe_death(status))
+
+    def cancel(self) -> None:
+        """Kill every running child; their calls return `cancelled`, and so does every later call."""
+        self._cancelled = True
+        for pid in list(self._running):
+            kill_group(pid)
+
+    def close(self) -> None:
+        """End the server and all of its children."""
+        self._control.close()
+        self._reap()
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _server_gone(cause: OSError | None, started: float) -> Outcome:
+    detail = f" ({cause.strerror})" if cause is not None else ""
+    message = f"the fork server ended unexpectedly{detail}; perhaps the machine ran out of memory"
+    return Outcome("crashed", time.monotonic() - started, message)
+
+
+def _describe_death(status: int) -> str:
+    """Return the message for a child that ended without a result."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        name = signal.Signals(number).name
+        if number == signal.SIGKILL:
+            return f"was killed ({name}); perhaps the machine ran out of memory"
+        return f"crashed in native code ({name}: {signal.strsignal(number)})"
+    return f"ended without a result (exit status {os.WEXITSTATUS(status)})"
+
+
+class _LineReader:
+    """Reads JSON lines from a pipe."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._partial = b""
+        self._lines: list[bytes] = []
+
+    def next(self, deadline: float | None) -> dict[str, Any] | None:
+        """Return the next message; None at the end of the pipe.
+
+        Raises:
+            TimeoutError: when the deadline passes.
+        """
+        while True:
+            while self._lines:
+                # a child that is killed while it writes a line leaves a part of it
+                with contextlib.suppress(ValueError):
+                    message: dict[str, Any] = json.loads(self._lines.pop(0))
+                    return message
+            wait = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            ready, _, _ = select.select([self._descriptor], [], [], wait)
+            if not ready:
+                raise TimeoutError
+            chunk = os.read(self._descriptor, 1 << 16)
+            if not chunk:
+                return None
+            *lines, self._partial = (self._partial + chunk).split(b"\n")
+            self._lines += [line for line in lines if line]
+
+
+def _write_line(descriptor: int, line: str) -> None:
+    # the child may die before it has read everything
+    with contextlib.suppress(BrokenPipeError):
+        data = line.encode() + b"\n"
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _reap_pid(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)

@@ -1,0 +1,149 @@
+"""The process of a fork server: it forks a child for each call, and reports the end of each."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from tvmflow.core.errors import TvmflowError
+
+Emit = Callable[[dict[str, Any]], None]
+"""Sends an event, a small JSON object with the key `event`, to the caller."""
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process group, if it still exists; 0 names none."""
+    if pid:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def serve(control: socket.socket) -> NoReturn:
+    """Fork a child for each request until the client goes away, then kill all children and exit."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_read, False)
+    os.set_blocking(wake_write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    children: dict[int, int] = {}
+    sources: list[socket.socket | int] = [control, wake_read]
+    while True:
+        ready, _, _ = select.select(sources, [], [])
+        if wake_read in ready:
+            with contextlib.suppress(BlockingIOError):
+                while os.read(wake_read, 4096):
+                    pass
+            _reap_children(children)
+        if control in ready:
+            try:
+                message, descriptors, _, _ = socket.recv_fds(control, 16, 3)
+            except OSError:
+                message, descriptors = b"", []
+            if not message:
+                break
+            result, log, request = descriptors
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                for descriptor in (control.fileno(), wake_read, wake_write, *children.values()):
+                    os.close(descriptor)
+                _run_child(result, log, request)
+            os.close(log)
+            os.close(request)
+            children[pid] = result
+    for pid in children:
+        kill_group(pid)
+    os._exit(0)
+
+
+def _reap_children(children: dict[int, int]) -> None:
+    """Report every child that has ended, after its whole process group has been killed."""
+    for pid, descriptor in list(children.items()):
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            continue
+        kill_group(pid)
+        _, status = os.waitpid(pid, 0)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(descriptor, b"\n" + json.dumps({"exit": status}).encode() + b"\n")
+        os.close(descriptor)
+        del children[pid]
+
+
+def _run_child(result: int, log: int, request: int) -> NoReturn:
+    """Run one call in this freshly forked process, and exit without Python's finalization."""
+    parent = os.getppid()
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable(file=2)
+
+    requests = os.fdopen(request, "rb")
+
+    def send(message: dict[str, Any]) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        while data:
+            data = data[os.write(result, data) :]
+        if message.get("ask") and not requests.readline():
+            # the caller no longer exists
+            os._exit(1)
+
+    send({"pid": os.getpid()})
+    send(_answer(requests.readline(), send))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _answer(request: bytes, send: Emit) -> dict[str, Any]:
+    """Return the result of a call as a message; an exception is a result, too."""
+    try:
+        call = json.loads(request)
+        module, _, function = call["function"].partition(":")
+        value = getattr(importlib.import_module(module), function)(call["payload"], send)
+        json.dumps(value)
+        return {"kind": "ok", "value": value}
+    except TvmflowError as error:
+        name = type(error).__name__
+        return {"kind": "error", "message": error.message, "fix": error.fix, "error": name}
+    except BaseException as error:
+        traceback.print_exc()
+        name = type(error).__name__
+        lines = str(error).strip().splitlines()
+        message = f"{name}: {lines[-1] if lines else 'no message'}"
+        return {"kind": "error", "message": message, "error": name}
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Import modules and serve: `python -m tvmflow.core.fork_server_process FD MODULE…`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=int(argv[0]))
+    for module in argv[1:]:
+        importlib.import_module(module)
+    serve(control)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,141 @@
+"""Keys: the digest of everything that a stage's result depends on, and why a key is another one."""
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.types import Json, StageKey, StageSpec
+
+# Settings that stand at the top of a recipe keep their name; all others are fields of their stage.
+_TOP_LEVEL = frozenset(
+    {"device", "inputs", "model", "name", "outputs", "target", "tune", "verify", "version"}
+)
+
+# More settings than this that appear or disappear together share one phrase.
+_FEW = 2
+
+
+def stage_key(
+    spec: StageSpec, inputs: Mapping[str, str], tools: Mapping[str, str], machine: str
+) -> StageKey:
+    """Return the key of a stage whose inputs are known.
+
+    Paths, recipe names, times and host names are not in the key.
+
+    Args:
+        spec: The stage.
+        inputs: The sha256 of the content of every `<stage>/<file>` and file role.
+        tools: The identity of every distribution in `spec.tools`, and possibly of others.
+        machine: The platform of the host that builds (see `packages.host_platform`).
+    """
+    preimage: dict[str, Json] = {
+        "stage": spec.stage,
+        "version": spec.version,
+        "settings": spec.settings,
+        "inputs": dict(inputs),
+        "tools": {name: tools[name] for name in spec.tools},
+        "machine": machine,
+    }
+    return StageKey(digest_of(preimage), preimage)
+
+
+def list_changes(before: Mapping[str, Json], after: Mapping[str, Json]) -> list[str]:
+    """Return why a stage's key changed: one short phrase for each cause, in the words of the recipe.
+
+    Args:
+        before: The pre-image of the old key.
+        after: The pre-image of the new key.
+    """
+    causes: list[str] = []
+    if before["version"] != after["version"]:
+        causes.append(f"this version of tvmflow runs {after['stage']} differently")
+    settings = _find_changes(before["settings"], after["settings"])
+    edited = [change for change in settings if not change.is_one_sided]
+    causes += [_describe_setting(after, change) for change in edited]
+    causes += _describe_inputs(_find_changes(before["inputs"], after["inputs"], depth=1))
+    for (name,), old, new in _find_changes(before["tools"], after["tools"], depth=1):
+        causes.append(f"{name} {_format(old)} -> {_format(new)}")
+    if before["machine"] != after["machine"]:
+        causes.append(f"build host {before['machine']} -> {after['machine']}")
+    one_sided = [change for change in settings if change.is_one_sided]
+    return causes + _describe_one_sided_settings(after, one_sided)
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "(not set)"
+
+
+_ABSENT = _Absent()
+
+
+class _Change(NamedTuple):
+    """A leaf of two JSON objects that differs; `_ABSENT` on the side that does not have it."""
+
+    path: tuple[str, ...]
+    old: Json
+    new: Json
+
+    @property
+    def is_one_sided(self) -> bool:
+        return self.old is _ABSENT or self.new is _ABSENT
+
+
+def _find_changes(
+    old: Json, new: Json, path: tuple[str, ...] = (), depth: int = 99
+) -> list[_Change]:
+    """Return every leaf that differs; lists are leaves."""
+    if old == new:
+        return []
+    if not (isinstance(old, dict) and isinstance(new, dict) and depth):
+        return [_Change(path, old, new)]
+    changes: list[_Change] = []
+    for name in sorted({*old, *new}):
+        sides = (old.get(name, _ABSENT), new.get(name, _ABSENT))
+        changes += _find_changes(*sides, (*path, name), depth - 1)
+    return changes
+
+
+def _describe_setting(after: Mapping[str, Json], change: _Change) -> str:
+    name = _setting_name(after, change.path)
+    return f"{name} {_format(change.old)} -> {_format(change.new)}"
+
+
+def _setting_name(after: Mapping[str, Json], path: tuple[str, ...]) -> str:
+    return ".".join(path if path[0] in _TOP_LEVEL else (after["stage"], *path))
+
+
+def _describe_one_sided_settings(after: Mapping[str, Json], changes: list[_Change]) -> list[str]:
+    """Describe settings that are on one side only; there are many when `tune.trials` leaves 0."""
+    if len(changes) <= _FEW:
+        return [_describe_setting(after, change) for change in changes]
+    added = [_setting_name(after, change.path) for change in changes if change.old is _ABSENT]
+    removed = [_setting_name(after, change.path) for change in changes if change.new is _ABSENT]
+    phrases = [("now matter", added), ("no longer matter", removed)]
+    return [f"{', '.join(names)} {verb}" for verb, names in phrases if names]
+
+
+def _describe_inputs(changes: list[_Change]) -> list[str]:
+    """Return one phrase for each file from outside, and one for each stage whose files changed."""
+    external: list[str] = []
+    stages: dict[str, list[str]] = {}
+    for (name,), old, new in changes:
+        stage, slash, file = name.partition("/")
+        if slash and stage != "external":
+            stages.setdefault(stage, []).append(file)
+        elif old is _ABSENT:
+            external.append(f"file '{name}' is new")
+        elif new is _ABSENT:
+            external.append(f"file '{name}' is no longer used")
+        else:
+            external.append(f"the content of file '{name}' changed ({old[:8]} -> {new[:8]})")
+    return external + [f"{_join(files)} of {stage} changed" for stage, files in stages.items()]
+
+
+def _join(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _format(value: Json) -> str:
+    return repr(value) if isinstance(value, _Absent) else json.dumps(value)

@@ -1,0 +1,44 @@
+"""Logging: one logger for each module, and one place that configures where their lines go.
+
+`TVMFLOW_LOG`, or `-v` and `-vv` on the command line, choose the level of the terminal. The log
+file of a stage holds what the stage's process logs, whatever that level is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import Final, TextIO
+
+LEVEL_VARIABLE: Final = "TVMFLOW_LOG"
+LEVELS: Final[Mapping[str, int]] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+def level_for(verbosity: int) -> int:
+    """Return the level for a verbosity of the command line: -1 quiet, 0, 1 (`-v`), 2 (`-vv`).
+
+    A command line without `-q` and `-v` uses `$TVMFLOW_LOG`; an unknown word there means `warning`.
+    """
+    if verbosity == 0:
+        return LEVELS.get(os.environ.get(LEVEL_VARIABLE, "").lower(), logging.WARNING)
+    return {-1: logging.ERROR, 1: logging.INFO}.get(verbosity, logging.DEBUG)
+
+
+def configure(level: int, stream: TextIO | None = None) -> None:
+    """Send the lines of all of tvmflow's loggers from `level` on to `stream` (by default stderr) only."""
+    logger = logging.getLogger("tvmflow")
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False

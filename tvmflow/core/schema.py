@@ -1,0 +1,91 @@
+"""The base of every model that YAML files are read into, and field types that several of them share.
+
+Recipes, lock files and the frontends, which bring fields of their own, are made of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from tvmflow.core.formatting import quoted
+from tvmflow.core.suggestions import did_you_mean
+
+_VERSION: Final = 1
+
+NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]*$"
+"""Valid names of recipes, targets and pipelines."""
+
+MAX_PATH_LENGTH: Final = 500
+"""The most characters of a path, in a recipe and in a message."""
+
+
+class ClosedModel(BaseModel):
+    """A frozen model that is strict about types and rejects unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def field_error(text: str, *path: str | int) -> PydanticCustomError:
+    """Return the error for a validator to raise.
+
+    Args:
+        text: The problem, without file, position or field name.
+        path: From the validated value to the field that is wrong.
+    """
+    return PydanticCustomError("field", "{text}", {"text": text, "path": path})
+
+
+def first_field_error(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
+    """Return text and path of the first `field_error` that a validation met."""
+    context = error.errors()[0]["ctx"]
+    return context["text"], context["path"]
+
+
+def check_choice(value: str, choices: Collection[str], noun: str, listed_by: str = "") -> str:
+    """Return the value when it is one of the choices.
+
+    Args:
+        value: What the file says.
+        choices: All valid values.
+        noun: What a valid value is, with its article: "a dtype".
+        listed_by: Where all choices are listed; without it the error lists them.
+
+    Raises:
+        PydanticCustomError: otherwise; it suggests the nearest choice.
+    """
+    if value in choices:
+        return value
+    hint = listed_by or f"valid: {', '.join(sorted(choices))}"
+    raise field_error(f"{quoted(value)} is not {noun}{did_you_mean(value, choices)} ({hint})")
+
+
+def one_of(choices: Collection[str], noun: str, listed_by: str = "") -> AfterValidator:
+    """Return the validator of a field that must be one of the choices, see `check_choice`."""
+    return AfterValidator(lambda value: check_choice(value, choices, noun, listed_by))
+
+
+def schema_enum(choices: Collection[str]) -> FieldInfo:
+    """Return what lists the choices of a field in its JSON schema, for editors."""
+    info: FieldInfo = Field(json_schema_extra={"enum": list(choices)})
+    return info
+
+
+def to_tuple(value: Any) -> Any:
+    """Return a list as the tuple that a frozen model holds; leave other values to pydantic."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_version(value: Any) -> Any:
+    # true and 1.0 are equal to 1 in Python, but they are mistakes in a file.
+    if type(value) is not int or value != _VERSION:
+        raise field_error(f"this tvmflow reads only version {_VERSION}; write {_VERSION}")
+    return value
+
+
+FormatVersion = Annotated[Literal[1], BeforeValidator(_check_version)]
+"""The version of the format, with which every recipe, pipeline and lock file begins."""

@@ -1,0 +1,252 @@
+"""Frozen values that every layer shares: plans, stages, keys, artifacts and decisions.
+
+They are named tuples: most of them cross a process boundary or a file as JSON lists.
+"""
+
+import math
+from typing import Any, Literal, NamedTuple
+
+Json = Any
+"""A value that `json.dumps` takes: None, bool, int, float, str, list or dict of those."""
+
+
+class TensorSpec(NamedTuple):
+    """One input or output of a model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """The size of all elements."""
+        bits = 8 if self.dtype == "bool" else int(self.dtype.lstrip("bfiloatun"))
+        return math.prod(self.shape) * bits // 8
+
+    def to_json(self) -> Json:
+        """Return the tensor as plain JSON."""
+        return {**self._asdict(), "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, value: Json) -> "TensorSpec":
+        """Return the tensor that `to_json` wrote."""
+        return cls(value["name"], tuple(value["shape"]), value["dtype"])
+
+
+class InputFile(NamedTuple):
+    """A file from outside the store that a stage reads; its content is part of the key, its path is not.
+
+    Attributes:
+        role: The name by which the stage reads it.
+        path: Its absolute path; empty for a file that has yet to be downloaded.
+        where: The position in the recipe that names it (`file:line:column`), for errors.
+        url: Where it is downloaded from. Such a file has a `sha256`, which the key uses.
+        sha256: The digest (hex) that the recipe expects; empty when it names none.
+        sha256_where: The position of that digest in the recipe.
+        keyed: Whether its content is part of the key. It is not where another stage that the
+            key depends on has read the same file.
+    """
+
+    role: str
+    path: str
+    where: str
+    url: str = ""
+    sha256: str = ""
+    sha256_where: str = ""
+    keyed: bool = True
+
+
+class Need(NamedTuple):
+    """Output files of another stage that a stage reads. Nothing else of that stage enters the key.
+
+    Attributes:
+        stage: The role of the other stage: its files are read as `<stage>/<file>`.
+        stage_id: The other stage.
+        files: The names of the files; empty for all.
+    """
+
+    stage: str
+    stage_id: str
+    files: tuple[str, ...]
+
+    @property
+    def maker(self) -> str:
+        """The name of the stage that makes the files."""
+        return self.stage_id.partition(":")[2].partition("/")[0]
+
+
+class RunTraits(NamedTuple):
+    """The traits that a stage declares for the code that runs, locks and reports it.
+
+    Attributes:
+        measures: It measures time, and holds the device alone while it does.
+        searches: It chooses schedules by a search, whose result a locked run takes from the lock file.
+        uses_ledger: It reads the trial ledger and appends to it.
+        is_locked: A lock file records its outputs, and a locked run must reproduce them.
+        is_gate: Nothing of its target is delivered before it has succeeded.
+        unlocked_settings: Settings that only name the machine it ran on, which a lock file leaves out.
+    """
+
+    measures: bool = False
+    searches: bool = False
+    uses_ledger: bool = False
+    is_locked: bool = True
+    is_gate: bool = False
+    unlocked_settings: tuple[str, ...] = ()
+
+    def to_json(self) -> list[Json]:
+        """Return the traits as plain JSON."""
+        return [*self[:-1], list(self.unlocked_settings)]
+
+    @classmethod
+    def from_json(cls, value: list[Json]) -> "RunTraits":
+        """Return the traits that JSON made a list of."""
+        return cls(*value)._replace(unlocked_settings=tuple(value[-1]))
+
+
+class StageSpec(NamedTuple):
+    """One stage of a plan: everything that its key is made of, except content that is not known yet.
+
+    Attributes:
+        id: `RECIPE:STAGE[/TARGET]`.
+        stage: The name of the stage.
+        recipe: The name of the recipe, or of its variant.
+        target: The name of the target; empty for a stage that runs once for all targets.
+        version: The version of what the stage does.
+        settings: What it depends on of recipe and target, as plain JSON.
+        files: The files from outside the store that it reads.
+        needs: The files of other stages that it reads.
+        tools: The distributions that it uses.
+        timeout_s: How long it may run.
+        pinned: `(file, sha256)` of its output files in a locked run.
+        traits: What it declares about itself; no part of the key.
+        devices: The kinds of this machine's devices that it measures on; no part of the key.
+    """
+
+    id: str
+    stage: str
+    recipe: str
+    target: str
+    version: int
+    settings: dict[str, Json]
+    files: tuple[InputFile, ...]
+    needs: tuple[Need, ...]
+    tools: tuple[str, ...]
+    timeout_s: float
+    pinned: tuple[tuple[str, str], ...] = ()
+    traits: RunTraits = RunTraits()
+    devices: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The name of the stage on the command line: `STAGE[/TARGET]`."""
+        return f"{self.stage}/{self.target}" if self.target else self.stage
+
+
+class Delivery(NamedTuple):
+    """Files of one stage that are delivered.
+
+    Attributes:
+        recipe: The name of the recipe, which is a folder in `dist`.
+        target: The name of the target, which is a folder in that of the recipe.
+        stage_id: The stage that makes the files.
+        files: `(name in the artifact, name in dist)` of each.
+        verified_by: The stage that must have succeeded before; empty for none.
+    """
+
+    recipe: str
+    target: str
+    stage_id: str
+    files: tuple[tuple[str, str], ...]
+    verified_by: str
+
+
+class Plan(NamedTuple):
+    """All stages of a run in topological order, and the deliveries when they are done."""
+
+    stages: tuple[StageSpec, ...]
+    deliveries: tuple[Delivery, ...]
+
+
+class StageKey(NamedTuple):
+    """The digest that names a result, and the pre-image that it is the digest of (for reasons)."""
+
+    digest: str
+    preimage: dict[str, Json]
+
+
+class StoredFile(NamedTuple):
+    """One file in the store: its name within the artifact, sha256 (hex), and size in bytes."""
+
+    name: str
+    digest: str
+    size: int
+
+
+class Artifact(NamedTuple):
+    """A published result: its key, its files, and the facts that reports show (never part of a key)."""
+
+    key: str
+    files: tuple[StoredFile, ...]
+    facts: dict[str, Json]
+
+    def digests(self, names: tuple[str, ...]) -> dict[str, str]:
+        """Return the digest of each file in `names` by name; of all files when `names` is empty."""
+        return {file.name: file.digest for file in self.files if not names or file.name in names}
+
+
+class Decision(NamedTuple):
+    """The decision about a stage: its result is a hit, it must run, or it waits for other stages.
+
+    `reason` is one line; `causes` are all reasons to run, one phrase each.
+    """
+
+    stage_id: str
+    kind: Literal["hit", "run", "wait"]
+    reason: str
+    causes: tuple[str, ...] = ()
+
+
+class StageCall(NamedTuple):
+    """The input of a worker. It crosses process boundaries as plain JSON.
+
+    `inputs` maps `<stage>/<file>` and `<role>` to paths that may be read and not written;
+    `out` is an empty folder to fill; `work` is kept when a stage is killed, so that it can
+    resume; `ledger` is the folder of the trial ledger and `locks` that of device locks.
+    `tools` are the distributions that the stage uses: where others are installed, it must not run.
+    `devices` are the kinds of the planning machine's devices that it measures on.
+    """
+
+    stage: str
+    settings: dict[str, Json]
+    inputs: dict[str, str]
+    out: str
+    work: str
+    ledger: str
+    locks: str
+    timeout_s: float
+    tools: tuple[str, ...] = ()
+    traits: RunTraits = RunTraits()
+    devices: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the call as plain JSON."""
+        lists = {"tools": list(self.tools), "devices": list(self.devices)}
+        return {**self._asdict(), **lists, "traits": self.traits.to_json()}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Json]) -> "StageCall":
+        """Return the call that `to_json` wrote."""
+        tuples = {"tools": tuple(value["tools"]), "devices": tuple(value["devices"])}
+        return cls(**{**value, **tuples, "traits": RunTraits.from_json(value["traits"])})
+
+
+class StageResult(NamedTuple):
+    """The end of a stage. `message` and `fix` are empty when `outcome` is `ok`."""
+
+    outcome: Literal["ok", "failed", "blocked", "rejected", "crashed", "timeout", "cancelled"]
+    message: str
+    fix: str
+    facts: dict[str, Json]
+    seconds: float
+    log: str

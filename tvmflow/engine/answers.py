@@ -1,0 +1,103 @@
+"""Cached answers: what a command printed when everything was up to date, and the files that this depends on.
+
+An answer is valid while no file that it depends on has changed since: tvmflow's own code, the
+recipes, the models, the installed tools, the results in the store, the delivered files. Only
+their stamps are read (size, times of modification and change, inode), so an up-to-date command
+costs little more than the start of Python. Whatever differs leads to the full evaluation, which
+saves a new answer (see `up_to_date`).
+
+This module imports next to nothing.
+"""
+
+import os
+import time
+
+try:
+    # hashlib takes its BLAKE2 from here; importing hashlib itself also loads OpenSSL.
+    from _blake2 import blake2b
+except ImportError:
+    from hashlib import blake2b
+
+from tvmflow.planning.environment import describe_environment, without_password
+from tvmflow.store.location import store_root
+
+# A report is rendered with this duration, and the text of it is replaced by the real one.
+PLACEHOLDER_SECONDS = 987654321.0
+
+_VERSION = "tvmflow answer 2"
+_SEPARATOR = "\0\0"
+_ABSENT = "0 0 0 0 0"
+
+
+def find_answer(argv: list[str]) -> str | None:
+    """Return what this command line in the current folder prints, or None when something may have changed."""
+    started = time.monotonic()
+    try:
+        with open(answer_path(argv), "rb") as stream:
+            digest, _, body = stream.read().decode(errors="surrogateescape").partition("\n")
+        if digest != _digest(body):
+            return None
+        system, expires_ns, paths, stamps, text = body.split(_SEPARATOR, 4)
+    except (OSError, ValueError):
+        return None
+    if system != describe_system() or time.time_ns() >= int(expires_ns):
+        return None
+    if stamps != "\n".join(map(read_stamp, paths.split("\0"))):
+        return None
+    from tvmflow.core.formatting import duration_text
+
+    for to_text in (repr, duration_text):
+        text = text.replace(to_text(PLACEHOLDER_SECONDS), to_text(time.monotonic() - started))
+    return text
+
+
+def encode(system: str, expires_ns: int, paths: list[str], stamps: list[str], text: str) -> bytes:
+    """Return the content of the file of an answer.
+
+    Args:
+        system: The text of `describe_system`.
+        expires_ns: When the answer ends to be valid.
+        paths: Every file and folder that it depends on, whether it exists or not.
+        stamps: The stamp of each of them.
+        text: What is printed.
+    """
+    body = _SEPARATOR.join((system, str(expires_ns), "\0".join(paths), "\n".join(stamps), text))
+    return f"{_digest(body)}\n{body}".encode(errors="surrogateescape")
+
+
+def answer_path(argv: list[str]) -> str:
+    """Return the file of the answer to a command line in the current folder."""
+    words = "\0".join([_VERSION, os.getcwd(), *map(without_password, argv)])
+    return f"{store_root(argv)}/plans/{_digest(words)}.answer"
+
+
+def read_stamp(path: str) -> str:
+    """Return what the file system knows of a file's content, whether it exists or not."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return _ABSENT
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino} {status.st_dev}"
+
+
+def changed_ns(stamp: str) -> int:
+    """Return the change time in a stamp."""
+    return int(stamp.split()[2])
+
+
+def describe_system() -> str:
+    """Return a digest of this machine and environment; empty where a machine cannot be told from others.
+
+    What Linux reports of the CPU stays as it is until the next boot.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+            boot = stream.read().strip()
+        cores = len(os.sched_getaffinity(0))
+        return _digest(f"{boot} {cores}\n{describe_environment()}")
+    except (OSError, AttributeError):
+        return ""
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(errors="surrogateescape"), digest_size=32).hexdigest()

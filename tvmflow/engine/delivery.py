@@ -1,0 +1,125 @@
+"""Delivery of results to the `dist` folder: complete files only, and nothing that was not verified."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tvmflow.core.files import hash_file, replacing
+from tvmflow.core.types import Artifact, Delivery, Plan
+from tvmflow.store.disk import disk_errors
+from tvmflow.store.file_digests import note_name, stamp
+from tvmflow.store.local import LocalStore
+
+
+class _File(NamedTuple):
+    path: str
+    digest: str
+    is_delivered: bool
+
+
+def delivered_paths(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> list[str] | None:
+    """Return the paths of all delivered files of a plan, or None when a file has to be copied."""
+    files = _list_files(plan, artifacts, store, dist)
+    return [file.path for file in files] if all(file.is_delivered for file in files) else None
+
+
+def deliver(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> list[str]:
+    """Copy the files that are missing or changed in `dist`, and return the paths of all of them.
+
+    Nothing of a target is delivered while the stage that verifies it has no result.
+
+    Raises:
+        StoreError: when `dist` cannot be written.
+        Damaged: when a stored file does not have its digest.
+    """
+    paths = []
+    for file in _list_files(plan, artifacts, store, dist):
+        if not file.is_delivered:
+            _copy(store, file.digest, file.path)
+        paths.append(file.path)
+    return paths
+
+
+def deliver_verdicts(
+    plan: Plan, verdicts: Mapping[str, str], store: LocalStore, dist: str
+) -> list[str]:
+    """Deliver the verdicts on rejected libraries; the libraries themselves stay out of `dist`.
+
+    Args:
+        plan: The plan whose deliveries name the files.
+        verdicts: The digest of the verdict of each rejecting stage, by stage id.
+        store: Where the verdicts are.
+        dist: The folder for delivered files.
+
+    Returns:
+        The paths of the verdicts.
+    """
+    paths = []
+    for delivery in plan.deliveries:
+        if delivery.stage_id in verdicts:
+            for _, delivered_name in delivery.files:
+                path = _delivered_path(delivery, delivered_name, dist)
+                _copy(store, verdicts[delivery.stage_id], path)
+                paths.append(path)
+    return paths
+
+
+def _list_files(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> list[_File]:
+    """Return every file that may be delivered now."""
+    files = []
+    for delivery in plan.deliveries:
+        is_unverified = delivery.verified_by and delivery.verified_by not in artifacts
+        if is_unverified or delivery.stage_id not in artifacts:
+            continue
+        digests = artifacts[delivery.stage_id].digests(())
+        for stored_name, delivered_name in delivery.files:
+            path = _delivered_path(delivery, delivered_name, dist)
+            digest = digests[stored_name]
+            files.append(_File(path, digest, _is_delivered(store, path, digest)))
+    return files
+
+
+def _delivered_path(delivery: Delivery, name: str, dist: str) -> str:
+    return os.path.join(dist, delivery.recipe, delivery.target, name)
+
+
+def _is_delivered(store: LocalStore, path: str, digest: str) -> bool:
+    """Tell whether the file at `path` has this content, by its remembered stamp or by its digest."""
+    try:
+        current_stamp = stamp(path)
+    except OSError:
+        return False
+    note = store.notes.read("delivered", note_name(path))
+    if note == json.dumps([digest, current_stamp]):
+        return True
+    try:
+        if hash_file(path) != digest:
+            return False
+    except OSError:
+        # Something that is not a readable file is in the way; copying reports it.
+        return False
+    _write_note(store, path, digest)
+    return True
+
+
+def _write_note(store: LocalStore, path: str, digest: str) -> None:
+    store.notes.write(json.dumps([digest, stamp(path)]), "delivered", note_name(path))
+
+
+def _copy(store: LocalStore, digest: str, path: str) -> None:
+    with disk_errors(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with replacing(path) as temporary:
+            shutil.copyfile(store.blobs.verified_path(digest), temporary)
+            os.chmod(temporary, 0o644)
+    _write_note(store, path, digest)

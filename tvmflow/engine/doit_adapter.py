@@ -1,0 +1,163 @@
+"""The doit adapter: runs tasks in the order of their dependencies. The one door to doit.
+
+doit orders tasks and runs them in threads. It remembers nothing between runs (the store does)
+and it prints nothing (the run's report does).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from doit.cmd_base import TaskLoader2
+from doit.dependency import JsonDB
+from doit.doit_cmd import DoitMain
+from doit.exceptions import TaskFailed, UnmetDependency
+from doit.task import Task
+
+from tvmflow.core.errors import InternalError
+
+_log = logging.getLogger(__name__)
+
+# doit's exit status when it could not run the tasks at all.
+_DOIT_FAILED = 3
+
+
+class EngineTask(NamedTuple):
+    """One task: what it does, and the names of the tasks that must have succeeded before it.
+
+    `run` returns the reason of a failure, and nothing after a success. `is_up_to_date` is
+    called when the tasks in `dependencies` are done, always in the main thread.
+    """
+
+    name: str
+    run: Callable[[], str]
+    is_up_to_date: Callable[[], bool]
+    dependencies: tuple[str, ...]
+
+    def to_doit(self) -> dict[str, Any]:
+        """Return the task as doit's dodo files describe tasks."""
+        return {
+            "name": self.name,
+            "actions": [(_run_action, [self.run])],
+            "task_dep": list(self.dependencies),
+            "uptodate": [self.is_up_to_date],
+            # doit's capturing of output breaks when tasks run in threads.
+            "io": {"capture": False},
+        }
+
+
+def run_tasks(tasks: Sequence[EngineTask], *, jobs: int, keep_going: bool) -> None:
+    """Run the tasks that are not up to date, those without dependencies first.
+
+    Args:
+        tasks: In topological order; doit is slow with other orders.
+        jobs: The number of tasks that run at a time.
+        keep_going: After a failure, run the tasks that do not depend on it.
+
+    Raises:
+        Exception: The first exception that a task raised; failures are returned by tasks, not raised.
+        InternalError: when doit cannot run the tasks.
+    """
+    errors: list[Exception] = []
+    reporter = _ProblemReporter()
+    loader = _Loader(
+        [Task(**_stop_at_exception(task, errors).to_doit()) for task in tasks],
+        {
+            "backend": "memory",
+            "reporter": reporter,
+            "verbosity": 0,
+            "num_process": jobs if jobs > 1 else 0,
+            "par_type": "thread",
+            "continue": keep_going,
+        },
+    )
+    backend = {"memory": f"{__name__}:{_MemoryDatabase.__name__}"}
+    main = DoitMain(loader, config_filenames=(), extra_config={"BACKEND": backend})
+    status = main.run(["run"])
+    _log.debug("doit ran %d tasks in %d threads: status %s", len(tasks), jobs, status)
+    if errors:
+        raise errors[0]
+    if reporter.problems or status == _DOIT_FAILED:
+        raise InternalError(f"doit could not run the plan: {'; '.join(reporter.problems)}")
+
+
+def _run_action(run: Callable[[], str]) -> TaskFailed | None:
+    failure = run()
+    return TaskFailed(failure) if failure else None
+
+
+def _stop_at_exception(task: EngineTask, errors: list[Exception]) -> EngineTask:
+    """Return the task so that an exception, which doit would hide, is kept in `errors` and ends the run."""
+
+    def run() -> str:
+        if errors:
+            return "the run was stopped"
+        try:
+            return task.run()
+        except Exception as error:
+            errors.append(error)
+            return f"{type(error).__name__}: {error}"
+
+    def is_up_to_date() -> bool:
+        try:
+            return not errors and task.is_up_to_date()
+        except Exception as error:
+            errors.append(error)
+            return False
+
+    return task._replace(run=run, is_up_to_date=is_up_to_date)
+
+
+class _MemoryDatabase(JsonDB):  # type: ignore[misc]
+    """A database for doit that ends with the run."""
+
+    def __init__(self, name: str, codec: Any, **_: Any) -> None:
+        self.name = name
+        self.codec = codec
+        self._db: dict[str, Any] = {}
+
+    def dump(self) -> None:
+        """Write nothing."""
+
+
+class _ProblemReporter:
+    """A doit reporter that prints nothing and keeps what no task has reported itself."""
+
+    desc = "problems"
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def add_failure(self, task: Task, fail_info: Any) -> None:
+        """Keep a failure that is neither that of a task nor that of a task before it."""
+        if not isinstance(fail_info, TaskFailed | UnmetDependency):
+            self.problems.append(f"{task.name}: {fail_info.get_msg()}")
+
+    def runtime_error(self, message: str) -> None:
+        """Keep an error of doit itself."""
+        self.problems.append(message)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+class _Loader(TaskLoader2):  # type: ignore[misc]
+    """Tasks and settings, handed to doit's own command through its public interface."""
+
+    def __init__(self, tasks: list[Task], config: dict[str, Any]) -> None:
+        super().__init__()
+        self._tasks = tasks
+        self._config = config
+
+    def setup(self, opt_values: Any) -> None:
+        """Read nothing from disk."""
+
+    def load_doit_config(self) -> dict[str, Any]:
+        """Return the settings of the run."""
+        return self._config
+
+    def load_tasks(self, cmd: Any, pos_args: Any) -> list[Task]:
+        """Return the tasks."""
+        return self._tasks

@@ -1,0 +1,214 @@
+"""The execution of one stage: claim its key, look once more for its result, run it, publish what it made."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tvmflow.core.errors import EnvironmentProblem, Interrupted, TvmflowError, outcome_for
+from tvmflow.core.files import write_atomically
+from tvmflow.core.types import Artifact, InputFile, StageCall, StageKey, StageResult, StageSpec
+from tvmflow.engine.report import StageReport
+from tvmflow.executors._base import Executor, OnEvent
+from tvmflow.planning.decisions import check_pinned, input_digests
+from tvmflow.store.claims import Claim
+from tvmflow.store.disk import disk_errors
+from tvmflow.store.downloads import DownloadProgress, download
+from tvmflow.store.file_digests import stamp
+from tvmflow.store.local import LocalStore
+from tvmflow.store.remote.client import RemoteCacheClient
+from tvmflow.targets import devices
+from tvmflow.tuning.remote_ledger import LedgerSync
+
+_log = logging.getLogger(__name__)
+
+
+class RunContext(NamedTuple):
+    """The parts of a run that all of its stages use.
+
+    Attributes:
+        store: Where results are kept.
+        executor: What runs the stages.
+        on_event: Called with every progress event, from several threads.
+        timeout_s: How long a stage may run; None for what each stage declares.
+        remote_client: Fetches results before a stage runs, and uploads them afterwards.
+        ledger_sync: Does so with the trials of tuning.
+    """
+
+    store: LocalStore
+    executor: Executor
+    on_event: OnEvent
+    timeout_s: float | None = None
+    remote_client: RemoteCacheClient | None = None
+    ledger_sync: LedgerSync | None = None
+
+
+class ExecutedStage(NamedTuple):
+    """The end of an execution: its artifact, or the digest of the verdict that rejected the library."""
+
+    report: StageReport
+    artifact: Artifact | None = None
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class StageExecution:
+    """The execution of one stage; those of a run may run in several threads.
+
+    Attributes:
+        context: What it shares with the other stages of the run.
+        spec: The stage.
+        key: Its key.
+        reason: Why it must run.
+        artifacts: The results of the stages that it needs, by stage id.
+    """
+
+    context: RunContext
+    spec: StageSpec
+    key: StageKey
+    reason: str
+    artifacts: Mapping[str, Artifact]
+
+    def execute(self) -> ExecutedStage:
+        """Bring about the result of the stage.
+
+        Raises:
+            DamagedBlob: when a stored input is damaged: its stage must run again.
+            TvmflowError: when the stage cannot be run.
+        """
+        spec, store, client = self.spec, self.context.store, self.context.remote_client
+        with disk_errors(store.root):
+            with store.claim(self.key.digest) as claim:
+                # Another process may have finished the stage while this one waited for the claim.
+                executed = self._find_result()
+                if executed is not None:
+                    store.release(claim)
+                else:
+                    executed = self._run(claim)
+            if executed.report.outcome == "ran" and client:
+                client.offer(self.key.digest)
+            if executed.artifact is not None:
+                check_pinned(spec, executed.artifact)
+                store.remember(spec.recipe, spec.label, self.key.digest)
+            return executed
+
+    def _find_result(self) -> ExecutedStage | None:
+        artifact, outcome, reason = self.context.store.find(self.key.digest), "hit", self.reason
+        if artifact is None and self.context.remote_client:
+            fetched = self.context.remote_client.fetch(self.key)
+            if fetched is not None:
+                artifact, outcome, reason = fetched.artifact, "fetched", f"from {fetched.origin}"
+        if artifact is None:
+            return None
+        _log.debug("%s: %s, found after claiming %s", self.spec.id, outcome, self.key.digest[:12])
+        report = StageReport(self.spec.id, outcome, reason, 0.0, artifact.facts)
+        return ExecutedStage(report, artifact)
+
+    def _run(self, claim: Claim) -> ExecutedStage:
+        spec, store = self.spec, self.context.store
+        started = {"event": "stage_started", "stage_id": spec.id, "reason": self.reason}
+        self.context.on_event(started)
+        with self._sync_ledger():
+            result = self._run_in_worker(claim)
+        _log.debug("%s: %s after %.1f s", spec.id, result.outcome, result.seconds)
+        outcome = "ran" if result.outcome == "ok" else result.outcome
+        report = StageReport(spec.id, outcome, self.reason, result.seconds, result.facts)
+        if outcome == "ran":
+            artifact = store.publish(claim, self.key, result.facts, result.seconds, spec.id)
+            return ExecutedStage(report, artifact)
+        log = result.log if result.message else ""
+        report = report._replace(message=result.message, fix=result.fix, log=log)
+        # The verdict on a rejected library is no result, so it is stored as a blob only.
+        verdict = Path(claim.out, "verdict.json")
+        is_rejected = outcome == "rejected" and verdict.is_file()
+        return ExecutedStage(report, verdict=store.blobs.add(str(verdict)) if is_rejected else "")
+
+    @contextlib.contextmanager
+    def _sync_ledger(self) -> Iterator[None]:
+        """Before tuning, fetch trials from the remote cache; afterwards, offer it the new ones."""
+        ledger_sync = self.context.ledger_sync if self.spec.traits.uses_ledger else None
+        if ledger_sync:
+            ledger_sync.pull(self.spec.settings)
+        yield
+        if ledger_sync:
+            ledger_sync.offer(self.spec.settings)
+
+    def _run_in_worker(self, claim: Claim) -> StageResult:
+        spec, store = self.spec, self.context.store
+        files = {file.role: self._find_file(file) for file in spec.files}
+        stamps = {path: stamp(path) for path in files.values()}
+        # Each file of another stage is read once to check its digest.
+        artifact_files = {
+            role: store.blobs.verified_path(digest)
+            for role, digest in input_digests(spec, self.artifacts).items()
+        }
+        call = StageCall(
+            stage=spec.stage,
+            settings=spec.settings,
+            inputs={**files, **artifact_files},
+            out=claim.out,
+            work=claim.work,
+            ledger=store.ledger,
+            locks=devices.device_locks_folder(),
+            timeout_s=self.context.timeout_s or spec.timeout_s,
+            tools=spec.tools,
+            traits=spec.traits,
+            devices=spec.devices,
+        )
+        result = self.context.executor.execute(
+            call,
+            _log_path(spec, store),
+            lambda event: self.context.on_event({**event, "stage_id": spec.id}),
+        )
+        edited = [path for path, before in stamps.items() if _stamp_or_none(path) != before]
+        if edited and result.outcome == "ok":
+            message = f"{edited[0]} was changed while the stage read it"
+            return result._replace(outcome="failed", message=message, fix="run again")
+        return result
+
+    def _find_file(self, file: InputFile) -> str:
+        """Return the path of a file from outside the store, after downloading it if it has a URL."""
+        if not file.url:
+            return file.path
+        folder = Path(self.context.store.downloads)
+        return str(download(file.url, file.sha256, folder, on_progress=self._on_download))
+
+    def _on_download(self, progress: DownloadProgress) -> None:
+        if self.context.executor.cancelled:
+            raise Interrupted("the download was stopped; the part that arrived is kept")
+        event = {"event": "download", **progress._asdict(), "stage_id": self.spec.id}
+        self.context.on_event(event)
+
+
+def report_error(spec: StageSpec, reason: str, error: Exception, store: LocalStore) -> StageReport:
+    """Report an exception as the end of the stage: no stage that failed may look as if it had been skipped."""
+    if isinstance(error, OSError):
+        error = EnvironmentProblem(str(error))
+    if isinstance(error, TvmflowError):
+        outcome = outcome_for(type(error))
+        _log.debug("%s: %s: %s", spec.id, outcome, error.message)
+        return StageReport(spec.id, outcome, "", 0.0, {}, error.message, error.fix)
+    log = _log_path(spec, store)
+    details = "".join(traceback.format_exception(error))
+    _log.debug("%s: %s", spec.id, details)
+    with contextlib.suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(log, details)
+    message = f"a bug in tvmflow: {type(error).__name__}: {error}"
+    return StageReport(spec.id, "crashed", reason, 0.0, {}, message, "", str(log))
+
+
+def _log_path(spec: StageSpec, store: LocalStore) -> Path:
+    return Path(store.root, "logs", spec.recipe, f"{spec.label.replace('/', '+')}.log")
+
+
+def _stamp_or_none(path: str) -> list[int] | None:
+    try:
+        return stamp(path)
+    except OSError:
+        return None

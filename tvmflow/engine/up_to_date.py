@@ -1,0 +1,142 @@
+"""Commands with nothing to do: a plan is confirmed to be up to date, and the answer is kept for the same command line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from tvmflow.core import packages
+from tvmflow.core.files import write_atomically
+from tvmflow.core.types import Plan
+from tvmflow.engine import answers, delivery
+from tvmflow.engine.report import RunReport, StageReport, render
+from tvmflow.planning.decisions import PlanState
+from tvmflow.planning.environment import list_source_files
+from tvmflow.planning.prepare import PreparedRun
+from tvmflow.provenance import sidecar
+from tvmflow.store.local import LocalStore
+
+_log = logging.getLogger(__name__)
+
+# Files that changed shortly before the evaluation began may change again without another stamp,
+# because file systems with coarse clocks exist (the "racy git" problem).
+_RACY_NS = 2_000_000_000
+_DAY_NS = 86_400 * 10**9
+
+
+def confirm_run(
+    argv: Sequence[str],
+    prepared: PreparedRun,
+    store: LocalStore,
+    dist: str,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> RunReport | None:
+    """Return the report of a run that has nothing to do, and save it as the answer to its command line.
+
+    Args:
+        argv: The command line in the current folder.
+        prepared: The plan of the run.
+        store: Where the results are.
+        dist: The folder for delivered files.
+        as_json: How the report will be rendered, as is `quiet`.
+        quiet: See `render`.
+
+    Returns:
+        None when a stage must run, or a file must be delivered or described.
+    """
+    state = PlanState(store)
+    report = _confirm(prepared.plan, state, dist)
+    if report is not None:
+        answer = report._replace(seconds=answers.PLACEHOLDER_SECONDS)
+        text = render(answer, as_json=as_json, quiet=quiet)
+        save_answer(argv, text, prepared, state, report.delivered)
+    return report
+
+
+def save_answer(
+    argv: Sequence[str],
+    text: str,
+    prepared: PreparedRun,
+    state: PlanState,
+    delivered: Iterable[str] = (),
+) -> None:
+    """Save what a command line prints while everything is up to date, unless a file is too new.
+
+    Args:
+        argv: The command line in the current folder.
+        text: What it prints, with `answers.PLACEHOLDER_SECONDS` as the duration.
+        prepared: Its plan.
+        state: The state of that plan: every stage is a hit.
+        delivered: The delivered files that the text depends on.
+    """
+    actions = [state.store.action_path(artifact.key) for artifact in state.artifacts.values()]
+    files = [*_list_installed_files(prepared.plan), *_list_plan_files(prepared.plan, state)]
+    key_file = filter(None, [os.environ.get("TVMFLOW_SIGNING_KEY")])
+    paths = list(dict.fromkeys([*files, *prepared.reads, *delivered, *key_file, *actions]))
+    stamps = [answers.read_stamp(path) for path in paths]
+    system = answers.describe_system()
+    # Planning has seen the current content of every file that was last changed before it began.
+    newest_ns = max(map(answers.changed_ns, stamps))
+    if not system or newest_ns > prepared.started_ns - _RACY_NS:
+        _log.debug(
+            "the answer is not saved: a file is too new, or this system cannot be identified"
+        )
+        return
+    with contextlib.suppress(OSError):
+        # A result that is used is marked once a day, so that garbage collection keeps it.
+        expires_ns = min([os.stat(path).st_mtime_ns for path in actions], default=0) + _DAY_NS
+        path = answers.answer_path(list(argv))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        write_atomically(path, answers.encode(system, expires_ns, paths, stamps, text))
+
+
+def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
+    """Return the report of a run that has nothing to do; the first stage that must run ends the check."""
+    started = time.monotonic()
+    if any(state.decide(spec).kind != "hit" for spec in plan.stages):
+        return None
+    # After a recipe went back to what it was, only a run may record that it needs that result again.
+    if any(
+        state.store.last_key(spec.recipe, spec.label) != state.artifacts[spec.id].key
+        for spec in plan.stages
+    ):
+        return None
+    delivered = delivery.delivered_paths(plan, state.artifacts, state.store, dist)
+    sidecars = sidecar.find_sidecars(plan, state.artifacts, state.store, dist)
+    if delivered is None or sidecars is None:
+        return None
+    stages = tuple(
+        StageReport(spec.id, "hit", "unchanged", 0.0, state.artifacts[spec.id].facts)
+        for spec in plan.stages
+    )
+    return RunReport(stages, (*delivered, *sidecars), (), time.monotonic() - started)
+
+
+def _list_installed_files(plan: Plan) -> Iterator[str]:
+    """Yield tvmflow's own files, and those by which the tools of a plan are identified."""
+    folders, sources = list_source_files()
+    yield from folders
+    yield from sources
+    yield from (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    for tool in dict.fromkeys(name for spec in plan.stages for name in spec.tools):
+        # The installation of a tool that is absent changes the folder.
+        with contextlib.suppress(packages.NotInstalled):
+            yield packages.record_file(tool)[1]
+
+
+def _list_plan_files(plan: Plan, state: PlanState) -> Iterator[str]:
+    """Yield the files outside and inside the store that the decisions about a plan depend on."""
+    store = state.store
+    spool = f"{store.root}/spool"
+    yield from (f"{store.root}/format", spool)
+    yield from (f"{spool}/{name}" for name in store.notes.list("spool"))
+    for spec in plan.stages:
+        yield from (file.path for file in spec.files if file.path)
+        yield store.notes.path("last", spec.recipe, spec.label)
+        yield from (store.blobs.path(file.digest) for file in state.artifacts[spec.id].files)

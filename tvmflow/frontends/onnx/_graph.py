@@ -1,0 +1,75 @@
+"""Reads and changes ONNX graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from onnx import AttributeProto, ModelProto, NodeProto, helper, numpy_helper
+
+# The opset of a model that names none.
+_DEFAULT_OPSET: Final = 13
+_MAX_KNOWN_ELEMENTS: Final = 64
+
+
+class KnownValues(NamedTuple):
+    """Small constants and static shapes of the values in a graph."""
+
+    constants: Mapping[str, np.ndarray[Any, Any]]
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+def known_values(model: ModelProto) -> KnownValues:
+    """Return the small constants and the static shapes of a model's main graph."""
+    values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
+    shapes = {}
+    for value in values:
+        tensor = value.type.tensor_type
+        if value.type.HasField("tensor_type") and tensor.HasField("shape"):
+            sizes = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
+            if all(size >= 0 for size in sizes):
+                shapes[value.name] = tuple(sizes)
+    shapes.update({tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer})
+    initializers = model.graph.initializer
+    small = [t for t in initializers if np.prod(t.dims, dtype=np.int64) <= _MAX_KNOWN_ELEMENTS]
+    return KnownValues({tensor.name: numpy_helper.to_array(tensor) for tensor in small}, shapes)
+
+
+def attributes_of(node: NodeProto) -> dict[str, Any]:
+    """Return the node's attributes as Python values; strings as str."""
+    values = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    texts = {k: v.decode("utf-8", "replace") for k, v in values.items() if isinstance(v, bytes)}
+    return values | texts
+
+
+def opset_of(model: ModelProto) -> int:
+    """Return the version of the standard opset that the model uses."""
+    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    return max(versions, default=_DEFAULT_OPSET)
+
+
+def is_standard(node: NodeProto) -> bool:
+    """Return whether the node's operator is in ONNX's standard opset."""
+    return node.domain in ("", "ai.onnx")
+
+
+def replace_nodes(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
+    """Set the nodes of the main graph, which may be some of its present ones."""
+    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(copies)
+
+
+def captured_names(attribute: AttributeProto) -> set[str]:
+    """Return all names in the subgraphs of an attribute, which may be those of outer values."""
+    has_graph = attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+    graphs = [attribute.g, *attribute.graphs] if has_graph else []
+    names: set[str] = set()
+    for graph in graphs:
+        names.update(value.name for value in graph.output)
+        for node in graph.node:
+            names.update(node.input)
+            for inner in node.attribute:
+                names |= captured_names(inner)
+    return names

@@ -1,0 +1,154 @@
+"""Checks of planned recipes: what they request and cannot be done, found before anything runs. Pure: no disk, no TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from tvmflow.compiler.options import uses_mixed_precision
+from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS
+from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
+from tvmflow.recipe import Recipe
+from tvmflow.stages import STAGES, export, join, verify
+from tvmflow.stages._verify_settings import QEMU, RPC
+from tvmflow.targets.backends import backend_for
+from tvmflow.targets.capabilities import unlinkable_reason
+from tvmflow.targets.emulation import EMULATED_ARCHS, find_emulated_arch
+from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
+
+_VERIFY_ADVICE: Final = (
+    "verify.against: none turns that off; verify.run_on: qemu runs it under emulation, "
+    "and rpc on a device of its kind"
+)
+
+
+def check_plan(recipes: Sequence[PlannedRecipe]) -> list[str]:
+    """Return all problems, each `file:line:column: field: problem`.
+
+    They are: two recipes with one name, and targets that cannot be built, that would have to run
+    where they cannot, or for which an output does not exist.
+    """
+    problems = list(_check_names(recipes))
+    for planned in recipes:
+        for target in planned.targets:
+            unbuildable = [
+                problem
+                for part in resolved_targets(target)
+                for problem in _check_build(planned, part)
+            ]
+            problems += unbuildable or [
+                *_check_execution(planned, target),
+                *_check_outputs(planned, target),
+            ]
+    # A problem of one variant is a problem of all.
+    return list(dict.fromkeys(problems))
+
+
+def _check_names(recipes: Sequence[PlannedRecipe]) -> Iterator[str]:
+    first: dict[str, PlannedRecipe] = {}
+    for planned in recipes:
+        name = planned.recipe.name
+        other = first.setdefault(name, planned)
+        if other is not planned:
+            loc = ("variants", planned.variant) if planned.variant else ("name",)
+            where = planned.loaded.where(*loc)
+            yield f"{where}: {'.'.join(loc)}: '{name}' is also the name of {other.loaded.path}"
+
+
+def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
+    """Return the first reason why a target cannot be built, should not be, or cannot be linked."""
+    where = f"{planned.where(target)}: targets: '{target.name}'"
+    stages = {stage for stage in planned.stages if STAGES[stage].TRAITS.scope != "model"}
+    if not stages:
+        return []
+    backend = backend_for(target.tvm)
+    unbuildable = backend.unbuildable_reason(target.tvm)
+    if unbuildable:
+        return [f"{where} cannot be built: {unbuildable}"]
+    if uses_mixed_precision(planned.recipe_for(target)):
+        slow = backend.slow_float16_reason(target.tvm, target.features)
+        if slow:
+            return [
+                f"{where} only loses speed by kernels.precision: mixed: {slow}; "
+                "give it `kernels: {precision: model}`"
+            ]
+    unlinkable = unlinkable_reason(target.tvm, target.toolchain)
+    if "export" in stages and unlinkable:
+        return [f"{where} cannot be linked: {unlinkable}; name one with `toolchain: {{linker: …}}`"]
+    return []
+
+
+def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:
+    """Check that a target can be tuned and verified, if it has to be."""
+    for part in resolved_targets(target):
+        recipe, impossible = planned.recipe_for(part), []
+        if "tune" in planned.stages and recipe.tune.trials and part.unmeasurable_reason:
+            impossible.append("tuned (tune.trials: 0 turns that off)")
+        if "verify" in planned.stages:
+            if part.unrunnable_reason and _must_run_locally(recipe):
+                impossible.append(f"verified ({_VERIFY_ADVICE})")
+            yield from _check_run_location(planned, target, part)
+        if impossible:
+            yield (
+                f"{planned.where(part)}: targets: '{part.name}' cannot be "
+                f"{' or '.join(impossible)} here: {part.unrunnable_reason}"
+            )
+
+
+def _must_run_locally(recipe: Recipe) -> bool:
+    """Tell whether verify has to run the library on this host."""
+    checks = recipe.verify
+    return checks.run_on == "local" or (checks.run_on == "auto" and checks.against != "none")
+
+
+def _check_run_location(
+    planned: PlannedRecipe, target: Target, part: ResolvedTarget
+) -> Iterator[str]:
+    """Check that a part of a target can run where `verify.run_on` says."""
+    location = verify.run_location(planned.recipe_for(target))
+    triple = str(part.tvm.get("mtriple", ""))
+    if location == QEMU and find_emulated_arch(triple) is None:
+        problem = (
+            f"qemu runs libraries for Linux on {', '.join(EMULATED_ARCHS)}; "
+            f"'{part.name}' is for {triple or part.tvm['kind']}"
+        )
+    elif location == RPC and not part.remote:
+        problem = (
+            "rpc runs libraries on the devices of a target's remote; "
+            f"'{part.name}' needs `remote: {{key: NAME}}`"
+        )
+    else:
+        return
+    is_override = location != verify.run_location(planned.recipe)
+    where = planned.where(target, "verify", "run_on") if is_override else ""
+    yield f"{where or planned.loaded.where('verify', 'run_on')}: verify.run_on: {problem}"
+
+
+def _check_outputs(planned: PlannedRecipe, target: Target) -> Iterator[str]:
+    """Check that every output exists for a target."""
+    if "export" not in planned.stages:
+        return
+    outputs = planned.recipe_for(target).outputs
+    is_override = outputs != planned.recipe.outputs
+    for index, output in enumerate(outputs):
+        loc = ("outputs", index)
+        where = planned.where(target, *loc) if is_override else planned.loaded.where(*loc)
+        for name, reason in _find_unsupported(planned, target, output):
+            yield f"{where}: outputs.{index}: there is no {output} for the target '{name}': {reason}"
+
+
+def _find_unsupported(
+    planned: PlannedRecipe, target: Target, output: str
+) -> Iterator[tuple[str, str]]:
+    """Yield `(target, reason)` for every target or part for which an output does not exist."""
+    if isinstance(target, PartitionedTarget) and output in PARTITIONED_EXPORTERS:
+        requests = {target.name: join.make_request(planned.recipe_for(target), target)}
+    else:
+        requests = {
+            part.name: export.make_request(planned.recipe_for(part), part)
+            for part in resolved_targets(target)
+        }
+    for name, request in requests.items():
+        reason = EXPORTERS[output].unsupported_reason(request)
+        if reason:
+            yield name, reason

@@ -1,0 +1,158 @@
+"""The decisions about the stages of a plan: up to date, or must run, and why. The one truth for plan, explain and run."""
+
+from collections.abc import Mapping
+
+from tvmflow.core import packages
+from tvmflow.core.errors import LockMismatch, RecipeError
+from tvmflow.core.keys import list_changes, stage_key
+from tvmflow.core.types import Artifact, Decision, InputFile, Plan, StageKey, StageSpec
+from tvmflow.store.file_digests import FileDigests
+from tvmflow.store.local import LocalStore
+
+# One line has room for so many; `tvmflow explain` shows them all.
+_SHOWN_CAUSES = 3
+
+
+class PlanState:
+    """The state of a plan's stages: their keys, results and decisions by stage id, as far as they are known.
+
+    It is filled in topological order: first by `decide_all`, then by the run.
+    """
+
+    def __init__(self, store: LocalStore) -> None:
+        self.store = store
+        self._digests = FileDigests(store)
+        self._tools: dict[str, str] = {}
+        self.machine = packages.host_platform()
+        self.keys: dict[str, StageKey] = {}
+        self.artifacts: dict[str, Artifact] = {}
+        self.decisions: dict[str, Decision] = {}
+
+    def decide_all(self, plan: Plan) -> None:
+        """Decide about every stage, as far as that is possible before anything runs.
+
+        Raises:
+            RecipeError: when a file cannot be read, or has another digest than the recipe says.
+            LockMismatch: when a result of a locked run has other files than its lock file says.
+        """
+        for spec in plan.stages:
+            self.decide(spec)
+
+    def decide(self, spec: StageSpec) -> Decision:
+        """Decide about one stage, after those that it needs. Raises what `decide_all` does."""
+        makers = [need.maker for need in spec.needs if need.stage_id not in self.artifacts]
+        if makers:
+            decision = Decision(spec.id, "wait", f"after {' and '.join(dict.fromkeys(makers))}")
+        else:
+            key = self.keys[spec.id] = self._compute_key(spec)
+            artifact = self.store.find(key.digest)
+            if artifact is not None:
+                check_pinned(spec, artifact)
+                self.artifacts[spec.id] = artifact
+                decision = Decision(spec.id, "hit", "unchanged")
+            else:
+                causes = self._list_causes(spec, key)
+                decision = Decision(spec.id, "run", _shorten(causes), causes)
+        self.decisions[spec.id] = decision
+        return decision
+
+    def digest_files(self, spec: StageSpec) -> dict[str, str]:
+        """Return the sha256 of the files from outside the store that are part of the key, by role.
+
+        Raises:
+            RecipeError: when one cannot be read, or has another digest than the recipe says.
+        """
+        return {file.role: self._digest(file) for file in spec.files if file.keyed}
+
+    def tool_identities(self, spec: StageSpec) -> dict[str, str]:
+        """Return the identity of at least those distributions that the stage uses."""
+        for name in spec.tools:
+            if name not in self._tools:
+                self._tools[name] = self._identify_tool(name)
+        return self._tools
+
+    def _compute_key(self, spec: StageSpec) -> StageKey:
+        inputs = {**self.digest_files(spec), **input_digests(spec, self.artifacts)}
+        return stage_key(spec, inputs, self.tool_identities(spec), self.machine)
+
+    def _identify_tool(self, distribution: str) -> str:
+        """Return the identity of a distribution; the store remembers the digest of each RECORD."""
+        try:
+            version, record = packages.record_file(distribution)
+        except packages.NotInstalled:
+            return "absent"
+        note = f"tool-{self._digests.digest(record)}"
+        digest = self.store.notes.read("facts", note)
+        if digest is None:
+            digest = packages.digest_record(record)
+            self.store.notes.write(digest, "facts", note)
+        return f"{version}+{digest}"
+
+    def _digest(self, file: InputFile) -> str:
+        if file.url:
+            return file.sha256
+        try:
+            digest = self._digests.digest(file.path)
+        except OSError as error:
+            raise RecipeError(f"{file.where}: {file.path}: {error.strerror}") from error
+        if file.sha256 and digest != file.sha256:
+            raise RecipeError(
+                f"{file.sha256_where or file.where}: model.sha256: {file.path} has the digest {digest}, "
+                f"not {file.sha256}",
+                fix="fetch the file again, or write its digest into the recipe if this is the right one",
+            )
+        return digest
+
+    def _list_causes(self, spec: StageSpec, key: StageKey) -> tuple[str, ...]:
+        last = self.store.last_key(spec.recipe, spec.label)
+        if last is None:
+            return ("never ran",)
+        if last == key.digest:
+            return ("its result is no longer in the store",)
+        before = self.store.preimage(last)
+        if before is None:
+            return ("its last result is no longer in the store",)
+        return tuple(list_changes(before, key.preimage)) or ("changed",)
+
+
+def evaluate_plan(plan: Plan, store: LocalStore) -> PlanState:
+    """Return the state of a plan before anything of it runs, or after all of it did.
+
+    Raises:
+        TvmflowError: as `PlanState.decide_all` does.
+    """
+    state = PlanState(store)
+    state.decide_all(plan)
+    return state
+
+
+def input_digests(spec: StageSpec, artifacts: Mapping[str, Artifact]) -> dict[str, str]:
+    """Return the digest of each file of other stages that a stage reads, by `<stage>/<file>`."""
+    return {
+        f"{need.stage}/{name}": digest
+        for need in spec.needs
+        for name, digest in artifacts[need.stage_id].digests(need.files).items()
+    }
+
+
+def check_pinned(spec: StageSpec, artifact: Artifact) -> None:
+    """Check the files of a result against those that a lock file names.
+
+    Raises:
+        LockMismatch: when one is missing or has another digest.
+    """
+    digests = artifact.digests(())
+    for name, expected in spec.pinned:
+        actual = digests.get(name, "(not made)")
+        if actual != expected:
+            raise LockMismatch(
+                f"{spec.id}: {name} has the digest {actual}, and the lock file says {expected}",
+                fix="`tvmflow run --check-reproducible` shows the first difference; "
+                "nothing that depends on it was made or delivered",
+            )
+
+
+def _shorten(causes: tuple[str, ...]) -> str:
+    more = len(causes) - _SHOWN_CAUSES
+    shown = "; ".join(causes[:_SHOWN_CAUSES])
+    return f"{shown}; and {more} more" if more > 0 else shown

@@ -1,0 +1,70 @@
+"""The environment of a plan: all that it depends on besides the files that its recipes name.
+
+Part of an up-to-date run: it imports next to nothing.
+"""
+
+import os
+import sys
+
+# Where a toolchain that a recipe names is looked for, and a GPU's driver; and which GPUs are visible.
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+# What NVIDIA's driver creates on a server, on a Jetson and on Windows' Linux, and where it describes itself.
+_DRIVER_DEVICES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
+_DRIVER = "/proc/driver/nvidia"
+
+# Files that editors and Python leave beside source files.
+_NO_SOURCE = (".pyc", "~", ".swp")
+
+
+def describe_environment() -> str:
+    """Return a text that changes whenever the environment of a plan may have changed.
+
+    The host's CPU is not in it: `targets.host` reads it.
+    """
+    names = [*_VARIABLES, *sorted(name for name in os.environ if name.startswith("TVMFLOW_"))]
+    lines = [f"{name}={without_password(os.environ.get(name, '-'))}" for name in names]
+    lines += [f"{_package_root()} {sys.prefix} {sys.hexversion}"]
+    lines += [path for path in _DRIVER_DEVICES if os.path.exists(path)]
+    return "\n".join(lines + _describe_gpus())
+
+
+def list_source_files() -> tuple[list[str], list[str]]:
+    """Return all folders and all files of this package, in a stable order.
+
+    Not only modules: exporters copy files of other kinds into what they write.
+    """
+    folders, files = [_package_root()], []
+    for folder in folders:
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            if entry.is_dir():
+                folders += [] if entry.name == "__pycache__" else [entry.path]
+            elif not entry.name.endswith(_NO_SOURCE):
+                files.append(entry.path)
+    return folders, files
+
+
+def _package_root() -> str:
+    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def without_password(word: str) -> str:
+    """Return a word of a command line or a variable without the user and password of an address.
+
+    Who may read the store must not be able to try passwords against a digest.
+    """
+    scheme, colon, rest = word.partition("://")
+    return scheme + colon + (rest.rpartition("@")[2] if colon else rest)
+
+
+def _describe_gpus() -> list[str]:
+    """Return what NVIDIA's driver reports of itself and of each GPU."""
+    reports: list[str] = []
+    try:
+        gpus = sorted(f"{entry.path}/information" for entry in os.scandir(f"{_DRIVER}/gpus"))
+        for path in (f"{_DRIVER}/version", *gpus):
+            with open(path, encoding="utf-8", errors="replace") as stream:
+                reports.append(stream.read())
+    except OSError:
+        # There is no such driver, or it reports less.
+        pass
+    return reports

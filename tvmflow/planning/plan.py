@@ -1,0 +1,199 @@
+"""Turns recipes into a plan: which stages, with which settings, fed by which. Pure: no disk, no TVM."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from tvmflow.core.errors import RecipeError
+from tvmflow.core.types import Delivery, InputFile, Need, Plan, StageSpec
+from tvmflow.frontends import FRONTENDS
+from tvmflow.planning.checks import check_plan
+from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
+from tvmflow.stages import STAGES
+from tvmflow.stages._base import StageSettings, StageTraits
+from tvmflow.targets.backends import backend_for
+from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
+
+_log: Final = logging.getLogger(__name__)
+
+
+def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
+    """Return the stages of all recipes, each after those that it needs.
+
+    Raises:
+        RecipeError: when two recipes have one name, when a target cannot be built, when it would
+            have to run on a machine that cannot run it, or when an output does not exist for it.
+    """
+    problems = check_plan(recipes)
+    if problems:
+        raise RecipeError(problems)
+    stages: list[StageSpec] = []
+    deliveries: list[Delivery] = []
+    for planned in recipes:
+        specs = list(_plan_stages(planned))
+        stages += specs
+        deliveries += _plan_deliveries(planned, {spec.id for spec in specs})
+    return Plan(tuple(stages), tuple(deliveries))
+
+
+# ---------------------------------------------------------------- stages
+
+
+def _plan_stages(planned: PlannedRecipe) -> Iterator[StageSpec]:
+    """Yield the stages of a recipe's pipeline, and those that are planned along with them, in order."""
+    planned_ids: set[str] = set()
+    for name in planned.stages:
+        for added in _with_added(name):
+            for target in _subjects(planned, added):
+                spec = _spec(planned, added, target, planned_ids)
+                planned_ids.add(spec.id)
+                yield spec
+
+
+def _with_added(name: str) -> list[str]:
+    """Return a stage of a pipeline with the stages that are planned along with it, each after those that it needs."""
+    return [other for other, stage in STAGES.items() if name in (other, stage.TRAITS.added_with)]
+
+
+def _subjects(planned: PlannedRecipe, name: str) -> Sequence[Target | None]:
+    """Return what a stage runs once for."""
+    traits = STAGES[name].TRAITS
+    if traits.scope == "model":
+        all_partitioned = len(planned.partitioned) == len(planned.targets)
+        return planned.partitioned if all_partitioned else (None, *planned.partitioned)
+    targets = [target for target in planned.targets if traits.is_needed(planned.recipe_for(target))]
+    if len(targets) < len(planned.targets):
+        _log.debug("%s: %s is planned for %d targets", planned.recipe.name, name, len(targets))
+    partitioned = [target for target in targets if isinstance(target, PartitionedTarget)]
+    subjects: dict[str, Sequence[Target]] = {
+        "target": targets,
+        "machine": [machine for target in targets for machine in resolved_targets(target)],
+        "part": [machine for target in partitioned for machine in target.parts],
+        "partitioned": partitioned,
+    }
+    return subjects[traits.scope]
+
+
+def _stage_id(planned: PlannedRecipe, stage: str, target: str) -> str:
+    return f"{planned.recipe.name}:{stage}" + (f"/{target}" if target else "")
+
+
+def _spec(
+    planned: PlannedRecipe, name: str, target: Target | None, planned_ids: set[str]
+) -> StageSpec:
+    recipe, stage = planned.recipe_for(target), STAGES[name]
+    settings: StageSettings = stage.settings(recipe, target)
+    return StageSpec(
+        id=_stage_id(planned, name, target.name if target else ""),
+        stage=name,
+        recipe=planned.recipe.name,
+        target=target.name if target else "",
+        version=stage.TRAITS.version,
+        settings=settings.to_json(),
+        files=tuple(_input_files(planned, target, stage.TRAITS)),
+        needs=tuple(need for need in _needs(planned, name, target) if need.stage_id in planned_ids),
+        tools=tuple(dict.fromkeys(_tools(planned, target, stage.TRAITS))),
+        timeout_s=stage.TRAITS.timeout_s,
+        traits=stage.TRAITS.run,
+        devices=settings.measured_devices,
+    )
+
+
+# ---------------------------------------------------------------- what a stage reads
+
+
+def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator[Need]:
+    """Yield the files of other stages that a stage reads, whether those are planned or not."""
+    traits = STAGES[name].TRAITS
+    for other, files in traits.needs.items():
+        if target is None:
+            continue
+        if isinstance(target, PartitionedTarget) and other in traits.needs_of_parts:
+            for part in target.parts:
+                yield Need(f"{other}/{part.part}", _stage_id(planned, other, part.name), files)
+        else:
+            maker = _maker(name, other, target)
+            yield Need(other, _stage_id(planned, maker, _target_of(maker, target)), files)
+
+
+def _maker(name: str, other: str, target: Target) -> str:
+    """Return the stage that provides the files of `other` to a stage of this target.
+
+    A part of a model is a model by itself to most stages, and a partitioned target has one library:
+    other stages provide what `import` and `export` do elsewhere.
+    """
+    if isinstance(target, PartitionedTarget):
+        scope = "partitioned"
+    else:
+        scope = "part" if target.partitioned_target else ""
+    for candidate, stage in STAGES.items():
+        is_replacement = stage.TRAITS.replaces == other and stage.TRAITS.scope == scope
+        if is_replacement and candidate != name:
+            return candidate
+    return other
+
+
+def _target_of(maker: str, target: Target) -> str:
+    """Return the target in the id of the stage that provides something for `target`."""
+    if STAGES[maker].TRAITS.scope == "model" and isinstance(target, ResolvedTarget):
+        return target.partitioned_target
+    return target.name
+
+
+def _tools(planned: PlannedRecipe, target: Target | None, traits: StageTraits) -> Iterator[str]:
+    """Yield the distributions whose code can change a stage's result."""
+    recipe = planned.recipe_for(target)
+    frontend = FRONTENDS[recipe.model.kind]
+    yield from traits.tools
+    if "model" in traits.reads:
+        yield from frontend.TOOLS
+    if "reference" in traits.reads and recipe.verify.against != "none":
+        yield from frontend.REFERENCE.tools
+    if traits.compiles_kernels and isinstance(target, ResolvedTarget):
+        yield from backend_for(target.tvm).TOOLS
+
+
+def _input_files(
+    planned: PlannedRecipe, target: Target | None, traits: StageTraits
+) -> Iterator[InputFile]:
+    """Yield the files from outside the store that a stage reads."""
+    if "model" in traits.reads:
+        yield from planned.model_files
+    if "reference" in traits.reads:
+        # import depends on the model's bytes already; a file that means the same verifies the same
+        yield from (file._replace(keyed=False) for file in planned.model_files)
+    data = planned.recipe_for(target).verify.data
+    if "data" in traits.reads and data is not None:
+        path = Path(planned.loaded.path).parent / data
+        where = planned.loaded.where("verify", "data")
+        if target and data != planned.recipe.verify.data:
+            where = planned.where(target, "verify", "data")
+        yield InputFile("data", str(path.absolute()), where)
+
+
+# ---------------------------------------------------------------- what is delivered
+
+
+def _plan_deliveries(planned: PlannedRecipe, planned_ids: Iterable[str]) -> Iterator[Delivery]:
+    """Yield what each target's folder in `dist` gets: nothing of it before all of it is verified."""
+    name = planned.recipe.name
+    gates = [stage for stage in planned.stages if STAGES[stage].TRAITS.run.is_gate]
+    for target in planned.targets:
+        gate = _stage_id(planned, gates[-1], target.name) if gates else ""
+        for stage, maker in _makers_for(target):
+            stage_id = _stage_id(planned, stage, maker.name)
+            files = STAGES[stage].deliveries(planned.recipe_for(maker), maker)
+            if files and stage_id in planned_ids:
+                yield Delivery(name, target.name, stage_id, files, gate)
+
+
+def _makers_for(target: Target) -> Iterator[tuple[str, Target]]:
+    """Yield each stage with what it may run for to deliver something of a target."""
+    for machine in resolved_targets(target):
+        yield from ((name, machine) for name, s in STAGES.items() if s.TRAITS.scope == "machine")
+    if isinstance(target, PartitionedTarget):
+        yield from ((name, target) for name, s in STAGES.items() if s.TRAITS.scope == "partitioned")
+    yield from ((name, target) for name, s in STAGES.items() if s.TRAITS.scope == "target")

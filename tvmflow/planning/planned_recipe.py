@@ -1,0 +1,77 @@
+"""A recipe with all that its plan depends on."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+from tvmflow.core.types import InputFile
+from tvmflow.planning.recipes import LoadedRecipe
+from tvmflow.recipe import Recipe
+from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
+
+Target = ResolvedTarget | PartitionedTarget
+
+
+class _Fields(NamedTuple):
+    loaded: LoadedRecipe
+    stages: tuple[str, ...]
+    targets: tuple[Target, ...]
+    model_files: tuple[InputFile, ...]
+    variant: str = ""
+
+
+class PlannedRecipe(_Fields):
+    """A recipe, or a variant of it, with all that its plan depends on.
+
+    Attributes:
+        loaded: The recipe with its positions.
+        stages: The stages of its pipeline, in order.
+        targets: Its resolved targets.
+        model_files: The files of its model.
+        variant: The name of the variant; empty for the recipe itself.
+    """
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe without per-target overrides."""
+        recipe = self.loaded.recipe
+        return recipe.for_variant(self.variant) if self.variant else recipe
+
+    @property
+    def partitioned(self) -> tuple[PartitionedTarget, ...]:
+        """The targets that have several parts."""
+        return tuple(target for target in self.targets if isinstance(target, PartitionedTarget))
+
+    def recipe_for(self, target: Target | None) -> Recipe:
+        """Return the recipe with the overrides of a target, or of a part of one."""
+        if target is None:
+            return self.recipe
+        if target.name not in self._recipes:
+            self._recipes[target.name] = self.recipe.for_target(target.name)
+        return self._recipes[target.name]
+
+    @cached_property
+    def _recipes(self) -> dict[str, Recipe]:
+        # Planning reads each many times, and making one takes as long as all else about a stage.
+        return {}
+
+    def where(self, target: Target, *loc: str | int) -> str:
+        """Return `file:line:column` of a target in the recipe, of a part of one, or of a field in it."""
+        return self.loaded.where("targets", *self._positions.get(target.name, ()), *loc)
+
+    @cached_property
+    def _positions(self) -> dict[str, tuple[str | int, ...]]:
+        """The position of each target, and of each part, in the list of targets."""
+        positions: dict[str, tuple[str | int, ...]] = {}
+        for index, spec in enumerate(self.loaded.recipe.targets):
+            for part_index, name in enumerate(spec.build_targets()):
+                part = ("parts", part_index) if spec.parts else ()
+                positions.setdefault(name, (index, *part))
+            positions[spec.name] = (index,)
+        return positions
+
+
+def resolved_targets(target: Target) -> tuple[ResolvedTarget, ...]:
+    """Return the targets that code is built for: the target itself, or its parts."""
+    return target.parts if isinstance(target, PartitionedTarget) else (target,)

@@ -1,0 +1,100 @@
+"""From the request of a command line to a plan."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from tvmflow.core.errors import RecipeError
+from tvmflow.core.types import Plan
+from tvmflow.frontends import FRONTENDS
+from tvmflow.planning.decisions import PlanState
+from tvmflow.planning.enforce_lock import enforce_lock
+from tvmflow.planning.pipelines import Pipeline, load_pipeline, pipeline_candidates
+from tvmflow.planning.plan import make_plan
+from tvmflow.planning.planned_recipe import PlannedRecipe
+from tvmflow.planning.recipes import LoadedRecipe
+from tvmflow.planning.request import RunRequest, load_request
+from tvmflow.planning.target_resolution import resolve_targets
+from tvmflow.recipe.lock_file import Lock, read_lock
+from tvmflow.store.local import LocalStore
+
+_log = logging.getLogger(__name__)
+
+
+class PreparedRun(NamedTuple):
+    """A plan with all that it was made from.
+
+    Attributes:
+        plan: The plan.
+        recipes: The recipes and variants in it.
+        reads: The paths of every file that planning read or looked for.
+        started_ns: When planning began.
+        pipeline: The pipeline that the command line named in place of recipes.
+    """
+
+    plan: Plan
+    recipes: tuple[PlannedRecipe, ...]
+    reads: tuple[str, ...]
+    started_ns: int
+    pipeline: Pipeline | None = None
+
+
+def prepare_run(request: RunRequest, store: LocalStore) -> PreparedRun:
+    """Plan what a command line requests.
+
+    Raises:
+        RecipeError: with all mistakes in all recipes.
+        UsageError: when the request names something that does not exist.
+    """
+    started_ns = time.time_ns()
+    loaded, pipeline = load_request(request)
+    lock = read_lock(Path(request.lock)) if request.lock else None
+    reads = [lock.path] if lock else []
+    planned: list[PlannedRecipe] = []
+    problems: list[str] = []
+    for recipe in loaded:
+        try:
+            recipes, recipe_reads = _plan_recipe(recipe, request, store, lock)
+        except RecipeError as error:
+            problems += error.problems
+            continue
+        planned += recipes
+        reads += recipe_reads
+    if problems:
+        # A pipeline that several recipes share has the same mistakes for each of them.
+        raise RecipeError(list(dict.fromkeys(problems)))
+    plan = make_plan(planned)
+    if lock:
+        plan = enforce_lock(lock, plan, PlanState(store), store)
+    _log.debug("planned %d stages from %d files", len(plan.stages), len(reads))
+    paths = tuple(str(path.absolute()) for path in reads)
+    return PreparedRun(plan, tuple(planned), paths, started_ns, pipeline)
+
+
+def _plan_recipe(
+    recipe: LoadedRecipe, request: RunRequest, store: LocalStore, lock: Lock | None
+) -> tuple[list[PlannedRecipe], list[Path]]:
+    """Return a recipe, or its variants, with stages, targets and model files, and the files that were read."""
+    pipeline = load_pipeline(request.pipeline) if request.pipeline else recipe.pipeline
+    # A pipeline of that name may be created in a folder that is searched first.
+    pipeline_name = request.pipeline or recipe.recipe.pipeline
+    reads = [*recipe.read, pipeline.path, *pipeline_candidates(pipeline_name, recipe.path.parent)]
+    model, folder = recipe.recipe.model, recipe.path.parent.absolute()
+    files = FRONTENDS[model.kind].files(model, folder, partial(recipe.where, "model"))
+    # The model itself names the further files that it consists of.
+    reads += [Path(file.path) for file in files if file.role == "model" and file.path]
+    targets, target_reads = resolve_targets(recipe, request.targets, store, lock)
+    variants = [
+        name for name in recipe.recipe.variants if name in request.variants or not request.variants
+    ]
+    stages, until = pipeline.stages, request.until
+    if until in stages:
+        stages = stages[: stages.index(until) + 1]
+    planned = [
+        PlannedRecipe(recipe, stages, targets, files, variant) for variant in variants or [""]
+    ]
+    return planned, [*reads, *target_reads]

@@ -1,0 +1,66 @@
+"""Delivered targets: the files that one recipe delivers for one target, and the stages behind them."""
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tvmflow.core.types import Artifact, Delivery, Plan, StageSpec
+
+STATEMENT_SUFFIX = ".intoto.jsonl"
+BOM_SUFFIX = ".cdx.json"
+
+
+class DeliveredTarget(NamedTuple):
+    """The delivered files of one recipe for one target, and every stage behind them.
+
+    `files` are names in the folder with their sha256, `stages` are in the order of the plan,
+    and `artifacts` has their results by stage id.
+    """
+
+    recipe: str
+    target: str
+    files: tuple[tuple[str, str], ...]
+    stages: tuple[StageSpec, ...]
+    artifacts: Mapping[str, Artifact]
+
+    def sidecar_paths(self, dist: str) -> tuple[str, str]:
+        """Return the paths of statement and bill of materials."""
+        base = os.path.join(dist, self.recipe, self.target, self.recipe)
+        return base + STATEMENT_SUFFIX, base + BOM_SUFFIX
+
+
+def list_delivered_targets(plan: Plan, artifacts: Mapping[str, Artifact]) -> list[DeliveredTarget]:
+    """Return the targets of every recipe whose deliveries are all present and, if required, verified."""
+    groups: dict[tuple[str, str], list[Delivery]] = {}
+    for delivery in plan.deliveries:
+        groups.setdefault((delivery.recipe, delivery.target), []).append(delivery)
+    positions = {spec.id: index for index, spec in enumerate(plan.stages)}
+    targets: list[DeliveredTarget] = []
+    for (recipe, target), deliveries in groups.items():
+        makers = {delivery.stage_id for delivery in deliveries}
+        gates = {delivery.verified_by for delivery in deliveries if delivery.verified_by}
+        if not makers | gates <= artifacts.keys():
+            continue
+        files: list[tuple[str, str]] = []
+        for delivery in deliveries:
+            digests = artifacts[delivery.stage_id].digests(())
+            files += [(delivered, digests[stored]) for stored, delivered in delivery.files]
+        if files:
+            stages = _with_needs(makers | gates, plan.stages, positions)
+            targets.append(DeliveredTarget(recipe, target, tuple(sorted(files)), stages, artifacts))
+    return targets
+
+
+def _with_needs(
+    ids: set[str], stages: tuple[StageSpec, ...], positions: Mapping[str, int]
+) -> tuple[StageSpec, ...]:
+    """Return the stages with these ids and all that they need, directly or not, in the order of the plan."""
+    needed: set[int] = set()
+    pending = list(ids)
+    # Scanning the whole plan for every target would take quadratic time.
+    while pending:
+        position = positions[pending.pop()]
+        if position not in needed:
+            needed.add(position)
+            pending += [need.stage_id for need in stages[position].needs]
+    return tuple(stages[position] for position in sorted(needed))

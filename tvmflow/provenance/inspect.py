@@ -1,0 +1,216 @@
+"""Inspects a file without running it: its kind, its content, and its provenance.
+
+The result is JSON, which `inspection_text` formats for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from tvmflow.core.files import hash_file
+from tvmflow.core.signing import PublicKey
+from tvmflow.core.types import Json
+from tvmflow.provenance.check import SignedStatement, check_file, find_statements, read_statements
+from tvmflow.provenance.contents import BUNDLE, BundleContent, describe_kind, find_bundle
+from tvmflow.provenance.delivered import STATEMENT_SUFFIX
+from tvmflow.provenance.documents import Unreadable, get_field, get_number, read_file, read_json
+from tvmflow.recipe.lock_file import SUFFIX, read_lock
+
+_DOCUMENT_SUFFIXES: Final = (".json", ".jsonl")
+
+
+class UnknownFile(Exception):
+    """A file of a kind that tvmflow does not deliver, and for which there is no statement."""
+
+
+def inspect_file(path: Path, trusted: Sequence[PublicKey], statements: Sequence[Path] = ()) -> Json:
+    """Return everything that is known of a file.
+
+    Args:
+        path: The file.
+        trusted: Keys of which one must have signed a statement; none to believe all.
+        statements: Files of statements; by default those beside the file or in folders above.
+
+    Raises:
+        UnknownFile: Nothing is known of it.
+        Unreadable: It is of a kind that tvmflow delivers, and damaged.
+        OSError: It cannot be read.
+    """
+    if path.name.endswith(STATEMENT_SUFFIX):
+        return _inspect_statements(path, trusted)
+    if not path.is_file():
+        raise UnknownFile(f"{path} is no file")
+    about: dict[str, Json] = {
+        "path": str(path),
+        "kind": describe_kind(path),
+        "sha256": hash_file(str(path)),
+        "bytes": path.stat().st_size,
+        **_inspect_content(path),
+    }
+    files = list(statements) or find_statements(path)
+    signed = [statement for file in files for statement in read_statements(file, trusted)]
+    finding = check_file(path, signed)
+    about["provenance"] = {"good": finding.good, "message": finding.message}
+    if finding.source is not None and finding.source.statement is not None:
+        about["provenance"] |= _statement_json(finding.source)
+    elif "content" not in about:
+        raise UnknownFile(f"{path} is {about['kind']}, and {finding.message}")
+    return about
+
+
+def _inspect_statements(path: Path, trusted: Sequence[PublicKey]) -> Json:
+    signed = read_statements(path, trusted)
+    for statement in signed:
+        if statement.statement is None:
+            raise Unreadable(statement.problem)
+    statements = [_statement_json(statement) for statement in signed]
+    return {"path": str(path), "kind": "statements of provenance", "statements": statements}
+
+
+def _statement_json(signed: SignedStatement) -> dict[str, Json]:
+    """Return a statement that could be read."""
+    assert signed.statement is not None
+    statement = signed.statement
+    return {
+        "statement": str(signed.path),
+        "problem": signed.problem,
+        "signature": signed.signature,
+        "signed_by": list(signed.key_ids),
+        "trusted": [key.id for key in signed.trusted],
+        "about": statement.about,
+        "recipe": statement.recipe,
+        "target": statement.target,
+        "subjects": dict(statement.subjects),
+        "sources": [_source_json(entry) for entry in statement.dependencies("source")],
+        "tools": {
+            get_field(entry, "name", of=str): get_field(entry, "annotations", "version", of=str)
+            for entry in statement.dependencies("tool")
+        },
+        "kernels": [dict(kernel) for kernel in statement.kernels],
+        "verification": _verification(statement.verdict),
+    }
+
+
+def _source_json(entry: Mapping[str, Json]) -> Json:
+    return {
+        "name": get_field(entry, "name", of=str),
+        "sha256": get_field(entry, "digest", "sha256", of=str),
+        **({"url": get_field(entry, "uri", of=str)} if "uri" in entry else {}),
+    }
+
+
+def _verification(verdict: Mapping[str, Json]) -> dict[str, Json]:
+    """Return the parts of a verdict that say how good a library is; empty when there is none."""
+    if not verdict:
+        return {}
+    outputs = get_field(verdict, "outputs", of=dict).values()
+    errors = [get_number(output, "max_abs_error") for output in outputs]
+    return {
+        "passed": get_field(verdict, "passed", of=bool),
+        "against": get_field(verdict, "reference", of=str) or get_field(verdict, "against", of=str),
+        "accuracy": get_number(verdict, "accuracy"),
+        "max_abs_error": max((error for error in errors if error is not None), default=None),
+        "seconds": get_number(verdict, "latency", "library", "median"),
+        "not_run": get_field(verdict, "not_run", of=str),
+    }
+
+
+# ---------------------------------------------------------------- content by kind
+
+
+def _inspect_content(path: Path) -> dict[str, Json]:
+    """Return `kind`, `content` and `problems` as far as a file has them."""
+    if path.name.endswith(SUFFIX):
+        return _inspect_lock(path)
+    if path.suffix in _DOCUMENT_SUFFIXES:
+        return _inspect_document(path)
+    return _inspect_bundle(path)
+
+
+def _inspect_lock(path: Path) -> dict[str, Json]:
+    """Return the content of a lock file.
+
+    Raises:
+        RecipeError: It is none.
+    """
+    lock = read_lock(path).file
+    locked = [
+        {
+            "name": name,
+            "version": recipe.version,
+            "target": target,
+            "tvm": entry.tvm,
+            "kernels": len(entry.kernels),
+            "tuned": len(entry.choice),
+        }
+        for name, recipe in lock.recipes.items()
+        for target, entry in recipe.targets.items()
+    ]
+    return {"kind": "a lock file", "content": {"locked": locked, "tools": lock.tools}}
+
+
+def _inspect_document(path: Path) -> dict[str, Json]:
+    """Return the content of a JSON file, if it is one that tvmflow delivers."""
+    try:
+        value = read_json(read_file(path))
+    except Unreadable as error:
+        return {"problems": [str(error)]}
+    if get_field(value, "bomFormat", of=str) == "CycloneDX":
+        return _inspect_bom(value)
+    if "passed" in get_field(value, of=dict) and "against" in value:
+        return {"kind": "a verdict", "content": {"verification": _verification(value)}}
+    return {"kind": "a JSON file"}
+
+
+def _inspect_bom(value: Json) -> dict[str, Json]:
+    model = get_field(value, "metadata", "component", of=dict)
+    components = get_field(value, "components", of=list)
+    return {
+        "kind": f"a bill of materials, CycloneDX {get_field(value, 'specVersion', of=str)}",
+        "content": {
+            **_text_fields(model, "name", "version"),
+            "components": [
+                _text_fields(entry, "type", "name", "version", "purl") for entry in components
+            ],
+        },
+    }
+
+
+def _text_fields(value: Json, *names: str) -> dict[str, str]:
+    return {name: get_field(value, name, of=str) for name in names}
+
+
+def _inspect_bundle(path: Path) -> dict[str, Json]:
+    """Return the content of the bundle that a file is or contains.
+
+    Raises:
+        Unreadable: It is a damaged bundle.
+    """
+    try:
+        bundle = find_bundle(path)
+    except Unreadable as error:
+        if path.suffix == BUNDLE:
+            raise
+        return {"problems": [str(error)]}
+    if bundle is None:
+        return {}
+    is_bundle = path.suffix == BUNDLE
+    kind = "a bundle" if is_bundle else f"an archive with the bundle {bundle.path_in_archive}"
+    return {"kind": kind, "content": _bundle_json(bundle), "problems": list(bundle.problems)}
+
+
+def _bundle_json(bundle: BundleContent) -> dict[str, Json]:
+    manifest = bundle.manifest
+    parts = {name: _bundle_json(part) for name, part in bundle.parts.items()}
+    return {
+        **_text_fields(manifest, "name", "version"),
+        "target": get_field(manifest, "target", of=dict),
+        "made_with": _text_fields(manifest, "tvm", "tvm_ffi", "tvmflow"),
+        "verified_against": get_field(manifest, "verified_against", of=str),
+        "model": get_field(manifest, "model", of=dict),
+        "inputs": get_field(bundle.signature, "inputs", of=list),
+        "outputs": get_field(bundle.signature, "outputs", of=list),
+        **({"parts": parts} if parts else {}),
+    }

@@ -1,0 +1,165 @@
+"""Lineage: every stage, source and tool behind delivered files, read from the store."""
+
+from __future__ import annotations
+
+import json
+import logging
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core.types import Artifact, Json, StageSpec
+from tvmflow.provenance.delivered import DeliveredTarget
+from tvmflow.stages import import_model, verify
+from tvmflow.store.blobs import DamagedBlob
+from tvmflow.store.local import LocalStore
+
+_ABSENT: Final = "absent"
+_log = logging.getLogger(__name__)
+
+
+class Source(NamedTuple):
+    """A file from outside: its role for the model, its sha256 (hex), and its URL if it has one."""
+
+    role: str
+    sha256: str
+    url: str
+
+
+class Tool(NamedTuple):
+    """A package whose code can change a result.
+
+    Attributes:
+        name: The distribution.
+        version: Its version.
+        record: The beginning of the digest of its list of files (see `core.packages`).
+    """
+
+    name: str
+    version: str
+    record: str
+
+    @property
+    def purl(self) -> str:
+        """Its package URL."""
+        return f"pkg:pypi/{self.name}@{self.version}"
+
+
+class FinishedStage(NamedTuple):
+    """A stage with its result and the pre-image of its key."""
+
+    spec: StageSpec
+    artifact: Artifact
+    preimage: Mapping[str, Json]
+
+    @property
+    def label(self) -> str:
+        """The stage as a user names it: `STAGE[/TARGET]`."""
+        return self.spec.label
+
+    @property
+    def settings(self) -> Mapping[str, Json]:
+        """The settings in the pre-image."""
+        settings: Mapping[str, Json] = self.preimage["settings"]
+        return settings
+
+    def used_results(self) -> Iterator[tuple[str, str]]:
+        """Yield `LABEL/FILE` and sha256 of every file of another stage that it read."""
+        for need in self.spec.needs:
+            label = need.stage_id.partition(":")[2]
+            for role, digest in self.preimage["inputs"].items():
+                if role.startswith(f"{need.stage}/"):
+                    yield label + role.removeprefix(need.stage), str(digest)
+
+    def sources(self) -> Iterator[Source]:
+        """Yield the files from outside that are part of its key."""
+        for file in self.spec.files:
+            if file.keyed:
+                digest = self.preimage["inputs"][file.role]
+                yield Source(file.role, digest, remove_secrets(file.url))
+
+    def tools(self) -> Iterator[Tool]:
+        """Yield the packages that it used."""
+        for name, identity in self.preimage["tools"].items():
+            # A local version has a plus of its own.
+            version, _, record = identity.rpartition("+")
+            if identity != _ABSENT:
+                yield Tool(name, version, record)
+
+
+class Lineage(NamedTuple):
+    """The stages behind the files of one recipe for one target, in topological order."""
+
+    recipe: str
+    target: str
+    files: tuple[tuple[str, str], ...]
+    stages: tuple[FinishedStage, ...]
+    store: LocalStore
+
+    def find_stages(self, name: str) -> tuple[FinishedStage, ...]:
+        """Return the stages of a name: several where a model is in parts."""
+        return tuple(stage for stage in self.stages if stage.spec.stage == name)
+
+    def read(self, stage: FinishedStage, name: str) -> Json:
+        """Return the value of a JSON file of a stage; None when it gave none of that name.
+
+        Raises:
+            DamagedBlob: The file is not what it should be.
+        """
+        digest = stage.artifact.digests((name,)).get(name)
+        try:
+            return digest and json.loads(Path(self.store.blobs.verified_path(digest)).read_bytes())
+        except ValueError:
+            # A stage of a plug-in may use the name for something else.
+            return None
+
+    def sources(self) -> list[Source]:
+        """Return all files from outside, sorted."""
+        return sorted({source for stage in self.stages for source in stage.sources()})
+
+    def tools(self) -> list[Tool]:
+        """Return all packages, sorted."""
+        return sorted({tool for stage in self.stages for tool in stage.tools()})
+
+    def verdict(self) -> tuple[Json, str]:
+        """Return the verdict of `verify` and the digest of its file; None where it did not run."""
+        for stage in self.find_stages("verify"):
+            verdict = self.read(stage, verify.VERDICT)
+            if verdict is not None:
+                return verdict, stage.artifact.digests(())[verify.VERDICT]
+        return None, ""
+
+    def signature(self) -> Json:
+        """Return inputs and outputs as `import` wrote them; for a model in parts, the model's."""
+        imports = self.find_stages("import")
+        signatures = (self.read(stage, import_model.SIGNATURE) for stage in imports)
+        return next(filter(None, signatures), {"inputs": [], "outputs": []})
+
+
+def load_lineage(delivered: DeliveredTarget, store: LocalStore) -> Lineage:
+    """Return the lineage behind delivered files.
+
+    Raises:
+        DamagedBlob: The store no longer has a result.
+    """
+    stages = []
+    for spec in delivered.stages:
+        artifact = delivered.artifacts[spec.id]
+        preimage = store.preimage(artifact.key)
+        if preimage is None:
+            raise DamagedBlob(artifact.key, f"{store.root}/actions")
+        stages.append(FinishedStage(spec, artifact, preimage))
+    _log.debug("%d stages are behind %s/%s", len(stages), delivered.recipe, delivered.target)
+    return Lineage(delivered.recipe, delivered.target, delivered.files, tuple(stages), store)
+
+
+def remove_secrets(url: str) -> str:
+    """Return a URL without what may be secret in it: name and password, query, fragment.
+
+    >>> remove_secrets("https://me:pw@models.example:8443/net.onnx?token=1")
+    'https://models.example:8443/net.onnx'
+    """
+    parts = urllib.parse.urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=host, query="", fragment="").geturl()

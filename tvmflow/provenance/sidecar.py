@@ -1,0 +1,102 @@
+"""The sidecar files of a delivery: a statement of its provenance and a bill of materials.
+
+They describe finished results and are none themselves: a signature does not belong in a cache. A
+note in the store and two file stamps tell a run that they are present and describe its results.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+
+from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.types import Artifact, Json, Plan
+from tvmflow.provenance.delivered import DeliveredTarget, list_delivered_targets
+from tvmflow.store.file_digests import note_name, stamp
+from tvmflow.store.local import LocalStore
+
+# The version of what is written: raised when the same results are described differently.
+_VERSION = 1
+
+# The same as in core.signing, whose import costs far more than the rest of an up-to-date run.
+_KEY_VARIABLE = "TVMFLOW_SIGNING_KEY"
+
+
+def find_sidecars(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> list[str] | None:
+    """Return the paths of all sidecar files in `dist`; None when one has to be written."""
+    paths: list[str] = []
+    for delivered in list_delivered_targets(plan, artifacts):
+        if not _is_current(store, delivered, dist):
+            return None
+        paths += delivered.sidecar_paths(dist)
+    return paths
+
+
+def write_sidecars(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> list[str]:
+    """Write the sidecar files that are missing or describe other results; return all their paths.
+
+    Raises:
+        DamagedBlob: A result that has to be read is not what it should be.
+    """
+    paths: list[str] = []
+    for delivered in list_delivered_targets(plan, artifacts):
+        if not _is_current(store, delivered, dist):
+            # An up-to-date run imports this module only to find out that it is up to date.
+            from tvmflow.provenance.write import write_target_sidecars
+
+            write_target_sidecars(delivered, store, *delivered.sidecar_paths(dist))
+            _write_note(store, delivered, dist)
+        paths += delivered.sidecar_paths(dist)
+    return paths
+
+
+def _is_current(store: LocalStore, delivered: DeliveredTarget, dist: str) -> bool:
+    """Return whether the sidecar files are present and describe these results."""
+    paths = delivered.sidecar_paths(dist)
+    note = _parse_note(store.notes.read("delivered", note_name(paths[0])))
+    try:
+        if note.get("of") != _fingerprint(delivered):
+            return False
+        if note.get("stamps") != [stamp(path) for path in paths]:
+            return False
+        # A run without a key does not remove another's signature.
+        return not os.environ.get(_KEY_VARIABLE) or note.get("key") == _key_stamp()
+    except OSError:
+        return False
+
+
+def _write_note(store: LocalStore, delivered: DeliveredTarget, dist: str) -> None:
+    paths = delivered.sidecar_paths(dist)
+    stamps = [stamp(path) for path in paths]
+    note = {"of": _fingerprint(delivered), "stamps": stamps, "key": _key_stamp()}
+    store.notes.write(json.dumps(note), "delivered", note_name(paths[0]))
+
+
+def _parse_note(note: str | None) -> dict[str, Json]:
+    try:
+        value = json.loads(note or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _key_stamp() -> Json:
+    path = os.environ.get(_KEY_VARIABLE)
+    return [os.path.abspath(path), stamp(path)] if path else None
+
+
+def _fingerprint(delivered: DeliveredTarget) -> str:
+    """Return a digest of everything that the two files depend on."""
+    stages = [
+        [
+            spec.label,
+            delivered.artifacts[spec.id].key,
+            [file.digest for file in delivered.artifacts[spec.id].files],
+            [file.url for file in spec.files],
+        ]
+        for spec in delivered.stages
+    ]
+    return digest_of([_VERSION, delivered.recipe, delivered.target, delivered.files, stages])

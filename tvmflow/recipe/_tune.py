@@ -1,0 +1,148 @@
+"""`tune`: how much to search for fast kernels, and how to measure them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from tvmflow.core.schema import ClosedModel, check_choice, field_error, to_tuple
+from tvmflow.tuning.budget import UNLIMITED_TRIALS
+
+MAX_SEED: Final = (1 << 31) - 1
+
+STRATEGIES: Final = ("evolutionary", "replay-trace")
+# Names that users of AutoTVM know, and what they are called here.
+_AUTOTVM_STRATEGIES: Final = {
+    "ga": "evolutionary",
+    "genetic": "evolutionary",
+    "random": "replay-trace",
+    "gridsearch": "replay-trace",
+    "xgb": "evolutionary (and cost_model: xgb)",
+}
+
+
+class Tune(ClosedModel):
+    """The budget of the search for fast kernels, and the way of measuring them."""
+
+    trials: int = Field(
+        default=0,
+        ge=0,
+        le=UNLIMITED_TRIALS,
+        description="Total number of measurements; 0: no search. Default with `minutes`: no limit.",
+    )
+    minutes: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="Maximum time to tune one target; the best schedules up to then are used.",
+    )
+    trials_per_task: int | None = Field(
+        default=None,
+        ge=1,
+        le=UNLIMITED_TRIALS,
+        description="Maximum number of measurements for one kernel.",
+    )
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        le=UNLIMITED_TRIALS,
+        description="Stop tuning a kernel after this many measurements without a gain of `min_gain`.",
+    )
+    min_gain: float = Field(
+        default=0.01,
+        ge=0,
+        lt=1,
+        description="Smallest relative improvement that counts for `patience`.",
+    )
+    only: Annotated[tuple[str, ...], BeforeValidator(to_tuple)] = Field(
+        default=(),
+        examples=[["conv2d", "fused_dense*"]],
+        description="Tune only these kernels: operators, or patterns of kernel names.",
+    )
+    skip: Annotated[tuple[str, ...], BeforeValidator(to_tuple)] = Field(
+        default=(),
+        examples=[["softmax"]],
+        description="Do not tune these kernels: operators, or patterns of kernel names.",
+    )
+    seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the search.")
+    strategy: str = Field(
+        default="evolutionary",
+        json_schema_extra={"enum": list(STRATEGIES)},
+        description="Search strategy; `replay-trace` is random search.",
+    )
+    cost_model: Literal["xgb", "mlp", "random"] = Field(
+        default="xgb", description="Model that predicts which candidates are worth measuring."
+    )
+    number: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Calls in one repeat; 0: as many as `min_repeat_ms` takes.",
+    )
+    repeat: int = Field(default=3, ge=1, le=1000, description="Repeats of one measurement.")
+    min_repeat_ms: int = Field(
+        default=40, ge=0, le=60_000, description="Minimum duration of a repeat, in milliseconds."
+    )
+    trial_timeout_s: float = Field(
+        default=30.0, gt=0, le=86_400, description="Seconds after which a trial counts as failed."
+    )
+    flush_cache: bool = Field(
+        default=False,
+        description="Empty the CPU caches before each repeat, as other kernels do in a real inference.",
+    )
+    finalists: int = Field(
+        default=3,
+        ge=1,
+        le=64,
+        description="Number of a kernel's best trials that are measured again.",
+    )
+    min_coverage: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Minimum share of the time that is spent in kernels with a schedule, tuned or from a rule.",
+    )
+    min_speedup: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="Minimum speed of the library relative to the untuned one.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_trial_limit(cls, value: Any) -> Any:
+        """Set no limit in trials where there is a limit in minutes only."""
+        if isinstance(value, dict) and "minutes" in value and "trials" not in value:
+            return {**value, "trials": UNLIMITED_TRIALS}
+        return value
+
+    @model_validator(mode="after")
+    def _check_gates(self) -> Tune:
+        for gate in ("min_coverage", "min_speedup"):
+            if not self.trials and getattr(self, gate) is not None:
+                raise field_error("needs trials; without a search nothing is tuned", gate)
+        return self
+
+    @field_validator("strategy")
+    @classmethod
+    def _check_strategy(cls, value: str) -> str:
+        if value in _AUTOTVM_STRATEGIES:
+            raise field_error(f"'{value}' is called {_AUTOTVM_STRATEGIES[value]} in tvmflow")
+        return check_choice(value, STRATEGIES, "a strategy")
+
+
+class TuneOverrides(Tune):
+    """Per-target overrides of `tune`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_trial_limit(cls, value: Any) -> Any:
+        """Keep the trials of the recipe where an override sets minutes only."""
+        return value
+
+    @model_validator(mode="after")
+    def _check_gates(self) -> TuneOverrides:
+        """Accept a gate without trials, which the recipe's `tune` may have."""
+        return self

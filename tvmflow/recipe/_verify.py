@@ -1,0 +1,68 @@
+"""`verify`: what the library is compared with, and how closely it must agree."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from tvmflow.core.schema import ClosedModel, field_error
+from tvmflow.recipe._tune import MAX_SEED
+
+
+class Verify(ClosedModel):
+    """The checks of a library: what it is compared with, and how closely it must agree."""
+
+    against: Literal["reference", "none"] = Field(
+        default="reference",
+        description="`reference`: the framework that the model came from. `none`: nothing; the bundle then says that it "
+        "was not verified.",
+    )
+    data: str | None = Field(
+        default=None,
+        min_length=1,
+        description="An npz file with one array for each input, whose first axis is the samples; a path from the "
+        "recipe's folder. Default: random inputs from `seed`.",
+    )
+    label: str = Field(
+        default="label", description="Name of the array of labels in `data`, for accuracy."
+    )
+    rtol: float | None = Field(
+        default=None,
+        ge=0,
+        description="Relative tolerance. Default: 0.001; 0.01 for float16 and quantized models.",
+    )
+    atol: float | None = Field(
+        default=None,
+        ge=0,
+        description="Absolute tolerance. Default: 0.0001; for float16 and quantized models a fraction of the largest "
+        "value of the output: see [precision.md](precision.md).",
+    )
+    min_accuracy: float | None = Field(
+        default=None, ge=0, le=1, description="Minimum top-1 accuracy on `data`."
+    )
+    samples: int = Field(
+        default=3, ge=1, le=10_000, description="Number of random batches, without `data`."
+    )
+    seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the random inputs.")
+    repeat: int = Field(default=10, ge=1, le=10_000, description="Number of latency measurements.")
+    run_on: Literal["auto", "local", "qemu", "rpc"] = Field(
+        default="auto",
+        description="Where the library runs. `local`: on this machine. `qemu`: on this machine under emulation, without a "
+        "latency. `rpc`: on a device of the target's `remote`. `auto`: same as `local`.",
+    )
+
+    @model_validator(mode="after")
+    def _check_accuracy(self) -> Verify:
+        if self.min_accuracy is not None and self.data is None:
+            raise field_error("needs labelled data; set verify.data", "min_accuracy")
+        return self
+
+
+class VerifyOverrides(Verify):
+    """Per-target overrides of `verify`."""
+
+    @model_validator(mode="after")
+    def _check_accuracy(self) -> VerifyOverrides:
+        """Accept a gate without data, which the recipe's `verify` may have."""
+        return self

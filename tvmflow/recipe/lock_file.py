@@ -1,0 +1,170 @@
+"""Lock files: their fields, reading them, and where they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple
+
+from pydantic import Field, model_validator
+
+from tvmflow.core.errors import RecipeError, UsageError
+from tvmflow.core.schema import ClosedModel, FormatVersion, field_error
+from tvmflow.core.types import Json
+from tvmflow.recipe.validation import validate
+from tvmflow.recipe.yaml_reader import read_yaml
+from tvmflow.tuning.trials import trial_id
+
+SUFFIX: Final = ".lock.yaml"
+
+_OR_NAME: Final = ", or name another lock file with --lock FILE"
+
+# The lock file of ResNet-50 for one target takes 300 kB, and a recipe may take 1 MiB.
+_SIZE_FACTOR: Final = 64
+
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class LockedStage(ClosedModel):
+    """The dependencies of a stage, and the sha256 of its output files by name."""
+
+    version: int
+    settings: dict[str, Json] = Field(default={})
+    inputs: dict[str, _Digest] = Field(default={})
+    outputs: dict[str, _Digest] = Field(default={})
+
+
+class LockedKernel(ClosedModel):
+    """A kernel of the model, and the trial whose schedule it has; without a trial a rule schedules it.
+
+    Times are those of `pick_best`, in µs. `trace` is canonical JSON.
+    """
+
+    names: list[str]
+    calls: int
+    untuned_us: float | None = None
+    tuned_us: float | None = None
+    trial: str = ""
+    trace: str = ""
+
+    @model_validator(mode="after")
+    def _check_trace(self) -> LockedKernel:
+        if bool(self.trial) != bool(self.trace):
+            raise field_error("needs both trial and trace, or neither")
+        if self.trace:
+            try:
+                trial = trial_id(json.loads(self.trace))
+            except ValueError:
+                raise field_error("is not JSON", "trace") from None
+            if trial != self.trial:
+                raise field_error("is not the trace of this trial", "trace")
+        return self
+
+
+class Measurements(ClosedModel):
+    """The measurements of a target when the lock file was written. Informational, not enforced.
+
+    `coverage` is the share of the time in tuned kernels; `bytes` are the sizes of the delivered files.
+    """
+
+    accuracy: float | None = None
+    max_abs_error: float | None = None
+    latency_us: float | None = None
+    coverage: float | None = None
+    bytes: dict[str, int] = Field(default={})
+
+
+class LockedTarget(ClosedModel):
+    """A target, its kernels by workload, and the measurements when the lock file was written."""
+
+    tvm: dict[str, Json]
+    cores: int
+    features: list[str] = Field(default=[])
+    toolchain: dict[str, Json] | None = None
+    measured: Measurements = Field(default=Measurements())
+    kernels: dict[str, LockedKernel] = Field(default={})
+
+    @property
+    def choice(self) -> dict[str, Json]:
+        """Return the chosen trace of each workload."""
+        return {
+            key: json.loads(kernel.trace) for key, kernel in self.kernels.items() if kernel.trace
+        }
+
+
+class LockedRecipe(ClosedModel):
+    """A recipe, or a variant of one, under the name that its stages have."""
+
+    recipe: str
+    version: str
+    inputs: dict[str, str] = Field(default={})
+    outputs: dict[str, str] = Field(default={})
+    operators: dict[str, int] = Field(default={})
+    stages: dict[str, LockedStage]
+    targets: dict[str, LockedTarget]
+
+
+class LockFile(ClosedModel):
+    """The content of a lock file."""
+
+    lock: FormatVersion = Field(description="Version of the format: 1.")
+    machine: str
+    tools: dict[str, str]
+    recipes: dict[str, LockedRecipe]
+
+
+class Lock(NamedTuple):
+    """A lock file that was read; `where` returns `file:line:column` of a field."""
+
+    path: Path
+    file: LockFile
+    where: Callable[..., str]
+
+    @property
+    def recipes(self) -> Mapping[str, LockedRecipe]:
+        """Return the locked recipes by name."""
+        return self.file.recipes
+
+    def target(self, recipes: Iterable[str], target: str) -> LockedTarget | None:
+        """Return the locked target of the first of these recipes that has it."""
+        locked = (
+            self.recipes[name].targets.get(target) for name in recipes if name in self.recipes
+        )
+        return next((entry for entry in locked if entry is not None), None)
+
+
+def read_lock(path: Path) -> Lock:
+    """Return the lock file at a path.
+
+    Raises:
+        RecipeError: when it is not a valid lock file, with positions.
+        UsageError: when there is no such file.
+    """
+    if not path.exists():
+        raise UsageError(
+            f"there is no lock file {path}", fix=f"write it with `tvmflow lock`{_OR_NAME}"
+        )
+    document = read_yaml(path, size_factor=_SIZE_FACTOR)
+    if isinstance(document.value, dict) and "lock" not in document.value:
+        raise RecipeError(
+            f"{path}:1:1: this is not a lock file", fix=f"write one with `tvmflow lock`{_OR_NAME}"
+        )
+    file, problems = validate(document, LockFile)
+    if file is None:
+        raise document.error(problems, fix="write it again with `tvmflow lock`")
+    return Lock(path, file, document.where)
+
+
+def lock_path(recipes: Sequence[str]) -> Path:
+    """Return the default lock file of a recipe or pipeline: beside it, with the suffix `.lock.yaml`.
+
+    Raises:
+        UsageError: for several files.
+    """
+    if len(recipes) != 1:
+        raise UsageError(
+            "several recipes have no default lock file", fix="name one with --lock FILE"
+        )
+    path = Path(recipes[0])
+    return path.with_name(path.stem + SUFFIX)

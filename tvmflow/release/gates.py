@@ -1,0 +1,153 @@
+"""Gates: limits that every recipe and target must pass before a release is made. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
+
+from tvmflow.core.formatting import latency_text
+from tvmflow.recipe import Gates
+from tvmflow.recipe.lock_file import LockFile, Measurements
+from tvmflow.release.timing import LatencyPair
+
+
+class Comparison(NamedTuple):
+    """A recipe and target of a release beside the previous release.
+
+    Attributes:
+        recipe: Name of the recipe.
+        target: Name of the target.
+        current: What was measured now.
+        previous: What was measured for the previous release; empty if that does not have it.
+        latencies: Both latencies, if they were measured alternately.
+        not_timed_reason: Why they were not measured alternately, if they should have been.
+        is_same_library: Whether both releases have the same library, so that nothing is measured.
+    """
+
+    recipe: str
+    target: str
+    current: Measurements
+    previous: Measurements = Measurements()
+    latencies: LatencyPair | None = None
+    not_timed_reason: str = ""
+    is_same_library: bool = False
+
+    @property
+    def label(self) -> str:
+        """The recipe and target as `RECIPE/TARGET`."""
+        return f"{self.recipe}/{self.target}"
+
+    @property
+    def seconds(self) -> float | None:
+        """The latency of the new library, as it was measured last."""
+        return self.latencies.current_s if self.latencies else _latency_s(self.current)
+
+    @property
+    def previous_seconds(self) -> float | None:
+        """The latency of the previous library, as it was measured last."""
+        return self.latencies.previous_s if self.latencies else _latency_s(self.previous)
+
+
+class FailedGate(NamedTuple):
+    """A gate that a recipe fails on a target."""
+
+    label: str
+    gate: str
+    message: str
+
+
+def _latency_s(measured: Measurements) -> float | None:
+    return None if measured.latency_us is None else measured.latency_us / 1e6
+
+
+def compare_releases(current: LockFile, previous: LockFile | None) -> list[Comparison]:
+    """Return every recipe and target of a lock file beside its entry in the previous one."""
+    return [
+        Comparison(name, target, locked.measured, _find_measured(previous, name, target))
+        for name, recipe in current.recipes.items()
+        for target, locked in recipe.targets.items()
+    ]
+
+
+def _find_measured(lock: LockFile | None, recipe: str, target: str) -> Measurements:
+    locked_recipe = lock.recipes.get(recipe) if lock else None
+    locked = locked_recipe.targets.get(target) if locked_recipe else None
+    return locked.measured if locked else Measurements()
+
+
+def find_failed_gates(comparisons: Sequence[Comparison], gates: Gates) -> list[FailedGate]:
+    """Return every gate that a recipe fails on a target."""
+    return [
+        FailedGate(comparison.label, gate, message)
+        for comparison in comparisons
+        for gate, check in _CHECKS.items()
+        if (limit := getattr(gates, gate)) is not None
+        for message in check(comparison, limit)
+    ]
+
+
+# ---------------------------------------------------------------- one check for each gate
+
+_Check: TypeAlias = Callable[[Comparison, float], Iterator[str]]
+
+
+def _check_minimum(field: str, comparison: Comparison, limit: float) -> Iterator[str]:
+    value: float | None = getattr(comparison.current, field)
+    if value is None:
+        if getattr(comparison.previous, field) is not None:
+            yield f"{field} is no longer measured"
+    elif value < limit:
+        yield f"{field} {value:.2%}, below {limit:.2%}"
+
+
+def _check_accuracy_drop(comparison: Comparison, limit: float) -> Iterator[str]:
+    accuracy = comparison.current.accuracy
+    previous = comparison.previous.accuracy
+    if previous is None:
+        return
+    if accuracy is None:
+        yield "accuracy is no longer measured"
+    elif previous - accuracy > limit:
+        yield (
+            f"accuracy {accuracy:.2%}, {previous - accuracy:.2%} below the {previous:.2%} "
+            "of the previous release"
+        )
+
+
+def _check_slowdown(comparison: Comparison, limit: float) -> Iterator[str]:
+    seconds, previous = comparison.seconds, comparison.previous_seconds
+    if previous is None or comparison.is_same_library:
+        return
+    if seconds is None:
+        yield "latency is no longer measured"
+    elif seconds > previous * (1 + limit):
+        source = "measured alternately" if comparison.latencies else "as recorded"
+        yield (
+            f"latency {latency_text(seconds)}, {seconds / previous - 1:.1%} slower than the "
+            f"previous release ({latency_text(previous)}, {source})"
+        )
+
+
+def _check_growth(comparison: Comparison, limit: float) -> Iterator[str]:
+    previous = comparison.previous.bytes
+    for name, size in comparison.current.bytes.items():
+        if name in previous and size > previous[name] * (1 + limit):
+            growth = size / previous[name] - 1
+            yield f"{name} has {size:,} bytes, {growth:.1%} more than the previous release"
+
+
+def _check_size(comparison: Comparison, limit: float) -> Iterator[str]:
+    for name, size in comparison.current.bytes.items():
+        if size > limit:
+            yield f"{name} has {size:,} bytes, more than {limit:,}"
+
+
+_CHECKS: Final[Mapping[str, _Check]] = {
+    "min_accuracy": partial(_check_minimum, "accuracy"),
+    "max_accuracy_drop": _check_accuracy_drop,
+    "min_coverage": partial(_check_minimum, "coverage"),
+    "max_slowdown": _check_slowdown,
+    "max_growth": _check_growth,
+    "max_bytes": _check_size,
+}

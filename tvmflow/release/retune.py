@@ -1,0 +1,200 @@
+"""Retuning: a budget of trials for several recipes and targets, spent in rounds where it gains most.
+
+Each round gives one recipe and target more trials and compares the estimate of its latency: calls
+times the best time of each kernel. The next round goes to the one that gained most in its last round
+(a greedy bandit): the gains of a search fall as it proceeds, so that the last gain of each predicts
+its next one. A search that has nothing left to try gets no further round.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from tvmflow.core.types import Json, Plan, StageSpec
+from tvmflow.recipe import Retune
+
+_log = logging.getLogger(__name__)
+
+# How often a round starts again because the ledger had all of its trials.
+_MAX_EXTENSIONS: Final = 8
+
+
+class KernelTimes(NamedTuple):
+    """The times of a kernel in µs, None as long as they are unknown, and its calls in one inference."""
+
+    calls: int
+    untuned_us: float | None
+    best_us: float | None
+
+
+class TuneFacts(NamedTuple):
+    """The facts of a `tune` stage.
+
+    Attributes:
+        measured: Trials that it has measured.
+        known: Trials that the ledger had before.
+        stopped: Why it stopped; `budget` when it spent all trials, `exhausted` when nothing is left to try.
+        kernels: The kernels of the model.
+    """
+
+    measured: int
+    known: int
+    stopped: str
+    kernels: tuple[KernelTimes, ...]
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Json]) -> TuneFacts:
+        """Return the typed facts of a `tune` stage."""
+        kernels = (
+            KernelTimes(kernel.get("calls", 1), kernel.get("untuned_us"), kernel.get("best_us"))
+            for kernel in facts["workloads"]
+        )
+        return cls(facts["measured"], facts.get("known", 0), facts["stopped"], tuple(kernels))
+
+
+TuneStage = Callable[[StageSpec], TuneFacts | None]
+"""Runs a `tune` stage with what it needs; None when it did not succeed."""
+
+
+class TuningProgress(NamedTuple):
+    """The progress of one recipe and target.
+
+    Attributes:
+        spec: Its `tune` stage.
+        trials: The budget that the stage was given in all rounds.
+        measured: Trials that were measured.
+        rounds: Rounds that it has had.
+        first_us: Estimated latency before the first round in µs, if it is known.
+        estimated_us: Estimated latency now in µs, if it is known.
+        gain: The share of the latency that its last round saved; None before the first round.
+        stop_reason: Why it gets no further round; empty if it may.
+    """
+
+    spec: StageSpec
+    trials: int
+    measured: int = 0
+    rounds: int = 0
+    first_us: float | None = None
+    estimated_us: float | None = None
+    gain: float | None = None
+    stop_reason: str = ""
+
+    @property
+    def speedup(self) -> float:
+        """The first estimate divided by the current one; 1 as long as one of them is unknown."""
+        return self.first_us / self.estimated_us if self.first_us and self.estimated_us else 1.0
+
+
+def spend_budget(
+    specs: Sequence[StageSpec],
+    budget: Retune,
+    tune: TuneStage,
+    on_round: Callable[[TuningProgress], None],
+) -> list[TuningProgress]:
+    """Tune until the budget is spent or no round gains anything.
+
+    Args:
+        specs: The `tune` stages of all recipes and targets.
+        budget: How many trials or minutes are spent, and in which rounds.
+        tune: Runs one of the stages.
+        on_round: Called after each round.
+
+    Returns:
+        The progress of each stage, in the order of `specs`.
+    """
+    progress = {spec.id: TuningProgress(spec, spec.settings["tune"]["trials"]) for spec in specs}
+    started = time.monotonic()
+    while True:
+        trials = _trials_left(progress.values(), budget, time.monotonic() - started)
+        chosen = _choose_next(list(progress.values()), budget.min_gain)
+        if trials <= 0 or chosen is None:
+            return list(progress.values())
+        _log.debug("next round: %s, whose last gain is %s", chosen.spec.id, chosen.gain)
+        current = _run_round(chosen, min(budget.round, trials), tune)
+        progress[current.spec.id] = current
+        on_round(current)
+
+
+def _trials_left(progress: Iterable[TuningProgress], budget: Retune, seconds: float) -> int:
+    if budget.minutes is not None and seconds >= budget.minutes * 60:
+        return 0
+    if budget.trials is None:
+        return budget.round
+    return budget.trials - sum(row.measured for row in progress)
+
+
+def _choose_next(progress: Sequence[TuningProgress], min_gain: float) -> TuningProgress | None:
+    """Return which one gets the next round: each of them once, then the one with the largest last gain."""
+
+    def expected_gain(row: TuningProgress) -> float:
+        return math.inf if row.gain is None else row.gain
+
+    running = [row for row in progress if not row.stop_reason]
+    best = max(running, key=expected_gain, default=None)
+    return None if best is None or expected_gain(best) < min_gain else best
+
+
+def _run_round(progress: TuningProgress, trials: int, tune: TuneStage) -> TuningProgress:
+    total, facts = progress.trials, None
+    for _ in range(_MAX_EXTENSIONS):
+        total += trials
+        facts = tune(with_trials(progress.spec, total))
+        if facts is None or facts.measured or facts.stopped != "budget":
+            break
+        # The ledger had all of these trials: a round begins where the ledger ends.
+        total = max(total, facts.known)
+    if facts is None:
+        return progress._replace(stop_reason="failed")
+    current = _estimate_us(facts, lambda kernel: kernel.best_us)
+    untuned = _estimate_us(facts, lambda kernel: None)
+    # The first round is compared with the untuned model.
+    previous = progress.estimated_us if progress.estimated_us is not None else untuned
+    return progress._replace(
+        trials=total,
+        measured=progress.measured + facts.measured,
+        rounds=progress.rounds + 1,
+        first_us=progress.first_us if progress.first_us is not None else untuned,
+        estimated_us=current,
+        gain=0.0 if not previous or current is None else max(0.0, 1 - current / previous),
+        stop_reason="its search spaces are exhausted" if facts.stopped == "exhausted" else "",
+    )
+
+
+def _estimate_us(facts: TuneFacts, tuned_us: Callable[[KernelTimes], float | None]) -> float | None:
+    """Return the µs of one inference in kernels with known times; None when no time is known."""
+    total = 0.0
+    for kernel in facts.kernels:
+        times = [us for us in (kernel.untuned_us, tuned_us(kernel)) if us is not None]
+        if times:
+            total += kernel.calls * min(times)
+    return total or None
+
+
+def with_trials(spec: StageSpec, trials: int) -> StageSpec:
+    """Return the same `tune` stage with another budget."""
+    tune = {**spec.settings["tune"], "trials": trials}
+    return spec._replace(settings={**spec.settings, "tune": tune})
+
+
+def with_spent_trials(plan: Plan, progress: Sequence[TuningProgress]) -> Plan:
+    """Return the plan with the budgets that were spent."""
+    budgets = {row.spec.id: row.trials for row in progress}
+    stages = (
+        with_trials(spec, budgets[spec.id]) if spec.id in budgets else spec for spec in plan.stages
+    )
+    return plan._replace(stages=tuple(stages))
+
+
+def select_stage(plan: Plan, stage: StageSpec) -> Plan:
+    """Return a plan of `stage`, in place of the stage with its id, and of those that it needs, without deliveries."""
+    specs = {spec.id: spec for spec in plan.stages}
+    selected, pending = {stage.id}, [stage]
+    for spec in pending:
+        pending += [specs[need.stage_id] for need in spec.needs if need.stage_id not in selected]
+        selected |= {need.stage_id for need in spec.needs}
+    stages = (stage if spec.id == stage.id else spec for spec in plan.stages)
+    return Plan(tuple(spec for spec in stages if spec.id in selected), ())

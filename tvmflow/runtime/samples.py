@@ -1,0 +1,210 @@
+"""Samples: inputs for a model in whole batches, from an npz file or at random, and the outputs over all of them."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tvmflow.core.errors import EnvironmentProblem, StageError
+from tvmflow.core.files import replacing
+from tvmflow.core.types import TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+    Feed = dict[str, Array]
+
+
+class Samples(NamedTuple):
+    """Whole batches of inputs.
+
+    Attributes:
+        batches: An array for each input, for each batch.
+        total: How many samples are real; the rest of the last batch is padding.
+        labels: One entry for each sample, or None.
+        batch_size: How many samples a batch has; 0 where a batch cannot be divided into samples.
+    """
+
+    batches: list[Feed]
+    total: int
+    labels: Array | None
+    batch_size: int
+
+
+def random_samples(
+    inputs: Sequence[TensorSpec],
+    ranges: Mapping[str, tuple[float, float]],
+    *,
+    batches: int,
+    seed: int,
+) -> Samples:
+    """Return seeded random inputs, uniform in each input's range.
+
+    Args:
+        inputs: The signature.
+        ranges: The range of an input, by name; integers include both ends. The default is 0 to 1.
+        batches: How many batches.
+        seed: The same seed gives the same inputs.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+
+    def draw(spec: TensorSpec) -> Array:
+        low, high = ranges.get(spec.name, (0, 1))
+        if np.dtype(spec.dtype).kind in "iub":
+            values = rng.integers(int(low), int(high), spec.shape, endpoint=True)
+            return values.astype(spec.dtype)
+        return rng.uniform(low, high, spec.shape).astype(spec.dtype)
+
+    feeds = [{spec.name: draw(spec) for spec in inputs} for _ in range(batches)]
+    return Samples(feeds, batches, None, 0)
+
+
+def constant_samples(inputs: Sequence[TensorSpec], value: float) -> Samples:
+    """Return one batch whose every number is `value`."""
+    import numpy as np
+
+    feed = {spec.name: np.full(spec.shape, value, spec.dtype) for spec in inputs}
+    return Samples([feed], 1, None, 0)
+
+
+def load_samples(
+    inputs: Sequence[TensorSpec],
+    path: Path,
+    *,
+    source: str,
+    label: str = "label",
+    labels_needed_by: str = "",
+) -> Samples:
+    """Return the arrays of an npz file, divided into batches; the last sample fills up the last batch.
+
+    Args:
+        inputs: The signature.
+        path: The file.
+        source: What messages call the file.
+        label: The name of the array with labels.
+        labels_needed_by: The setting that needs labels, for messages; empty where none does.
+
+    Raises:
+        StageError: when the file is damaged or its arrays do not fit; the message names each problem.
+    """
+    arrays = _read_npz(path, source)
+    matching = {spec.name: arrays[spec.name] for spec in inputs if spec.name in arrays}
+    shapes = {name: array.shape for name, array in matching.items()}
+    # arrays of the model's own shapes are one batch, whatever their first axes mean
+    is_one_batch = all(shapes.get(spec.name) == spec.shape for spec in inputs)
+    labels = arrays.get(label)
+    problems = [*filter(None, (_mismatch_reason(spec, arrays) for spec in inputs))]
+    if not is_one_batch and (len({spec.shape[:1] for spec in inputs}) > 1 or not inputs[0].shape):
+        problems.append("the model's inputs do not all have samples along their first axis")
+    if labels_needed_by and labels is None:
+        problems.append(f"{labels_needed_by} is set and there is no array '{label}' with labels")
+    counts = _count_samples(inputs, matching, labels, is_one_batch)
+    if len(counts) > 1:
+        problems.append("its arrays do not have the same number of samples")
+    if problems:
+        raise StageError(
+            f"{source} does not fit the model: " + "; ".join(problems),
+            fix="provide one array for each input, with its name, samples along the first axis",
+        )
+    if is_one_batch:
+        feed = {spec.name: matching[spec.name].astype(spec.dtype) for spec in inputs}
+        count = inputs[0].shape[0] if inputs and inputs[0].shape else 1
+        return Samples([feed], count, labels, 0)
+    count, batch_size = counts.pop(), inputs[0].shape[0]
+    return Samples(_divide(inputs, matching, count, batch_size), count, labels, batch_size)
+
+
+def _read_npz(path: Path, source: str) -> dict[str, Array]:
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except Exception as error:
+        raise StageError(
+            f"{source} is not an npz file of plain arrays: {error}",
+            fix="write it with numpy.savez(path, <input name>=array, label=labels)",
+        ) from error
+
+
+def _mismatch_reason(spec: TensorSpec, arrays: Mapping[str, Array]) -> str:
+    """Return why the array of an input does not fit, or an empty string."""
+    import numpy as np
+
+    array = arrays.get(spec.name)
+    if array is None:
+        return f"there is no array '{spec.name}' (there are {sorted(arrays)})"
+    if array.shape[1:] != spec.shape[1:] or array.ndim != len(spec.shape) or not array.size:
+        return f"'{spec.name}' has shape {array.shape}, the model takes {spec.shape}"
+    if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+        return f"'{spec.name}' is {array.dtype}, the model takes {spec.dtype}"
+    return ""
+
+
+def _count_samples(
+    inputs: Sequence[TensorSpec],
+    arrays: Mapping[str, Array],
+    labels: Array | None,
+    is_one_batch: bool,
+) -> set[int]:
+    """Return the numbers of samples that arrays and labels have: one number where they fit each other."""
+    counts = {len(array) for array in arrays.values() if array.ndim} if not is_one_batch else set()
+    if labels is not None and (counts or inputs[0].shape):
+        counts |= {len(labels)} | ({inputs[0].shape[0]} if is_one_batch else set())
+    return counts
+
+
+def _divide(
+    inputs: Sequence[TensorSpec], arrays: Mapping[str, Array], count: int, batch_size: int
+) -> list[Feed]:
+    import numpy as np
+
+    batches: list[Feed] = []
+    for start in range(0, count, batch_size):
+        index = np.minimum(np.arange(start, start + batch_size), count - 1)
+        batches.append({spec.name: arrays[spec.name][index].astype(spec.dtype) for spec in inputs})
+    return batches
+
+
+def run_samples(run: Callable[[Feed], Mapping[str, Array]], samples: Samples) -> dict[str, Array]:
+    """Run a model on each batch and return every output over all samples."""
+    return join_outputs([run(feed) for feed in samples.batches], samples)
+
+
+def join_outputs(results: Sequence[Mapping[str, Array]], samples: Samples) -> dict[str, Array]:
+    """Return every output over all batches, joined along the first axis, without those of padding."""
+    import numpy as np
+
+    outputs = {}
+    for name in results[0]:
+        batches = [np.atleast_1d(result[name]) for result in results]
+        joined = np.concatenate(batches) if len(batches) > 1 else batches[0]
+        has_samples = {len(batch) for batch in batches} == {samples.batch_size}
+        outputs[name] = joined[: samples.total] if has_samples else joined
+    return outputs
+
+
+def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays to an npz file, all or nothing.
+
+    Raises:
+        EnvironmentProblem: when the file cannot be written.
+    """
+    import numpy as np
+
+    try:
+        # `numpy.savez` takes no array with the name `file`
+        with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                    np.save(stream, array, allow_pickle=False)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{path} cannot be written: {error.strerror}",
+            fix="name a file in a folder that exists and has free space",
+        ) from error

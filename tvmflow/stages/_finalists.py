@@ -1,0 +1,162 @@
+"""The finalists of a workload: measured again in turns, and the one that wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
+
+from tvmflow.core.types import Json
+
+if TYPE_CHECKING:
+    from tvmflow.core.fork_server import ForkServer
+    from tvmflow.stages._base import Facts, StageContext
+    from tvmflow.stages._tune_settings import PickBestSettings
+    from tvmflow.tuning.finalists import FinalistTimes
+
+LOG: Final = "finalists.log"
+
+_ROUNDS: Final = 9
+# Two medians that are closer than this, or than the spread of the faster one's samples up to the
+# second figure, do not tell which schedule is better.
+_MIN_NOISE: Final = 0.02
+_MAX_NOISE: Final = 0.10
+
+
+class Judgement(TypedDict):
+    """The outcome of measuring a workload's finalists again; times in µs.
+
+    `rule` is the schedule rule of the untuned kernel, `winner` the id of a finalist that is faster
+    than the untuned kernel, `error` why nothing could be measured. `finalists` have their `id`, and
+    in `samples_us` one time a round.
+    """
+
+    name: str
+    weight: int
+    flops: float
+    rule: str
+    untuned_us: float | None
+    tuned_us: float | None
+    error: str
+    winner: str | None
+    finalists: list[dict[str, Json]]
+
+
+class Finalist(NamedTuple):
+    """A trial measured again: `ledger_s` is its median when it was found, `samples` one a round."""
+
+    id: str
+    ledger_s: float
+    samples: tuple[float, ...]
+
+
+def measure_workload(
+    settings: PickBestSettings,
+    context: StageContext,
+    fork_server: ForkServer,
+    mod: str,
+    trials: Sequence[Facts],
+) -> FinalistTimes:
+    """Return the times of the untuned kernel and of each finalist of a workload."""
+    from tvmflow.tuning.device_pool import DevicePool, RpcEndpoint
+    from tvmflow.tuning.finalists import FinalistsRequest, measure_finalists
+    from tvmflow.tuning.measure import Timing
+    from tvmflow.tuning.remote_measurer import measure_finalists_remotely
+
+    tune, log = settings.tune, context.work / LOG
+    request = FinalistsRequest(
+        mod=mod,
+        traces=[trial["trace"] for trial in trials],
+        target=settings.target,
+        rules_version=settings.schedules,
+        # shorter samples than in the search, but more of them, and spread over time
+        timing=Timing(tune.number, 1, max(10, tune.min_repeat_ms // 5), tune.flush_cache),
+        rounds=_ROUNDS,
+    )
+    timeout_s = tune.trial_timeout_s * (len(trials) + 2)
+    if settings.remote:
+        pool = DevicePool(RpcEndpoint.from_settings(settings.remote), fork_server, log)
+        return measure_finalists_remotely(request, pool, context.work, timeout_s)
+    return measure_finalists(
+        request,
+        fork_server,
+        device=settings.device,
+        locks=context.locks,
+        timeout_s=timeout_s,
+        log=log,
+    )
+
+
+def measure_peak(
+    settings: PickBestSettings, context: StageContext, fork_server: ForkServer
+) -> float | None:
+    """Return the peak of this machine's CPU in GFLOPS; None for other devices, and where it cannot be measured."""
+    from tvmflow.targets import devices
+    from tvmflow.targets.backends import backend_for
+    from tvmflow.tuning import roofline
+
+    if settings.remote or not backend_for(settings.target).RUNS_ON_HOST_CPU:
+        return None
+    with devices.exclusive(context.locks, settings.device):
+        outcome = fork_server.call(
+            roofline.MEASURE_PEAK,
+            {"target": settings.target},
+            timeout_s=settings.tune.trial_timeout_s,
+            log=context.work / LOG,
+            emit=lambda _: None,
+        )
+    return float(outcome.value["gflops"]) if outcome.kind == "ok" else None
+
+
+def judge_finalists(task: Facts, measured: FinalistTimes, trials: Sequence[Facts]) -> Judgement:
+    """Return the winner among a workload's finalists, with all that they were judged by.
+
+    Args:
+        task: The workload as `extract_tasks` writes it.
+        measured: Times in seconds.
+        trials: The finalists as `tune` writes them.
+    """
+    finalists = [
+        Finalist(trial["id"], trial["seconds"], samples)
+        for trial, samples in zip(trials, measured.samples, strict=False)
+        if samples
+    ]
+    untuned_s = median(measured.untuned) if measured.untuned else None
+    winner = choose_finalist(finalists, untuned_s) if untuned_s is not None else None
+    return {
+        "name": task["names"][0],
+        "weight": task["weight"],
+        "flops": task["flops"],
+        "rule": measured.rule,
+        "untuned_us": None if untuned_s is None else untuned_s * 1e6,
+        "tuned_us": median(winner.samples) * 1e6 if winner else None,
+        "error": measured.error,
+        "winner": winner.id if winner else None,
+        "finalists": [
+            {"id": finalist.id, "samples_us": [seconds * 1e6 for seconds in finalist.samples]}
+            for finalist in finalists
+        ],
+    }
+
+
+def choose_finalist(finalists: Sequence[Finalist], untuned_s: float) -> Finalist | None:
+    """Return the finalist to keep; None when none is faster than the untuned kernel beyond the noise.
+
+    Among those that the samples cannot tell apart it is the one that the ledger knows as
+    fastest, so that measuring again does not change the choice.
+    """
+    if not finalists:
+        return None
+    fastest = min(finalists, key=lambda finalist: (median(finalist.samples), finalist.id))
+    limit = median(fastest.samples) * (1 + _relative_noise(fastest.samples))
+    equals = [finalist for finalist in finalists if median(finalist.samples) <= limit]
+    winner = min(equals, key=lambda finalist: (finalist.ledger_s, finalist.id))
+    return winner if median(winner.samples) < untuned_s * (1 - _MIN_NOISE) else None
+
+
+def _relative_noise(samples: Sequence[float]) -> float:
+    """Return half the distance between the quartiles, relative to the median, within bounds."""
+    ordered = sorted(samples)
+    quarter = len(ordered) // 4
+    spread = (ordered[-1 - quarter] - ordered[quarter]) / 2 / median(ordered)
+    return min(max(spread, _MIN_NOISE), _MAX_NOISE)

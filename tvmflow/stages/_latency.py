@@ -1,0 +1,155 @@
+"""Latencies that `verify` measures: of the library, of the same model untuned, and of the reference."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+
+from tvmflow.core.statistics import summarize
+from tvmflow.frontends._base import Reference
+from tvmflow.stages import build
+from tvmflow.stages._base import StageContext
+from tvmflow.stages._libraries import Library, Timed, TimedLibrary
+from tvmflow.stages._verdict import Latency, Verdict
+from tvmflow.stages._verify_settings import LOCAL, VerifySettings
+from tvmflow.targets.devices import CPU, exclusive
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+    Feed = dict[str, Array]
+
+_POLL_S: Final = 0.05
+_MAX_SETTLE_S: Final = 2.0
+# An untuned ResNet takes seconds a call: fewer repeats then, but never fewer than this.
+_MIN_REPEATS: Final = 3
+_SECONDS_PER_SUBJECT: Final = 20.0
+_MIN_SECONDS_PER_REPEAT: Final = 0.02
+
+
+def add_latencies(
+    verdict: Verdict,
+    library: Library,
+    reference: Reference | None,
+    tensors: Mapping[str, Array],
+    settings: VerifySettings,
+    context: StageContext,
+) -> None:
+    """Measure the library, the same model untuned, the reference, and each part; one after the other.
+
+    Args:
+        verdict: Gets the latencies.
+        library: What is measured; it must be `timed`.
+        reference: The reference, if there is one.
+        tensors: The first batch, and the tensors of it that the reference gave.
+        settings: Those of `verify`.
+        context: That of the stage.
+    """
+    assert library.timed is not None
+    feed = {spec.name: tensors[spec.name] for spec in library.inputs}
+    # the reference runs in a process of this machine: its speed says nothing of another machine
+    local_reference = reference if settings.run_on == LOCAL else None
+    with _exclusive_devices(settings, context):
+        verdict["latency"] = _measure_variants(
+            library.timed, local_reference, feed, settings, context
+        )
+        for name, part_feed in _part_feeds(library, tensors).items():
+            part = library.parts[name].timed
+            assert part is not None
+            latency = _measure(part, part_feed, settings.verify.repeat)
+            verdict.setdefault("parts", {}).setdefault(name, {})["latency"] = latency
+
+
+def _part_feeds(library: Library, tensors: Mapping[str, Array]) -> dict[str, Feed]:
+    """Return the first batch of each part; a part is run only where later ones need its outputs."""
+    known = dict(tensors)
+    feeds = {}
+    for name, part in library.parts.items():
+        feeds[name] = {spec.name: known[spec.name] for spec in part.inputs}
+        if any(spec.name not in known for spec in part.outputs):
+            known |= part.run_all([feeds[name]])[0]
+    return feeds
+
+
+@contextlib.contextmanager
+def _exclusive_devices(settings: VerifySettings, context: StageContext) -> Iterator[None]:
+    """Hold the devices that the library runs on, and the CPU that calls it here."""
+    devices = [machine.device for machine in settings.machines.values()]
+    if settings.run_on == LOCAL:
+        devices.append(dict(CPU))
+    with contextlib.ExitStack() as stack:
+        # always in one order, so that two runs never wait for each other
+        for _, device in sorted({device["kind"]: device for device in devices}.items()):
+            stack.enter_context(exclusive(context.locks, device))
+        yield
+
+
+def _measure_variants(
+    library: TimedLibrary,
+    reference: Reference | None,
+    feed: Feed,
+    settings: VerifySettings,
+    context: StageContext,
+) -> dict[str, Latency]:
+    """Return the latencies of the library, of the same model untuned where it is tuned, and of the reference."""
+    repeat = settings.verify.repeat
+    latencies = {"library": _measure(library, feed, repeat)}
+    kernels = context.inputs.get("build/kernels.json")
+    if kernels and build.TUNED in json.loads(kernels.read_text()).values():
+        untuned = library.load_variant(_compile_untuned(settings, context))
+        latencies["untuned"] = _measure(untuned, feed, repeat)
+    if reference is not None:
+        latencies["reference"] = _measure(reference, feed, repeat)
+    return latencies
+
+
+def _measure(subject: Timed, feed: Feed, repeat: int) -> Latency:
+    _settle()
+    once_s = subject.latency(feed, repeat=1, min_seconds=0.0)[0]
+    affordable = int(_SECONDS_PER_SUBJECT / max(once_s, _MIN_SECONDS_PER_REPEAT))
+    repeats = max(_MIN_REPEATS, min(repeat, affordable))
+    return make_latency(subject.latency(feed, repeat=repeats, min_seconds=_MIN_SECONDS_PER_REPEAT))
+
+
+def make_latency(seconds: Sequence[float]) -> Latency:
+    """Return the statistics of the repeats of a measurement."""
+    return {**summarize(seconds)._asdict(), "repeats": len(seconds)}
+
+
+def _settle() -> None:
+    """Wait until no thread of an earlier measurement spins for more work: TVM's, and OpenMP's, do for a fifth of a second."""
+    process = psutil.Process()
+    deadline = time.monotonic() + _MAX_SETTLE_S
+
+    def busy_seconds() -> float:
+        seconds = 0.0
+        for member in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                seconds += sum(member.cpu_times()[:2])
+        return seconds
+
+    now_s = busy_seconds()
+    while time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        before_s, now_s = now_s, busy_seconds()
+        if now_s - before_s < _POLL_S / 4:
+            return
+
+
+def _compile_untuned(settings: VerifySettings, context: StageContext) -> Any:
+    """Return the model compiled in this process with the schedules that it has without tuning."""
+    from tvmflow.compiler import lowering
+    from tvmflow.tuning.measure import load_compiler
+
+    mod = lowering.load_ir(context.inputs["import/model.json"])
+    params = lowering.load_weights(context.inputs["import/params.safetensors"])
+    target = settings.machines[""].tvm
+    assert settings.lowering is not None and settings.schedules is not None
+    load_compiler(target, runs=settings.run_on == LOCAL)
+    return lowering.compile_untuned(mod, params, target, settings.lowering, settings.schedules)

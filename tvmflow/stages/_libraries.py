@@ -1,0 +1,194 @@
+"""Libraries that `verify` runs: in this process or on a remote backend, in one piece or in parts."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from tvmflow.core.types import TensorSpec
+from tvmflow.stages._base import StageContext
+from tvmflow.stages._verify_settings import LOCAL, QEMU, RPC, VerifySettings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tvmflow.runtime.bundles import Bundle
+    from tvmflow.runtime.module import Module
+    from tvmflow.stages._remote_backends import Signature
+
+    Array = np.ndarray[Any, Any]
+    Feed = dict[str, Array]
+
+UNTIMED_REASONS: Final[Mapping[str, str]] = {
+    QEMU: "an emulated CPU says nothing of the speed of a real one",
+    RPC: "each part runs in a session of its own",
+}
+"""Where a library runs -> the reason why its speed says nothing there, when it has no `timed`."""
+
+
+class Timed(Protocol):
+    """Something whose calls can be timed."""
+
+    def latency(self, feed: Feed, *, repeat: int, min_seconds: float) -> list[float]:
+        """Return seconds per call, for each of `repeat` repeats of at least `min_seconds`."""
+        ...
+
+
+class TimedLibrary(Timed, Protocol):
+    """A library on a machine whose speed is that of the target."""
+
+    def load_variant(self, built: Any) -> Timed:
+        """Return the same model with other schedules, as TVM built it, on the same machine."""
+        ...
+
+
+class Library(Protocol):
+    """The library, wherever it runs."""
+
+    @property
+    def timed(self) -> TimedLibrary | None:
+        """The library as one that can be timed; None where its speed says nothing."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Its inputs in order."""
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Its outputs in order."""
+
+    @property
+    def parts(self) -> Mapping[str, Library]:
+        """The parts of a partitioned model by name, in order; none of others."""
+
+    @property
+    def ran_on(self) -> str:
+        """The machine or emulator that ran it, once it has run."""
+
+    def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
+        """Return the outputs by name for every batch of inputs by name."""
+        ...
+
+
+class LocalLibrary:
+    """A library in this process."""
+
+    ran_on = "this machine"
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.inputs, self.outputs = module.inputs, module.outputs
+        self.latency = module.latency
+        self.parts: dict[str, Library] = {
+            name: LocalLibrary(part) for name, part in module.parts.items()
+        }
+
+    @property
+    def timed(self) -> TimedLibrary:
+        """The library itself."""
+        return self
+
+    def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
+        """Return the outputs by name for every batch of inputs by name."""
+        return [self.module.run(feed) for feed in feeds]
+
+    def load_variant(self, built: Any) -> Timed:
+        """Return what TVM built, loaded into this process."""
+        from tvmflow.runtime.module import Module
+        from tvmflow.runtime.native import Executable, load_library
+        from tvmflow.targets.linking import export_library
+
+        signature = {
+            kind: [spec.to_json() for spec in getattr(self.module, kind)]
+            for kind in ("inputs", "outputs")
+        }
+        device = self.module.program.device
+        if device.is_host:
+            library = built.jit()
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                linked = Path(folder, "variant.so")
+                export_library(built, linked, self.module.manifest["target"]["tvm"])
+                library = load_library(linked.read_bytes(), linked.suffix, device)
+        return Module(Executable(library, device), signature, self.module.manifest)
+
+
+class PartitionedLibrary:
+    """The libraries of a model in parts on remote backends, run one after the other."""
+
+    timed = None
+
+    def __init__(self, signature: Signature, parts: Mapping[str, Library]) -> None:
+        self.inputs, self.outputs = signature
+        self.parts = parts
+
+    @property
+    def ran_on(self) -> str:
+        """The machines or emulators that ran the parts, in order, each named once."""
+        return ", then ".join(dict.fromkeys(part.ran_on for part in self.parts.values()))
+
+    def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
+        """Return the outputs by name for every batch: each part reads what those before it computed."""
+        batches = [dict(feed) for feed in feeds]
+        for part in self.parts.values():
+            names = [spec.name for spec in part.inputs]
+            part_feeds = [{name: batch[name] for name in names} for batch in batches]
+            for batch, outputs in zip(batches, part.run_all(part_feeds), strict=True):
+                batch.update(outputs)
+        return [{spec.name: batch[spec.name] for spec in self.outputs} for batch in batches]
+
+
+@contextlib.contextmanager
+def open_library(settings: VerifySettings, context: StageContext) -> Iterator[Library]:
+    """Give the exported library, ready to run where the settings say.
+
+    Raises:
+        StageError: when it cannot be run there.
+    """
+    from tvmflow.runtime import bundles, loading
+
+    bundle = context.inputs["export/module.tvmflow"]
+    if settings.run_on == LOCAL:
+        yield LocalLibrary(loading.load(bundle))
+        return
+    from tvmflow.stages._remote_backends import Signature
+
+    whole = bundles.read_bundle(bundle)
+    with contextlib.ExitStack() as stack:
+        libraries = {
+            name: _open_remote(part, name, settings, context, stack)
+            for name, part in (whole.parts or {"": whole}).items()
+        }
+        if whole.parts:
+            yield PartitionedLibrary(Signature.from_json(whole.signature), libraries)
+        else:
+            yield libraries[""]
+
+
+def _open_remote(
+    bundle: Bundle,
+    part: str,
+    settings: VerifySettings,
+    context: StageContext,
+    stack: contextlib.ExitStack,
+) -> Library:
+    """Return one library on a remote backend; `part` is empty for a model in one piece."""
+    from tvmflow.stages import _remote_backends
+
+    signature = _remote_backends.Signature.from_json(bundle.signature)
+    machine = settings.machines[part]
+    work = context.work / part
+    work.mkdir(exist_ok=True)
+    library = work / "library.so"
+    library.write_bytes(bundle.library)
+    if settings.run_on == QEMU:
+        role = f"emulation_program/{part}/program" if part else "emulation_program/program"
+        program = context.inputs[role]
+        return _remote_backends.EmulatedLibrary(signature, library, machine, work, program)
+    assert machine.remote is not None
+    devices = _remote_backends.open_devices(machine.remote, work / "sessions.log")
+    pool = stack.enter_context(devices)
+    return _remote_backends.DeviceLibrary(signature, library, machine, work, pool)

@@ -1,0 +1,237 @@
+"""Remote backends: where `verify` runs libraries that its own process cannot load: an emulator, devices behind RPC."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+import tvm
+
+from tvmflow.core.errors import StageError
+from tvmflow.core.fork_server import Emit, ForkServer
+from tvmflow.core.types import Json, TensorSpec
+from tvmflow.targets.emulation import Emulator, emulator_for, run_emulated
+from tvmflow.targets.linking import export_library
+from tvmflow.targets.tensor_file import read_tensors, write_tensors
+from tvmflow.tuning.device_pool import DevicePool, RpcEndpoint
+from tvmflow.tuning.phases import PhaseReporter, report_failure
+from tvmflow.tuning.rpc_device import RpcDevice
+
+if TYPE_CHECKING:
+    from tvmflow.stages._verify_settings import MachineSettings
+
+Array = np.ndarray[Any, Any]
+Feed = Mapping[str, Array]
+
+# A session also sends the library, and starts: as much patience as for two batches more.
+_SETUP_SESSIONS: Final = 2
+
+
+class Signature(NamedTuple):
+    """Inputs and outputs of a library, in order."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @classmethod
+    def from_json(cls, value: Json) -> Signature:
+        """Return the signature in a bundle."""
+        inputs = tuple(map(TensorSpec.from_json, value["inputs"]))
+        return cls(inputs, tuple(map(TensorSpec.from_json, value["outputs"])))
+
+    def order_inputs(self, feed: Feed) -> list[Array]:
+        """Return a batch in the order in which the library takes it."""
+        return [feed[spec.name] for spec in self.inputs]
+
+    def name_outputs(self, outputs: Sequence[Array]) -> dict[str, Array]:
+        """Return the outputs of the library by name."""
+        return dict(zip((spec.name for spec in self.outputs), outputs, strict=True))
+
+
+@dataclass
+class _RemoteLibrary:
+    """A library for a machine that this process cannot load it on; `scratch` is a folder for files."""
+
+    signature: Signature
+    library: Path
+    machine: MachineSettings
+    scratch: Path
+
+    parts: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Its inputs in order."""
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Its outputs in order."""
+        return self.signature.outputs
+
+
+# ---------------------------------------------------------------- under emulation
+
+
+@dataclass
+class EmulatedLibrary(_RemoteLibrary):
+    """A library under emulation, which says nothing of its speed; `program` runs it there."""
+
+    program: Path
+
+    timed = None
+
+    @cached_property
+    def _emulator(self) -> Emulator:
+        return emulator_for(self.machine.tvm)
+
+    @property
+    def ran_on(self) -> str:
+        """The emulator and its CPU."""
+        return str(self._emulator)
+
+    def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
+        """Return the outputs by name for every batch.
+
+        Raises:
+            StageError: when the library does not run there.
+        """
+        batches = [self.signature.order_inputs(feed) for feed in feeds]
+        results = run_emulated(
+            self._emulator,
+            self.program,
+            self.library,
+            batches,
+            threads=self.machine.cores,
+            scratch=self.scratch,
+        )
+        return [self.signature.name_outputs(outputs) for outputs in results]
+
+
+# ---------------------------------------------------------------- on devices behind RPC
+
+
+@dataclass
+class DeviceLibrary(_RemoteLibrary):
+    """A library on the devices of a pool; each call is a session of its own."""
+
+    pool: DevicePool
+
+    def __post_init__(self) -> None:
+        self.ran_on = self.pool.endpoint.key
+
+    @property
+    def timed(self) -> DeviceLibrary:
+        """The library itself."""
+        return self
+
+    def load_variant(self, built: Any) -> DeviceLibrary:
+        """Return the same model with other schedules, as TVM built it, on the same devices."""
+        library = self.scratch / "variant.so"
+        export_library(built, library, self.machine.tvm)
+        return replace(self, library=library)
+
+    def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
+        """Return the outputs by name for every batch.
+
+        Raises:
+            StageError: when the library does not run there.
+        """
+        outputs, _ = self._run_session(feeds, {})
+        return [self.signature.name_outputs(batch) for batch in outputs]
+
+    def latency(self, feed: Feed, *, repeat: int, min_seconds: float) -> list[float]:
+        """Return seconds per call, for each of `repeat` repeats, without the transfer to the device."""
+        _, seconds = self._run_session([feed], {"repeat": repeat, "min_seconds": min_seconds})
+        return seconds
+
+    def _run_session(
+        self, feeds: Sequence[Feed], timing: Json
+    ) -> tuple[list[list[Array]], list[float]]:
+        with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
+            inputs, outputs = Path(folder, "in"), Path(folder, "out")
+            write_tensors(inputs, [self.signature.order_inputs(feed) for feed in feeds])
+            request = {
+                "target": self.machine.tvm,
+                "library": str(self.library),
+                "inputs": str(inputs),
+                "outputs": str(outputs),
+                **timing,
+            }
+            call = f"{__name__}:{run_model.__name__}"
+            session = self.pool.call(call, request, sessions=len(feeds) + _SETUP_SESSIONS)
+            assert session is not None
+            if session.failure is not None:
+                raise StageError(
+                    f"the library does not run on {self.pool.endpoint.key} at {session.server}: "
+                    f"{session.failure.message}",
+                    fix="check that the target in the recipe fits the device (`tvmflow device ls`)",
+                )
+            self.ran_on = f"{self.pool.endpoint.key} at {session.server}"
+            return read_tensors(outputs), session.value["seconds"]
+
+
+@contextlib.contextmanager
+def open_devices(remote: Mapping[str, Json], log: Path) -> Iterator[DevicePool]:
+    """Give the devices of a target's `remote`; their sessions are children of this process.
+
+    Raises:
+        StageError: when there is no such device.
+    """
+    with ForkServer.fork() as fork_server:
+        pool = DevicePool(RpcEndpoint.from_settings(remote), fork_server, log)
+        pool.size()
+        yield pool
+
+
+def run_model(payload: Json, emit: Emit) -> Json:
+    """Run a library on every batch, on the device of the session: the entry point of a child.
+
+    Args:
+        payload: `library`, `inputs` and `outputs` (paths), `target`, `session`, and, to time the
+            first batch, `repeat` and `min_seconds`.
+        emit: Sends the event of each phase.
+
+    Returns:
+        `seconds`, or a failure in the phase `send` or `run`.
+    """
+
+    def work(phases: PhaseReporter) -> Json:
+        with phases.phase("send"):
+            session = RpcDevice(payload)
+            library = session.load_library(Path(payload["library"]))
+            batches = read_tensors(Path(payload["inputs"]))
+        with phases.phase("run"):
+            machine = tvm.relax.VirtualMachine(library, session.device)
+            outputs = [_run(machine, session.device, batch) for batch in batches]
+            is_timed = "repeat" in payload
+            seconds = _time(machine, session.device, batches[0], payload) if is_timed else []
+        write_tensors(Path(payload["outputs"]), outputs)
+        return {"seconds": seconds}
+
+    return report_failure(emit, work)
+
+
+def _run(machine: Any, device: Any, batch: Sequence[Array]) -> list[Array]:
+    result = machine["main"](*[tvm.runtime.tensor(array, device) for array in batch])
+    tensors = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+    return [tensor.numpy() for tensor in tensors]
+
+
+def _time(machine: Any, device: Any, batch: Sequence[Array], timing: Json) -> list[float]:
+    machine.set_input("main", *[tvm.runtime.tensor(array, device) for array in batch])
+    timer = machine.time_evaluator(
+        "invoke_stateful",
+        device,
+        number=1,
+        repeat=timing["repeat"],
+        min_repeat_ms=int(timing["min_seconds"] * 1000),
+    )
+    return [float(seconds) for seconds in timer("main").results]

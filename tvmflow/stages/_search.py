@@ -1,0 +1,189 @@
+"""The search of `tune`: which kernels it is for, where it measures, and the time that it may take."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tvm
+
+from tvmflow.core import packages
+from tvmflow.core.errors import StageError
+from tvmflow.core.files import write_atomically
+from tvmflow.core.fork_server import Emit, ForkServer
+from tvmflow.stages._base import Event, StageContext
+from tvmflow.targets.host import read_host
+from tvmflow.tuning import budget, device_pool, measure, measurer, remote_measurer
+from tvmflow.tuning.ledger import Ledger, WorkloadDescription
+from tvmflow.tuning.search import Tuning
+from tvmflow.tuning.tuning_job import SearchOptions, Task, TuningResult
+from tvmflow.tuning.workloads import family_key
+
+if TYPE_CHECKING:
+    from tvmflow.stages._tune_settings import SearchSettings, TuneSettings
+
+
+def load_tasks(inputs: Mapping[str, Path], tune: SearchSettings) -> list[Task]:
+    """Return the workloads that can be tuned and that the recipe selects.
+
+    Raises:
+        StageError: when the recipe names a kernel that the model does not have.
+    """
+    modules = json.loads(inputs["extract_tasks/workloads.json"].read_text())
+    tasks = json.loads(inputs["extract_tasks/tasks.json"].read_text())
+    tunable = [task for task in tasks if task["tunable"]]
+    selected = select_kernels([task["names"] for task in tunable], only=tune.only, skip=tune.skip)
+    return [
+        Task(task["key"], task["names"][0], task["weight"], task["flops"], modules[task["key"]])
+        for task, is_selected in zip(tunable, selected, strict=True)
+        if is_selected
+    ]
+
+
+def select_kernels(
+    kernels: Sequence[Sequence[str]], *, only: Sequence[str], skip: Sequence[str]
+) -> list[bool]:
+    """Return for each kernel whether the recipe has it tuned.
+
+    Args:
+        kernels: All names of each kernel.
+        only: Names, patterns or operators of the kernels to tune; all where it is empty.
+        skip: The same of kernels not to tune.
+
+    Raises:
+        StageError: when one of these selects no kernel.
+    """
+    unknown = [
+        f"tune.{field}: '{pattern}'"
+        for field, patterns in (("only", only), ("skip", skip))
+        for pattern in patterns
+        if not any(_is_selected_by(pattern, names) for names in kernels)
+    ]
+    if unknown:
+        known = ", ".join(sorted(names[0] for names in kernels))
+        verb = "names" if len(unknown) == 1 else "name"
+        raise StageError(
+            f"{', '.join(unknown)} {verb} no kernel of this model", fix=f"its kernels are: {known}"
+        )
+    return [
+        (not only or any(_is_selected_by(pattern, names) for pattern in only))
+        and not any(_is_selected_by(pattern, names) for pattern in skip)
+        for names in kernels
+    ]
+
+
+def _is_selected_by(pattern: str, names: Sequence[str]) -> bool:
+    """Return whether this is a kernel's name, a pattern of it, or an operator in it: conv2d in fused_conv2d1_relu."""
+    operator = re.compile(rf"(^|_){re.escape(pattern)}\d*(_|$)")
+    return any(fnmatch.fnmatchcase(name, pattern) or operator.search(name) for name in names)
+
+
+def search(
+    settings: TuneSettings, context: StageContext, tasks: Sequence[Task]
+) -> tuple[Ledger, TuningResult]:
+    """Search schedules for the tasks, and return the ledger with all trials."""
+    if settings.unmeasurable_reason:
+        raise StageError(
+            f"nothing can be measured for this target on this machine: {settings.unmeasurable_reason}",
+            fix="set tune.trials to 0 for it, or tune on a machine that can run it",
+        )
+    tvm_build = packages.identity("apache-tvm")
+    ledger = Ledger.open(context.ledger, settings.target, tvm_build, settings.device)
+    _describe_workloads(ledger, tasks)
+    measure_context = _make_measure_context(settings, context, tvm_build)
+    # both before the search starts its threads: what the children need, and the server they fork from
+    measure.load_compiler(settings.target, runs=settings.remote is None)
+    clock = TuningClock(context.work / "seconds", settings.tune.minutes)
+    with ForkServer.fork() as fork_server, clock:
+        options = _make_options(settings.tune, clock.seconds_left)
+        remote: measurer.Measurer | None = None
+        if settings.remote:
+            remote = remote_measurer.RemoteMeasurer(
+                measure_context,
+                options.timing,
+                options.trial_timeout_s,
+                fork_server,
+                device_pool.RpcEndpoint.from_settings(settings.remote),
+                context.work,
+            )
+        emit = clock.recording(context.emit)
+        tuning = Tuning(tasks, options, measure_context, ledger, fork_server, emit, remote)
+        return ledger, tuning.run()
+
+
+def _make_options(tune: SearchSettings, seconds: float | None) -> SearchOptions:
+    return SearchOptions(
+        rules=budget.BudgetRules(tune.trials, tune.trials_per_task, tune.patience, tune.min_gain),
+        seed=tune.seed,
+        strategy=tune.strategy,
+        cost_model=tune.cost_model,
+        timing=measure.Timing(tune.number, tune.repeat, tune.min_repeat_ms, tune.flush_cache),
+        trial_timeout_s=tune.trial_timeout_s,
+        seconds=seconds,
+    )
+
+
+def _make_measure_context(
+    settings: TuneSettings, context: StageContext, tvm_build: str
+) -> measurer.MeasureContext:
+    host = read_host()
+    return measurer.MeasureContext(
+        target=settings.target,
+        device=settings.device,
+        rules_version=settings.schedules,
+        locks=context.locks,
+        tvm=tvm_build,
+        host={"arch": host.arch, "model": host.model, "cores": host.cores},
+        log=context.work / "trials.log",
+    )
+
+
+def _describe_workloads(ledger: Ledger, tasks: Sequence[Task]) -> None:
+    """Describe workloads that the ledger knows only by their keys, for people and for related workloads."""
+    for task in tasks:
+        if not (ledger.description(task.key).name and ledger.kernel(task.key)):
+            mod = tvm.ir.load_json(task.mod)
+            types = [parameter.ty for parameter in mod["main"].params]
+            buffers = tuple(
+                f"{ty.dtype}[{'×'.join(str(int(extent)) for extent in ty.shape)}]" for ty in types
+            )
+            description = WorkloadDescription(task.name, task.flops, buffers, family_key(mod))
+            ledger.describe(task.key, description, task.mod)
+
+
+class TuningClock:
+    """The time that a tuning has taken, counting what it took before it was killed."""
+
+    def __init__(self, path: Path, minutes: float | None) -> None:
+        self._path = path
+        self._limit_s = None if minutes is None else minutes * 60
+        self._earlier_s = float(path.read_text()) if path.exists() else 0.0
+        self._started = time.monotonic()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the limit, as the tuning starts; None without a limit."""
+        return None if self._limit_s is None else max(self._limit_s - self._earlier_s, 0.0)
+
+    def recording(self, emit: Emit) -> Emit:
+        """Return an `emit` that also records the time."""
+
+        def record_and_emit(event: Event) -> None:
+            self._record()
+            emit(event)
+
+        return record_and_emit
+
+    def _record(self) -> None:
+        write_atomically(self._path, str(self._earlier_s + time.monotonic() - self._started))
+
+    def __enter__(self) -> TuningClock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._record()

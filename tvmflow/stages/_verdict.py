@@ -1,0 +1,60 @@
+"""The verdict of `verify`: the content of `verdict.json`, and the stage's facts."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from tvmflow.core.types import Json
+
+Latency = dict[str, float]
+"""Seconds of one call: `mean`, `median`, `min`, `max` and `std` over the repeats of a measurement, and `repeats`."""
+
+
+class OutputComparison(TypedDict, total=False):
+    """An output compared with the reference's: errors, and the tolerance in numbers.
+
+    `shape` says what is wrong with a shape; nothing else is there then. `worst` has the index of
+    the element with the largest error, and both values; numbers that JSON lacks are text.
+    """
+
+    passed: bool
+    shape: str
+    rtol: float
+    atol: float
+    max_abs_error: float | str
+    max_rel_error: float | str
+    max_rel_error_above_atol: float | str
+    elements: int
+    mismatched: int
+    worst: dict[str, Json]
+
+
+class PartVerdict(TypedDict, total=False):
+    """The verdict on a part of a model by itself."""
+
+    outputs: dict[str, OutputComparison]
+    latency: Latency
+
+
+class Verdict(TypedDict, total=False):
+    """Everything that was verified of a library, and why it is rejected.
+
+    `reference` names the framework that it was compared with, `ran_on` what ran it where that is
+    not this process, `samples` counts samples (or random batches). `latency` has the library, the
+    same model `untuned`, and the `reference`. `tolerance` is for the arithmetic that it names. `not_run` and `latency_not_measured` are reasons.
+    """
+
+    passed: bool
+    against: str
+    samples: int
+    reference: str
+    tolerance: dict[str, Json]
+    outputs: dict[str, OutputComparison]
+    parts: dict[str, PartVerdict]
+    accuracy: float
+    reference_accuracy: float
+    ran_on: str
+    latency: dict[str, Latency]
+    latency_not_measured: str
+    not_run: str
+    failures: list[str]

@@ -1,0 +1,90 @@
+"""The settings of `verify`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tvmflow.core.types import Json
+from tvmflow.stages._base import Lowering, Settings, StageSettings
+
+LOCAL: Final = "local"
+QEMU: Final = "qemu"
+RPC: Final = "rpc"
+"""The places where libraries are run."""
+
+
+class CheckSettings(Settings):
+    """The checks of the recipe; see `recipe.Verify`. `data` tells whether there is a file of samples."""
+
+    against: str
+    label: str
+    rtol: float | None
+    atol: float | None
+    min_accuracy: float | None
+    samples: int
+    seed: int
+    repeat: int
+    data: bool
+
+
+class InputSettings(Settings):
+    """The range of random inputs."""
+
+    range: tuple[float, float] | None = None
+
+
+class SpeedupSettings(Settings):
+    """The least end-to-end speedup that tuning must give."""
+
+    min_speedup: float
+
+
+class MachineSettings(Settings):
+    """The machine that a library, or one part of it, is for.
+
+    `unrunnable_reason` says why this machine cannot run it; `remote` is how devices behind RPC are reached.
+    """
+
+    tvm: dict[str, Json]
+    cores: int
+    device: dict[str, str]
+    unrunnable_reason: str = ""
+    remote: dict[str, Json] | None = None
+
+
+class PartSettings(Settings):
+    """The machines of a partitioned target, by part."""
+
+    parts: dict[str, MachineSettings]
+
+
+class VerifySettings(StageSettings):
+    """The checks, the ranges of random inputs, and the machine whose latency is reported.
+
+    `mixed` tells whether any part has float16 weights. `lowering` and `schedules` are those of the
+    untuned variant; a partitioned target has none.
+    """
+
+    verify: CheckSettings
+    inputs: dict[str, InputSettings]
+    model: dict[str, Json]
+    target: MachineSettings | PartSettings
+    mixed: bool
+    lowering: Lowering | None = None
+    schedules: int | None = None
+    tune: SpeedupSettings | None = None
+    run_on: str = LOCAL
+
+    @property
+    def machines(self) -> dict[str, MachineSettings]:
+        """The machine of each part by its name; empty names a model in one piece."""
+        target = self.target
+        return {"": target} if isinstance(target, MachineSettings) else target.parts
+
+    @property
+    def measured_devices(self) -> tuple[str, ...]:
+        """The devices of this machine that the library runs on."""
+        if self.run_on != LOCAL:
+            return ()
+        machines = self.machines.values()
+        return tuple(sorted({m.device["kind"] for m in machines if not m.unrunnable_reason}))

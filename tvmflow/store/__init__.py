@@ -1,0 +1,1 @@
+"""Results that are kept: the local store, remote caches, downloads, and garbage collection. May import `core` alone."""

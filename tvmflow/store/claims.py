@@ -1,0 +1,82 @@
+"""Claims: the lock on a key while one process makes its result, and the work folder that belongs to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+
+from tvmflow.core import file_locks
+from tvmflow.store.disk import StoreFolder, disk_errors, remove_tree
+
+
+class Claim:
+    """A claimed key.
+
+    Attributes:
+        folder: The work folder.
+        out: An empty folder for the output files.
+        work: A folder as the last attempt left it, to resume from.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.out = f"{folder}/out"
+        self.work = f"{folder}/work"
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield the name (with slashes) and the path of every output file."""
+        for parent, _, names in os.walk(self.out):
+            for name in names:
+                path = f"{parent}/{name}"
+                yield os.path.relpath(path, self.out), path
+
+
+@contextlib.contextmanager
+def claim(root: str, key: str) -> Iterator[Claim]:
+    """Wait until no other process works on a key, then hold its claim while the block runs.
+
+    Raises:
+        StoreError: when the disk is full or not writable.
+    """
+    claimed = Claim(f"{root}/work/{key}")
+    with disk_errors(root):
+        descriptor = _lock_folder(claimed.folder)
+        remove_tree(claimed.out)
+        os.makedirs(claimed.out)
+        os.makedirs(claimed.work, exist_ok=True)
+    try:
+        yield claimed
+    finally:
+        os.close(descriptor)
+
+
+def release(folder: StoreFolder, claimed: Claim) -> None:
+    """Remove the work folder of a claim whose result is in the store."""
+    # moved away first: whoever waits for this key may fill a folder of the same name at once
+    removed = folder.temporary_path()
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(claimed.folder, removed)
+    remove_tree(removed)
+
+
+def _lock_folder(folder: str) -> int:
+    """Return a descriptor that locks a work folder, which its last holder may have removed while we waited."""
+    while True:
+        try:
+            os.makedirs(folder, exist_ok=True)
+            descriptor = file_locks.open_lock_file(f"{folder}/claim")
+        except FileNotFoundError:
+            continue
+        except FileExistsError:
+            # the folder was removed while makedirs looked at it twice, or a file is in its place
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISDIR(os.lstat(folder).st_mode):
+                    raise
+            continue
+        file_locks.lock(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(f"{folder}/claim").st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        os.close(descriptor)

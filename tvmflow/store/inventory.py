@@ -1,0 +1,141 @@
+"""The inventory of a store: its results, its blobs, and the pins that need them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core.errors import UsageError
+from tvmflow.store import action_records
+from tvmflow.store.local import FORMAT, LocalStore
+from tvmflow.store.pins import Pin, last_keys, list_pins
+
+_DIGITS: Final = frozenset("0123456789abcdef")
+
+
+class StoredResult(NamedTuple):
+    """A finished stage.
+
+    Attributes:
+        key: Its key.
+        label: `RECIPE:STAGE[/TARGET]` as its recipe last needed it, or as it was first made for.
+        used_ns: When it was last used.
+        size: The size of its action record in bytes.
+        files: The digests of its files.
+        inputs: The digests of what it read.
+        damaged: Its record cannot be read, or is another key's; it counts as missing.
+        signatures: A line for each key that signed a fetched result; None for one made with this store.
+    """
+
+    key: str
+    label: str
+    used_ns: int
+    size: int
+    files: tuple[str, ...]
+    inputs: tuple[str, ...]
+    damaged: bool = False
+    signatures: tuple[str, ...] | None = None
+
+    @property
+    def title(self) -> str:
+        """The label and the first digits of the key, for people."""
+        return f"{self.label or 'unknown'} {self.key[:12]}"
+
+
+class StoredBlob(NamedTuple):
+    """A blob: its digest, its size in bytes, and when it was added or last marked as used (ns)."""
+
+    digest: str
+    size: int
+    changed_ns: int
+
+
+class Inventory(NamedTuple):
+    """Results by key, blobs by digest, and the pins."""
+
+    results: dict[str, StoredResult]
+    blobs: dict[str, StoredBlob]
+    pins: tuple[Pin, ...]
+
+    @property
+    def pinned_keys(self) -> set[str]:
+        """The keys of the results that pins need."""
+        return {key for pin in self.pins for key in pin.keys}
+
+    def is_complete(self, result: StoredResult) -> bool:
+        """Return whether a result can be used: its record and all its files."""
+        return not result.damaged and all(digest in self.blobs for digest in result.files)
+
+    def size(self, results: Sequence[StoredResult], digests: Iterable[str] = ()) -> int:
+        """Return the size of results and blobs in bytes, equal blobs once."""
+        needed = {digest for result in results for digest in result.files} | set(digests)
+        blobs = [self.blobs[digest].size for digest in needed if digest in self.blobs]
+        return sum(result.size for result in results) + sum(blobs)
+
+
+def require_store(store: LocalStore) -> LocalStore:
+    """Return the store, if there is one.
+
+    Raises:
+        UsageError: when the folder is not a store of this version.
+    """
+    if store.notes.read("format") != FORMAT:
+        raise UsageError(f"{store.root} is not a tvmflow store", fix="choose one with --store DIR")
+    return store
+
+
+def take_inventory(store: LocalStore) -> Inventory:
+    """Read every action record and list every blob.
+
+    Raises:
+        StoreError: for a pin that cannot be read, because what it needs is not known.
+    """
+    # results before pins: `garbage_collection` explains why
+    results = {result.key: result for result in _list_results(store)}
+    pins = tuple(list_pins(store))
+    for recipe, keys in last_keys(store).items():
+        for label, key in keys.items():
+            if key in results:
+                results[key] = results[key]._replace(label=f"{recipe}:{label}")
+    return Inventory(results, {blob.digest: blob for blob in _list_blobs(store)}, pins)
+
+
+def _list_results(store: LocalStore) -> Iterator[StoredResult]:
+    for path in stored_paths(store, "actions"):
+        try:
+            with path.open("rb") as stream:
+                status, content = os.fstat(stream.fileno()), stream.read()
+        except FileNotFoundError:
+            continue
+        times_and_size = (status.st_mtime_ns, status.st_size)
+        record = action_records.decode(path.name, content)
+        if record is None:
+            yield StoredResult(path.name, "", *times_and_size, (), (), damaged=True)
+            continue
+        yield StoredResult(
+            path.name,
+            record.stage_id or record.preimage.get("stage", ""),
+            *times_and_size,
+            tuple(file.digest for file in record.files),
+            tuple(record.preimage.get("inputs", {}).values()),
+            signatures=record.origin.signature_lines if record.origin else None,
+        )
+
+
+def _list_blobs(store: LocalStore) -> Iterator[StoredBlob]:
+    for path in stored_paths(store, "cas"):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            yield StoredBlob(path.name, status.st_size, status.st_ctime_ns)
+
+
+def stored_paths(store: LocalStore, folder: str) -> Iterator[Path]:
+    """Yield the files in `actions` or `cas` whose names are digests, in a fixed order."""
+    for parent, folders, names in os.walk(Path(store.root, folder)):
+        folders.sort()
+        for name in sorted(names):
+            if len(name) == 64 and _DIGITS.issuperset(name):
+                yield Path(parent, name)

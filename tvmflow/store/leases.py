@@ -1,0 +1,157 @@
+"""Leases: which runs use a store, and the lock under which results are marked as used or removed.
+
+    run.lock      shared by all runs; held exclusively by `clean`, and by the run that sweeps
+    runs/<name>   the lease of a run, locked until the run ends; its modification time is when the run began
+    use.lock      shared while a result is found, added or published; exclusive while one is removed
+
+Times are those of the store's file system, so that they compare with those of its other files.
+`garbage_collection` explains why nothing that a run needs can be removed.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+from tvmflow.core.errors import StoreError
+from tvmflow.core.file_locks import Locked, held, lock, open_lock_file
+from tvmflow.core.files import temporary_name
+from tvmflow.store.disk import StoreFolder, disk_errors
+
+
+def use_lock(root: str, *, exclusive: bool = False) -> contextlib.AbstractContextManager[int]:
+    """Hold `use.lock` for an instant, shared with other runs or exclusively."""
+    # each call opens the file: threads that shared a descriptor would release each other's lock
+    return held(f"{root}/use.lock", shared=not exclusive)
+
+
+@contextlib.contextmanager
+def hold_lease(root: str) -> Iterator[int]:
+    """Hold the lease of a run while the block runs, and give when the run began (ns)."""
+    path, descriptor = _create_lease(f"{root}/runs")
+    try:
+        yield os.fstat(descriptor).st_mtime_ns
+    finally:
+        # removed before it is unlocked, so that nobody takes it for a stale one
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        os.close(descriptor)
+
+
+def _create_lease(folder: str) -> tuple[str, int]:
+    """Return the path of a new lease and the descriptor that locks it."""
+    while True:
+        os.makedirs(folder, exist_ok=True)
+        path = f"{folder}/{temporary_name()}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        lock(descriptor)
+        # before it was locked, another process may have removed it as a stale one
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                return path, descriptor
+        os.close(descriptor)
+
+
+def active_runs(root: str, *, remove_stale: bool = False) -> list[int]:
+    """Return when each active run began (ns).
+
+    Args:
+        root: The store.
+        remove_stale: Remove the leases that killed processes left.
+    """
+    folder = f"{root}/runs"
+    began = []
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        path = f"{folder}/{name}"
+        try:
+            descriptor = os.open(path, os.O_RDWR if remove_stale else os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        try:
+            run_began = os.fstat(descriptor).st_mtime_ns
+            lock(descriptor, wait=False)
+            if remove_stale:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+        except Locked:
+            began.append(run_began)
+        finally:
+            os.close(descriptor)
+    return began
+
+
+def exclude_runs(root: str) -> contextlib.AbstractContextManager[None]:
+    """Keep every run out of a store while the block runs.
+
+    Raises:
+        StoreError: when a run is using the store.
+    """
+    return exclude_others(f"{root}/run.lock", f"a run is using the store {root}")
+
+
+@contextlib.contextmanager
+def exclude_others(path: str, refusal: str) -> Iterator[None]:
+    """Hold the lock of the file at `path` while the block runs.
+
+    Raises:
+        StoreError: with the text `refusal` when another process holds it.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            with disk_errors(os.path.dirname(path)):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                stack.enter_context(held(path, wait=False, mode=0o666))
+        except Locked:
+            raise StoreError(refusal, fix="wait for it to end, then try again") from None
+        yield
+
+
+class SharedLease:
+    """The one lease of all runs of this process on a store, held until the last of them ends.
+
+    Attributes:
+        began_ns: When the first of them began; None while there is none.
+    """
+
+    def __init__(self, folder: StoreFolder) -> None:
+        self._folder = folder
+        self._holders = 0
+        self._mutex = threading.Lock()
+        self._held = contextlib.ExitStack()
+        self.began_ns: int | None = None
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[int]:
+        """Hold the lease while the block runs, and give when it began (ns).
+
+        Raises:
+            StoreError: when the disk is full or not writable.
+        """
+        with self._mutex:
+            if not self._holders:
+                self._held, self.began_ns = self._acquire()
+            self._holders += 1
+            began_ns = self.began_ns or 0
+        try:
+            yield began_ns
+        finally:
+            with self._mutex:
+                self._holders -= 1
+                if not self._holders:
+                    self.began_ns = None
+                    self._held.close()
+
+    def _acquire(self) -> tuple[contextlib.ExitStack, int]:
+        root = self._folder.root
+        with contextlib.ExitStack() as stack:
+            with disk_errors(root):
+                descriptor = open_lock_file(f"{root}/run.lock")
+            stack.callback(os.close, descriptor)
+            # the first of several runs sweeps
+            with contextlib.suppress(Locked):
+                lock(descriptor, wait=False)
+                self._folder.sweep()
+            lock(descriptor, shared=True)
+            with disk_errors(root):
+                began_ns = stack.enter_context(hold_lease(root))
+            return stack.pop_all(), began_ns

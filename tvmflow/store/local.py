@@ -1,0 +1,223 @@
+"""The local store: finished results by key, blobs by digest, notes; plain files throughout.
+
+    cas/ab/<sha256>        blobs: the contents of files, read-only, each named by its digest
+    actions/ab/<key>       the action record of a finished stage (see `action_records`)
+    last/<recipe>/<label>  the key that a recipe's stage had when it was last up to date
+    pins/<name>            keys and digests that a lock file or a release needs (see `pins`)
+    work/<key>/            a stage that runs, or was killed and will resume (see `claims`)
+    spool/<remote>/<key>   a result that has yet to be uploaded to that remote cache
+    runs/                  a lease for each active run (see `leases`)
+    logs/ ledger/ locks/ downloads/ stats/ facts/ plans/ delivered/ tmp/ damaged/
+
+The modification time of an action record is when the result was last used: exact during a run,
+to the day otherwise, so that looking writes nothing. What is under `cas` and `actions` is
+complete: it is written to a temporary file, flushed, and published by one rename. Locks are the
+operating system's and die with their process. No database can be left in a state that needs repair.
+"""
+
+import contextlib
+import os
+import time
+
+from tvmflow.core.errors import StoreError
+from tvmflow.core.types import Artifact, Json, StageKey
+from tvmflow.store import action_records, claims, leases
+from tvmflow.store.action_records import ActionRecord
+from tvmflow.store.blobs import BlobStore
+from tvmflow.store.claims import Claim
+from tvmflow.store.disk import StoreFolder, disk_errors
+from tvmflow.store.notes import Notes
+
+FORMAT = "tvmflow store 1\n"
+_CACHE_TAG = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    "# This folder holds results that tvmflow can make again.\n"
+)
+_DAY_NS = 86_400 * 10**9
+# What a folder may contain before it becomes a store.
+_ALLOWED_BEFORE = frozenset({"README.md", "CACHEDIR.TAG", "tmp", "run.lock", "use.lock"})
+
+
+class LocalStore:
+    """A store in a folder. Safe for several runs at once and against a kill at any instant.
+
+    Attributes:
+        root: The folder.
+        ledger: The folder of the trial ledger.
+        locks: The folder of file locks.
+        downloads: The folder of downloaded models.
+        notes: Small files that one run leaves for later runs.
+        blobs: The contents of files, by digest.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.ledger = f"{root}/ledger"
+        self.locks = f"{root}/locks"
+        self.downloads = f"{root}/downloads"
+        self._folder = StoreFolder(root)
+        self._lease = leases.SharedLease(self._folder)
+        self.notes = Notes(self._folder)
+        self.blobs = BlobStore(self._folder)
+
+    @property
+    def damage(self) -> list[str]:
+        """The paths of damaged files that were set aside through this object."""
+        return self._folder.damage
+
+    def create(self) -> None:
+        """Make the folder a store, if it is none yet.
+
+        Raises:
+            StoreError: for a folder with other files in it, or a store of another version.
+        """
+        with disk_errors(self.root):
+            known_format = self.notes.read("format")
+            if known_format == FORMAT:
+                return
+            if known_format is not None:
+                raise StoreError(
+                    f"{self.root} was written by another version of tvmflow ({known_format.strip()})",
+                    fix="choose another store with --store DIR, or remove this one "
+                    "(keep its folder `ledger`: it holds the measured trials)",
+                )
+            try:
+                os.makedirs(self.root, exist_ok=True)
+            except FileNotFoundError as error:
+                fix = "choose another folder with --store DIR"
+                text = f"{self.root} cannot be created: {error.strerror}"
+                raise StoreError(text, fix=fix) from error
+            if others := sorted(set(os.listdir(self.root)) - _ALLOWED_BEFORE):
+                text = f"{self.root} is not a tvmflow store: it contains {others[0]!r}"
+                raise StoreError(text, fix="choose an empty or a new folder with --store DIR")
+            self.notes.write(_CACHE_TAG, "CACHEDIR.TAG")
+            self.notes.write(FORMAT, "format")
+
+    # ------------------------------------------------------------ results
+
+    def find(self, key: str) -> Artifact | None:
+        """Return the finished result with this key, if all its files are in the store.
+
+        A result that is found during a run (see `running`) stays at least until the run ends.
+        """
+        with contextlib.ExitStack() as stack:
+            if self._lease.began_ns is not None:
+                stack.enter_context(leases.use_lock(self.root))
+            record = self.record(key, mark_used=True)
+            if record is None or not all(map(self.blobs.is_present, record.files)):
+                return None
+            return Artifact(key, record.files, record.facts)
+
+    def preimage(self, key: str) -> dict[str, Json] | None:
+        """Return the pre-image of the key of a finished result; None when the store has no such result."""
+        record = self.record(key)
+        return record and record.preimage
+
+    def keys(self) -> list[str]:
+        """Return the keys of all finished results."""
+        names = self.notes.list
+        return [key for prefix in names("actions") for key in names("actions", prefix)]
+
+    def action_path(self, key: str) -> str:
+        """Return the path of the action record with this key, whether it exists or not."""
+        return f"{self.root}/actions/{key[:2]}/{key}"
+
+    def record(self, key: str, *, mark_used: bool = False) -> ActionRecord | None:
+        """Return the action record of a finished result; None when there is none."""
+        path = self.action_path(key)
+        try:
+            with open(path, "rb") as stream:
+                content = stream.read()
+                if mark_used:
+                    self._mark_used(path, os.fstat(stream.fileno()).st_mtime_ns)
+        except FileNotFoundError:
+            return None
+        record = action_records.decode(key, content)
+        if record is None:
+            # damaged, or copied from another key: delivering it would be a wrong hit
+            self._folder.set_aside(path)
+        return record
+
+    def _mark_used(self, path: str, last_used_ns: int) -> None:
+        began_ns = self._lease.began_ns
+        if last_used_ns < (time.time_ns() - _DAY_NS if began_ns is None else began_ns):
+            # a file of another user in a shared store, or one on a disk that cannot be written
+            with contextlib.suppress(OSError):
+                os.utime(path)
+
+    # ------------------------------------------------------------ making results
+
+    def running(self) -> contextlib.AbstractContextManager[int]:
+        """Mark a run as active while the block runs, and give the time from which on use counts as the run's (ns).
+
+        Whoever writes results into the store does so inside: nobody can clean the store
+        meanwhile, and what is found or made stays until the end. The first of several runs
+        removes what killed processes left. Runs of one object, nested or in threads, share
+        one lease until the last of them ends.
+        """
+        return self._lease.hold()
+
+    def claim(self, key: str) -> contextlib.AbstractContextManager[Claim]:
+        """Wait until no other process works on a key, then hold its claim while the block runs.
+
+        Raises:
+            StoreError: when the disk is full or not writable.
+        """
+        return claims.claim(self.root, key)
+
+    def release(self, claim: Claim) -> None:
+        """Remove the work folder of a claim whose result is in the store."""
+        claims.release(self._folder, claim)
+
+    def publish(
+        self,
+        claim: Claim,
+        key: StageKey,
+        facts: dict[str, Json],
+        seconds: float,
+        stage_id: str = "",
+    ) -> Artifact:
+        """Move the output files of a claim into the store and publish the result in one step.
+
+        Args:
+            claim: The claim on the key; it is released.
+            key: The key with its pre-image.
+            facts: Small values for people.
+            seconds: How long the stage ran.
+            stage_id: The stage that first needed it, for people.
+
+        Raises:
+            StoreError: when the disk is full or not writable.
+        """
+        with disk_errors(self.root):
+            files = tuple(self.blobs.add_file(name, path) for name, path in sorted(claim.files()))
+            made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            record = ActionRecord(files, facts, key.preimage, seconds, made, stage_id)
+            self._write(key.digest, record)
+            self.release(claim)
+        return Artifact(key.digest, files, facts)
+
+    def adopt(self, key: str, record: ActionRecord) -> None:
+        """Publish a result of another store, whose blobs have been added.
+
+        Raises:
+            StoreError: when the disk is full or not writable.
+        """
+        with disk_errors(self.root):
+            self._write(key, record)
+
+    def _write(self, key: str, record: ActionRecord) -> None:
+        content = action_records.encode(record)
+        with leases.use_lock(self.root):
+            self._folder.write(content, self.action_path(key), flush=True)
+
+    # ------------------------------------------------------------ recipes
+
+    def last_key(self, recipe: str, label: str) -> str | None:
+        """Return the key that a stage of a recipe had when it was last up to date."""
+        return self.notes.read("last", recipe, label)
+
+    def remember(self, recipe: str, label: str, key: str) -> None:
+        """Record that a stage of a recipe is up to date with this key."""
+        if self.last_key(recipe, label) != key:
+            self.notes.write(key, "last", recipe, label)

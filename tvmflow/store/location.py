@@ -1,0 +1,17 @@
+"""The location of the store. Part of an up-to-date run: it imports next to nothing."""
+
+import os
+
+DEFAULT = "cache"
+VARIABLE = "TVMFLOW_STORE"
+
+
+def store_root(argv: list[str]) -> str:
+    """Return the store of a command line: `--store DIR`, $TVMFLOW_STORE, or `cache` in this folder."""
+    root = os.environ.get(VARIABLE) or DEFAULT
+    for index, word in enumerate(argv):
+        if word == "--store" and index + 1 < len(argv):
+            root = argv[index + 1]
+        elif word.startswith("--store="):
+            root = word.partition("=")[2]
+    return os.path.abspath(root)

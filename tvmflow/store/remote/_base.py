@@ -1,0 +1,86 @@
+"""The protocol of a remote cache, and the ways in which one can fail."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, NamedTuple, Protocol
+
+# Takes the next piece of a blob.
+Sink = Callable[[bytes], object]
+
+
+class BlobRef(NamedTuple):
+    """A blob by its digest (sha256, hex) and its size in bytes."""
+
+    digest: str
+    size: int
+
+    @property
+    def path(self) -> str:
+        """The path at which a remote cache has it."""
+        return f"cas/{self.digest}"
+
+
+class RemoteCacheError(Exception):
+    """A remote cache did not do what was requested. The text is a phrase for people, without credentials."""
+
+
+class Unreachable(RemoteCacheError):
+    """No answer, or one that says that the remote cache has a problem.
+
+    Attributes:
+        retryable: Another attempt in a moment may succeed.
+    """
+
+    def __init__(self, reason: str, *, retryable: bool = False) -> None:
+        super().__init__(reason)
+        self.retryable = retryable
+
+
+class Forbidden(RemoteCacheError):
+    """The remote cache answers, and refuses access."""
+
+
+class Declined(RemoteCacheError):
+    """The remote cache answers, and refuses this one request; others may succeed."""
+
+
+class Corrupt(RemoteCacheError):
+    """The received content has another digest or another size than requested."""
+
+
+class RemoteCache(Protocol):
+    """Files by path: actions as `ac/<key>` and blobs as `cas/<sha256>`. Keys and digests have 64 hex digits.
+
+    Safe to use from several threads. Every function may raise `Unreachable` or `Forbidden`.
+    """
+
+    @property
+    def address(self) -> str:
+        """Its address, for people, without credentials."""
+
+    def get(self, path: str, max_bytes: int, sink: Sink) -> bool:
+        """Pass a file to `sink` piece by piece, unverified; return whether it exists.
+
+        Raises:
+            Corrupt: when it is longer than `max_bytes`.
+        """
+
+    def has(self, path: str, size: int) -> bool:
+        """Return whether there is a file of that size. Its content is not read."""
+
+    def put(self, path: str, content: bytes | Path) -> None:
+        """Store bytes, or the content of a local file, replacing the file at `path`.
+
+        The blobs of an action must have been stored before it.
+        """
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+def open_content(content: bytes | Path) -> IO[bytes]:
+    """Return a stream of what `RemoteCache.put` stores."""
+    return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")

@@ -1,0 +1,211 @@
+"""One remote cache for the length of a run: verified transfers, through circuit breakers."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core.errors import Interrupted, StoreError
+from tvmflow.core.formatting import printable
+from tvmflow.core.signing import PrivateKey, PublicKey
+from tvmflow.store.local import LocalStore
+from tvmflow.store.remote._base import BlobRef, Corrupt, RemoteCache, Sink
+from tvmflow.store.remote.circuit_breaker import CircuitBreaker
+
+Report = Callable[[str], None]
+
+# An action only lists files: a larger one was not written by tvmflow.
+_MAX_ACTION_BYTES: Final = 4 << 20
+
+
+class Access(NamedTuple):
+    """The access of a run to its remote cache, and whose results it accepts.
+
+    Attributes:
+        reads: Fetch results.
+        writes: Upload results.
+        signer: Signs what is uploaded.
+        trusted: The keys one of which must have signed a result; with none, all are accepted.
+        wait_s: How long a run that has ended waits for its uploads.
+        patience_s: How much time a remote cache that does not answer may cost in all.
+    """
+
+    reads: bool = True
+    writes: bool = False
+    signer: PrivateKey | None = None
+    trusted: tuple[PublicKey, ...] = ()
+    wait_s: float = 30.0
+    patience_s: float = 10.0
+
+
+class RemoteConnection:
+    """One remote cache for the length of a run or a command. Safe to use from several threads.
+
+    Attributes:
+        cache: The remote cache.
+        store: The local store behind which it is.
+        access: What is done with it.
+        reads: The circuit breaker of what is fetched.
+        writes: The circuit breaker of what is uploaded.
+    """
+
+    def __init__(
+        self,
+        cache: RemoteCache,
+        store: LocalStore,
+        access: Access,
+        report: Report = lambda text: None,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.cache = cache
+        self.store = store
+        self.access = access
+        self.reads = CircuitBreaker(self._report_read_failure, access.patience_s)
+        self.writes = CircuitBreaker(self._report_write_failure, access.patience_s)
+        self._report_to_user = report
+        self._is_cancelled = is_cancelled
+        self._problems: list[str] = []
+        self._lock = threading.Lock()
+
+    @property
+    def address(self) -> str:
+        """The address of the remote cache, for people, without credentials."""
+        return self.cache.address
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The problems that were reported to the user."""
+        with self._lock:
+            return tuple(self._problems)
+
+    def report(self, problem: str) -> str:
+        """Report a problem to the user, once, with the address; return the text that the user sees."""
+        # parts of the text may come from another machine
+        text = printable(f"{self.address}: {problem}")
+        with self._lock:
+            if text in self._problems:
+                return text
+            self._problems.append(text)
+        self._report_to_user(text)
+        return text
+
+    def _report_read_failure(self, reason: str) -> None:
+        self.report(f"{reason}; continuing without it")
+
+    def _report_write_failure(self, reason: str) -> None:
+        # when nothing can be fetched either, one line about it is enough
+        if not self.reads.open:
+            self.report(f"{reason}; results wait in the store to be uploaded")
+
+    def close(self) -> None:
+        """Close the connections to the remote cache."""
+        self.cache.close()
+
+    # ------------------------------------------------------------ fetching
+
+    def read_blob(self, blob: BlobRef, circuit_breaker: CircuitBreaker) -> bytes | None:
+        """Return the verified content of a small blob; None when it does not exist.
+
+        Raises:
+            Corrupt: when the content has another digest or size.
+            RemoteCacheError: when the remote cache does not answer.
+        """
+        return circuit_breaker.call(lambda: _collect(partial(self._copy, blob)))
+
+    def download_blob(self, blob: BlobRef, path: Path) -> bool:
+        """Write a blob to a new file, verified while it arrives; return whether it exists.
+
+        Raises:
+            Corrupt: when the content has another digest or size.
+            RemoteCacheError: when the remote cache does not answer.
+            StoreError: when the file cannot be written.
+            Interrupted: when the run was cancelled.
+        """
+
+        def request() -> bool:
+            with path.open("wb") as stream:
+                return self._copy(blob, stream.write)
+
+        try:
+            return self.reads.call(request)
+        except OSError as error:
+            raise StoreError(f"{error.strerror or error}") from error
+
+    def _copy(self, blob: BlobRef, write: Sink) -> bool:
+        digest, size = hashlib.sha256(), 0
+
+        def sink(piece: bytes) -> None:
+            nonlocal size
+            if self._is_cancelled():
+                raise Interrupted("stopped while fetching")
+            size += len(piece)
+            if size > blob.size:
+                raise Corrupt(f"{blob.digest[:12]} is longer than its {blob.size} bytes")
+            digest.update(piece)
+            try:
+                write(piece)
+            except OSError as error:
+                # an error of the local disk, which must not count as one of the remote cache
+                raise StoreError(error.strerror or type(error).__name__) from error
+
+        if not self.cache.get(blob.path, blob.size, sink):
+            return False
+        if size != blob.size or digest.hexdigest() != blob.digest:
+            actual = digest.hexdigest()[:12]
+            raise Corrupt(f"the blob {blob.digest[:12]} has {size} bytes with the digest {actual}")
+        return True
+
+    # ------------------------------------------------------------ uploading
+
+    def has_blob(self, blob: BlobRef) -> bool:
+        """Return whether the remote cache has a blob. Asked before an upload.
+
+        Raises:
+            RemoteCacheError: when the remote cache does not answer.
+        """
+        return self.writes.call(lambda: self.cache.has(blob.path, blob.size))
+
+    def upload_blob(self, blob: BlobRef, content: bytes | Path) -> None:
+        """Upload bytes, or the content of a file, replacing a blob of their digest.
+
+        Raises:
+            RemoteCacheError: when the remote cache does not accept it.
+        """
+        self.writes.call(lambda: self.cache.put(blob.path, content))
+
+    def upload_missing_blob(self, blob: BlobRef, path: Path) -> None:
+        """Upload the content of a file, unless the remote cache has it.
+
+        Raises:
+            RemoteCacheError: when the remote cache does not accept it.
+        """
+        if not self.has_blob(blob):
+            self.upload_blob(blob, path)
+
+    def put_action(self, key: str, content: bytes) -> None:
+        """Write an action, all of whose blobs have been uploaded.
+
+        Raises:
+            RemoteCacheError: when the remote cache does not accept it.
+        """
+        self.writes.call(lambda: self.cache.put(f"ac/{key}", content))
+
+    def get_action(self, key: str, circuit_breaker: CircuitBreaker) -> bytes | None:
+        """Return the action of a key, unverified; None when there is none.
+
+        Raises:
+            RemoteCacheError: when the remote cache does not answer.
+        """
+        get = partial(self.cache.get, f"ac/{key}", _MAX_ACTION_BYTES)
+        return circuit_breaker.call(lambda: _collect(get))
+
+
+def _collect(get: Callable[[Sink], bool]) -> bytes | None:
+    """Return what `get` passes to its sink; None when there is nothing to get."""
+    content = io.BytesIO()
+    return content.getvalue() if get(content.write) else None

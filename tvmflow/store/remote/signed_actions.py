@@ -1,0 +1,224 @@
+"""Finished stages as a remote cache keeps them, and how a fetched one is verified.
+
+An action is an `ActionResult` (see `action_result`). What is tvmflow's own (facts, pre-image,
+signatures) is one of its blobs, the file `tvmflow/action.json`: so the remote cache keeps it as
+long as the action, a digest covers it, and an action is a few hundred bytes, however long its
+facts are. It is a DSSE envelope, without signatures where no key signed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from tvmflow.core import signing
+from tvmflow.core.canonical_json import canonical, digest_of
+from tvmflow.core.types import Json, StoredFile
+from tvmflow.store.remote import action_result
+from tvmflow.store.remote._base import BlobRef
+from tvmflow.store.remote.action_result import MAX_SHOWN, InvalidAction
+from tvmflow.store.remote.circuit_breaker import CircuitBreaker
+from tvmflow.store.remote.connection import RemoteConnection
+
+PAYLOAD_TYPE: Final = "application/vnd.tvmflow.action+json"
+_ENVELOPE_PATH: Final = "tvmflow/action.json"
+_FILES: Final = "files/"
+
+_MAX_ENVELOPE_BYTES: Final = 16 << 20
+_MAX_PATH: Final = 1024
+_MAX_PATH_PART: Final = 255
+
+_TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
+# Letters of every alphabet are allowed, and no character with a meaning for a file system or a terminal.
+_FORBIDDEN_CHARACTERS: Final = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|]')
+
+
+class Untrusted(InvalidAction):
+    """An action that may be valid, but that no trusted key signed."""
+
+
+class Action(NamedTuple):
+    """A finished stage as one store gives it to another.
+
+    Attributes:
+        key: Its key.
+        files: Its output files.
+        facts: Small values for people.
+        preimage: The document that the key is the digest of.
+        seconds: How long the stage ran.
+        made: When it ended: UTC, `2024-01-01T00:00:00Z`.
+        signatures: As in an envelope.
+    """
+
+    key: str
+    files: tuple[StoredFile, ...]
+    facts: dict[str, Json]
+    preimage: dict[str, Json]
+    seconds: float
+    made: str
+    signatures: tuple[Json, ...] = ()
+
+    @property
+    def stage(self) -> str:
+        """The stage that made it."""
+        return str(self.preimage["stage"])
+
+    @property
+    def payload(self) -> bytes:
+        """The signed text: everything but the signatures."""
+        fields = self._asdict()
+        del fields["signatures"]
+        return canonical(fields)
+
+
+class VerifiedAction(NamedTuple):
+    """An action that was verified, the trusted keys that signed it, and all its blobs by path."""
+
+    action: Action
+    signers: tuple[signing.PublicKey, ...]
+    blobs: Mapping[str, BlobRef]
+
+
+# ---------------------------------------------------------------- uploading
+
+
+def make_envelope(action: Action, signer: signing.PrivateKey | None) -> bytes:
+    """Return the envelope of an action, with its own signatures or, if it has none, that of `signer`."""
+    signers = [signer] if signer is not None and not action.signatures else []
+    envelope = signing.sign_envelope(PAYLOAD_TYPE, action.payload, signers)
+    if action.signatures:
+        envelope["signatures"] = list(action.signatures)
+    return canonical(envelope)
+
+
+def make_action_result(action: Action, envelope: BlobRef) -> bytes:
+    """Return the `ActionResult` of an action whose envelope is that blob."""
+    return action_result.encode({**_listed_files(action), _ENVELOPE_PATH: envelope})
+
+
+def _listed_files(action: Action) -> dict[str, BlobRef]:
+    return {_FILES + file.name: BlobRef(file.digest, file.size) for file in action.files}
+
+
+# ---------------------------------------------------------------- fetching
+
+
+def find_action(
+    connection: RemoteConnection, key: str, circuit_breaker: CircuitBreaker
+) -> VerifiedAction | None:
+    """Return the verified action of a key; None when the remote cache has none.
+
+    Raises:
+        InvalidAction: when it is rejected.
+        Corrupt: when its envelope has another digest.
+        RemoteCacheError: when the remote cache does not answer.
+    """
+    content = connection.get_action(key, circuit_breaker)
+    if content is None:
+        return None
+    files = action_result.decode(content)
+    blob = files.get(_ENVELOPE_PATH)
+    if blob is None:
+        raise InvalidAction(f"it has no {_ENVELOPE_PATH}: another tool wrote it")
+    if blob.size > _MAX_ENVELOPE_BYTES:
+        raise InvalidAction(f"its {_ENVELOPE_PATH} has a size of {blob.size} bytes")
+    envelope = connection.read_blob(blob, circuit_breaker)
+    if envelope is None:
+        return None
+    return verify_action(key, files, envelope, connection.access.trusted)
+
+
+def verify_action(
+    key: str, files: Mapping[str, BlobRef], envelope: bytes, trusted: Sequence[signing.PublicKey]
+) -> VerifiedAction:
+    """Return the action of a key, after verifying it.
+
+    Args:
+        key: The requested key.
+        files: The output files of the `ActionResult`.
+        envelope: The content of `tvmflow/action.json`.
+        trusted: The keys one of which must have signed it; with none, any action is accepted.
+
+    Raises:
+        Untrusted: when nothing but a signature is missing.
+        InvalidAction: when it is damaged, another key's, or its parts contradict each other.
+    """
+    sealed = _parse_json(envelope)
+    signers: tuple[signing.PublicKey, ...] = ()
+    try:
+        if trusted:
+            payload, signers = signing.verify_envelope(sealed, PAYLOAD_TYPE, trusted)
+        else:
+            payload = signing.open_envelope(sealed, PAYLOAD_TYPE)
+    except signing.InvalidEnvelope as reason:
+        raise Untrusted(str(reason)) from None
+    action = _parse_action(_parse_json(payload))
+    if action.key != key:
+        raise InvalidAction(f"it is the action of another key, {action.key[:12]!r}")
+    if digest_of(action.preimage) != key:
+        raise InvalidAction("its key is not the digest of its pre-image")
+    if len({file.name for file in action.files}) != len(action.files):
+        raise InvalidAction("it has two files of one name")
+    if {**_listed_files(action), _ENVELOPE_PATH: files[_ENVELOPE_PATH]} != files:
+        raise InvalidAction("its two lists of files differ")
+    _check_names({file.name for file in action.files})
+    if action.payload == payload:
+        # otherwise a newer version wrote it, and what we would upload is not what was signed
+        action = action._replace(signatures=tuple(sealed["signatures"]))
+    return VerifiedAction(action, signers, files)
+
+
+def _parse_json(text: bytes) -> Json:
+    try:
+        value = json.loads(text)
+        # NaN can be read and not be written, and neither can what is nested too deeply
+        canonical(value)
+    except (ValueError, RecursionError):
+        raise InvalidAction(f"its {_ENVELOPE_PATH} is damaged") from None
+    return value
+
+
+def _parse_action(value: Json) -> Action:
+    try:
+        fields = {name: value[name] for name in _FIELD_TYPES}
+        action = Action(files=tuple(StoredFile(*entry) for entry in value["files"]), **fields)
+        for name, field_type in _FIELD_TYPES.items():
+            if not isinstance(fields[name], field_type):
+                raise ValueError(f"{name} has another type")
+        if not all(map(_is_stored_file, action.files)):
+            raise ValueError("an entry of files has another type")
+        if not isinstance(action.preimage["stage"], str) or not _TIME.fullmatch(action.made):
+            raise ValueError("the stage or the time is missing")
+    except (KeyError, TypeError, ValueError) as reason:
+        raise InvalidAction(f"its {_ENVELOPE_PATH} is damaged ({reason})") from None
+    return action
+
+
+_FIELD_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "key": str,
+    "facts": dict,
+    "preimage": dict,
+    "seconds": (int, float),
+    "made": str,
+}
+
+
+def _is_stored_file(file: StoredFile) -> bool:
+    return isinstance(file.name, str) and isinstance(file.digest, str) and type(file.size) is int
+
+
+def _check_names(names: set[str]) -> None:
+    """Accept only names of files that stay in the folder that they are written to, on any file system."""
+    for name in names:
+        parts = name.split("/")
+        if (
+            len(name) > _MAX_PATH
+            or _FORBIDDEN_CHARACTERS.search(name)
+            or any(part in ("", ".", "..") or len(part) > _MAX_PATH_PART for part in parts)
+        ):
+            raise InvalidAction(f"it has a file with the name {name[:MAX_SHOWN]!r}")
+        parents = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+        if parents & names:
+            raise InvalidAction(f"the file {name[:MAX_SHOWN]!r} is below another file")

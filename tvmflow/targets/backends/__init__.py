@@ -1,0 +1,26 @@
+"""Backends: the kinds of code that tvmflow builds, measures and loads, and all that others must know of each.
+
+May import the rest of targets (host, platforms, TVM's targets), store and core. To add a backend,
+write one module with the shape of `_base.Backend` and its line here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tvmflow.targets.backends import cpu, cuda
+from tvmflow.targets.backends._base import Backend
+from tvmflow.targets.tvm_target import TvmTarget, target_kind
+
+BACKENDS: Final[dict[str, Backend]] = {cpu.KIND: cpu, cuda.KIND: cuda}
+"""TVM's target kind -> its backend."""
+
+
+def is_supported(kind: str) -> bool:
+    """Return whether libraries of a target kind can be run and measured."""
+    return kind in BACKENDS
+
+
+def backend_for(tvm: TvmTarget) -> Backend:
+    """Return the backend of a target. Kinds without one (`c`) are compiled as code for a CPU is."""
+    return BACKENDS.get(target_kind(tvm), cpu)

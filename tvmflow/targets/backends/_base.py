@@ -1,0 +1,118 @@
+"""The protocol of a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from tvmflow.core.types import Json
+from tvmflow.targets.host import Host
+from tvmflow.targets.tvm_target import TvmTarget
+
+
+class Backend(Protocol):
+    """A module or package in this folder: one kind of code, and what others must know of it.
+
+    A function that ends in `_reason` returns why something is impossible, as a clause for a
+    message, or an empty string where it is possible.
+    """
+
+    @property
+    def KIND(self) -> str:
+        """TVM's target kind."""
+
+    @property
+    def DEVICE(self) -> str:
+        """The name of its device: TVM's, that of its lock, and that in reports."""
+
+    @property
+    def DLPACK_DEVICE_TYPE(self) -> int:
+        """DLPack's number of that device's type."""
+
+    @property
+    def RUNS_ON_HOST_CPU(self) -> bool:
+        """True where kernels run on the CPU that calls them: with its cores, threads and memory.
+
+        Where they do not, a library needs a runtime of its own in the process that loads it, so
+        that it is delivered only in forms that load one.
+        """
+
+    @property
+    def TOOLS(self) -> tuple[str, ...]:
+        """Distributions whose code shapes what is compiled: in the keys of all stages that compile."""
+
+    @property
+    def PYTHON_REQUIREMENTS(self) -> tuple[str, ...]:
+        """Requirements, for pip, of a program that loads a library, besides TVM."""
+
+    @property
+    def ENVIRONMENT_VARIABLES(self) -> tuple[str, ...]:
+        """Environment variables that decide which device this machine has."""
+
+    @property
+    def SEARCH_RULES(self) -> str:
+        """The name of MetaSchedule's rules for its kernels; empty where TVM chooses them by the target."""
+
+    def target_problem(self, tvm: TvmTarget) -> str:
+        """Return what a target of this kind lacks, or an empty string."""
+
+    def complete_target(self, tvm: TvmTarget, cores: int) -> dict[str, Json]:
+        """Return a target with the fields that tuning needs; `cores` is how many threads kernels may use."""
+
+    def device(self, tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
+        """Return the device on which kernels are measured: `{"kind": …, "class": …}`, the class where it is known."""
+
+    def has_device(self) -> bool:
+        """Return whether this machine has a device that can be used."""
+
+    def unbuildable_reason(self, tvm: TvmTarget) -> str:
+        """Return why no code can be made for a target on this machine."""
+
+    def unrunnable_reason(self, tvm: TvmTarget, *, in_this_process: bool) -> str:
+        """Return why this machine's device cannot run code for a target. Its CPU is known to fit.
+
+        Args:
+            tvm: The target.
+            in_this_process: Start the device's driver in this process, which then must not be forked;
+                otherwise it is started in another process.
+        """
+
+    def slow_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
+        """Return why float16 weights would only make a library slow; `features` are the kernel's names."""
+
+    def remote_device_mismatch(self, tvm: TvmTarget, device: Any) -> str:
+        """Return what a device behind RPC (TVM's `Device`) has in place of what the target needs, or an empty string."""
+
+    def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
+        """Return the modules of `tvm.s_tir.tensor_intrin` whose intrinsics schedules may name."""
+
+    def load_runtime(self) -> None:
+        """Load what libraries need besides TVM's runtime into this process.
+
+        Raises:
+            EnvironmentProblem: when it is not installed or cannot be loaded.
+        """
+
+    def load_compiler(self, *, runs: bool) -> None:
+        """Make this process able to compile kernels, and to run them where `runs` is set.
+
+        The process may be forked until the first kernel has run.
+
+        Raises:
+            EnvironmentProblem: when something is not installed.
+        """
+
+    def call_builder(self, function: Callable[..., Json], *arguments: Json) -> Json:
+        """Call a module's function, which compiles, where this backend can: in this process or in another.
+
+        Args:
+            function: A function at the top level of its module.
+            arguments: JSON, as is what the function returns.
+
+        Raises:
+            TvmflowError: what the function raises.
+            StageError: when the other process ends without a result.
+        """
+
+    def place_arguments(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return TVM's tensors copied to where kernels take them on this machine."""

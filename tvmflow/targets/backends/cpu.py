@@ -1,0 +1,108 @@
+"""The backend of CPUs: code that LLVM makes, and that runs in the process that loads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from tvmflow.core.types import Json
+from tvmflow.targets.features import slow_float16_reason as _slow_float16_reason
+from tvmflow.targets.host import Host
+from tvmflow.targets.platforms import parse_triple
+from tvmflow.targets.tvm_target import TvmTarget, cpu_triple, target_kind
+
+KIND: Final = "llvm"
+DEVICE: Final = "cpu"
+# kDLCPU in dlpack.h
+DLPACK_DEVICE_TYPE: Final = 1
+RUNS_ON_HOST_CPU: Final = True
+TOOLS: Final[tuple[str, ...]] = ()
+PYTHON_REQUIREMENTS: Final[tuple[str, ...]] = ()
+ENVIRONMENT_VARIABLES: Final[tuple[str, ...]] = ()
+SEARCH_RULES: Final = ""
+
+# Kinds of TVM's whose code needs a device that tvmflow does not know.
+_UNSUPPORTED_KINDS: Final = frozenset(
+    {"hexagon", "metal", "nvptx", "opencl", "rocm", "vulkan", "webgpu"}
+)
+_INTRINSICS: Final[Mapping[str, tuple[str, ...]]] = {
+    "x86_64": ("x86",),
+    "i386": ("x86",),
+    "aarch64": ("arm_cpu",),
+    "armv7": ("arm_cpu",),
+    "riscv64": ("riscv_cpu",),
+}
+
+
+def target_problem(tvm: TvmTarget) -> str:
+    """Return an empty string: LLVM checks the rest of a target."""
+    return ""
+
+
+def complete_target(tvm: TvmTarget, cores: int) -> dict[str, Json]:
+    """Return the target with the number of threads that kernels are tuned for."""
+    return {**tvm, "num-cores": cores} if target_kind(tvm) == KIND else dict(tvm)
+
+
+def device(tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
+    """Return this machine's CPU where it has the target's architecture."""
+    if target_kind(tvm) == KIND and parse_triple(cpu_triple(tvm) or host.arch).arch == host.arch:
+        return {"kind": DEVICE, "class": host.model}
+    return {"kind": target_kind(tvm)}
+
+
+def has_device() -> bool:
+    """Return True: every machine has a CPU."""
+    return True
+
+
+def unbuildable_reason(tvm: TvmTarget) -> str:
+    """Return why no code can be made: TVM's kind is one of other devices."""
+    kind = target_kind(tvm)
+    if kind in _UNSUPPORTED_KINDS:
+        return f"its kind is {kind}, and kernels are built for CPUs (kind: llvm) and NVIDIA GPUs (kind: cuda)"
+    return ""
+
+
+def unrunnable_reason(tvm: TvmTarget, *, in_this_process: bool) -> str:
+    """Return why code of this kind runs nowhere, or an empty string: the CPU is known to fit."""
+    kind = target_kind(tvm)
+    if kind == KIND:
+        return ""
+    return f"its kind is {kind}, and this machine runs libraries for CPUs and NVIDIA GPUs only"
+
+
+def slow_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
+    """Return why the CPU converts float16 one number at a time."""
+    if target_kind(tvm) != KIND:
+        return ""
+    return _slow_float16_reason(parse_triple(cpu_triple(tvm)).arch, features)
+
+
+def remote_device_mismatch(tvm: TvmTarget, device: Any) -> str:
+    """Return an empty string: RPC tells nothing of a CPU."""
+    return ""
+
+
+def tensor_intrinsics(tvm: TvmTarget) -> tuple[str, ...]:
+    """Return the modules with the intrinsics of the CPU's architecture."""
+    return _INTRINSICS.get(parse_triple(cpu_triple(tvm) or os.uname().machine).arch, ())
+
+
+def load_runtime() -> None:
+    """Do nothing: TVM's runtime is all that code for a CPU needs."""
+
+
+def load_compiler(*, runs: bool) -> None:
+    """Do nothing: TVM has LLVM inside."""
+
+
+def call_builder(function: Callable[..., Json], *arguments: Json) -> Json:
+    """Call the function in this process."""
+    return function(*arguments)
+
+
+def place_arguments(arguments: Sequence[Any]) -> list[Any]:
+    """Return the tensors as they are."""
+    return list(arguments)

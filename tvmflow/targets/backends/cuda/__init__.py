@@ -1,0 +1,123 @@
+"""The backend of NVIDIA GPUs: kernels that NVRTC compiles, called by code for a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from tvmflow.core.types import Json
+from tvmflow.targets.backends.cuda import gpu, nvrtc
+from tvmflow.targets.host import Host
+from tvmflow.targets.tvm_target import TvmTarget, cpu_triple, gpu_arch
+
+KIND: Final = "cuda"
+DEVICE: Final = "cuda"
+# kDLCUDA in dlpack.h
+DLPACK_DEVICE_TYPE: Final = 2
+RUNS_ON_HOST_CPU: Final = False
+TOOLS: tuple[str, ...] = nvrtc.PACKAGES
+PYTHON_REQUIREMENTS: Final = (gpu.RUNTIME_PACKAGE,)
+ENVIRONMENT_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+# TVM would otherwise take its rules for tensor cores, which are for float16 alone.
+SEARCH_RULES: Final = "cuda"
+
+# TVM's wheel works with CUDA 13, whose compilers begin with this architecture.
+_OLDEST_ARCH: Final = 75
+# What every GPU since 2017 has, and what a search must know.
+_LIMITS: Final[Mapping[str, Json]] = {
+    "max_threads_per_block": 1024,
+    "max_shared_memory_per_block": 49152,
+    "registers_per_block": 65536,
+}
+
+
+def target_problem(tvm: TvmTarget) -> str:
+    """Return whether the GPU's architecture or its host is missing."""
+    if not gpu.is_arch(gpu_arch(tvm)):
+        return "needs the GPU's architecture, such as `arch: sm_90`"
+    host = tvm.get("host")
+    if not isinstance(host, dict) or not cpu_triple(host):
+        return "needs the CPU that runs the GPU, such as `host: {kind: llvm, mtriple: x86_64-linux-gnu}`"
+    return ""
+
+
+def complete_target(tvm: TvmTarget, cores: int) -> dict[str, Json]:
+    """Return the target with the limits of a thread block."""
+    return {**_LIMITS, **tvm}
+
+
+def device(tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
+    """Return a GPU: this machine's, where it runs the code."""
+    card = gpu.detect_gpu().gpu if runs_here else None
+    return {"kind": DEVICE, "class": card.name} if card else {"kind": DEVICE}
+
+
+def has_device() -> bool:
+    """Return whether this machine has a GPU that its driver can start."""
+    return gpu.detect_gpu().gpu is not None
+
+
+def unbuildable_reason(tvm: TvmTarget) -> str:
+    """Return why NVRTC makes no code: the GPU is too old, or NVRTC is not installed."""
+    arch = gpu_arch(tvm)
+    number = arch.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz")
+    if number.isdigit() and int(number) < _OLDEST_ARCH:
+        return f"CUDA 13, which TVM 0.27 works with, makes no code for {arch}; the oldest is sm_{_OLDEST_ARCH}"
+    return "" if nvrtc.is_installed() else f"CUDA's compiler is not installed: {gpu.INSTALL}"
+
+
+def unrunnable_reason(tvm: TvmTarget, *, in_this_process: bool) -> str:
+    """Return why this machine's GPU, if it has one, does not run the code."""
+    detection = gpu.start_gpu() if in_this_process else gpu.detect_gpu()
+    return gpu.unrunnable_reason(gpu_arch(tvm), detection)
+
+
+def slow_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
+    """Return an empty string: every GPU converts float16 in vectors."""
+    return ""
+
+
+def remote_device_mismatch(tvm: TvmTarget, device: Any) -> str:
+    """Return which GPU the device has, where it does not run the target's code."""
+    if not device.exist:
+        return "no NVIDIA GPU that its TVM runtime can use"
+    remote_arch = f"sm_{str(device.compute_version).replace('.', '')}"
+    return "" if gpu.runs_code_for(gpu_arch(tvm), remote_arch) else remote_arch
+
+
+def tensor_intrinsics(tvm: TvmTarget) -> tuple[str, ...]:
+    """Return the module with the intrinsics of tensor cores."""
+    return ("cuda",)
+
+
+def load_runtime() -> None:
+    """Load CUDA's runtime library, and TVM's runtime for it."""
+    gpu.load_runtime()
+
+
+def load_compiler(*, runs: bool) -> None:
+    """Have TVM call NVRTC; where kernels do not run in this process, without the driver."""
+    # its process is started by other modules; programs that only load a library do without it
+    from tvmflow.targets.backends.cuda import build_process
+
+    if runs:
+        gpu.load_runtime()
+        nvrtc.register_compiler(nvrtc.find_toolkit(), [])
+    else:
+        build_process.load_without_driver([])
+
+
+def call_builder(function: Callable[..., Json], *arguments: Json) -> Json:
+    """Call the function in a process that can compile for CUDA without a GPU."""
+    from tvmflow.targets.backends.cuda import build_process
+
+    return build_process.call(function, *arguments)
+
+
+def place_arguments(arguments: Sequence[Any]) -> list[Any]:
+    """Return copies in the GPU's memory. Whatever is wrong with the GPU is raised here, before a kernel runs."""
+    import tvm
+
+    copies = [argument.copyto(tvm.cuda()) for argument in arguments]
+    tvm.cuda().sync()
+    return copies

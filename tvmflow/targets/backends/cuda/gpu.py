@@ -1,0 +1,163 @@
+"""The NVIDIA GPU of this machine, and the libraries that a process needs to run code on it.
+
+The driver is probed in another process: a process in which it was started must not be forked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.targets.backends.cuda._driver_probe import DRIVER, NO_DEVICE, probe
+
+INSTALL: Final = "pip install 'tvmflow[cuda]'"
+
+RUNTIME_PACKAGE: Final = "nvidia-cuda-runtime ==13.*"
+"""The requirement, for pip, of programs that load code for these GPUs, besides TVM."""
+
+_RUNTIME: Final = "libcudart.so.13"
+# The CUDA that TVM's wheel works with, in the driver's notation.
+_OLDEST_DRIVER: Final = 13000
+_PROBE_TIMEOUT_S: Final = 30.0
+# GPUs of Jetson boards, whose code runs on no other GPU.
+_TEGRA: Final = frozenset({"72", "87", "101", "110"})
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
+_ARCH: Final = re.compile(r"sm_[0-9]{2,3}[af]?")
+
+
+class Gpu(NamedTuple):
+    """The first GPU that programs see. `arch` is its compute capability as compilers name it: `sm_90`."""
+
+    name: str
+    arch: str
+
+
+class GpuDetection(NamedTuple):
+    """A GPU, or the reason why there is none that can be used."""
+
+    gpu: Gpu | None
+    reason: str = ""
+
+
+_NO_DRIVER: Final = GpuDetection(None, "this machine has no driver for NVIDIA GPUs")
+
+
+@functools.cache
+def detect_gpu() -> GpuDetection:
+    """Return this machine's GPU, as another process learns it from the driver."""
+    import subprocess
+
+    try:
+        # loaded, not started
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return _NO_DRIVER
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_driver_probe.py"))]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_PROBE_TIMEOUT_S
+        )
+        return _parse_probe(*json.loads(done.stdout))
+    except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
+        return GpuDetection(None, f"NVIDIA's driver does not answer: {error}")
+
+
+@functools.cache
+def start_gpu() -> GpuDetection:
+    """Return this machine's GPU for a process that is about to use it: the driver is started in it."""
+    try:
+        return _parse_probe(*probe())
+    except OSError:
+        return _NO_DRIVER
+
+
+def _parse_probe(code: int, version: int, name: str, major: int, minor: int) -> GpuDetection:
+    reason = ""
+    if code == NO_DEVICE:
+        reason = "no NVIDIA GPU can be seen here (CUDA_VISIBLE_DEVICES may hide them)"
+    elif code:
+        reason = f"NVIDIA's driver cannot be started: error {code}"
+    elif version < _OLDEST_DRIVER:
+        driver_cuda = f"{version // 1000}.{version % 1000 // 10}"
+        needed = _OLDEST_DRIVER // 1000
+        reason = f"its driver is for CUDA {driver_cuda}, and TVM's runtime needs {needed} or later"
+    return GpuDetection(None if reason else Gpu(name, f"sm_{major}{minor}"), reason)
+
+
+def unrunnable_reason(arch: str, detection: GpuDetection) -> str:
+    """Return why machine code for `arch` does not run on the detected GPU, or an empty string."""
+    if detection.gpu is None:
+        return detection.reason
+    if not runs_code_for(arch, detection.gpu.arch):
+        return f"it is for {arch}, and this machine's GPU ({detection.gpu.name}) is {detection.gpu.arch}"
+    return ""
+
+
+def runs_code_for(code_arch: str, gpu_arch: str) -> bool:
+    """Return whether a GPU runs machine code for an architecture: of the same major version, not a later one.
+
+    >>> runs_code_for("sm_80", "sm_86"), runs_code_for("sm_86", "sm_80"), runs_code_for("sm_75", "sm_80")
+    (True, False, False)
+    >>> runs_code_for("sm_90a", "sm_90")
+    True
+    """
+    gpu = gpu_arch.removeprefix("sm_")
+    code = code_arch.removeprefix("sm_")
+    base = code.rstrip(_LETTERS)
+    if base != code:
+        # a letter: code for this architecture alone
+        return base == gpu
+    if {code, gpu} & _TEGRA:
+        return code == gpu
+    return code[:-1] == gpu[:-1] and code[-1:] <= gpu[-1:]
+
+
+def is_arch(text: str) -> bool:
+    """Return whether text is the name of an architecture, such as `sm_90` or `sm_90a`."""
+    return _ARCH.fullmatch(text) is not None
+
+
+def load_runtime() -> None:
+    """Load CUDA's runtime library, and TVM's runtime for it, into this process.
+
+    Raises:
+        EnvironmentProblem: when one of them is missing or the driver is.
+    """
+    import tvm_ffi
+
+    for path in (_RUNTIME, str(find_packaged(f"lib/{_RUNTIME}") or _RUNTIME)):
+        try:
+            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+            break
+        except OSError:
+            continue
+    else:
+        raise EnvironmentProblem(
+            f"CUDA's runtime library ({_RUNTIME}) cannot be loaded",
+            fix=f"pip install '{RUNTIME_PACKAGE}'",
+        )
+    try:
+        tvm_ffi.libinfo.load_lib_ctypes("apache-tvm", "tvm_runtime_cuda", "RTLD_GLOBAL")
+    except (OSError, RuntimeError) as error:
+        raise EnvironmentProblem(
+            f"TVM's runtime for CUDA cannot be loaded: {error}",
+            fix="install TVM's wheel for Linux, which has it; check the driver with `nvidia-smi`",
+        ) from None
+
+
+def find_packaged(pattern: str) -> Path | None:
+    """Return the first file or folder of CUDA 13 that matches, where NVIDIA's Python packages install it."""
+    from importlib.util import find_spec
+
+    spec = find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        matches = sorted(Path(folder, "cu13").glob(pattern))
+        if matches:
+            return matches[0]
+    return None

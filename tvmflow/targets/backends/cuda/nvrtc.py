@@ -1,0 +1,152 @@
+"""CUDA's compiler as a package: machine code for NVIDIA GPUs out of TVM's kernels.
+
+The compiler is NVRTC, called through its C interface (docs.nvidia.com/cuda/nvrtc).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tvmflow.core.errors import EnvironmentProblem, StageError, TvmflowError
+from tvmflow.targets.backends.cuda.gpu import INSTALL, find_packaged
+
+PACKAGES: Final = (
+    *("nvidia-cuda-nvrtc", "nvidia-cuda-runtime"),
+    *("nvidia-cuda-cccl", "nvidia-cuda-crt"),
+)
+"""Distributions that come with `tvmflow[cuda]`; their code shapes what is built."""
+
+# What a compiler for host code would define before it reads TVM's kernels.
+_PREAMBLE: Final = """\
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+"""
+_LONGEST_LOG: Final = 1000
+
+
+class Toolkit(NamedTuple):
+    """The parts of CUDA that a build needs, as NVIDIA's packages install them."""
+
+    compiler: Path
+    builtins: Path
+    runtime: Path
+    headers: tuple[Path, ...]
+
+
+def is_installed() -> bool:
+    """Return whether all parts of the toolkit are installed."""
+    return _search() is not None
+
+
+def find_toolkit() -> Toolkit:
+    """Return the installed toolkit.
+
+    Raises:
+        EnvironmentProblem: when a part is missing; its fix says what to install.
+    """
+    toolkit = _search()
+    if toolkit is None:
+        raise EnvironmentProblem("CUDA's compiler is not installed", fix=INSTALL)
+    return toolkit
+
+
+def _search() -> Toolkit | None:
+    compiler = find_packaged("lib/libnvrtc.so.*")
+    builtins = find_packaged("lib/libnvrtc-builtins.so.*")
+    runtime = find_packaged("lib/libcudart.so.*")
+    headers = find_packaged("include")
+    # several packages install headers: one file or folder of each proves that it is installed
+    has_headers = find_packaged("include/cccl") and find_packaged("include/crt/mma.h")
+    if compiler and builtins and runtime and headers and has_headers:
+        return Toolkit(compiler, builtins, runtime, (headers, headers / "cccl"))
+    return None
+
+
+def compile_cubin(source: str, arch: str, toolkit: Toolkit) -> bytes:
+    """Return machine code (a cubin) for CUDA source.
+
+    Compiles without `--use_fast_math`, which TVM sets when it calls nvcc: it changes results.
+
+    Args:
+        source: Kernels as TVM prints them.
+        arch: One architecture, such as `sm_90`.
+        toolkit: The compiler.
+
+    Raises:
+        StageError: when the compiler rejects the source; the message holds its log.
+    """
+    # the compiler looks for its builtins by name only
+    ctypes.CDLL(str(toolkit.builtins), ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(str(toolkit.compiler))
+    program = ctypes.c_void_p()
+    text = (_PREAMBLE + source).encode()
+    code = library.nvrtcCreateProgram(ctypes.byref(program), text, b"kernels.cu", 0, None, None)
+    _check(library, code)
+    try:
+        options = [f"--gpu-architecture={arch}", "-default-device"]
+        options += [f"-I{folder}" for folder in toolkit.headers]
+        argv = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if library.nvrtcCompileProgram(program, len(options), argv):
+            log = _read(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+            raise StageError(
+                f"CUDA's compiler rejects a kernel for {arch}: {log.strip()[:_LONGEST_LOG]}",
+                fix=f"this CUDA builds for {', '.join(_list_architectures(library))}",
+            )
+        return _read(library, program, "CUBIN")
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def register_compiler(toolkit: Toolkit, errors: list[TvmflowError]) -> None:
+    """Have TVM, whose CUDA runtime is loaded, call NVRTC instead of its own compiler.
+
+    Args:
+        toolkit: The compiler.
+        errors: Receives every error of a compilation: TVM raises it again as one of its own types.
+    """
+    import tvm
+    import tvm_ffi
+
+    def compile_kernels(source: Any) -> bytes:
+        try:
+            return compile_cubin(str(source), str(tvm.target.Target.current().arch), toolkit)
+        except TvmflowError as error:
+            errors.append(error)
+            raise
+
+    tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_kernels, override=True)
+
+
+def _list_architectures(library: Any) -> list[str]:
+    """Return the architectures that the compiler knows, the oldest first."""
+    count = ctypes.c_int()
+    _check(library, library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+    numbers = (ctypes.c_int * count.value)()
+    _check(library, library.nvrtcGetSupportedArchs(numbers))
+    return [f"sm_{number}" for number in numbers]
+
+
+def _read(library: Any, program: ctypes.c_void_p, name: str) -> bytes:
+    """Return a result that the compiler gives through two functions: one for the size, one for the content."""
+    size = ctypes.c_size_t()
+    _check(library, getattr(library, f"nvrtcGet{name}Size")(program, ctypes.byref(size)))
+    content = ctypes.create_string_buffer(size.value)
+    _check(library, getattr(library, f"nvrtcGet{name}")(program, content))
+    return content.raw
+
+
+def _check(library: Any, code: int) -> None:
+    if code:
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        name = library.nvrtcGetErrorString(code).decode()
+        raise EnvironmentProblem(f"CUDA's compiler does not work: {name}", fix=INSTALL)

@@ -1,0 +1,135 @@
+"""Linking: object files become libraries for any platform with the tools in the `ziglang` wheel; no compiler is needed.
+
+May import the rest of targets, store and core. A linker runs in a folder of its own with relative
+names, without build id, time and symbols, so that the same objects give the same bytes anywhere. No
+SDK is needed: the libraries of a system are known by name alone, and symbols are linked without a
+version, so that no version is too old.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from tvmflow.core.errors import StageError
+from tvmflow.targets import toolchain
+from tvmflow.targets.host import read_host
+from tvmflow.targets.linking import elf, macho, pe
+from tvmflow.targets.linking._base import Linker, run_zig
+from tvmflow.targets.platforms import parse_triple
+from tvmflow.targets.toolchain import ToolchainIdentity
+from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
+
+_log = logging.getLogger(__name__)
+
+LINKERS: Final[dict[str, Linker]] = {"linux": elf, "android": elf, "macos": macho, "windows": pe}
+"""The system of a platform -> its linker."""
+
+# C library or system -> the layout of its static libraries, where that is not GNU's.
+_ARCHIVE_LAYOUTS: Final[Mapping[str, str]] = {"msvc": "coff", "macos": "darwin"}
+
+
+def unlinkable_reason(triple: str) -> str:
+    """Return why nothing can be linked for a triple, or an empty string."""
+    platform = parse_triple(triple)
+    linker = LINKERS.get(platform.system)
+    if linker is None:
+        return f"no linker is set up for {triple or 'a target without mtriple'} (there are {', '.join(LINKERS)})"
+    if platform.arch not in linker.ARCHS:
+        archs = ", ".join(linker.ARCHS)
+        return f"no linker is set up for {platform.arch} on {platform.system} (there are {archs})"
+    return ""
+
+
+def link_shared(
+    objects: Sequence[Path],
+    output: Path,
+    triple: str,
+    toolchain_identity: ToolchainIdentity | None = None,
+) -> None:
+    """Link a shared library.
+
+    Args:
+        objects: The object files.
+        output: The library.
+        triple: The LLVM triple that it is for.
+        toolchain_identity: The linker that the recipe names, if it names one.
+
+    Raises:
+        StageError: when there is no linker or it fails; the message holds the linker's error.
+    """
+    reason = "" if toolchain_identity else unlinkable_reason(triple)
+    if reason:
+        raise StageError(reason, fix="name another linker: `toolchain: {linker: …}`")
+    with _scratch_folder(objects, output.parent) as (folder, names):
+        if toolchain_identity:
+            linker = toolchain_identity["linker"]
+            _log.debug("linking %s for %s with the recipe's %s", names, triple, linker)
+            linked = toolchain.link(folder, names, toolchain_identity)
+        else:
+            platform = parse_triple(triple)
+            _log.debug("linking %s for %s", names, triple)
+            linked = LINKERS[platform.system].link(folder, names, platform)
+        shutil.move(folder / linked, output)
+
+
+def export_library(compiled: Any, output: Path, tvm: TvmTarget) -> None:
+    """Link what TVM compiled (a model or a kernel) for a target.
+
+    Raises:
+        StageError: when there is no linker or it fails.
+    """
+
+    def link(linked: str, objects: list[str], **_: Any) -> None:
+        link_shared([Path(path) for path in objects], Path(linked), cpu_triple(tvm))
+
+    compiled.export_library(str(output), fcompile=link)
+
+
+def archive_static(objects: Sequence[Path], output: Path, triple: str) -> None:
+    """Put object files into a static library, with an index of their symbols.
+
+    Raises:
+        StageError: when the archiver fails.
+    """
+    platform = parse_triple(triple)
+    layout = _ARCHIVE_LAYOUTS.get(platform.libc) or _ARCHIVE_LAYOUTS.get(platform.system, "gnu")
+    with _scratch_folder(objects, output.parent) as (folder, names):
+        # D: without times and owners, c: without a message that the archive is new
+        command = ("ar", f"--format={layout}", "Dcr", "archive", *names)
+        run_zig(folder, *command, action="archiving a static library")
+        shutil.move(folder / "archive", output)
+
+
+def link_stub(output: Path, symbols: Sequence[str]) -> None:
+    """Link an empty library for this machine: it can be loaded, and its symbols must not be called.
+
+    Args:
+        output: The library; its file name becomes its soname.
+        symbols: The symbols that it defines.
+
+    Raises:
+        StageError: when this machine is not a Linux that the linker knows.
+    """
+    host = read_host()
+    if host.system != "linux" or host.arch not in elf.ARCHS:
+        raise StageError(
+            f"no stub of a library can be linked on {host.arch} with {host.system}",
+            fix=f"build on Linux, on {' or '.join(sorted(elf.ARCHS))}",
+        )
+    elf.link_stub(output.parent, output.name, output.name, host.arch, symbols, address=1)
+
+
+@contextmanager
+def _scratch_folder(objects: Sequence[Path], parent: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Give a temporary folder with links to the objects, and their names, sorted."""
+    with tempfile.TemporaryDirectory(dir=parent) as scratch:
+        folder = Path(scratch)
+        for path in objects:
+            (folder / path.name).symlink_to(path.resolve())
+        yield folder, sorted(path.name for path in objects)

@@ -1,0 +1,167 @@
+"""Queries to TVM and LLVM about targets, in a process of its own: loading TVM takes a second.
+
+LLVM ends its process over some targets, which must not end a run.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.formatting import last_line
+from tvmflow.core.types import Json
+from tvmflow.targets.host import read_host
+from tvmflow.targets.platforms import parse_triple
+from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
+
+# The first word of the lines that the process prints; LLVM may print other lines.
+_LOADED: Final = "loaded"
+_ANSWER: Final = "answer"
+
+_RunProcess = Callable[..., Any]
+
+
+class TargetFacts(NamedTuple):
+    """TVM's and LLVM's description of a target.
+
+    Attributes:
+        triple: The LLVM triple; empty for a target that is no CPU.
+        cpu: The CPU's name; empty where none is given.
+        arch: The architecture as the Linux kernel calls it, or TVM's kind of a target that is no CPU.
+        features: LLVM's names of the CPU's features; of a GPU's host, if the target has one.
+        error: Why the target is invalid; empty for a valid one.
+        valid_cpus: The names to choose from where the CPU is not valid.
+    """
+
+    triple: str = ""
+    cpu: str = ""
+    arch: str = ""
+    features: tuple[str, ...] = ()
+    error: str = ""
+    valid_cpus: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> TargetFacts:
+        """Return the facts in a JSON object."""
+        lists = {name: tuple(value[name]) for name in ("features", "valid_cpus")}
+        return cls(**{**value, **lists})
+
+
+def query_target(tvm: TvmTarget | None) -> TargetFacts:
+    """Return what TVM and LLVM say of a target (None: of this machine).
+
+    Runs in a process that may import tvm.
+    """
+    import tvm as tvm_package
+
+    if tvm is None:
+        detected = tvm_package.target.Target.from_device("cpu").export()
+        tvm = {"kind": "llvm", "mtriple": read_host().triple, "mcpu": str(detected["mcpu"])}
+    try:
+        target = tvm_package.target.Target(dict(tvm))
+    except Exception as error:
+        return TargetFacts(error=f"TVM rejects this target: {last_line(error)}")
+    if target.kind.name == "llvm":
+        return _query_cpu(tvm, target)
+    # what the code that calls a GPU's kernels may use
+    host = query_target(tvm["host"]) if tvm.get("host") else TargetFacts()
+    return host if host.error else TargetFacts(arch=target.kind.name, features=host.features)
+
+
+def _query_cpu(tvm: TvmTarget, target: Any) -> TargetFacts:
+    from tvm.target import codegen
+
+    triple, cpu = cpu_triple(tvm) or read_host().triple, str(tvm.get("mcpu", ""))
+    try:
+        if cpu and not codegen.llvm_is_valid_cpu(cpu, triple):
+            valid = tuple(str(name) for name in codegen.llvm_get_cpu_archlist(target))
+            error = f"'{cpu}' is not a CPU that LLVM knows for {triple}"
+            return TargetFacts(error=error, valid_cpus=valid)
+        features = tuple(sorted(str(name) for name in codegen.llvm_get_cpu_features(target)))
+    except Exception as error:
+        return TargetFacts(error=f"LLVM rejects {triple}: {last_line(error)}")
+    platform = parse_triple(triple)
+    if platform.arch == "riscv64" and platform.system == "linux" and "d" not in features:
+        # floats would be passed to expf in registers that it does not read
+        return TargetFacts(
+            error=f"{triple} passes floating-point numbers in their own registers, and this CPU has none; "
+            "add `mattr: [+m, +a, +f, +d, +c]`"
+        )
+    # LLVM reports an unknown feature on stderr alone, and continues without it
+    added = [str(name)[1:] for name in tvm.get("mattr", ()) if str(name).startswith("+")]
+    unknown = [name for name in added if name not in features]
+    if unknown:
+        return TargetFacts(error=f"'+{unknown[0]}' is not a feature that LLVM knows for {triple}")
+    return TargetFacts(triple, cpu, platform.arch, features)
+
+
+def query_cpus(triple: str) -> list[str]:
+    """Return the names of the CPUs that LLVM knows for a triple, sorted. Runs in a process that may import tvm."""
+    import tvm
+    from tvm.target import codegen
+
+    target = tvm.target.Target({"kind": "llvm", "mtriple": triple})
+    return sorted(str(name) for name in codegen.llvm_get_cpu_archlist(target))
+
+
+def query_targets_in_process(
+    targets: Sequence[Json], run_process: _RunProcess = subprocess.run
+) -> list[Json]:
+    """Return the facts of each target as JSON, from a new process: this one does not load TVM.
+
+    A target over which LLVM ends its process is invalid; another process answers for the targets
+    after it.
+    """
+    answers: list[Json] = []
+    while len(answers) < len(targets):
+        answers += _query_in_process(query_target, targets[len(answers) :], run_process)
+        if len(answers) < len(targets):
+            triple = cpu_triple(targets[len(answers)] or {}) or "this machine"
+            answers.append(TargetFacts(error=f"LLVM cannot compile for {triple}")._asdict())
+    return answers
+
+
+def query_cpus_in_process(
+    triples: Sequence[Json], run_process: _RunProcess = subprocess.run
+) -> list[Json]:
+    """Return the names of the CPUs that LLVM knows for each triple, from a new process."""
+    return _query_in_process(query_cpus, triples, run_process)
+
+
+def answer_queries(function: Callable[[Json], Any]) -> None:
+    """Print the answer to each query on standard input, as soon as it is known. Runs in the new process."""
+    sys.stdout.write(f"{_LOADED}\n")
+    sys.stdout.flush()
+    for query in json.load(sys.stdin):
+        answer = function(query)
+        value = answer._asdict() if isinstance(answer, TargetFacts) else answer
+        sys.stdout.write(f"{_ANSWER} {json.dumps(value)}\n")
+        sys.stdout.flush()
+
+
+def _query_in_process(
+    function: Callable[[Any], Any], queries: Sequence[Json], run_process: _RunProcess
+) -> list[Json]:
+    """Return the answers, up to the query over which the process ended, if there is one."""
+    name = function.__name__
+    code = f"import tvm; from {__name__} import {name}, answer_queries; answer_queries({name})"
+    done = run_process(
+        [sys.executable, "-c", code],
+        input=json.dumps(list(queries)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    if done.returncode == 0 or _LOADED in lines:
+        words = [line.partition(" ") for line in lines]
+        return [json.loads(answer) for word, _, answer in words if word == _ANSWER]
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    raise EnvironmentProblem(
+        f"TVM, which describes the targets, cannot be loaded: {last}",
+        fix="run `tvmflow doctor`; it checks the installation piece by piece",
+    )

@@ -1,0 +1,22 @@
+"""The tools in the `ziglang` wheel: a compiler for C and C++, linkers, and an archiver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a tool in a folder, where its caches are too unless `environment` names others."""
+    # zig would put its caches into the home folder, which may not exist
+    caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder / "zig"))
+    return subprocess.run(
+        [sys.executable, "-m", "ziglang", *arguments],
+        cwd=folder,
+        env={**os.environ, **caches, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

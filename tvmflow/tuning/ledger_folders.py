@@ -1,0 +1,123 @@
+"""Read-only access to a ledger: its target folders, their workloads and trials.
+
+Reading takes no lock and writes nothing, so it also works on another store's ledger, on one
+that is in use and on one that may not be written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core.errors import UsageError
+from tvmflow.tuning.ledger import Ledger, TargetDescription
+from tvmflow.tuning.trials import Trial, parse_line
+
+WORKLOAD_KEY: Final = re.compile(r"[0-9a-f]{64}")
+_TARGET_KEY: Final = re.compile(r"[0-9a-f]{32}")
+_UNKNOWN: Final = "not known: about.json is missing or damaged"
+_log = logging.getLogger(__name__)
+
+
+class TargetFolder(NamedTuple):
+    """The folder of one target.
+
+    Attributes:
+        path: The folder; its name is the target's key.
+        description: Its `about.json`; None when that cannot be trusted.
+        problem: The reason why it cannot be trusted; otherwise empty.
+    """
+
+    path: Path
+    description: TargetDescription | None
+    problem: str
+
+    @property
+    def key(self) -> str:
+        """The target's key."""
+        return self.path.name
+
+    @property
+    def text(self) -> str:
+        """The target for people."""
+        return self.description.text if self.description else _UNKNOWN
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of this target."""
+        return Ledger(self.path)
+
+    def workload_files(self, prefixes: Sequence[str] = ()) -> Iterator[tuple[str, Path]]:
+        """Yield key and file of each workload, or of those whose key starts with a prefix."""
+        for path in sorted(self.path.glob("*.jsonl")):
+            key = path.name.removesuffix(".jsonl")
+            if WORKLOAD_KEY.fullmatch(key) and key.startswith(tuple(prefixes) or ""):
+                yield key, path
+
+
+def list_target_folders(root: Path, prefixes: Sequence[str] = ()) -> list[TargetFolder]:
+    """Return the target folders of a ledger, or those whose key starts with one of `prefixes`.
+
+    Raises:
+        UsageError: No target has a key with one of the prefixes.
+    """
+    paths = sorted(root.iterdir()) if root.is_dir() else []
+    folders = [_open(path) for path in paths if _TARGET_KEY.fullmatch(path.name) and path.is_dir()]
+    for prefix in prefixes:
+        if not any(folder.key.startswith(prefix) for folder in folders):
+            raise UsageError(
+                f"no target in {root} has a key that starts with '{prefix}'",
+                fix="run `tvmflow records ls` to see the keys",
+            )
+    return [folder for folder in folders if folder.key.startswith(tuple(prefixes) or "")]
+
+
+def _open(path: Path) -> TargetFolder:
+    description: TargetDescription | None = None
+    try:
+        description = TargetDescription.from_json(json.loads((path / "about.json").read_bytes()))
+        problem = "" if description.key == path.name else "it describes another target"
+    except FileNotFoundError:
+        problem = "it is missing"
+    except ValueError as error:
+        problem = f"it cannot be read: {error}"
+    if problem:
+        _log.debug("%s: %s", path / "about.json", problem)
+    return TargetFolder(path, None if problem else description, problem)
+
+
+class TrialFile(NamedTuple):
+    """The usable trials of a workload's file, in its order, and a problem for each other line."""
+
+    trials: list[Trial]
+    problems: list[str]
+
+
+def read_trials(path: Path) -> TrialFile:
+    """Return all trials in a workload's file; a file that was removed meanwhile has none."""
+    trials: dict[str, Trial] = {}
+    problems = []
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            record = parse_line(line)
+        except ValueError as error:
+            # A last line without an end is being written.
+            if line.endswith(b"\n"):
+                problems.append(f"{path}:{number}: {error}")
+            continue
+        if isinstance(record, Trial):
+            trials.setdefault(record.id, record)
+    return TrialFile(list(trials.values()), problems)
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, one at a time; none when it was removed meanwhile."""
+    try:
+        with path.open("rb") as stream:
+            yield from stream
+    except FileNotFoundError:
+        return

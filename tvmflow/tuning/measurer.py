@@ -1,0 +1,287 @@
+"""Measures candidates on this machine: several are built at a time, and one runs at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tvmflow.core.errors import StageError
+from tvmflow.core.fork_server import ForkServer
+from tvmflow.core.types import Json
+from tvmflow.targets import devices
+from tvmflow.targets.backends import backend_for
+from tvmflow.tuning.measure import Timing
+from tvmflow.tuning.phases import read_failure
+from tvmflow.tuning.trial_process import DEVICE_PHASE, MEASURE_TRIAL, TrialRequest, TrialResult
+from tvmflow.tuning.trials import Trial, timestamp
+
+_TRIALS_BETWEEN_DRIFT_CHECKS: Final = 64
+# Each builder is a process with TVM in it.
+_MAX_BUILDERS: Final = 8
+_log = logging.getLogger(__name__)
+
+
+class MeasureContext(NamedTuple):
+    """The place where trials are made, and what their records say of it.
+
+    Attributes:
+        target: TVM's mapping of the target.
+        rules_version: The version of the schedule rules for untuned kernels.
+        device: The device to hold while a candidate runs: `kind` and `class`.
+        locks: The folder of device locks.
+        tvm: The identity of the TVM build.
+        host: The machine, for the record of a trial.
+        log: The file for what children print; None for none.
+    """
+
+    target: Mapping[str, Json]
+    rules_version: int
+    device: Mapping[str, str]
+    locks: Path
+    tvm: str
+    host: Mapping[str, Json]
+    log: Path | None
+
+
+class MeasureJob(NamedTuple):
+    """A schedule to measure.
+
+    Attributes:
+        id: The id of the trial.
+        mod: The saved module of the workload.
+        trace: The schedule; None for that of the untuned kernel.
+        best_s: Seconds of the workload's best schedule so far; None when there is none.
+        seed: The seed of the search.
+    """
+
+    id: str
+    mod: str
+    trace: Json
+    best_s: float | None
+    seed: int
+
+
+RecordTrial = Callable[[int, Trial], None]
+"""Takes the index of a job and its trial."""
+
+
+class Measurer:
+    """Measures candidates on this machine's CPU or GPU.
+
+    There are as many builders as cores. Where the target leaves cores free they go on while a
+    candidate runs; elsewhere they pause for that time.
+    """
+
+    def __init__(
+        self, context: MeasureContext, timing: Timing, timeout_s: float, fork_server: ForkServer
+    ) -> None:
+        self._context = context
+        self._timing = timing
+        self._timeout_s = timeout_s
+        self._fork_server = fork_server
+        cores = int(context.host.get("cores") or os.cpu_count() or 1)
+        # The kernels of a GPU leave the CPU alone.
+        self._on_gpu = not backend_for(context.target).RUNS_ON_HOST_CPU
+        spare = cores - (0 if self._on_gpu else int(context.target.get("num-cores", cores)))
+        self._builders = min(spare if spare > 0 else cores, _MAX_BUILDERS)
+        self._gate = _BuildRunGate(concurrent=spare > 0)
+        _log.debug("%d builders, %d spare cores", self._builders, spare)
+
+    def measure(
+        self,
+        jobs: Sequence[MeasureJob],
+        record: RecordTrial,
+        may_continue: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Measure all jobs.
+
+        Args:
+            jobs: The schedules.
+            record: Called with each trial as soon as it is measured, one at a time.
+            may_continue: Jobs that have not begun when it turns false are left out.
+
+        Raises:
+            StageError: Measuring itself does not work; earlier trials have been recorded.
+        """
+        recording = threading.Lock()
+
+        def measure_job(index: int) -> None:
+            if may_continue():
+                trial = self._measure_job(jobs[index])
+                with recording:
+                    record(index, trial)
+
+        with ThreadPoolExecutor(min(self._builders, len(jobs)) or 1) as pool:
+            # An error cancels the jobs that have not begun.
+            list(pool.map(measure_job, range(len(jobs))))
+
+    def _request(self, job: MeasureJob, library: str = "") -> TrialRequest:
+        return TrialRequest(
+            mod=job.mod,
+            trace=job.trace,
+            target=self._context.target,
+            rules_version=self._context.rules_version,
+            timing=self._timing,
+            best_s=job.best_s,
+            library=library,
+        )
+
+    def _measure_job(self, job: MeasureJob) -> Trial:
+        load = tuple(round(value, 2) for value in os.getloadavg())
+        return self._make_trial(job, self._run(job), self._context.host, load)
+
+    def _make_trial(
+        self,
+        job: MeasureJob,
+        result: TrialResult,
+        host: Mapping[str, Json],
+        load: tuple[float, ...] = (),
+    ) -> Trial:
+        return Trial(
+            id=job.id,
+            trace=job.trace,
+            run_secs=result.run_secs,
+            failure=result.failure,
+            when=timestamp(),
+            tvm=self._context.tvm,
+            host=dict(host),
+            load=load,
+            seed=job.seed,
+            ran=result.ran,
+        )
+
+    def _run(self, job: MeasureJob) -> TrialResult:
+        """Return the result of a child that answered or died.
+
+        Raises:
+            StageError: The candidate is not to blame for the outcome.
+        """
+        phases: list[str] = []
+        with contextlib.ExitStack() as locks:
+            self._lock_for_building(locks)
+
+            def follow(event: dict[str, Any]) -> None:
+                phases.append(event["phase"])
+                if event.get("ask"):
+                    locks.close()
+                    locks.enter_context(self._gate.running())
+                    locks.enter_context(
+                        devices.exclusive(self._context.locks, self._context.device)
+                    )
+
+            outcome = self._fork_server.call(
+                MEASURE_TRIAL,
+                self._request(job).to_json(),
+                timeout_s=self._timeout_s,
+                log=self._context.log,
+                emit=follow,
+            )
+        if outcome.kind == "timeout" and not phases:
+            phases.append("start")
+        result = TrialResult.read(outcome.value, read_failure(outcome, phases))
+        if result.failure is not None and result.failure.phase == DEVICE_PHASE:
+            raise StageError(
+                f"the {self._context.target['kind']} device of this machine cannot run kernels: "
+                f"{result.failure.message}",
+                fix="check what else uses it (`nvidia-smi` for a GPU), then run it again to resume",
+            )
+        return result
+
+    def _lock_for_building(self, locks: contextlib.ExitStack) -> None:
+        """Take the locks of a builder. The device locks are for all runs on this machine."""
+        context = self._context
+        locks.enter_context(self._gate.building())
+        if self._on_gpu:
+            # Builders do not disturb the GPU, but they would disturb measurements on the CPU.
+            locks.enter_context(devices.shared(context.locks, devices.CPU))
+        elif not self._gate.concurrent:
+            locks.enter_context(devices.shared(context.locks, context.device))
+
+
+class _BuildRunGate:
+    """Admits builders together and runners one by one, and unless `concurrent`, never both.
+
+    Waiting runners go first, so that no finished build waits for long.
+    """
+
+    def __init__(self, *, concurrent: bool) -> None:
+        self.concurrent = concurrent
+        self._changed = threading.Condition()
+        self._building = 0
+        self._waiting_runners = 0
+        self._running = False
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.concurrent or not (self._waiting_runners or self._running)
+            )
+            self._building += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._building -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        with self._changed:
+            self._waiting_runners += 1
+            self._changed.wait_for(
+                lambda: not self._running and (self.concurrent or not self._building)
+            )
+            self._waiting_runners -= 1
+            self._running = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running = False
+                self._changed.notify_all()
+
+
+class DriftMonitor:
+    """Measures one good schedule again now and then.
+
+    Attributes:
+        drift: The largest relative change of its time so far: 0.1 for a tenth slower or faster.
+    """
+
+    def __init__(self, measurer: Measurer, seed: int) -> None:
+        self._measurer = measurer
+        self._seed = seed
+        self._baseline: tuple[str, Trial] | None = None
+        self._last_check = 0
+        self.drift = 0.0
+
+    def offer(self, mod: str, trial: Trial) -> None:
+        """Take the first trial of this run that worked as the baseline.
+
+        Args:
+            mod: The saved module of its workload.
+            trial: The trial.
+        """
+        if self._baseline is None and trial.run_secs:
+            self._baseline = mod, trial
+
+    def check(self, measured: int) -> None:
+        """Measure the baseline again when enough trials were measured since the last time."""
+        if self._baseline is None or measured - self._last_check < _TRIALS_BETWEEN_DRIFT_CHECKS:
+            return
+        self._last_check = measured
+        mod, baseline = self._baseline
+        repeats: list[Trial] = []
+        job = MeasureJob(baseline.id, mod, baseline.trace, None, self._seed)
+        self._measurer.measure([job], lambda _, trial: repeats.append(trial))
+        if repeats and repeats[0].run_secs:
+            change = abs(repeats[0].seconds / baseline.seconds - 1)
+            self.drift = max(self.drift, change)
+            _log.debug("the baseline changed by %.1f %% after %d trials", change * 100, measured)

@@ -1,0 +1,295 @@
+"""Sharing measured trials through a remote cache: tuning begins with what others have measured.
+
+Whatever happens to the packs in the remote cache, the local ledger is the truth: the next tuning
+uploads its trials again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import logging
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core import packages
+from tvmflow.core.errors import Interrupted, StoreError, UsageError
+from tvmflow.core.files import hash_file
+from tvmflow.core.types import Json
+from tvmflow.store.local import LocalStore
+from tvmflow.store.remote._base import BlobRef, Corrupt, RemoteCacheError
+from tvmflow.store.remote.action_result import InvalidAction
+from tvmflow.store.remote.client import RemoteCacheClient
+from tvmflow.store.remote.connection import RemoteConnection
+from tvmflow.tuning import remote_index
+from tvmflow.tuning.ledger_folders import list_target_folders
+from tvmflow.tuning.machine_class import MachineClass, this_machine_class
+from tvmflow.tuning.pack import export_pack
+from tvmflow.tuning.pack_import import import_pack
+from tvmflow.tuning.remote_index import SignedPack, index_key, read_index
+from tvmflow.tuning.trial_import import ImportResult
+
+_log = logging.getLogger(__name__)
+
+_SPOOL_PREFIX: Final = "ledger"
+_PACK_NAME: Final = "trials.jsonl.gz"
+# How many bytes a pack may have when decompressed, for each of its bytes.
+_MAX_COMPRESSION: Final = 200
+# More packs than this are merged into one.
+_MAX_PACKS: Final = 16
+
+
+class PullResult(NamedTuple):
+    """The trials that a ledger received.
+
+    Attributes:
+        new: The number of new trials.
+        packs: How many packs are now in the ledger completely, or were before.
+        problems: What is wrong with other packs.
+    """
+
+    new: int
+    packs: int
+    problems: tuple[str, ...]
+
+
+# ---------------------------------------------------------------- machine classes
+
+
+def measured_machine_class(settings: Mapping[str, Json]) -> MachineClass | None:
+    """Return the class of the machine that a `tune` stage measures on; None when it measures nothing."""
+    if "device" not in settings:
+        return None
+    return MachineClass(packages.identity("apache-tvm"), settings["device"])
+
+
+def list_machine_classes(store: LocalStore) -> list[MachineClass]:
+    """Return the class of this machine, and those that the local ledger has trials of."""
+    descriptions = [folder.description for folder in list_target_folders(Path(store.ledger))]
+    known = [description.machine_class for description in descriptions if description]
+    classes = [this_machine_class(), *known]
+    return list({index_key(machine_class): machine_class for machine_class in classes}.values())
+
+
+# ---------------------------------------------------------------- around tuning
+
+
+class LedgerSync:
+    """The trials of one run: pulled before a machine is measured on, and pushed in the background afterwards."""
+
+    def __init__(self, client: RemoteCacheClient) -> None:
+        """Create it before the client starts: earlier runs may have left trials to push."""
+        self._client = client
+        self._pulled: set[str] = set()
+        self._lock = threading.Lock()
+        client.uploader.add_handler(_SPOOL_PREFIX, self._push)
+
+    def pull(self, settings: Mapping[str, Json]) -> None:
+        """Pull what others have measured on the machine class of a `tune` stage, once in a run."""
+        connection = self._client.connection
+        machine_class = measured_machine_class(settings)
+        if machine_class is None or not connection.access.reads or connection.reads.open:
+            return
+        key = index_key(machine_class)
+        with self._lock:
+            first = key not in self._pulled
+            self._pulled.add(key)
+        if first:
+            # the circuit breaker reports a remote cache that does not answer
+            with contextlib.suppress(RemoteCacheError, StoreError, Interrupted):
+                pull_trials(connection, machine_class)
+
+    def offer(self, settings: Mapping[str, Json]) -> None:
+        """Push all trials of the machine class of a `tune` stage while the run goes on."""
+        machine_class = measured_machine_class(settings)
+        if machine_class is not None:
+            text = json.dumps(machine_class._asdict())
+            self._client.uploader.offer(_spool_item(machine_class), text)
+
+    def _push(self, text: str) -> None:
+        try:
+            value = json.loads(text)
+            machine_class = MachineClass(value["tvm"], value["device"])
+        except (ValueError, KeyError, TypeError) as damage:
+            # the next tuning offers the trials again
+            _log.debug("a damaged item of the spool is dropped: %s", damage)
+            return
+        push_trials(self._client.connection, machine_class)
+
+
+def mark_pushed(client: RemoteCacheClient, machine_class: MachineClass) -> None:
+    """Record that no trials of a machine class wait to be pushed."""
+    client.uploader.spool.remove(_spool_item(machine_class))
+
+
+def _spool_item(machine_class: MachineClass) -> str:
+    return f"{_SPOOL_PREFIX}-{index_key(machine_class)}"
+
+
+# ---------------------------------------------------------------- pulling
+
+
+def pull_trials(connection: RemoteConnection, machine_class: MachineClass) -> PullResult:
+    """Add the trials that others measured on a machine class to the local ledger.
+
+    A pack that is damaged, not trusted or rejected by the ledger is reported and left out.
+
+    Raises:
+        RemoteCacheError: when the remote cache does not answer.
+        StoreError: when the ledger cannot be written.
+    """
+    key, store = index_key(machine_class), connection.store
+    new = packs = 0
+    problems = []
+    for digest, pack in read_index(connection, key, connection.reads).items():
+        if store.notes.read("ledger", "taken", digest) is not None:
+            packs += 1
+            continue
+        try:
+            result = _import(connection, pack, machine_class, Path(store.ledger))
+        except (InvalidAction, Corrupt, UsageError) as reason:
+            text = f"the trials {digest[:12]} are rejected: {_one_line(reason)}"
+            problems.append(connection.report(text))
+            continue
+        new += sum(target.new for target in result.targets)
+        packs += 1
+        if result.complete:
+            store.notes.write("", "ledger", "taken", digest)
+    _log.debug("%d new trials in %d packs from %s", new, packs, connection.address)
+    return PullResult(new, packs, tuple(problems))
+
+
+def _import(
+    connection: RemoteConnection, pack: SignedPack, machine_class: MachineClass, ledger: Path
+) -> ImportResult:
+    """Add one pack to a ledger.
+
+    Raises:
+        InvalidAction: when no trusted key signed it for this index.
+        Corrupt: when it is missing or damaged.
+        UsageError: when the ledger rejects it.
+    """
+    remote_index.verify_statement(connection, index_key(machine_class), pack)
+    with _temporary_folder(connection.store) as folder:
+        path = folder / _PACK_NAME
+        if not connection.download_blob(pack.trials, path):
+            raise Corrupt("it is missing")
+        _check_decompressed_size(path)
+        result = import_pack(path, ledger, machine_class)
+    for problem in result.problems:
+        connection.report(f"not imported: {problem.replace(str(path), 'a pack of trials')}")
+    return result
+
+
+def _check_decompressed_size(path: Path) -> None:
+    """Reject a small pack that would fill the disk or the memory.
+
+    Raises:
+        InvalidAction: when it is one.
+    """
+    max_bytes = path.stat().st_size * _MAX_COMPRESSION + (1 << 20)
+    with contextlib.suppress(EOFError, OSError), gzip.open(path, "rb") as stream:
+        while stream.read(1 << 20):
+            if stream.tell() > max_bytes:
+                raise InvalidAction("its decompressed size is far larger than that of any pack")
+
+
+def _one_line(reason: Exception) -> str:
+    text = reason.message if isinstance(reason, UsageError) else str(reason)
+    return text.replace("\n", " ")
+
+
+@contextlib.contextmanager
+def _temporary_folder(store: LocalStore) -> Iterator[Path]:
+    """Give a folder on the disk of the store that is removed afterwards."""
+    parent = Path(store.blobs.temporary_path()).parent
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        yield Path(folder)
+
+
+# ---------------------------------------------------------------- pushing
+
+
+def push_trials(connection: RemoteConnection, machine_class: MachineClass) -> int:
+    """Upload the local trials of a machine class; return how many there are.
+
+    Raises:
+        RemoteCacheError: when the remote cache does not accept them.
+        StoreError: when the ledger cannot be read.
+    """
+    key, notes = index_key(machine_class), connection.store.notes
+    with _temporary_folder(connection.store) as folder:
+        path = folder / _PACK_NAME
+        trials = _export(Path(connection.store.ledger), machine_class, path)
+        if not trials:
+            return 0
+        packs = read_index(connection, key, connection.writes)
+        if len(packs) > _MAX_PACKS:
+            merged = _merge(connection, packs, machine_class, path)
+            # it has trials that this ledger may lack: it is pulled as any other, and not replaced by this ledger
+            remote_index.add_to_index(connection, key, _upload(connection, key, path), merged)
+            return trials
+        own = _upload(connection, key, path)
+    previous = notes.read("ledger", "sent", connection.address, key)
+    # the previous pack of this ledger is contained in the new one
+    remote_index.add_to_index(connection, key, own, {previous or ""} - {own.trials.digest})
+    notes.write("", "ledger", "taken", own.trials.digest)
+    notes.write(own.trials.digest, "ledger", "sent", connection.address, key)
+    return trials
+
+
+def _export(ledger: Path, machine_class: MachineClass, path: Path) -> int:
+    """Write all trials of a machine class into one pack; return how many there are."""
+    targets = [
+        folder.key
+        for folder in list_target_folders(ledger)
+        if folder.description is not None and folder.description.machine_class == machine_class
+    ]
+    if not targets:
+        return 0
+    try:
+        return export_pack(path, ledger, targets=targets).trials
+    except UsageError:
+        # targets without any trial
+        return 0
+
+
+def _merge(
+    connection: RemoteConnection,
+    packs: Mapping[str, SignedPack],
+    machine_class: MachineClass,
+    path: Path,
+) -> set[str]:
+    """Add the trials of packs to the pack at `path`; return the digests of those that it now contains completely.
+
+    A separate ledger is used, so that trials which were pruned from the local one stay pruned there.
+    """
+    ledger = path.parent / "ledger"
+    ledger.mkdir()
+    import_pack(path, ledger, machine_class)
+    merged = set()
+    for digest, pack in packs.items():
+        with contextlib.suppress(InvalidAction, Corrupt, UsageError):
+            # a newer version's trials, which this one cannot read, must not be dropped
+            if _import(connection, pack, machine_class, ledger).complete:
+                merged.add(digest)
+    _export(ledger, machine_class, path)
+    return merged - {_blob_ref(path).digest}
+
+
+def _upload(connection: RemoteConnection, key: str, path: Path) -> SignedPack:
+    trials = _blob_ref(path)
+    connection.upload_missing_blob(trials, path)
+    statement_path = path.with_name("statement.json")
+    statement_path.write_bytes(remote_index.make_statement(key, trials, connection.access.signer))
+    statement = _blob_ref(statement_path)
+    connection.upload_missing_blob(statement, statement_path)
+    return SignedPack(trials, statement)
+
+
+def _blob_ref(path: Path) -> BlobRef:
+    return BlobRef(hash_file(path), path.stat().st_size)

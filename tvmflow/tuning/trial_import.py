@@ -1,0 +1,221 @@
+"""Imports trials into a ledger: which targets it accepts, and of those the trials that it lacks.
+
+A ledger accepts a target's trials only if this machine could have measured them itself or if
+it has trials on that target already: times of another device or TVM build mislead a search.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core.errors import UsageError
+from tvmflow.core.types import Json
+from tvmflow.tuning.ledger import Ledger, TargetDescription, WorkloadDescription
+from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_trials
+from tvmflow.tuning.machine_class import MachineClass
+from tvmflow.tuning.trials import Trial
+
+_FIELD_NAMES: Final[Mapping[str, str]] = {
+    "tvm": "TVM build",
+    "device.class": "device class",
+    "device.kind": "device kind",
+}
+_log = logging.getLogger(__name__)
+
+
+class ImportedWorkload(NamedTuple):
+    """The trials of one workload from elsewhere; `invalid` has a sentence for each unusable one."""
+
+    target: str
+    workload: str
+    description: WorkloadDescription
+    trials: list[Trial]
+    invalid: list[str]
+
+
+class TargetImport(NamedTuple):
+    """The outcome for one target: rejected for a reason, or the numbers of its trials.
+
+    Attributes:
+        rejection: The reason why nothing was imported; otherwise empty.
+        new: Trials that the ledger lacked.
+        known: Trials that it had.
+        invalid: Trials that cannot be used.
+    """
+
+    target: str
+    target_text: str
+    rejection: str
+    workloads: int = 0
+    new: int = 0
+    known: int = 0
+    invalid: int = 0
+
+
+class ImportResult(NamedTuple):
+    """The outcome of an import; `problems` are those of single records, with their places."""
+
+    targets: list[TargetImport]
+    problems: list[str]
+
+    @property
+    def complete(self) -> bool:
+        """True if nothing had to be left out."""
+        return not self.problems and not any(target.rejection for target in self.targets)
+
+
+def import_trials(
+    root: Path,
+    source: str,
+    descriptions: Mapping[str, TargetDescription],
+    workloads: Iterable[ImportedWorkload],
+    machine_class: MachineClass,
+) -> ImportResult:
+    """Add to a ledger the trials that it accepts and lacks.
+
+    Args:
+        root: The ledger.
+        source: Where the trials come from, for messages.
+        descriptions: The targets by key; each key was checked.
+        workloads: The trials to import.
+        machine_class: This machine's class.
+
+    Raises:
+        UsageError: All targets are rejected; then nothing was changed.
+    """
+    results = {
+        key: TargetImport(key, description.text, rejection_reason(root, description, machine_class))
+        for key, description in descriptions.items()
+    }
+    if all(result.rejection for result in results.values()):
+        reasons = [f"  {key[:12]}: {result.rejection}" for key, result in results.items()]
+        raise UsageError(
+            "\n".join([f"{source} has no trials that this machine could have measured", *reasons]),
+            fix="tune on this machine, or import them where they were measured: "
+            "times of another device or TVM build would mislead the search",
+        )
+    problems: list[str] = []
+    for workload in workloads:
+        result = results[workload.target]
+        if result.rejection:
+            continue
+        description = descriptions[workload.target]
+        ledger = Ledger.open(root, *description)
+        counts, invalid = _import_workload(ledger, description.tvm, workload, result)
+        results[workload.target] = counts
+        problems += invalid
+    for result in results.values():
+        _log.debug("%s: %s", result.target[:12], result.rejection or f"{result.new} new trials")
+    return ImportResult(list(results.values()), problems)
+
+
+def _import_workload(
+    ledger: Ledger, tvm: str, workload: ImportedWorkload, result: TargetImport
+) -> tuple[TargetImport, list[str]]:
+    """Add the trials of one workload; return the target's new counts and the problems."""
+    usable = [trial for trial in workload.trials if trial.tvm == tvm]
+    invalid = workload.invalid + [
+        f"workload {workload.workload[:12]}, trial {trial.id[:12]}: "
+        f"measured with TVM {trial.tvm}, but its target has TVM {tvm}"
+        for trial in workload.trials
+        if trial.tvm != tvm
+    ]
+    new = 0
+    if usable:
+        new = ledger.workload(workload.workload).extend(usable)
+        # A search relies on the family that it recorded itself.
+        description = workload.description._replace(family="")
+        if description != WorkloadDescription():
+            ledger.describe(workload.workload, description)
+    counts = result._replace(
+        workloads=result.workloads + 1,
+        new=result.new + new,
+        known=result.known + len(usable) - new,
+        invalid=result.invalid + len(invalid),
+    )
+    return counts, invalid
+
+
+def rejection_reason(
+    root: Path, description: TargetDescription, machine_class: MachineClass
+) -> str:
+    """Return why a ledger does not accept trials on a target; an empty string when it does."""
+    if description.machine_class == machine_class:
+        return ""
+    known = [folder.description for folder in list_target_folders(root) if folder.description]
+    if any(other.key == description.key for other in known):
+        return ""
+    # Compared with the nearest target of this ledger, the differences are fewest.
+    differences = [
+        _differences(other._replace(**machine_class._asdict()), description)
+        for other in known or [description]
+    ]
+    fewest = min(differences, key=len)
+    return "; ".join(fewest)
+
+
+def _differences(local: TargetDescription, imported: TargetDescription) -> list[str]:
+    """Return `TVM build: 1 here, 2 there` for each field in which two targets differ."""
+    local_fields = dict(_leaves(local.to_json()))
+    imported_fields = dict(_leaves(imported.to_json()))
+    return [
+        f"{_FIELD_NAMES.get(name, name)}: "
+        f"{local_fields.get(name, 'none')} here, {imported_fields.get(name, 'none')} there"
+        for name in sorted(local_fields.keys() | imported_fields.keys())
+        if local_fields.get(name) != imported_fields.get(name)
+    ]
+
+
+def _leaves(value: Json, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted path and the text of every value that is no object."""
+    if not isinstance(value, dict):
+        yield path, str(value)
+        return
+    for name, entry in value.items():
+        yield from _leaves(entry, f"{path}.{name}" if path else name)
+
+
+# ---------------------------------------------------------------- another ledger
+
+
+def merge_ledger(source: Path, root: Path, machine_class: MachineClass) -> ImportResult:
+    """Add to a ledger what another one has and it lacks. The other one is only read.
+
+    Args:
+        source: A store, or the ledger in it.
+        root: The ledger to add to.
+        machine_class: This machine's class.
+
+    Raises:
+        UsageError: `source` is no ledger, is this one, or has no target that is accepted.
+    """
+    other = source / "ledger" if (source / "ledger").is_dir() else source
+    folders = list_target_folders(other)
+    if not folders:
+        raise UsageError(
+            f"{source} is no store and no ledger: it holds no trials",
+            fix="give the folder that --store names there",
+        )
+    if other.resolve() == root.resolve():
+        raise UsageError(f"{source} is this store's own ledger", fix="give another store")
+    descriptions = {
+        folder.key: folder.description for folder in folders if folder.description is not None
+    }
+    result = import_trials(root, str(source), descriptions, _read_workloads(folders), machine_class)
+    unusable = [
+        TargetImport(folder.key, folder.text, f"about.json: {folder.problem}")
+        for folder in folders
+        if folder.description is None
+    ]
+    return result._replace(targets=result.targets + unusable)
+
+
+def _read_workloads(folders: Iterable[TargetFolder]) -> Iterator[ImportedWorkload]:
+    for folder in folders:
+        for key, path in folder.workload_files() if folder.description else ():
+            trials, problems = read_trials(path)
+            description = folder.ledger.description(key)
+            yield ImportedWorkload(folder.key, key, description, trials, problems)

@@ -1,0 +1,103 @@
+"""The request for a tuning, its options, and its result."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from tvmflow.tuning.budget import BudgetRules
+from tvmflow.tuning.measure import Timing
+
+StopReason = Literal["budget", "time", "exhausted"]
+
+
+class Task(NamedTuple):
+    """A workload to tune.
+
+    Attributes:
+        key: The workload.
+        name: The name of its kernel in the model.
+        calls: Calls in one inference.
+        flops: Arithmetic operations of one call.
+        mod: The saved module of the workload.
+    """
+
+    key: str
+    name: str
+    calls: int
+    flops: float
+    mod: str
+
+
+class SearchOptions(NamedTuple):
+    """The options of a search.
+
+    Attributes:
+        rules: The limits of the budget.
+        seed: The seed of the search.
+        strategy: `evolutionary` or `replay-trace`.
+        cost_model: `xgb`, `mlp` or `random`.
+        timing: How to time a candidate.
+        trial_timeout_s: Seconds after which a trial is given up.
+        seconds: Seconds that tuning may still take; None without a limit.
+    """
+
+    rules: BudgetRules
+    seed: int
+    strategy: str
+    cost_model: str
+    timing: Timing
+    trial_timeout_s: float
+    seconds: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The search in the ledger's mark of an exhausted space."""
+        return f"{self.strategy}/{self.seed}"
+
+
+class WorkloadResult(NamedTuple):
+    """The outcome for one workload.
+
+    Attributes:
+        trials: Trials of the budget that it has had.
+        measured: How many of them this run measured; the ledger had the others.
+        failed: Failures among all its trials in the ledger.
+        best_s: Seconds of its fastest trial; None when none worked.
+        spread: The spread of that trial.
+        exhausted: No schedule is left to try.
+        first_failure: Phase and message of its first failure; otherwise empty.
+        seconds: Time that this run spent on it.
+        untuned_s: Seconds of one untuned call; None when that could not be measured.
+        known: All its trials in the ledger.
+    """
+
+    key: str
+    name: str
+    calls: int
+    flops: float
+    trials: int
+    measured: int
+    failed: int
+    best_s: float | None
+    spread: float
+    exhausted: bool
+    first_failure: str
+    seconds: float
+    untuned_s: float | None = None
+    known: int = 0
+
+
+class TuningResult(NamedTuple):
+    """The outcome of a tuning.
+
+    Attributes:
+        workloads: The outcome for each workload, those with most work per inference first.
+        stopped: What ended it: the budget, the time, or that all search spaces are exhausted.
+        drift: See `DriftMonitor`.
+        repairs: A sentence for each repair of the ledger and each search that failed.
+    """
+
+    workloads: list[WorkloadResult]
+    stopped: StopReason
+    drift: float
+    repairs: list[str]

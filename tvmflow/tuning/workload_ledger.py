@@ -1,0 +1,291 @@
+"""The trials of one workload: an append-only file that several processes share.
+
+A trial is on disk before the next one begins. Writers of several processes exclude each other
+by a file lock, which dies with its process, and never write one trial twice. Lines that a crash
+or a bad disk damaged are quarantined one by one; the others stay in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tvmflow.core import file_locks
+from tvmflow.core.canonical_json import canonical
+from tvmflow.core.errors import StoreError
+from tvmflow.core.files import replacing
+from tvmflow.core.types import Json
+from tvmflow.tuning.trials import ExhaustedMark, Trial, parse_line, sort_by_time, timestamp
+
+_log = logging.getLogger(__name__)
+
+
+class _Line(NamedTuple):
+    """A line's first byte, its length without the line end, and its number from 1."""
+
+    start: int
+    length: int
+    number: int
+
+
+class WorkloadLedger:
+    """The trials of one workload on one target, shared with other processes.
+
+    Attributes:
+        trials: The trials read or written so far, by id, in the order of the file.
+        repairs: A sentence for each damage that was found when the file was read.
+        quarantined: How many lines were quarantined.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.repairs: list[str] = []
+        self.quarantined = 0
+        self._reset()
+        self.refresh()
+
+    def __len__(self) -> int:
+        return len(self.trials)
+
+    @property
+    def quarantine_path(self) -> Path:
+        """The file of lines that cannot be used."""
+        return self.path.with_name(f"{self.path.stem}.quarantine.jsonl")
+
+    # ---------------------------------------------------------------- trials
+
+    def refresh(self) -> None:
+        """Read what other processes have added since, or the whole file when they removed some."""
+        if self.path.exists():
+            with self._locked():
+                pass
+        else:
+            self._reset()
+
+    def append(self, trial: Trial) -> bool:
+        """Add a trial; return False when another process has added the same one meanwhile.
+
+        The trial is on disk when this returns.
+
+        Raises:
+            StoreError: It cannot be written; the file is then as it was.
+        """
+        return self.extend([trial]) == 1
+
+    def extend(self, trials: Iterable[Trial]) -> int:
+        """Add many trials at once and return how many of them are new.
+
+        Raises:
+            StoreError: They cannot be written; the file is then as it was.
+        """
+        with self._locked() as descriptor:
+            new = {trial.id: trial for trial in trials if trial.id not in self.trials}
+            if new:
+                self._write(descriptor, [trial.to_json() for trial in new.values()])
+            return len(new)
+
+    def valid(self) -> list[Trial]:
+        """Return the trials that have a time, fastest first; equal ones in the order of their ids."""
+        return sort_by_time(trial for trial in self.trials.values() if trial.run_secs)
+
+    def mark_exhausted(self, search: str) -> None:
+        """Record that `search` found no further candidate beyond the present trials."""
+        with self._locked() as descriptor:
+            self._write(descriptor, [ExhaustedMark(search, len(self)).to_json()])
+
+    def is_exhausted(self, search: str) -> bool:
+        """Return whether `search` came to its end and no trial was added since."""
+        return self._exhausted.get(search, -1) == len(self)
+
+    def quarantine(self, ids: Iterable[str], reason: str) -> None:
+        """Move trials that no longer apply to the workload into the quarantine file."""
+        with self._locked():
+            for trial_id in ids:
+                if trial_id in self.trials:
+                    self._quarantine_line(self._lines.pop(trial_id), reason)
+                    del self.trials[trial_id]
+
+    def remove(self, ids: Iterable[str]) -> int:
+        """Delete trials and return how many were present. The others keep order and bytes.
+
+        The file is replaced in one step. Processes that have it open notice and read it again.
+        """
+        with self._locked() as descriptor:
+            starts = {self._lines[trial_id].start for trial_id in ids if trial_id in self.trials}
+            if starts:
+                self._rewrite_without(descriptor, starts)
+        self.refresh()
+        return len(starts)
+
+    @contextlib.contextmanager
+    def exclusive_search(self, *, wait: bool = True) -> Iterator[None]:
+        """Lock the search for this workload, so that two runs share trials and repeat none.
+
+        Raises:
+            Locked: Another process searches and `wait` is false.
+        """
+        with _locked_file(self.path.with_suffix(".lock"), wait=wait):
+            self.refresh()
+            yield
+
+    # ---------------------------------------------------------------- the file
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Lock the file and read what is new in it; give its descriptor."""
+        with _locked_file(self.path) as descriptor:
+            self._read_new_lines(descriptor)
+            yield descriptor
+
+    def _write(self, descriptor: int, records: Iterable[Json]) -> None:
+        """Append records to the locked file, sync and read it; undo it when the disk is full."""
+        lines = b"".join(canonical(record) + b"\n" for record in records)
+        end = os.fstat(descriptor).st_size
+        try:
+            if os.pwrite(descriptor, lines, end) != len(lines):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(descriptor)
+        except OSError as error:
+            os.ftruncate(descriptor, end)
+            raise unwritable(self.path, error) from error
+        self._read_new_lines(descriptor)
+
+    def _rewrite_without(self, descriptor: int, starts: set[int]) -> None:
+        """Replace the locked file by one without the lines that start at these bytes."""
+        content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        kept, start = [], 0
+        for line in content.split(b"\n"):
+            # A search is no longer exhausted then. What is neither that nor blank is a newer version's.
+            is_mark = start not in starts and isinstance(parse_line(line), ExhaustedMark)
+            if start not in starts and line.strip() and not is_mark:
+                kept.append(line + b"\n")
+            start += len(line) + 1
+        try:
+            with replacing(self.path) as path, open(path, "wb") as stream:  # noqa: PTH123
+                stream.writelines(kept)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
+    def _reset(self) -> None:
+        self.trials: dict[str, Trial] = {}
+        self._exhausted: dict[str, int] = {}
+        self._lines: dict[str, _Line] = {}
+        self._offset = self._line_count = 0
+        self._last_line = b""
+
+    def _read_new_lines(self, descriptor: int) -> None:
+        """Read the locked file from where the last reading ended, and repair what is damaged."""
+        # A file that was rewritten without some of its lines has other bytes at this place.
+        before = os.pread(descriptor, len(self._last_line), self._offset - len(self._last_line))
+        if before != self._last_line:
+            self._reset()
+        size = os.fstat(descriptor).st_size
+        *lines, tail = os.pread(descriptor, size - self._offset, self._offset).split(b"\n")
+        if tail and _is_json(tail):
+            # The process died between a record and the end of its line.
+            os.pwrite(descriptor, b"\n", size)
+            lines.append(tail)
+        elif tail:
+            os.ftruncate(descriptor, size - len(tail))
+            os.fsync(descriptor)
+            number = self._line_count + len(lines) + 1
+            self._report_repair(
+                f"{self.path}:{number}: an incomplete last line of {len(tail)} bytes was removed"
+            )
+        for content in lines:
+            self._line_count += 1
+            self._read_line(_Line(self._offset, len(content), self._line_count), content)
+            self._offset += len(content) + 1
+            self._last_line = content + b"\n"
+
+    def _read_line(self, line: _Line, content: bytes) -> None:
+        """Read one line. A quarantined line is blank, and a newer version's is left alone."""
+        try:
+            record = parse_line(content)
+        except ValueError as error:
+            self._quarantine_line(line, f"unreadable: {error}")
+            return
+        if isinstance(record, ExhaustedMark):
+            self._exhausted[record.search] = record.trials
+        elif record is not None and record.id in self.trials:
+            self._quarantine_line(line, "the same trial is in an earlier line")
+        elif record is not None:
+            self.trials[record.id] = record
+            self._lines[record.id] = line
+
+    def _quarantine_line(self, line: _Line, reason: str) -> None:
+        """Copy a line to the quarantine file, then blank it in place: no other line moves."""
+        with self.path.open("r+b") as stream:
+            stream.seek(line.start)
+            content = stream.read(line.length)
+            entry = {
+                "when": timestamp(),
+                "reason": reason,
+                "line": content.decode("utf-8", "backslashreplace"),
+            }
+            with self.quarantine_path.open("ab") as quarantine:
+                quarantine.write(canonical(entry) + b"\n")
+                quarantine.flush()
+                os.fsync(quarantine.fileno())
+            stream.seek(line.start)
+            stream.write(b" " * line.length)
+            stream.flush()
+            os.fsync(stream.fileno())
+        self.quarantined += 1
+        self._report_repair(f"{self.path}:{line.number}: one line was quarantined ({reason})")
+
+    def _report_repair(self, text: str) -> None:
+        _log.debug("%s", text)
+        self.repairs.append(text)
+
+
+@contextlib.contextmanager
+def _locked_file(path: Path, *, wait: bool = True) -> Iterator[int]:
+    """Hold the file at `path` exclusively locked and give its descriptor.
+
+    Raises:
+        Locked: Another process holds the lock and `wait` is false.
+        StoreError: The file cannot be opened for writing.
+    """
+    while True:
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = stack.enter_context(file_locks.held(path, wait=wait))
+            except OSError as error:
+                raise unwritable(path, error) from error
+            # If it was replaced while this process waited, the locked file is no longer the ledger.
+            if _is_at(path, descriptor):
+                yield descriptor
+                return
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether an open file is still the one of that name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def unwritable(path: Path, cause: OSError) -> StoreError:
+    """Return the error for a file of the ledger that cannot be written."""
+    return StoreError(
+        f"cannot write the trial ledger {path}: {cause.strerror or cause}",
+        fix="free some space or correct the permissions; all trials measured so far are kept",
+    )
