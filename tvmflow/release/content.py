@@ -16,7 +16,7 @@ StageSettings = tuple[str, str, Mapping[str, Json]]
 
 
 class ContentChange(NamedTuple):
-    """What a release has and the one before it lacks, and the reverse.
+    """The names that only a release has, and those that only the one before it has.
 
     Names are `RECIPE`, `RECIPE/TARGET`, `RECIPE/TARGET/OUTPUT`, and `RECIPE/TARGET/verify` for a
     target that is verified against a reference. What is inside of one that is named is not.
@@ -47,7 +47,7 @@ def compare_content(current: Collection[str], previous: Collection[str]) -> Cont
     return ContentChange(_outermost(added), _outermost(removed))
 
 
-def find_undeclared(removed: Iterable[str], declared: Collection[str]) -> list[str]:
+def list_missing(removed: Iterable[str], declared: Collection[str]) -> list[str]:
     """Return the names that are gone and that `release.drop` declares neither by name nor by what they are in."""
     return [name for name in removed if not _is_within(name, declared)]
 

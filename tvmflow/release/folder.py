@@ -23,7 +23,7 @@ from tvmflow.release.gates import (
     FailedGate,
     compare_releases,
     find_failed_gates,
-    find_lost_content,
+    check_content,
 )
 from tvmflow.release.page import render_report
 from tvmflow.release.previous import LOCK, SUMS, find_folder, find_previous
@@ -88,11 +88,11 @@ def check_before_build(
                 f"{where}: release.drop.{index}: {name} is in this release",
                 fix="remove it from release.drop, so that its loss is noticed later",
             )
-    lost = find_lost_content(compare_content(planned, requested), str(pipeline.path), release)
+    lost = check_content(compare_content(planned, requested), str(pipeline.path), release)
     if not find_folder(pipeline, release).is_dir():
         previous = find_previous(pipeline, release)
         if previous is not None:
-            lost += _find_lost(planned, previous, release)
+            lost += _check_content(planned, previous, release)
     if lost:
         unique = {failed.label: failed for failed in reversed(lost)}
         lines = [f"{name}: {unique[name].gate}: {unique[name].message}" for name in sorted(unique)]
@@ -219,9 +219,9 @@ def _check_existing(folder: Path, files: Mapping[str, str]) -> None:
 # ---------------------------------------------------------------- comparison
 
 
-def _find_lost(planned: Collection[str], previous: Lock, release: Release) -> list[FailedGate]:
+def _check_content(planned: Collection[str], previous: Lock, release: Release) -> list[FailedGate]:
     change = compare_content(planned, list_locked(previous.file))
-    return find_lost_content(change, previous.path.parent.name, release)
+    return check_content(change, previous.path.parent.name, release)
 
 
 def _add_content(
@@ -231,7 +231,7 @@ def _add_content(
     if previous is None:
         return result
     planned = list_planned(plan)
-    failed = (*result.failed_gates, *_find_lost(planned, previous, release))
+    failed = (*result.failed_gates, *_check_content(planned, previous, release))
     content = compare_content(planned, list_locked(previous.file))
     return result._replace(is_new=not failed, failed_gates=failed, content=content)
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 from tvmflow.core.formatting import latency_text
 from tvmflow.recipe import Gates, Release
 from tvmflow.recipe.lock_file import LockFile, Measurements
-from tvmflow.release.content import ContentChange, find_undeclared
+from tvmflow.release.content import ContentChange, list_missing
 from tvmflow.release.timing import LatencyPair
 
 CONTENT_GATE: Final = "content"
@@ -91,7 +91,7 @@ def find_failed_gates(comparisons: Sequence[Comparison], gates: Gates) -> list[F
     ]
 
 
-def find_lost_content(change: ContentChange, source: str, release: Release) -> list[FailedGate]:
+def check_content(change: ContentChange, source: str, release: Release) -> list[FailedGate]:
     """Return what is gone and not declared in `release.drop`.
 
     Args:
@@ -101,7 +101,7 @@ def find_lost_content(change: ContentChange, source: str, release: Release) -> l
     """
     return [
         FailedGate(name, CONTENT_GATE, f"it is in {source}, and not in this release")
-        for name in find_undeclared(change.removed, release.drop)
+        for name in list_missing(change.removed, release.drop)
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.support import engine
 from tvmflow.core.types import Plan
 from tvmflow.recipe import Release
@@ -9,14 +11,14 @@ from tvmflow.recipe.lock_file import LockedRecipe, LockedStage, LockFile
 from tvmflow.release.content import (
     ContentChange,
     compare_content,
-    find_undeclared,
+    list_missing,
     list_locked,
     list_planned,
 )
-from tvmflow.release.gates import FailedGate, find_lost_content
+from tvmflow.release.gates import FailedGate, check_content
 
 
-def plan(*targets: str, **fields: object) -> Plan:
+def plan(*targets: str, **fields: Any) -> Plan:
     made = engine.recipe(outputs=["bundle", "shared-library"], **fields)
     return engine.plan_of(engine.planned(made, *map(engine.target, targets)))
 
@@ -65,14 +67,14 @@ def test_only_the_outermost_name_of_a_change_is_listed() -> None:
 
 def test_a_declaration_covers_what_is_inside() -> None:
     removed = ["net/edge", "net/host/wheel", "other"]
-    assert find_undeclared(removed, ["net"]) == ["other"]
-    assert find_undeclared(removed, ["net/edge", "other"]) == ["net/host/wheel"]
-    assert find_undeclared(["net"], ["net/edge"]) == ["net"]
+    assert list_missing(removed, ["net"]) == ["other"]
+    assert list_missing(removed, ["net/edge", "other"]) == ["net/host/wheel"]
+    assert list_missing(["net"], ["net/edge"]) == ["net"]
 
 
 def test_what_is_gone_without_a_declaration_fails_its_gate() -> None:
     change = ContentChange(removed=("net/edge", "net/old"))
     release = Release(version="1", drop=("net/old",))
-    assert find_lost_content(change, "all-1.0", release) == [
+    assert check_content(change, "all-1.0", release) == [
         FailedGate("net/edge", "content", "it is in all-1.0, and not in this release")
     ]
