@@ -21,9 +21,9 @@ from tvmflow.release.content import ContentChange, compare_content, list_locked,
 from tvmflow.release.gates import (
     Comparison,
     FailedGate,
+    check_content,
     compare_releases,
     find_failed_gates,
-    check_content,
 )
 from tvmflow.release.page import render_report
 from tvmflow.release.previous import LOCK, SUMS, find_folder, find_previous

@@ -11,8 +11,8 @@ from tvmflow.recipe.lock_file import LockedRecipe, LockedStage, LockFile
 from tvmflow.release.content import (
     ContentChange,
     compare_content,
-    list_missing,
     list_locked,
+    list_missing,
     list_planned,
 )
 from tvmflow.release.gates import FailedGate, check_content
