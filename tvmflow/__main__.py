@@ -3,9 +3,12 @@
 import os
 import sys
 
+from tvmflow.core import termination
+
 
 def main() -> int:
     """Run the command line of this process and return its exit code."""
+    termination.handle_signals()
     argv = sys.argv[1:]
     # The exit code of a command that ends because nobody reads its output: a run is not finished then.
     code = 1 if argv[:1] in (["run"], ["lock"]) else 0
@@ -15,6 +18,9 @@ def main() -> int:
     except BrokenPipeError:
         # The reader of the output has closed it, as in `tvmflow plan … | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        if termination.signal_number():
+            termination.end()
     return code
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tvmflow.cli.commands import make_parser
 from tvmflow.cli.options import parse
-from tvmflow.core import logs
+from tvmflow.core import logs, termination
 from tvmflow.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, TvmflowError
 
 
@@ -24,16 +24,19 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_USAGE if stop.code else EXIT_OK
     logs.configure(logs.level_for(invocation.verbosity))
     try:
-        return invocation.run()
+        with termination.Unwinding():
+            return invocation.run()
     except TvmflowError as error:
         print(f"tvmflow: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("tvmflow: interrupted; finished stages are kept", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         raise
     except Exception as bug:
+        if termination.signal_number():
+            # something that was cut off; the signal has been announced
+            return EXIT_INTERRUPTED
         return _report_bug(bug)
 
 

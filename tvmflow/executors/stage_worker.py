@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from tvmflow.core import logs
+from tvmflow.core import file_locks, logs
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.types import Json, StageCall
 from tvmflow.stages import STAGES
@@ -19,6 +19,7 @@ def run_stage(payload: dict[str, Json], emit: Emit) -> dict[str, Json]:
     Its decisions go to stderr, which is the stage's log file here.
     """
     logs.configure(logging.DEBUG)
+    file_locks.report_waits(lambda text: emit({"event": "waiting", "message": text}))
     call = StageCall.from_json(payload)
     stage = STAGES[call.stage]
     settings = parse_settings(stage.run, call.settings)
