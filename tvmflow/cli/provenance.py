@@ -11,13 +11,13 @@ from tvmflow.cli.arguments import JSON_HELP, JSON_LINES_HELP
 from tvmflow.cli.options import argument, flag, option
 from tvmflow.cli.output import print_json, print_lines, print_result
 from tvmflow.core import signing
+from tvmflow.core.documents import Unreadable
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, EnvironmentProblem, UsageError
 from tvmflow.core.types import Json
 from tvmflow.provenance import inspect as inspection
 from tvmflow.provenance import write
 from tvmflow.provenance.check import Finding, check_delivered
 from tvmflow.provenance.delivered import STATEMENT_SUFFIX
-from tvmflow.provenance.documents import Unreadable
 from tvmflow.provenance.inspection_text import format_inspection
 
 _SHORT_ID: Final = 12

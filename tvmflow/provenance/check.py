@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core import signing
+from tvmflow.core.documents import Unreadable, get_field, quote, read_file, read_json
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text
 from tvmflow.core.signing import InvalidEnvelope, PublicKey
 from tvmflow.provenance.contents import BUNDLE, find_bundle
 from tvmflow.provenance.delivered import STATEMENT_SUFFIX
-from tvmflow.provenance.documents import Unreadable, get_field, quote, read_file, read_json
 from tvmflow.provenance.statement import PAYLOAD_TYPE, Statement, parse_statement
 
 _SHORT_ID: Final = 12

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, NamedTuple
 
+from tvmflow.core.documents import Unreadable, get_field, quote, read_json
 from tvmflow.core.types import Json
-from tvmflow.provenance.documents import Unreadable, get_field, quote, read_json
 from tvmflow.runtime.bundles import LIBRARY_FORMAT, PARTITIONED_FORMAT
 
 BUNDLE: Final = ".tvmflow"

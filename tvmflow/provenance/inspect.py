@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tvmflow.core.documents import Unreadable, get_field, get_number, read_file, read_json
 from tvmflow.core.files import hash_file
 from tvmflow.core.signing import PublicKey
 from tvmflow.core.types import Json
 from tvmflow.provenance.check import SignedStatement, check_file, find_statements, read_statements
 from tvmflow.provenance.contents import BUNDLE, BundleContent, describe_kind, find_bundle
 from tvmflow.provenance.delivered import STATEMENT_SUFFIX
-from tvmflow.provenance.documents import Unreadable, get_field, get_number, read_file, read_json
 from tvmflow.recipe.lock_file import SUFFIX, read_lock
 
 _DOCUMENT_SUFFIXES: Final = (".json", ".jsonl")

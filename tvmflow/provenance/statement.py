@@ -12,8 +12,8 @@ from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
 from tvmflow.core.canonical_json import canonical
+from tvmflow.core.documents import Unreadable, get_field, quote, read_json
 from tvmflow.core.types import Json
-from tvmflow.provenance.documents import Unreadable, get_field, quote, read_json
 from tvmflow.provenance.kernels import list_kernels
 from tvmflow.provenance.lineage import FinishedStage, Lineage
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support.provenance import MODEL, TRIAL, TVM, WORKLOAD, World
+from tvmflow.core.documents import Unreadable
 from tvmflow.core.files import hash_file
 from tvmflow.provenance import statement
-from tvmflow.provenance.documents import Unreadable
 from tvmflow.provenance.lineage import remove_secrets
 from tvmflow.tuning.ledger import target_key
 
