@@ -60,7 +60,7 @@ def measure_workload(
     ledger: WorkloadLedger,
 ) -> FinalistTimes:
     """Return the times of the untuned kernel and of each finalist of a workload, measured once for a ledger."""
-    from tvmflow.tuning.finalists import FinalistsRequest, recall_or_measure
+    from tvmflow.tuning.finalists import FinalistsRequest, read_or_measure
     from tvmflow.tuning.measure import Timing
 
     tune = settings.tune
@@ -73,7 +73,7 @@ def measure_workload(
         timing=Timing(tune.number, 1, max(10, tune.min_repeat_ms // 5), tune.flush_cache),
         rounds=_ROUNDS,
     )
-    return recall_or_measure(
+    return read_or_measure(
         request, ledger, lambda: _measure(request, settings, context, fork_server)
     )
 

@@ -73,7 +73,7 @@ class FinalistTimes(NamedTuple):
         )
 
 
-def recall_or_measure(
+def read_or_measure(
     request: FinalistsRequest, ledger: WorkloadLedger, measure: Callable[[], FinalistTimes]
 ) -> FinalistTimes:
     """Return the times that the ledger has of these finalists, or measure and record them.

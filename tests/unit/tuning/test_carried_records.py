@@ -18,7 +18,7 @@ from tests.support.trials import DEVICE, TARGET, trial
 from tvmflow.core.canonical_json import canonical
 from tvmflow.tuning import remote_ledger
 from tvmflow.tuning.budget import BATCH_SIZE, Budget, BudgetRules, WorkloadShare
-from tvmflow.tuning.finalists import FinalistsRequest, FinalistTimes, recall_or_measure
+from tvmflow.tuning.finalists import FinalistsRequest, FinalistTimes, read_or_measure
 from tvmflow.tuning.ledger import Ledger, target_key
 from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.machine_class import MachineClass
@@ -217,10 +217,10 @@ def test_finalists_are_measured_once(tmp_path: Path) -> None:
     )
     answers = iter([FinalistTimes(error="no device"), FinalistTimes("none", (2.0,), ((1.0,), ()))])
     first, second, third = (
-        recall_or_measure(request, ledger, lambda: next(answers)) for _ in range(3)
+        read_or_measure(request, ledger, lambda: next(answers)) for _ in range(3)
     )
     assert (first.error, second) == ("no device", third)
-    again = recall_or_measure(request, WorkloadLedger(ledger.path), lambda: next(answers))
+    again = read_or_measure(request, WorkloadLedger(ledger.path), lambda: next(answers))
     assert again == second
 
 
