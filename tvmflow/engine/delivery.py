@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.files import hash_file, replacing
 from tvmflow.core.types import Artifact, Delivery, Plan
-from tvmflow.store.disk import disk_errors
 from tvmflow.store.file_digests import note_name, stamp
 from tvmflow.store.local import LocalStore
 

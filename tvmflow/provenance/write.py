@@ -11,13 +11,13 @@ from typing import Final
 
 from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.files import hash_file, write_atomically
 from tvmflow.core.types import Json
 from tvmflow.provenance import bom, statement
 from tvmflow.provenance.delivered import STATEMENT_SUFFIX, DeliveredTarget
 from tvmflow.provenance.documents import Unreadable, get_field, read_file, read_json
 from tvmflow.provenance.lineage import load_lineage
-from tvmflow.store.disk import disk_errors
 from tvmflow.store.local import LocalStore
 
 _RELEASE: Final = "release"

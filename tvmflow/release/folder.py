@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import LockMismatch, RecipeError
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Artifact, Plan
@@ -23,7 +24,6 @@ from tvmflow.release.gates import Comparison, FailedGate, compare_releases, find
 from tvmflow.release.page import render_report
 from tvmflow.release.timing import time_alternately
 from tvmflow.stages import pick_best, verify
-from tvmflow.store.disk import disk_errors
 from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
