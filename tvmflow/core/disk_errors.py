@@ -91,7 +91,8 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
     named = [name for name in (error.filename2, error.filename) if isinstance(name, str)]
     path = named[0] if named else os.fspath(place)
     if error.errno in _FULL:
-        places = [path, os.fspath(place), *_redirected_output(), _temporary_folder()]
+        # the place first: of a file that is written aside, nobody knows the name
+        places = [os.fspath(place), path, *_redirected_output(), _temporary_folder()]
         return _full_disk(error.errno, places, needed)
     if error.errno not in _FIXES:
         return None
@@ -147,8 +148,8 @@ def _full_disk(number: int, paths: list[str], needed: int) -> StoreError:
     if missing > 0:
         what += f"; {size_text(needed)} are needed, {size_text(missing)} more"
     other = "choose another folder with --store DIR or --dist DIR"
-    if path.startswith(_temporary_folder()):
-        other = "choose another folder for temporary files with $TMPDIR, or others with --store and --dist"
+    if path == _temporary_folder():
+        other = "choose another folder for temporary files with $TMPDIR"
     return StoreError(what, fix=f"free some space there, or {other}, {_KEPT}")
 
 

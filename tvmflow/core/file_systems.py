@@ -56,7 +56,7 @@ class FileSystem(NamedTuple):
 
     @property
     def spare(self) -> int:
-        """How many bytes may be downloaded to it: a reserve stays for all else that is written."""
+        """The bytes that may be downloaded to it: a reserve stays for all else that is written."""
         return self.free - min(_RESERVED_BYTES, self.size // 20)
 
     @property
@@ -98,7 +98,7 @@ def _find_status(path: Path) -> tuple[Path, os.statvfs_result]:
 
 def _find_mount(place: str) -> tuple[str, str]:
     """Return where the file system of a real path is mounted, and its type where Linux says it."""
-    found = ("/", "")
+    mount = ("/", "")
     try:
         lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -109,6 +109,6 @@ def _find_mount(place: str) -> tuple[str, str]:
         mount_point = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields.split(" ")[4])
         is_above = place == mount_point or place.startswith(mount_point.rstrip("/") + "/")
         # of several at one place, the last one covers the others
-        if is_above and len(mount_point) >= len(found[0]):
-            found = (mount_point, source.split(" ")[0])
-    return found
+        if is_above and len(mount_point) >= len(mount[0]):
+            mount = (mount_point, source.split(" ")[0])
+    return mount

@@ -317,7 +317,10 @@ def test_a_result_that_does_not_fit_on_the_disk_is_reported(
     monkeypatch.setattr("tvmflow.core.file_systems.FileSystem.spare", 0)
     two = RunHost(tmp_path / "two", filled.url)
     assert set(outcomes(two.run(plan_of())).values()) == {"ran"}
-    assert all("is not fetched: no space left on the disk" in text for text in two.messages) and two.messages
+    assert (
+        all("is not fetched: no space left on the disk" in text for text in two.messages)
+        and two.messages
+    )
 
 
 # ---------------------------------------------------------------- who made it
