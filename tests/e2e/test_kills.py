@@ -94,17 +94,17 @@ def test_a_run_killed_in_every_stage_measures_nothing_twice(
     assert project.run().code == 0
     expected = project.digests(*UNTUNED)
     draw = random.Random(seed)
-    wanted = Counter(dict.fromkeys(STAGES, KILLS_PER_STAGE))
+    remaining = Counter(dict.fromkeys(STAGES, KILLS_PER_STAGE))
     for _ in range(10):
         project.forget_results()
-        for _ in range(3 * wanted.total()):
-            if not wanted.total():
+        for _ in range(3 * remaining.total()):
+            if not remaining.total():
                 break
-            stage = run_until_killed(project, draw, wanted)
+            stage = run_until_killed(project, draw, remaining)
             if stage:
                 count("kills", 1)
                 count(f"kills in {stage}", 1)
-                wanted[stage] = max(0, wanted[stage] - 1)
+                remaining[stage] = max(0, remaining[stage] - 1)
             else:
                 break
         finished = project.run()
@@ -115,9 +115,9 @@ def test_a_run_killed_in_every_stage_measures_nothing_twice(
         assert project.debris() == []
         assert processes_in(project.folder) == []
         assert project.run().ran == []
-        if not wanted.total():
+        if not remaining.total():
             return
-    raise AssertionError(f"never killed in {+wanted}")
+    raise AssertionError(f"never killed in {+remaining}")
 
 
 @pytest.mark.parametrize("runs", [2, 8])
