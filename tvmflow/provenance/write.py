@@ -11,16 +11,18 @@ from typing import Final
 
 from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.files import hash_file, write_atomically
 from tvmflow.core.types import Json
 from tvmflow.provenance import bom, statement
 from tvmflow.provenance.delivered import STATEMENT_SUFFIX, DeliveredTarget
 from tvmflow.provenance.documents import Unreadable, get_field, read_file, read_json
 from tvmflow.provenance.lineage import load_lineage
-from tvmflow.store.disk import disk_errors
 from tvmflow.store.local import LocalStore
 
-_RELEASE: Final = "release"
+RELEASE_STATEMENT: Final = f"release{STATEMENT_SUFFIX}"
+"""The name of the statement about the folder of a release."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -65,15 +67,20 @@ def write_release_sidecars(
         name,
         version,
         {path.relative_to(folder).as_posix(): hash_file(str(path)) for path in files},
-        {path.relative_to(folder).as_posix(): _text_digest(path) for path in statements},
+        {path.relative_to(folder).as_posix(): text_digest(path) for path in statements},
     )
     key = signing.load_signing_key()
     envelope = signing.sign_envelope(statement.PAYLOAD_TYPE, text, [key] if key else [])
-    write_if_changed(folder / f"{_RELEASE}{STATEMENT_SUFFIX}", _line(envelope))
+    write_if_changed(folder / RELEASE_STATEMENT, _line(envelope))
 
 
-def _text_digest(path: Path) -> str:
-    """Return the sha256 (hex) of a statement's text, which is the same whoever signs it later."""
+def text_digest(path: Path) -> str:
+    """Return the sha256 (hex) of a statement's text, which is the same whoever signs it later.
+
+    Raises:
+        Unreadable: The file cannot be read, or holds no single statement.
+        InvalidEnvelope: It holds no envelope of a statement.
+    """
     text = signing.open_envelope(read_json(read_file(path)), statement.PAYLOAD_TYPE)
     return hashlib.sha256(text).hexdigest()
 
