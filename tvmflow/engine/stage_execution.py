@@ -156,7 +156,7 @@ class StageExecution:
             ledger=store.ledger,
             locks=devices.device_locks_folder(),
             timeout_s=self.context.timeout_s or spec.timeout_s,
-            tools=spec.tools,
+            tools=self.key.preimage["tools"],
             traits=spec.traits,
             devices=spec.devices,
         )
