@@ -14,8 +14,20 @@ def main() -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of the output has closed it, as in `tvmflow plan … | head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
+    except OSError as error:
+        sys.stderr.write(
+            f"tvmflow: the output cannot be written: {error.strerror}\n"
+            "  fix: free some space where it is redirected to, and run again; finished stages are kept\n"
+        )
+        _discard_output()
+        code = 4
     return code
+
+
+def _discard_output() -> None:
+    """Keep Python from writing the rest of the output at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:

@@ -20,7 +20,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from tvmflow.core import fork_server_process
 from tvmflow.core.fork_server_process import Emit, kill_group
+from tvmflow.core.python_process import module_command
 
 __all__ = ["Emit", "ForkServer", "Outcome"]
 
@@ -73,7 +73,7 @@ class ForkServer:
         with server_end:
             descriptor = server_end.fileno()
             process = subprocess.Popen(
-                [sys.executable, "-m", fork_server_process.__name__, str(descriptor), *preload],
+                module_command(fork_server_process.__name__, str(descriptor), *preload),
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **_SINGLE_THREADED},

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from tvmflow.core.canonical_json import canonical
+from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import StoreError, UsageError
 from tvmflow.core.files import replacing
 from tvmflow.core.types import Json
@@ -90,7 +91,7 @@ def export_pack(
             line = canonical({**header, "digest": digest}) + b"\n"
             size = _write_file(path, line, body)
     except OSError as error:
-        raise StoreError(
+        raise explain(error, path) or StoreError(
             f"cannot write {path}: {error.strerror or error}",
             fix="give a file in a folder that exists and has space",
         ) from error

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from tvmflow.core import file_locks
 from tvmflow.core.canonical_json import canonical
+from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import StoreError
 from tvmflow.core.files import replacing
 from tvmflow.tuning.trials import (
@@ -321,7 +322,9 @@ def _is_json(text: bytes) -> bool:
 
 def unwritable(path: Path, cause: OSError) -> StoreError:
     """Return the error for a file of the ledger that cannot be written."""
+    problem = explain(cause, path)
+    reason = problem.message if problem else cause.strerror or str(cause)
     return StoreError(
-        f"cannot write the trial ledger {path}: {cause.strerror or cause}",
+        f"cannot write the trial ledger {path}: {reason}",
         fix="free some space or correct the permissions; all trials measured so far are kept",
     )
