@@ -24,6 +24,8 @@ EXIT_CODES: Final[dict[int, str]] = {
     EXIT_INTERRUPTED: "interrupted (129 by SIGHUP, 143 by SIGTERM); finished stages are kept",
 }
 
+_SHOWN_PROBLEMS: Final = 50
+
 
 class TvmflowError(Exception):
     """The base of all errors: `message` says what happened, `fix` what to do next."""
@@ -46,13 +48,19 @@ class UsageError(TvmflowError):
 
 
 class RecipeError(TvmflowError):
-    """A recipe or pipeline is wrong. `problems` are all mistakes, each `file:line:column: …`."""
+    """A recipe or pipeline is wrong.
+
+    `problems` are all mistakes, each `file:line:column: …`; the message has the first of them.
+    """
 
     exit_code = EXIT_USAGE
 
     def __init__(self, problems: "list[str] | str", *, fix: str = "") -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
-        super().__init__("\n".join(self.problems), fix=fix)
+        shown = self.problems[:_SHOWN_PROBLEMS]
+        if more := len(self.problems) - len(shown):
+            shown.append(f"… and {more} more")
+        super().__init__("\n".join(shown), fix=fix)
 
 
 class StageError(TvmflowError):

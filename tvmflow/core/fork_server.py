@@ -21,7 +21,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from typing import Any, Final, Literal, NamedTuple
 from tvmflow.core import fork_server_process, termination
 from tvmflow.core.fork_server_process import Emit
 from tvmflow.core.process_tree import kill_tree
+from tvmflow.core.python_process import module_command
 
 __all__ = ["Emit", "ForkServer", "Outcome"]
 
@@ -85,7 +85,7 @@ class ForkServer:
         with server_end:
             descriptor = server_end.fileno()
             process = subprocess.Popen(
-                [sys.executable, "-m", fork_server_process.__name__, str(descriptor), *preload],
+                module_command(fork_server_process.__name__, str(descriptor), *preload),
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **_SINGLE_THREADED},

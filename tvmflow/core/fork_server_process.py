@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
+from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import TvmflowError
 from tvmflow.core.process_tree import kill_tree
 
@@ -117,8 +118,9 @@ def _run_child(result: int, log: int, request: int) -> NoReturn:
 
     send({"pid": os.getpid()})
     send(_answer(requests.readline(), send))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(0)
 
 
@@ -134,7 +136,12 @@ def _answer(request: bytes, send: Emit) -> dict[str, Any]:
         name = type(error).__name__
         return {"kind": "error", "message": error.message, "fix": error.fix, "error": name}
     except BaseException as error:
-        traceback.print_exc()
+        # the log, too, may be on the disk that is full
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+        if isinstance(error, OSError) and (problem := explain(error, os.getcwd())):
+            name = type(problem).__name__
+            return {"kind": "error", "message": problem.message, "fix": problem.fix, "error": name}
         name = type(error).__name__
         lines = str(error).strip().splitlines()
         message = f"{name}: {lines[-1] if lines else 'no message'}"

@@ -90,7 +90,7 @@ class _Termination:
 _termination = _Termination()
 
 
-def handle_signals() -> None:
+def watch_signals() -> None:
     """Handle the signals in this process; those that it was started to ignore, as by `nohup`, stay ignored."""
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from tvmflow.core.disk_errors import disk_errors, explain
 from tvmflow.core.errors import EnvironmentProblem, Interrupted, TvmflowError, outcome_for
 from tvmflow.core.files import write_atomically
 from tvmflow.core.types import Artifact, InputFile, StageCall, StageKey, StageResult, StageSpec
@@ -19,7 +20,6 @@ from tvmflow.engine.report import StageReport
 from tvmflow.executors._base import Executor, OnEvent
 from tvmflow.planning.decisions import check_pinned, input_digests
 from tvmflow.store.claims import Claim
-from tvmflow.store.disk import disk_errors
 from tvmflow.store.downloads import DownloadProgress, download
 from tvmflow.store.file_digests import stamp
 from tvmflow.store.local import LocalStore
@@ -163,7 +163,7 @@ class StageExecution:
             ledger=store.ledger,
             locks=devices.device_locks_folder(),
             timeout_s=limit_s or spec.timeout_s,
-            tools=spec.tools,
+            tools=self.key.preimage["tools"],
             traits=spec.traits,
             devices=spec.devices,
         )
@@ -198,7 +198,7 @@ class StageExecution:
 def report_error(spec: StageSpec, reason: str, error: Exception, store: LocalStore) -> StageReport:
     """Report an exception as the end of the stage: no stage that failed may look as if it had been skipped."""
     if isinstance(error, OSError):
-        error = EnvironmentProblem(str(error))
+        error = explain(error, store.root) or EnvironmentProblem(str(error))
     if isinstance(error, TvmflowError):
         outcome = outcome_for(type(error))
         _log.debug("%s: %s: %s", spec.id, outcome, error.message)

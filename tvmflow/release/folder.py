@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import LockMismatch, RecipeError, VerifyFailed
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Artifact, Plan
@@ -29,7 +30,6 @@ from tvmflow.release.page import render_report
 from tvmflow.release.previous import LOCK, SUMS, find_folder, find_previous
 from tvmflow.release.timing import time_alternately
 from tvmflow.stages import pick_best, verify
-from tvmflow.store.disk import disk_errors
 from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,8 @@ import stat
 from collections.abc import Iterator
 
 from tvmflow.core import file_locks
-from tvmflow.store.disk import StoreFolder, disk_errors, remove_tree
+from tvmflow.core.disk_errors import disk_errors
+from tvmflow.store.disk import StoreFolder, remove_tree
 
 
 class Claim:

@@ -7,7 +7,6 @@ import http.client
 import logging
 import math
 import os
-import shutil
 import socket
 import ssl
 import threading
@@ -21,17 +20,18 @@ from typing import IO, Any, Final, NamedTuple
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from tvmflow.core.bounded_calls import call_within
-from tvmflow.core.errors import DownloadError, Interrupted
+from tvmflow.core.disk_errors import check_free_space, explain
+from tvmflow.core.errors import DownloadError, Interrupted, StoreError
 from tvmflow.core.file_locks import held
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, size_text
 from tvmflow.core.version import VERSION
-from tvmflow.store.disk import is_disk_full
 
 _log = logging.getLogger(__name__)
 
 _SCHEMES: Final = ("http", "https", "file")
 _CHUNK: Final = 1 << 18
+_SPACE_INTERVAL: Final = 1 << 20
 _PROGRESS_INTERVAL_S: Final = 0.25
 _MAX_WAIT_S: Final = 30.0
 _RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -110,9 +110,8 @@ def download(
     except TimeoutError:
         raise
     except OSError as error:
-        reason = f"{error.filename or folder}: {error.strerror or error}"
-        fix = "free some space" if is_disk_full(error) else f"make {folder} writable"
-        raise job.error(reason, fix=fix) from error
+        problem = explain(error, folder) or StoreError(str(error), fix=f"check {folder}")
+        raise job.error(problem.message, fix=problem.fix) from error
 
 
 class _Retryable(Exception):
@@ -343,17 +342,40 @@ def _find_validator(headers: Message) -> str:
 def _check_size(job: _Download, total: int, offset: int) -> None:
     if total > job.max_bytes:
         raise job.error(f"it has {size_text(total)}, and the limit is {size_text(job.max_bytes)}")
-    free = shutil.disk_usage(job.folder).free
-    if total - offset > free:
-        reason = (
-            f"it needs {size_text(total - offset)}, and {job.folder} has {size_text(free)} free"
-        )
-        raise job.error(reason, fix="free some space, or choose another folder with --store")
+    try:
+        check_free_space(job.folder, total - offset)
+    except StoreError as problem:
+        raise job.error(problem.message, fix=problem.fix) from None
+
+
+class _Space:
+    """The space for a download while it arrives: other processes write to the disk, too, and it may never end."""
+
+    def __init__(self, job: _Download, *, is_known: bool) -> None:
+        self._job = job
+        self._is_known = is_known
+        self._unchecked = 0
+
+    def check(self, stream: IO[bytes], size: int) -> None:
+        """Check that the next bytes can be written and a reserve is left."""
+        self._unchecked -= size
+        if self._unchecked > 0:
+            return
+        self._unchecked = _SPACE_INTERVAL
+        stream.flush()
+        try:
+            check_free_space(self._job.folder, _SPACE_INTERVAL)
+        except StoreError as problem:
+            if not self._is_known:
+                # of an unknown size, perhaps without end: the next attempt would not be better
+                self._job.discard_part()
+            raise self._job.error(problem.message, fix=problem.fix) from None
 
 
 def _copy(job: _Download, response: Any, stream: IO[bytes], done: int, total: int) -> int:
     """Append the body of a response to the part and return the size of the part."""
     last_progress = 0.0
+    space = _Space(job, is_known=bool(total))
     while True:
         try:
             # what has arrived: a slow server must not keep the part and the progress waiting
@@ -362,6 +384,7 @@ def _copy(job: _Download, response: Any, stream: IO[bytes], done: int, total: in
             raise _Retryable(f"the connection broke after {done} bytes: {error}") from error
         job.check_abandoned()
         if chunk:
+            space.check(stream, len(chunk))
             stream.write(chunk)
             done += len(chunk)
         if done > job.max_bytes:

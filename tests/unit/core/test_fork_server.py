@@ -199,7 +199,7 @@ def test_cancelling_does_not_wait_for_the_imports_of_the_server(tmp_path: Path) 
     """A call that has not begun ends too, and so does everything that others have started."""
     (tmp_path / "slow_module.py").write_text("import time; time.sleep(100)")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
+        patch.syspath_prepend(tmp_path)
         server = ForkServer.start(["slow_module"])
     with server:
         threading.Timer(0.3, server.cancel).start()
@@ -211,7 +211,7 @@ def test_a_time_limit_holds_while_the_server_imports(tmp_path: Path) -> None:
     """A child that is forked after its time limit is killed at once."""
     (tmp_path / "slow_module.py").write_text("import time; time.sleep(1)")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
+        patch.syspath_prepend(tmp_path)
         server = ForkServer.start(["slow_module"])
     with server:
         assert server.call(f"{CALLS}:hang", None, timeout_s=0.2).kind == "timeout"
