@@ -128,6 +128,7 @@ class ResultReader:
             action.files, action.facts, action.preimage, action.seconds, action.made, origin=origin
         )
         self._store.adopt(key, record)
+        self._connection.reads.budget.add_saved(action.seconds)
         size = sum(missing.values())
         with self._lock:
             self.fetched.add(key)
