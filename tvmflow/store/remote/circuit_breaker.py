@@ -21,8 +21,6 @@ T = TypeVar("T")
 _ATTEMPTS: Final = 3
 _FIRST_PAUSE_S: Final = 0.2
 _MAX_FAILURES: Final = 3
-# A request that has nearly all of its own time did not end because of the budget.
-_ALMOST: Final = 0.9
 
 
 class CircuitBreaker:
@@ -87,12 +85,16 @@ class CircuitBreaker:
 
     def _call_within(self, limit_s: float, request: Callable[[], T]) -> T:
         with self.budget.waiting():
-            remaining_s = self.budget.remaining_s
+            limit_s = min(limit_s, remaining_s := self.budget.remaining_s)
             try:
-                return call_within(min(limit_s, remaining_s), request, self._is_cancelled)
+                answer = call_within(limit_s, request, self._is_cancelled)
             except TimeoutError:
-                if remaining_s > _ALMOST * limit_s:
-                    raise Unreachable(f"no answer within {limit_s:.3g} s") from None
+                pass
+            else:
+                self.budget.answers += 1
+                return answer
+        if limit_s < remaining_s or not self.budget.answers:
+            raise Unreachable(f"no answer within {limit_s:.2g} s")
         raise Unreachable(
             f"it is slow: {count_text(self.budget.requests, 'request')} took "
             f"{self.budget.spent_s:.1f} s, and all that it may save is not worth more"

@@ -79,7 +79,8 @@ class RemoteCacheClient:
         Args:
             work_s: How long the stages take that are not up to date; None when that is not known.
         """
-        self.connection.reads.budget.limit(work_s, self.connection.access.patience_s)
+        unknown_s = self.connection.access.patience_s / 2
+        self.connection.reads.budget.limit(work_s, unknown_s)
 
     def finish(self, run_s: float = 0.0, *, is_cancelled: bool = False) -> None:
         """Wait a limited time for uploads, then close the connection.

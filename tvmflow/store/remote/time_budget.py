@@ -21,11 +21,13 @@ class TimeBudget:
     Attributes:
         allowed_s: How long it may wait, in all.
         requests: The number of requests that it has waited for.
+        answers: How many of them were answered.
     """
 
     def __init__(self) -> None:
         self.allowed_s = math.inf
         self.requests = 0
+        self.answers = 0
         self._lock = threading.Lock()
         self._waiting = 0
         self._began = 0.0
