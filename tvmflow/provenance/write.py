@@ -18,6 +18,7 @@ from tvmflow.provenance import bom, statement
 from tvmflow.provenance.delivered import STATEMENT_SUFFIX, DeliveredTarget
 from tvmflow.provenance.documents import Unreadable, get_field, read_file, read_json
 from tvmflow.provenance.lineage import load_lineage
+from tvmflow.provenance.source_state import read_source_state
 from tvmflow.store.local import LocalStore
 
 RELEASE_STATEMENT: Final = f"release{STATEMENT_SUFFIX}"
@@ -41,7 +42,8 @@ def write_target_sidecars(
     materials = bom.make_bom(lineage)
     bom_digest = hashlib.sha256(materials).hexdigest()
     subjects = {**dict(delivered.files), Path(bom_path).name: bom_digest}
-    text = statement.make_statement(lineage, subjects)
+    sources = read_source_state(delivered.origin) if delivered.origin else None
+    text = statement.make_statement(lineage, subjects, sources)
     key = signing.load_signing_key()
     envelope = _keep_signatures(text, Path(statement_path))
     if key is not None:
