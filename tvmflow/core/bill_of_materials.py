@@ -20,11 +20,11 @@ def encode_bom(fields: Mapping[str, Json]) -> bytes:
     return canonical({**document, "serialNumber": f"urn:uuid:{serial}"})
 
 
-def hashes(sha256: str) -> list[Json]:
+def digest_fields(sha256: str) -> list[Json]:
     """Return the field `hashes` of a component."""
     return [{"alg": "SHA-256", "content": sha256}]
 
 
-def licenses(expression: str) -> dict[str, Json]:
+def license_fields(expression: str) -> dict[str, Json]:
     """Return the field `licenses` of a component under an SPDX expression; nothing for an empty one."""
     return {"licenses": [{"expression": expression}]} if expression else {}

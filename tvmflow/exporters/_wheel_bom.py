@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Final
 
-from tvmflow.core.bill_of_materials import encode_bom, hashes, licenses
+from tvmflow.core.bill_of_materials import digest_fields, encode_bom, license_fields
 from tvmflow.core.types import Json
 from tvmflow.exporters._base import BuiltModel, PartitionedModel
 
@@ -36,7 +36,7 @@ def make_wheel_bom(
         "type": "machine-learning-model",
         "name": built.name,
         "version": built.request.version,
-        **licenses(str(manifest.get("license", ""))),
+        **license_fields(str(manifest.get("license", ""))),
         "components": [_file(name, data) for name, data in content.items() if not is_runtime[name]],
         "properties": [
             {"name": "tvmflow:target", "value": built.request.target},
@@ -50,7 +50,7 @@ def make_wheel_bom(
         "version": version,
         "purl": purl,
         "description": "The modules of tvmflow that load a bundle, copied with other import paths",
-        **licenses(_OWN_LICENSE),
+        **license_fields(_OWN_LICENSE),
         "pedigree": {"notes": "imports are rewritten"},
         "components": [_file(name, data) for name, data in content.items() if is_runtime[name]],
     }
@@ -69,7 +69,12 @@ def make_wheel_bom(
 
 def _file(name: str, data: bytes) -> dict[str, Json]:
     digest = hashlib.sha256(data).hexdigest()
-    return {"bom-ref": f"file:{name}", "type": "file", "name": name, "hashes": hashes(digest)}
+    return {
+        "bom-ref": f"file:{name}",
+        "type": "file",
+        "name": name,
+        "hashes": digest_fields(digest),
+    }
 
 
 def _describe_model(digests: Mapping[str, Json]) -> list[Json]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tvmflow.core.bill_of_materials import encode_bom, hashes, licenses
+from tvmflow.core.bill_of_materials import digest_fields, encode_bom, license_fields
 from tvmflow.core.types import Json
 from tvmflow.core.version import VERSION
 from tvmflow.provenance.documents import get_field
 from tvmflow.provenance.lineage import Lineage, Source, Tool
-from tvmflow.provenance.tools import licenses_of, wheel_digest
+from tvmflow.provenance.tools import find_license, wheel_digest
 from tvmflow.stages import import_model
 
 _MODEL: Final = "model"
@@ -68,9 +68,14 @@ def _model(lineage: Lineage) -> Json:
         "type": "machine-learning-model",
         "name": lineage.recipe,
         **({"version": version} if version else {}),
-        **licenses(lineage.license()),
+        **license_fields(lineage.license()),
         "components": [
-            {"bom-ref": f"file:{name}", "type": "file", "name": name, "hashes": hashes(digest)}
+            {
+                "bom-ref": f"file:{name}",
+                "type": "file",
+                "name": name,
+                "hashes": digest_fields(digest),
+            }
             for name, digest in lineage.files
         ],
         "modelCard": _model_card(lineage),
@@ -139,7 +144,7 @@ def _weights(lineage: Lineage) -> Iterator[dict[str, Json]]:
                 "bom-ref": _WEIGHTS,
                 "type": "data",
                 "name": import_model.PARAMS,
-                "hashes": hashes(digest),
+                "hashes": digest_fields(digest),
                 "data": [{"type": "other", "name": import_model.PARAMS}],
             }
 
@@ -154,7 +159,7 @@ def _source(source: Source) -> dict[str, Json]:
     return {
         "bom-ref": f"source:{source.role}:{source.sha256}",
         "name": source.role,
-        "hashes": hashes(source.sha256),
+        "hashes": digest_fields(source.sha256),
         **kind,
         **({"externalReferences": references} if references else {}),
     }
@@ -163,7 +168,7 @@ def _source(source: Source) -> dict[str, Json]:
 def _distribution(tool: Tool) -> dict[str, Json]:
     """Return the digest of the wheel that a package was installed from, where it is known."""
     digest = wheel_digest(tool)
-    return {"hashes": hashes(digest)} if digest else {}
+    return {"hashes": digest_fields(digest)} if digest else {}
 
 
 def _library(tool: Tool) -> dict[str, Json]:
@@ -174,7 +179,7 @@ def _library(tool: Tool) -> dict[str, Json]:
         "version": tool.version,
         "purl": tool.purl,
         "scope": _SCOPES.get(tool.name, _MADE_WITH),
-        **licenses_of(tool),
+        **find_license(tool),
         **_distribution(tool),
         "properties": [{"name": "tvmflow:record", "value": tool.record}],
     }

@@ -10,7 +10,7 @@ from typing import Final
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from tvmflow.core import packages
-from tvmflow.core.bill_of_materials import licenses
+from tvmflow.core.bill_of_materials import license_fields
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.types import Json
 from tvmflow.provenance.documents import get_field
@@ -33,7 +33,7 @@ _SPDX: Final = {
 _CLASSIFIER: Final = "License ::"
 
 
-def licenses_of(tool: Tool) -> dict[str, Json]:
+def find_license(tool: Tool) -> dict[str, Json]:
     """Return a package's license as an SPDX expression, or by the name that its metadata has.
 
     Nothing where the metadata names none, or another build of the package is installed now.
@@ -57,7 +57,7 @@ def licenses_of(tool: Tool) -> dict[str, Json]:
     for name in filter(None, [*names, *classifiers]):
         expression = _to_expression(name)
         if expression:
-            return licenses(expression)
+            return license_fields(expression)
     name = next(filter(None, [*names, *classifiers]), "")
     return {"licenses": [{"license": {"name": name}}]} if name else {}
 

@@ -11,7 +11,7 @@ import pytest
 from tvmflow.core import packages
 from tvmflow.core.types import Json
 from tvmflow.provenance.lineage import Tool
-from tvmflow.provenance.tools import licenses_of, wheel_digest
+from tvmflow.provenance.tools import find_license, wheel_digest
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_license_is_an_spdx_expression_where_its_meaning_is_certain(
 ) -> None:
     """Classifiers such as `BSD License` mean several: their name stays."""
     (info / "METADATA").write_text(f"Name: some-pkg\n{metadata}\n\nThe text.\n")
-    assert licenses_of(installed()) == licenses
+    assert find_license(installed()) == licenses
 
 
 def test_nothing_is_said_of_another_build_than_the_installed_one(info: Path) -> None:
@@ -72,12 +72,12 @@ def test_nothing_is_said_of_another_build_than_the_installed_one(info: Path) -> 
     (info / "METADATA").write_text("License-Expression: MIT\n")
     note = {"archive_info": {"hashes": {"sha256": "0" * 64}}}
     (info / "direct_url.json").write_text(json.dumps(note))
-    assert licenses_of(installed()) and wheel_digest(installed())
+    assert find_license(installed()) and wheel_digest(installed())
     for other in (installed()._replace(record="0" * 12), Tool("no-such-package", "1", "0" * 12)):
-        assert licenses_of(other) == {}
+        assert find_license(other) == {}
         assert wheel_digest(other) == ""
     (info / "METADATA").unlink()
-    assert licenses_of(installed()) == {}
+    assert find_license(installed()) == {}
 
 
 def test_the_digest_of_a_wheel_is_what_pip_noted(info: Path) -> None:
