@@ -11,6 +11,9 @@ from typing import Any, Literal, NamedTuple
 Json = Any
 """A value that `json.dumps` takes: None, bool, int, float, str, list or dict of those."""
 
+STATEMENT_SUFFIX = ".intoto.jsonl"
+"""The end of the name of a statement of provenance, which is beside the files that it is about."""
+
 
 class TensorSpec(NamedTuple):
     """One input or output of a model."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tvmflow.core.bill_of_materials import digest_fields, encode_bom, license_fields
+from tvmflow.core.documents import get_field
 from tvmflow.core.types import Json
 from tvmflow.core.version import VERSION
-from tvmflow.provenance.documents import get_field
 from tvmflow.provenance.lineage import Lineage, Source, Tool
 from tvmflow.provenance.tools import find_license, wheel_digest
 from tvmflow.stages import import_model

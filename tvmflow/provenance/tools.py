@@ -11,9 +11,9 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 
 from tvmflow.core import packages
 from tvmflow.core.bill_of_materials import license_fields
+from tvmflow.core.documents import get_field
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.types import Json
-from tvmflow.provenance.documents import get_field
 from tvmflow.provenance.lineage import Tool
 
 # What packages wrote before metadata had expressions, where it means one license.

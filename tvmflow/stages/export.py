@@ -147,11 +147,8 @@ def run(settings: ExportSettings, context: StageContext) -> Facts:
 def _make_manifest(
     settings: ExportSettings, inputs: Mapping[str, Path], library: str
 ) -> dict[str, Json]:
-    from tvmflow.runtime.bundles import LIBRARY_FORMAT
-
     target = settings.target
     return {
-        "bundle": LIBRARY_FORMAT,
         "name": settings.name,
         "version": settings.version,
         "library": library,

@@ -12,11 +12,12 @@ import pytest
 from tests.support.provenance import MODEL, TRIAL, TVM, WORKLOAD, World
 from tests.support.validation import check_envelope, check_statement
 from tvmflow.core import signing
+from tvmflow.core.documents import Unreadable
 from tvmflow.core.files import hash_file
 from tvmflow.core.version import VERSION
 from tvmflow.provenance import statement
-from tvmflow.provenance.documents import Unreadable
 from tvmflow.provenance.lineage import remove_secrets
+from tvmflow.runtime import statements
 from tvmflow.tuning.ledger import target_key
 
 
@@ -49,7 +50,7 @@ def test_it_is_an_in_toto_statement_with_slsa_provenance(body: dict[str, Any]) -
     assert body["predicateType"] == "https://slsa.dev/provenance/v1"
     assert set(body["predicate"]) == {"buildDefinition", "runDetails"}
     definition = body["predicate"]["buildDefinition"]
-    assert definition["buildType"] == statement.BUILD_TYPE
+    assert definition["buildType"] == statements.BUILD_TYPE
     assert definition["externalParameters"]["settings"].keys() == {
         "import", "extract_tasks/host", "tune/host", "pick_best/host", "build/host", "export/host", "verify/host",
     }  # fmt: skip
@@ -78,7 +79,7 @@ def test_securesystemslib_accepts_a_signature(
     world.deliver()
     line = world.statement.read_bytes()
     text = check_envelope(line, (tmp_path / "key.pub").read_bytes())
-    assert public and statement.parse_statement(text).recipe == "net"
+    assert public and statements.parse_statement(text).recipe == "net"
 
 
 def test_the_builder_is_whom_the_environment_names(
@@ -110,7 +111,7 @@ def test_model_tools_and_results_are_named_with_their_digests(
 
 
 def test_every_tuned_kernel_has_the_trial_that_was_measured(body: dict[str, Any]) -> None:
-    read = statement.parse_statement(json.dumps(body).encode())
+    read = statements.parse_statement(json.dumps(body).encode())
     settings = read.settings["tune/host"]
     record = {
         "trial": TRIAL.id,
@@ -166,7 +167,7 @@ def test_another_statement_is_refused(
     body: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Unreadable) as raised:
-        statement.parse_statement(json.dumps({**body, **change}).encode())
+        statements.parse_statement(json.dumps({**body, **change}).encode())
     assert message in str(raised.value)
 
 
@@ -183,11 +184,11 @@ def test_another_statement_is_refused(
 def test_fields_of_wrong_types_read_as_empty(
     body: dict[str, Any], predicate: dict[str, Any]
 ) -> None:
-    definition = {"buildType": statement.BUILD_TYPE, **predicate}
+    definition = {"buildType": statements.BUILD_TYPE, **predicate}
     foreign = {
         "buildDefinition": definition,
         "runDetails": {"byproducts": [None, {"name": "kernels"}]},
     }
-    read = statement.parse_statement(json.dumps({**body, "predicate": foreign}).encode())
+    read = statements.parse_statement(json.dumps({**body, "predicate": foreign}).encode())
     assert (read.recipe, read.target, dict(read.settings)) == ("", "", {})
     assert (read.kernels, dict(read.verdict), read.dependencies("tool")) == ([], {}, [])
