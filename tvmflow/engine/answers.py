@@ -24,7 +24,7 @@ from tvmflow.store.location import store_root
 # A report is rendered with this duration, and the text of it is replaced by the real one.
 PLACEHOLDER_SECONDS = 987654321.0
 
-_VERSION = "tvmflow answer 2"
+_VERSION = "tvmflow answer 3"
 _SEPARATOR = "\0\0"
 _ABSENT = "0 0 0 0 0"
 
@@ -33,9 +33,11 @@ def find_answer(argv: list[str]) -> str | None:
     """Return what this command line in the current folder prints, or None when something may have changed."""
     started = time.monotonic()
     try:
-        with open(answer_path(argv), "rb") as stream:
+        path = answer_path(argv)
+        # a pipe in its place must not be waited for
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
             digest, _, body = stream.read().decode(errors="surrogateescape").partition("\n")
-        if digest != _digest(body):
+        if digest != _seal(path, body):
             return None
         system, expires_ns, paths, stamps, text = body.split(_SEPARATOR, 4)
     except (OSError, ValueError):
@@ -51,10 +53,13 @@ def find_answer(argv: list[str]) -> str | None:
     return text
 
 
-def encode(system: str, expires_ns: int, paths: list[str], stamps: list[str], text: str) -> bytes:
+def encode(
+    path: str, system: str, expires_ns: int, paths: list[str], stamps: list[str], text: str
+) -> bytes:
     """Return the content of the file of an answer.
 
     Args:
+        path: The file: the answer to another command line is none, even under its name.
         system: The text of `describe_system`.
         expires_ns: When the answer ends to be valid.
         paths: Every file and folder that it depends on, whether it exists or not.
@@ -62,7 +67,17 @@ def encode(system: str, expires_ns: int, paths: list[str], stamps: list[str], te
         text: What is printed.
     """
     body = _SEPARATOR.join((system, str(expires_ns), "\0".join(paths), "\n".join(stamps), text))
-    return f"{_digest(body)}\n{body}".encode(errors="surrogateescape")
+    return f"{_seal(path, body)}\n{body}".encode(errors="surrogateescape")
+
+
+def is_sealed(path: str, content: bytes) -> bool:
+    """Return whether this is the undamaged content of the file of an answer, of this version or an earlier one."""
+    digest, _, body = content.decode(errors="surrogateescape").partition("\n")
+    return digest in (_seal(path, body), _digest(body))
+
+
+def _seal(path: str, body: str) -> str:
+    return _digest(f"{os.path.basename(path)}\0{body}")
 
 
 def answer_path(argv: list[str]) -> str:

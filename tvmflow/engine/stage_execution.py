@@ -18,7 +18,7 @@ from tvmflow.engine.report import StageReport
 from tvmflow.executors._base import Executor, OnEvent
 from tvmflow.planning.decisions import check_pinned, input_digests
 from tvmflow.store.claims import Claim
-from tvmflow.store.downloads import DownloadProgress, download
+from tvmflow.store.downloads import DownloadProgress, download, list_files
 from tvmflow.store.file_digests import stamp
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.client import RemoteCacheClient
@@ -160,9 +160,11 @@ class StageExecution:
             traits=spec.traits,
             devices=spec.devices,
         )
+        log = _log_path(spec, store)
+        store.make_way(str(log))
         result = self.context.executor.execute(
             call,
-            _log_path(spec, store),
+            log,
             lambda event: self.context.on_event({**event, "stage_id": spec.id}),
         )
         edited = [path for path, before in stamps.items() if _stamp_or_none(path) != before]
@@ -175,7 +177,9 @@ class StageExecution:
         """Return the path of a file from outside the store, after downloading it if it has a URL."""
         if not file.url:
             return file.path
-        folder = Path(self.context.store.downloads)
+        store, folder = self.context.store, Path(self.context.store.downloads)
+        for path in list_files(folder, file.sha256):
+            store.make_way(str(path))
         return str(download(file.url, file.sha256, folder, on_progress=self._on_download))
 
     def _on_download(self, progress: DownloadProgress) -> None:

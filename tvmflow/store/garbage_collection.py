@@ -189,4 +189,4 @@ def exclude_maintenance(store: LocalStore) -> AbstractContextManager[None]:
         StoreError: when one is active.
     """
     refusal = f"another `tvmflow cache gc` or `tvmflow cache verify` is running in {store.root}"
-    return leases.exclude_others(f"{store.locks}/gc", refusal)
+    return leases.exclude_others(store.root, "locks/gc", refusal)
