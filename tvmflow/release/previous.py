@@ -10,17 +10,16 @@ from typing import Final
 from packaging.version import InvalidVersion, Version
 
 from tvmflow.core import signing
+from tvmflow.core.documents import Unreadable, get_field
 from tvmflow.core.errors import LockMismatch, RecipeError
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text
 from tvmflow.core.signing import PublicKey
 from tvmflow.planning.pipelines import Pipeline
-from tvmflow.provenance.check import read_statements
-from tvmflow.provenance.documents import Unreadable, get_field
-from tvmflow.provenance.statement import Statement
 from tvmflow.provenance.write import RELEASE_STATEMENT, text_digest
 from tvmflow.recipe import LAST_RELEASE, NO_RELEASE, Release
 from tvmflow.recipe.lock_file import Lock, read_lock
+from tvmflow.runtime.statements import Statement, read_statements
 
 _log = logging.getLogger(__name__)
 

@@ -70,8 +70,10 @@ def _lock_folder(store: StoreFolder, folder: str) -> int:
         except (FileNotFoundError, FileExistsError):
             # its last holder removed the folder meanwhile
             continue
-        file_locks.lock(descriptor)
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(f"{folder}/claim").st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
-        os.close(descriptor)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, descriptor)
+            file_locks.lock(descriptor, subject="a result that another run is making")
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(f"{folder}/claim").st_ino == os.fstat(descriptor).st_ino:
+                    stack.pop_all()
+                    return descriptor

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from tvmflow.core.disk_errors import find_disk_problem
+from tvmflow.core.python_process import module_command
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -19,7 +19,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
     # zig would put its caches into the home folder, which may not exist
     caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder / "zig"))
     done = subprocess.run(
-        [sys.executable, "-m", "ziglang", *arguments],
+        module_command("ziglang", *arguments),
         cwd=folder,
         env={**os.environ, **caches, **environment},
         capture_output=True,

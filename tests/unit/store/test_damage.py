@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.damage import CONTENT, FAULTS
+from tests.support.file_damage import CONTENT, FAULTS
 from tests.support.small_runs import RunHost, plan_of
 from tvmflow.cli.cache import _CHECKS
 from tvmflow.core.errors import EXIT_OK, StoreError
@@ -94,7 +94,7 @@ def make_host(folder: Path) -> RunHost:
         store.notes.write("{}" if number else '{"kernels": 1}', "delivered", f"{model}")
         add_pin(store, name, store.keys()[number : number + 1])
         path = f"{store.root}/plans/{name}.answer"
-        store.write_file(path, answers.encode(path, "system", 1, [], [], f"text {name}"))
+        store.write_file(path, answers.encode(path, "system", 1, [], [], [], f"text {name}"))
         store.write_file(f"{store.root}/logs/net/{name}.log", b"log of " + content)
         for area in ("downloads", "locked"):
             store.write_file(f"{store.root}/{area}/{digest}", content)
