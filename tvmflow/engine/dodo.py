@@ -18,7 +18,7 @@ from typing import Any, Final
 from tvmflow.core.errors import TvmflowError
 from tvmflow.core.types import STATEMENT_SUFFIX, Delivery, Plan, StageSpec
 from tvmflow.engine import delivery
-from tvmflow.engine.doit_adapter import EngineTask, find_removed_tasks, note_failure
+from tvmflow.engine.doit_adapter import EngineTask, find_missing_tasks, note_failure
 from tvmflow.engine.report import StageReport
 from tvmflow.engine.stage_execution import (
     ExecutedStage,
@@ -60,7 +60,7 @@ class DodoTasks:
         self._starting = threading.Lock()
         names = [spec.id for spec in plan.stages]
         names += dict.fromkeys(_delivery_name(entry) for entry in plan.deliveries)
-        self._forgotten = find_removed_tasks(database, names, context.store.notes)
+        self._forgotten = find_missing_tasks(database, names, context.store.notes)
         self._state = PlanState(context.store)
         self._needed = _list_needed(plan)
         self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

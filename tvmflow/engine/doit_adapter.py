@@ -88,7 +88,7 @@ def run_tasks(tasks: Sequence[EngineTask], *, jobs: int, keep_going: bool) -> No
         raise InternalError(f"doit could not run the plan: {'; '.join(reporter.problems)}")
 
 
-def find_removed_tasks(database: str, names: Sequence[str], notes: Notes) -> frozenset[str]:
+def find_missing_tasks(database: str, names: Sequence[str], notes: Notes) -> frozenset[str]:
     """Return the tasks that `doit forget` has removed from doit's database, before doit opens it.
 
     The store decides what is up to date, also for tasks that doit has never run. So all tasks are

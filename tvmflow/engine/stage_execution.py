@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -142,7 +144,12 @@ class StageExecution:
 
     def _run_in_worker(self, claim: Claim) -> StageResult:
         spec, store = self.spec, self.context.store
-        files = {file.role: self._find_file(file) for file in spec.files}
+        started, limit_s = time.monotonic(), self.context.timeout_s
+        try:
+            files = {file.role: self._find_file(file) for file in spec.files}
+        except TimeoutError:
+            text = f"its download took longer than {limit_s:g} s and was stopped; what has arrived is kept"
+            return StageResult("timeout", text, "", {}, time.monotonic() - started, "")
         stamps = {path: stamp(path) for path in files.values()}
         # Each file of another stage is read once to check its digest.
         artifact_files = {
@@ -157,7 +164,7 @@ class StageExecution:
             work=claim.work,
             ledger=store.ledger,
             locks=devices.device_locks_folder(),
-            timeout_s=self.context.timeout_s or spec.timeout_s,
+            timeout_s=limit_s or spec.timeout_s,
             tools=self.key.preimage["tools"],
             traits=spec.traits,
             devices=spec.devices,
@@ -178,7 +185,10 @@ class StageExecution:
         if not file.url:
             return file.path
         folder = Path(self.context.store.downloads)
-        return str(download(file.url, file.sha256, folder, on_progress=self._on_download))
+        limit_s = self.context.timeout_s or math.inf
+        return str(
+            download(file.url, file.sha256, folder, on_progress=self._on_download, limit_s=limit_s)
+        )
 
     def _on_download(self, progress: DownloadProgress) -> None:
         if self.context.executor.cancelled:

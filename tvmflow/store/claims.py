@@ -76,8 +76,10 @@ def _lock_folder(folder: str) -> int:
                 if not stat.S_ISDIR(os.lstat(folder).st_mode):
                     raise
             continue
-        file_locks.lock(descriptor)
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(f"{folder}/claim").st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
-        os.close(descriptor)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, descriptor)
+            file_locks.lock(descriptor, subject="a result that another run is making")
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(f"{folder}/claim").st_ino == os.fstat(descriptor).st_ino:
+                    stack.pop_all()
+                    return descriptor
