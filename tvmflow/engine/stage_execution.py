@@ -68,6 +68,7 @@ class StageExecution:
         key: Its key.
         reason: Why it must run.
         artifacts: The results of the stages that it needs, by stage id.
+        again: Run it also if its result is there, which is replaced.
     """
 
     context: RunContext
@@ -75,6 +76,7 @@ class StageExecution:
     key: StageKey
     reason: str
     artifacts: Mapping[str, Artifact]
+    again: bool = False
 
     def execute(self) -> ExecutedStage:
         """Bring about the result of the stage.
@@ -87,7 +89,7 @@ class StageExecution:
         with disk_errors(store.root):
             with store.claim(self.key.digest) as claim:
                 # Another process may have finished the stage while this one waited for the claim.
-                executed = self._find_result()
+                executed = None if self.again else self._find_result()
                 if executed is not None:
                     store.release(claim)
                 else:
