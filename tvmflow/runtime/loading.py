@@ -19,6 +19,7 @@ from tvmflow.runtime.bundles import Bundle, read_bundle
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.native import Executable, ExecutionDevice, load_library
 from tvmflow.runtime.partitioned import PartitionedProgram
+from tvmflow.runtime.threads import ThreadPool
 from tvmflow.runtime.weights import read_weights_for, weights_included_error
 from tvmflow.targets.backends import backend_for, is_supported
 from tvmflow.targets.host import find_system_mismatch, read_host
@@ -31,33 +32,37 @@ if TYPE_CHECKING:
     Weights = str | Path | Mapping[str, Array]
 
 
-def load(path: str | Path, params: Weights | None = None) -> Module:
+def load(path: str | Path, params: Weights | None = None, *, threads: int | None = None) -> Module:
     """Load the model in a `.tvmflow` bundle, ready to run on this machine.
 
     Args:
         path: The bundle.
         params: The weights of a bundle without weights (`.lean.tvmflow`): a `.safetensors` or
             `.params` file, or arrays by name.
+        threads: How many threads kernels use. Default: `TVM_NUM_THREADS`, else one for each core that
+            this process may use.
 
     Raises:
         BundleError: when a file is damaged, when it was built for another CPU or GPU or for another
             version of TVM's runtime, or when weights do not fit; the message says which.
         EnvironmentProblem: when something that code for a GPU needs is not installed.
     """
-    bundle = read_bundle(path)
+    bundle, pool = read_bundle(path), ThreadPool.of(threads)
     if not bundle.parts:
-        return _load_library_bundle(str(path), bundle, params)
+        return _load_library_bundle(str(path), bundle, params, pool)
     if params is not None:
         raise weights_included_error(path)
     parts = {
-        name: _load_library_bundle(f"{path}, part '{name}',", part, None)
+        name: _load_library_bundle(f"{path}, part '{name}',", part, None, pool)
         for name, part in bundle.parts.items()
     }
     program = PartitionedProgram(parts, bundle.signature)
-    return Module(program, bundle.signature, bundle.manifest, None, parts)
+    return Module(program, bundle.signature, bundle.manifest, None, parts, pool)
 
 
-def _load_library_bundle(path: str, bundle: Bundle, params: Weights | None) -> Module:
+def _load_library_bundle(
+    path: str, bundle: Bundle, params: Weights | None, pool: ThreadPool
+) -> Module:
     manifest, name = bundle.manifest, bundle.library_name
     if hashlib.sha256(bundle.library).hexdigest() != manifest["sha256"][name]:
         raise BundleError(f"{path} is damaged: its library has another digest", fix="copy it again")
@@ -68,7 +73,8 @@ def _load_library_bundle(path: str, bundle: Bundle, params: Weights | None) -> M
     weights = read_weights_for(path, manifest, params)
     device = ExecutionDevice(backend_for(tvm))
     library = load_library(bundle.library, Path(name).suffix, device)
-    return Module(Executable(library, device), bundle.signature, manifest, weights)
+    program = Executable(library, device)
+    return Module(program, bundle.signature, manifest, weights, pool=pool)
 
 
 def _check_cpu(path: str, tvm: TvmTarget, features: list[str]) -> None:
