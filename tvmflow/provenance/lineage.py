@@ -7,7 +7,7 @@ import logging
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tvmflow.core.types import Artifact, Json, StageSpec
 from tvmflow.provenance.delivered import DeliveredTarget
@@ -15,7 +15,6 @@ from tvmflow.stages import import_model, verify
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
 
-_ABSENT: Final = "absent"
 _log = logging.getLogger(__name__)
 
 
@@ -84,8 +83,7 @@ class FinishedStage(NamedTuple):
         for name, identity in self.preimage["tools"].items():
             # A local version has a plus of its own.
             version, _, record = identity.rpartition("+")
-            if identity != _ABSENT:
-                yield Tool(name, version, record)
+            yield Tool(name, version, record)
 
 
 class Lineage(NamedTuple):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.provenance import MODEL, TRIAL, TVM, WORKLOAD, World
+from tvmflow.core.documents import Unreadable
 from tvmflow.core.files import hash_file
-from tvmflow.provenance import statement
-from tvmflow.provenance.documents import Unreadable
 from tvmflow.provenance.lineage import remove_secrets
+from tvmflow.runtime import statements
 from tvmflow.tuning.ledger import target_key
 
 
@@ -46,7 +46,7 @@ def test_it_is_an_in_toto_statement_with_slsa_provenance(body: dict[str, Any]) -
     assert body["predicateType"] == "https://slsa.dev/provenance/v1"
     assert set(body["predicate"]) == {"buildDefinition", "runDetails"}
     definition = body["predicate"]["buildDefinition"]
-    assert definition["buildType"] == statement.BUILD_TYPE
+    assert definition["buildType"] == statements.BUILD_TYPE
     assert definition["externalParameters"]["settings"].keys() == {
         "import", "extract_tasks/host", "tune/host", "pick_best/host", "build/host", "export/host", "verify/host",
     }  # fmt: skip
@@ -71,7 +71,7 @@ def test_model_tools_and_results_are_named_with_their_digests(
 
 
 def test_every_tuned_kernel_has_the_trial_that_was_measured(body: dict[str, Any]) -> None:
-    read = statement.parse_statement(json.dumps(body).encode())
+    read = statements.parse_statement(json.dumps(body).encode())
     settings = read.settings["tune/host"]
     record = {
         "trial": TRIAL.id,
@@ -127,7 +127,7 @@ def test_another_statement_is_refused(
     body: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Unreadable) as raised:
-        statement.parse_statement(json.dumps({**body, **change}).encode())
+        statements.parse_statement(json.dumps({**body, **change}).encode())
     assert message in str(raised.value)
 
 
@@ -144,11 +144,11 @@ def test_another_statement_is_refused(
 def test_fields_of_wrong_types_read_as_empty(
     body: dict[str, Any], predicate: dict[str, Any]
 ) -> None:
-    definition = {"buildType": statement.BUILD_TYPE, **predicate}
+    definition = {"buildType": statements.BUILD_TYPE, **predicate}
     foreign = {
         "buildDefinition": definition,
         "runDetails": {"byproducts": [None, {"name": "kernels"}]},
     }
-    read = statement.parse_statement(json.dumps({**body, "predicate": foreign}).encode())
+    read = statements.parse_statement(json.dumps({**body, "predicate": foreign}).encode())
     assert (read.recipe, read.target, dict(read.settings)) == ("", "", {})
     assert (read.kernels, dict(read.verdict), read.dependencies("tool")) == ([], {}, [])
