@@ -39,6 +39,12 @@ _RANGE_NOT_SATISFIABLE: Final = 416
 _PARTIAL_CONTENT: Final = 206
 
 
+def list_files(folder: Path, sha256: str) -> list[Path]:
+    """Return the paths that a download with this digest uses: the file itself, and what belongs to its part."""
+    name = sha256.lower()
+    return [folder / name, *(folder / f"{name}.{part}" for part in ("lock", "part", "validator"))]
+
+
 class DownloadProgress(NamedTuple):
     """The progress of a download.
 
