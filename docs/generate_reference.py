@@ -41,7 +41,7 @@ targets:
   - x86-64-v3                        # a preset; `tvmflow targets` lists them
   - name: edge                       # or any target, as TVM describes it
     tvm: {kind: llvm, mtriple: x86_64-linux-gnu, mcpu: znver3}
-    num_cores: 8
+    threads: 8
 
 kernels:
   math: vector                       # vectorized exp, tanh, …; libm: call the C library

@@ -90,8 +90,8 @@ WRONG = [
     ),
     wrong(
         "misspelt field of a target",
-        ("- host", "- {name: a, preset: host, cores: 3}"),
-        "8:29: targets.0.cores: unknown field; did you mean 'num_cores'?",
+        ("- host", "- {name: a, preset: host, num_threads: 3}"),
+        "8:29: targets.0.num_threads: unknown field; did you mean 'threads'?",
     ),
     wrong(
         "unknown field of verify",
@@ -458,8 +458,8 @@ WRONG = [
     ),
     wrong(
         "no cores",
-        ("- host", "- {name: a, preset: host, num_cores: 0}"),
-        "8:40: targets.0.num_cores: must be at least 1",
+        ("- host", "- {name: a, preset: host, threads: 0}"),
+        "8:38: targets.0.threads: must be at least 1",
     ),
     wrong("negative trials", ("trials: 4", "trials: -4"), "10:11: tune.trials: must be at least 0"),
     wrong(
