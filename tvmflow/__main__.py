@@ -3,9 +3,12 @@
 import os
 import sys
 
+from tvmflow.core import termination
+
 
 def main() -> int:
     """Run the command line of this process and return its exit code."""
+    termination.watch_signals()
     argv = sys.argv[1:]
     # The exit code of a command that ends because nobody reads its output: a run is not finished then.
     code = 1 if argv[:1] in (["run"], ["lock"]) else 0
@@ -22,6 +25,9 @@ def main() -> int:
         )
         _discard_output()
         code = 4
+    finally:
+        if termination.signal_number():
+            termination.end()
     return code
 
 

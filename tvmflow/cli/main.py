@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tvmflow.cli.commands import make_parser
 from tvmflow.cli.options import parse
-from tvmflow.core import logs
+from tvmflow.core import logs, termination
 from tvmflow.core.disk_errors import explain, find_disk_problem
 from tvmflow.core.errors import (
     EXIT_BUG,
@@ -20,6 +20,7 @@ from tvmflow.core.errors import (
     EXIT_OK,
     EXIT_USAGE,
     EnvironmentProblem,
+    Interrupted,
     TvmflowError,
 )
 
@@ -32,20 +33,25 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_USAGE if stop.code else EXIT_OK
     logs.configure(logs.level_for(invocation.verbosity))
     try:
-        return invocation.run()
+        with termination.Unwinding():
+            return invocation.run()
     except TvmflowError as error:
         return _report_problem(error)
     except KeyboardInterrupt:
-        print("tvmflow: interrupted; finished stages are kept", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         raise
     except Exception as error:
         problem = _explain(error)
-        return _report_bug(error) if problem is None else _report_problem(problem)
+        if problem is None and not termination.signal_number():
+            return _report_bug(error)
+        return _report_problem(problem or Interrupted(str(error)))
 
 
 def _report_problem(problem: TvmflowError) -> int:
+    if termination.signal_number():
+        # something that was cut off; the signal has been announced
+        return EXIT_INTERRUPTED
     # raises when it is the output that cannot be written, which `__main__` reports
     sys.stdout.flush()
     print(f"tvmflow: {problem}", file=sys.stderr)

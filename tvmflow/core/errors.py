@@ -21,7 +21,7 @@ EXIT_CODES: Final[dict[int, str]] = {
     EXIT_VERIFY: "a library failed its checks: against the reference, a lock file or a gate; tuning gained too little; or a file is not as delivered",
     EXIT_ENVIRONMENT: "the environment does not allow it: full disk, no permission, missing package, no network",
     EXIT_BUG: "a bug in tvmflow; the message names the file with the details",
-    EXIT_INTERRUPTED: "interrupted; finished stages are kept",
+    EXIT_INTERRUPTED: "interrupted (129 by SIGHUP, 143 by SIGTERM); finished stages are kept",
 }
 
 _SHOWN_PROBLEMS: Final = 50

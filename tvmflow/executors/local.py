@@ -41,6 +41,8 @@ class ProcessExecutor:
         """Run a stage to its end; a failure or a crash is a result, not an exception."""
         self.start()
         assert self._fork_server is not None
+        if self.cancelled:
+            return _make_result(Outcome("cancelled", 0.0, "the run was cancelled"), log)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         with _shared_cpu(call):

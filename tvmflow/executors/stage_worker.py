@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from tvmflow.core import logs, packages
+from tvmflow.core import file_locks, logs, packages
 from tvmflow.core.disk_errors import disk_errors, find_disk_problem
 from tvmflow.core.errors import EnvironmentProblem, VerifyFailed
 from tvmflow.core.fork_server import Emit
@@ -20,6 +20,7 @@ def run_stage(payload: dict[str, Json], emit: Emit) -> dict[str, Json]:
     Its decisions go to stderr, which is the stage's log file here.
     """
     logs.configure(logging.DEBUG)
+    file_locks.report_waits(lambda text: emit({"event": "waiting", "message": text}))
     call = StageCall.from_json(payload)
     _check_tools(call)
     stage = STAGES[call.stage]

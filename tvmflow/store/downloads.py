@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import logging
+import math
 import os
 import socket
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -17,8 +19,9 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from tvmflow.core.bounded_calls import call_within
 from tvmflow.core.disk_errors import check_free_space, explain
-from tvmflow.core.errors import DownloadError, StoreError
+from tvmflow.core.errors import DownloadError, Interrupted, StoreError
 from tvmflow.core.file_locks import held
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, size_text
@@ -34,6 +37,12 @@ _MAX_WAIT_S: Final = 30.0
 _RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RANGE_NOT_SATISFIABLE: Final = 416
 _PARTIAL_CONTENT: Final = 206
+
+
+def list_files(folder: Path, sha256: str) -> list[Path]:
+    """Return the paths that a download with this digest uses: the file itself, and what belongs to its part."""
+    name = sha256.lower()
+    return [folder / name, *(folder / f"{name}.{part}" for part in ("lock", "part", "validator"))]
 
 
 class DownloadProgress(NamedTuple):
@@ -61,6 +70,7 @@ def download(
     on_progress: OnProgress | None = None,
     max_bytes: int = 64 << 30,
     timeout_s: float = 60.0,
+    limit_s: float = math.inf,
     retries: int = 5,
     backoff_s: float = 0.5,
 ) -> Path:
@@ -75,13 +85,18 @@ def download(
         on_progress: Called a few times a second.
         max_bytes: The largest file that is accepted.
         timeout_s: The limit of each wait for the server.
+        limit_s: The limit of the download as a whole.
         retries: How many attempts in a row may fail without any progress.
         backoff_s: The pause after the first of them; each further pause is twice as long.
 
     Raises:
         DownloadError: when the file cannot be downloaded, or has another digest.
+        TimeoutError: when it takes longer than `limit_s`; what has arrived is kept.
+        Interrupted: when a signal ends this process; what has arrived is kept.
     """
-    job = _Download(url, sha256.lower(), folder, on_progress, max_bytes, timeout_s)
+    job = _Download(
+        url, sha256.lower(), folder, on_progress, max_bytes, timeout_s, threading.Event()
+    )
     scheme = urllib.parse.urlsplit(url).scheme
     if scheme not in _SCHEMES:
         reason = f"URLs with the scheme '{scheme}' are not supported"
@@ -89,14 +104,17 @@ def download(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # the umask decides whether other users of a shared store can lock it
-        with held(folder / f"{job.sha256}.lock", mode=0o666):
+        subject = f"the download of {_without_password(url)}"
+        with held(folder / f"{job.sha256}.lock", mode=0o666, subject=subject):
             if not job.is_complete():
-                _download_part(job, retries, backoff_s)
+                _download_within(limit_s, job, retries, backoff_s)
             # garbage collection holds this lock too, and removes no download that was used since it
             # looked; in a shared store the file may be another user's
             with contextlib.suppress(PermissionError):
                 os.utime(job.target)
         return job.target
+    except TimeoutError:
+        raise
     except OSError as error:
         problem = explain(error, folder) or StoreError(str(error), fix=f"check {folder}")
         raise job.error(problem.message, fix=problem.fix) from error
@@ -119,6 +137,7 @@ class _Download(NamedTuple):
     on_progress: OnProgress | None
     max_bytes: int
     timeout_s: float
+    abandoned: threading.Event
 
     @property
     def target(self) -> Path:
@@ -150,6 +169,11 @@ class _Download(NamedTuple):
         self.part.unlink(missing_ok=True)
         self.validator.unlink(missing_ok=True)
 
+    def check_abandoned(self) -> None:
+        """Raise Interrupted once nobody waits for the file: the part may be another process's by then."""
+        if self.abandoned.is_set():
+            raise Interrupted("the download was stopped; the part that arrived is kept")
+
     def error(self, reason: str, *, fix: str = "") -> DownloadError:
         """Return the error of this download."""
         by_hand = f"save the file as {self.target}, or set the recipe's model to a local copy of it"
@@ -162,10 +186,21 @@ def _without_password(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
+def _download_within(limit_s: float, job: _Download, retries: int, backoff_s: float) -> None:
+    """Download a file in a thread that can be abandoned: name resolution and slow servers know no limit."""
+    try:
+        call_within(limit_s, lambda: _download_part(job, retries, backoff_s))
+    except (TimeoutError, Interrupted):
+        # the thread writes nothing more
+        job.abandoned.set()
+        raise
+
+
 def _download_part(job: _Download, retries: int, backoff_s: float) -> None:
     """Download a file in as many attempts as are allowed, and verify it."""
     failures = 0
     while True:
+        job.check_abandoned()
         size_before = _size(job.part)
         try:
             _attempt(job)
@@ -211,7 +246,13 @@ def _attempt(job: _Download) -> None:
     """
     offset = _size(job.part)
     try:
-        response = _OPENER.open(_make_request(job, offset), timeout=job.timeout_s)
+        request = _make_request(job, offset)
+        response = call_within(
+            # a server may send its header byte by byte
+            job.timeout_s,
+            lambda: _OPENER.open(request, timeout=job.timeout_s),
+            job.abandoned.is_set,
+        )
     except urllib.error.HTTPError as error:
         with error:
             _handle_status(job, error, offset)
@@ -219,6 +260,7 @@ def _attempt(job: _Download) -> None:
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         raise _connection_error(job, error) from error
     with response:
+        job.check_abandoned()
         _receive(job, response, offset)
 
 
@@ -342,9 +384,11 @@ def _copy(job: _Download, response: Any, stream: IO[bytes], done: int, total: in
     space = _Space(job, is_known=bool(total))
     while True:
         try:
-            chunk = response.read(_CHUNK)
+            # what has arrived: a slow server must not keep the part and the progress waiting
+            chunk = response.read1(_CHUNK)
         except (OSError, http.client.HTTPException) as error:
             raise _Retryable(f"the connection broke after {done} bytes: {error}") from error
+        job.check_abandoned()
         if chunk:
             space.check(stream, len(chunk))
             stream.write(chunk)

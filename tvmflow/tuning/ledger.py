@@ -17,7 +17,9 @@ from pydantic import StrictStr, TypeAdapter
 
 from tvmflow.core.canonical_json import canonical, digest_of, document
 from tvmflow.core.files import write_atomically
+from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
+from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning.machine_class import MachineClass
 from tvmflow.tuning.trials import RECORD_VERSION
 from tvmflow.tuning.workload_ledger import WorkloadLedger, unwritable
@@ -44,18 +46,34 @@ class TargetDescription(NamedTuple):
         return digest_of(self.to_json())[:32]
 
     @property
+    def threads(self) -> int | None:
+        """The number of threads that kernels were measured with; None for those of a GPU."""
+        return split_threads(self.target)[1]
+
+    def is_near(self, other: TargetDescription) -> bool:
+        """Return whether the code is the same, and was measured with other threads or on another device."""
+        codes = [
+            (split_threads(entry.to_json()["target"])[0], entry.tvm) for entry in (self, other)
+        ]
+        return (
+            codes[0] == codes[1]
+            and self.key != other.key
+            and None not in (self.threads, other.threads)
+        )
+
+    @property
     def machine_class(self) -> MachineClass:
         """The TVM build and the device that the trials are from."""
         return MachineClass(self.tvm, self.device)
 
     @property
     def text(self) -> str:
-        """The target for people: kind, CPU, features, cores, TVM build, class of device."""
+        """The target for people: kind, CPU, features, threads, TVM build, class of device."""
         target = self.target
         chip = target.get("mcpu") or target.get("mtriple") or target.get("arch") or ""
         fields = [" ".join(str(field) for field in (target.get("kind", ""), chip) if field)]
         fields += [str(feature) for feature in target.get("mattr", ())]
-        fields += [f"{target['num-cores']} cores"] if "num-cores" in target else []
+        fields += [count_text(threads, "thread")] if (threads := self.threads) else []
         fields.append(f"TVM {self.tvm}")
         fields.append(str(self.device.get("class") or self.device.get("kind", "")))
         return ", ".join(fields)
@@ -80,9 +98,10 @@ class TargetDescription(NamedTuple):
         try:
             fields = {name: value[name] for name in cls._fields}
             description = _DESCRIPTION.validate_python(fields)
-            sorted(description.target.get("mattr", ()))
+            if not (description.key and description.text):
+                raise ValueError("an empty description")
             return description
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError("it lacks the target, the TVM build or the device") from error
 
 

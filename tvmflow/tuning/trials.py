@@ -68,7 +68,7 @@ class Trial(NamedTuple):
         failure: The reason why there are no times; None when there are.
         when: The time of the record (ISO 8601, UTC).
         tvm: The identity of the TVM build.
-        host: The machine, for people: model, architecture, cores.
+        host: The machine, for people: model, architecture, cores, and the threads of the kernel.
         load: The load averages of the machine before the trial; empty for a remote device.
         seed: The seed of the search.
         ran: Start and end of the measurement in seconds since 1970; empty when not known.

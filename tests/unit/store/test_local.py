@@ -186,14 +186,15 @@ def test_processes_that_take_turns_on_a_key_keep_their_files(
     assert [worker.wait() for worker in workers] == [0, 0, 0, 0]
 
 
-def test_a_file_in_place_of_a_work_folder_is_named(store: LocalStore) -> None:
-    """It is left alone, and the error names it."""
+def test_a_file_in_place_of_a_work_folder_is_set_aside(store: LocalStore) -> None:
+    """The claim gets its folder, and the file stays for whoever wants it."""
     place = Path(store.root) / "work" / KEY.digest
     place.parent.mkdir(parents=True)
-    place.write_text("mine")
-    with pytest.raises(StoreError, match="File exists"), store.claim(KEY.digest):
-        pass
-    assert place.read_text() == "mine"
+    place.write_text("not a folder")
+    with store.claim(KEY.digest) as claim:
+        fill(claim, {"x": b"content"})
+    assert store.damage == [str(place)]
+    assert Path(store.root, "damaged", KEY.digest).read_text() == "not a folder"
 
 
 def kill_while_publishing(store: LocalStore, delay: float) -> None:

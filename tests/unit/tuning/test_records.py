@@ -91,7 +91,7 @@ def test_a_target_is_summarized(root: Path) -> None:
     [summary] = map(summarize_target, list_target_folders(root))
     assert (summary.workloads, summary.trials, summary.failed) == (2, 6, 1)
     assert (summary.first[:10], summary.last[:10]) == ("2024-01-01", "2024-03-01")
-    assert summary.text == f"llvm {TARGET['mtriple']}, 2 cores, TVM 0, any"
+    assert summary.text == f"llvm {TARGET['mtriple']}, 2 threads, TVM 0, any"
     assert summary.bytes == sum(path.stat().st_size for path in root.rglob("*")) - sum(
         path.stat().st_size for path in root.rglob("*") if path.is_dir()
     )
