@@ -103,9 +103,8 @@ def download(
         raise job.error(reason, fix="use https, http or file")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # the umask decides whether other users of a shared store can lock it
         subject = f"the download of {_without_password(url)}"
-        with held(folder / f"{job.sha256}.lock", mode=0o666, subject=subject):
+        with held(folder / f"{job.sha256}.lock", subject=subject):
             if not job.is_complete():
                 _download_within(limit_s, job, retries, backoff_s)
             # garbage collection holds this lock too, and removes no download that was used since it
