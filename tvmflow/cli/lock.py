@@ -59,10 +59,10 @@ def lock(options: LockCommandOptions) -> int:
 
     def keep_schedules(prepared: PreparedRun, run: RunPlan) -> PreparedRun | RunReport:
         nonlocal update
-        found = run_update(read_lock(path), prepared.plan, store, run)
-        if isinstance(found, RunReport):
-            return found
-        update = found
+        result = run_update(read_lock(path), prepared.plan, store, run)
+        if isinstance(result, RunReport):
+            return result
+        update = result
         _show_uncovered(update, path, options.output)
         return prepared._replace(plan=update.plan)
 
