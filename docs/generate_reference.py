@@ -18,6 +18,7 @@ EXAMPLE: Final = """\
 recipe: 1                            # version of the format
 name: digits                         # files are delivered to dist/digits/<target>/
 version: "1.2.0"                     # version of the delivered files
+license: Apache-2.0                  # of the model, as an SPDX expression
 
 model:
   mxnet: {prefix: models/digits, epoch: 10}   # models/digits-symbol.json and -0010.params
@@ -40,7 +41,7 @@ targets:
   - x86-64-v3                        # a preset; `tvmflow targets` lists them
   - name: edge                       # or any target, as TVM describes it
     tvm: {kind: llvm, mtriple: x86_64-linux-gnu, mcpu: znver3}
-    num_cores: 8
+    threads: 8
 
 kernels:
   math: vector                       # vectorized exp, tanh, …; libm: call the C library

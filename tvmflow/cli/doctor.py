@@ -20,6 +20,7 @@ from tvmflow.store.local import LocalStore
 from tvmflow.targets.backends.cuda.gpu import detect_gpu
 from tvmflow.targets.emulation import EMULATED_ARCHS, QEMU_VARIABLE, find_qemu
 from tvmflow.targets.host import read_host
+from tvmflow.targets.threads import count_cpus
 
 _CORE_PACKAGES: Final = ("apache-tvm", "apache-tvm-ffi", "safetensors", "ziglang")
 _PYTHON_VERSIONS: Final = ((3, 10), (3, 14))
@@ -146,7 +147,8 @@ def _examine_machine(store: LocalStore) -> list[Finding]:
     while not existing.exists():
         existing = existing.parent
     free = shutil.disk_usage(existing).free / _GIGABYTE
-    cores = count_text(host.cores, "core")
+    cpus, usable = count_cpus(), host.cores
+    cores = count_text(usable, "core") if usable == cpus else f"{usable} of its {cpus} CPUs usable"
     return [
         Finding("this machine", True, f"{host.arch}, {host.model}, {cores}"),
         Finding(

@@ -34,6 +34,7 @@ from tvmflow.engine.report import RunReport, render
 from tvmflow.engine.up_to_date import confirm_run
 from tvmflow.planning.prepare import PreparedRun, prepare_run
 from tvmflow.planning.request import RunRequest
+from tvmflow.provenance.source_state import read_builder_id
 from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
@@ -56,6 +57,10 @@ class RunOptions:
         "then build everything twice more, each time from an empty store, and report the first difference"
     )
     argv: tuple[str, ...]
+
+
+RunPlan = Callable[[Plan], RunReport]
+"""Runs a plan and shows its progress."""
 
 
 class FinishedRun(NamedTuple):
@@ -122,6 +127,7 @@ def execute(
     *,
     argv: Sequence[str] = (),
     check: Callable[[PreparedRun, RunRequest], None] | None = None,
+    revise: Callable[[PreparedRun, RunPlan], PreparedRun | RunReport] | None = None,
 ) -> FinishedRun:
     """Run what is requested and show the progress.
 
@@ -135,10 +141,13 @@ def execute(
         argv: The command line, whose answer is saved if everything is up to date; empty if stages
             are to be run and shown in any case.
         check: Raises an error if the run must not begin.
+        revise: Returns what to run in place of the plan, after it ran what it needs to know that;
+            or the report of that, when it did not succeed.
     """
     check_executor_options(execution)
     # A signing key that cannot be read is better reported before the work than after it.
     signing.load_signing_key()
+    read_builder_id()
     prepared = prepare_run(request, store)
     if check is not None:
         check(prepared, request)
@@ -162,6 +171,11 @@ def execute(
                 output,
             )
             prepared = prepared._replace(plan=plan)
+        if revise is not None:
+            revised = revise(prepared, plans.run)
+            if isinstance(revised, RunReport):
+                return FinishedRun(prepared, revised)
+            prepared = revised
         return FinishedRun(prepared, plans.run(prepared.plan))
 
 

@@ -49,6 +49,11 @@ class RunModelOptions:
         "show the indices of the N largest elements of each sample's outputs",
         type=positive_int,
     )
+    threads: int | None = option(
+        "N",
+        "threads of kernels (TVM_NUM_THREADS, else one for each core that may be used)",
+        type=positive_int,
+    )
     print_time: bool = flag("show the latency of a call")
     repeat: int = option("N", "repeats of a measurement (10)", default=10, type=positive_int)
     profile: bool = flag("show the time of each operator")
@@ -101,7 +106,9 @@ class _Result(NamedTuple):
 
 def run_model(options: RunModelOptions) -> int:
     """Run a bundle on the arrays of an npz file, or on random ones."""
-    module = loading.load(options.bundle, trusted_keys=options.trusted or None)
+    module = loading.load(
+        options.bundle, trusted_keys=options.trusted or None, threads=options.threads
+    )
     feed = _read_samples(module, options)
     outputs = samples.run_samples(module.run, feed)
     if options.output:

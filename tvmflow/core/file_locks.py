@@ -40,8 +40,11 @@ def report_waits(notify: Callable[[str], None]) -> None:
     _notify = notify
 
 
-def open_lock_file(path: str | os.PathLike[str], *, mode: int = 0o644) -> int:
-    """Return a descriptor of the lock file at `path`, made if it is not there. Its folder must exist."""
+def open_lock_file(path: str | os.PathLike[str], *, mode: int = 0o666) -> int:
+    """Return a descriptor of the lock file at `path`, made if it is not there. Its folder must exist.
+
+    The umask decides whether other users of a shared folder can lock it.
+    """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
 
 
@@ -77,7 +80,7 @@ def held(
     *,
     shared: bool = False,
     wait: bool = True,
-    mode: int = 0o644,
+    mode: int = 0o666,
     subject: str = "",
 ) -> Iterator[int]:
     """Hold the lock of the file at `path` while the block runs, and give its descriptor.

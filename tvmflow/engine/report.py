@@ -112,7 +112,7 @@ def summary(report: RunReport, *, quiet: bool = False) -> str:
 
 def _list_problems(report: RunReport) -> Iterator[str]:
     for path in report.damage:
-        yield f"damaged file set aside, its stage ran again: {path}"
+        yield f"damaged file set aside, and what was in it made again: {path}"
     for stage in report.stages:
         if stage.message:
             yield f"{stage.stage_id}: {stage.outcome}: {stage.message}"

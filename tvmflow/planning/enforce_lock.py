@@ -55,7 +55,8 @@ def enforce_lock(lock: Lock, plan: Plan, state: PlanState, store: LocalStore) ->
     _log.debug("%s: %d of %d stages are pinned", lock.path, len(stages), len(plan.stages))
     ids = {spec.id for spec in stages}
     deliveries = tuple(delivery for delivery in plan.deliveries if delivery.stage_id in ids)
-    return Plan(stages, deliveries)
+    origins = tuple(origin._replace(locked=True) for origin in plan.origins)
+    return Plan(stages, deliveries, origins)
 
 
 def _find_problems(lock: Lock, specs: list[StageSpec], state: PlanState) -> list[str]:

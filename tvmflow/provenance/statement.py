@@ -11,8 +11,11 @@ from typing import Final
 
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.types import Json
+from tvmflow.core.version import VERSION
 from tvmflow.provenance.kernels import list_kernels
 from tvmflow.provenance.lineage import FinishedStage, Lineage
+from tvmflow.provenance.source_state import SourceState, read_builder_id
+from tvmflow.provenance.tools import wheel_digest
 from tvmflow.runtime.statements import (
     BUILD_TYPE,
     KERNELS,
@@ -22,10 +25,8 @@ from tvmflow.runtime.statements import (
     VERIFICATION,
 )
 
-BUILDER: Final = "urn:tvmflow:builder:v1"
-
 RECORD_DIGEST: Final = "tvmflowRecord"
-"""The algorithm of a tool's digest: the beginning of the sha256 over a package's list of files."""
+"""The algorithm of a tool's digest: the beginning of the sha256 over the names and digests of its files."""
 
 # Facts of pick_best: the share of time in kernels with a schedule, and what tuning gained.
 _COVERAGE_FACTS: Final = ("tuned", "tunable", "coverage", "speedup")
@@ -33,12 +34,15 @@ _COVERAGE_FACTS: Final = ("tuned", "tunable", "coverage", "speedup")
 _PRIVATE_SETTING: Final = "tracker"
 
 
-def make_statement(lineage: Lineage, subjects: Mapping[str, str]) -> bytes:
+def make_statement(
+    lineage: Lineage, subjects: Mapping[str, str], sources: SourceState | None = None
+) -> bytes:
     """Return the statement about delivered files as canonical JSON.
 
     Args:
         lineage: What is behind them.
         subjects: Their sha256 by name.
+        sources: The state of the recipe and its repository, where they are known.
 
     Raises:
         DamagedBlob: A result that has to be read is not what it should be.
@@ -48,14 +52,18 @@ def make_statement(lineage: Lineage, subjects: Mapping[str, str]) -> bytes:
         "externalParameters": {
             "recipe": lineage.recipe,
             "target": lineage.target,
+            **({"invocation": sources.invocation(lineage.target)} if sources else {}),
             "settings": {stage.label: _public_settings(stage) for stage in lineage.stages},
         },
         "internalParameters": {
             "stages": {stage.label: _stage_json(stage) for stage in lineage.stages}
         },
-        "resolvedDependencies": list(_dependencies(lineage)),
+        "resolvedDependencies": [
+            *(_describe_sources(sources) if sources else ()),
+            *_dependencies(lineage),
+        ],
     }
-    details = {"builder": {"id": BUILDER}, "byproducts": list(_byproducts(lineage))}
+    details = {"builder": _builder(), "byproducts": list(_byproducts(lineage))}
     return _statement(subjects, definition, details)
 
 
@@ -78,7 +86,7 @@ def make_release_statement(
             for path in sorted(statements)
         ],
     }
-    return _statement(subjects, definition, {"builder": {"id": BUILDER}})
+    return _statement(subjects, definition, {"builder": _builder()})
 
 
 def _statement(subjects: Mapping[str, str], definition: Json, details: Json) -> bytes:
@@ -90,6 +98,22 @@ def _statement(subjects: Mapping[str, str], definition: Json, details: Json) -> 
             "predicate": {"buildDefinition": definition, "runDetails": details},
         }
     )
+
+
+def _builder() -> dict[str, Json]:
+    return {"id": read_builder_id(), "version": {"tvmflow": VERSION}}
+
+
+def _describe_sources(sources: SourceState) -> Iterator[Json]:
+    """Yield the recipe, its pipeline, and the commit of their repository."""
+    for file in sources.files:
+        yield _resource(file.name, file.sha256, annotations={"kind": file.kind})
+    if sources.commit:
+        yield {
+            "name": "repository",
+            "digest": {"gitCommit": sources.commit},
+            "annotations": {"kind": "repository", "clean": sources.clean},
+        }
 
 
 def _public_settings(stage: FinishedStage) -> Json:
@@ -115,11 +139,16 @@ def _dependencies(lineage: Lineage) -> Iterator[Json]:
         uri = {"uri": source.url} if source.url else {}
         yield _resource(source.role, source.sha256, annotations={"kind": "source"}, **uri)
     for tool in lineage.tools():
+        wheel = wheel_digest(tool)
         yield {
             "name": tool.name,
             "uri": tool.purl,
-            "digest": {RECORD_DIGEST: tool.record},
-            "annotations": {"kind": "tool", "version": tool.version},
+            "digest": {RECORD_DIGEST: tool.record, **({"sha256": wheel} if wheel else {})},
+            "annotations": {
+                "kind": "tool",
+                "version": tool.version,
+                "digestOf": "wheel" if wheel else "installed files",
+            },
         }
     results = sorted({result for stage in lineage.stages for result in stage.used_results()})
     for name, digest in results:

@@ -18,6 +18,7 @@ from tvmflow.core.types import STATEMENT_SUFFIX, Json
 from tvmflow.provenance import bom, statement
 from tvmflow.provenance.delivered import DeliveredTarget
 from tvmflow.provenance.lineage import load_lineage
+from tvmflow.provenance.source_state import read_source_state
 from tvmflow.runtime.statements import PAYLOAD_TYPE, parse_statement
 from tvmflow.store.local import LocalStore
 
@@ -42,7 +43,8 @@ def write_target_sidecars(
     materials = bom.make_bom(lineage)
     bom_digest = hashlib.sha256(materials).hexdigest()
     subjects = {**dict(delivered.files), Path(bom_path).name: bom_digest}
-    text = statement.make_statement(lineage, subjects)
+    sources = read_source_state(delivered.origin) if delivered.origin else None
+    text = statement.make_statement(lineage, subjects, sources)
     key = signing.load_signing_key()
     envelope = _keep_signatures(text, Path(statement_path))
     if key is not None:

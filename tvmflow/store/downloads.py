@@ -39,6 +39,12 @@ _RANGE_NOT_SATISFIABLE: Final = 416
 _PARTIAL_CONTENT: Final = 206
 
 
+def list_files(folder: Path, sha256: str) -> list[Path]:
+    """Return the paths that a download with this digest uses: the file itself, and what belongs to its part."""
+    name = sha256.lower()
+    return [folder / name, *(folder / f"{name}.{part}" for part in ("lock", "part", "validator"))]
+
+
 class DownloadProgress(NamedTuple):
     """The progress of a download.
 
@@ -97,9 +103,8 @@ def download(
         raise job.error(reason, fix="use https, http or file")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # the umask decides whether other users of a shared store can lock it
         subject = f"the download of {_without_password(url)}"
-        with held(folder / f"{job.sha256}.lock", mode=0o666, subject=subject):
+        with held(folder / f"{job.sha256}.lock", subject=subject):
             if not job.is_complete():
                 _download_within(limit_s, job, retries, backoff_s)
             # garbage collection holds this lock too, and removes no download that was used since it
