@@ -126,7 +126,7 @@ def check_file(path: Path, statements: Sequence[SignedStatement]) -> Finding:
     """Compare a file with statements, and a bundle also with its own manifest."""
     if not statements:
         return Finding(path, False, "no statement of provenance is beside it or in a folder above")
-    believed = [signed for signed in statements if not signed.problem]
+    believed = sorted((signed for signed in statements if not signed.problem), key=_is_measured)
     if not believed:
         first = statements[0]
         return Finding(path, False, f"{first.path.name} is not believed: {first.problem}", first)
@@ -139,6 +139,11 @@ def check_file(path: Path, statements: Sequence[SignedStatement]) -> Finding:
     finding = _decide([_compare(path, digest, signed) for signed in believed], path, believed)
     problems = list(_bundle_problems(path, finding)) if finding.good else []
     return finding._replace(good=False, message=problems[0]) if problems else finding
+
+
+def _is_measured(signed: SignedStatement) -> bool:
+    """Return whether a statement is about measurements; the other one says what a file was made from."""
+    return signed.statement is not None and signed.statement.is_of_measurements
 
 
 def _decide(
@@ -200,6 +205,8 @@ def _bundle_problems(path: Path, finding: Finding) -> Iterator[str]:
         return
     yield from content.problems
     assert finding.source is not None and finding.source.statement is not None
+    if _is_measured(finding.source):
+        return
     results = finding.source.statement.dependencies("result")
     names = [get_field(entry, "name", of=str).rpartition("/")[2] for entry in results]
     digests = [get_field(entry, "digest", "sha256", of=str) for entry in results]
