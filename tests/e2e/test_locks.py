@@ -192,9 +192,9 @@ def test_a_locked_release_has_the_same_files_and_bytes_as_the_one_that_made_the_
     first = project.tvmflow("run", "all.yaml")
     assert first.code == 0, first.err
 
-    folder = tmp_path / "another" / "place"
-    folder.mkdir(parents=True)
-    other = Project(folder)
+    place = tmp_path / "another" / "place"
+    place.mkdir(parents=True)
+    other = Project(place)
     for name in ("tiny.yaml", "tiny.onnx", "all.yaml"):
         (other.folder / name).write_bytes((project.folder / name).read_bytes())
     lock = project.folder / "releases/all-1.0/release.lock.yaml"

@@ -12,14 +12,14 @@ DEVICE = {"kind": "cpu", "class": "any"}
 
 
 def trial(number: int, *, seconds: float = 1e-3, **changes: Any) -> Trial:
-    """A record as good as any; two with one number are the same trial."""
+    """A record as good as any; two with one number are the same trial, and a higher number is a later one."""
     trace = [[["EnterPostproc", [], [number], []]], []]
     return Trial(
         id=trial_id(trace),
         trace=trace,
         run_secs=(seconds, seconds * 2, seconds * 3),
         failure=None,
-        when="2024-01-01T00:00:00.000+00:00",
+        when=f"2024-01-01T00:00:{number // 1000:02d}.{number % 1000:03d}+00:00",
         tvm="0",
         host={"model": "any"},
         load=(0.0, 0.0, 0.0),

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from tvmflow.cli.arguments import StoreOption, store_option
 from tvmflow.cli.output import print_lines
 from tvmflow.core import packages
-from tvmflow.core.errors import EXIT_ENVIRONMENT, EXIT_OK
+from tvmflow.core.errors import EXIT_ENVIRONMENT, EXIT_OK, EnvironmentProblem
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.formatting import count_text
 from tvmflow.frontends import FRONTENDS
@@ -124,8 +124,20 @@ def _examine_gpu() -> Finding:
 
 
 def _examine_package(name: str) -> Finding:
-    identity = packages.identity(name)
-    return Finding(f"package {name}", identity != "absent", identity, f"pip install {name}")
+    subject = f"package {name}"
+    try:
+        identity, package = packages.identity(name), packages.find_package(name)
+    except EnvironmentProblem as problem:
+        return Finding(subject, False, problem.message, problem.fix)
+    if package.rivals:
+        rivals = ", ".join(package.rivals)
+        return Finding(
+            subject,
+            False,
+            f"{identity} in {package.folder}, with files of {rivals}, which installs the same module",
+            f"pip uninstall {package.distribution} {' '.join(package.rivals)}, then install one of them",
+        )
+    return Finding(subject, True, f"{identity} in {package.folder}")
 
 
 def _examine_machine(store: LocalStore) -> list[Finding]:

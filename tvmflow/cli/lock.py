@@ -20,6 +20,7 @@ from tvmflow.cli.arguments import (
 from tvmflow.cli.options import argument, flag, option
 from tvmflow.cli.output import print_lines, print_result
 from tvmflow.cli.run import execute
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.core.files import write_atomically
 from tvmflow.engine.report import render
@@ -28,7 +29,6 @@ from tvmflow.recipe.lock_file import lock_path
 from tvmflow.release.lock import lock_text, make_lock, pin_lock
 from tvmflow.release.lock_diff import Change, diff_locks
 from tvmflow.release.measurements import read_lock_with_measurements
-from tvmflow.store.disk import disk_errors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,7 +108,11 @@ class PullOptions:
 
 
 def pull(options: PullOptions) -> int:
-    """Fetch what recipes need, as far as the remote cache has it, without running anything."""
+    """Fetch what recipes need, as far as the remote cache has it, without running anything.
+
+    Raises:
+        StoreError: after all else was fetched, when the disk is full or not writable.
+    """
     store = options.store.open()
     origins: dict[str, str] = {}
     with store.running():
@@ -144,6 +148,8 @@ def pull(options: PullOptions) -> int:
         *_shorten(problems),
     ]
     print_result(value, lines, as_json=options.json)
+    if client.reader.disk_problem:
+        raise client.reader.disk_problem
     return _exit_code(client, failed=bool(problems or traffic.problems))
 
 

@@ -82,11 +82,12 @@ def run(options: RunOptions) -> int:
             argv=argv,
             check=None if options.check_reproducible else check_release,
         )
+        dumped = EXIT_OK
         if options.dump_ir is not None:
-            _dump_ir(prepared.plan, store, options.dump_ir, options.output)
+            dumped = _dump_ir(prepared.plan, store, options.dump_ir, options.output)
         sys.stdout.write(render(report, as_json=options.output.json, quiet=options.output.quiet))
-        if report.exit_code != EXIT_OK:
-            return report.exit_code
+        if exit_code := report.exit_code or dumped:
+            return exit_code
         pipeline = prepared.pipeline
         if pipeline and pipeline.release and not options.check_reproducible:
             return release(
@@ -97,16 +98,19 @@ def run(options: RunOptions) -> int:
     return EXIT_OK
 
 
-def _dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions) -> None:
-    """Write the IR of every stage that lowers a model, and show where."""
+def _dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions) -> int:
+    """Write the IR of every stage that lowers a model, show where, and return the exit code."""
+    exit_code = EXIT_OK
     for dump in dump_ir(plan, store, folder):
         if output.json:
             folder_name = str(dump.folder or "")
             print_json({"event": "ir_dumped", **dump._asdict(), "folder": folder_name})
         elif dump.problem:
-            print_lines(f"{dump.stage_id}: the IR is not complete: {dump.problem}")
+            print_lines(*f"{dump.stage_id}: the IR is not complete: {dump.problem}".split("\n"))
         else:
             print_lines(f"{dump.stage_id}: the IR after each pass is in {dump.folder}")
+        exit_code = max(exit_code, dump.exit_code)
+    return exit_code
 
 
 def execute(

@@ -24,9 +24,11 @@ from tvmflow.store.location import store_root
 # A report is rendered with this duration, and the text of it is replaced by the real one.
 PLACEHOLDER_SECONDS = 987654321.0
 
-_VERSION = "tvmflow answer 2"
+_VERSION = "tvmflow answer 3"
 _SEPARATOR = "\0\0"
 _ABSENT = "0 0 0 0 0"
+# No file has this name.
+_NEXT_FOLDER = "\0//\0"
 
 
 def find_answer(argv: list[str]) -> str | None:
@@ -37,12 +39,13 @@ def find_answer(argv: list[str]) -> str | None:
             digest, _, body = stream.read().decode(errors="surrogateescape").partition("\n")
         if digest != _digest(body):
             return None
-        system, expires_ns, paths, stamps, text = body.split(_SEPARATOR, 4)
+        system, expires_ns, paths, folders, stamps, text = body.split(_SEPARATOR, 5)
     except (OSError, ValueError):
         return None
     if system != describe_system() or time.time_ns() >= int(expires_ns):
         return None
-    if stamps != "\n".join(map(read_stamp, paths.split("\0"))):
+    watched = [group.split("\0") for group in folders.split(_NEXT_FOLDER)]
+    if stamps != "\n".join(read_stamps(paths.split("\0"), watched)):
         return None
     from tvmflow.core.formatting import duration_text
 
@@ -51,17 +54,27 @@ def find_answer(argv: list[str]) -> str | None:
     return text
 
 
-def encode(system: str, expires_ns: int, paths: list[str], stamps: list[str], text: str) -> bytes:
+def encode(
+    system: str,
+    expires_ns: int,
+    paths: list[str],
+    folders: list[list[str]],
+    stamps: list[str],
+    text: str,
+) -> bytes:
     """Return the content of the file of an answer.
 
     Args:
         system: The text of `describe_system`.
         expires_ns: When the answer ends to be valid.
         paths: Every file and folder that it depends on, whether it exists or not.
-        stamps: The stamp of each of them.
+        folders: Folders with many more, each followed by the names of what is in it.
+        stamps: What `read_stamps` says of them.
         text: What is printed.
     """
-    body = _SEPARATOR.join((system, str(expires_ns), "\0".join(paths), "\n".join(stamps), text))
+    watched = _NEXT_FOLDER.join(map("\0".join, folders))
+    parts = (system, str(expires_ns), "\0".join(paths), watched, "\n".join(stamps), text)
+    body = _SEPARATOR.join(parts)
     return f"{_digest(body)}\n{body}".encode(errors="surrogateescape")
 
 
@@ -69,6 +82,27 @@ def answer_path(argv: list[str]) -> str:
     """Return the file of the answer to a command line in the current folder."""
     words = "\0".join([_VERSION, os.getcwd(), *map(without_password, argv)])
     return f"{store_root(argv)}/plans/{_digest(words)}.answer"
+
+
+def read_stamps(paths: list[str], folders: list[list[str]]) -> list[str]:
+    """Return the stamp of each path, and one for all that is named in each folder."""
+    return [*map(read_stamp, paths), *(_read_folder_stamp(*folder) for folder in folders)]
+
+
+def _read_folder_stamp(folder: str, *names: str) -> str:
+    """Return a digest of the change times of many files, their number, and the latest of these times.
+
+    Nobody can set a change time, so that it stands for size and content.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            changed_ns = [os.stat(name, dir_fd=descriptor).st_ctime_ns for name in names]
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return _ABSENT
+    return f"{_digest(repr(changed_ns))} {len(names)} {max(changed_ns)}"
 
 
 def read_stamp(path: str) -> str:

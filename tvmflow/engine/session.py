@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
+from tvmflow.core import termination
 from tvmflow.core.errors import TvmflowError
 from tvmflow.core.types import Plan, StageSpec
 from tvmflow.engine import delivery
@@ -89,7 +90,9 @@ def run_plan(
         report = RunReport(session.list_reports(), tuple(delivered), tuple(store.damage), 0.0)
         check_complete(plan, report, session.state.artifacts, store, options.dist)
     traffic = remote_client.traffic() if remote_client else None
-    return report._replace(seconds=time.monotonic() - started, remote=traffic)
+    return report._replace(
+        seconds=time.monotonic() - started, remote=traffic, signal=termination.signal_number()
+    )
 
 
 @contextlib.contextmanager

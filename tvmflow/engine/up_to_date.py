@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sysconfig
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -76,10 +75,12 @@ def save_answer(
         delivered: The delivered files that the text depends on.
     """
     actions = [state.store.action_path(artifact.key) for artifact in state.artifacts.values()]
-    files = [*_list_installed_files(prepared.plan), *_list_plan_files(prepared.plan, state)]
+    # Another package may come into a folder and take the place of a tool.
+    files = [*packages.import_folders(), *_list_plan_files(prepared.plan, state)]
     key_file = filter(None, [os.environ.get("TVMFLOW_SIGNING_KEY")])
     paths = list(dict.fromkeys([*files, *prepared.reads, *delivered, *key_file, *actions]))
-    stamps = [answers.read_stamp(path) for path in paths]
+    folders = _list_watched_folders(prepared.plan)
+    stamps = answers.read_stamps(paths, folders)
     system = answers.describe_system()
     # Planning has seen the current content of every file that was last changed before it began.
     newest_ns = max(map(answers.changed_ns, stamps))
@@ -93,7 +94,7 @@ def save_answer(
         expires_ns = min([os.stat(path).st_mtime_ns for path in actions], default=0) + _DAY_NS
         path = answers.answer_path(list(argv))
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_atomically(path, answers.encode(system, expires_ns, paths, stamps, text))
+        write_atomically(path, answers.encode(system, expires_ns, paths, folders, stamps, text))
 
 
 def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
@@ -118,16 +119,15 @@ def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
     return RunReport(stages, (*delivered, *sidecars), (), time.monotonic() - started)
 
 
-def _list_installed_files(plan: Plan) -> Iterator[str]:
-    """Yield tvmflow's own files, and those by which the tools of a plan are identified."""
-    folders, sources = list_source_files()
-    yield from folders
-    yield from sources
-    yield from (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+def _list_watched_folders(plan: Plan) -> list[list[str]]:
+    """Return the folders of tvmflow and of a plan's tools, each followed by the names of files in it."""
+    [package, *inner], sources = list_source_files()
+    own = [".", *(path.removeprefix(f"{package}/") for path in (*inner, *sources))]
+    folders: dict[str, list[str]] = {package: own}
     for tool in dict.fromkeys(name for spec in plan.stages for name in spec.tools):
-        # The installation of a tool that is absent changes the folder.
-        with contextlib.suppress(packages.NotInstalled):
-            yield packages.record_file(tool)[1]
+        for folder, names in packages.files_to_watch(tool).items():
+            folders.setdefault(folder, []).extend(names)
+    return [[folder, *names] for folder, names in folders.items()]
 
 
 def _list_plan_files(plan: Plan, state: PlanState) -> Iterator[str]:

@@ -24,8 +24,10 @@ _PACKAGE: Final = Path(__file__).parent.parent
 # All modules that loading a bundle needs, below `tvmflow/`.
 _VENDORED: Final = (
     "core/__init__.py",
+    "core/documents.py",
     "core/errors.py",
     "core/files.py",
+    "core/signing.py",
     "core/types.py",
     "runtime/*.py",
     "targets/__init__.py",

@@ -88,7 +88,7 @@ def _list_differences(
         "version": locked.version,
         "settings": locked.settings,
         "inputs": locked.inputs,
-        "tools": {name: lock.file.tools.get(name, "absent") for name in spec.tools},
+        "tools": {name: lock.file.tools.get(name, "(not in the lock file)") for name in spec.tools},
         "machine": lock.file.machine,
     }
     plain = spec._replace(settings=locked_settings(spec))

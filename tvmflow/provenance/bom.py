@@ -13,9 +13,9 @@ from importlib.metadata import PackageMetadata
 from typing import Final
 
 from tvmflow.core.canonical_json import canonical
+from tvmflow.core.documents import get_field
 from tvmflow.core.types import Json
 from tvmflow.core.version import VERSION
-from tvmflow.provenance.documents import get_field
 from tvmflow.provenance.lineage import Lineage, Source, Tool
 from tvmflow.stages import import_model
 

@@ -4,9 +4,8 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tvmflow.core.types import Artifact, Delivery, Plan, StageSpec
+from tvmflow.core.types import STATEMENT_SUFFIX, Artifact, Delivery, Plan, StageSpec
 
-STATEMENT_SUFFIX = ".intoto.jsonl"
 BOM_SUFFIX = ".cdx.json"
 MEASUREMENTS_SUFFIX = ".measurements" + STATEMENT_SUFFIX
 

@@ -7,7 +7,7 @@ import logging
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tvmflow.core.types import Artifact, Json, Need, StageSpec
 from tvmflow.planning.enforce_lock import locked_settings
@@ -16,7 +16,6 @@ from tvmflow.stages import STAGES, import_model, verify
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
 
-_ABSENT: Final = "absent"
 _log = logging.getLogger(__name__)
 
 
@@ -102,8 +101,7 @@ class FinishedStage(NamedTuple):
         for name, identity in self.preimage["tools"].items():
             # A local version has a plus of its own.
             version, _, record = identity.rpartition("+")
-            if identity != _ABSENT:
-                yield Tool(name, version, record)
+            yield Tool(name, version, record)
 
 
 class Lineage(NamedTuple):

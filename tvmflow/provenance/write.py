@@ -11,13 +11,14 @@ from typing import Final
 
 from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical
+from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.documents import Unreadable, get_field, read_file, read_json
 from tvmflow.core.files import hash_file, write_atomically
-from tvmflow.core.types import Json
+from tvmflow.core.types import STATEMENT_SUFFIX, Json
 from tvmflow.provenance import bom, statement
-from tvmflow.provenance.delivered import STATEMENT_SUFFIX, DeliveredTarget, SidecarPaths
-from tvmflow.provenance.documents import Unreadable, get_field, read_file, read_json
+from tvmflow.provenance.delivered import DeliveredTarget, SidecarPaths
 from tvmflow.provenance.lineage import Lineage, load_lineage
-from tvmflow.store.disk import disk_errors
+from tvmflow.runtime.statements import MEASUREMENTS_TYPE, PAYLOAD_TYPE, parse_statement
 from tvmflow.store.local import LocalStore
 
 RELEASE_STATEMENT: Final = f"release{STATEMENT_SUFFIX}"
@@ -104,7 +105,7 @@ def write_release_statements(
             version,
             {path: digests[path] for path in measured},
             {RELEASE_STATEMENT: hashlib.sha256(text).hexdigest()},
-            build_type=statement.MEASUREMENTS_TYPE,
+            build_type=MEASUREMENTS_TYPE,
         )
         _write_statement(folder / MEASUREMENTS_STATEMENT, measurements)
 
@@ -125,7 +126,7 @@ def text_digest(path: Path) -> str:
         Unreadable: The file cannot be read, or holds no single statement.
         InvalidEnvelope: It holds no envelope of a statement.
     """
-    text = signing.open_envelope(read_json(read_file(path)), statement.PAYLOAD_TYPE)
+    text = signing.open_envelope(read_json(read_file(path)), PAYLOAD_TYPE)
     return hashlib.sha256(text).hexdigest()
 
 
@@ -140,7 +141,7 @@ def sign_statements(path: Path, key: signing.PrivateKey) -> None:
     if not envelopes:
         raise Unreadable("it is empty")
     for envelope in envelopes:
-        statement.parse_statement(signing.open_envelope(envelope, statement.PAYLOAD_TYPE))
+        parse_statement(signing.open_envelope(envelope, PAYLOAD_TYPE))
     write_if_changed(path, b"".join(_line(_add_signature(entry, key)) for entry in envelopes))
 
 
@@ -150,8 +151,8 @@ def _line(envelope: Json) -> bytes:
 
 def _add_signature(envelope: Mapping[str, Json], key: signing.PrivateKey) -> Json:
     """Return the envelope with a signature of `key` in place of one with the same id."""
-    text = signing.open_envelope(envelope, statement.PAYLOAD_TYPE)
-    signed = signing.sign_envelope(statement.PAYLOAD_TYPE, text, [key])
+    text = signing.open_envelope(envelope, PAYLOAD_TYPE)
+    signed = signing.sign_envelope(PAYLOAD_TYPE, text, [key])
     others = [entry for entry in envelope["signatures"] if entry["keyid"] != key.public.id]
     signatures = sorted([*others, *signed["signatures"]], key=lambda entry: str(entry["keyid"]))
     return {**signed, "signatures": signatures}
@@ -159,10 +160,10 @@ def _add_signature(envelope: Mapping[str, Json], key: signing.PrivateKey) -> Jso
 
 def _keep_signatures(text: bytes, path: Path) -> Json:
     """Return an envelope of the text, with the signatures that the present file has for it."""
-    unsigned = signing.sign_envelope(statement.PAYLOAD_TYPE, text, [])
+    unsigned = signing.sign_envelope(PAYLOAD_TYPE, text, [])
     with contextlib.suppress(Unreadable, signing.InvalidEnvelope):
         present = read_json(read_file(path))
-        if signing.open_envelope(present, statement.PAYLOAD_TYPE) == text:
+        if signing.open_envelope(present, PAYLOAD_TYPE) == text:
             signatures = [
                 {name: get_field(entry, name, of=str) for name in ("keyid", "sig")}
                 for entry in get_field(present, "signatures", of=list)

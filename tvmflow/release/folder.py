@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import LockMismatch, RecipeError, VerifyFailed
 from tvmflow.core.files import hash_file
-from tvmflow.core.types import Artifact, Plan
+from tvmflow.core.types import STATEMENT_SUFFIX, Artifact, Plan
 from tvmflow.planning.pipelines import Pipeline
-from tvmflow.provenance.delivered import BOM_SUFFIX, STATEMENT_SUFFIX, list_delivered_targets
+from tvmflow.provenance.delivered import BOM_SUFFIX, list_delivered_targets
 from tvmflow.provenance.write import write_release_statements, write_release_targets
 from tvmflow.recipe import Release
 from tvmflow.recipe.lock_file import LockFile
@@ -39,7 +40,6 @@ from tvmflow.release.page import render_measurements, render_report
 from tvmflow.release.previous import SUMS, PreviousRelease, find_folder, find_previous
 from tvmflow.release.timing import time_alternately
 from tvmflow.stages import pick_best, verify
-from tvmflow.store.disk import disk_errors
 from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)

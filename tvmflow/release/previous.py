@@ -10,18 +10,17 @@ from typing import Final, NamedTuple
 from packaging.version import InvalidVersion, Version
 
 from tvmflow.core import signing
+from tvmflow.core.documents import Unreadable, get_field
 from tvmflow.core.errors import LockMismatch, RecipeError
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text
 from tvmflow.core.signing import PublicKey
 from tvmflow.planning.pipelines import Pipeline
-from tvmflow.provenance.check import read_statements
-from tvmflow.provenance.documents import Unreadable, get_field
-from tvmflow.provenance.statement import Statement
 from tvmflow.provenance.write import MEASUREMENTS_STATEMENT, RELEASE_STATEMENT, text_digest
 from tvmflow.recipe import LAST_RELEASE, NO_RELEASE, Release
 from tvmflow.recipe.lock_file import LockFile, read_lock
 from tvmflow.release.measurements import LOCK, read_measurements, with_measurements
+from tvmflow.runtime.statements import Statement, read_statements
 
 _log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from tvmflow.targets.tvm_target import cpu_triple
 AnyModel = TypeVar("AnyModel", BuiltModel, PartitionedModel)
 
 TRAITS: Final = StageTraits(
-    version=3,
+    version=4,
     scope="machine",
     needs={"import": ("signature.json", "model.json", "params.safetensors"), "build": ()},
     tools=("apache-tvm", "apache-tvm-ffi", "ziglang"),
@@ -144,11 +144,8 @@ def run(settings: ExportSettings, context: StageContext) -> Facts:
 def _make_manifest(
     settings: ExportSettings, inputs: Mapping[str, Path], library: str
 ) -> dict[str, Json]:
-    from tvmflow.runtime.bundles import LIBRARY_FORMAT
-
     target = settings.target
     return {
-        "bundle": LIBRARY_FORMAT,
         "name": settings.name,
         "version": settings.version,
         "library": library,

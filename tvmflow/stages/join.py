@@ -27,7 +27,7 @@ from tvmflow.targets.resolve import PartitionedTarget
 from tvmflow.targets.tvm_target import cpu_triple
 
 TRAITS: Final = StageTraits(
-    version=3,
+    version=4,
     scope="partitioned",
     needs={"import": ("signature.json",), "export": ()},
     needs_of_parts=("export",),

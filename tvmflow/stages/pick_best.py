@@ -1,4 +1,7 @@
-"""`pick_best`: measures each workload's finalists again, in turns, and keeps the one that wins."""
+"""`pick_best`: measures each workload's finalists again, in turns, and keeps the one that wins.
+
+The ledger keeps these times, so that the same finalists always have the same winner.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tvmflow.compiler.options import schedules_version
+from tvmflow.core import packages
 from tvmflow.core.errors import StageError, VerifyFailed
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.types import Json, RunTraits
@@ -30,7 +34,7 @@ TRAITS: Final = StageTraits(
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
     compiles_kernels=True,
-    run=RunTraits(measures=True, searches=True),
+    run=RunTraits(measures=True, searches=True, uses_ledger=True),
 )
 explain = no_lines
 
@@ -105,7 +109,10 @@ def _measure_workloads(
     """Return the judgement of each workload by its key, and the peak of the machine in GFLOPS."""
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.tuning import measure
+    from tvmflow.tuning.ledger import Ledger
 
+    tvm_build = packages.identity("apache-tvm")
+    ledger = Ledger.open(context.ledger, settings.target, tvm_build, settings.device)
     modules = _read_json(context.inputs, "workloads.json")
     judgements: dict[str, Judgement] = {}
     measure.load_compiler(settings.target, runs=settings.remote is None)
@@ -114,7 +121,7 @@ def _measure_workloads(
         for done, task in enumerate(tasks, 1):
             key, trials = task["key"], records.get(task["key"], [])
             measured = _finalists.measure_workload(
-                settings, context, fork_server, modules[key], trials
+                settings, context, fork_server, modules[key], trials, ledger.workload(key)
             )
             judgements[key] = _finalists.judge_finalists(task, measured, trials)
             context.emit(

@@ -2,10 +2,11 @@
 
 import os
 
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.files import hash_file, sync
 from tvmflow.core.types import StoredFile
 from tvmflow.store import leases
-from tvmflow.store.disk import StoreFolder, disk_errors
+from tvmflow.store.disk import StoreFolder
 
 
 class DamagedBlob(Exception):

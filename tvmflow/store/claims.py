@@ -8,7 +8,8 @@ import stat
 from collections.abc import Iterator
 
 from tvmflow.core import file_locks
-from tvmflow.store.disk import StoreFolder, disk_errors, remove_tree
+from tvmflow.core.disk_errors import disk_errors
+from tvmflow.store.disk import StoreFolder, remove_tree
 
 
 class Claim:
@@ -75,8 +76,10 @@ def _lock_folder(folder: str) -> int:
                 if not stat.S_ISDIR(os.lstat(folder).st_mode):
                     raise
             continue
-        file_locks.lock(descriptor)
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(f"{folder}/claim").st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
-        os.close(descriptor)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, descriptor)
+            file_locks.lock(descriptor, subject="a result that another run is making")
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(f"{folder}/claim").st_ino == os.fstat(descriptor).st_ino:
+                    stack.pop_all()
+                    return descriptor

@@ -1,59 +1,12 @@
-"""The folder of a store: complete files, temporary files, damaged files, and errors of the disk."""
+"""The folder of a store: complete files, temporary files, and damaged files."""
 
 import contextlib
-import errno
 import os
-from collections.abc import Iterator
 
-from tvmflow.core.errors import StoreError
 from tvmflow.core.files import sync, temporary_name
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
-# Another kind of file exists where a file or a folder is expected.
-_OBSTRUCTED = (
-    errno.EEXIST,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.ENOTDIR,
-    errno.ENOTEMPTY,
-)
 # How often a file is written again when another run swept its temporary file.
 _ATTEMPTS = 5
-
-
-@contextlib.contextmanager
-def disk_errors(root: str) -> Iterator[None]:
-    """Translate errors of the disk that a user can act on.
-
-    Args:
-        root: The folder to name when the error names none.
-
-    Raises:
-        StoreError: when the disk is full, a path is not writable, or another kind of file is in the way.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _NO_SPACE:
-            fix = "free some space, or choose another folder with --store DIR, and run again; everything finished so far is kept"
-            raise StoreError(f"no space left on the disk of {root}", fix=fix) from error
-        other_folder = "or choose another folder with --store or --dist"
-        if error.errno in _NOT_PERMITTED:
-            fix = f"make it writable for this user, {other_folder}"
-            raise StoreError(f"{error.filename or root}: {error.strerror}", fix=fix) from error
-        if error.errno in _OBSTRUCTED:
-            path = error.filename2 or error.filename or root
-            fix = f"move the file at that path away, {other_folder}"
-            raise StoreError(f"{path}: {error.strerror}", fix=fix) from error
-        raise
-
-
-def is_disk_full(error: BaseException | None) -> bool:
-    """Return whether an error, or the cause of a StoreError, says that the disk has no space left."""
-    cause = error.__cause__ if isinstance(error, StoreError) else error
-    return isinstance(cause, OSError) and cause.errno in _NO_SPACE
 
 
 def remove_tree(folder: str) -> None:

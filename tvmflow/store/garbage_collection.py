@@ -41,9 +41,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.disk_errors import is_disk_full
 from tvmflow.core.errors import StoreError
 from tvmflow.store import leases
-from tvmflow.store.disk import is_disk_full
 from tvmflow.store.eviction_plan import EvictionPlan, Limits
 from tvmflow.store.files import size_below
 from tvmflow.store.inventory import Inventory, require_store, take_inventory

@@ -13,10 +13,11 @@ import os
 import threading
 from collections.abc import Iterator
 
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import StoreError
 from tvmflow.core.file_locks import Locked, held, lock, open_lock_file
 from tvmflow.core.files import temporary_name
-from tvmflow.store.disk import StoreFolder, disk_errors
+from tvmflow.store.disk import StoreFolder
 
 
 def use_lock(root: str, *, exclusive: bool = False) -> contextlib.AbstractContextManager[int]:

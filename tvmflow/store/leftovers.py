@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.disk_errors import is_disk_full
 from tvmflow.core.file_locks import Locked, lock
 from tvmflow.core.files import temporary_name
-from tvmflow.store.disk import is_disk_full
 from tvmflow.store.files import changed_ns, entries_of, files_below, folders_below, size_below
 
 DAY: Final = 86_400.0

@@ -19,13 +19,14 @@ import contextlib
 import os
 import time
 
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import StoreError
 from tvmflow.core.types import Artifact, Json, StageKey
 from tvmflow.store import action_records, claims, leases
 from tvmflow.store.action_records import ActionRecord
 from tvmflow.store.blobs import BlobStore
 from tvmflow.store.claims import Claim
-from tvmflow.store.disk import StoreFolder, disk_errors
+from tvmflow.store.disk import StoreFolder
 from tvmflow.store.notes import Notes
 
 FORMAT = "tvmflow store 1\n"

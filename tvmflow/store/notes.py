@@ -3,7 +3,8 @@
 import contextlib
 import os
 
-from tvmflow.store.disk import StoreFolder, disk_errors
+from tvmflow.core.disk_errors import disk_errors
+from tvmflow.store.disk import StoreFolder
 
 
 class Notes:

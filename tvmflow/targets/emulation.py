@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tvmflow.core.disk_errors import find_disk_problem
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget
@@ -257,6 +258,8 @@ def run_emulated(
             check=False,
         )
         if done.returncode != 0:
+            if problem := find_disk_problem([folder], done.stderr):
+                raise problem
             raise _failure(emulator, done.returncode, done.stderr)
         return read_tensors(outputs)
 

@@ -2,7 +2,7 @@
 
 A target's folder is named by the digest of its description, so that trials that must not be
 compared never meet. It holds an append-only file for each workload (see `workload_ledger`) and
-small notes about it: a description for people, the saved kernel, and its untuned time.
+small notes about it: a description for people, and the saved kernel.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeGuard
+from typing import Final, Literal, NamedTuple, TypeGuard
+
+from pydantic import StrictStr, TypeAdapter
 
 from tvmflow.core.canonical_json import digest_of, document
 from tvmflow.core.files import write_atomically
 from tvmflow.core.types import Json
 from tvmflow.tuning.machine_class import MachineClass
-from tvmflow.tuning.trials import RECORD_VERSION, timestamp
+from tvmflow.tuning.trials import RECORD_VERSION
 from tvmflow.tuning.workload_ledger import WorkloadLedger, unwritable
 
 _log = logging.getLogger(__name__)
@@ -32,9 +34,9 @@ class TargetDescription(NamedTuple):
         device: The class of the device: `kind` and `class`.
     """
 
-    target: Mapping[str, Json]
-    tvm: str
-    device: Mapping[str, str]
+    target: Mapping[StrictStr, Json]
+    tvm: StrictStr
+    device: Mapping[StrictStr, StrictStr]
 
     @property
     def key(self) -> str:
@@ -76,11 +78,15 @@ class TargetDescription(NamedTuple):
             ValueError: It lacks a field, or one has another type.
         """
         try:
-            description = cls(dict(value["target"]), value["tvm"], dict(value["device"]))
-            description.to_json()
+            fields = {name: value[name] for name in cls._fields}
+            description = _DESCRIPTION.validate_python(fields)
+            sorted(description.target.get("mattr", ()))
             return description
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError("it lacks the target, the TVM build or the device") from error
+
+
+_DESCRIPTION: Final = TypeAdapter(TargetDescription)
 
 
 def target_key(target: Mapping[str, Json], tvm: str, device: Mapping[str, str]) -> str:
@@ -184,31 +190,6 @@ class Ledger:
         except OSError:
             return ""
 
-    def untuned_seconds(self, key: str, schedules: int) -> float | None:
-        """Return the seconds of a call with the default schedule; None when not measured.
-
-        Args:
-            key: The workload.
-            schedules: The version of the schedule rules.
-        """
-        note = _read_json(self._note_path(key, "untuned"))
-        try:
-            return float(note["seconds"]) if note["schedules"] == schedules else None
-        except (ValueError, KeyError, TypeError):
-            return None
-
-    def record_untuned(self, key: str, schedules: int, seconds: float) -> None:
-        """Record the seconds of an untuned call.
-
-        The first record stays, so that decisions that were made from it stay the same.
-
-        Raises:
-            StoreError: The note cannot be written.
-        """
-        if self.untuned_seconds(key, schedules) is None:
-            note = {"seconds": seconds, "schedules": schedules, "when": timestamp()}
-            _write(self._note_path(key, "untuned"), json.dumps(note))
-
     def related_workloads(self, key: str) -> list[str]:
         """Return the other workloads of the same family, those with the nearest `flops` first."""
         own = self.description(key)
@@ -222,7 +203,7 @@ class Ledger:
         _log.debug("workload %s has %d related ones", key[:12], len(related))
         return [other for _, other in sorted(related)]
 
-    def _note_path(self, key: str, note: Literal["about", "kernel", "untuned"]) -> Path:
+    def _note_path(self, key: str, note: Literal["about", "kernel"]) -> Path:
         return self.folder / f"{key}.{note}.json"
 
 

@@ -270,7 +270,7 @@ class Proposals:
 
     def _recall(self) -> None:
         """Learn the ledger's trials that are new to this search: earlier runs' and other processes'."""
-        unknown = [trial for trial in self._trials.trials.values() if trial.id not in self._learned]
+        unknown = [trial for trial in self._trials.in_order() if trial.id not in self._learned]
         candidates, trials = [], []
         for trial in unknown[-_MAX_RECALLED:]:
             if trial.failure and trial.failure.phase == "apply":

@@ -7,7 +7,6 @@ uploads its trials again.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import logging
 import tempfile
@@ -37,8 +36,6 @@ _log = logging.getLogger(__name__)
 
 _SPOOL_PREFIX: Final = "ledger"
 _PACK_NAME: Final = "trials.jsonl.gz"
-# How many bytes a pack may have when decompressed, for each of its bytes.
-_MAX_COMPRESSION: Final = 200
 # More packs than this are merged into one.
 _MAX_PACKS: Final = 16
 
@@ -178,24 +175,10 @@ def _import(
         path = folder / _PACK_NAME
         if not connection.download_blob(pack.trials, path):
             raise Corrupt("it is missing")
-        _check_decompressed_size(path)
         result = import_pack(path, ledger, machine_class)
     for problem in result.problems:
         connection.report(f"not imported: {problem.replace(str(path), 'a pack of trials')}")
     return result
-
-
-def _check_decompressed_size(path: Path) -> None:
-    """Reject a small pack that would fill the disk or the memory.
-
-    Raises:
-        InvalidAction: when it is one.
-    """
-    max_bytes = path.stat().st_size * _MAX_COMPRESSION + (1 << 20)
-    with contextlib.suppress(EOFError, OSError), gzip.open(path, "rb") as stream:
-        while stream.read(1 << 20):
-            if stream.tell() > max_bytes:
-                raise InvalidAction("its decompressed size is far larger than that of any pack")
 
 
 def _one_line(reason: Exception) -> str:

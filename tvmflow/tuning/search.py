@@ -60,7 +60,6 @@ class Tuning:
         self._measurer = measurer or Measurer(
             context, options.timing, options.trial_timeout_s, fork_server
         )
-        self._ledger = ledger
         self._started = time.monotonic()
         self._trials = {key: ledger.workload(key) for key in self._tasks}
         self._related = RelatedTrials(ledger, self._trials, fork_server, context.target)
@@ -75,11 +74,9 @@ class Tuning:
     def run(self) -> TuningResult:
         """Search until the budget or the time is spent, or all search spaces are exhausted."""
         self._untuned = self._measure_untuned()
-        shares = [
-            WorkloadShare(task.key, task.calls, task.flops, self._untuned.get(task.key, math.inf))
-            for task in self._tasks.values()
-        ]
-        self._budget = Budget(shares, self._options.rules)
+        self._budget = Budget(
+            [self._share(task) for task in self._tasks.values()], self._options.rules
+        )
         stopped: StopReason = "budget"
         while planned := self._budget.next_round():
             if not self._has_time():
@@ -104,7 +101,7 @@ class Tuning:
 
         def record(index: int, trial: Trial) -> None:
             if trial.run_secs:
-                self._ledger.record_untuned(missing[index].key, version, trial.seconds)
+                self._trials[missing[index].key].record_untuned(version, trial.seconds)
 
         # With 0 as the best time a kernel gets the first look alone: some take seconds.
         jobs = [MeasureJob(task.key, task.mod, None, 0.0, self._options.seed) for task in missing]
@@ -113,8 +110,14 @@ class Tuning:
 
     def _read_untuned(self) -> dict[str, float]:
         version = self._context.rules_version
-        times = {key: self._ledger.untuned_seconds(key, version) for key in self._tasks}
+        times = {key: self._trials[key].untuned_seconds(version) for key in self._tasks}
         return {key: seconds for key, seconds in times.items() if seconds is not None}
+
+    def _share(self, task: Task) -> WorkloadShare:
+        """Return a workload as the budget sees it: as it was when its first trial was decided on."""
+        version = self._context.rules_version
+        untuned_s = self._trials[task.key].untuned_seconds_before_trials(version)
+        return WorkloadShare(task.key, task.calls, task.flops, untuned_s or math.inf)
 
     def _has_time(self) -> bool:
         limit = self._options.seconds
@@ -138,7 +141,7 @@ class Tuning:
                     break
         for key, count in planned.items():
             first = self._budget.spent_on(key)
-            trials = list(self._trials[key].trials.values())[first : first + count]
+            trials = self._trials[key].in_order()[first : first + count]
             # Without time left, the next round ends the run.
             is_exhausted = len(trials) < count and self._has_time()
             self._budget.record(key, [trial.seconds for trial in trials], exhausted=is_exhausted)
@@ -248,7 +251,7 @@ class Tuning:
         return left if limit is None else max(min(left, limit - elapsed), 0.0)
 
     def _failures(self, key: str) -> list[Failure]:
-        return [trial.failure for trial in self._trials[key].trials.values() if trial.failure]
+        return [trial.failure for trial in self._trials[key].in_order() if trial.failure]
 
     def _repairs(self) -> list[str]:
         repairs = [text for trials in self._trials.values() for text in trials.repairs]

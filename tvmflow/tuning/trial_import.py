@@ -1,6 +1,7 @@
-"""Imports trials into a ledger: which targets it accepts, and of those the trials that it lacks.
+"""Imports records into a ledger: which targets it accepts, and of those the records that it lacks.
 
-A ledger accepts a target's trials only if this machine could have measured them itself or if
+This is the one way by which records from elsewhere enter a ledger: from packs, other stores,
+remote caches, lock files. A ledger accepts a target's trials only if this machine could have measured them itself or if
 it has trials on that target already: times of another device or TVM build mislead a search.
 """
 
@@ -8,32 +9,67 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import UsageError
 from tvmflow.core.types import Json
 from tvmflow.tuning.ledger import Ledger, TargetDescription, WorkloadDescription
-from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_trials
+from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_records
 from tvmflow.tuning.machine_class import MachineClass
-from tvmflow.tuning.trials import Trial
+from tvmflow.tuning.trials import Baseline, FinalistsRecord, Record, Trial
+from tvmflow.tuning.workload_records import same_trials
 
 _FIELD_NAMES: Final[Mapping[str, str]] = {
     "tvm": "TVM build",
     "device.class": "device class",
     "device.kind": "device kind",
 }
+_MAX_SENTENCES: Final = 1000
 _log = logging.getLogger(__name__)
 
 
-class ImportedWorkload(NamedTuple):
-    """The trials of one workload from elsewhere; `invalid` has a sentence for each unusable one."""
+class Problems:
+    """Problems with single records: all of them are counted, and the first ones kept.
+
+    Attributes:
+        count: How many there are.
+        sentences: The first of them, each with its place.
+    """
+
+    def __init__(self, sentences: Iterable[str] = ()) -> None:
+        self.count = 0
+        self.sentences: list[str] = []
+        for sentence in sentences:
+            self.add(sentence)
+
+    def add(self, sentence: str) -> None:
+        """Count a problem."""
+        self.count += 1
+        if len(self.sentences) < _MAX_SENTENCES:
+            self.sentences.append(sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedWorkload:
+    """The records of one workload from elsewhere.
+
+    Attributes:
+        target: The key of the target.
+        workload: The key of the workload.
+        description: The workload for people.
+        exhausted: The searches that came to their end with exactly these trials.
+        records: Trials, baselines and times of finalists.
+        invalid: What cannot be used.
+    """
 
     target: str
     workload: str
     description: WorkloadDescription
-    trials: list[Trial]
-    invalid: list[str]
+    exhausted: tuple[str, ...] = ()
+    records: list[Record] = field(default_factory=list)
+    invalid: Problems = field(default_factory=Problems)
 
 
 class TargetImport(NamedTuple):
@@ -56,7 +92,7 @@ class TargetImport(NamedTuple):
 
 
 class ImportResult(NamedTuple):
-    """The outcome of an import; `problems` are those of single records, with their places."""
+    """The outcome of an import; `problems` are the first ones of single records, with their places."""
 
     targets: list[TargetImport]
     problems: list[str]
@@ -64,7 +100,9 @@ class ImportResult(NamedTuple):
     @property
     def complete(self) -> bool:
         """True if nothing had to be left out."""
-        return not self.problems and not any(target.rejection for target in self.targets)
+        return not self.problems and not any(
+            target.rejection or target.invalid for target in self.targets
+        )
 
 
 def import_trials(
@@ -97,46 +135,54 @@ def import_trials(
             fix="tune on this machine, or import them where they were measured: "
             "times of another device or TVM build would mislead the search",
         )
-    problems: list[str] = []
+    problems = Problems()
     for workload in workloads:
         result = results[workload.target]
         if result.rejection:
             continue
         description = descriptions[workload.target]
         ledger = Ledger.open(root, *description)
-        counts, invalid = _import_workload(ledger, description.tvm, workload, result)
-        results[workload.target] = counts
-        problems += invalid
+        results[workload.target] = _import_workload(ledger, description.tvm, workload, result)
+        for sentence in workload.invalid.sentences:
+            problems.add(sentence)
     for result in results.values():
         _log.debug("%s: %s", result.target[:12], result.rejection or f"{result.new} new trials")
-    return ImportResult(list(results.values()), problems)
+    return ImportResult(list(results.values()), problems.sentences)
 
 
 def _import_workload(
     ledger: Ledger, tvm: str, workload: ImportedWorkload, result: TargetImport
-) -> tuple[TargetImport, list[str]]:
-    """Add the trials of one workload; return the target's new counts and the problems."""
-    usable = [trial for trial in workload.trials if trial.tvm == tvm]
-    invalid = workload.invalid + [
-        f"workload {workload.workload[:12]}, trial {trial.id[:12]}: "
-        f"measured with TVM {trial.tvm}, but its target has TVM {tvm}"
-        for trial in workload.trials
-        if trial.tvm != tvm
+) -> TargetImport:
+    """Add the records of one workload; return the target's new counts."""
+    trials = [trial for trial in workload.records if isinstance(trial, Trial)]
+    usable = [trial for trial in trials if trial.tvm == tvm]
+    for trial in trials:
+        if trial.tvm != tvm:
+            workload.invalid.add(
+                f"workload {workload.workload[:12]}, trial {trial.id[:12]}: "
+                f"measured with TVM {trial.tvm}, but its target has TVM {tvm}"
+            )
+    others = [
+        record for record in workload.records if isinstance(record, Baseline | FinalistsRecord)
     ]
     new = 0
-    if usable:
-        new = ledger.workload(workload.workload).extend(usable)
+    if usable or others:
+        opened = ledger.workload(workload.workload)
+        opened.add(others)
+        new = opened.extend(usable)
+        for search in workload.exhausted if same_trials(opened, trials) else ():
+            if not opened.is_exhausted(search):
+                opened.mark_exhausted(search)
         # A search relies on the family that it recorded itself.
         description = workload.description._replace(family="")
         if description != WorkloadDescription():
             ledger.describe(workload.workload, description)
-    counts = result._replace(
+    return result._replace(
         workloads=result.workloads + 1,
         new=result.new + new,
         known=result.known + len(usable) - new,
-        invalid=result.invalid + len(invalid),
+        invalid=result.invalid + workload.invalid.count,
     )
-    return counts, invalid
 
 
 def rejection_reason(
@@ -216,6 +262,12 @@ def merge_ledger(source: Path, root: Path, machine_class: MachineClass) -> Impor
 def _read_workloads(folders: Iterable[TargetFolder]) -> Iterator[ImportedWorkload]:
     for folder in folders:
         for key, path in folder.workload_files() if folder.description else ():
-            trials, problems = read_trials(path)
-            description = folder.ledger.description(key)
-            yield ImportedWorkload(folder.key, key, description, trials, problems)
+            records, problems = read_records(path)
+            yield ImportedWorkload(
+                folder.key,
+                key,
+                folder.ledger.description(key),
+                tuple(records.exhausted_searches()),
+                [*records.in_order(), *records.others()],
+                Problems(problems),
+            )

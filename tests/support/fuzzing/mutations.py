@@ -138,13 +138,13 @@ def mutate_tree(draw: Draw, tree: Any) -> Any:
         elif change == 2 and isinstance(container, dict):
             container[_misspell(draw, str(key))] = container.pop(key)
         elif change == 3:
-            container[key] = [container[key], draw.choice(VALUES)]
+            container[key] = [container[key], copy.deepcopy(draw.choice(VALUES))]
         elif change == 4 and isinstance(container[key], str):
             container[key] = _misspell(draw, container[key])
         elif change > 5 and isinstance(container[key], (int, float)):
             container[key] = container[key] * draw.choice((2, 3, 1000)) + draw.choice((0, 1, -1))
         else:
-            container[key] = draw.choice(VALUES)
+            container[key] = copy.deepcopy(draw.choice(VALUES))
     return tree
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.support.provenance import MODEL, TRIAL, TVM, WORKLOAD, World
+from tvmflow.core.documents import Unreadable
 from tvmflow.core.files import hash_file
-from tvmflow.provenance import statement
-from tvmflow.provenance.documents import Unreadable
 from tvmflow.provenance.lineage import remove_secrets
+from tvmflow.runtime import statements
 from tvmflow.tuning.ledger import target_key
 
 
@@ -48,7 +48,7 @@ def test_it_is_an_in_toto_statement_with_slsa_provenance(body: dict[str, Any]) -
     assert body["predicateType"] == "https://slsa.dev/provenance/v1"
     assert set(body["predicate"]) == {"buildDefinition", "runDetails"}
     definition = body["predicate"]["buildDefinition"]
-    assert definition["buildType"] == statement.BUILD_TYPE
+    assert definition["buildType"] == statements.BUILD_TYPE
     assert definition["externalParameters"]["settings"].keys() == {
         "import", "extract_tasks/host", "build/host", "export/host", "verify/host",
     }  # fmt: skip
@@ -75,7 +75,7 @@ def test_model_tools_and_results_are_named_with_their_digests(
 
 def test_measurements_and_the_search_have_a_statement_of_their_own(world: World) -> None:
     """Every tuned kernel with the trial that was measured; what a locked run does not have."""
-    read = statement.parse_statement(json.dumps(body_of(world, world.measurements)).encode())
+    read = statements.parse_statement(json.dumps(body_of(world, world.measurements)).encode())
     text = base64.b64decode(json.loads(world.statement.read_bytes())["payload"])
     (dependency,) = read.dependencies("statement")
     assert dependency["digest"] == {"sha256": hashlib.sha256(text).hexdigest()}
@@ -102,7 +102,7 @@ def test_measurements_and_the_search_have_a_statement_of_their_own(world: World)
 
 def test_every_tuned_kernel_has_the_id_of_its_trial(body: dict[str, Any]) -> None:
     """The id is a digest of the schedule, which a locked run has too."""
-    read = statement.parse_statement(json.dumps(body).encode())
+    read = statements.parse_statement(json.dumps(body).encode())
     assert [kernel.get("record") for kernel in read.kernels] == [{"trial": TRIAL.id}] * 2 + [None]
     assert set(read.byproduct("kernels")) == {"kernels"}
     assert "accuracy" not in read.verdict and "latency" not in read.verdict
@@ -145,7 +145,7 @@ def test_another_statement_is_refused(
     body: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Unreadable) as raised:
-        statement.parse_statement(json.dumps({**body, **change}).encode())
+        statements.parse_statement(json.dumps({**body, **change}).encode())
     assert message in str(raised.value)
 
 
@@ -162,11 +162,11 @@ def test_another_statement_is_refused(
 def test_fields_of_wrong_types_read_as_empty(
     body: dict[str, Any], predicate: dict[str, Any]
 ) -> None:
-    definition = {"buildType": statement.BUILD_TYPE, **predicate}
+    definition = {"buildType": statements.BUILD_TYPE, **predicate}
     foreign = {
         "buildDefinition": definition,
         "runDetails": {"byproducts": [None, {"name": "kernels"}]},
     }
-    read = statement.parse_statement(json.dumps({**body, "predicate": foreign}).encode())
+    read = statements.parse_statement(json.dumps({**body, "predicate": foreign}).encode())
     assert (read.recipe, read.target, dict(read.settings)) == ("", "", {})
     assert (read.kernels, dict(read.verdict), read.dependencies("tool")) == ([], {}, [])

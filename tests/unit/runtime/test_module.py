@@ -85,7 +85,7 @@ def test_only_the_runtime_is_imported(small_bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"bundle": 3}, "bundle format 3, this tvmflow reads 1 and 2"),
+        ({"bundle": 9}, "bundle format 9, and this tvmflow reads 1, 2, 3 and 4; load it with"),
         ({"tvm": "0.99.0"}, r"built with TVM 0\.99\.0, the runtime here is"),
         (
             {"target": {"tvm": {"mtriple": "vax-linux-gnu"}, "features": []}},
@@ -99,7 +99,7 @@ def test_only_the_runtime_is_imported(small_bundle: Path) -> None:
             {"target": {"tvm": {}, "features": ["sse2", "quantum"]}},
             "CPU instructions that this machine lacks: quantum",
         ),
-        ({"sha256": {"library.so": "0" * 64}}, "its library has another digest"),
+        ({"files": {}}, "its manifest does not name its 'library.so'"),
     ],
 )
 def test_an_unrunnable_library_is_rejected_before_it_is_loaded(

@@ -161,7 +161,9 @@ def test_a_cluster_gives_it_to_a_worker_with_its_tools_and_its_cpu(plan: Plan) -
     """By the resources of dask."""
     host = worker_matching.describe_this_host()
     toy = plan.stages[1]
-    call = StageCall("toy", {}, {}, "", "", "", "", 1.0, toy.tools, toy.traits, toy.devices)
+    call = StageCall(
+        "toy", {}, {}, "", "", "", "", 1.0, dict.fromkeys(toy.tools, "1+x"), toy.traits, toy.devices
+    )
     required = worker_matching.required_resources(call, host)
     assert f"psutil:{host.tools['psutil']}" in required
     assert f"cpu:{host.cpu}" in required

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from tests.support.stored_results import stage_key
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import StoreError
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Artifact, StageKey
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.claims import Claim
-from tvmflow.store.disk import disk_errors
 from tvmflow.store.garbage_collection import clean_store
 from tvmflow.store.local import LocalStore
 
