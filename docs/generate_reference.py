@@ -18,6 +18,7 @@ EXAMPLE: Final = """\
 recipe: 1                            # version of the format
 name: digits                         # files are delivered to dist/digits/<target>/
 version: "1.2.0"                     # version of the delivered files
+license: Apache-2.0                  # of the model, as an SPDX expression
 
 model:
   mxnet: {prefix: models/digits, epoch: 10}   # models/digits-symbol.json and -0010.params

@@ -34,6 +34,7 @@ from tvmflow.engine.report import RunReport, render
 from tvmflow.engine.up_to_date import confirm_run
 from tvmflow.planning.prepare import PreparedRun, prepare_run
 from tvmflow.planning.request import RunRequest
+from tvmflow.provenance.source_state import read_builder_id
 from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
@@ -139,6 +140,7 @@ def execute(
     check_executor_options(execution)
     # A signing key that cannot be read is better reported before the work than after it.
     signing.load_signing_key()
+    read_builder_id()
     prepared = prepare_run(request, store)
     if check is not None:
         check(prepared, request)

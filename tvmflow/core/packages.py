@@ -32,7 +32,7 @@ _VERSION: Final = re.compile(
     r"^(?:__version__|version)\s*(?::[^=\n]+)?=\s*(?:\w+\s*=\s*)*[\"']([^\"']+)", re.M
 )
 _VERSION_FILES: Final = ("_version.py", "version.py", "__init__.py")
-_UNVERSIONED: Final = "unversioned"
+UNVERSIONED: Final = "unversioned"
 
 
 class NotInstalled(EnvironmentProblem):
@@ -276,7 +276,7 @@ def _read_version(folder: str) -> str:
             continue
         if match:
             return match[1]
-    return _UNVERSIONED
+    return UNVERSIONED
 
 
 def _library_folders(distribution: str, package: Package) -> list[tuple[str, str]]:

@@ -173,11 +173,30 @@ class Delivery(NamedTuple):
         return dict(self.known_digests) or artifacts[self.stage_id].digests(())
 
 
+class RecipeOrigin(NamedTuple):
+    """The files that a planned recipe came from: a description for provenance, in no key.
+
+    Attributes:
+        recipe: The name under which it is planned: of the recipe, or of a variant.
+        path: Its file.
+        pipeline: The file of its pipeline.
+        variant: The name of the variant; empty for the recipe itself.
+        locked: Whether a lock file is enforced.
+    """
+
+    recipe: str
+    path: str
+    pipeline: str
+    variant: str = ""
+    locked: bool = False
+
+
 class Plan(NamedTuple):
-    """All stages of a run in topological order, and the deliveries when they are done."""
+    """All stages of a run in topological order, the deliveries when they are done, and whose they are."""
 
     stages: tuple[StageSpec, ...]
     deliveries: tuple[Delivery, ...]
+    origins: tuple[RecipeOrigin, ...] = ()
 
 
 class StageKey(NamedTuple):

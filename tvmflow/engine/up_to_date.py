@@ -16,7 +16,7 @@ from tvmflow.engine.report import RunReport, StageReport, render
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.environment import list_source_files
 from tvmflow.planning.prepare import PreparedRun
-from tvmflow.provenance import sidecar
+from tvmflow.provenance import sidecar, source_state
 from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
@@ -136,6 +136,8 @@ def _list_plan_files(plan: Plan, state: PlanState) -> Iterator[str]:
     spool = f"{store.root}/spool"
     yield from (f"{store.root}/format", spool)
     yield from (f"{spool}/{name}" for name in store.notes.list("spool"))
+    for origin in plan.origins:
+        yield from source_state.list_repository_files(origin)
     for spec in plan.stages:
         yield from (file.path for file in spec.files if file.path)
         yield store.notes.path("last", spec.recipe, spec.label)

@@ -56,7 +56,9 @@ def enforce_lock(lock: Lock, plan: Plan, state: PlanState, store: LocalStore) ->
     _log.debug("%s: %d of %d stages are pinned", lock.path, len(stages), len(plan.stages))
     ids = {spec.id for spec in stages}
     kept = (d if d.stage_id in ids else _pin_delivery(lock, d, store) for d in plan.deliveries)
-    return Plan(stages, tuple(delivery for delivery in kept if delivery is not None))
+    deliveries = tuple(delivery for delivery in kept if delivery is not None)
+    origins = tuple(origin._replace(locked=True) for origin in plan.origins)
+    return Plan(stages, deliveries, origins)
 
 
 def _find_problems(lock: Lock, specs: list[StageSpec], state: PlanState) -> list[str]:

@@ -95,6 +95,7 @@ def _plan_recipe(
     if until in stages:
         stages = stages[: stages.index(until) + 1]
     planned = [
-        PlannedRecipe(recipe, stages, targets, files, variant) for variant in variants or [""]
+        PlannedRecipe(recipe, stages, targets, files, variant, str(pipeline.path))
+        for variant in variants or [""]
     ]
     return planned, [*reads, *target_reads]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.types import Artifact, Json, Plan
 from tvmflow.provenance.delivered import DeliveredTarget, list_delivered_targets
+from tvmflow.provenance.source_state import read_builder_id, read_source_state
 from tvmflow.store.file_digests import note_name, stamp
 from tvmflow.store.local import LocalStore
 
@@ -99,4 +100,6 @@ def _fingerprint(delivered: DeliveredTarget) -> str:
         ]
         for spec in delivered.stages
     ]
-    return digest_of([_VERSION, delivered.recipe, delivered.target, delivered.files, stages])
+    sources = read_source_state(delivered.origin) if delivered.origin else None
+    of = [_VERSION, delivered.recipe, delivered.target, delivered.files, stages]
+    return digest_of([*of, sources, read_builder_id()])

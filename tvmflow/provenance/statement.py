@@ -12,8 +12,11 @@ from typing import Final
 
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.types import STATEMENT_SUFFIX, Json
+from tvmflow.core.version import VERSION
 from tvmflow.provenance.kernels import list_kernels
 from tvmflow.provenance.lineage import FinishedStage, Lineage
+from tvmflow.provenance.source_state import SourceState, read_builder_id
+from tvmflow.provenance.tools import wheel_digest
 from tvmflow.runtime.statements import (
     BUILD_TYPE,
     KERNELS,
@@ -25,10 +28,8 @@ from tvmflow.runtime.statements import (
 )
 from tvmflow.stages import verify
 
-BUILDER: Final = "urn:tvmflow:builder:v1"
-
 RECORD_DIGEST: Final = "tvmflowRecord"
-"""The algorithm of a tool's digest: the beginning of the sha256 over a package's list of files."""
+"""The algorithm of a tool's digest: the beginning of the sha256 over the names and digests of its files."""
 
 # Facts of pick_best: the share of time in kernels with a schedule, and what tuning gained.
 _COVERAGE_FACTS: Final = ("tuned", "tunable", "coverage", "speedup")
@@ -36,7 +37,9 @@ _COVERAGE_FACTS: Final = ("tuned", "tunable", "coverage", "speedup")
 _PRIVATE_SETTING: Final = "tracker"
 
 
-def make_statement(lineage: Lineage, subjects: Mapping[str, str]) -> bytes:
+def make_statement(
+    lineage: Lineage, subjects: Mapping[str, str], sources: SourceState | None = None
+) -> bytes:
     """Return the statement about delivered files as canonical JSON.
 
     A locked run gives the same bytes: what is measured, and how schedules were found, is in the
@@ -45,6 +48,7 @@ def make_statement(lineage: Lineage, subjects: Mapping[str, str]) -> bytes:
     Args:
         lineage: What is behind them.
         subjects: Their sha256 by name.
+        sources: The state of the recipe and its repository, where they are known.
 
     Raises:
         DamagedBlob: A result that has to be read is not what it should be.
@@ -53,11 +57,14 @@ def make_statement(lineage: Lineage, subjects: Mapping[str, str]) -> bytes:
     definition = {
         "buildType": BUILD_TYPE,
         "externalParameters": {
-            **_target_parameters(lineage),
+            **_target_parameters(lineage, sources and sources._replace(locked=False)),
             "settings": {stage.label: _public_settings(stage.locked_settings) for stage in stages},
         },
         "internalParameters": {"stages": {stage.label: _stage_json(stage) for stage in stages}},
-        "resolvedDependencies": list(_dependencies(lineage)),
+        "resolvedDependencies": [
+            *(_describe_sources(sources) if sources else ()),
+            *_dependencies(lineage),
+        ],
     }
     byproducts = []
     verdict, digest = lineage.verdict()
@@ -66,11 +73,14 @@ def make_statement(lineage: Lineage, subjects: Mapping[str, str]) -> bytes:
     kernels = [_without_measurements(kernel) for kernel in list_kernels(lineage)]
     if kernels:
         byproducts.append({"name": KERNELS, "annotations": {"kernels": kernels}})
-    return _statement(subjects, definition, {"builder": {"id": BUILDER}, "byproducts": byproducts})
+    return _statement(subjects, definition, {"builder": _builder(), "byproducts": byproducts})
 
 
 def make_measurement_statement(
-    lineage: Lineage, subjects: Mapping[str, str], statement: bytes
+    lineage: Lineage,
+    subjects: Mapping[str, str],
+    statement: bytes,
+    sources: SourceState | None = None,
 ) -> bytes:
     """Return the statement about what was measured of delivered files as canonical JSON.
 
@@ -78,6 +88,7 @@ def make_measurement_statement(
         lineage: What is behind them.
         subjects: The sha256 of the measured files by name.
         statement: The text of the statement of `make_statement`.
+        sources: The recipe and its pipeline, if it is known where they are.
 
     Raises:
         DamagedBlob: A result that has to be read is not what it should be.
@@ -88,11 +99,14 @@ def make_measurement_statement(
     definition = {
         "buildType": MEASUREMENTS_TYPE,
         "externalParameters": {
-            **_target_parameters(lineage),
+            **_target_parameters(lineage, sources),
             "settings": {stage.label: _public_settings(stage.settings) for stage in stages},
         },
         "internalParameters": {"stages": {stage.label: _stage_json(stage) for stage in stages}},
-        "resolvedDependencies": [_statement_resource(name, hashlib.sha256(statement).hexdigest())],
+        "resolvedDependencies": [
+            _statement_resource(name, hashlib.sha256(statement).hexdigest()),
+            *(_describe_pipeline(sources) if sources else ()),
+        ],
     }
     byproducts = []
     verdict, digest = lineage.verdict(verify.MEASUREMENTS)
@@ -102,7 +116,7 @@ def make_measurement_statement(
     if kernels:
         annotations = {"kernels": kernels, "coverage": _coverage(lineage)}
         byproducts.append({"name": KERNELS, "annotations": annotations})
-    return _statement(subjects, definition, {"builder": {"id": BUILDER}, "byproducts": byproducts})
+    return _statement(subjects, definition, {"builder": _builder(), "byproducts": byproducts})
 
 
 def make_release_statement(
@@ -134,7 +148,7 @@ def make_release_statement(
             _statement_resource(path, statements[path]) for path in sorted(statements)
         ],
     }
-    return _statement(subjects, definition, {"builder": {"id": BUILDER}})
+    return _statement(subjects, definition, {"builder": _builder()})
 
 
 def _statement(subjects: Mapping[str, str], definition: Json, details: Json) -> bytes:
@@ -148,8 +162,36 @@ def _statement(subjects: Mapping[str, str], definition: Json, details: Json) -> 
     )
 
 
-def _target_parameters(lineage: Lineage) -> dict[str, Json]:
-    return {"recipe": lineage.recipe, "target": lineage.target}
+def _target_parameters(lineage: Lineage, sources: SourceState | None) -> dict[str, Json]:
+    invocation = {"invocation": sources.invocation(lineage.target)} if sources else {}
+    return {"recipe": lineage.recipe, "target": lineage.target, **invocation}
+
+
+def _builder() -> dict[str, Json]:
+    return {"id": read_builder_id(), "version": {"tvmflow": VERSION}}
+
+
+def _describe_sources(sources: SourceState) -> Iterator[Json]:
+    """Yield the recipe, and the commit of its repository."""
+    for file in sources.files:
+        if file.kind == "recipe":
+            yield _resource(file.name, file.sha256, annotations={"kind": file.kind})
+    if sources.commit:
+        yield {
+            "name": "repository",
+            "digest": {"gitCommit": sources.commit},
+            "annotations": {"kind": "repository", "clean": sources.clean},
+        }
+
+
+def _describe_pipeline(sources: SourceState) -> Iterator[Json]:
+    """Yield the pipeline, which says nothing of the files that the settings do not say.
+
+    A release that is made again may be in another folder, and be compared with another one.
+    """
+    for file in sources.files:
+        if file.kind == "pipeline":
+            yield _resource(file.name, file.sha256, annotations={"kind": file.kind})
 
 
 def _public_settings(settings: Mapping[str, Json]) -> Json:
@@ -180,11 +222,16 @@ def _dependencies(lineage: Lineage) -> Iterator[Json]:
         uri = {"uri": source.url} if source.url else {}
         yield _resource(source.role, source.sha256, annotations={"kind": "source"}, **uri)
     for tool in lineage.tools():
+        wheel = wheel_digest(tool)
         yield {
             "name": tool.name,
             "uri": tool.purl,
-            "digest": {RECORD_DIGEST: tool.record},
-            "annotations": {"kind": "tool", "version": tool.version},
+            "digest": {RECORD_DIGEST: tool.record, **({"sha256": wheel} if wheel else {})},
+            "annotations": {
+                "kind": "tool",
+                "version": tool.version,
+                "digestOf": "wheel" if wheel else "installed files",
+            },
         }
     results = sorted({result for stage in lineage.repeatable for result in stage.used_results()})
     for name, digest in results:

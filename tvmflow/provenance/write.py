@@ -18,6 +18,7 @@ from tvmflow.core.types import STATEMENT_SUFFIX, Json
 from tvmflow.provenance import bom, statement
 from tvmflow.provenance.delivered import DeliveredTarget, SidecarPaths
 from tvmflow.provenance.lineage import Lineage, load_lineage
+from tvmflow.provenance.source_state import SourceState, read_source_state
 from tvmflow.runtime.statements import MEASUREMENTS_TYPE, PAYLOAD_TYPE, parse_statement
 from tvmflow.store.local import LocalStore
 
@@ -44,8 +45,13 @@ def write_target_sidecars(
     text = _write_reproducible(lineage, delivered, paths)
     # A statement must be about something, also where nothing was verified.
     measured = dict(delivered.measured_files or delivered.files)
-    measurements = statement.make_measurement_statement(lineage, measured, text)
+    sources = _read_sources(delivered)
+    measurements = statement.make_measurement_statement(lineage, measured, text, sources)
     _write_statement(Path(paths.measurements), measurements)
+
+
+def _read_sources(delivered: DeliveredTarget) -> SourceState | None:
+    return read_source_state(delivered.origin) if delivered.origin else None
 
 
 def _write_reproducible(lineage: Lineage, delivered: DeliveredTarget, paths: SidecarPaths) -> bytes:
@@ -54,7 +60,7 @@ def _write_reproducible(lineage: Lineage, delivered: DeliveredTarget, paths: Sid
     materials = bom.make_bom(reproducible)
     bom_digest = hashlib.sha256(materials).hexdigest()
     subjects = {**dict(reproducible.files), Path(paths.bom).name: bom_digest}
-    text = statement.make_statement(reproducible, subjects)
+    text = statement.make_statement(reproducible, subjects, _read_sources(delivered))
     write_if_changed(Path(paths.bom), materials)
     _write_statement(Path(paths.statement), text)
     return text

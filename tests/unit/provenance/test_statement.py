@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from tests.support.provenance import MODEL, TRIAL, TVM, WORKLOAD, World
+from tests.support.validation import check_envelope, check_statement
+from tvmflow.core import signing
 from tvmflow.core.documents import Unreadable
 from tvmflow.core.files import hash_file
+from tvmflow.core.version import VERSION
+from tvmflow.provenance import statement
 from tvmflow.provenance.lineage import remove_secrets
 from tvmflow.runtime import statements
 from tvmflow.tuning.ledger import target_key
@@ -57,6 +61,42 @@ def test_it_is_an_in_toto_statement_with_slsa_provenance(body: dict[str, Any]) -
     stage = definition["internalParameters"]["stages"]["build/host"]
     assert stage["machine"] == "linux-x86_64"
     assert stage["tools"]["apache-tvm"] == TVM
+
+
+def test_in_totos_own_types_accept_it(world: World) -> None:
+    """Every field is one of theirs, and every dependency has a digest."""
+    world.deliver()
+    check_statement(base64.b64decode(json.loads(world.statement.read_bytes())["payload"]))
+    check_statement(
+        statement.make_release_statement("all", "1.0", {"a": "0" * 64}, {"b": "1" * 64})
+    )
+
+
+def test_securesystemslib_accepts_a_signature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DSSE with Ed25519, as sigstore and in-toto read it."""
+    public = signing.generate_key(tmp_path / "key")
+    monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "key"))
+    world = World(tmp_path / "world")
+    world.deliver()
+    line = world.statement.read_bytes()
+    text = check_envelope(line, (tmp_path / "key.pub").read_bytes())
+    assert public and statements.parse_statement(text).recipe == "net"
+
+
+def test_the_builder_is_whom_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tvmflow's version; another builder writes another statement."""
+    world = World(tmp_path)
+    builder = body_of(world)["predicate"]["runDetails"]["builder"]
+    assert builder == {"id": "urn:tvmflow:builder:v1", "version": {"tvmflow": VERSION}}
+    monkeypatch.setenv("TVMFLOW_BUILDER_ID", "https://example.org/builders/ci")
+    assert world.pending()
+    builder = body_of(world)["predicate"]["runDetails"]["builder"]
+    assert builder["id"] == "https://example.org/builders/ci"
+    assert not world.pending()
 
 
 def test_model_tools_and_results_are_named_with_their_digests(

@@ -45,7 +45,7 @@ WRONG = [
     wrong(
         "unknown field",
         ("pipeline: tune", "colour: red"),
-        "15:1: colour: unknown field (valid: recipe, name, version, model, inputs, variants, targets, kernels, tune, outputs, verify, pipeline)",
+        "15:1: colour: unknown field (valid: recipe, name, version, license, model, inputs, variants, targets, kernels, tune, outputs, verify, pipeline)",
     ),
     wrong(
         "field of tune at the top",
@@ -557,6 +557,17 @@ WRONG = [
         "version as a number",
         ("name: net", "name: net\nversion: 1.0"),
         "3:10: version: must be a string, such as 1.2.0, not the number 1.0",
+    ),
+    wrong(
+        "license that SPDX does not list",
+        ("name: net", "name: net\nlicense: Our own"),
+        "3:10: license: must be an SPDX license expression, such as Apache-2.0 or `MIT OR BSD-3-Clause`, not 'Our own'; "
+        "write LicenseRef-NAME for a license that SPDX does not list",
+    ),
+    wrong(
+        "license as a list",
+        ("name: net", "name: net\nlicense: [MIT]"),
+        "3:10: license: must be a string, such as Apache-2.0, not a list",
     ),
     wrong(
         "version in another way",
