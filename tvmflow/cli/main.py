@@ -14,6 +14,7 @@ from tvmflow.cli.commands import make_parser
 from tvmflow.cli.options import parse
 from tvmflow.core import logs
 from tvmflow.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, TvmflowError
+from tvmflow.core.formatting import printable_lines
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return invocation.run()
     except TvmflowError as error:
-        print(f"tvmflow: {error}", file=sys.stderr)
+        print(f"tvmflow: {printable_lines(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("tvmflow: interrupted; finished stages are kept", file=sys.stderr)
@@ -47,5 +48,6 @@ def _report_bug(bug: Exception) -> int:
         place = f"the details are in {path}"
     except OSError:
         place = f"the details could not be saved:\n{details}"
-    print(f"tvmflow: a bug in tvmflow: {type(bug).__name__}: {bug}\n  {place}", file=sys.stderr)
+    text = f"a bug in tvmflow: {type(bug).__name__}: {bug}\n  {place}"
+    print(f"tvmflow: {printable_lines(text)}", file=sys.stderr)
     return EXIT_BUG

@@ -21,7 +21,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from tvmflow.core.errors import DownloadError
 from tvmflow.core.file_locks import held
 from tvmflow.core.files import hash_file
-from tvmflow.core.formatting import count_text, size_text
+from tvmflow.core.formatting import count_text, excerpt, size_text
 from tvmflow.core.version import VERSION
 from tvmflow.store.disk import is_disk_full
 
@@ -241,7 +241,7 @@ def _handle_status(job: _Download, error: urllib.error.HTTPError, offset: int) -
             return
         job.discard_part()
         raise _Retryable("the file on the server is shorter than what was downloaded before")
-    reason = f"the server answered {error.code} {error.reason}"
+    reason = f"the server answered {error.code} {excerpt(str(error.reason))}"
     if error.code in _RETRYABLE:
         wait = error.headers.get("Retry-After", "")
         raise _Retryable(reason, float(wait) if wait.isdecimal() else 0.0)

@@ -10,10 +10,11 @@ import tvm
 from tvm import relax
 
 from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import last_line
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import LoadedModel
-from tvmflow.frontends._frames import Array, last_line
+from tvmflow.frontends._frames import Array
 from tvmflow.frontends.mxnet._op import Expr, Op, signature
 from tvmflow.frontends.mxnet._symbol import Node, Symbol
 from tvmflow.frontends.mxnet.converters import CONVERTERS
