@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Feed = dict[str, Array]
 
 TRAITS: Final = StageTraits(
-    version=2,
+    version=3,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
