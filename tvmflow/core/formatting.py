@@ -91,7 +91,7 @@ def quoted(text: str) -> str:
     return f"'{excerpt(text)}'"
 
 
-def listed(names: Collection[str], limit: int = 20) -> str:
+def names_text(names: Collection[str], limit: int = 20) -> str:
     """Return excerpts of names on one line, of many the first ones: `a, b, c and 40 more`."""
     shown = ", ".join(excerpt(name) for name in itertools.islice(names, limit))
     more = len(names) - limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tvmflow.core.schema import ClosedModel
 from tvmflow.core.types import InputFile, Json, TensorSpec
@@ -13,6 +13,9 @@ from tvmflow.core.types import InputFile, Json, TensorSpec
 if TYPE_CHECKING:
     import numpy as np
     import tvm
+
+MAX_ELEMENTS: Final = 1 << 31
+"""The most elements of a tensor: its indices are 32-bit integers in compiled code."""
 
 Where = Callable[..., str]
 """Returns `file:line:column` of a field, given its path below `model`."""

@@ -11,7 +11,7 @@ from tvmflow.core.formatting import (
     excerpt,
     last_line,
     latency_text,
-    listed,
+    names_text,
     printable,
     printable_lines,
     quoted,
@@ -113,8 +113,8 @@ def test_excerpts_are_short_whatever_the_text() -> None:
     """An escape counts with all of its characters, and quotes stay pairs."""
     assert excerpt("\x1b" * 100_000, 10) == "\\x1b\\x1b\\x…"
     assert quoted("don't'") == "'don't''"
-    assert listed(["a", "b\n", "c"]) == "a, b\\n, c"
-    assert listed([str(n) for n in range(10**4)], 2) == "0, 1 and 9998 more"
+    assert names_text(["a", "b\n", "c"]) == "a, b\\n, c"
+    assert names_text([str(n) for n in range(10**4)], 2) == "0, 1 and 9998 more"
 
 
 def test_the_last_line_of_an_error_is_short() -> None:

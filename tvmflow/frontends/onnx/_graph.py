@@ -48,7 +48,7 @@ def attributes_of(node: NodeProto) -> dict[str, Any]:
 def opset_of(model: ModelProto) -> int:
     """Return the version of the standard opset that the model uses; the newest for one that uses none."""
     versions = [entry.version for entry in model.opset_import if is_standard(entry)]
-    return max(versions, default=onnx_opset_version())
+    return int(max(versions, default=onnx_opset_version()))
 
 
 def is_standard(entry: NodeProto | OperatorSetIdProto) -> bool:

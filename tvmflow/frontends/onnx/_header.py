@@ -30,14 +30,14 @@ _MAX_DEPTH: Final = 100
 
 
 class Header(NamedTuple):
-    """What an ONNX file says of the model.
+    """Facts of a model that stand in its ONNX file.
 
     Attributes:
-        locations: The sorted `location`s of tensors whose data is in other files.
+        data_files: The sorted `location`s of tensors whose data is in other files.
         inputs: The inputs of the graph that are not weights.
     """
 
-    locations: tuple[str, ...]
+    data_files: tuple[str, ...]
     inputs: tuple[ModelInput, ...]
 
 
@@ -51,8 +51,8 @@ def read_header(path: Path) -> Header:
         raise NotAModel("the file is empty")
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         reader = _Reader(data)
-        locations = set(reader.locations(Field(0, 0, len(data)), "model"))
-        return Header(tuple(sorted(locations)), tuple(reader.inputs()))
+        data_files = set(reader.data_files(Field(0, 0, len(data)), "model"))
+        return Header(tuple(sorted(data_files)), tuple(reader.inputs()))
 
 
 class _Reader:
@@ -63,7 +63,7 @@ class _Reader:
         self._weights: set[str] = set()
         self._inputs: list[Field] = []
 
-    def locations(self, message: Field, kind: str, depth: int = 0) -> Iterator[str]:
+    def data_files(self, message: Field, kind: str, depth: int = 0) -> Iterator[str]:
         """Give the location of each tensor with external data; record the main graph's inputs and weights."""
         if depth > _MAX_DEPTH:
             raise NotAModel(f"it is nested more than {_MAX_DEPTH} levels deep")
@@ -79,7 +79,7 @@ class _Reader:
             if kind == "graph" and depth == 1:
                 self._record(field)
             if field.number in children:
-                yield from self.locations(field, children[field.number], depth + 1)
+                yield from self.data_files(field, children[field.number], depth + 1)
         if kind == "model" and not has_graph:
             raise NotAModel("it has no graph")
 
@@ -119,8 +119,8 @@ class _Reader:
 
     def _last(self, message: Field | None, number: int) -> Field | None:
         """Return the last field of this number in a message, or None."""
-        found = [f for f in self._fields(message) if f.number == number] if message else []
-        return found[-1] if found else None
+        matching = [f for f in self._fields(message) if f.number == number] if message else []
+        return matching[-1] if matching else None
 
     def _name(self, message: Field, number: int) -> str:
         field = self._last(message, number)

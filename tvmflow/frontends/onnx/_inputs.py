@@ -6,13 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from tvmflow.core.formatting import listed, quoted
+from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends._base import InputProblem
-
-MAX_ELEMENTS: Final = 1 << 31
-"""The most elements of a tensor: its indices are 32-bit integers in compiled code."""
+from tvmflow.frontends._base import MAX_ELEMENTS, InputProblem
 
 ELEMENT_TYPES: Final[Mapping[int, str]] = {
     1: "float32",
@@ -57,7 +54,7 @@ def find_input_problems(
     by_name = {spec.name: spec for spec in specs}
     names = [value.name for value in inputs]
     for name in sorted(by_name.keys() - set(names)):
-        valid = f"; its inputs are {listed(names)}" if names else "; it has no inputs"
+        valid = f"; its inputs are {names_text(names)}" if names else "; it has no inputs"
         text = f"the model has no input {quoted(name)}{did_you_mean(name, names) or valid}"
         yield InputProblem(name, "", text)
     for value in inputs:
@@ -101,7 +98,7 @@ def _shape_problem(value: ModelInput, spec: TensorSpec | None) -> str:
             return f"input {name} has no fixed shape: set it in the recipe"
         free = [index for index, size in enumerate(dims) if _is_free(size)]
         if free:
-            which = listed([str(index) for index in free])
+            which = names_text([str(index) for index in free])
             return f"input {name} has no fixed shape: it is {_shape_text(dims)}; set the size of dimension {which} in the recipe"
         sizes = [int(size) for size in dims]
         if math.prod(sizes) > MAX_ELEMENTS:
@@ -122,4 +119,4 @@ def _is_free(size: int | str) -> bool:
 
 def _shape_text(dims: Sequence[int | str]) -> str:
     sizes = [quoted(size or "?") if isinstance(size, str) else str(size) for size in dims]
-    return f"[{listed(sizes, 32)}]"
+    return f"[{names_text(sizes, 32)}]"

@@ -29,6 +29,7 @@ from tvmflow.frontends.onnx._simplification import (
     fold_constants,
     fold_shapes,
     infer_shapes,
+    refuse_large_tensors,
 )
 
 _log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ def prepare(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> ModelProto:
         if model.SerializeToString(deterministic=True) == before:
             _log.debug("nothing left to simplify after %d rounds", round_number)
             break
+    refuse_large_tensors(model)
     return model
 
 

@@ -98,7 +98,7 @@ def list_files(source: OnnxSource, base: Path, where: Where) -> tuple[InputFile,
         raise RecipeError(f"{position}: model.onnx: {path} is not an ONNX model: {error}") from None
     except OSError as error:
         raise RecipeError(f"{position}: model.onnx: {path}: {error.strerror}") from None
-    return (model, *_external_files(path, header.locations, position))
+    return (model, *_external_files(path, header.data_files, position))
 
 
 def find_input_problems(
@@ -130,7 +130,7 @@ def _external_files(path: Path, locations: tuple[str, ...], position: str) -> It
         inside, name = PurePosixPath(location), quoted(location)
         is_inside = bool(location) and not inside.is_absolute() and ".." not in inside.parts
         data = path.parent / inside
-        if not is_inside or not _is_beside(data, path):
+        if not is_inside or not _is_in_model_folder(data, path):
             raise RecipeError(
                 f"{position}: model.onnx: {path} refers to data outside its folder: {name}",
                 fix="save the model again with its external data beside it",
@@ -144,7 +144,7 @@ def _external_files(path: Path, locations: tuple[str, ...], position: str) -> It
         yield InputFile(f"{EXTERNAL}{location}", str(data), position)
 
 
-def _is_beside(data: Path, model: Path) -> bool:
+def _is_in_model_folder(data: Path, model: Path) -> bool:
     """Return whether a file is in the folder of the model, when all symbolic links are followed.
 
     A model that is a symbolic link itself also has its data beside the file that it leads to, as in

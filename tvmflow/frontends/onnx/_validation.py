@@ -16,8 +16,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, quoted
+from tvmflow.frontends._base import MAX_ELEMENTS
 from tvmflow.frontends.onnx._graph import is_standard, node_name
-from tvmflow.frontends.onnx._inputs import MAX_ELEMENTS
 from tvmflow.frontends.onnx._operators import supported_operators
 
 _MAX_NODES: Final = 100_000

@@ -47,7 +47,7 @@ def test_all_tensors_are_searched(tmp_path: Path) -> None:
     made.graph.initializer.extend([external("zz"), external("constant")])
     path = tmp_path / "m.onnx"
     path.write_bytes(made.SerializeToString())
-    assert read_header(path).locations == ("constant", "inner", "zz")
+    assert read_header(path).data_files == ("constant", "inner", "zz")
 
 
 def test_planning_does_not_import_onnx(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_planning_does_not_import_onnx(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; "
         "from tvmflow.frontends.onnx._header import read_header as e; "
-        "assert e(Path(sys.argv[1])).locations == (); print('onnx' in sys.modules, 'numpy' in sys.modules)"
+        "assert e(Path(sys.argv[1])).data_files == (); print('onnx' in sys.modules, 'numpy' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
