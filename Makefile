@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-slow test-faults test-cross test-cuda check docs-reference bench bench-slow clean-venv
+.PHONY: demo test test-slow test-faults test-fuzz test-cross test-cuda check docs-reference bench bench-slow clean-venv
 
 # MXNet, which digits.yaml is verified against, ends with Python 3.12
 demo: $(VENV)/.ready
@@ -22,7 +22,11 @@ test-slow: $(VENV)/.ready-to-test
 	$(PYTEST) -m slow -n 2 --dist worksteal
 
 test-faults: $(VENV)/.ready-to-test
-	$(PYTEST) -m faults
+	$(PYTEST) -m faults -n 2 --dist worksteal
+
+# thousands of mutated recipes, models, bundles, locks, trial packs and deliveries
+test-fuzz: $(VENV)/.ready-to-test
+	$(PYTEST) -m fuzz -n 2 --dist worksteal
 
 # libraries for other CPUs, under qemu: on PATH, or in the folder TVMFLOW_QEMU (see docs/emulation.md)
 test-cross: $(VENV)/.ready-to-test

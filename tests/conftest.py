@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 
+Count: TypeAlias = Callable[[str, int], None]
+"""Adds a number to a count that is printed at the end: `count("kills", 20)`."""
 
 # Workers import the tests' own support modules, wherever pytest was started.
 os.environ["PYTHONPATH"] = str(ROOT)
@@ -37,3 +41,24 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("gpu")
     gpu.make_driver(folder)
     return dict(gpu.environment(folder))
+
+
+@pytest.fixture
+def count(record_property: Callable[[str, object], None]) -> Count:
+    """Count what a test did (kills, damaged files, mutated recipes); the sums over all tests are printed."""
+    return lambda name, number: record_property("count", (name, number))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the sums of all counts, those of tests that failed included."""
+    totals: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("passed", []) + terminalreporter.stats.get(
+        "failed", []
+    ):
+        for kind, value in report.user_properties:
+            if kind == "count":
+                totals[value[0]] += value[1]
+    if totals:
+        terminalreporter.section("counts")
+        for name, number in sorted(totals.items()):
+            terminalreporter.write_line(f"{number:>7,}  {name}")

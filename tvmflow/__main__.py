@@ -3,9 +3,12 @@
 import os
 import sys
 
+from tvmflow.core import termination
+
 
 def main() -> int:
     """Run the command line of this process and return its exit code."""
+    termination.watch_signals()
     argv = sys.argv[1:]
     # The exit code of a command that ends because nobody reads its output: a run is not finished then.
     code = 1 if argv[:1] in (["run"], ["lock"]) else 0
@@ -14,8 +17,23 @@ def main() -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of the output has closed it, as in `tvmflow plan … | head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
+    except OSError as error:
+        sys.stderr.write(
+            f"tvmflow: the output cannot be written: {error.strerror}\n"
+            "  fix: free some space where it is redirected to, and run again; finished stages are kept\n"
+        )
+        _discard_output()
+        code = 4
+    finally:
+        if termination.signal_number():
+            termination.end()
     return code
+
+
+def _discard_output() -> None:
+    """Keep Python from writing the rest of the output at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:

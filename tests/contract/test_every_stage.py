@@ -45,7 +45,7 @@ def test_its_declarations_are_valid(name: str) -> None:
     assert traits.scope in ("model", "machine", "target", "part", "partitioned")
     assert set(traits.reads) <= {"model", "reference", "data"}
     assert traits.timeout_s > 60
-    assert all(packages.identity(package) != "absent" for package in traits.tools)
+    assert all(packages.identity(package) for package in traits.tools)
     assert {*traits.optional_needs, *traits.needs_of_parts} <= set(traits.needs)
     assert {traits.added_with, traits.replaces} <= {"", *pipeline_stages()}
     assert (STAGES[name].run.__doc__ or "").strip()
@@ -106,7 +106,7 @@ def test_without_a_search_its_options_do_not_matter() -> None:
     """With trials 0, tune and pick_best are the same whatever else is said about tuning."""
     for name in ("tune", "pick_best"):
         plain = STAGES[name].settings(recipe(), target())
-        assert plain == STAGES[name].settings(recipe(tune={"seed": 9}), target(cores=64))
+        assert plain == STAGES[name].settings(recipe(tune={"seed": 9}), target(threads=64))
 
 
 def test_declarations_import_no_framework() -> None:

@@ -156,22 +156,3 @@ def kill_and_finish(project: Project, instants: list[float]) -> None:
 def test_a_killed_run_is_resumed(project: Project) -> None:
     """After a SIGKILL, the next run has the same results and measures no trial twice."""
     kill_and_finish(project, [1.2, 2.5])
-
-
-@pytest.mark.faults
-def test_twenty_killed_runs_are_resumed(project: Project) -> None:
-    """The same at twenty instants, from the start to the last stage."""
-    kill_and_finish(project, [0.15 + 0.3 * step for step in range(20)])
-
-
-@pytest.mark.faults
-def test_untuned_builds_are_the_same_after_twenty_kills(project: Project) -> None:
-    """Without tuning every stage but verify is deterministic: same bytes, whenever the run was killed."""
-    assert project.run().code == 0
-    expected = project.digests(*DETERMINISTIC)
-    for step in range(20):
-        project.forget_results()
-        project.kill_after(0.1 + 0.2 * step)
-        assert project.run().code == 0
-        assert project.digests(*DETERMINISTIC) == expected
-        assert project.debris() == []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,8 @@ def copy_to_machine(project: Project, folder: Path) -> Project:
     folder.mkdir(parents=True)
     other = Project(folder)
     for name in ("tiny.yaml", "tiny.onnx", "tiny.lock.yaml"):
-        (folder / name).write_bytes((project.folder / name).read_bytes())
+        if (project.folder / name).exists():
+            (folder / name).write_bytes((project.folder / name).read_bytes())
     return other
 
 
@@ -163,6 +166,41 @@ def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path
     assert {change["place"] for change in difference["changes"]} == {"tiny", "tiny/host"}
     same = project.tvmflow("diff", "next.lock.yaml", "next.lock.yaml")
     assert (same.code, same.out) == (0, "no difference\n")
+
+
+@contextlib.contextmanager
+def one_cpu() -> Iterator[None]:
+    """Let commands run on one CPU alone, as in a smaller container."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one CPU")
+def test_host_is_one_build_whatever_cpus_the_shell_leaves(project: Project, tmp_path: Path) -> None:
+    """Untuned, and with the schedules of one lock file: the same libraries, and no stage before verify runs again."""
+    project.write_model(channels=64)
+    project.run()
+    alone = copy_to_machine(project, tmp_path / "alone")
+    with one_cpu():
+        alone.run()
+        again = project.run("--dist", "again")
+    assert delivered(alone) == delivered(project)
+    assert again.ran == ["verify/host"]
+    project.edit_recipe("trials: 0", "trials: 24, only: [conv2d]")
+    project.edit_recipe("tune:", "kernels: {schedules: none}\ntune:")
+    with one_cpu():
+        # on one core: a kernel as small as this gains nothing from two
+        assert project.tvmflow("lock", "tiny.yaml").code == 0
+    assert "trace: " in (project.folder / "tiny.lock.yaml").read_text()
+    other = copy_to_machine(project, tmp_path / "other")
+    locked = other.run("--locked")
+    assert locked.stages["build/host"]["facts"]["schedule_rules"]["tuned"]
+    assert delivered(other) == delivered(project)
 
 
 @pytest.mark.slow

@@ -74,6 +74,45 @@ def test_a_version_is_released_once_and_compared_with_the_previous_release(
     assert sorted(path.name for path in releases.iterdir()) == ["all-1.0", "all-1.10"]
 
 
+@pytest.mark.slow
+def test_a_release_loses_nothing_in_silence(project: Project) -> None:
+    """Not with an option, not by an edit, and not because the last release is damaged; and no version is spent."""
+    targets = RELEASE.replace("release:", "targets: [host, x86-64-v2]\nrelease:")
+    pipeline(project, targets)
+    fewer, releases = released(project, "--target", "host")
+    assert fewer.code == 3
+    assert "tiny/x86-64-v2: content: it is in all.yaml, and not in this release" in fewer.err
+    assert (released(project, "--until", "build")[0].code, releases.exists()) == (2, False)
+    assert not (project.folder / "dist").exists()
+    assert released(project)[0].code == 0
+
+    next_text = RELEASE.replace('"1.0"', '"1.1"')
+    pipeline(project, next_text)
+    project.edit_recipe("outputs: [shared-library, bundle]", "outputs: [bundle]")
+    lost, _ = released(project, "--store", "empty")
+    assert lost.code == 3
+    assert lost.err.count("it is in all-1.0, and not in this release") == 2
+    assert "drop: [tiny/host/shared-library, tiny/x86-64-v2]" in lost.err
+    assert not list((project.folder / "empty").rglob("*.so"))
+
+    names = "drop: [tiny/host/shared-library, tiny/x86-64-v2]"
+    pipeline(project, f"{next_text}  {names}\n")
+    lock = releases / "all-1.0/release.lock.yaml"
+    good = lock.read_text()
+    lock.write_text(good + "\n")
+    damaged, _ = released(project, "--store", "empty")
+    assert damaged.code == 3
+    assert "release.lock.yaml: it was changed after the release" in damaged.err
+    assert not list((project.folder / "empty").rglob("*.so"))
+    assert [path.name for path in releases.iterdir()] == ["all-1.0"]
+
+    lock.write_text(good)
+    declared, _ = released(project)
+    assert declared.code == 0, declared.err
+    assert "tiny/x86-64-v2: no longer in this release, as release.drop says" in declared.out
+    assert "No longer in it" in (releases / "all-1.1/report.html").read_text()
+
+
 def test_targets_of_a_pipeline_replace_those_of_its_recipes(project: Project) -> None:
     text = "pipeline: 1\nname: all\nstages: [import]\nrecipes: [tiny.yaml]\ntargets: [x86-64-v2, hots]\n"
     pipeline(project, text)

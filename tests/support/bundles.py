@@ -49,7 +49,6 @@ def _make(path: Path, outputs: Sequence[str]) -> None:
         "outputs": [{"name": name, **entry} for name in outputs],
     }
     manifest = {
-        "bundle": 1,
         "name": "small",
         "target": {"name": "host", "tvm": target, "features": []},
         "verified_against": "none",

@@ -36,6 +36,7 @@ def recipe(name: str = "digits", *outputs: str, **fields: Any) -> Recipe:
             "recipe": 1,
             "name": name,
             "version": VERSION,
+            "license": "mit or apache-2.0",
             "model": {"mxnet": {"prefix": "digits", "epoch": 10}},
             "inputs": {"data": {"shape": [1, 1, 8, 8]}},
             "outputs": list(outputs or EXPORTERS),

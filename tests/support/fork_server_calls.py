@@ -54,6 +54,18 @@ def kill_itself(_: Any, emit: Emit) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def talk_much(_: Any, emit: Emit) -> None:
+    """Send more than a pipe takes, for three seconds."""
+    for _step in range(300):
+        emit({"event": "talking", "text": "x" * 2000})
+        time.sleep(0.01)
+
+
+def end_itself(_: Any, emit: Emit) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(100)
+
+
 def nested(crashes: int, emit: Emit) -> list[Any]:
     with ForkServer.fork() as own:
         kinds = [own.call(f"{__name__}:crash", None, timeout_s=10).kind for _ in range(crashes)]

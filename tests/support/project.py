@@ -163,7 +163,7 @@ class Project:
         assert result.code in (0, 1, 3, 4), result.err
         return result
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, start_new_session: bool = False) -> subprocess.Popen[str]:
         """Start a run without waiting for its end."""
         return subprocess.Popen(
             self.command("run", "tiny.yaml", "--json", *words),
@@ -172,6 +172,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=start_new_session,
         )
 
     def kill_after(self, seconds: float) -> bool:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from tvmflow.cli.options import argument, flag, option, positive_int, seconds
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import UsageError
 from tvmflow.executors import EXECUTORS
 from tvmflow.planning.request import RunRequest
 from tvmflow.recipe.lock_file import lock_path
-from tvmflow.store.disk import disk_errors
 from tvmflow.store.local import LocalStore
 from tvmflow.store.location import store_root
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from tvmflow.cli.arguments import StoreOption, store_option
 from tvmflow.cli.output import print_lines
 from tvmflow.core import packages
-from tvmflow.core.errors import EXIT_ENVIRONMENT, EXIT_OK
+from tvmflow.core.errors import EXIT_ENVIRONMENT, EXIT_OK, EnvironmentProblem
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.formatting import count_text
 from tvmflow.frontends import FRONTENDS
@@ -20,6 +20,7 @@ from tvmflow.store.local import LocalStore
 from tvmflow.targets.backends.cuda.gpu import detect_gpu
 from tvmflow.targets.emulation import EMULATED_ARCHS, QEMU_VARIABLE, find_qemu
 from tvmflow.targets.host import read_host
+from tvmflow.targets.threads import count_cpus
 
 _CORE_PACKAGES: Final = ("apache-tvm", "apache-tvm-ffi", "safetensors", "ziglang")
 _PYTHON_VERSIONS: Final = ((3, 10), (3, 14))
@@ -124,8 +125,20 @@ def _examine_gpu() -> Finding:
 
 
 def _examine_package(name: str) -> Finding:
-    identity = packages.identity(name)
-    return Finding(f"package {name}", identity != "absent", identity, f"pip install {name}")
+    subject = f"package {name}"
+    try:
+        identity, package = packages.identity(name), packages.find_package(name)
+    except EnvironmentProblem as problem:
+        return Finding(subject, False, problem.message, problem.fix)
+    if package.rivals:
+        rivals = ", ".join(package.rivals)
+        return Finding(
+            subject,
+            False,
+            f"{identity} in {package.folder}, with files of {rivals}, which installs the same module",
+            f"pip uninstall {package.distribution} {' '.join(package.rivals)}, then install one of them",
+        )
+    return Finding(subject, True, f"{identity} in {package.folder}")
 
 
 def _examine_machine(store: LocalStore) -> list[Finding]:
@@ -134,7 +147,8 @@ def _examine_machine(store: LocalStore) -> list[Finding]:
     while not existing.exists():
         existing = existing.parent
     free = shutil.disk_usage(existing).free / _GIGABYTE
-    cores = count_text(host.cores, "core")
+    cpus, usable = count_cpus(), host.cores
+    cores = count_text(usable, "core") if usable == cpus else f"{usable} of its {cpus} CPUs usable"
     return [
         Finding("this machine", True, f"{host.arch}, {host.model}, {cores}"),
         Finding(

@@ -20,6 +20,7 @@ from tvmflow.cli.arguments import (
 from tvmflow.cli.options import argument, flag, option
 from tvmflow.cli.output import print_lines, print_result
 from tvmflow.cli.run import execute
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.core.files import write_atomically
 from tvmflow.engine.report import render
@@ -27,7 +28,6 @@ from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.recipe.lock_file import lock_path, read_lock
 from tvmflow.release.lock import make_lock, pin_lock
 from tvmflow.release.lock_diff import Change, diff_locks
-from tvmflow.store.disk import disk_errors
 
 
 @dataclass(frozen=True, kw_only=True)

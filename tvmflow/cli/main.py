@@ -12,8 +12,17 @@ from pathlib import Path
 
 from tvmflow.cli.commands import make_parser
 from tvmflow.cli.options import parse
-from tvmflow.core import logs
-from tvmflow.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, TvmflowError
+from tvmflow.core import logs, termination
+from tvmflow.core.disk_errors import explain, find_disk_problem
+from tvmflow.core.errors import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    EnvironmentProblem,
+    Interrupted,
+    TvmflowError,
+)
 from tvmflow.core.formatting import printable_lines
 
 
@@ -25,17 +34,42 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_USAGE if stop.code else EXIT_OK
     logs.configure(logs.level_for(invocation.verbosity))
     try:
-        return invocation.run()
+        with termination.Unwinding():
+            return invocation.run()
     except TvmflowError as error:
-        print(f"tvmflow: {printable_lines(str(error))}", file=sys.stderr)
-        return error.exit_code
+        return _report_problem(error)
     except KeyboardInterrupt:
-        print("tvmflow: interrupted; finished stages are kept", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         raise
-    except Exception as bug:
-        return _report_bug(bug)
+    except Exception as error:
+        problem = _explain(error)
+        if problem is None and not termination.signal_number():
+            return _report_bug(error)
+        return _report_problem(problem or Interrupted(str(error)))
+
+
+def _report_problem(problem: TvmflowError) -> int:
+    if termination.signal_number():
+        # something that was cut off; the signal has been announced
+        return EXIT_INTERRUPTED
+    # raises when it is the output that cannot be written, which `__main__` reports
+    sys.stdout.flush()
+    print(f"tvmflow: {printable_lines(str(problem))}", file=sys.stderr)
+    return problem.exit_code
+
+
+def _explain(error: Exception) -> TvmflowError | None:
+    """Return the problem of the environment that an error is about; None when it is a bug."""
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:
+        text, fix = "the current folder no longer exists", "change to another folder, and run again"
+        return EnvironmentProblem(text, fix=fix)
+    if isinstance(error, OSError):
+        return explain(error, folder)
+    # libraries have errors of their own for a full disk
+    return find_disk_problem([folder], str(error))
 
 
 def _report_bug(bug: Exception) -> int:

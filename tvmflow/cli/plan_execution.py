@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 from tvmflow.cli import remote_cache
 from tvmflow.cli.arguments import ExecutionOptions, OutputOptions
 from tvmflow.cli.executors import open_executor
+from tvmflow.core import file_locks
+from tvmflow.core.termination import Cancelling
 from tvmflow.core.types import Plan
 from tvmflow.engine.progress import Printer
 from tvmflow.engine.report import RunReport
 from tvmflow.engine.session import SessionOptions, run_plan
-from tvmflow.engine.signals import cancel_on_signal
 from tvmflow.planning.prepare import PreparedRun
 from tvmflow.store.local import LocalStore
+
+_KEPT: Final = "; finished results are kept, and the same command continues from here"
 
 
 class PlanExecution:
@@ -34,7 +38,9 @@ class PlanExecution:
             many=len({spec.recipe for spec in prepared.plan.stages}) > 1,
             stages=len(prepared.plan.stages),
             quiet=output.quiet,
+            on_lost_reader=lambda: self._executor.cancel(),
         )
+        file_locks.report_waits(self._printer.waiting)
         self._executor = open_executor(execution, store, self._printer)
         self._options = SessionOptions(
             execution.jobs, execution.keep_going, execution.dist, execution.stage_timeout_s
@@ -57,7 +63,12 @@ class PlanExecution:
         client = remote_cache.open_run_client(
             self._remote, self._store, self._printer.remote, lambda: self._executor.cancelled
         )
-        with cancel_on_signal(self._executor, self._printer.interrupted):
+        with Cancelling(self._cancel, _KEPT):
             return run_plan(
                 plan, self._store, self._executor, self._printer.event, self._options, client
             )
+
+    def _cancel(self) -> None:
+        """Stop what runs. Called by a signal handler."""
+        self._executor.cancel()
+        self._printer.end()

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.cli.arguments import JSON_HELP, JSON_LINES_HELP
-from tvmflow.cli.options import argument, flag, option
+from tvmflow.cli.options import argument, flag, option, size
 from tvmflow.cli.output import print_json, print_lines, print_result
 from tvmflow.core import signing
+from tvmflow.core.documents import Unreadable
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, EnvironmentProblem, UsageError
-from tvmflow.core.types import Json
+from tvmflow.core.types import STATEMENT_SUFFIX, Json
 from tvmflow.provenance import inspect as inspection
 from tvmflow.provenance import write
-from tvmflow.provenance.check import Finding, check_delivered
-from tvmflow.provenance.delivered import STATEMENT_SUFFIX
-from tvmflow.provenance.documents import Unreadable
+from tvmflow.provenance.check import check_delivered
 from tvmflow.provenance.inspection_text import format_inspection
+from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES
+from tvmflow.runtime.statements import Finding
 
 _SHORT_ID: Final = 12
 _DELIVERED: Final = "a delivered file, or a folder of delivered files"
@@ -38,6 +39,13 @@ class StatementOptions:
         "FILE",
         "use these statements (.intoto.jsonl) instead of those beside the files",
         default=(),
+    )
+
+    max_size: int = option(
+        "SIZE",
+        "read no bundle that is larger, and no archive that unpacks to more (8GiB)",
+        default=DEFAULT_MAX_BYTES,
+        type=size,
     )
 
     def trusted_keys(self) -> tuple[signing.PublicKey, ...]:
@@ -65,7 +73,7 @@ def inspect(options: InspectOptions) -> int:
     keys, statements = options.statements.trusted_keys(), options.statements.statement_paths()
     for path in [path for file in options.files for path in _find_delivered(file)]:
         try:
-            about = inspection.inspect_file(path, keys, statements)
+            about = inspection.inspect_file(path, keys, statements, options.statements.max_size)
         except inspection.UnknownFile as error:
             raise UsageError(
                 str(error),
@@ -97,7 +105,7 @@ def verify(options: VerifyOptions) -> int:
     findings = [
         finding
         for path in map(_existing, options.files)
-        for finding in check_delivered(path, keys, statements)
+        for finding in check_delivered(path, keys, statements, options.statements.max_size)
     ]
     bad = sum(not finding.good for finding in findings)
     value = {"good": not bad, "files": [_finding_to_json(finding) for finding in findings]}

@@ -7,19 +7,48 @@ from pathlib import Path
 
 from tvmflow.cli.arguments import OutputOptions
 from tvmflow.cli.output import print_json, print_lines
-from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY
+from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.types import Json
 from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.pipelines import Pipeline
 from tvmflow.planning.prepare import PreparedRun
+from tvmflow.planning.request import RunRequest
 from tvmflow.recipe import Release
 from tvmflow.recipe.lock_file import read_lock
-from tvmflow.release.folder import LOCK, ReleaseResult, find_folder, make_release
-from tvmflow.release.gates import Comparison
+from tvmflow.release.folder import ReleaseResult, check_before_build, make_release
+from tvmflow.release.gates import CONTENT_GATE, Comparison
 from tvmflow.release.lock import make_lock, pin_lock
+from tvmflow.release.previous import LOCK, find_folder
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.devices import device_locks_folder
+
+
+def check_release(prepared: PreparedRun, request: RunRequest) -> None:
+    """Check what is known of the release of a pipeline before anything is built; nothing for other runs.
+
+    Raises:
+        UsageError: when the run ends before the last stage.
+        TvmflowError: as `check_before_build` does.
+    """
+    pipeline = prepared.pipeline
+    if pipeline is None or pipeline.release is None:
+        return
+    last = pipeline.stages[-1]
+    if request.until not in (None, last):
+        raise UsageError(
+            f"--until {request.until}: {pipeline.path} makes a release, which needs all stages up to {last}",
+            fix=f"run it without --until, or a recipe with --pipeline {pipeline.path}",
+        )
+    recipes = {planned.loaded.path: planned.loaded.recipe for planned in prepared.recipes}
+    requested = {
+        name
+        for recipe in recipes.values()
+        for variant in recipe.variants or ("",)
+        for base in (recipe.for_variant(variant).name if variant else recipe.name,)
+        for name in (base, *(f"{base}/{target.name}" for target in recipe.targets))
+    }
+    check_before_build(pipeline, pipeline.release, prepared.plan, requested)
 
 
 def release(
@@ -62,6 +91,8 @@ def _to_json(result: ReleaseResult) -> dict[str, Json]:
         "folder": str(result.folder),
         "is_new": result.is_new,
         "previous": result.previous,
+        "added": list(result.content.added),
+        "removed": list(result.content.removed),
         "failed_gates": [failed._asdict() for failed in result.failed_gates],
         "comparisons": comparisons,
     }
@@ -70,6 +101,11 @@ def _to_json(result: ReleaseResult) -> dict[str, Json]:
 def _format_release(result: ReleaseResult) -> Iterator[str]:
     for comparison in result.comparisons:
         yield from _format_comparison(comparison, result.previous)
+    yield from (f"{name}: new in this release" for name in result.content.added)
+    lost = {failed.label for failed in result.failed_gates if failed.gate == CONTENT_GATE}
+    for name in result.content.removed:
+        if name not in lost:
+            yield f"{name}: no longer in this release, as release.drop says"
     for failed in result.failed_gates:
         yield f"{failed.label}: {failed.gate}: {failed.message}"
     if result.failed_gates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -22,7 +22,7 @@ from tvmflow.cli.executors import check_executor_options
 from tvmflow.cli.options import flag, option
 from tvmflow.cli.output import print_json, print_lines
 from tvmflow.cli.plan_execution import PlanExecution
-from tvmflow.cli.release import release
+from tvmflow.cli.release import check_release, release
 from tvmflow.cli.remote_cache import must_upload
 from tvmflow.cli.reproduce import check_reproducible
 from tvmflow.cli.retune import retune
@@ -34,6 +34,7 @@ from tvmflow.engine.report import RunReport, render
 from tvmflow.engine.up_to_date import confirm_run
 from tvmflow.planning.prepare import PreparedRun, prepare_run
 from tvmflow.planning.request import RunRequest
+from tvmflow.provenance.source_state import read_builder_id
 from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
@@ -74,13 +75,20 @@ def run(options: RunOptions) -> int:
     argv = () if runs_again else options.argv
     with contextlib.ExitStack() as leases:
         prepared, report = execute(
-            request, options.execution, options.output, store, leases, argv=argv
+            request,
+            options.execution,
+            options.output,
+            store,
+            leases,
+            argv=argv,
+            check=None if options.check_reproducible else check_release,
         )
+        dumped = EXIT_OK
         if options.dump_ir is not None:
-            _dump_ir(prepared.plan, store, options.dump_ir, options.output)
+            dumped = _dump_ir(prepared.plan, store, options.dump_ir, options.output)
         sys.stdout.write(render(report, as_json=options.output.json, quiet=options.output.quiet))
-        if report.exit_code != EXIT_OK:
-            return report.exit_code
+        if exit_code := report.exit_code or dumped:
+            return exit_code
         pipeline = prepared.pipeline
         if pipeline and pipeline.release and not options.check_reproducible:
             return release(
@@ -91,16 +99,19 @@ def run(options: RunOptions) -> int:
     return EXIT_OK
 
 
-def _dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions) -> None:
-    """Write the IR of every stage that lowers a model, and show where."""
+def _dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions) -> int:
+    """Write the IR of every stage that lowers a model, show where, and return the exit code."""
+    exit_code = EXIT_OK
     for dump in dump_ir(plan, store, folder):
         if output.json:
             folder_name = str(dump.folder or "")
             print_json({"event": "ir_dumped", **dump._asdict(), "folder": folder_name})
         elif dump.problem:
-            print_lines(f"{dump.stage_id}: the IR is not complete: {dump.problem}")
+            print_lines(*f"{dump.stage_id}: the IR is not complete: {dump.problem}".split("\n"))
         else:
             print_lines(f"{dump.stage_id}: the IR after each pass is in {dump.folder}")
+        exit_code = max(exit_code, dump.exit_code)
+    return exit_code
 
 
 def execute(
@@ -111,6 +122,7 @@ def execute(
     leases: contextlib.ExitStack,
     *,
     argv: Sequence[str] = (),
+    check: Callable[[PreparedRun, RunRequest], None] | None = None,
 ) -> FinishedRun:
     """Run what is requested and show the progress.
 
@@ -123,11 +135,15 @@ def execute(
             run, so that the caller can pin them.
         argv: The command line, whose answer is saved if everything is up to date; empty if stages
             are to be run and shown in any case.
+        check: Raises an error if the run must not begin.
     """
     check_executor_options(execution)
     # A signing key that cannot be read is better reported before the work than after it.
     signing.load_signing_key()
+    read_builder_id()
     prepared = prepare_run(request, store)
+    if check is not None:
+        check(prepared, request)
     pipeline = prepared.pipeline
     is_plain = pipeline is None or not (pipeline.release or pipeline.retune)
     # Who asks for a log gets the decisions of a full evaluation.

@@ -28,6 +28,11 @@ class RunModelOptions:
     """The options of `tvmflow run-model`."""
 
     bundle: Path = argument("BUNDLE", "a delivered .tvmflow file")
+    trusted: tuple[Path, ...] = option(
+        "KEYS",
+        "run only what one of these keys signed: a .pub file or a folder of them (may be repeated)",
+        default=(),
+    )
     input: Path | None = option(
         "NPZ",
         "an array for each input, under its name; more samples than a batch holds run in batches",
@@ -43,6 +48,11 @@ class RunModelOptions:
     top: int | None = option(
         "N",
         "show the indices of the N largest elements of each sample's outputs",
+        type=positive_int,
+    )
+    threads: int | None = option(
+        "N",
+        "threads of kernels (TVM_NUM_THREADS, else one for each core that may be used)",
         type=positive_int,
     )
     print_time: bool = flag("show the latency of a call")
@@ -97,7 +107,9 @@ class _Result(NamedTuple):
 
 def run_model(options: RunModelOptions) -> int:
     """Run a bundle on the arrays of an npz file, or on random ones."""
-    module = loading.load(options.bundle)
+    module = loading.load(
+        options.bundle, trusted_keys=options.trusted or None, threads=options.threads
+    )
     feed = _read_samples(module, options)
     outputs = samples.run_samples(module.run, feed)
     if options.output:

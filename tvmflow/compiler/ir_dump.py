@@ -7,6 +7,8 @@ from typing import Final
 
 import tvm
 
+from tvmflow.core.disk_errors import disk_errors
+
 TIMINGS: Final = "timings.txt"
 
 
@@ -28,9 +30,13 @@ class IRDump:
             name: The name of the pass.
             mod: The module that it returned.
             seconds: The time that it took.
+
+        Raises:
+            StoreError: when the disk is full or not writable.
         """
         stem = f"{self._count:02d}-{name}"
-        (self._folder / f"{stem}.py").write_text(mod.script())
-        with (self._folder / TIMINGS).open("a") as timings:
-            timings.write(f"{seconds * 1e3:10.2f} ms  {stem}\n")
+        with disk_errors(self._folder):
+            (self._folder / f"{stem}.py").write_text(mod.script())
+            with (self._folder / TIMINGS).open("a") as timings:
+                timings.write(f"{seconds * 1e3:10.2f} ms  {stem}\n")
         self._count += 1

@@ -21,8 +21,10 @@ EXIT_CODES: Final[dict[int, str]] = {
     EXIT_VERIFY: "a library failed its checks: against the reference, a lock file or a gate; tuning gained too little; or a file is not as delivered",
     EXIT_ENVIRONMENT: "the environment does not allow it: full disk, no permission, missing package, no network",
     EXIT_BUG: "a bug in tvmflow; the message names the file with the details",
-    EXIT_INTERRUPTED: "interrupted; finished stages are kept",
+    EXIT_INTERRUPTED: "interrupted (129 by SIGHUP, 143 by SIGTERM); finished stages are kept",
 }
+
+_SHOWN_PROBLEMS: Final = 50
 
 
 class TvmflowError(Exception):
@@ -46,13 +48,19 @@ class UsageError(TvmflowError):
 
 
 class RecipeError(TvmflowError):
-    """A recipe or pipeline is wrong. `problems` are all mistakes, each `file:line:column: …`."""
+    """A recipe or pipeline is wrong.
+
+    `problems` are all mistakes, each `file:line:column: …`; the message has the first of them.
+    """
 
     exit_code = EXIT_USAGE
 
     def __init__(self, problems: "list[str] | str", *, fix: str = "") -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
-        super().__init__("\n".join(self.problems), fix=fix)
+        shown = self.problems[:_SHOWN_PROBLEMS]
+        if more := len(self.problems) - len(shown):
+            shown.append(f"… and {more} more")
+        super().__init__("\n".join(shown), fix=fix)
 
 
 class StageError(TvmflowError):

@@ -1,51 +1,140 @@
-"""File locks: held by the operating system for one process, and released when that process dies."""
+"""File locks: held by the operating system for one process, and released when that process dies.
+
+Whoever waits for a lock can be stopped (see `termination`), and says after a second for whom it
+waits, and again every minute.
+"""
 
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from tvmflow.core import termination
+from tvmflow.core.errors import Interrupted
+from tvmflow.core.lock_holders import describe_holders
+
+_POLL_S = 0.1
+_FIRST_NOTICE_S = 1.0
+_NOTICE_INTERVAL_S = 60.0
 
 
 class Locked(Exception):
     """Another process holds the lock, and `wait` was not set."""
 
 
-def open_lock_file(path: str | os.PathLike[str], *, mode: int = 0o644) -> int:
-    """Return a descriptor of the lock file at `path`, made if it is not there. Its folder must exist."""
+def _print_notice(text: str) -> None:
+    sys.stderr.write(f"tvmflow: {text}\n")
+
+
+_notify: Callable[[str], None] = _print_notice
+
+
+def report_waits(notify: Callable[[str], None]) -> None:
+    """Have `notify` called in this process with what is waited for, instead of printing it on stderr."""
+    global _notify
+    _notify = notify
+
+
+def open_lock_file(path: str | os.PathLike[str], *, mode: int = 0o666) -> int:
+    """Return a descriptor of the lock file at `path`, made if it is not there. Its folder must exist.
+
+    The umask decides whether other users of a shared folder can lock it.
+    """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
 
 
-def lock(descriptor: int, *, shared: bool = False, wait: bool = True) -> None:
+def lock(descriptor: int, *, shared: bool = False, wait: bool = True, subject: str = "") -> None:
     """Lock an open file until its descriptor is closed.
 
     Args:
         descriptor: Of an open file. A lock belongs to the descriptor: threads that share one share its lock.
         shared: Allow others that lock it `shared`, too.
         wait: Wait for whoever holds it.
+        subject: What is locked, for people; its file then has the time at which it was locked.
 
     Raises:
         Locked: when another process holds it and `wait` is not set.
+        Interrupted: when a signal ends this process while it waits.
     """
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(descriptor, operation if wait else operation | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Locked from None
+        if not wait:
+            raise Locked from None
+        _wait_for_lock(descriptor, operation, subject)
+    if subject:
+        # those who wait read it; the file may be another user's
+        with contextlib.suppress(OSError):
+            os.utime(descriptor)
 
 
 @contextlib.contextmanager
 def held(
-    path: str | os.PathLike[str], *, shared: bool = False, wait: bool = True, mode: int = 0o644
+    path: str | os.PathLike[str],
+    *,
+    shared: bool = False,
+    wait: bool = True,
+    mode: int = 0o666,
+    subject: str = "",
 ) -> Iterator[int]:
     """Hold the lock of the file at `path` while the block runs, and give its descriptor.
 
     Raises:
         Locked: when another process holds it and `wait` is not set.
+        Interrupted: when a signal ends this process while it waits.
         OSError: when the lock file cannot be made.
     """
     descriptor = open_lock_file(path, mode=mode)
     try:
-        lock(descriptor, shared=shared, wait=wait)
+        lock(descriptor, shared=shared, wait=wait, subject=subject)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, operation: int, subject: str) -> None:
+    """Wait in a thread: the operating system serves those who wait in turn, and no signal ends its wait."""
+    # a copy of the descriptor has the same lock, and stays open if this wait is given up
+    copy = os.dup(descriptor)
+    errors: list[OSError] = []
+    locked = threading.Event()
+
+    def wait() -> None:
+        try:
+            fcntl.flock(copy, operation)
+        except OSError as error:
+            errors.append(error)
+        finally:
+            os.close(copy)
+            locked.set()
+
+    threading.Thread(target=wait, name="file-lock", daemon=True).start()
+    next_notice = time.monotonic() + _FIRST_NOTICE_S
+    while not locked.wait(_POLL_S):
+        if termination.signal_number():
+            raise Interrupted(f"stopped while waiting for {subject or _name(descriptor)}")
+        if time.monotonic() >= next_notice:
+            next_notice = time.monotonic() + _NOTICE_INTERVAL_S
+            _report_wait(descriptor, subject)
+    if errors:
+        raise errors[0]
+
+
+def _report_wait(descriptor: int, subject: str) -> None:
+    """Say for whom this process waits: `waiting for the CPU, which pid 12 (tvmflow run a.yaml) holds since 14:03:22`."""
+    status = os.fstat(descriptor)
+    holders = describe_holders(status)
+    if holders is not None:
+        since = time.strftime(" since %H:%M:%S", time.localtime(status.st_mtime)) if subject else ""
+        _notify(f"waiting for {subject or _name(descriptor)}, held by {holders}{since}")
+
+
+def _name(descriptor: int) -> str:
+    try:
+        return f"the lock file {os.readlink(f'/proc/self/fd/{descriptor}')}"
+    except OSError:
+        return "a file lock"

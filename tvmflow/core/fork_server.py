@@ -15,20 +15,22 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from tvmflow.core import fork_server_process
-from tvmflow.core.fork_server_process import Emit, kill_group
+from tvmflow.core import fork_server_process, termination
+from tvmflow.core.fork_server_process import Emit
+from tvmflow.core.process_tree import kill_tree
+from tvmflow.core.python_process import module_command
 
 __all__ = ["Emit", "ForkServer", "Outcome"]
 
@@ -44,9 +46,18 @@ _SINGLE_THREADED: Final = {
 
 _CANCELLED: Final = "the run was cancelled"
 
+# Somebody who ends a whole run with one of these sends it to every process, in any order.
+_TERMINATION_SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+_SETTLE_S: Final = 0.5
+# A wait that takes twice as long was interrupted by SIGSTOP or SIGTSTP.
+_MAX_WAIT_S: Final = 1.0
+
 
 class Outcome(NamedTuple):
-    """The end of a call: `value` when it is `ok`, else a message, a fix, and the class name of the error."""
+    """The end of a call: `value` when it is `ok`, else a message, a fix, and the class name of the error.
+
+    `is_external` is true when another process ended it, as one does that ends the whole run.
+    """
 
     kind: Literal["ok", "error", "crashed", "timeout", "cancelled"]
     seconds: float
@@ -54,16 +65,17 @@ class Outcome(NamedTuple):
     fix: str = ""
     error: str = ""
     value: Any = None
+    is_external: bool = False
 
 
 class ForkServer:
     """A fork server and the calls in its children. Safe to use from several threads."""
 
-    def __init__(self, control: socket.socket, reap: Callable[[], None]) -> None:
+    def __init__(self, control: socket.socket, pid: int, reap: Callable[[], None]) -> None:
         self._control = control
+        self._pid = pid
         self._reap = reap
         self._lock = threading.Lock()
-        self._running: set[int] = set()
         self._cancelled = False
 
     @classmethod
@@ -73,13 +85,15 @@ class ForkServer:
         with server_end:
             descriptor = server_end.fileno()
             process = subprocess.Popen(
-                [sys.executable, "-m", fork_server_process.__name__, str(descriptor), *preload],
+                module_command(fork_server_process.__name__, str(descriptor), *preload),
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **_SINGLE_THREADED},
+                # Ctrl-C and signals to the process group are for the client, which decides
+                start_new_session=True,
             )
         _log.debug("fork server %d imports %s", process.pid, ", ".join(preload) or "nothing")
-        return cls(control, lambda: _wait_or_kill(process))
+        return cls(control, process.pid, lambda: _wait_or_kill(process))
 
     @classmethod
     def fork(cls) -> ForkServer:
@@ -90,7 +104,7 @@ class ForkServer:
             control.close()
             fork_server_process.serve(server_end)
         server_end.close()
-        return cls(control, lambda: _reap_pid(pid))
+        return cls(control, pid, lambda: _reap_pid(pid))
 
     def call(
         self,
@@ -113,11 +127,11 @@ class ForkServer:
                 `emit` has returned; that wait does not count.
         """
         started = time.monotonic()
-        if self._cancelled:
+        if self._is_cancelled():
             return Outcome("cancelled", 0.0, _CANCELLED)
         read_end, write_end = os.pipe()
         log_fd = os.open(
-            log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+            log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
         )
         request_read, request_write = os.pipe()
         try:
@@ -125,7 +139,7 @@ class ForkServer:
                 with self._lock:
                     socket.send_fds(self._control, [b"call"], [write_end, log_fd, request_read])
             except OSError as broken:
-                return _server_gone(broken, started)
+                return self._server_gone(broken, started)
             finally:
                 for descriptor in (write_end, log_fd, request_read):
                     os.close(descriptor)
@@ -139,54 +153,71 @@ class ForkServer:
         self, read_end: int, answers: int, started: float, timeout_s: float, emit: Emit | None
     ) -> Outcome:
         """Read the messages of the child until the server reports its end."""
-        lines = _LineReader(read_end)
-        deadline: float | None = started + timeout_s
+        lines = _LineReader(read_end, started + timeout_s)
         pid, timed_out, result = 0, False, None
-        try:
-            while True:
-                try:
-                    message = lines.next(deadline)
-                except TimeoutError:
-                    timed_out, deadline = True, None
-                    kill_group(pid)
-                    continue
-                if message is None:
-                    return _server_gone(None, started)
-                if "pid" in message:
-                    pid = message["pid"]
-                    self._running.add(pid)
-                    if self._cancelled:
-                        kill_group(pid)
-                elif "event" in message:
-                    emit_started = time.monotonic()
-                    if emit is not None:
-                        emit(message)
-                    if message.get("ask"):
-                        deadline = deadline and deadline + time.monotonic() - emit_started
-                        _write_line(answers, "")
-                elif "exit" in message:
-                    seconds = time.monotonic() - started
-                    if timed_out:
-                        text = f"took longer than {timeout_s:g} s and was stopped"
-                        return Outcome("timeout", seconds, text)
-                    return self._outcome(message["exit"], result, seconds)
-                else:
-                    result = message
-        finally:
-            self._running.discard(pid)
+        while True:
+            try:
+                message = lines.next()
+            except TimeoutError:
+                timed_out, lines.deadline = True, math.inf
+                kill_tree(pid)
+                continue
+            if message is None:
+                return self._server_gone(None, started)
+            if "pid" in message:
+                pid = message["pid"]
+                if timed_out:
+                    kill_tree(pid)
+            elif "event" in message:
+                emit_started = time.monotonic()
+                if emit is not None:
+                    emit(message)
+                if message.get("ask"):
+                    lines.deadline += time.monotonic() - emit_started
+                    _write_line(answers, "")
+            elif "exit" in message:
+                seconds = time.monotonic() - started
+                if timed_out:
+                    text = f"took longer than {timeout_s:g} s and was stopped"
+                    return Outcome("timeout", seconds, text)
+                return self._outcome(message["exit"], result, seconds)
+            else:
+                result = message
 
     def _outcome(self, status: int, result: dict[str, Any] | None, seconds: float) -> Outcome:
         if result is not None:
             return Outcome(seconds=seconds, **result)
-        if self._cancelled:
+        is_external = os.WIFSIGNALED(status) and os.WTERMSIG(status) in _TERMINATION_SIGNALS
+        if is_external:
+            self._await_cancellation()
+        if self._is_cancelled():
             return Outcome("cancelled", seconds, _CANCELLED)
-        return Outcome("crashed", seconds, _describe_death(status))
+        return Outcome("crashed", seconds, _describe_death(status), is_external=is_external)
+
+    def _server_gone(self, cause: OSError | None, started: float) -> Outcome:
+        self._await_cancellation()
+        seconds = time.monotonic() - started
+        if self._is_cancelled():
+            return Outcome("cancelled", seconds, _CANCELLED)
+        detail = f" ({cause.strerror})" if cause is not None else ""
+        message = (
+            f"the fork server ended unexpectedly{detail}; perhaps the machine ran out of memory"
+        )
+        return Outcome("crashed", seconds, message)
+
+    def _await_cancellation(self) -> None:
+        """Wait a moment for the signal that has ended another process of this run."""
+        deadline = time.monotonic() + _SETTLE_S
+        while not self._is_cancelled() and time.monotonic() < deadline:
+            time.sleep(_SETTLE_S / 10)
+
+    def _is_cancelled(self) -> bool:
+        return self._cancelled or termination.signal_number() != 0
 
     def cancel(self) -> None:
-        """Kill every running child; their calls return `cancelled`, and so does every later call."""
+        """Kill the server and every running child; their calls return `cancelled`, and so does every later call."""
         self._cancelled = True
-        for pid in list(self._running):
-            kill_group(pid)
+        kill_tree(self._pid)
 
     def close(self) -> None:
         """End the server and all of its children."""
@@ -200,12 +231,6 @@ class ForkServer:
         self.close()
 
 
-def _server_gone(cause: OSError | None, started: float) -> Outcome:
-    detail = f" ({cause.strerror})" if cause is not None else ""
-    message = f"the fork server ended unexpectedly{detail}; perhaps the machine ran out of memory"
-    return Outcome("crashed", time.monotonic() - started, message)
-
-
 def _describe_death(status: int) -> str:
     """Return the message for a child that ended without a result."""
     if os.WIFSIGNALED(status):
@@ -213,19 +238,26 @@ def _describe_death(status: int) -> str:
         name = signal.Signals(number).name
         if number == signal.SIGKILL:
             return f"was killed ({name}); perhaps the machine ran out of memory"
+        if number in _TERMINATION_SIGNALS:
+            return f"was ended by {name}, which another process sent"
         return f"crashed in native code ({name}: {signal.strsignal(number)})"
     return f"ended without a result (exit status {os.WEXITSTATUS(status)})"
 
 
 class _LineReader:
-    """Reads JSON lines from a pipe."""
+    """Reads JSON lines from a pipe.
 
-    def __init__(self, descriptor: int) -> None:
+    Attributes:
+        deadline: The time at which `next` gives up.
+    """
+
+    def __init__(self, descriptor: int, deadline: float) -> None:
+        self.deadline = deadline
         self._descriptor = descriptor
         self._partial = b""
         self._lines: list[bytes] = []
 
-    def next(self, deadline: float | None) -> dict[str, Any] | None:
+    def next(self) -> dict[str, Any] | None:
         """Return the next message; None at the end of the pipe.
 
         Raises:
@@ -237,15 +269,26 @@ class _LineReader:
                 with contextlib.suppress(ValueError):
                     message: dict[str, Any] = json.loads(self._lines.pop(0))
                     return message
-            wait = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            ready, _, _ = select.select([self._descriptor], [], [], wait)
-            if not ready:
-                raise TimeoutError
+            if not self._is_readable():
+                continue
             chunk = os.read(self._descriptor, 1 << 16)
             if not chunk:
                 return None
             *lines, self._partial = (self._partial + chunk).split(b"\n")
             self._lines += [line for line in lines if line]
+
+    def _is_readable(self) -> bool:
+        """Wait a moment, and tell whether something has arrived."""
+        began = time.monotonic()
+        wait_s = min(max(self.deadline - began, 0.0), _MAX_WAIT_S)
+        readable = bool(select.select([self._descriptor], [], [], wait_s)[0])
+        now = time.monotonic()
+        # while this process was stopped it could not answer the child, which may have waited for it
+        if now - began > 2 * _MAX_WAIT_S:
+            self.deadline += now - began
+        if not readable and now >= self.deadline:
+            raise TimeoutError
+        return readable
 
 
 def _write_line(descriptor: int, line: str) -> None:

@@ -16,7 +16,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
+from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import TvmflowError
+from tvmflow.core.process_tree import kill_tree
 
 Emit = Callable[[dict[str, Any]], None]
 """Sends an event, a small JSON object with the key `event`, to the caller."""
@@ -24,17 +26,20 @@ Emit = Callable[[dict[str, Any]], None]
 _PR_SET_PDEATHSIG: Final = 1
 
 
-def kill_group(pid: int) -> None:
-    """Kill a process group, if it still exists; 0 names none."""
-    if pid:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
+def _ignore_signals() -> None:
+    """Leave signals that are sent to all processes of a run to the client: the server ends with it."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def serve(control: socket.socket) -> NoReturn:
     """Fork a child for each request until the client goes away, then kill all children and exit."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _ignore_signals()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)
@@ -67,7 +72,7 @@ def serve(control: socket.socket) -> NoReturn:
             os.close(request)
             children[pid] = result
     for pid in children:
-        kill_group(pid)
+        kill_tree(pid)
     os._exit(0)
 
 
@@ -76,7 +81,7 @@ def _reap_children(children: dict[int, int]) -> None:
     for pid, descriptor in list(children.items()):
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             continue
-        kill_group(pid)
+        _kill_group(pid)
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(BrokenPipeError):
             os.write(descriptor, b"\n" + json.dumps({"exit": status}).encode() + b"\n")
@@ -92,7 +97,8 @@ def _run_child(result: int, log: int, request: int) -> NoReturn:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -112,8 +118,9 @@ def _run_child(result: int, log: int, request: int) -> NoReturn:
 
     send({"pid": os.getpid()})
     send(_answer(requests.readline(), send))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(0)
 
 
@@ -129,7 +136,12 @@ def _answer(request: bytes, send: Emit) -> dict[str, Any]:
         name = type(error).__name__
         return {"kind": "error", "message": error.message, "fix": error.fix, "error": name}
     except BaseException as error:
-        traceback.print_exc()
+        # the log, too, may be on the disk that is full
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+        if isinstance(error, OSError) and (problem := explain(error, os.getcwd())):
+            name = type(problem).__name__
+            return {"kind": "error", "message": problem.message, "fix": problem.fix, "error": name}
         name = type(error).__name__
         lines = str(error).strip().splitlines()
         message = f"{name}: {lines[-1] if lines else 'no message'}"
@@ -138,7 +150,7 @@ def _answer(request: bytes, send: Emit) -> dict[str, Any]:
 
 def main(argv: list[str]) -> NoReturn:
     """Import modules and serve: `python -m tvmflow.core.fork_server_process FD MODULE…`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _ignore_signals()
     control = socket.socket(fileno=int(argv[0]))
     for module in argv[1:]:
         importlib.import_module(module)

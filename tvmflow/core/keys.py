@@ -9,7 +9,18 @@ from tvmflow.core.types import Json, StageKey, StageSpec
 
 # Settings that stand at the top of a recipe keep their name; all others are fields of their stage.
 _TOP_LEVEL = frozenset(
-    {"device", "inputs", "model", "name", "outputs", "target", "tune", "verify", "version"}
+    {
+        "device",
+        "inputs",
+        "license",
+        "model",
+        "name",
+        "outputs",
+        "target",
+        "tune",
+        "verify",
+        "version",
+    }
 )
 
 # More settings than this that appear or disappear together share one phrase.

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.types import Json
 
@@ -92,8 +93,11 @@ def generate_key(path: Path) -> PublicKey:
         if file.exists():
             fix = "give another name; keys are never overwritten"
             raise UsageError(f"{file} already exists", fix=fix)
-    _write_new(public_path, public_pem, 0o644)
-    _write_new(path, private_pem, 0o600)
+    with contextlib.ExitStack() as undo:
+        for file, content, mode in ((public_path, public_pem, 0o666), (path, private_pem, 0o600)):
+            undo.callback(file.unlink, missing_ok=True)
+            _write_new(file, content, mode)
+        undo.pop_all()
     return _public_key(key.public_key(), str(public_path))
 
 
@@ -180,7 +184,8 @@ def _key_file_errors(path: Path, action: str) -> Iterator[None]:
         fix = "make one with `tvmflow keygen FILE`"
         raise UsageError(f"there is no key {path}", fix=fix) from None
     except OSError as error:
-        raise EnvironmentProblem(f"cannot {action} {path}: {error.strerror or error}") from error
+        text = f"cannot {action} {path}: {error.strerror or error}"
+        raise explain(error, path) or EnvironmentProblem(text) from error
 
 
 def _first_sentence(error: Exception) -> str:

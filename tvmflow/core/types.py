@@ -4,10 +4,15 @@ They are named tuples: most of them cross a process boundary or a file as JSON l
 """
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 Json = Any
 """A value that `json.dumps` takes: None, bool, int, float, str, list or dict of those."""
+
+STATEMENT_SUFFIX = ".intoto.jsonl"
+"""The end of the name of a statement of provenance, which is beside the files that it is about."""
 
 
 class TensorSpec(NamedTuple):
@@ -161,11 +166,30 @@ class Delivery(NamedTuple):
     verified_by: str
 
 
+class RecipeOrigin(NamedTuple):
+    """The files that a planned recipe came from: a description for provenance, in no key.
+
+    Attributes:
+        recipe: The name under which it is planned: of the recipe, or of a variant.
+        path: Its file.
+        pipeline: The file of its pipeline.
+        variant: The name of the variant; empty for the recipe itself.
+        locked: Whether a lock file is enforced.
+    """
+
+    recipe: str
+    path: str
+    pipeline: str
+    variant: str = ""
+    locked: bool = False
+
+
 class Plan(NamedTuple):
-    """All stages of a run in topological order, and the deliveries when they are done."""
+    """All stages of a run in topological order, the deliveries when they are done, and whose they are."""
 
     stages: tuple[StageSpec, ...]
     deliveries: tuple[Delivery, ...]
+    origins: tuple[RecipeOrigin, ...] = ()
 
 
 class StageKey(NamedTuple):
@@ -213,7 +237,8 @@ class StageCall(NamedTuple):
     `inputs` maps `<stage>/<file>` and `<role>` to paths that may be read and not written;
     `out` is an empty folder to fill; `work` is kept when a stage is killed, so that it can
     resume; `ledger` is the folder of the trial ledger and `locks` that of device locks.
-    `tools` are the distributions that the stage uses: where others are installed, it must not run.
+    `tools` are the identities of the distributions that the stage uses: where others are installed,
+    it must not run.
     `devices` are the kinds of the planning machine's devices that it measures on.
     """
 
@@ -225,20 +250,25 @@ class StageCall(NamedTuple):
     ledger: str
     locks: str
     timeout_s: float
-    tools: tuple[str, ...] = ()
+    tools: Mapping[str, str] = MappingProxyType({})
     traits: RunTraits = RunTraits()
     devices: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Json]:
         """Return the call as plain JSON."""
-        lists = {"tools": list(self.tools), "devices": list(self.devices)}
-        return {**self._asdict(), **lists, "traits": self.traits.to_json()}
+        plain = {"tools": dict(self.tools), "devices": list(self.devices)}
+        return {**self._asdict(), **plain, "traits": self.traits.to_json()}
 
     @classmethod
     def from_json(cls, value: dict[str, Json]) -> "StageCall":
         """Return the call that `to_json` wrote."""
-        tuples = {"tools": tuple(value["tools"]), "devices": tuple(value["devices"])}
-        return cls(**{**value, **tuples, "traits": RunTraits.from_json(value["traits"])})
+        return cls(
+            **{
+                **value,
+                "devices": tuple(value["devices"]),
+                "traits": RunTraits.from_json(value["traits"]),
+            }
+        )
 
 
 class StageResult(NamedTuple):

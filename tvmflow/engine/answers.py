@@ -24,25 +24,30 @@ from tvmflow.store.location import store_root
 # A report is rendered with this duration, and the text of it is replaced by the real one.
 PLACEHOLDER_SECONDS = 987654321.0
 
-_VERSION = "tvmflow answer 2"
+_VERSION = "tvmflow answer 3"
 _SEPARATOR = "\0\0"
 _ABSENT = "0 0 0 0 0"
+# No file has this name.
+_NEXT_FOLDER = "\0//\0"
 
 
 def find_answer(argv: list[str]) -> str | None:
     """Return what this command line in the current folder prints, or None when something may have changed."""
     started = time.monotonic()
     try:
-        with open(answer_path(argv), "rb") as stream:
+        path = answer_path(argv)
+        # a pipe in its place must not be waited for
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
             digest, _, body = stream.read().decode(errors="surrogateescape").partition("\n")
-        if digest != _digest(body):
+        if digest != _seal(path, body):
             return None
-        system, expires_ns, paths, stamps, text = body.split(_SEPARATOR, 4)
+        system, expires_ns, paths, folders, stamps, text = body.split(_SEPARATOR, 5)
     except (OSError, ValueError):
         return None
     if system != describe_system() or time.time_ns() >= int(expires_ns):
         return None
-    if stamps != "\n".join(map(read_stamp, paths.split("\0"))):
+    watched = [group.split("\0") for group in folders.split(_NEXT_FOLDER)]
+    if stamps != "\n".join(read_stamps(paths.split("\0"), watched)):
         return None
     from tvmflow.core.formatting import duration_text
 
@@ -51,24 +56,67 @@ def find_answer(argv: list[str]) -> str | None:
     return text
 
 
-def encode(system: str, expires_ns: int, paths: list[str], stamps: list[str], text: str) -> bytes:
+def encode(
+    path: str,
+    system: str,
+    expires_ns: int,
+    paths: list[str],
+    folders: list[list[str]],
+    stamps: list[str],
+    text: str,
+) -> bytes:
     """Return the content of the file of an answer.
 
     Args:
+        path: The file: the answer to another command line is none, even under its name.
         system: The text of `describe_system`.
         expires_ns: When the answer ends to be valid.
         paths: Every file and folder that it depends on, whether it exists or not.
-        stamps: The stamp of each of them.
+        folders: Folders with many more, each followed by the names of what is in it.
+        stamps: What `read_stamps` says of them.
         text: What is printed.
     """
-    body = _SEPARATOR.join((system, str(expires_ns), "\0".join(paths), "\n".join(stamps), text))
-    return f"{_digest(body)}\n{body}".encode(errors="surrogateescape")
+    watched = _NEXT_FOLDER.join(map("\0".join, folders))
+    parts = (system, str(expires_ns), "\0".join(paths), watched, "\n".join(stamps), text)
+    body = _SEPARATOR.join(parts)
+    return f"{_seal(path, body)}\n{body}".encode(errors="surrogateescape")
+
+
+def is_sealed(path: str, content: bytes) -> bool:
+    """Return whether this is the undamaged content of the file of an answer, of this version or an earlier one."""
+    digest, _, body = content.decode(errors="surrogateescape").partition("\n")
+    return digest in (_seal(path, body), _digest(body))
+
+
+def _seal(path: str, body: str) -> str:
+    return _digest(f"{os.path.basename(path)}\0{body}")
 
 
 def answer_path(argv: list[str]) -> str:
     """Return the file of the answer to a command line in the current folder."""
     words = "\0".join([_VERSION, os.getcwd(), *map(without_password, argv)])
     return f"{store_root(argv)}/plans/{_digest(words)}.answer"
+
+
+def read_stamps(paths: list[str], folders: list[list[str]]) -> list[str]:
+    """Return the stamp of each path, and one for all that is named in each folder."""
+    return [*map(read_stamp, paths), *(_read_folder_stamp(*folder) for folder in folders)]
+
+
+def _read_folder_stamp(folder: str, *names: str) -> str:
+    """Return a digest of the change times of many files, their number, and the latest of these times.
+
+    Nobody can set a change time, so that it stands for size and content.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            changed_ns = [os.stat(name, dir_fd=descriptor).st_ctime_ns for name in names]
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return _ABSENT
+    return f"{_digest(repr(changed_ns))} {len(names)} {max(changed_ns)}"
 
 
 def read_stamp(path: str) -> str:

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.files import hash_file, replacing
 from tvmflow.core.types import Artifact, Delivery, Plan
-from tvmflow.store.disk import disk_errors
 from tvmflow.store.file_digests import note_name, stamp
 from tvmflow.store.local import LocalStore
 
@@ -117,9 +117,10 @@ def _write_note(store: LocalStore, path: str, digest: str) -> None:
 
 
 def _copy(store: LocalStore, digest: str, path: str) -> None:
-    with disk_errors(path):
+    blob = store.blobs.verified_path(digest)
+    with disk_errors(path, needed=os.path.getsize(blob)):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with replacing(path) as temporary:
-            shutil.copyfile(store.blobs.verified_path(digest), temporary)
-            os.chmod(temporary, 0o644)
+            # not the permissions of a stored file, which is read-only: the umask decides
+            shutil.copyfile(blob, temporary)
     _write_note(store, path, digest)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.core.errors import StageError
+from tvmflow.core import errors
+from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, StageError
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.types import Plan, StageSpec
 from tvmflow.planning.decisions import PlanState, evaluate_plan, input_digests
@@ -30,11 +31,13 @@ class StageDump(NamedTuple):
         stage_id: The stage.
         folder: The folder with the files; None if the model could not be lowered.
         problem: Why the model could not be lowered to the end; empty if it could.
+        exit_code: The exit code that this is worth.
     """
 
     stage_id: str
     folder: Path | None
     problem: str = ""
+    exit_code: int = EXIT_OK
 
 
 def dump_ir(plan: Plan, store: LocalStore, folder: Path) -> Iterator[StageDump]:
@@ -70,7 +73,7 @@ def _dump_stage(
 ) -> StageDump:
     missing = [need.maker for need in spec.needs if need.stage_id not in state.artifacts]
     if missing:
-        return StageDump(spec.id, None, f"{missing[0]} has no result")
+        return StageDump(spec.id, None, f"{missing[0]} has no result", EXIT_FAILED)
     inputs = {
         role: state.store.blobs.verified_path(digest)
         for role, digest in input_digests(spec, state.artifacts).items()
@@ -81,4 +84,8 @@ def _dump_stage(
         timeout_s=spec.timeout_s,
     )
     _log.debug("%s: dumping its IR ended with %s", spec.id, outcome.kind)
-    return StageDump(spec.id, folder, outcome.message if outcome.kind != "ok" else "")
+    if outcome.kind == "ok":
+        return StageDump(spec.id, folder)
+    error = getattr(errors, outcome.error, StageError)
+    problem = f"{outcome.message}\n  fix: {outcome.fix}" if outcome.fix else outcome.message
+    return StageDump(spec.id, folder, problem, error.exit_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import threading
@@ -38,7 +39,14 @@ class Printer:
     """
 
     def __init__(
-        self, stream: TextIO, *, as_json: bool, many: bool, stages: int = 0, quiet: bool = False
+        self,
+        stream: TextIO,
+        *,
+        as_json: bool,
+        many: bool,
+        stages: int = 0,
+        quiet: bool = False,
+        on_lost_reader: Callable[[], None] = lambda: None,
     ) -> None:
         """Create a printer.
 
@@ -48,9 +56,11 @@ class Printer:
             many: Several recipes run: stages are shown with the names of their recipes.
             stages: The number of stages of the run.
             quiet: Print only problems; JSON has all events.
+            on_lost_reader: Called when nobody reads the stream any more.
         """
         self._stream = stream
         self._as_json = as_json
+        self._on_lost_reader = on_lost_reader
         self._many = many
         self._hides_hits = stages > MAX_SHOWN
         self._is_live = stream.isatty() and not as_json
@@ -63,6 +73,7 @@ class Printer:
             "stage_finished": self._show_end,
             "remote": self._show_remote,
             "cluster": self._show_cluster,
+            "waiting": self._show_waiting,
         }
         self._quiet = quiet
         if not quiet:
@@ -75,11 +86,17 @@ class Printer:
     def event(self, event: Event) -> None:
         """Show one event; a kind that is not known here is only for programs."""
         with self._lock:
-            if self._as_json:
-                self._stream.write(json.dumps({"time": time.time(), **event}) + "\n")
-                self._stream.flush()
-            elif event["event"] in self._show:
-                self._show[event["event"]](event)
+            try:
+                if self._as_json:
+                    self._stream.write(json.dumps({"time": time.time(), **event}) + "\n")
+                    self._stream.flush()
+                elif event["event"] in self._show:
+                    self._show[event["event"]](event)
+            except OSError as error:
+                # the reader has closed the pipe, or the terminal is gone
+                if error.errno not in (errno.EPIPE, errno.EIO):
+                    raise
+                self._on_lost_reader()
 
     def remote(self, message: str) -> None:
         """Show a problem with the remote cache."""
@@ -89,13 +106,9 @@ class Printer:
         """Show a message about the cluster."""
         self.event({"event": "cluster", "message": message})
 
-    def interrupted(self) -> None:
-        """Show that the run was asked to stop."""
-        if not self._as_json:
-            with self._lock:
-                self._print_line(
-                    "stopping; finished results are kept, and the same command continues from here"
-                )
+    def waiting(self, message: str) -> None:
+        """Show for whom this run waits."""
+        self.event({"event": "waiting", "message": message})
 
     def end(self) -> None:
         """Remove the live lines from the terminal."""
@@ -125,6 +138,10 @@ class Printer:
     def _show_cluster(self, event: Event) -> None:
         subject = self._stage_name(event) if "stage_id" in event else "cluster"
         self._print_line(f"{subject}: {event['message']}")
+
+    def _show_waiting(self, event: Event) -> None:
+        subject = f"{self._stage_name(event)}: " if "stage_id" in event else ""
+        self._print_line(f"{subject}{event['message']}")
 
     def _show_progress(self, event: Event) -> None:
         workloads = self._workloads.setdefault(event["stage_id"], {})

@@ -15,6 +15,7 @@ from tvmflow.core.errors import (
     EXIT_VERIFY,
 )
 from tvmflow.core.formatting import count_text, duration_text, printable_lines, size_text
+from tvmflow.core.termination import SIGNAL_EXIT_BASE
 from tvmflow.core.types import Json
 from tvmflow.stages import STAGES
 from tvmflow.stages._base import Facts
@@ -54,17 +55,24 @@ class StageReport(NamedTuple):
 
 
 class RunReport(NamedTuple):
-    """A whole run. `delivered` are paths in `dist`, `damage` those of damaged files in the store."""
+    """A whole run.
+
+    `delivered` are paths in `dist`, `damage` those of damaged files in the store. `signal` is the
+    number of the signal that ended it, or 0.
+    """
 
     stages: tuple[StageReport, ...]
     delivered: tuple[str, ...]
     damage: tuple[str, ...]
     seconds: float
     remote: Traffic | None = None
+    signal: int = 0
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the worst outcome."""
+        """The exit code of the worst outcome, or of the signal."""
+        if self.signal:
+            return SIGNAL_EXIT_BASE + self.signal
         codes = {_EXITS.get(s.outcome, EXIT_FAILED) for s in self.stages if s.outcome != "skipped"}
         return next((code for code in _SEVERITY if code in codes), EXIT_OK)
 
@@ -104,7 +112,7 @@ def summary(report: RunReport, *, quiet: bool = False) -> str:
 
 def _list_problems(report: RunReport) -> Iterator[str]:
     for path in report.damage:
-        yield f"damaged file set aside, its stage ran again: {path}"
+        yield f"damaged file set aside, and what was in it made again: {path}"
     for stage in report.stages:
         if stage.message:
             yield f"{stage.stage_id}: {stage.outcome}: {stage.message}"

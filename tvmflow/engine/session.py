@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
+from tvmflow.core import termination
 from tvmflow.core.errors import TvmflowError
 from tvmflow.core.types import Plan, StageSpec
 from tvmflow.engine import delivery
@@ -89,7 +90,9 @@ def run_plan(
         report = RunReport(session.list_reports(), tuple(delivered), tuple(store.damage), 0.0)
         check_complete(plan, report, session.state.artifacts, store, options.dist)
     traffic = remote_client.traffic() if remote_client else None
-    return report._replace(seconds=time.monotonic() - started, remote=traffic)
+    return report._replace(
+        seconds=time.monotonic() - started, remote=traffic, signal=termination.signal_number()
+    )
 
 
 @contextlib.contextmanager
@@ -135,7 +138,7 @@ class Session:
         self._context.executor.start()
         names = {spec.id for spec in pending}
         run_tasks(
-            [self.make_task(spec, names) for spec in pending],
+            [self._make_task(spec, names) for spec in pending],
             jobs=self._options.jobs or self._context.executor.slots,
             keep_going=self._options.keep_going,
         )
@@ -158,7 +161,7 @@ class Session:
             for spec in self._plan.stages
         )
 
-    def make_task(self, spec: StageSpec, pending: set[str]) -> EngineTask:
+    def _make_task(self, spec: StageSpec, pending: set[str]) -> EngineTask:
         """Return the task of a stage; it depends on the stages that it needs and that are `pending`."""
         return EngineTask(
             spec.id,
@@ -225,19 +228,3 @@ class Session:
     def _report(self, report: StageReport) -> None:
         self._reports[report.stage_id] = report
         self._context.on_event({"event": "stage_finished", **report._asdict()})
-
-
-def make_dodo_tasks(session: Session, plan: Plan, deliver: Callable[[], None]) -> Iterator[Any]:
-    """Yield the plan as tasks of a dodo file: `recipe:stage/target`, and `recipe:deliver`."""
-    names = {spec.id for spec in plan.stages}
-    for spec in plan.stages:
-        task = session.make_task(spec, names).to_doit()
-        yield {**task, "basename": spec.recipe, "name": spec.label}
-    for recipe in dict.fromkeys(spec.recipe for spec in plan.stages):
-        yield {
-            "basename": recipe,
-            "name": "deliver",
-            "actions": [deliver],
-            "task_dep": [spec.id for spec in plan.stages if spec.recipe == recipe],
-            "io": {"capture": False},
-        }

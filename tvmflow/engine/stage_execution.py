@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from tvmflow.core.disk_errors import disk_errors, explain
 from tvmflow.core.errors import EnvironmentProblem, Interrupted, TvmflowError, outcome_for
 from tvmflow.core.files import write_atomically
 from tvmflow.core.types import Artifact, InputFile, StageCall, StageKey, StageResult, StageSpec
@@ -17,8 +20,7 @@ from tvmflow.engine.report import StageReport
 from tvmflow.executors._base import Executor, OnEvent
 from tvmflow.planning.decisions import check_pinned, input_digests
 from tvmflow.store.claims import Claim
-from tvmflow.store.disk import disk_errors
-from tvmflow.store.downloads import DownloadProgress, download
+from tvmflow.store.downloads import DownloadProgress, download, list_files
 from tvmflow.store.file_digests import stamp
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.client import RemoteCacheClient
@@ -66,6 +68,7 @@ class StageExecution:
         key: Its key.
         reason: Why it must run.
         artifacts: The results of the stages that it needs, by stage id.
+        again: Run it also if its result is there, which is replaced.
     """
 
     context: RunContext
@@ -73,6 +76,7 @@ class StageExecution:
     key: StageKey
     reason: str
     artifacts: Mapping[str, Artifact]
+    again: bool = False
 
     def execute(self) -> ExecutedStage:
         """Bring about the result of the stage.
@@ -85,7 +89,7 @@ class StageExecution:
         with disk_errors(store.root):
             with store.claim(self.key.digest) as claim:
                 # Another process may have finished the stage while this one waited for the claim.
-                executed = self._find_result()
+                executed = None if self.again else self._find_result()
                 if executed is not None:
                     store.release(claim)
                 else:
@@ -140,7 +144,12 @@ class StageExecution:
 
     def _run_in_worker(self, claim: Claim) -> StageResult:
         spec, store = self.spec, self.context.store
-        files = {file.role: self._find_file(file) for file in spec.files}
+        started, limit_s = time.monotonic(), self.context.timeout_s
+        try:
+            files = {file.role: self._find_file(file) for file in spec.files}
+        except TimeoutError:
+            text = f"its download took longer than {limit_s:g} s and was stopped; what has arrived is kept"
+            return StageResult("timeout", text, "", {}, time.monotonic() - started, "")
         stamps = {path: stamp(path) for path in files.values()}
         # Each file of another stage is read once to check its digest.
         artifact_files = {
@@ -155,14 +164,16 @@ class StageExecution:
             work=claim.work,
             ledger=store.ledger,
             locks=devices.device_locks_folder(),
-            timeout_s=self.context.timeout_s or spec.timeout_s,
-            tools=spec.tools,
+            timeout_s=limit_s or spec.timeout_s,
+            tools=self.key.preimage["tools"],
             traits=spec.traits,
             devices=spec.devices,
         )
+        log = _log_path(spec, store)
+        store.make_way(str(log))
         result = self.context.executor.execute(
             call,
-            _log_path(spec, store),
+            log,
             lambda event: self.context.on_event({**event, "stage_id": spec.id}),
         )
         edited = [path for path, before in stamps.items() if _stamp_or_none(path) != before]
@@ -175,8 +186,13 @@ class StageExecution:
         """Return the path of a file from outside the store, after downloading it if it has a URL."""
         if not file.url:
             return file.path
-        folder = Path(self.context.store.downloads)
-        return str(download(file.url, file.sha256, folder, on_progress=self._on_download))
+        store, folder = self.context.store, Path(self.context.store.downloads)
+        for path in list_files(folder, file.sha256):
+            store.make_way(str(path))
+        limit_s = self.context.timeout_s or math.inf
+        return str(
+            download(file.url, file.sha256, folder, on_progress=self._on_download, limit_s=limit_s)
+        )
 
     def _on_download(self, progress: DownloadProgress) -> None:
         if self.context.executor.cancelled:
@@ -188,7 +204,7 @@ class StageExecution:
 def report_error(spec: StageSpec, reason: str, error: Exception, store: LocalStore) -> StageReport:
     """Report an exception as the end of the stage: no stage that failed may look as if it had been skipped."""
     if isinstance(error, OSError):
-        error = EnvironmentProblem(str(error))
+        error = explain(error, store.root) or EnvironmentProblem(str(error))
     if isinstance(error, TvmflowError):
         outcome = outcome_for(type(error))
         _log.debug("%s: %s: %s", spec.id, outcome, error.message)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sysconfig
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from tvmflow.core import packages
-from tvmflow.core.files import write_atomically
+from tvmflow.core.errors import StoreError
 from tvmflow.core.types import Plan
 from tvmflow.engine import answers, delivery
 from tvmflow.engine.report import RunReport, StageReport, render
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.environment import list_source_files
 from tvmflow.planning.prepare import PreparedRun
-from tvmflow.provenance import sidecar
+from tvmflow.provenance import sidecar, source_state
 from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ def confirm_run(
     """
     state = PlanState(store)
     report = _confirm(prepared.plan, state, dist)
-    if report is not None:
+    if report is not None and not report.damage:
         answer = report._replace(seconds=answers.PLACEHOLDER_SECONDS)
         text = render(answer, as_json=as_json, quiet=quiet)
         save_answer(argv, text, prepared, state, report.delivered)
@@ -76,10 +75,12 @@ def save_answer(
         delivered: The delivered files that the text depends on.
     """
     actions = [state.store.action_path(artifact.key) for artifact in state.artifacts.values()]
-    files = [*_list_installed_files(prepared.plan), *_list_plan_files(prepared.plan, state)]
+    # Another package may come into a folder and take the place of a tool.
+    files = [*packages.import_folders(), *_list_plan_files(prepared.plan, state)]
     key_file = filter(None, [os.environ.get("TVMFLOW_SIGNING_KEY")])
     paths = list(dict.fromkeys([*files, *prepared.reads, *delivered, *key_file, *actions]))
-    stamps = [answers.read_stamp(path) for path in paths]
+    folders = _list_watched_folders(prepared.plan)
+    stamps = answers.read_stamps(paths, folders)
     system = answers.describe_system()
     # Planning has seen the current content of every file that was last changed before it began.
     newest_ns = max(map(answers.changed_ns, stamps))
@@ -88,12 +89,12 @@ def save_answer(
             "the answer is not saved: a file is too new, or this system cannot be identified"
         )
         return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, StoreError):
         # A result that is used is marked once a day, so that garbage collection keeps it.
         expires_ns = min([os.stat(path).st_mtime_ns for path in actions], default=0) + _DAY_NS
         path = answers.answer_path(list(argv))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_atomically(path, answers.encode(system, expires_ns, paths, stamps, text))
+        content = answers.encode(path, system, expires_ns, paths, folders, stamps, text)
+        state.store.write_file(path, content)
 
 
 def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
@@ -115,19 +116,19 @@ def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
         StageReport(spec.id, "hit", "unchanged", 0.0, state.artifacts[spec.id].facts)
         for spec in plan.stages
     )
-    return RunReport(stages, (*delivered, *sidecars), (), time.monotonic() - started)
+    damage = tuple(state.store.damage)
+    return RunReport(stages, (*delivered, *sidecars), damage, time.monotonic() - started)
 
 
-def _list_installed_files(plan: Plan) -> Iterator[str]:
-    """Yield tvmflow's own files, and those by which the tools of a plan are identified."""
-    folders, sources = list_source_files()
-    yield from folders
-    yield from sources
-    yield from (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+def _list_watched_folders(plan: Plan) -> list[list[str]]:
+    """Return the folders of tvmflow and of a plan's tools, each followed by the names of files in it."""
+    [package, *inner], sources = list_source_files()
+    own = [".", *(path.removeprefix(f"{package}/") for path in (*inner, *sources))]
+    folders: dict[str, list[str]] = {package: own}
     for tool in dict.fromkeys(name for spec in plan.stages for name in spec.tools):
-        # The installation of a tool that is absent changes the folder.
-        with contextlib.suppress(packages.NotInstalled):
-            yield packages.record_file(tool)[1]
+        for folder, names in packages.files_to_watch(tool).items():
+            folders.setdefault(folder, []).extend(names)
+    return [[folder, *names] for folder, names in folders.items()]
 
 
 def _list_plan_files(plan: Plan, state: PlanState) -> Iterator[str]:
@@ -136,6 +137,8 @@ def _list_plan_files(plan: Plan, state: PlanState) -> Iterator[str]:
     spool = f"{store.root}/spool"
     yield from (f"{store.root}/format", spool)
     yield from (f"{spool}/{name}" for name in store.notes.list("spool"))
+    for origin in plan.origins:
+        yield from source_state.list_repository_files(origin)
     for spec in plan.stages:
         yield from (file.path for file in spec.files if file.path)
         yield store.notes.path("last", spec.recipe, spec.label)

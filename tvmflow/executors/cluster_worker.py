@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem, TvmflowError, outcome_for
 from tvmflow.core.types import Json, StageCall, StageResult
 from tvmflow.executors import worker_matching
@@ -119,7 +120,9 @@ def _run(request: StageRequest, task: WorkerTask) -> StageResponse:
 
 def _check_unchanged(request: StageRequest) -> None:
     """Raise EnvironmentProblem when this machine no longer has what its worker offered to the scheduler."""
-    offered = worker_matching.offered_resources(worker_matching.describe_this_host())
+    packages.forget()
+    here = worker_matching.describe_this_host(request.call["tools"])
+    offered = worker_matching.offered_resources(here)
     missing = sorted(request.resources.keys() - offered.keys())
     if missing:
         raise EnvironmentProblem(

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import EnvironmentProblem, Interrupted, StoreError, UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import StageCall, StageResult
@@ -24,7 +25,6 @@ from tvmflow.executors._base import ExecutorContext, OnEvent
 from tvmflow.executors._dask_cluster import DaskCluster
 from tvmflow.executors._dask_stage import RemoteStage
 from tvmflow.executors.cluster_messages import TOPIC, InputBlob, StageRequest, call_without_paths
-from tvmflow.store.disk import disk_errors
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote._base import BlobRef, RemoteCacheError

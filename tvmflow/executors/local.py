@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from tvmflow.core import errors
+from tvmflow.core.disk_errors import find_disk_problem
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.types import StageCall, StageResult
 from tvmflow.executors._base import OnEvent
+from tvmflow.executors.stage_worker import list_written_folders
 from tvmflow.targets import devices
 
 _log: Final = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ class ProcessExecutor:
         """Run a stage to its end; a failure or a crash is a result, not an exception."""
         self.start()
         assert self._fork_server is not None
+        if self.cancelled:
+            return _make_result(Outcome("cancelled", 0.0, "the run was cancelled"), log)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         with _shared_cpu(call):
@@ -46,6 +50,9 @@ class ProcessExecutor:
                 _RUN_STAGE, call.to_json(), timeout_s=call.timeout_s, log=log, emit=on_event
             )
         _log.debug("%s: %s after %.2f s", call.stage, outcome.kind, outcome.seconds)
+        if outcome.kind == "crashed":
+            # a library that writes to mapped memory is killed when the disk is full
+            outcome = _explain_crash(outcome, call, log)
         return _make_result(outcome, log)
 
     def cancel(self) -> None:
@@ -71,6 +78,17 @@ def _shared_cpu(call: StageCall) -> Iterator[None]:
         return
     with devices.shared(Path(call.locks), devices.CPU):
         yield
+
+
+def _explain_crash(outcome: Outcome, call: StageCall, log: Path) -> Outcome:
+    """Return the end of a stage with a full disk as its cause, if one is full."""
+    problem = find_disk_problem([*list_written_folders(call), log])
+    if problem is None:
+        return outcome
+    message = f"{problem.message}; the stage {outcome.message}"
+    return outcome._replace(
+        kind="error", message=message, fix=problem.fix, error=type(problem).__name__
+    )
 
 
 def _make_result(outcome: Outcome, log: Path) -> StageResult:

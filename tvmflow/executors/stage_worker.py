@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from tvmflow.core import logs
+from tvmflow.core import file_locks, logs, packages
+from tvmflow.core.disk_errors import disk_errors, find_disk_problem
+from tvmflow.core.errors import EnvironmentProblem, VerifyFailed
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.types import Json, StageCall
 from tvmflow.stages import STAGES
 from tvmflow.stages._base import StageContext, parse_settings
-from tvmflow.store.disk import disk_errors
 
 
 def run_stage(payload: dict[str, Json], emit: Emit) -> dict[str, Json]:
@@ -19,7 +20,9 @@ def run_stage(payload: dict[str, Json], emit: Emit) -> dict[str, Json]:
     Its decisions go to stderr, which is the stage's log file here.
     """
     logs.configure(logging.DEBUG)
+    file_locks.report_waits(lambda text: emit({"event": "waiting", "message": text}))
     call = StageCall.from_json(payload)
+    _check_tools(call)
     stage = STAGES[call.stage]
     settings = parse_settings(stage.run, call.settings)
     context = StageContext(
@@ -30,5 +33,32 @@ def run_stage(payload: dict[str, Json], emit: Emit) -> dict[str, Json]:
         locks=Path(call.locks),
         emit=emit,
     )
-    with disk_errors(call.out):
-        return dict(stage.run(settings, context))
+    try:
+        with disk_errors(call.out):
+            return dict(stage.run(settings, context))
+    except (EnvironmentProblem, VerifyFailed):
+        raise
+    except Exception as error:
+        # libraries have errors of their own for a full disk
+        problem = find_disk_problem(list_written_folders(call), str(error))
+        if problem is None:
+            raise
+        raise problem from error
+
+
+def list_written_folders(call: StageCall) -> list[str]:
+    """Return the folders that a stage writes to, those for temporary files apart."""
+    return [call.out, call.work, *([call.ledger] if call.traits.uses_ledger else [])]
+
+
+def _check_tools(call: StageCall) -> None:
+    """Raise EnvironmentProblem when this process imports another package than the key of the stage names."""
+    for name, planned in call.tools.items():
+        actual = packages.identity(name)
+        if actual != planned:
+            raise EnvironmentProblem(
+                f"{name} is {actual} at {packages.find_package(name).folder}, and {call.stage} was "
+                f"planned with {planned}",
+                fix="run again; if it was not changed during the run, check PYTHONPATH and the current "
+                "folder with `tvmflow doctor`",
+            )

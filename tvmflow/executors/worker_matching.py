@@ -7,7 +7,6 @@ compute, or measure, something else.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ from tvmflow.targets.host import read_host
 # A resource that many stages may use at a time is not scarce.
 _UNLIMITED: Final = 1e6
 _SHORT_DIGEST: Final = 12
-_ABSENT: Final = "absent"
+_MISSING: Final = "not installed"
 
 
 class WorkerDescription(NamedTuple):
@@ -36,7 +35,7 @@ class WorkerDescription(NamedTuple):
     Attributes:
         tvmflow: Version and digest of this package.
         platform: System and architecture.
-        cpu: Digest of everything that is known of the CPU.
+        cpu: Digest of everything that is known of the CPU, and of how many cores may be used.
         host: The CPU for people.
         tools: The identity of each distribution that a stage may use.
     """
@@ -48,34 +47,20 @@ class WorkerDescription(NamedTuple):
     tools: dict[str, str]
 
 
-def describe_this_host() -> WorkerDescription:
-    """Return the description of this interpreter on this machine."""
+def describe_this_host(tools: Iterable[str] | None = None) -> WorkerDescription:
+    """Return the description of this interpreter on this machine.
+
+    Args:
+        tools: The distributions to describe: by default all that a stage may use.
+    """
     host = read_host()
     return WorkerDescription(
         tvmflow=f"{VERSION}+{_digest_package()}",
         platform=packages.host_platform(),
-        cpu=digest_of(host.fingerprint())[:_SHORT_DIGEST],
+        cpu=digest_of([host.fingerprint(), host.cores])[:_SHORT_DIGEST],
         host=f"{host.model}, {host.cores} cores",
-        tools={name: _identify_tool(name) for name in _list_tools()},
+        tools=packages.identify_installed(_list_tools() if tools is None else tools),
     )
-
-
-def _identify_tool(tool: str) -> str:
-    """Return the identity of a distribution; read again only when its RECORD changed.
-
-    A worker checks this before each stage, and some RECORDs are long.
-    """
-    try:
-        _, record = packages.record_file(tool)
-    except packages.NotInstalled:
-        return packages.identity(tool)
-    status = Path(record).stat()
-    return _identify_record(tool, record, status.st_size, status.st_mtime_ns)
-
-
-@functools.cache
-def _identify_record(tool: str, record: str, size: int, mtime_ns: int) -> str:
-    return packages.identity(tool)
 
 
 def _list_tools() -> list[str]:
@@ -127,7 +112,7 @@ def _resource_names(worker: WorkerDescription, tools: Iterable[str]) -> list[str
 
 def _versions(worker: WorkerDescription, tools: Iterable[str]) -> dict[str, str]:
     """Return what must be the same where a stage with these tools is planned and where it runs."""
-    tool_versions = {tool: worker.tools.get(tool, _ABSENT) for tool in tools}
+    tool_versions = {tool: worker.tools.get(tool, _MISSING) for tool in tools}
     return {"tvmflow": worker.tvmflow, "platform": worker.platform, **tool_versions}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from tvmflow.core.types import Json
 from tvmflow.exporters import _base
 from tvmflow.exporters._archives import write_zip
 from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
-from tvmflow.runtime.bundles import PARTITIONED_FORMAT
+from tvmflow.runtime.bundles import LIBRARY_FORMAT, MANIFEST, PARTITIONED_FORMAT, SIGNATURE
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()
@@ -32,11 +33,10 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
 def write(built: BuiltModel, output: Path) -> None:
     """Write a zip without compression: `manifest.json`, `signature.json` and the library, in this order."""
     content = {
-        "manifest.json": _base.json_bytes(built.manifest),
-        "signature.json": _base.json_bytes(built.signature),
+        SIGNATURE: _base.json_bytes(built.signature),
         built.request.library_name: built.library.read_bytes(),
     }
-    write_zip(output, content)
+    _write(built.manifest, LIBRARY_FORMAT, content, output)
 
 
 def write_partitioned(
@@ -48,11 +48,18 @@ def write_partitioned(
     """Write the bundle of a partitioned model: the bundle of each part, in order, in place of the library."""
     part_files = {name: f"parts/{name}.tvmflow" for name in parts}
     listed = [{"name": name, "file": file} for name, file in part_files.items()]
-    content = {
-        "manifest.json": _base.json_bytes(
-            {**manifest, "bundle": PARTITIONED_FORMAT, "parts": listed}
-        ),
-        "signature.json": _base.json_bytes(signature),
-    }
+    content = {SIGNATURE: _base.json_bytes(signature)}
     content |= {part_files[name]: path.read_bytes() for name, path in parts.items()}
-    write_zip(output, content)
+    _write({**manifest, "parts": listed}, PARTITIONED_FORMAT, content, output)
+
+
+def _write(
+    manifest: Mapping[str, Json], bundle_format: int, content: Mapping[str, bytes], output: Path
+) -> None:
+    """Write a zip whose manifest has size and digest of every other file in it."""
+    files = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in content.items()
+    }
+    document = {**manifest, "bundle": bundle_format, "files": files}
+    write_zip(output, {MANIFEST: _base.json_bytes(document), **content})

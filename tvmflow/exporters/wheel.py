@@ -16,6 +16,7 @@ from typing import Final
 from tvmflow.exporters import _base
 from tvmflow.exporters._archives import write_zip
 from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
+from tvmflow.exporters._wheel_bom import make_wheel_bom
 from tvmflow.targets.backends import backend_for
 
 FORM: Final = ""
@@ -24,8 +25,10 @@ _PACKAGE: Final = Path(__file__).parent.parent
 # All modules that loading a bundle needs, below `tvmflow/`.
 _VENDORED: Final = (
     "core/__init__.py",
+    "core/documents.py",
     "core/errors.py",
     "core/files.py",
+    "core/signing.py",
     "core/types.py",
     "runtime/*.py",
     "targets/__init__.py",
@@ -114,7 +117,9 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     content = {f"{package}/{name}": data for name, data in _package_files(package)}
     content[f"{package}/model.tvmflow"] = built.bundle.read_bytes()
     content[f"{package}/py.typed"] = b""
+    bom = make_wheel_bom(built, content, f"{package}/_tvmflow")
     content[f"{info}/METADATA"] = _metadata(built).encode()
+    content[f"{info}/sboms/{request.name}.cdx.json"] = bom
     content[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: tvmflow {built.manifest['tvmflow']}\n"
         f"Root-Is-Purelib: false\nTag: py3-none-{_platform_tag(request)}\n"
@@ -149,11 +154,14 @@ def _metadata(built: BuiltModel | PartitionedModel) -> str:
     package = module_name(built.name)
     extra = backend_for({"kind": built.request.kind}).PYTHON_REQUIREMENTS
     requirements = [f"apache-tvm =={minor}.*", "numpy >=1.26", *extra]
+    license_expression = built.manifest.get("license")
     fields = [
-        "Metadata-Version: 2.1",
+        # the first version with licenses as expressions
+        "Metadata-Version: 2.4",
         f"Name: {_distribution_name(built.name)}",
         f"Version: {built.request.version}",
         f"Summary: The model {built.name}, compiled for {built.request.target}",
+        *([f"License-Expression: {license_expression}"] if license_expression else []),
         "Requires-Python: >=3.10",
         *(f"Requires-Dist: {requirement}" for requirement in requirements),
         "Description-Content-Type: text/markdown",

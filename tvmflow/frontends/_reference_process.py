@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +17,7 @@ import numpy as np
 import tvmflow
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.formatting import count_text
+from tvmflow.core.python_process import module_command
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import ReferenceTraits
 from tvmflow.frontends._frames import Array, Message, receive, send
@@ -164,7 +164,7 @@ def start(
     log = scratch / f"{worker.rpartition('.')[0].rpartition('.')[2]}-reference.log"
     with log.open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", worker],
+            module_command(worker),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from tvmflow.core import packages
-from tvmflow.core.errors import LockMismatch, RecipeError
+from tvmflow.core.errors import EnvironmentProblem, LockMismatch, RecipeError
 from tvmflow.core.keys import list_changes, stage_key
 from tvmflow.core.types import Artifact, Decision, InputFile, Plan, StageKey, StageSpec
 from tvmflow.store.file_digests import FileDigests
@@ -33,8 +33,12 @@ class PlanState:
 
         Raises:
             RecipeError: when a file cannot be read, or has another digest than the recipe says.
+            EnvironmentProblem: when a tool is not installed or cannot be identified.
             LockMismatch: when a result of a locked run has other files than its lock file says.
         """
+        # What is missing for the last stage is better reported before the first one runs.
+        for spec in plan.stages:
+            self.tool_identities(spec)
         for spec in plan.stages:
             self.decide(spec)
 
@@ -65,28 +69,19 @@ class PlanState:
         return {file.role: self._digest(file) for file in spec.files if file.keyed}
 
     def tool_identities(self, spec: StageSpec) -> dict[str, str]:
-        """Return the identity of at least those distributions that the stage uses."""
+        """Return the identity of at least those distributions that the stage uses.
+
+        Raises:
+            EnvironmentProblem: when one is not installed or cannot be identified.
+        """
         for name in spec.tools:
             if name not in self._tools:
-                self._tools[name] = self._identify_tool(name)
+                self._tools[name] = identify_tool(name, spec)
         return self._tools
 
     def _compute_key(self, spec: StageSpec) -> StageKey:
         inputs = {**self.digest_files(spec), **input_digests(spec, self.artifacts)}
         return stage_key(spec, inputs, self.tool_identities(spec), self.machine)
-
-    def _identify_tool(self, distribution: str) -> str:
-        """Return the identity of a distribution; the store remembers the digest of each RECORD."""
-        try:
-            version, record = packages.record_file(distribution)
-        except packages.NotInstalled:
-            return "absent"
-        note = f"tool-{self._digests.digest(record)}"
-        digest = self.store.notes.read("facts", note)
-        if digest is None:
-            digest = packages.digest_record(record)
-            self.store.notes.write(digest, "facts", note)
-        return f"{version}+{digest}"
 
     def _digest(self, file: InputFile) -> str:
         if file.url:
@@ -113,6 +108,18 @@ class PlanState:
         if before is None:
             return ("its last result is no longer in the store",)
         return tuple(list_changes(before, key.preimage)) or ("changed",)
+
+
+def identify_tool(name: str, spec: StageSpec) -> str:
+    """Return the identity of a distribution that a stage uses.
+
+    Raises:
+        EnvironmentProblem: when it is not installed or cannot be identified.
+    """
+    try:
+        return packages.identity(name)
+    except EnvironmentProblem as problem:
+        raise type(problem)(f"{spec.id}: {problem.message}", fix=problem.fix) from None
 
 
 def evaluate_plan(plan: Plan, store: LocalStore) -> PlanState:

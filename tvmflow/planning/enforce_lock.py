@@ -55,7 +55,8 @@ def enforce_lock(lock: Lock, plan: Plan, state: PlanState, store: LocalStore) ->
     _log.debug("%s: %d of %d stages are pinned", lock.path, len(stages), len(plan.stages))
     ids = {spec.id for spec in stages}
     deliveries = tuple(delivery for delivery in plan.deliveries if delivery.stage_id in ids)
-    return Plan(stages, deliveries)
+    origins = tuple(origin._replace(locked=True) for origin in plan.origins)
+    return Plan(stages, deliveries, origins)
 
 
 def _find_problems(lock: Lock, specs: list[StageSpec], state: PlanState) -> list[str]:
@@ -87,7 +88,7 @@ def _list_differences(
         "version": locked.version,
         "settings": locked.settings,
         "inputs": locked.inputs,
-        "tools": {name: lock.file.tools.get(name, "absent") for name in spec.tools},
+        "tools": {name: lock.file.tools.get(name, "(not in the lock file)") for name in spec.tools},
         "machine": lock.file.machine,
     }
     plain = spec._replace(settings=locked_settings(spec))

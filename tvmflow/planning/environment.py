@@ -7,7 +7,11 @@ import os
 import sys
 
 # Where a toolchain that a recipe names is looked for, and a GPU's driver; and which GPUs are visible.
-_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+# Where TVM's libraries are looked for, too.
+_VARIABLES = (
+    *("PATH", "LD_LIBRARY_PATH", "TVM_LIBRARY_PATH"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+)
 # What NVIDIA's driver creates on a server, on a Jetson and on Windows' Linux, and where it describes itself.
 _DRIVER_DEVICES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
 _DRIVER = "/proc/driver/nvidia"
@@ -23,7 +27,7 @@ def describe_environment() -> str:
     """
     names = [*_VARIABLES, *sorted(name for name in os.environ if name.startswith("TVMFLOW_"))]
     lines = [f"{name}={without_password(os.environ.get(name, '-'))}" for name in names]
-    lines += [f"{_package_root()} {sys.prefix} {sys.hexversion}"]
+    lines += [f"{_package_root()} {sys.prefix} {sys.hexversion}", *sys.path]
     lines += [path for path in _DRIVER_DEVICES if os.path.exists(path)]
     return "\n".join(lines + _describe_gpus())
 

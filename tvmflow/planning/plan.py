@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.errors import RecipeError
-from tvmflow.core.types import Delivery, InputFile, Need, Plan, StageSpec
+from tvmflow.core.types import Delivery, InputFile, Need, Plan, RecipeOrigin, StageSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.checks import check_plan
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
@@ -36,7 +36,13 @@ def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
         specs = list(_plan_stages(planned))
         stages += specs
         deliveries += _plan_deliveries(planned, {spec.id for spec in specs})
-    return Plan(tuple(stages), tuple(deliveries))
+    return Plan(tuple(stages), tuple(deliveries), tuple(map(_origin, recipes)))
+
+
+def _origin(planned: PlannedRecipe) -> RecipeOrigin:
+    pipeline = planned.pipeline or str(planned.loaded.pipeline.path)
+    path = str(planned.loaded.path)
+    return RecipeOrigin(planned.recipe.name, path, pipeline, planned.variant)
 
 
 # ---------------------------------------------------------------- stages

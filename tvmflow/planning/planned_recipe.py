@@ -20,6 +20,7 @@ class _Fields(NamedTuple):
     targets: tuple[Target, ...]
     model_files: tuple[InputFile, ...]
     variant: str = ""
+    pipeline: str = ""
 
 
 class PlannedRecipe(_Fields):
@@ -31,6 +32,7 @@ class PlannedRecipe(_Fields):
         targets: Its resolved targets.
         model_files: The files of its model.
         variant: The name of the variant; empty for the recipe itself.
+        pipeline: The file of the pipeline that takes the place of the recipe's own; empty for none.
     """
 
     @cached_property

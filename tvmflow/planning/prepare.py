@@ -97,7 +97,8 @@ def _plan_recipe(
     if until in stages:
         stages = stages[: stages.index(until) + 1]
     planned = [
-        PlannedRecipe(recipe, stages, targets, files, variant) for variant in variants or [""]
+        PlannedRecipe(recipe, stages, targets, files, variant, str(pipeline.path))
+        for variant in variants or [""]
     ]
     problems = [problem for entry in planned for problem in _list_input_problems(entry)]
     if problems:

@@ -5,22 +5,17 @@ Equal results give equal bytes: the serial number is a digest of the content, an
 
 from __future__ import annotations
 
-import importlib.metadata
-import uuid
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageMetadata
 from typing import Final
 
-from tvmflow.core.canonical_json import canonical
+from tvmflow.core.bill_of_materials import digest_fields, encode_bom, license_fields
+from tvmflow.core.documents import get_field
 from tvmflow.core.types import Json
 from tvmflow.core.version import VERSION
-from tvmflow.provenance.documents import get_field
 from tvmflow.provenance.lineage import Lineage, Source, Tool
+from tvmflow.provenance.tools import find_license, wheel_digest
 from tvmflow.stages import import_model
 
-SPEC_VERSION: Final = "1.6"
-
-_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:tvmflow:bom:v1")
 _MODEL: Final = "model"
 _WEIGHTS: Final = "weights"
 
@@ -52,19 +47,16 @@ def make_bom(lineage: Lineage) -> bytes:
     weights = list(_weights(lineage))
     required = [library["bom-ref"] for library in libraries if library["scope"] == "required"]
     tvmflow = {"type": "application", "name": "tvmflow", "version": VERSION}
-    document: dict[str, Json] = {
-        "bomFormat": "CycloneDX",
-        "specVersion": SPEC_VERSION,
-        "version": 1,
-        "metadata": {"component": _model(lineage), "tools": {"components": [tvmflow]}},
-        "components": [*weights, *sources, *libraries],
-        "dependencies": [
-            {"ref": _MODEL, "dependsOn": required + [entry["bom-ref"] for entry in weights]},
-            *({"ref": entry["bom-ref"], "dependsOn": source_refs} for entry in weights),
-        ],
-    }
-    serial = uuid.uuid5(_NAMESPACE, canonical(document).decode())
-    return canonical({**document, "serialNumber": f"urn:uuid:{serial}"})
+    return encode_bom(
+        {
+            "metadata": {"component": _model(lineage), "tools": {"components": [tvmflow]}},
+            "components": [*weights, *sources, *libraries],
+            "dependencies": [
+                {"ref": _MODEL, "dependsOn": required + [entry["bom-ref"] for entry in weights]},
+                *({"ref": entry["bom-ref"], "dependsOn": source_refs} for entry in weights),
+            ],
+        }
+    )
 
 
 def _model(lineage: Lineage) -> Json:
@@ -76,8 +68,14 @@ def _model(lineage: Lineage) -> Json:
         "type": "machine-learning-model",
         "name": lineage.recipe,
         **({"version": version} if version else {}),
+        **license_fields(lineage.license()),
         "components": [
-            {"bom-ref": f"file:{name}", "type": "file", "name": name, "hashes": _hashes(digest)}
+            {
+                "bom-ref": f"file:{name}",
+                "type": "file",
+                "name": name,
+                "hashes": digest_fields(digest),
+            }
             for name, digest in lineage.files
         ],
         "modelCard": _model_card(lineage),
@@ -146,7 +144,7 @@ def _weights(lineage: Lineage) -> Iterator[dict[str, Json]]:
                 "bom-ref": _WEIGHTS,
                 "type": "data",
                 "name": import_model.PARAMS,
-                "hashes": _hashes(digest),
+                "hashes": digest_fields(digest),
                 "data": [{"type": "other", "name": import_model.PARAMS}],
             }
 
@@ -161,10 +159,16 @@ def _source(source: Source) -> dict[str, Json]:
     return {
         "bom-ref": f"source:{source.role}:{source.sha256}",
         "name": source.role,
-        "hashes": _hashes(source.sha256),
+        "hashes": digest_fields(source.sha256),
         **kind,
         **({"externalReferences": references} if references else {}),
     }
+
+
+def _distribution(tool: Tool) -> dict[str, Json]:
+    """Return the digest of the wheel that a package was installed from, where it is known."""
+    digest = wheel_digest(tool)
+    return {"hashes": digest_fields(digest)} if digest else {}
 
 
 def _library(tool: Tool) -> dict[str, Json]:
@@ -175,37 +179,7 @@ def _library(tool: Tool) -> dict[str, Json]:
         "version": tool.version,
         "purl": tool.purl,
         "scope": _SCOPES.get(tool.name, _MADE_WITH),
-        **_licenses(tool),
+        **find_license(tool),
+        **_distribution(tool),
         "properties": [{"name": "tvmflow:record", "value": tool.record}],
     }
-
-
-def _licenses(tool: Tool) -> dict[str, Json]:
-    """Return the license that a package names; nothing where another version is installed now."""
-    try:
-        metadata = importlib.metadata.metadata(tool.name)
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    if metadata["Version"] != tool.version:
-        return {}
-    expression = _metadata_field(metadata, "License-Expression")
-    if expression:
-        return {"licenses": [{"expression": expression}]}
-    text = _metadata_field(metadata, "License").strip()
-    classifiers = [
-        classifier.rpartition(" :: ")[2]
-        for classifier in metadata.get_all("Classifier") or ()
-        if classifier.startswith("License ::")
-    ]
-    # Some packages put the whole text of the license into the field.
-    name = text if text and "\n" not in text else next(iter(classifiers), "")
-    return {"licenses": [{"license": {"name": name}}]} if name else {}
-
-
-def _metadata_field(metadata: PackageMetadata, name: str) -> str:
-    # An installed importlib_metadata raises for a missing field that is read by index.
-    return str((metadata.get_all(name) or [""])[0])
-
-
-def _hashes(sha256: str) -> list[Json]:
-    return [{"alg": "SHA-256", "content": sha256}]

@@ -7,205 +7,66 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
 
-from tvmflow.core import signing
+from tvmflow.core.documents import Unreadable, get_field
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text
-from tvmflow.core.signing import InvalidEnvelope, PublicKey
-from tvmflow.provenance.contents import BUNDLE, find_bundle
-from tvmflow.provenance.delivered import STATEMENT_SUFFIX
-from tvmflow.provenance.documents import Unreadable, get_field, quote, read_file, read_json
-from tvmflow.provenance.statement import PAYLOAD_TYPE, Statement, parse_statement
+from tvmflow.core.signing import PublicKey
+from tvmflow.core.types import STATEMENT_SUFFIX
+from tvmflow.provenance.contents import BUNDLE, find_bundle, list_model_files
+from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES
+from tvmflow.runtime.statements import (
+    Finding,
+    SignedStatement,
+    compare_file,
+    find_statements,
+    read_statements,
+)
 
-_SHORT_ID: Final = 12
-_MAX_PROBLEM: Final = 300
 _log = logging.getLogger(__name__)
-
-
-class SignedStatement(NamedTuple):
-    """A statement in a file, with its signers.
-
-    Attributes:
-        path: The file.
-        statement: The statement; None when it cannot be read.
-        key_ids: The ids of the keys that it names as its signers; nothing proves them.
-        trusted: The trusted keys whose signatures are valid.
-        problem: The reason why it must not be believed; otherwise empty.
-    """
-
-    path: Path
-    statement: Statement | None
-    key_ids: tuple[str, ...]
-    trusted: tuple[PublicKey, ...]
-    problem: str = ""
-
-    @property
-    def signature(self) -> str:
-        """The signers, for people."""
-        if self.trusted:
-            keys = ", ".join(f"{key.name} ({key.id[:_SHORT_ID]})" for key in self.trusted)
-            return f"signed by {keys}"
-        if self.key_ids:
-            ids = ", ".join(quote(key_id)[1 : _SHORT_ID + 1] for key_id in self.key_ids)
-            return f"signed by {ids}: not checked, because no trusted keys are given"
-        return "not signed"
-
-
-class Finding(NamedTuple):
-    """The result of the check of one file.
-
-    Attributes:
-        path: The file.
-        good: It is what a statement says.
-        message: The reason.
-        source: The statement that decided it; None when there is none.
-    """
-
-    path: Path
-    good: bool
-    message: str
-    source: SignedStatement | None = None
-
-
-# ---------------------------------------------------------------- statements
-
-
-def read_statements(path: Path, trusted: Sequence[PublicKey]) -> list[SignedStatement]:
-    """Return the statements in a file of envelopes, one a line.
-
-    Args:
-        path: The file.
-        trusted: Keys of which one must have signed a statement; none to believe all.
-    """
-    try:
-        lines = [line for line in read_file(path).splitlines() if line.strip()]
-    except Unreadable as error:
-        return [_unusable(path, str(error))]
-    if not lines:
-        return [_unusable(path, "it is empty")]
-    return [_read_statement(path, line, trusted) for line in lines]
-
-
-def _unusable(path: Path, reason: str) -> SignedStatement:
-    # The reason may quote what somebody wrote there.
-    return SignedStatement(path, None, (), (), reason[:_MAX_PROBLEM])
-
-
-def _read_statement(path: Path, line: bytes, trusted: Sequence[PublicKey]) -> SignedStatement:
-    try:
-        envelope = read_json(line)
-        statement = parse_statement(signing.open_envelope(envelope, PAYLOAD_TYPE))
-    except (Unreadable, InvalidEnvelope) as error:
-        return _unusable(path, str(error))
-    signatures = get_field(envelope, "signatures", of=list)
-    key_ids = tuple(get_field(entry, "keyid", of=str) for entry in signatures)
-    signed = SignedStatement(path, statement, key_ids, ())
-    if not trusted:
-        return signed
-    try:
-        _, signers = signing.verify_envelope(envelope, PAYLOAD_TYPE, trusted)
-    except InvalidEnvelope as error:
-        return signed._replace(problem=str(error))
-    return signed._replace(trusted=signers)
-
-
-def find_statements(path: Path) -> list[Path]:
-    """Return the statement files in the folder of a file, or in the nearest one above that has any."""
-    for folder in path.absolute().parents:
-        files = sorted(folder.glob(f"*{STATEMENT_SUFFIX}"))
-        if files:
-            return files
-    return []
 
 
 # ---------------------------------------------------------------- files
 
 
-def check_file(path: Path, statements: Sequence[SignedStatement]) -> Finding:
-    """Compare a file with statements, and a bundle also with its own manifest."""
-    if not statements:
-        return Finding(path, False, "no statement of provenance is beside it or in a folder above")
-    believed = [signed for signed in statements if not signed.problem]
-    if not believed:
-        first = statements[0]
-        return Finding(path, False, f"{first.path.name} is not believed: {first.problem}", first)
+def check_file(
+    path: Path, statements: Sequence[SignedStatement], max_bytes: int = DEFAULT_MAX_BYTES
+) -> Finding:
+    """Compare a file with statements, and a bundle also with its own manifest.
+
+    Args:
+        path: The file.
+        statements: The statements that may be about it.
+        max_bytes: The size of the largest bundle that is read.
+    """
     if path.is_symlink() or not path.is_file():
         return Finding(path, False, "it is no regular file, and nothing else was delivered")
     try:
         digest = hash_file(str(path))
     except OSError as error:
         return Finding(path, False, f"it cannot be read: {error.strerror}")
-    finding = _decide([_compare(path, digest, signed) for signed in believed], path, believed)
-    problems = list(_bundle_problems(path, finding)) if finding.good else []
+    finding = compare_file(path, digest, statements)
+    problems = list(_bundle_problems(path, finding, max_bytes)) if finding.good else []
     return finding._replace(good=False, message=problems[0]) if problems else finding
 
 
-def _decide(
-    findings: Sequence[Finding], path: Path, statements: Sequence[SignedStatement]
-) -> Finding:
-    """Return the finding that counts of those with several statements."""
-    # A statement that names the file by its place must not be contradicted by another one.
-    contradictions = [
-        finding
-        for finding, signed in zip(findings, statements, strict=True)
-        if not finding.good
-        and signed.statement
-        and _relative_name(path, signed) in signed.statement.subjects
-    ]
-    good = [finding for finding in findings if finding.good]
-    with_source = [finding for finding in findings if finding.source is not None]
-    return (contradictions or good or with_source or findings)[0]
-
-
-def _compare(path: Path, digest: str, signed: SignedStatement) -> Finding:
-    """Compare a file with one statement that can be read."""
-    assert signed.statement is not None
-    subjects = signed.statement.subjects
-    known_as = signed.statement.names.get(digest, "")
-    # A file that was moved has kept at most the last part of its name.
-    names = (_relative_name(path, signed), path.name)
-    name = next((candidate for candidate in names if candidate in subjects), None)
-    if name is not None and subjects[name] == digest:
-        return Finding(path, True, f"as delivered, {signed.signature}", signed)
-    if name is not None and known_as:
-        message = f"it is {quote(known_as)} under the name of {quote(name)}"
-        return Finding(path, False, message, signed)
-    if name is not None:
-        message = (
-            f"it is not the file that was delivered: its sha256 is {digest[:_SHORT_ID]}…, "
-            f"but {signed.path.name} has {subjects[name][:_SHORT_ID]}…"
-        )
-        return Finding(path, False, message, signed)
-    if known_as:
-        return Finding(path, True, f"delivered as {known_as}, {signed.signature}", signed)
-    return Finding(path, False, f"{signed.path.name} does not name it")
-
-
-def _relative_name(path: Path, signed: SignedStatement) -> str:
-    """Return the name of a file in the folder of a statement; empty when it is elsewhere."""
-    absolute = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
-    folder = Path(os.path.abspath(signed.path.parent))  # noqa: PTH100
-    return absolute.relative_to(folder).as_posix() if absolute.is_relative_to(folder) else ""
-
-
-def _bundle_problems(path: Path, finding: Finding) -> Iterator[str]:
+def _bundle_problems(path: Path, finding: Finding, max_bytes: int) -> Iterator[str]:
     """Yield the differences of a bundle from its own manifest and from its statement."""
     try:
-        content = find_bundle(path) if path.suffix == BUNDLE else None
+        content = find_bundle(path, max_bytes) if path.suffix == BUNDLE else None
     except Unreadable as error:
         yield str(error)
         return
     if content is None:
         return
-    yield from content.problems
+    yield from content.bundle.problems
     assert finding.source is not None and finding.source.statement is not None
     results = finding.source.statement.dependencies("result")
     names = [get_field(entry, "name", of=str).rpartition("/")[2] for entry in results]
     digests = [get_field(entry, "digest", "sha256", of=str) for entry in results]
     used = set(zip(names, digests, strict=True))
-    for bundle in (content, *content.parts.values()):
-        for name, digest in bundle.model_files():
+    for bundle in (content.bundle, *content.bundle.parts.values()):
+        for name, digest in list_model_files(bundle):
             if (name, digest) not in used:
                 yield f"its manifest names another {name} than {finding.source.path.name} does"
 
@@ -214,7 +75,10 @@ def _bundle_problems(path: Path, finding: Finding) -> Iterator[str]:
 
 
 def check_delivered(
-    path: Path, trusted: Sequence[PublicKey], statements: Sequence[Path] = ()
+    path: Path,
+    trusted: Sequence[PublicKey],
+    statements: Sequence[Path] = (),
+    max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Iterator[Finding]:
     """Yield a finding for a file, or for every file in a folder and every one that is missing.
 
@@ -222,6 +86,7 @@ def check_delivered(
         path: A file or a folder.
         trusted: Keys of which one must have signed; none to believe all statements.
         statements: Files of statements; by default those beside each file or in folders above.
+        max_bytes: The size of the largest bundle that is read.
     """
     read_once = functools.cache(functools.partial(read_statements, trusted=tuple(trusted)))
     files = list(_list_files(path)) if path.is_dir() else [path]
@@ -232,7 +97,8 @@ def check_delivered(
             yield from _check_statements(file, trusted)
         else:
             sources = statements or find_statements(file)
-            yield check_file(file, [signed for source in sources for signed in read_once(source)])
+            signed = [statement for source in sources for statement in read_once(source)]
+            yield check_file(file, signed, max_bytes)
 
 
 def _list_files(folder: Path) -> Iterator[Path]:

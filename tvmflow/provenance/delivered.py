@@ -4,9 +4,15 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tvmflow.core.types import Artifact, Delivery, Plan, StageSpec
+from tvmflow.core.types import (
+    STATEMENT_SUFFIX,
+    Artifact,
+    Delivery,
+    Plan,
+    RecipeOrigin,
+    StageSpec,
+)
 
-STATEMENT_SUFFIX = ".intoto.jsonl"
 BOM_SUFFIX = ".cdx.json"
 
 
@@ -14,7 +20,7 @@ class DeliveredTarget(NamedTuple):
     """The delivered files of one recipe for one target, and every stage behind them.
 
     `files` are names in the folder with their sha256, `stages` are in the order of the plan,
-    and `artifacts` has their results by stage id.
+    `artifacts` has their results by stage id, and `origin` says where the recipe is.
     """
 
     recipe: str
@@ -22,6 +28,7 @@ class DeliveredTarget(NamedTuple):
     files: tuple[tuple[str, str], ...]
     stages: tuple[StageSpec, ...]
     artifacts: Mapping[str, Artifact]
+    origin: RecipeOrigin | None = None
 
     def sidecar_paths(self, dist: str) -> tuple[str, str]:
         """Return the paths of statement and bill of materials."""
@@ -35,6 +42,7 @@ def list_delivered_targets(plan: Plan, artifacts: Mapping[str, Artifact]) -> lis
     for delivery in plan.deliveries:
         groups.setdefault((delivery.recipe, delivery.target), []).append(delivery)
     positions = {spec.id: index for index, spec in enumerate(plan.stages)}
+    origins = {origin.recipe: origin for origin in plan.origins}
     targets: list[DeliveredTarget] = []
     for (recipe, target), deliveries in groups.items():
         makers = {delivery.stage_id for delivery in deliveries}
@@ -47,7 +55,10 @@ def list_delivered_targets(plan: Plan, artifacts: Mapping[str, Artifact]) -> lis
             files += [(delivered, digests[stored]) for stored, delivered in delivery.files]
         if files:
             stages = _with_needs(makers | gates, plan.stages, positions)
-            targets.append(DeliveredTarget(recipe, target, tuple(sorted(files)), stages, artifacts))
+            origin = origins.get(recipe)
+            targets.append(
+                DeliveredTarget(recipe, target, tuple(sorted(files)), stages, artifacts, origin)
+            )
     return targets
 
 

@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tvmflow.core.documents import Unreadable, get_field, get_number, read_file, read_json
 from tvmflow.core.files import hash_file
 from tvmflow.core.signing import PublicKey
-from tvmflow.core.types import Json
-from tvmflow.provenance.check import SignedStatement, check_file, find_statements, read_statements
-from tvmflow.provenance.contents import BUNDLE, BundleContent, describe_kind, find_bundle
-from tvmflow.provenance.delivered import STATEMENT_SUFFIX
-from tvmflow.provenance.documents import Unreadable, get_field, get_number, read_file, read_json
+from tvmflow.core.types import STATEMENT_SUFFIX, Json
+from tvmflow.provenance.check import check_file
+from tvmflow.provenance.contents import BUNDLE, describe_kind, find_bundle
 from tvmflow.recipe.lock_file import SUFFIX, read_lock
+from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES, Bundle
+from tvmflow.runtime.statements import SignedStatement, find_statements, read_statements
 
 _DOCUMENT_SUFFIXES: Final = (".json", ".jsonl")
 
@@ -25,13 +26,19 @@ class UnknownFile(Exception):
     """A file of a kind that tvmflow does not deliver, and for which there is no statement."""
 
 
-def inspect_file(path: Path, trusted: Sequence[PublicKey], statements: Sequence[Path] = ()) -> Json:
+def inspect_file(
+    path: Path,
+    trusted: Sequence[PublicKey],
+    statements: Sequence[Path] = (),
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> Json:
     """Return everything that is known of a file.
 
     Args:
         path: The file.
         trusted: Keys of which one must have signed a statement; none to believe all.
         statements: Files of statements; by default those beside the file or in folders above.
+        max_bytes: How much a bundle may have, and an archive may unpack to.
 
     Raises:
         UnknownFile: Nothing is known of it.
@@ -47,11 +54,11 @@ def inspect_file(path: Path, trusted: Sequence[PublicKey], statements: Sequence[
         "kind": describe_kind(path),
         "sha256": hash_file(str(path)),
         "bytes": path.stat().st_size,
-        **_inspect_content(path),
+        **_inspect_content(path, max_bytes),
     }
     files = list(statements) or find_statements(path)
     signed = [statement for file in files for statement in read_statements(file, trusted)]
-    finding = check_file(path, signed)
+    finding = check_file(path, signed, max_bytes)
     about["provenance"] = {"good": finding.good, "message": finding.message}
     if finding.source is not None and finding.source.statement is not None:
         about["provenance"] |= _statement_json(finding.source)
@@ -120,13 +127,13 @@ def _verification(verdict: Mapping[str, Json]) -> dict[str, Json]:
 # ---------------------------------------------------------------- content by kind
 
 
-def _inspect_content(path: Path) -> dict[str, Json]:
+def _inspect_content(path: Path, max_bytes: int) -> dict[str, Json]:
     """Return `kind`, `content` and `problems` as far as a file has them."""
     if path.name.endswith(SUFFIX):
         return _inspect_lock(path)
     if path.suffix in _DOCUMENT_SUFFIXES:
         return _inspect_document(path)
-    return _inspect_bundle(path)
+    return _inspect_bundle(path, max_bytes)
 
 
 def _inspect_lock(path: Path) -> dict[str, Json]:
@@ -182,26 +189,30 @@ def _text_fields(value: Json, *names: str) -> dict[str, str]:
     return {name: get_field(value, name, of=str) for name in names}
 
 
-def _inspect_bundle(path: Path) -> dict[str, Json]:
+def _inspect_bundle(path: Path, max_bytes: int) -> dict[str, Json]:
     """Return the content of the bundle that a file is or contains.
 
     Raises:
         Unreadable: It is a damaged bundle.
     """
     try:
-        bundle = find_bundle(path)
+        packed = find_bundle(path, max_bytes)
     except Unreadable as error:
         if path.suffix == BUNDLE:
             raise
         return {"problems": [str(error)]}
-    if bundle is None:
+    if packed is None:
         return {}
     is_bundle = path.suffix == BUNDLE
-    kind = "a bundle" if is_bundle else f"an archive with the bundle {bundle.path_in_archive}"
-    return {"kind": kind, "content": _bundle_json(bundle), "problems": list(bundle.problems)}
+    kind = "a bundle" if is_bundle else f"an archive with the bundle {packed.path_in_archive}"
+    return {
+        "kind": kind,
+        "content": _bundle_json(packed.bundle),
+        "problems": list(packed.bundle.problems),
+    }
 
 
-def _bundle_json(bundle: BundleContent) -> dict[str, Json]:
+def _bundle_json(bundle: Bundle) -> dict[str, Json]:
     manifest = bundle.manifest
     parts = {name: _bundle_json(part) for name, part in bundle.parts.items()}
     return {

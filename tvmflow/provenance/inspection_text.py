@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tvmflow.core.documents import get_field, get_number
 from tvmflow.core.formatting import latency_text
 from tvmflow.core.types import Json
-from tvmflow.provenance.documents import get_field, get_number
 
 _SHORT_ID: Final = 12
 _MAX_NAME_WIDTH: Final = 60

@@ -7,15 +7,15 @@ import logging
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from tvmflow.core import packages
 from tvmflow.core.types import Artifact, Json, StageSpec
 from tvmflow.provenance.delivered import DeliveredTarget
 from tvmflow.stages import import_model, verify
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
 
-_ABSENT: Final = "absent"
 _log = logging.getLogger(__name__)
 
 
@@ -42,8 +42,9 @@ class Tool(NamedTuple):
 
     @property
     def purl(self) -> str:
-        """Its package URL."""
-        return f"pkg:pypi/{self.name}@{self.version}"
+        """Its package URL; generic for a source folder, which is no release of a package index."""
+        kind = "generic" if self.version == packages.UNVERSIONED else "pypi"
+        return f"pkg:{kind}/{self.name}@{urllib.parse.quote(self.version, safe='.-_~')}"
 
 
 class FinishedStage(NamedTuple):
@@ -84,7 +85,8 @@ class FinishedStage(NamedTuple):
         for name, identity in self.preimage["tools"].items():
             # A local version has a plus of its own.
             version, _, record = identity.rpartition("+")
-            if identity != _ABSENT:
+            # Results of earlier versions name packages that were absent.
+            if version:
                 yield Tool(name, version, record)
 
 
@@ -129,6 +131,11 @@ class Lineage(NamedTuple):
             if verdict is not None:
                 return verdict, stage.artifact.digests(())[verify.VERDICT]
         return None, ""
+
+    def license(self) -> str:
+        """Return the license that the recipe names for the model; empty where it names none."""
+        exports = [*self.find_stages("join"), *self.find_stages("export")]
+        return str(exports[0].settings.get("license", "")) if exports else ""
 
     def signature(self) -> Json:
         """Return inputs and outputs as `import` wrote them; for a model in parts, the model's."""

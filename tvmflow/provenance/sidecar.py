@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.types import Artifact, Json, Plan
 from tvmflow.provenance.delivered import DeliveredTarget, list_delivered_targets
+from tvmflow.provenance.source_state import read_builder_id, read_source_state
 from tvmflow.store.file_digests import note_name, stamp
 from tvmflow.store.local import LocalStore
 
 # The version of what is written: raised when the same results are described differently.
-_VERSION = 1
+_VERSION = 2
 
 # The same as in core.signing, whose import costs far more than the rest of an up-to-date run.
 _KEY_VARIABLE = "TVMFLOW_SIGNING_KEY"
@@ -99,4 +100,6 @@ def _fingerprint(delivered: DeliveredTarget) -> str:
         ]
         for spec in delivered.stages
     ]
-    return digest_of([_VERSION, delivered.recipe, delivered.target, delivered.files, stages])
+    sources = read_source_state(delivered.origin) if delivered.origin else None
+    of = [_VERSION, delivered.recipe, delivered.target, delivered.files, stages]
+    return digest_of([*of, sources, read_builder_id()])

@@ -1,4 +1,4 @@
-"""Statements of provenance: in-toto's Statement v1 with SLSA's Provenance v1, made and read.
+"""Statements of provenance: in-toto's Statement v1 with SLSA's Provenance v1, as they are made.
 
 Equal results give equal bytes: the only times are those at which the ledger says that a trial
 was measured, and there are no paths and no names of machines.
@@ -6,50 +6,43 @@ was measured, and there are no paths and no names of machines.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from pathlib import PurePosixPath
-from typing import Final, NamedTuple
+from typing import Final
 
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.types import Json
-from tvmflow.provenance.documents import Unreadable, get_field, quote, read_json
+from tvmflow.core.version import VERSION
 from tvmflow.provenance.kernels import list_kernels
 from tvmflow.provenance.lineage import FinishedStage, Lineage
-
-PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
-STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"
-BUILD_TYPE: Final = "urn:tvmflow:build:v1"
-"""The meaning of parameters and dependencies, as docs/provenance.md describes it."""
-RELEASE_TYPE: Final = "urn:tvmflow:release:v1"
-"""The same for a statement about the folder of a release."""
-BUILDER: Final = "urn:tvmflow:builder:v1"
+from tvmflow.provenance.source_state import SourceState, read_builder_id
+from tvmflow.provenance.tools import wheel_digest
+from tvmflow.runtime.statements import (
+    BUILD_TYPE,
+    KERNELS,
+    PREDICATE_TYPE,
+    RELEASE_TYPE,
+    STATEMENT_TYPE,
+    VERIFICATION,
+)
 
 RECORD_DIGEST: Final = "tvmflowRecord"
-"""The algorithm of a tool's digest: the beginning of the sha256 over a package's list of files."""
+"""The algorithm of a tool's digest: the beginning of the sha256 over the names and digests of its files."""
 
-VERIFICATION: Final = "verification"
-KERNELS: Final = "kernels"
-
-_DEFINITION: Final = ("predicate", "buildDefinition")
-_BYPRODUCTS: Final = ("predicate", "runDetails", "byproducts")
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 # Facts of pick_best: the share of time in kernels with a schedule, and what tuning gained.
 _COVERAGE_FACTS: Final = ("tuned", "tunable", "coverage", "speedup")
 # The address of a device has no effect on the result, and is not for the public.
 _PRIVATE_SETTING: Final = "tracker"
 
 
-# ---------------------------------------------------------------- making
-
-
-def make_statement(lineage: Lineage, subjects: Mapping[str, str]) -> bytes:
+def make_statement(
+    lineage: Lineage, subjects: Mapping[str, str], sources: SourceState | None = None
+) -> bytes:
     """Return the statement about delivered files as canonical JSON.
 
     Args:
         lineage: What is behind them.
         subjects: Their sha256 by name.
+        sources: The state of the recipe and its repository, where they are known.
 
     Raises:
         DamagedBlob: A result that has to be read is not what it should be.
@@ -59,14 +52,18 @@ def make_statement(lineage: Lineage, subjects: Mapping[str, str]) -> bytes:
         "externalParameters": {
             "recipe": lineage.recipe,
             "target": lineage.target,
+            **({"invocation": sources.invocation(lineage.target)} if sources else {}),
             "settings": {stage.label: _public_settings(stage) for stage in lineage.stages},
         },
         "internalParameters": {
             "stages": {stage.label: _stage_json(stage) for stage in lineage.stages}
         },
-        "resolvedDependencies": list(_dependencies(lineage)),
+        "resolvedDependencies": [
+            *(_describe_sources(sources) if sources else ()),
+            *_dependencies(lineage),
+        ],
     }
-    details = {"builder": {"id": BUILDER}, "byproducts": list(_byproducts(lineage))}
+    details = {"builder": _builder(), "byproducts": list(_byproducts(lineage))}
     return _statement(subjects, definition, details)
 
 
@@ -89,7 +86,7 @@ def make_release_statement(
             for path in sorted(statements)
         ],
     }
-    return _statement(subjects, definition, {"builder": {"id": BUILDER}})
+    return _statement(subjects, definition, {"builder": _builder()})
 
 
 def _statement(subjects: Mapping[str, str], definition: Json, details: Json) -> bytes:
@@ -101,6 +98,22 @@ def _statement(subjects: Mapping[str, str], definition: Json, details: Json) -> 
             "predicate": {"buildDefinition": definition, "runDetails": details},
         }
     )
+
+
+def _builder() -> dict[str, Json]:
+    return {"id": read_builder_id(), "version": {"tvmflow": VERSION}}
+
+
+def _describe_sources(sources: SourceState) -> Iterator[Json]:
+    """Yield the recipe, its pipeline, and the commit of their repository."""
+    for file in sources.files:
+        yield _resource(file.name, file.sha256, annotations={"kind": file.kind})
+    if sources.commit:
+        yield {
+            "name": "repository",
+            "digest": {"gitCommit": sources.commit},
+            "annotations": {"kind": "repository", "clean": sources.clean},
+        }
 
 
 def _public_settings(stage: FinishedStage) -> Json:
@@ -126,11 +139,16 @@ def _dependencies(lineage: Lineage) -> Iterator[Json]:
         uri = {"uri": source.url} if source.url else {}
         yield _resource(source.role, source.sha256, annotations={"kind": "source"}, **uri)
     for tool in lineage.tools():
+        wheel = wheel_digest(tool)
         yield {
             "name": tool.name,
             "uri": tool.purl,
-            "digest": {RECORD_DIGEST: tool.record},
-            "annotations": {"kind": "tool", "version": tool.version},
+            "digest": {RECORD_DIGEST: tool.record, **({"sha256": wheel} if wheel else {})},
+            "annotations": {
+                "kind": "tool",
+                "version": tool.version,
+                "digestOf": "wheel" if wheel else "installed files",
+            },
         }
     results = sorted({result for stage in lineage.stages for result in stage.used_results()})
     for name, digest in results:
@@ -149,110 +167,3 @@ def _byproducts(lineage: Lineage) -> Iterator[Json]:
     kernels = list_kernels(lineage)
     if kernels:
         yield {"name": KERNELS, "annotations": {"kernels": kernels, "coverage": coverage}}
-
-
-# ---------------------------------------------------------------- reading
-
-
-class Statement(NamedTuple):
-    """A statement that was read from a file.
-
-    Attributes:
-        subjects: The sha256 of each file that it is about, by name in its folder.
-        names: The first name of each sha256.
-        body: The whole statement, of which nothing else was checked.
-    """
-
-    subjects: Mapping[str, str]
-    names: Mapping[str, str]
-    body: Mapping[str, Json]
-
-    @property
-    def about(self) -> str:
-        """A recipe for a target, or a release with its version, for people."""
-        release, version = self._parameter("release"), self._parameter("version")
-        return f"{release} {version}" if release else f"{self.recipe} for {self.target}"
-
-    @property
-    def recipe(self) -> str:
-        """The recipe; empty for a release."""
-        return self._parameter("recipe")
-
-    @property
-    def target(self) -> str:
-        """The target; empty for a release."""
-        return self._parameter("target")
-
-    @property
-    def settings(self) -> Mapping[str, Json]:
-        """The settings of each stage."""
-        return get_field(self.body, *_DEFINITION, "externalParameters", "settings", of=dict)
-
-    def _parameter(self, name: str) -> str:
-        return get_field(self.body, *_DEFINITION, "externalParameters", name, of=str)
-
-    def dependencies(self, kind: str) -> list[Mapping[str, Json]]:
-        """Return the dependencies of a kind: `source`, `tool`, `result` or `statement`."""
-        entries = get_field(self.body, *_DEFINITION, "resolvedDependencies", of=list)
-        return [
-            entry for entry in entries if get_field(entry, "annotations", "kind", of=str) == kind
-        ]
-
-    def byproduct(self, name: str) -> Mapping[str, Json]:
-        """Return the annotations of a by-product; empty when it is not there."""
-        for entry in get_field(self.body, *_BYPRODUCTS, of=list):
-            if get_field(entry, "name", of=str) == name:
-                return get_field(entry, "annotations", of=dict)
-        return {}
-
-    @property
-    def verdict(self) -> Mapping[str, Json]:
-        """The verdict of `verify`; empty when it did not run."""
-        return get_field(self.byproduct(VERIFICATION), "verdict", of=dict)
-
-    @property
-    def kernels(self) -> list[Mapping[str, Json]]:
-        """The kernels, as `list_kernels` returns them."""
-        entries = get_field(self.byproduct(KERNELS), "kernels", of=list)
-        return [entry for entry in entries if isinstance(entry, dict)]
-
-
-def parse_statement(text: bytes) -> Statement:
-    """Return the statement in a text that `make_statement` or `make_release_statement` made.
-
-    Raises:
-        Unreadable: It is anything else; the message says what.
-    """
-    body = read_json(text)
-    _require(body, (STATEMENT_TYPE,), "_type")
-    _require(body, (PREDICATE_TYPE,), "predicateType")
-    _require(body, (BUILD_TYPE, RELEASE_TYPE), *_DEFINITION, "buildType")
-    subjects: dict[str, str] = {}
-    for entry in get_field(body, "subject", of=list):
-        name = get_field(entry, "name", of=str)
-        digest = get_field(entry, "digest", "sha256", of=str)
-        if not _is_inside(name):
-            raise Unreadable(f"it names a file that is not in its folder: {quote(name)}")
-        if not _SHA256.fullmatch(digest):
-            raise Unreadable(f"it gives no sha256 for {quote(name)}")
-        if subjects.setdefault(name, digest) != digest:
-            raise Unreadable(f"it gives two digests for {quote(name)}")
-    if not subjects:
-        raise Unreadable("it is about no file")
-    # Of two names with one digest the last one inserted stays.
-    names = {digest: name for name, digest in reversed(subjects.items())}
-    return Statement(subjects, names, body)
-
-
-def _require(body: Json, expected: tuple[str, ...], *path: str) -> None:
-    actual = get_field(body, *path, of=str)
-    if actual not in expected:
-        raise Unreadable(f"its {path[-1]} is {quote(actual)} and not {' or '.join(expected)}")
-
-
-def _is_inside(name: str) -> bool:
-    """Return whether a name is a plain relative path that the file system reads as it is written."""
-    path = PurePosixPath(name)
-    is_plain = name.isprintable() and "\\" not in name
-    is_normal = bool(name) and str(path) == name and not path.is_absolute()
-    return is_plain and is_normal and not {".", ".."} & set(path.parts)

@@ -11,16 +11,20 @@ from typing import Final
 
 from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical
+from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.documents import Unreadable, get_field, read_file, read_json
 from tvmflow.core.files import hash_file, write_atomically
-from tvmflow.core.types import Json
+from tvmflow.core.types import STATEMENT_SUFFIX, Json
 from tvmflow.provenance import bom, statement
-from tvmflow.provenance.delivered import STATEMENT_SUFFIX, DeliveredTarget
-from tvmflow.provenance.documents import Unreadable, get_field, read_file, read_json
+from tvmflow.provenance.delivered import DeliveredTarget
 from tvmflow.provenance.lineage import load_lineage
-from tvmflow.store.disk import disk_errors
+from tvmflow.provenance.source_state import read_source_state
+from tvmflow.runtime.statements import PAYLOAD_TYPE, parse_statement
 from tvmflow.store.local import LocalStore
 
-_RELEASE: Final = "release"
+RELEASE_STATEMENT: Final = f"release{STATEMENT_SUFFIX}"
+"""The name of the statement about the folder of a release."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -39,7 +43,8 @@ def write_target_sidecars(
     materials = bom.make_bom(lineage)
     bom_digest = hashlib.sha256(materials).hexdigest()
     subjects = {**dict(delivered.files), Path(bom_path).name: bom_digest}
-    text = statement.make_statement(lineage, subjects)
+    sources = read_source_state(delivered.origin) if delivered.origin else None
+    text = statement.make_statement(lineage, subjects, sources)
     key = signing.load_signing_key()
     envelope = _keep_signatures(text, Path(statement_path))
     if key is not None:
@@ -65,16 +70,21 @@ def write_release_sidecars(
         name,
         version,
         {path.relative_to(folder).as_posix(): hash_file(str(path)) for path in files},
-        {path.relative_to(folder).as_posix(): _text_digest(path) for path in statements},
+        {path.relative_to(folder).as_posix(): text_digest(path) for path in statements},
     )
     key = signing.load_signing_key()
-    envelope = signing.sign_envelope(statement.PAYLOAD_TYPE, text, [key] if key else [])
-    write_if_changed(folder / f"{_RELEASE}{STATEMENT_SUFFIX}", _line(envelope))
+    envelope = signing.sign_envelope(PAYLOAD_TYPE, text, [key] if key else [])
+    write_if_changed(folder / RELEASE_STATEMENT, _line(envelope))
 
 
-def _text_digest(path: Path) -> str:
-    """Return the sha256 (hex) of a statement's text, which is the same whoever signs it later."""
-    text = signing.open_envelope(read_json(read_file(path)), statement.PAYLOAD_TYPE)
+def text_digest(path: Path) -> str:
+    """Return the sha256 (hex) of a statement's text, which is the same whoever signs it later.
+
+    Raises:
+        Unreadable: The file cannot be read, or holds no single statement.
+        InvalidEnvelope: It holds no envelope of a statement.
+    """
+    text = signing.open_envelope(read_json(read_file(path)), PAYLOAD_TYPE)
     return hashlib.sha256(text).hexdigest()
 
 
@@ -89,7 +99,7 @@ def sign_statements(path: Path, key: signing.PrivateKey) -> None:
     if not envelopes:
         raise Unreadable("it is empty")
     for envelope in envelopes:
-        statement.parse_statement(signing.open_envelope(envelope, statement.PAYLOAD_TYPE))
+        parse_statement(signing.open_envelope(envelope, PAYLOAD_TYPE))
     write_if_changed(path, b"".join(_line(_add_signature(entry, key)) for entry in envelopes))
 
 
@@ -99,8 +109,8 @@ def _line(envelope: Json) -> bytes:
 
 def _add_signature(envelope: Mapping[str, Json], key: signing.PrivateKey) -> Json:
     """Return the envelope with a signature of `key` in place of one with the same id."""
-    text = signing.open_envelope(envelope, statement.PAYLOAD_TYPE)
-    signed = signing.sign_envelope(statement.PAYLOAD_TYPE, text, [key])
+    text = signing.open_envelope(envelope, PAYLOAD_TYPE)
+    signed = signing.sign_envelope(PAYLOAD_TYPE, text, [key])
     others = [entry for entry in envelope["signatures"] if entry["keyid"] != key.public.id]
     signatures = sorted([*others, *signed["signatures"]], key=lambda entry: str(entry["keyid"]))
     return {**signed, "signatures": signatures}
@@ -108,10 +118,10 @@ def _add_signature(envelope: Mapping[str, Json], key: signing.PrivateKey) -> Jso
 
 def _keep_signatures(text: bytes, path: Path) -> Json:
     """Return an envelope of the text, with the signatures that the present file has for it."""
-    unsigned = signing.sign_envelope(statement.PAYLOAD_TYPE, text, [])
+    unsigned = signing.sign_envelope(PAYLOAD_TYPE, text, [])
     with contextlib.suppress(Unreadable, signing.InvalidEnvelope):
         present = read_json(read_file(path))
-        if signing.open_envelope(present, statement.PAYLOAD_TYPE) == text:
+        if signing.open_envelope(present, PAYLOAD_TYPE) == text:
             signatures = [
                 {name: get_field(entry, name, of=str) for name in ("keyid", "sig")}
                 for entry in get_field(present, "signatures", of=list)

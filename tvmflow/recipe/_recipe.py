@@ -27,6 +27,7 @@ from tvmflow.core.suggestions import did_you_mean
 from tvmflow.exporters import PARTITIONED_EXPORTERS
 from tvmflow.frontends import FRONTENDS
 from tvmflow.recipe._kernels import Kernels
+from tvmflow.recipe._license import SpdxExpression
 from tvmflow.recipe._model import InputSpec, ModelSource
 from tvmflow.recipe._release import ReleaseVersion
 from tvmflow.recipe._targets import BuildTarget, Output, TargetSpec, check_outputs, expand_preset
@@ -88,6 +89,12 @@ class Recipe(ClosedModel):
         examples=["1.2.0"],
         description="Version of the delivered files, in the manifest and in the name of the wheel: a Python package version, "
         "in quotes.",
+    )
+    license: SpdxExpression | None = Field(
+        default=None,
+        examples=["Apache-2.0"],
+        description="License of the model and of what is built from it, for the wheel and for bills of materials: an SPDX "
+        "expression, such as `MIT OR Apache-2.0`; `LicenseRef-NAME` for one that SPDX does not list.",
     )
     model: ModelSource = Field(
         examples=[{"onnx": "model.onnx"}], description="Where the model comes from."

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from tvmflow.core.formatting import quoted
-from tvmflow.core.schema import MAX_PATH_LENGTH, ClosedModel, field_error
+from tvmflow.core.schema import MAX_PATH_LENGTH, ClosedModel, field_error, to_tuple
 
 _VERSION_PATTERN: Final = (
     r"^(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*))*((a|b|rc)(0|[1-9][0-9]*))?"
@@ -97,6 +97,12 @@ class Release(ClosedModel):
         max_length=100,
         examples=["1.1.0"],
         description="Release to compare with: a version, `last` (the previous release) or `none`.",
+    )
+    drop: Annotated[tuple[str, ...], BeforeValidator(to_tuple)] = Field(
+        default=(),
+        examples=[["digits/edge"]],
+        description="What the last release has and this one need not have: `RECIPE`, `RECIPE/TARGET`, "
+        "`RECIPE/TARGET/OUTPUT`, or `RECIPE/TARGET/verify`. Anything else that is gone fails the release.",
     )
     gates: Gates = Field(
         default=Gates(), examples=[{"max_slowdown": 0.05}], description="Limits that must be met."

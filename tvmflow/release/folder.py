@@ -5,31 +5,35 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from packaging.version import InvalidVersion, Version
-
-from tvmflow.core.errors import LockMismatch, RecipeError
+from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.errors import LockMismatch, RecipeError, VerifyFailed
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Artifact, Plan
 from tvmflow.planning.pipelines import Pipeline
 from tvmflow.provenance.delivered import list_delivered_targets
 from tvmflow.provenance.write import write_release_sidecars
-from tvmflow.recipe import LAST_RELEASE, NO_RELEASE, Release
+from tvmflow.recipe import Release
 from tvmflow.recipe.lock_file import Lock, read_lock
-from tvmflow.release.gates import Comparison, FailedGate, compare_releases, find_failed_gates
+from tvmflow.release.content import ContentChange, compare_content, list_locked, list_planned
+from tvmflow.release.gates import (
+    Comparison,
+    FailedGate,
+    check_content,
+    compare_releases,
+    find_failed_gates,
+)
 from tvmflow.release.page import render_report
+from tvmflow.release.previous import LOCK, SUMS, find_folder, find_previous
 from tvmflow.release.timing import time_alternately
 from tvmflow.stages import pick_best, verify
-from tvmflow.store.disk import disk_errors
 from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
 
-LOCK: Final = "release.lock.yaml"
-SUMS: Final = "SHA256SUMS"
 REPORT: Final = "report.html"
 _BUNDLE: Final = ".tvmflow"
 
@@ -49,6 +53,7 @@ class ReleaseResult(NamedTuple):
         previous: Name of the release that it was compared with; empty if there is none.
         comparisons: All recipes and targets beside that release.
         failed_gates: The gates that kept the release from being made.
+        content: What is new and what is gone since that release.
     """
 
     folder: Path
@@ -56,11 +61,46 @@ class ReleaseResult(NamedTuple):
     previous: str = ""
     comparisons: tuple[Comparison, ...] = ()
     failed_gates: tuple[FailedGate, ...] = ()
+    content: ContentChange = ContentChange()
 
 
-def find_folder(pipeline: Pipeline, release: Release) -> Path:
-    """Return the folder of a release, which need not exist."""
-    return pipeline.path.parent / release.folder / f"{pipeline.name}-{release.version}"
+def check_before_build(
+    pipeline: Pipeline, release: Release, plan: Plan, requested: Collection[str]
+) -> None:
+    """Check what is known of a release before anything is built: the previous one, and what would be lost.
+
+    Args:
+        pipeline: The pipeline with the release.
+        release: Its version, folder and gates.
+        plan: What will be built.
+        requested: The recipes and targets of the pipeline, whatever the command line selects of them.
+
+    Raises:
+        RecipeError: when there is no release to compare with, or when `drop` names what is there.
+        LockMismatch: when the previous release is not as it was made.
+        VerifyFailed: when the release would lack something that it must have.
+    """
+    planned = list_planned(plan)
+    for index, name in enumerate(release.drop):
+        if name in planned:
+            where = pipeline.where("release", "drop", index) if pipeline.where else pipeline.path
+            raise RecipeError(
+                f"{where}: release.drop.{index}: {name} is in this release",
+                fix="remove it from release.drop, so that its loss is noticed later",
+            )
+    lost = check_content(compare_content(planned, requested), str(pipeline.path), release)
+    if not find_folder(pipeline, release).is_dir():
+        previous = find_previous(pipeline, release)
+        if previous is not None:
+            lost += _check_content(planned, previous, release)
+    if lost:
+        unique = {failed.label: failed for failed in reversed(lost)}
+        lines = [f"{name}: {unique[name].gate}: {unique[name].message}" for name in sorted(unique)]
+        raise VerifyFailed(
+            "\n".join([*lines, "NOT RELEASED: nothing was built"]),
+            fix="build it, without --target and --variant, or name what is meant to go: "
+            f"`drop: [{', '.join(sorted(unique))}]` under `release` in {pipeline.path}",
+        )
 
 
 def make_release(
@@ -92,7 +132,7 @@ def make_release(
     if folder.is_dir():
         _check_existing(folder, files)
         return ReleaseResult(folder, is_new=False)
-    previous = _find_previous(pipeline, release, folder.parent)
+    previous = find_previous(pipeline, release)
     with disk_errors(str(folder.parent)):
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = folder.parent / f".{folder.name}.{os.getpid()}.part"
@@ -101,6 +141,7 @@ def make_release(
             _copy_files(part, files, store)
             (part / LOCK).write_text(lock, encoding="utf-8")
             result = _compare(folder, part, release, previous, device_locks)
+            result = _add_content(result, plan, previous, release)
             if not result.failed_gates:
                 _write_report(part, result, files)
                 groups_of_files = list_delivered_targets(plan, artifacts)
@@ -129,7 +170,9 @@ def _copy_files(part: Path, files: Mapping[str, str], store: LocalStore) -> None
 
 def _write_report(part: Path, result: ReleaseResult, files: Mapping[str, str]) -> None:
     lock = read_lock(part / LOCK).file
-    html = render_report(result.folder.name, result.previous, result.comparisons, lock)
+    html = render_report(
+        result.folder.name, result.previous, result.comparisons, lock, result.content
+    )
     (part / REPORT).write_text(html, encoding="utf-8")
     varying = {name: hash_file(str(part / name)) for name in (LOCK, REPORT)}
     (part / SUMS).write_text(_format_sums(files) + _format_sums(varying), encoding="utf-8")
@@ -176,6 +219,23 @@ def _check_existing(folder: Path, files: Mapping[str, str]) -> None:
 # ---------------------------------------------------------------- comparison
 
 
+def _check_content(planned: Collection[str], previous: Lock, release: Release) -> list[FailedGate]:
+    change = compare_content(planned, list_locked(previous.file))
+    return check_content(change, previous.path.parent.name, release)
+
+
+def _add_content(
+    result: ReleaseResult, plan: Plan, previous: Lock | None, release: Release
+) -> ReleaseResult:
+    """Return the result with what is new and what is gone since the previous release."""
+    if previous is None:
+        return result
+    planned = list_planned(plan)
+    failed = (*result.failed_gates, *_check_content(planned, previous, release))
+    content = compare_content(planned, list_locked(previous.file))
+    return result._replace(is_new=not failed, failed_gates=failed, content=content)
+
+
 def _compare(
     folder: Path, part: Path, release: Release, previous: Lock | None, device_locks: Path
 ) -> ReleaseResult:
@@ -207,40 +267,3 @@ def _measure_latencies(
     if isinstance(timed, str):
         return comparison._replace(not_timed_reason=timed)
     return comparison._replace(latencies=timed)
-
-
-def _find_previous(pipeline: Pipeline, release: Release, home: Path) -> Lock | None:
-    """Return the lock file of the release to compare with; None when there is none yet.
-
-    Raises:
-        RecipeError: when `against` names a release that does not exist.
-    """
-    if release.against == NO_RELEASE:
-        return None
-    folders = dict(_list_releases(pipeline.name, home))
-    if release.against != LAST_RELEASE:
-        if release.against not in folders:
-            where = pipeline.where("release", "against") if pipeline.where else str(pipeline.path)
-            raise RecipeError(
-                f"{where}: release.against: there is no release {release.against} in {home}",
-                fix=f"releases in this folder: {', '.join(folders) or 'none'}",
-            )
-        return read_lock(folders[release.against] / LOCK)
-    older = [version for version in folders if Version(version) < Version(release.version)]
-    if not older:
-        return None
-    latest = max(older, key=Version)
-    _log.debug("comparing with version %s, the latest before %s", latest, release.version)
-    return read_lock(folders[latest] / LOCK)
-
-
-def _list_releases(name: str, home: Path) -> Iterator[tuple[str, Path]]:
-    """Yield `(version, folder)` of every release of a pipeline."""
-    for folder in sorted(home.glob(f"{name}-*")):
-        version = folder.name.removeprefix(f"{name}-")
-        try:
-            Version(version)
-        except InvalidVersion:
-            continue
-        if (folder / LOCK).is_file():
-            yield version, folder

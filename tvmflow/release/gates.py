@@ -7,9 +7,13 @@ from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from tvmflow.core.formatting import latency_text
-from tvmflow.recipe import Gates
+from tvmflow.recipe import Gates, Release
 from tvmflow.recipe.lock_file import LockFile, Measurements
+from tvmflow.release.content import ContentChange, list_missing
 from tvmflow.release.timing import LatencyPair
+
+CONTENT_GATE: Final = "content"
+"""The gate that is always on: nothing of the previous release is gone but what `release.drop` names."""
 
 
 class Comparison(NamedTuple):
@@ -84,6 +88,20 @@ def find_failed_gates(comparisons: Sequence[Comparison], gates: Gates) -> list[F
         for gate, check in _CHECKS.items()
         if (limit := getattr(gates, gate)) is not None
         for message in check(comparison, limit)
+    ]
+
+
+def check_content(change: ContentChange, source: str, release: Release) -> list[FailedGate]:
+    """Return what is gone and not declared in `release.drop`.
+
+    Args:
+        change: What is new and what is gone.
+        source: Where it was, for people.
+        release: The release, with what it drops.
+    """
+    return [
+        FailedGate(name, CONTENT_GATE, f"it is in {source}, and not in this release")
+        for name in list_missing(change.removed, release.drop)
     ]
 
 

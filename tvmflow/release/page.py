@@ -8,6 +8,7 @@ from typing import Final
 
 from tvmflow.core.formatting import latency_text
 from tvmflow.recipe.lock_file import LockFile
+from tvmflow.release.content import ContentChange
 from tvmflow.release.gates import Comparison
 
 _HEADINGS: Final = ("recipe", "target", "latency", "accuracy", "largest error", "tuned", "files")
@@ -28,7 +29,11 @@ code { font-size: .9em }
 
 
 def render_report(
-    name: str, previous: str, comparisons: Sequence[Comparison], lock: LockFile
+    name: str,
+    previous: str,
+    comparisons: Sequence[Comparison],
+    lock: LockFile,
+    content: ContentChange = ContentChange(),  # noqa: B008 - it is frozen
 ) -> str:
     """Return the HTML of the report.
 
@@ -37,6 +42,7 @@ def render_report(
         previous: Name of the previous release; empty if there is none.
         comparisons: All recipes and targets.
         lock: The lock file of the release.
+        content: What is new and what is gone since the previous release.
     """
     compared = (
         f"compared with <strong>{escape(previous)}</strong>" if previous else "the first release"
@@ -52,8 +58,16 @@ def render_report(
         f'<meta name="viewport" content="width=device-width">\n'
         f"<title>{escape(name)}</title>\n<style>\n{_STYLE}</style>\n"
         f"<h1>{escape(name)}</h1>\n<p>{compared}; built on {escape(lock.machine)} with {escape(tools)}</p>\n"
+        f"{''.join(_content_lines(content))}"
         f"<table>\n<tr>{head}</tr>\n{body}\n</table>\n"
     )
+
+
+def _content_lines(content: ContentChange) -> Iterator[str]:
+    for title, names in (("New", content.added), ("No longer in it", content.removed)):
+        if names:
+            codes = ", ".join(f"<code>{escape(name)}</code>" for name in names)
+            yield f"<p>{title}: {codes}</p>\n"
 
 
 def _cells(comparison: Comparison) -> Iterator[str]:

@@ -11,12 +11,12 @@ import json
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import EXIT_OK, StageError
+from tvmflow.core.python_process import module_command
 from tvmflow.core.types import Json, Plan, StageSpec
 from tvmflow.planning.decisions import PlanState, evaluate_plan
 from tvmflow.release.binary_diff import find_difference
@@ -140,7 +140,7 @@ def _run_build(
     if Path(store.downloads).is_dir():
         downloads = Path(store.downloads).absolute()
         Path(built_store.downloads).symlink_to(downloads, target_is_directory=True)
-    command = [sys.executable, "-m", "tvmflow", "run", *arguments]
+    command = module_command("tvmflow", "run", *arguments)
     command += ["--locked", "--lock", str(lock), "--json", "--jobs", str(environment.jobs)]
     command += ["--store", built_store.root, "--dist", str(work / "dist")]
     inherited = {k: value for k, value in os.environ.items() if not k.startswith("TVMFLOW_")}

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.python_process import module_command
 from tvmflow.targets import devices
 
 _log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def time_alternately(current: Path, previous: Path, locks: Path) -> LatencyPair 
         previous: The bundle of the previous release.
         locks: The folder of the device locks.
     """
-    command = [sys.executable, "-m", __name__, str(current), str(previous)]
+    command = module_command(__name__, str(current), str(previous))
     _log.debug("timing %s and %s alternately", current, previous)
     with contextlib.ExitStack() as stack:
         # Nobody holds the lock of a device that this machine does not have.

@@ -1,49 +1,139 @@
-"""Bundles: reading the content of a `.tvmflow` file, whatever machine it is for."""
+"""Bundles: reading the content of a `.tvmflow` file, whatever machine it is for.
+
+A bundle may come from anywhere. Nothing in it is unpacked to a place that it names, nothing is
+larger than the file itself, and its manifest has size and digest of everything else in it.
+"""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import hashlib
+import os
+import stat
+import struct
 import zipfile
-from io import BytesIO
-from pathlib import Path
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import IO, Final, NamedTuple
 
+from tvmflow.core.documents import Unreadable, get_field, quote, read_json
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import Json
 
-LIBRARY_FORMAT: Final = 1
+LIBRARY_FORMAT: Final = 3
 """The format of a bundle with a library inside."""
-PARTITIONED_FORMAT: Final = 2
+PARTITIONED_FORMAT: Final = 4
 """The format of a bundle with the bundles of a model's parts inside."""
+DEFAULT_MAX_BYTES: Final = 8 << 30
+"""The size of the largest bundle that is read, and of the tensors of its model, unless the caller sets another."""
+
+MANIFEST: Final = "manifest.json"
+SIGNATURE: Final = "signature.json"
+LIBRARY_NAMES: Final = ("library.so", "library.dylib", "library.dll")
+
+# Formats of earlier versions, which are read as before -> the format that has taken their place.
+# Their manifests cover the library alone.
+_EARLIER_FORMATS: Final[Mapping[int, int]] = {1: LIBRARY_FORMAT, 2: PARTITIONED_FORMAT}
+
+_CHUNK: Final = 1 << 20
+_MAX_JSON_BYTES: Final = 16 << 20
+_MAX_ENTRIES: Final = 10_000
+# The end of a zip without a comment: signature, 8 bytes, size and position of its index, length of the comment.
+_ZIP_END: Final = struct.Struct("<4s8sIIH")
+_ZIP_END_MAGIC: Final = b"PK\5\6"
+_ENCRYPTED: Final = 0x1
+
+# The errors of readers of zips that are damaged, or made to do harm.
+_ZIP_ERRORS: Final = (
+    zipfile.BadZipFile,
+    struct.error,
+    OSError,
+    EOFError,
+    LookupError,
+    ValueError,
+    TypeError,
+    # an encrypted entry, or a compression that Python does not know
+    RuntimeError,
+    ArithmeticError,
+)
 
 
 class Bundle(NamedTuple):
-    """The content of a bundle: a library, or the bundles of the model's parts in order, by name."""
+    """The content of a bundle: a library, or the bundles of the model's parts in order, by name.
 
-    manifest: dict[str, Json]
-    signature: dict[str, Json]
+    Attributes:
+        manifest: The manifest.
+        signature: The model's inputs and outputs.
+        library: The library; empty where only documents were read.
+        parts: The bundles of the parts of a partitioned model.
+        problems: A sentence for each file that is not what the manifest describes.
+    """
+
+    manifest: Mapping[str, Json]
+    signature: Mapping[str, Json]
     library: bytes
-    parts: dict[str, Bundle]
+    parts: Mapping[str, Bundle]
+    problems: tuple[str, ...] = ()
 
     @property
     def library_name(self) -> str:
         """The library's file name, by whose suffix a loader goes."""
-        return str(self.manifest.get("library", "library.so"))
+        return str(self.manifest.get("library", LIBRARY_NAMES[0]))
 
 
-def read_bundle(path: str | Path) -> Bundle:
-    """Return the content of a bundle.
+def read_bundle(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Bundle:
+    """Return the content of a bundle, all of which is as its manifest describes it.
+
+    Args:
+        path: The bundle.
+        max_bytes: The size of the largest bundle that is read.
 
     Raises:
-        BundleError: when the file is missing, damaged or of another format.
+        BundleError: when the file is missing, damaged, too large or of another format.
     """
+    with open_file(path, max_bytes) as stream:
+        return read_open_bundle(path, stream)
+
+
+def read_open_bundle(path: str | Path, stream: IO[bytes]) -> Bundle:
+    """Return the content of a bundle as `read_bundle` does; the path is for messages."""
     try:
-        return _read(path, path)
-    except FileNotFoundError:
-        reason, fix = f"there is no file {path}", "`tvmflow run RECIPE` builds it"
-        raise BundleError(reason, fix=fix) from None
-    except (zipfile.BadZipFile, LookupError, ValueError, TypeError, OSError) as error:
-        raise damaged_file_error(path, "a complete tvmflow bundle", error) from error
+        bundle = read_content(stream)
+    except Unreadable as error:
+        raise damaged_bundle_error(path, _explain(stream) or error) from None
+    if bundle.problems:
+        raise damaged_bundle_error(path, "; ".join(bundle.problems))
+    return bundle
+
+
+@contextlib.contextmanager
+def open_file(path: str | Path, max_bytes: int) -> Iterator[IO[bytes]]:
+    """Open a regular file that is not larger than a limit.
+
+    Raises:
+        BundleError: when there is none.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            # a pipe would wait for a writer forever
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+            opened.callback(os.close, descriptor)
+            status = os.fstat(descriptor)
+        except FileNotFoundError:
+            reason, fix = f"there is no file {path}", "`tvmflow run RECIPE` builds it"
+            raise BundleError(reason, fix=fix) from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            fix = "give the path of a file that can be read"
+            raise BundleError(f"{path} cannot be read: {reason}", fix=fix) from None
+        if not stat.S_ISREG(status.st_mode):
+            raise BundleError(f"{path} is no file", fix="give the path of a file")
+        if status.st_size > max_bytes:
+            raise BundleError(
+                f"{path} has {status.st_size} bytes, more than the limit of {max_bytes}",
+                fix="if it is to be that large, load it with a larger max_bytes",
+            )
+        yield opened.enter_context(os.fdopen(descriptor, "rb", closefd=False))
 
 
 def damaged_file_error(path: str | Path, kind: str, reason: object) -> BundleError:
@@ -51,24 +141,247 @@ def damaged_file_error(path: str | Path, kind: str, reason: object) -> BundleErr
     return BundleError(f"{path} is not {kind}: {reason}", fix="copy or build it again")
 
 
-def _read(path: str | Path, source: str | Path | BytesIO) -> Bundle:
-    with zipfile.ZipFile(source) as archive:
-        if archive.infolist()[0].header_offset:
-            # a truncated bundle ends with the index of a part inside it
-            raise zipfile.BadZipFile("its end is missing")
-        manifest = json.loads(archive.read("manifest.json"))
-        signature = json.loads(archive.read("signature.json"))
-        if manifest.get("bundle") not in (LIBRARY_FORMAT, PARTITIONED_FORMAT):
-            raise BundleError(
-                f"{path} has bundle format {manifest.get('bundle')}, "
-                f"this tvmflow reads {LIBRARY_FORMAT} and {PARTITIONED_FORMAT}",
-                fix="load it with the tvmflow that made it",
-            )
+def damaged_bundle_error(path: str | Path, reason: object) -> BundleError:
+    """Return the error for a bundle that cannot be used as it is."""
+    return damaged_file_error(path, "a complete tvmflow bundle", reason)
+
+
+def _explain(stream: IO[bytes]) -> str:
+    """Return what another delivered file is that was taken for a bundle; empty for anything else."""
+    with contextlib.suppress(Unreadable, *_ZIP_ERRORS):
+        stream.seek(0)
+        start = stream.read(2)
+        if start == b"\x1f\x8b":
+            return "it is a compressed archive; unpack it, and load the .tvmflow file in it"
+        stream.seek(0)
+        check_zip_end(stream)
+        with zipfile.ZipFile(stream) as archive:
+            names = archive.namelist()
+        if MANIFEST not in names and any(name.endswith(".dist-info/WHEEL") for name in names):
+            return "it is a wheel; install it with pip, and import the model"
+    return ""
+
+
+# ---------------------------------------------------------------- zips
+
+
+def check_zip_end(stream: IO[bytes]) -> None:
+    """Check that a stream ends with the index of a zip, and that this is not large.
+
+    Python would read an index of any size, and look for it in the middle of a damaged file.
+
+    Raises:
+        Unreadable: It does not.
+    """
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(max(size - _ZIP_END.size, 0))
+    end = stream.read(_ZIP_END.size)
+    stream.seek(0)
+    if len(end) < _ZIP_END.size or not end.startswith(_ZIP_END_MAGIC):
+        raise Unreadable("it is damaged (its end is missing)")
+    _, _, index_bytes, _, _ = _ZIP_END.unpack(end)
+    if index_bytes > _MAX_JSON_BYTES:
+        raise Unreadable("it is damaged (its index is too large)")
+
+
+def check_entries(entries: Collection[zipfile.ZipInfo], max_bytes: int) -> set[str]:
+    """Return the names of the entries of a zip.
+
+    Args:
+        entries: The entries.
+        max_bytes: How much they may hold together.
+
+    Raises:
+        Unreadable: There is an entry that no delivered file has.
+    """
+    if not entries or len(entries) > _MAX_ENTRIES:
+        raise Unreadable(f"it has {len(entries)} entries")
+    names: set[str] = set()
+    for entry in entries:
+        check_name(entry.filename, names)
+        kind = stat.S_IFMT(entry.external_attr >> 16)
+        if entry.is_dir() or kind not in (0, stat.S_IFREG):
+            raise Unreadable(f"its entry {quote(entry.filename)} is no file")
+        if entry.flag_bits & _ENCRYPTED:
+            raise Unreadable(f"its entry {quote(entry.filename)} is encrypted")
+        names.add(entry.filename)
+    if sum(entry.file_size for entry in entries) > max_bytes:
+        raise Unreadable(f"its entries are larger than {max_bytes} bytes")
+    return names
+
+
+def check_name(name: str, names: Collection[str]) -> None:
+    """Check the name of an entry in an archive; `names` are those before it.
+
+    Raises:
+        Unreadable: It points outside of the archive, or is there twice.
+    """
+    path = PurePosixPath(name)
+    is_outside = path.is_absolute() or ".." in path.parts or PureWindowsPath(name).drive
+    if is_outside or "\\" in name:
+        raise Unreadable(f"it has an entry that points outside of it: {quote(name)}")
+    if name in names:
+        raise Unreadable(f"it has two entries {quote(name)}")
+
+
+# ---------------------------------------------------------------- bundles
+
+
+def read_content(stream: IO[bytes], *, with_libraries: bool = True) -> Bundle:
+    """Return the content of a bundle, with the differences from its manifest as its problems.
+
+    Args:
+        stream: The file, which is not larger than what may be read.
+        with_libraries: Keep the libraries; without, everything is read and checked all the same.
+
+    Raises:
+        Unreadable: It is no bundle, or one that was made to do harm.
+    """
+    try:
+        return _read(stream, with_libraries, is_part=False)
+    except Unreadable:
+        raise
+    except _ZIP_ERRORS as error:
+        raise Unreadable(f"it is damaged ({quote(str(error))[1:-1]})") from error
+
+
+def _read(stream: IO[bytes], with_libraries: bool, *, is_part: bool) -> Bundle:
+    """Return the content of a bundle; that of a part has no parts itself."""
+    check_zip_end(stream)
+    size = stream.seek(0, os.SEEK_END)
+    with zipfile.ZipFile(stream) as archive:
+        _check_stored(archive)
+        # entries that overlap would take forever to read
+        names = check_entries(archive.infolist(), size)
+        contents = {name: _read_document(archive, names, name) for name in (MANIFEST, SIGNATURE)}
+        manifest, signature = (_parse_object(name, text) for name, text in contents.items())
+        number = manifest.get("bundle")
+        bundle_format = _check_format(number, is_part=is_part)
         bundle = Bundle(manifest, signature, b"", {})
-        if manifest["bundle"] == LIBRARY_FORMAT:
-            return bundle._replace(library=archive.read(bundle.library_name))
-        parts = {
-            part["name"]: _read(path, BytesIO(archive.read(part["file"])))
-            for part in manifest["parts"]
+        library = bundle.library_name
+        if bundle_format == LIBRARY_FORMAT and library not in LIBRARY_NAMES:
+            raise Unreadable(f"its manifest calls the library {quote(library)}, as no bundle does")
+        if bundle_format == LIBRARY_FORMAT and with_libraries and library in names:
+            contents[library] = archive.read(library)
+        described = _described_files(bundle, names, covers_all=number == bundle_format)
+        problems = list(_find_wrong_files(archive, names, described, contents))
+        parts = {}
+        if bundle_format == PARTITIONED_FORMAT:
+            parts = _read_parts(archive, names, manifest, with_libraries)
+    for name, part in parts.items():
+        problems += [f"part '{name}': {problem}" for problem in part.problems]
+    return Bundle(manifest, signature, contents.get(library, b""), parts, tuple(problems))
+
+
+def _check_stored(archive: zipfile.ZipFile) -> None:
+    for entry in archive.infolist():
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise Unreadable(f"its entry {quote(entry.filename)} is compressed, as no bundle's is")
+        if entry is archive.infolist()[0] and entry.header_offset:
+            # a truncated bundle ends with the index of a part inside it
+            raise Unreadable("it is damaged (its end is missing)")
+
+
+def _check_format(number: Json, *, is_part: bool) -> int:
+    """Return which of the two formats a bundle has, also for the number of an earlier version."""
+    if isinstance(number, int) and not isinstance(number, bool):
+        bundle_format = _EARLIER_FORMATS.get(number, number)
+        if bundle_format == LIBRARY_FORMAT or (bundle_format == PARTITIONED_FORMAT and not is_part):
+            return bundle_format
+    raise Unreadable(
+        f"it has bundle format {quote(number)}, and this tvmflow reads "
+        f"{', '.join(map(str, _EARLIER_FORMATS))}, {LIBRARY_FORMAT} and {PARTITIONED_FORMAT}; "
+        "load it with the tvmflow that made it"
+    )
+
+
+def _read_parts(
+    archive: zipfile.ZipFile, names: set[str], manifest: Mapping[str, Json], with_libraries: bool
+) -> dict[str, Bundle]:
+    parts: dict[str, Bundle] = {}
+    for entry in get_field(manifest, "parts", of=list):
+        name, file = get_field(entry, "name", of=str), get_field(entry, "file", of=str)
+        if file not in names:
+            raise Unreadable(f"it has no part {quote(file)}")
+        if not name or name in parts:
+            raise Unreadable(f"it has two parts {quote(name)}, or one without a name")
+        with archive.open(file) as inner:
+            parts[name] = _read(inner, with_libraries, is_part=True)
+    if not parts:
+        raise Unreadable("its manifest names no parts")
+    return parts
+
+
+def _read_document(archive: zipfile.ZipFile, names: set[str], name: str) -> bytes:
+    if name not in names:
+        raise Unreadable(f"it has no {name}")
+    if archive.getinfo(name).file_size > _MAX_JSON_BYTES:
+        raise Unreadable(f"its {name} is larger than {_MAX_JSON_BYTES >> 20} MB")
+    return archive.read(name)
+
+
+def _parse_object(name: str, text: bytes) -> dict[str, Json]:
+    try:
+        value = read_json(text)
+    except Unreadable as error:
+        raise Unreadable(f"its {name}: {error}") from None
+    if not isinstance(value, dict):
+        raise Unreadable(f"its {name} is no object")
+    return value
+
+
+class _Described(NamedTuple):
+    """A file as a manifest describes it; None where it does not say."""
+
+    size: int | None
+    sha256: str | None
+
+
+def _described_files(bundle: Bundle, names: set[str], *, covers_all: bool) -> dict[str, _Described]:
+    """Return the files in a bundle, as its manifest describes them."""
+    if covers_all:
+        files = get_field(bundle.manifest, "files", of=dict)
+        return {
+            name: _Described(get_field(entry, "bytes", of=int), get_field(entry, "sha256", of=str))
+            for name, entry in files.items()
         }
-        return bundle._replace(parts=parts)
+    parts = get_field(bundle.manifest, "parts", of=list)
+    described = {get_field(entry, "file", of=str): _Described(None, None) for entry in parts}
+    described[SIGNATURE] = _Described(None, None)
+    # there are also the digests of the objects that the library was linked from
+    for name in get_field(bundle.manifest, "sha256", of=dict).keys() & names:
+        digest = get_field(bundle.manifest, "sha256", name, of=str)
+        described[name] = _Described(None, digest)
+    if not parts:
+        described.setdefault(bundle.library_name, _Described(None, ""))
+    return described
+
+
+def _find_wrong_files(
+    archive: zipfile.ZipFile,
+    names: set[str],
+    described: Mapping[str, _Described],
+    contents: Mapping[str, bytes],
+) -> Iterator[str]:
+    """Yield a sentence for every file that is not what the manifest describes; `contents` were read before."""
+    for name in sorted(described.keys() - names):
+        yield f"it has no {quote(name)}, which its manifest names"
+    for name in sorted(names - {MANIFEST}):
+        file = described.get(name)
+        if file is None:
+            yield f"its manifest does not name its {quote(name)}"
+        elif file.size not in (None, archive.getinfo(name).file_size) or file.sha256 not in (
+            None,
+            _digest(archive, name, contents),
+        ):
+            yield f"its {quote(name)} is not the one that its manifest describes"
+
+
+def _digest(archive: zipfile.ZipFile, name: str, contents: Mapping[str, bytes]) -> str:
+    if name in contents:
+        return hashlib.sha256(contents[name]).hexdigest()
+    digest = hashlib.sha256()
+    with archive.open(name) as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -7,18 +7,26 @@ without a message.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvmflow.core.errors import BundleError, EnvironmentProblem
-from tvmflow.core.types import Json
-from tvmflow.runtime.bundles import Bundle, read_bundle
+from tvmflow.core.documents import quote
+from tvmflow.core.errors import BundleError, EnvironmentProblem, TvmflowError
+from tvmflow.core.types import Json, TensorSpec
+from tvmflow.runtime.bundles import (
+    DEFAULT_MAX_BYTES,
+    Bundle,
+    damaged_bundle_error,
+    read_open_bundle,
+)
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.native import Executable, ExecutionDevice, load_library
 from tvmflow.runtime.partitioned import PartitionedProgram
+from tvmflow.runtime.threads import ThreadPool
+from tvmflow.runtime.trust import TrustedKeys, open_trusted_file
 from tvmflow.runtime.weights import read_weights_for, weights_included_error
 from tvmflow.targets.backends import backend_for, is_supported
 from tvmflow.targets.host import find_system_mismatch, read_host
@@ -31,44 +39,127 @@ if TYPE_CHECKING:
     Weights = str | Path | Mapping[str, Array]
 
 
-def load(path: str | Path, params: Weights | None = None) -> Module:
+def load(
+    path: str | Path,
+    params: Weights | None = None,
+    *,
+    trusted_keys: TrustedKeys | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    threads: int | None = None,
+) -> Module:
     """Load the model in a `.tvmflow` bundle, ready to run on this machine.
+
+    A bundle holds native code, which runs in this process: whoever made the bundle can do what
+    this process may do. Load only bundles of people that you trust, and name their keys in
+    `trusted_keys` where somebody else could have replaced the file.
 
     Args:
         path: The bundle.
         params: The weights of a bundle without weights (`.lean.tvmflow`): a `.safetensors` or
             `.params` file, or arrays by name.
+        trusted_keys: Files of public keys, or folders of them. The bundle, and the file of
+            weights, must then be as a statement of provenance says that is beside them or in a
+            folder above, and that one of these keys signed.
+        max_bytes: The size of the largest file that is read, and of all inputs and outputs.
+        threads: How many threads kernels use. Default: `TVM_NUM_THREADS`, else one for each core that
+            this process may use.
 
     Raises:
-        BundleError: when a file is damaged, when it was built for another CPU or GPU or for another
-            version of TVM's runtime, or when weights do not fit; the message says which.
+        BundleError: when a file is damaged, too large or not signed, when it was built for another
+            CPU or GPU or for another version of TVM's runtime, or when weights do not fit; the
+            message says which. Nothing of the library has run then.
         EnvironmentProblem: when something that code for a GPU needs is not installed.
+        UsageError: when a file in `trusted_keys` holds no public key.
     """
-    bundle = read_bundle(path)
+    pool = ThreadPool.of(threads)
+    with open_trusted_file(path, trusted_keys, max_bytes) as stream:
+        bundle = read_open_bundle(path, stream)
     if not bundle.parts:
-        return _load_library_bundle(str(path), bundle, params)
+        _check_library_bundle(str(path), bundle, max_bytes)
+        with _damaged_documents(path):
+            weights = read_weights_for(path, bundle.manifest, params, trusted_keys, max_bytes)
+        return _load_library_bundle(str(path), bundle, weights, pool)
     if params is not None:
         raise weights_included_error(path)
+    _check_tensors(path, bundle.signature, max_bytes)
+    names = {name: f"{path}, part '{name}'," for name in bundle.parts}
+    # all are checked before the code of any of them is loaded
+    for name, part in bundle.parts.items():
+        _check_library_bundle(names[name], part, max_bytes)
     parts = {
-        name: _load_library_bundle(f"{path}, part '{name}',", part, None)
+        name: _load_library_bundle(names[name], part, {}, pool)
         for name, part in bundle.parts.items()
     }
     program = PartitionedProgram(parts, bundle.signature)
-    return Module(program, bundle.signature, bundle.manifest, None, parts)
+    return Module(program, bundle.signature, bundle.manifest, None, parts, pool)
 
 
-def _load_library_bundle(path: str, bundle: Bundle, params: Weights | None) -> Module:
-    manifest, name = bundle.manifest, bundle.library_name
-    if hashlib.sha256(bundle.library).hexdigest() != manifest["sha256"][name]:
-        raise BundleError(f"{path} is damaged: its library has another digest", fix="copy it again")
-    tvm = manifest["target"]["tvm"]
-    _check_cpu(path, tvm, manifest["target"]["features"])
-    _check_device(path, tvm)
-    _check_tvm_version(path, manifest["tvm"])
-    weights = read_weights_for(path, manifest, params)
-    device = ExecutionDevice(backend_for(tvm))
-    library = load_library(bundle.library, Path(name).suffix, device)
-    return Module(Executable(library, device), bundle.signature, manifest, weights)
+def _check_library_bundle(path: str, bundle: Bundle, max_bytes: int) -> None:
+    """Check all that can be known of a library before it is loaded."""
+    with _damaged_documents(path):
+        manifest = bundle.manifest
+        target = manifest["target"]
+        tvm, features = target["tvm"], target["features"]
+        texts = [manifest["name"], *features, *map(str, (target_kind(tvm), cpu_triple(tvm)))]
+        if not all(isinstance(text, str) for text in texts) or isinstance(features, str):
+            raise TypeError("a name is no text")
+        _check_tensors(path, bundle.signature, max_bytes)
+        _check_cpu(path, tvm, features)
+        _check_device(path, tvm)
+        _check_tvm_version(path, manifest["tvm"])
+
+
+def _check_tensors(path: str | Path, signature: Mapping[str, Json], max_bytes: int) -> None:
+    """Check that inputs and outputs are tensors, and that they fit the limit together."""
+    import numpy as np
+
+    with _damaged_documents(path):
+        total = 0
+        for direction in ("inputs", "outputs"):
+            specs = [TensorSpec.from_json(entry) for entry in signature[direction]]
+            if len({spec.name for spec in specs}) < len(specs):
+                raise ValueError(f"two {direction} have one name")
+            for spec in specs:
+                is_plain = isinstance(spec.name, str) and np.dtype(spec.dtype).name == spec.dtype
+                if not is_plain or not all(type(size) is int and size >= 0 for size in spec.shape):
+                    raise ValueError(f"{quote(spec)} is no tensor")
+                total += spec.bytes
+    if total > max_bytes:
+        raise BundleError(
+            f"the inputs and outputs of {path} have {total} bytes, more than the limit of {max_bytes}",
+            fix="if they are to be that large, load it with a larger max_bytes",
+        )
+
+
+@contextlib.contextmanager
+def _damaged_documents(path: str | Path) -> Iterator[None]:
+    """Raise BundleError for a manifest or a signature that is not as tvmflow writes it."""
+    try:
+        yield
+    except TvmflowError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"its manifest or signature is damaged ({type(error).__name__}: {error})"
+        raise damaged_bundle_error(path, reason) from error
+
+
+def _load_library_bundle(
+    path: str, bundle: Bundle, weights: Mapping[str, Array], pool: ThreadPool
+) -> Module:
+    device = ExecutionDevice(backend_for(bundle.manifest["target"]["tvm"]))
+    suffix = Path(bundle.library_name).suffix
+    try:
+        executable = Executable(load_library(bundle.library, suffix, device), device)
+        return Module(executable, bundle.signature, bundle.manifest, weights, pool=pool)
+    except TvmflowError:
+        raise
+    except Exception as error:
+        # what the system's loader and TVM raise
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise BundleError(
+            f"the library of {path} cannot be loaded: {lines[-1]}",
+            fix="check free memory and the temporary folder ($TMPDIR); else build it again",
+        ) from error
 
 
 def _check_cpu(path: str, tvm: TvmTarget, features: list[str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.files import replacing
 from tvmflow.core.types import TensorSpec
@@ -204,7 +205,7 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
                     np.save(stream, array, allow_pickle=False)
     except OSError as error:
-        raise EnvironmentProblem(
+        raise explain(error, path) or EnvironmentProblem(
             f"{path} cannot be written: {error.strerror}",
             fix="name a file in a folder that exists and has free space",
         ) from error

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tvmflow.core.documents import Unreadable, quote, read_json
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import Json, TensorSpec
-from tvmflow.runtime.bundles import damaged_file_error
-from tvmflow.runtime.native import CPU
+from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES, damaged_file_error
+from tvmflow.runtime.trust import TrustedKeys, open_trusted_file
 
 if TYPE_CHECKING:
     from tvmflow.runtime.native import Array
@@ -31,8 +32,20 @@ _SAFETENSORS: Final[Mapping[str, str]] = {
 }
 
 
+# The format of `save_param_dict` (src/runtime/tensor.cc of TVM): magic numbers, DLPack's codes of types.
+_PARAMS_MAGIC: Final = 0xF7E58D4F05049CB7
+_TENSOR_MAGIC: Final = 0xDD5E40F096B4A13F
+_DTYPE_CODES: Final[Mapping[int, str]] = {0: "int", 1: "uint", 2: "float"}
+_BOOLS: Final = ((1, 1), (6, 8))
+_MAX_RANK: Final = 32
+
+
 def read_weights_for(
-    path: str | Path, manifest: Mapping[str, Json], params: str | Path | Mapping[str, Array] | None
+    path: str | Path,
+    manifest: Mapping[str, Json],
+    params: str | Path | Mapping[str, Array] | None,
+    trusted_keys: TrustedKeys | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> dict[str, Array]:
     """Return the weights that a library's `main` takes after the inputs, in its order.
 
@@ -40,6 +53,8 @@ def read_weights_for(
         path: The bundle, for messages.
         manifest: Its manifest; `params` lists the weights of a bundle without weights.
         params: A file with weights, or arrays by name; None for a bundle that has its own.
+        trusted_keys: The keys of which one must have signed for the file; None for any file.
+        max_bytes: The size of the largest file that is read.
 
     Raises:
         BundleError: when weights are missing, unknown, or of another shape or dtype.
@@ -53,7 +68,10 @@ def read_weights_for(
             f"{path} has no weights of its own",
             fix=f"load it with params=, such as the {manifest['name']}.safetensors that was built with it",
         )
-    arrays = params if isinstance(params, Mapping) else read_params(params)
+    if isinstance(params, Mapping):
+        arrays = dict(params)
+    else:
+        arrays = read_params(params, trusted_keys, max_bytes)
     specs = [TensorSpec.from_json(entry) for entry in manifest["params"]]
     known = {spec.name for spec in specs}
     problems = [f"there is no weight '{name}'" for name in arrays if name not in known]
@@ -80,27 +98,22 @@ def weights_included_error(path: str | Path) -> BundleError:
     )
 
 
-def read_params(path: str | Path) -> dict[str, Array]:
+def read_params(
+    path: str | Path, trusted_keys: TrustedKeys | None = None, max_bytes: int = DEFAULT_MAX_BYTES
+) -> dict[str, Array]:
     """Return the arrays of a `.safetensors` file, or of a file that TVM's `save_param_dict` wrote.
 
     Raises:
-        BundleError: when the file is missing or damaged.
+        BundleError: when the file is missing, damaged, too large or not signed.
     """
     if not Path(path).is_file():
         fix = "`outputs: [params]` in a recipe delivers it"
         raise BundleError(f"there is no file {path}", fix=fix)
+    with open_trusted_file(path, trusted_keys, max_bytes) as stream:
+        content = stream.read(max_bytes)
     if Path(path).suffix == ".safetensors":
-        return read_safetensors(path)
-    import numpy as np
-    import tvm_ffi
-
-    CPU.load_runtime()
-    try:
-        tensors = tvm_ffi.get_global_func("runtime.LoadParamsFromFile")(str(path))
-    except Exception as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise damaged_file_error(path, "a file of TVM's parameters", reason) from error
-    return {str(name): np.from_dlpack(tensor) for name, tensor in tensors.items()}
+        return _parse_safetensors(path, content)
+    return _parse_tvm_params(path, content)
 
 
 def read_safetensors(path: str | Path) -> dict[str, Array]:
@@ -109,18 +122,85 @@ def read_safetensors(path: str | Path) -> dict[str, Array]:
     Raises:
         BundleError: when the file is damaged.
     """
+    return _parse_safetensors(path, Path(path).read_bytes())
+
+
+def _parse_safetensors(path: str | Path, content: bytes) -> dict[str, Array]:
     import numpy as np
 
-    content = Path(path).read_bytes()
     try:
         start = 8 + int.from_bytes(content[:8], "little")
-        entries = json.loads(content[8:start])
+        entries = read_json(content[8:start])
         entries.pop("__metadata__", None)
         arrays = {}
         for name, entry in entries.items():
-            begin, end = (start + offset for offset in entry["data_offsets"])
-            values = np.frombuffer(memoryview(content)[begin:end], _SAFETENSORS[entry["dtype"]])
-            arrays[name] = values.reshape(entry["shape"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+            begin, end = entry["data_offsets"]
+            if not 0 <= begin <= end <= len(content) - start:
+                raise ValueError(f"the values of {quote(name)} are outside of it")
+            values = np.frombuffer(
+                memoryview(content)[start + begin : start + end], _SAFETENSORS[entry["dtype"]]
+            )
+            arrays[name] = values.reshape(_checked_shape(entry["shape"]))
+    except (Unreadable, ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged_file_error(path, "a complete safetensors file", error) from error
     return arrays
+
+
+def _checked_shape(shape: Sequence[int]) -> Sequence[int]:
+    if any(size < 0 for size in shape):
+        raise ValueError("a shape has a negative size")
+    return shape
+
+
+# ---------------------------------------------------------------- TVM's format
+
+
+class _Cursor:
+    """Reads little-endian values from bytes, one after the other."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = memoryview(content)
+        self._position = 0
+
+    def values(self, layout: str) -> tuple[int, ...]:
+        return struct.unpack(f"<{layout}", self.take(struct.calcsize(f"<{layout}")))
+
+    def take(self, count: int) -> memoryview:
+        end = self._position + count
+        if not 0 <= count <= len(self._content) - self._position:
+            raise ValueError("its end is missing")
+        self._position, start = end, self._position
+        return self._content[start:end]
+
+
+def _parse_tvm_params(path: str | Path, content: bytes) -> dict[str, Array]:
+    """Return the arrays in a file of TVM's parameters, as views of its content.
+
+    TVM's own reader believes the sizes in the file, and allocates whatever they say.
+    """
+    try:
+        cursor = _Cursor(content)
+        if cursor.values("QQ")[0] != _PARAMS_MAGIC:
+            raise ValueError("it does not begin as one")
+        (count,) = cursor.values("Q")
+        names: list[str] = []
+        while len(names) < count:
+            names.append(str(cursor.take(*cursor.values("Q")), "utf-8"))
+        if cursor.values("Q") != (count,) or len(set(names)) < count:
+            raise ValueError("its names do not fit its tensors")
+        return {name: _parse_tvm_tensor(cursor) for name in names}
+    except (ValueError, LookupError, TypeError, struct.error) as error:
+        raise damaged_file_error(path, "a file of TVM's parameters", error) from error
+
+
+def _parse_tvm_tensor(cursor: _Cursor) -> Array:
+    import numpy as np
+
+    # besides these: a reserved number, type and number of the device
+    magic, _, _, _, rank, code, bits, lanes = cursor.values("QQiiiBBH")
+    if magic != _TENSOR_MAGIC or lanes != 1 or not 0 <= rank <= _MAX_RANK:
+        raise ValueError("it has something that is no tensor")
+    shape = _checked_shape(cursor.values(f"{rank}q"))
+    dtype = np.dtype("bool" if (code, bits) in _BOOLS else f"{_DTYPE_CODES[code]}{bits}")
+    (size,) = cursor.values("q")
+    return np.frombuffer(cursor.take(size), dtype).reshape(shape)

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.stages._base import Facts, StageContext
     from tvmflow.stages._tune_settings import PickBestSettings
-    from tvmflow.tuning.finalists import FinalistTimes
+    from tvmflow.tuning.finalists import FinalistsRequest, FinalistTimes
+    from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 LOG: Final = "finalists.log"
 
@@ -56,24 +57,40 @@ def measure_workload(
     fork_server: ForkServer,
     mod: str,
     trials: Sequence[Facts],
+    ledger: WorkloadLedger,
 ) -> FinalistTimes:
-    """Return the times of the untuned kernel and of each finalist of a workload."""
-    from tvmflow.tuning.device_pool import DevicePool, RpcEndpoint
-    from tvmflow.tuning.finalists import FinalistsRequest, measure_finalists
+    """Return the times of the untuned kernel and of each finalist of a workload, measured once for a ledger."""
+    from tvmflow.tuning.finalists import FinalistsRequest, read_or_measure
     from tvmflow.tuning.measure import Timing
-    from tvmflow.tuning.remote_measurer import measure_finalists_remotely
 
-    tune, log = settings.tune, context.work / LOG
+    tune = settings.tune
     request = FinalistsRequest(
         mod=mod,
         traces=[trial["trace"] for trial in trials],
-        target=settings.target,
+        target=settings.measured_target,
         rules_version=settings.schedules,
         # shorter samples than in the search, but more of them, and spread over time
         timing=Timing(tune.number, 1, max(10, tune.min_repeat_ms // 5), tune.flush_cache),
         rounds=_ROUNDS,
     )
-    timeout_s = tune.trial_timeout_s * (len(trials) + 2)
+    return read_or_measure(
+        request, ledger, lambda: _measure(request, settings, context, fork_server)
+    )
+
+
+def _measure(
+    request: FinalistsRequest,
+    settings: PickBestSettings,
+    context: StageContext,
+    fork_server: ForkServer,
+) -> FinalistTimes:
+    """Measure finalists on the device of the target."""
+    from tvmflow.tuning.device_pool import DevicePool, RpcEndpoint
+    from tvmflow.tuning.finalists import measure_finalists
+    from tvmflow.tuning.remote_measurer import measure_finalists_remotely
+
+    log = context.work / LOG
+    timeout_s = settings.tune.trial_timeout_s * (len(request.traces) + 2)
     if settings.remote:
         pool = DevicePool(RpcEndpoint.from_settings(settings.remote), fork_server, log)
         return measure_finalists_remotely(request, pool, context.work, timeout_s)
@@ -100,7 +117,7 @@ def measure_peak(
     with devices.exclusive(context.locks, settings.device):
         outcome = fork_server.call(
             roofline.MEASURE_PEAK,
-            {"target": settings.target},
+            {"target": settings.measured_target},
             timeout_s=settings.tune.trial_timeout_s,
             log=context.work / LOG,
             emit=lambda _: None,

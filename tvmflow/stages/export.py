@@ -31,7 +31,7 @@ from tvmflow.targets.tvm_target import cpu_triple
 AnyModel = TypeVar("AnyModel", BuiltModel, PartitionedModel)
 
 TRAITS: Final = StageTraits(
-    version=3,
+    version=4,
     scope="machine",
     needs={"import": ("signature.json", "model.json", "params.safetensors"), "build": ()},
     tools=("apache-tvm", "apache-tvm-ffi", "ziglang"),
@@ -61,7 +61,8 @@ class ExportSettings(StageSettings):
     """The outputs, and what the manifest says of the target and of the checks.
 
     `sources` is the digest of the files of this package that outputs copy, `zlib` the version of
-    the library that compresses them, `toolchain` the identity of the target's own linker.
+    the library that compresses them, `license` that of the model, `toolchain` the identity of the
+    target's own linker.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ExportSettings(StageSettings):
     verify: VerifiedAgainst
     sources: str = ""
     zlib: str = ""
+    license: str = ""
     toolchain: dict[str, Json] | None = None
 
 
@@ -84,6 +86,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExportSettings:
         verify=VerifiedAgainst(against=recipe.verify.against),
         sources=digest_sources(EXPORTERS, recipe.outputs),
         zlib=compressor_versions(recipe.outputs).get("zlib", ""),
+        license=recipe.license or "",
         toolchain=target.toolchain or None,
     )
 
@@ -144,11 +147,8 @@ def run(settings: ExportSettings, context: StageContext) -> Facts:
 def _make_manifest(
     settings: ExportSettings, inputs: Mapping[str, Path], library: str
 ) -> dict[str, Json]:
-    from tvmflow.runtime.bundles import LIBRARY_FORMAT
-
     target = settings.target
     return {
-        "bundle": LIBRARY_FORMAT,
         "name": settings.name,
         "version": settings.version,
         "library": library,
@@ -158,6 +158,7 @@ def _make_manifest(
             "weights_sha256": hash_file(str(inputs["import/params.safetensors"])),
         },
         "verified_against": settings.verify.against,
+        **({"license": settings.license} if settings.license else {}),
         **tool_versions(),
     }
 

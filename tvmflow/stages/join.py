@@ -27,7 +27,7 @@ from tvmflow.targets.resolve import PartitionedTarget
 from tvmflow.targets.tvm_target import cpu_triple
 
 TRAITS: Final = StageTraits(
-    version=3,
+    version=4,
     scope="partitioned",
     needs={"import": ("signature.json",), "export": ()},
     needs_of_parts=("export",),
@@ -58,6 +58,7 @@ class JoinSettings(StageSettings):
     verify: VerifiedAgainst
     sources: str = ""
     zlib: str = ""
+    license: str = ""
 
 
 def settings(recipe: Recipe, target: PartitionedTarget) -> JoinSettings:
@@ -72,6 +73,7 @@ def settings(recipe: Recipe, target: PartitionedTarget) -> JoinSettings:
         verify=VerifiedAgainst(against=recipe.verify.against),
         sources=export.digest_sources(PARTITIONED_EXPORTERS, outputs),
         zlib=compressor_versions(outputs).get("zlib", ""),
+        license=recipe.license or "",
     )
 
 
@@ -130,6 +132,7 @@ def run(settings: JoinSettings, context: StageContext) -> Facts:
         "version": settings.version,
         "target": {"name": settings.target},
         "verified_against": settings.verify.against,
+        **({"license": settings.license} if settings.license else {}),
         **export.tool_versions(),
     }
     joined_bundle = context.out / export.BUNDLE

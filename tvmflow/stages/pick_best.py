@@ -1,4 +1,7 @@
-"""`pick_best`: measures each workload's finalists again, in turns, and keeps the one that wins."""
+"""`pick_best`: measures each workload's finalists again, in turns, and keeps the one that wins.
+
+The ledger keeps these times, so that the same finalists always have the same winner.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tvmflow.compiler.options import schedules_version
+from tvmflow.core import packages
 from tvmflow.core.errors import StageError, VerifyFailed
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.types import Json, RunTraits
@@ -20,6 +24,7 @@ from tvmflow.stages._tune_settings import (
     FinalistSettings,
     NoSearchSettings,
     PickBestSettings,
+    measured_threads,
 )
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -30,7 +35,7 @@ TRAITS: Final = StageTraits(
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
     compiles_kernels=True,
-    run=RunTraits(measures=True, searches=True),
+    run=RunTraits(measures=True, searches=True, uses_ledger=True),
 )
 explain = no_lines
 
@@ -50,6 +55,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> PickBestSettings | NoSea
         tune=FinalistSettings.model_validate(recipe.tune),
         schedules=schedules_version(recipe),
         target=target.tvm,
+        threads=measured_threads(target),
         device=target.device,
         remote=target.remote or None,
     )
@@ -85,7 +91,8 @@ def run(settings: PickBestSettings | NoSearchSettings, context: StageContext) ->
     }
     (context.out / CHOSEN).write_text(choice_text(chosen))
     (context.out / FINALISTS).write_text(json.dumps(judgements, indent=1, sort_keys=True))
-    facts = _make_facts(len(tasks), list(judgements.values()), peak)
+    threads = settings.threads if isinstance(settings, PickBestSettings) else None
+    facts = {**_make_facts(len(tasks), list(judgements.values()), peak), "threads": threads}
     (context.out / ROOFLINE).write_text(roofline.render_roofline(facts["kernels"], peak))
     if isinstance(settings, PickBestSettings):
         _check_coverage(facts["coverage"], settings.tune.min_coverage)
@@ -105,7 +112,10 @@ def _measure_workloads(
     """Return the judgement of each workload by its key, and the peak of the machine in GFLOPS."""
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.tuning import measure
+    from tvmflow.tuning.ledger import Ledger
 
+    tvm_build = packages.identity("apache-tvm")
+    ledger = Ledger.open(context.ledger, settings.measured_target, tvm_build, settings.device)
     modules = _read_json(context.inputs, "workloads.json")
     judgements: dict[str, Judgement] = {}
     measure.load_compiler(settings.target, runs=settings.remote is None)
@@ -114,7 +124,7 @@ def _measure_workloads(
         for done, task in enumerate(tasks, 1):
             key, trials = task["key"], records.get(task["key"], [])
             measured = _finalists.measure_workload(
-                settings, context, fork_server, modules[key], trials
+                settings, context, fork_server, modules[key], trials, ledger.workload(key)
             )
             judgements[key] = _finalists.judge_finalists(task, measured, trials)
             context.emit(
@@ -203,7 +213,7 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
         f"{facts['tuned']} of {count_text(facts['tunable'], 'workload')} tuned, "
         f"{facts['coverage']:.0%} of the time is in kernels with a schedule; "
         f"one inference: {latency_text(facts['untuned_us'] / 1e6)} untuned, "
-        f"{latency_text(facts['tuned_us'] / 1e6)} tuned (speedup {facts['speedup']:.3g})"
+        f"{latency_text(facts['tuned_us'] / 1e6)} tuned (speedup {facts['speedup']:.3g}{_threads_text(facts)})"
     ]
     if facts["kernels"]:
         peak = facts["peak_gflops"]
@@ -222,6 +232,12 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     return lines + [
         f"not measured again: {name}: {error}" for name, error in facts["errors"].items()
     ]
+
+
+def _threads_text(facts: Facts) -> str:
+    # A result of an earlier version does not say it.
+    threads = facts.get("threads")
+    return f", with {count_text(threads, 'thread')}" if threads else ""
 
 
 def _kernel_table(

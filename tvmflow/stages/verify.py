@@ -210,7 +210,7 @@ def _open_reference(
         library.inputs,
         library.outputs,
         tensors=tuple(map(TensorSpec.from_json, signature.get("tensors", ()))),
-        threads=max(machine.cores for machine in settings.machines.values()),
+        threads=max(machine.threads for machine in settings.machines.values()),
         scratch=scratch,
     ) as reference:
         yield reference

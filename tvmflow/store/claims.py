@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator
 
 from tvmflow.core import file_locks
-from tvmflow.store.disk import StoreFolder, disk_errors, remove_tree
+from tvmflow.core.disk_errors import disk_errors
+from tvmflow.store.disk import StoreFolder, remove_tree
 
 
 class Claim:
@@ -34,18 +34,18 @@ class Claim:
 
 
 @contextlib.contextmanager
-def claim(root: str, key: str) -> Iterator[Claim]:
+def claim(folder: StoreFolder, key: str) -> Iterator[Claim]:
     """Wait until no other process works on a key, then hold its claim while the block runs.
 
     Raises:
         StoreError: when the disk is full or not writable.
     """
-    claimed = Claim(f"{root}/work/{key}")
-    with disk_errors(root):
-        descriptor = _lock_folder(claimed.folder)
+    claimed = Claim(f"{folder.root}/work/{key}")
+    with disk_errors(folder.root):
+        descriptor = _lock_folder(folder, claimed.folder)
         remove_tree(claimed.out)
-        os.makedirs(claimed.out)
-        os.makedirs(claimed.work, exist_ok=True)
+        folder.make_folder(claimed.out)
+        folder.make_folder(claimed.work)
     try:
         yield claimed
     finally:
@@ -61,22 +61,19 @@ def release(folder: StoreFolder, claimed: Claim) -> None:
     remove_tree(removed)
 
 
-def _lock_folder(folder: str) -> int:
+def _lock_folder(store: StoreFolder, folder: str) -> int:
     """Return a descriptor that locks a work folder, which its last holder may have removed while we waited."""
     while True:
         try:
-            os.makedirs(folder, exist_ok=True)
-            descriptor = file_locks.open_lock_file(f"{folder}/claim")
-        except FileNotFoundError:
+            store.make_folder(folder)
+            descriptor = store.open_lock(f"{folder}/claim")
+        except (FileNotFoundError, FileExistsError):
+            # its last holder removed the folder meanwhile
             continue
-        except FileExistsError:
-            # the folder was removed while makedirs looked at it twice, or a file is in its place
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, descriptor)
+            file_locks.lock(descriptor, subject="a result that another run is making")
             with contextlib.suppress(FileNotFoundError):
-                if not stat.S_ISDIR(os.lstat(folder).st_mode):
-                    raise
-            continue
-        file_locks.lock(descriptor)
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(f"{folder}/claim").st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
-        os.close(descriptor)
+                if os.stat(f"{folder}/claim").st_ino == os.fstat(descriptor).st_ino:
+                    stack.pop_all()
+                    return descriptor

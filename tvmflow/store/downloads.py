@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import logging
+import math
 import os
-import shutil
 import socket
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -18,22 +19,30 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from tvmflow.core.errors import DownloadError
+from tvmflow.core.bounded_calls import call_within
+from tvmflow.core.disk_errors import check_free_space, explain
+from tvmflow.core.errors import DownloadError, Interrupted, StoreError
 from tvmflow.core.file_locks import held
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, excerpt, size_text
 from tvmflow.core.version import VERSION
-from tvmflow.store.disk import is_disk_full
 
 _log = logging.getLogger(__name__)
 
 _SCHEMES: Final = ("http", "https", "file")
 _CHUNK: Final = 1 << 18
+_SPACE_INTERVAL: Final = 1 << 20
 _PROGRESS_INTERVAL_S: Final = 0.25
 _MAX_WAIT_S: Final = 30.0
 _RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RANGE_NOT_SATISFIABLE: Final = 416
 _PARTIAL_CONTENT: Final = 206
+
+
+def list_files(folder: Path, sha256: str) -> list[Path]:
+    """Return the paths that a download with this digest uses: the file itself, and what belongs to its part."""
+    name = sha256.lower()
+    return [folder / name, *(folder / f"{name}.{part}" for part in ("lock", "part", "validator"))]
 
 
 class DownloadProgress(NamedTuple):
@@ -61,6 +70,7 @@ def download(
     on_progress: OnProgress | None = None,
     max_bytes: int = 64 << 30,
     timeout_s: float = 60.0,
+    limit_s: float = math.inf,
     retries: int = 5,
     backoff_s: float = 0.5,
 ) -> Path:
@@ -75,32 +85,38 @@ def download(
         on_progress: Called a few times a second.
         max_bytes: The largest file that is accepted.
         timeout_s: The limit of each wait for the server.
+        limit_s: The limit of the download as a whole.
         retries: How many attempts in a row may fail without any progress.
         backoff_s: The pause after the first of them; each further pause is twice as long.
 
     Raises:
         DownloadError: when the file cannot be downloaded, or has another digest.
+        TimeoutError: when it takes longer than `limit_s`; what has arrived is kept.
+        Interrupted: when a signal ends this process; what has arrived is kept.
     """
-    job = _Download(url, sha256.lower(), folder, on_progress, max_bytes, timeout_s)
+    job = _Download(
+        url, sha256.lower(), folder, on_progress, max_bytes, timeout_s, threading.Event()
+    )
     scheme = urllib.parse.urlsplit(url).scheme
     if scheme not in _SCHEMES:
         reason = f"URLs with the scheme '{scheme}' are not supported"
         raise job.error(reason, fix="use https, http or file")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # the umask decides whether other users of a shared store can lock it
-        with held(folder / f"{job.sha256}.lock", mode=0o666):
+        subject = f"the download of {_without_password(url)}"
+        with held(folder / f"{job.sha256}.lock", subject=subject):
             if not job.is_complete():
-                _download_part(job, retries, backoff_s)
+                _download_within(limit_s, job, retries, backoff_s)
             # garbage collection holds this lock too, and removes no download that was used since it
             # looked; in a shared store the file may be another user's
             with contextlib.suppress(PermissionError):
                 os.utime(job.target)
         return job.target
+    except TimeoutError:
+        raise
     except OSError as error:
-        reason = f"{error.filename or folder}: {error.strerror or error}"
-        fix = "free some space" if is_disk_full(error) else f"make {folder} writable"
-        raise job.error(reason, fix=fix) from error
+        problem = explain(error, folder) or StoreError(str(error), fix=f"check {folder}")
+        raise job.error(problem.message, fix=problem.fix) from error
 
 
 class _Retryable(Exception):
@@ -120,6 +136,7 @@ class _Download(NamedTuple):
     on_progress: OnProgress | None
     max_bytes: int
     timeout_s: float
+    abandoned: threading.Event
 
     @property
     def target(self) -> Path:
@@ -151,6 +168,11 @@ class _Download(NamedTuple):
         self.part.unlink(missing_ok=True)
         self.validator.unlink(missing_ok=True)
 
+    def check_abandoned(self) -> None:
+        """Raise Interrupted once nobody waits for the file: the part may be another process's by then."""
+        if self.abandoned.is_set():
+            raise Interrupted("the download was stopped; the part that arrived is kept")
+
     def error(self, reason: str, *, fix: str = "") -> DownloadError:
         """Return the error of this download."""
         by_hand = f"save the file as {self.target}, or set the recipe's model to a local copy of it"
@@ -163,10 +185,21 @@ def _without_password(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
+def _download_within(limit_s: float, job: _Download, retries: int, backoff_s: float) -> None:
+    """Download a file in a thread that can be abandoned: name resolution and slow servers know no limit."""
+    try:
+        call_within(limit_s, lambda: _download_part(job, retries, backoff_s))
+    except (TimeoutError, Interrupted):
+        # the thread writes nothing more
+        job.abandoned.set()
+        raise
+
+
 def _download_part(job: _Download, retries: int, backoff_s: float) -> None:
     """Download a file in as many attempts as are allowed, and verify it."""
     failures = 0
     while True:
+        job.check_abandoned()
         size_before = _size(job.part)
         try:
             _attempt(job)
@@ -212,7 +245,13 @@ def _attempt(job: _Download) -> None:
     """
     offset = _size(job.part)
     try:
-        response = _OPENER.open(_make_request(job, offset), timeout=job.timeout_s)
+        request = _make_request(job, offset)
+        response = call_within(
+            # a server may send its header byte by byte
+            job.timeout_s,
+            lambda: _OPENER.open(request, timeout=job.timeout_s),
+            job.abandoned.is_set,
+        )
     except urllib.error.HTTPError as error:
         with error:
             _handle_status(job, error, offset)
@@ -220,6 +259,7 @@ def _attempt(job: _Download) -> None:
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         raise _connection_error(job, error) from error
     with response:
+        job.check_abandoned()
         _receive(job, response, offset)
 
 
@@ -307,23 +347,49 @@ def _find_validator(headers: Message) -> str:
 def _check_size(job: _Download, total: int, offset: int) -> None:
     if total > job.max_bytes:
         raise job.error(f"it has {size_text(total)}, and the limit is {size_text(job.max_bytes)}")
-    free = shutil.disk_usage(job.folder).free
-    if total - offset > free:
-        reason = (
-            f"it needs {size_text(total - offset)}, and {job.folder} has {size_text(free)} free"
-        )
-        raise job.error(reason, fix="free some space, or choose another folder with --store")
+    try:
+        check_free_space(job.folder, total - offset)
+    except StoreError as problem:
+        raise job.error(problem.message, fix=problem.fix) from None
+
+
+class _Space:
+    """The space for a download while it arrives: other processes write to the disk, too, and it may never end."""
+
+    def __init__(self, job: _Download, *, is_known: bool) -> None:
+        self._job = job
+        self._is_known = is_known
+        self._unchecked = 0
+
+    def check(self, stream: IO[bytes], size: int) -> None:
+        """Check that the next bytes can be written and a reserve is left."""
+        self._unchecked -= size
+        if self._unchecked > 0:
+            return
+        self._unchecked = _SPACE_INTERVAL
+        stream.flush()
+        try:
+            check_free_space(self._job.folder, _SPACE_INTERVAL)
+        except StoreError as problem:
+            if not self._is_known:
+                # of an unknown size, perhaps without end: the next attempt would not be better
+                self._job.discard_part()
+            raise self._job.error(problem.message, fix=problem.fix) from None
 
 
 def _copy(job: _Download, response: Any, stream: IO[bytes], done: int, total: int) -> int:
     """Append the body of a response to the part and return the size of the part."""
     last_progress = 0.0
+    space = _Space(job, is_known=bool(total))
     while True:
         try:
-            chunk = response.read(_CHUNK)
+            # what has arrived: a slow server must not keep the part and the progress waiting
+            chunk = response.read1(_CHUNK)
         except (OSError, http.client.HTTPException) as error:
             raise _Retryable(f"the connection broke after {done} bytes: {error}") from error
+        job.check_abandoned()
         if chunk:
+            space.check(stream, len(chunk))
             stream.write(chunk)
             done += len(chunk)
         if done > job.max_bytes:

@@ -10,10 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.disk_errors import is_disk_full
 from tvmflow.core.file_locks import Locked, lock
 from tvmflow.core.formatting import age_text
 from tvmflow.store import leases, leftovers
-from tvmflow.store.disk import is_disk_full
 from tvmflow.store.files import files_below, size_of
 from tvmflow.store.inventory import Inventory, StoredResult
 from tvmflow.store.leftovers import DAY, Candidate

@@ -41,9 +41,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.disk_errors import is_disk_full
 from tvmflow.core.errors import StoreError
 from tvmflow.store import leases
-from tvmflow.store.disk import is_disk_full
 from tvmflow.store.eviction_plan import EvictionPlan, Limits
 from tvmflow.store.files import size_below
 from tvmflow.store.inventory import Inventory, require_store, take_inventory
@@ -182,6 +182,16 @@ def clean_store(store: LocalStore, *, ledger: bool) -> int:
     return freed
 
 
+def remove_result(store: LocalStore, key: str) -> None:
+    """Remove one result; a later garbage collection removes files that no other result has.
+
+    Raises:
+        StoreError: while a run is using the store.
+    """
+    with leases.exclude_runs(store.root):
+        Path(store.action_path(key)).unlink(missing_ok=True)
+
+
 def exclude_maintenance(store: LocalStore) -> AbstractContextManager[None]:
     """Keep every other garbage collection and integrity check out while the block runs.
 
@@ -189,4 +199,4 @@ def exclude_maintenance(store: LocalStore) -> AbstractContextManager[None]:
         StoreError: when one is active.
     """
     refusal = f"another `tvmflow cache gc` or `tvmflow cache verify` is running in {store.root}"
-    return leases.exclude_others(f"{store.locks}/gc", refusal)
+    return leases.exclude_others(store.root, "locks/gc", refusal)

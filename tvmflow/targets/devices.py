@@ -39,5 +39,7 @@ def shared(locks: Path, device: Mapping[str, str]) -> AbstractContextManager[Non
 @contextmanager
 def _hold(locks: Path, device: Mapping[str, str], *, shared: bool) -> Iterator[None]:
     os.makedirs(locks, mode=0o700, exist_ok=True)
-    with file_locks.held(locks / f"{device['kind']}.lock", shared=shared, mode=0o600):
+    path = locks / f"{device['kind']}.lock"
+    subject = f"the device {device['kind']} of this machine"
+    with file_locks.held(path, shared=shared, mode=0o600, subject=subject):
         yield

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.formatting import last_line
+from tvmflow.core.python_process import code_command
 from tvmflow.core.types import Json
 from tvmflow.targets.host import read_host
 from tvmflow.targets.platforms import parse_triple
@@ -150,7 +151,7 @@ def _query_in_process(
     name = function.__name__
     code = f"import tvm; from {__name__} import {name}, answer_queries; answer_queries({name})"
     done = run_process(
-        [sys.executable, "-c", code],
+        code_command(code),
         input=json.dumps(list(queries)),
         capture_output=True,
         text=True,

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.disk_errors import find_disk_problem
 from tvmflow.core.errors import StageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Json
@@ -96,6 +97,8 @@ def link(folder: Path, names: Sequence[str], identity: ToolchainIdentity) -> str
     command = [path, *identity["flags"], "-o", _LINKED, *names]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0:
+        if problem := find_disk_problem([folder], done.stderr):
+            raise problem
         reason = done.stderr.strip() or f"it ended with exit code {done.returncode}"
         raise StageError(
             f"{linker} cannot link: {reason}",

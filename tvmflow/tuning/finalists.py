@@ -5,17 +5,20 @@ Turns make a disturbance of the machine disturb all of them alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.types import Json
 from tvmflow.targets import devices
 from tvmflow.tuning import measure
 from tvmflow.tuning.measure import Timing
+from tvmflow.tuning.trials import FinalistsRecord, timestamp
+from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 TIME_FINALISTS: Final = f"{__name__}:time_finalists"
 """The function for the fork server."""
@@ -38,6 +41,11 @@ class FinalistsRequest(measure.KernelRequest):
     traces: Sequence[Json]
     rounds: int
     libraries: Sequence[str | None] = ()
+
+    @property
+    def digest(self) -> str:
+        """The digest of what is measured and how, for one workload on one target."""
+        return digest_of([self.traces, self.rounds, self.rules_version, self.timing])
 
 
 class FinalistTimes(NamedTuple):
@@ -63,6 +71,31 @@ class FinalistTimes(NamedTuple):
             tuple(value["untuned"]),
             tuple(tuple(samples) for samples in value["samples"]),
         )
+
+
+def read_or_measure(
+    request: FinalistsRequest, ledger: WorkloadLedger, measure: Callable[[], FinalistTimes]
+) -> FinalistTimes:
+    """Return the times that the ledger has of these finalists, or measure and record them.
+
+    Finalists that are nearly equal would otherwise win by turns, and each time give another library.
+
+    Args:
+        request: The finalists.
+        ledger: The records of their workload.
+        measure: Measures them.
+
+    Raises:
+        StoreError: The times cannot be recorded.
+    """
+    known = ledger.finalists.get(request.digest)
+    if known is not None:
+        return FinalistTimes(known.rule, known.untuned, known.samples)
+    times = measure()
+    if not times.error:
+        fields = (times.rule, times.untuned, times.samples)
+        ledger.add([FinalistsRecord(request.digest, *fields, timestamp())])
+    return times
 
 
 def measure_finalists(

@@ -2,7 +2,7 @@
 
 A target's folder is named by the digest of its description, so that trials that must not be
 compared never meet. It holds an append-only file for each workload (see `workload_ledger`) and
-small notes about it: a description for people, the saved kernel, and its untuned time.
+small notes about it: a description for people, and the saved kernel.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeGuard
+from typing import Final, Literal, NamedTuple, TypeGuard
 
-from tvmflow.core.canonical_json import digest_of, document
+from pydantic import StrictStr, TypeAdapter
+
+from tvmflow.core.canonical_json import canonical, digest_of, document
 from tvmflow.core.files import write_atomically
+from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
+from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning.machine_class import MachineClass
-from tvmflow.tuning.trials import RECORD_VERSION, timestamp
+from tvmflow.tuning.trials import RECORD_VERSION
 from tvmflow.tuning.workload_ledger import WorkloadLedger, unwritable
 
 _log = logging.getLogger(__name__)
@@ -32,14 +36,30 @@ class TargetDescription(NamedTuple):
         device: The class of the device: `kind` and `class`.
     """
 
-    target: Mapping[str, Json]
-    tvm: str
-    device: Mapping[str, str]
+    target: Mapping[StrictStr, Json]
+    tvm: StrictStr
+    device: Mapping[StrictStr, StrictStr]
 
     @property
     def key(self) -> str:
         """The name of the folder."""
         return digest_of(self.to_json())[:32]
+
+    @property
+    def threads(self) -> int | None:
+        """The number of threads that kernels were measured with; None for those of a GPU."""
+        return split_threads(self.target)[1]
+
+    def is_near(self, other: TargetDescription) -> bool:
+        """Return whether the code is the same, and was measured with other threads or on another device."""
+        codes = [
+            (split_threads(entry.to_json()["target"])[0], entry.tvm) for entry in (self, other)
+        ]
+        return (
+            codes[0] == codes[1]
+            and self.key != other.key
+            and None not in (self.threads, other.threads)
+        )
 
     @property
     def machine_class(self) -> MachineClass:
@@ -48,12 +68,12 @@ class TargetDescription(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The target for people: kind, CPU, features, cores, TVM build, class of device."""
+        """The target for people: kind, CPU, features, threads, TVM build, class of device."""
         target = self.target
         chip = target.get("mcpu") or target.get("mtriple") or target.get("arch") or ""
         fields = [" ".join(str(field) for field in (target.get("kind", ""), chip) if field)]
         fields += [str(feature) for feature in target.get("mattr", ())]
-        fields += [f"{target['num-cores']} cores"] if "num-cores" in target else []
+        fields += [count_text(threads, "thread")] if (threads := self.threads) else []
         fields.append(f"TVM {self.tvm}")
         fields.append(str(self.device.get("class") or self.device.get("kind", "")))
         return ", ".join(fields)
@@ -76,11 +96,16 @@ class TargetDescription(NamedTuple):
             ValueError: It lacks a field, or one has another type.
         """
         try:
-            description = cls(dict(value["target"]), value["tvm"], dict(value["device"]))
-            description.to_json()
+            fields = {name: value[name] for name in cls._fields}
+            description = _DESCRIPTION.validate_python(fields)
+            if not (description.key and description.text):
+                raise ValueError("an empty description")
             return description
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError("it lacks the target, the TVM build or the device") from error
+
+
+_DESCRIPTION: Final = TypeAdapter(TargetDescription)
 
 
 def target_key(target: Mapping[str, Json], tvm: str, device: Mapping[str, str]) -> str:
@@ -165,14 +190,51 @@ class Ledger:
     def describe(self, key: str, description: WorkloadDescription, mod: str = "") -> None:
         """Record what a workload is and, where it is known, its saved module.
 
-        The first description stays, unless it came without the module and this one has it.
+        The first description stays, unless it came without the module or with another one.
 
         Raises:
             StoreError: The notes cannot be written.
         """
         is_described = self.description(key) != WorkloadDescription()
-        if is_described and (not mod or self._note_path(key, "kernel").exists()):
+        if is_described and (not mod or self.kernel(key) == mod):
             return
+        self._write_notes(key, description, mod)
+
+    def adopt_description(self, key: str, description: WorkloadDescription, mod: str) -> None:
+        """Take over what another ledger says of a workload, if this one has nothing better.
+
+        Of two descriptions the same one stays in whatever order they come. Whoever uses the
+        module makes sure before that it is the workload's.
+
+        Args:
+            key: The workload.
+            description: What the other ledger says.
+            mod: The saved module that came with it; empty when it came without.
+
+        Raises:
+            StoreError: The notes cannot be written.
+        """
+        known = self.description(key)
+        if self.kernel(key):
+            # Only its name, for people, may differ; what a stranger says otherwise is not believed.
+            if mod and description._replace(name=known.name) == known != description:
+                self._write_notes(key, min(description, known), "")
+            return
+        description = description if mod else description._replace(family="")
+        is_known = known != WorkloadDescription()
+        if mod or not is_known or canonical(description.to_json()) < canonical(known.to_json()):
+            self._write_notes(key, description, mod)
+
+    def forget_kernel(self, key: str) -> None:
+        """Remove the saved module of a workload, which is that of another one.
+
+        Raises:
+            StoreError: The notes cannot be written.
+        """
+        self._note_path(key, "kernel").unlink(missing_ok=True)
+        self._write_notes(key, self.description(key)._replace(family=""), "")
+
+    def _write_notes(self, key: str, description: WorkloadDescription, mod: str) -> None:
         if mod:
             _write(self._note_path(key, "kernel"), mod)
         _write(self._note_path(key, "about"), document(description.to_json()))
@@ -181,33 +243,8 @@ class Ledger:
         """Return the saved module of a workload; an empty string when the ledger lacks it."""
         try:
             return self._note_path(key, "kernel").read_text()
-        except OSError:
+        except (OSError, UnicodeDecodeError):
             return ""
-
-    def untuned_seconds(self, key: str, schedules: int) -> float | None:
-        """Return the seconds of a call with the default schedule; None when not measured.
-
-        Args:
-            key: The workload.
-            schedules: The version of the schedule rules.
-        """
-        note = _read_json(self._note_path(key, "untuned"))
-        try:
-            return float(note["seconds"]) if note["schedules"] == schedules else None
-        except (ValueError, KeyError, TypeError):
-            return None
-
-    def record_untuned(self, key: str, schedules: int, seconds: float) -> None:
-        """Record the seconds of an untuned call.
-
-        The first record stays, so that decisions that were made from it stay the same.
-
-        Raises:
-            StoreError: The note cannot be written.
-        """
-        if self.untuned_seconds(key, schedules) is None:
-            note = {"seconds": seconds, "schedules": schedules, "when": timestamp()}
-            _write(self._note_path(key, "untuned"), json.dumps(note))
 
     def related_workloads(self, key: str) -> list[str]:
         """Return the other workloads of the same family, those with the nearest `flops` first."""
@@ -222,7 +259,7 @@ class Ledger:
         _log.debug("workload %s has %d related ones", key[:12], len(related))
         return [other for _, other in sorted(related)]
 
-    def _note_path(self, key: str, note: Literal["about", "kernel", "untuned"]) -> Path:
+    def _note_path(self, key: str, note: Literal["about", "kernel"]) -> Path:
         return self.folder / f"{key}.{note}.json"
 
 

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.errors import UsageError
 from tvmflow.tuning.ledger import Ledger, TargetDescription
-from tvmflow.tuning.trials import Trial, parse_line
+from tvmflow.tuning.trials import parse_line
+from tvmflow.tuning.workload_records import WorkloadRecords
 
 WORKLOAD_KEY: Final = re.compile(r"[0-9a-f]{64}")
 _TARGET_KEY: Final = re.compile(r"[0-9a-f]{32}")
@@ -90,28 +91,26 @@ def _open(path: Path) -> TargetFolder:
     return TargetFolder(path, None if problem else description, problem)
 
 
-class TrialFile(NamedTuple):
-    """The usable trials of a workload's file, in its order, and a problem for each other line."""
+class RecordsFile(NamedTuple):
+    """The usable records of a workload's file, and a problem for each line that cannot be used."""
 
-    trials: list[Trial]
+    records: WorkloadRecords
     problems: list[str]
 
 
-def read_trials(path: Path) -> TrialFile:
-    """Return all trials in a workload's file; a file that was removed meanwhile has none."""
-    trials: dict[str, Trial] = {}
+def read_records(path: Path) -> RecordsFile:
+    """Return all records in a workload's file; a file that was removed meanwhile has none."""
+    records = WorkloadRecords()
+    records.keep_earlier_baseline(path)
     problems = []
     for number, line in enumerate(read_lines(path), 1):
         try:
-            record = parse_line(line)
+            records.keep(parse_line(line))
         except ValueError as error:
             # A last line without an end is being written.
             if line.endswith(b"\n"):
                 problems.append(f"{path}:{number}: {error}")
-            continue
-        if isinstance(record, Trial):
-            trials.setdefault(record.id, record)
-    return TrialFile(list(trials.values()), problems)
+    return RecordsFile(records, problems)
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

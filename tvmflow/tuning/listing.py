@@ -15,7 +15,12 @@ from typing import Final, NamedTuple
 from tvmflow.core.errors import UsageError
 from tvmflow.core.types import Json
 from tvmflow.tuning.ledger import WorkloadDescription
-from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_lines, read_trials
+from tvmflow.tuning.ledger_folders import (
+    TargetFolder,
+    list_target_folders,
+    read_lines,
+    read_records,
+)
 from tvmflow.tuning.trials import Trial, parse_line, sort_by_time
 
 # How canonical records look: enough to count them without parsing their traces.
@@ -179,9 +184,10 @@ def find_workload_trials(root: Path, key: str, targets: Sequence[str] = ()) -> l
         )
     workloads = []
     for folder, workload, path in matches:
-        trials, problems = read_trials(path)
+        records, problems = read_records(path)
         names = (folder.key, folder.text, workload, folder.ledger.description(workload))
-        workloads.append(WorkloadTrials(*names, sort_by_time(trials), problems))
+        trials = sort_by_time(records.trials.values())
+        workloads.append(WorkloadTrials(*names, trials, problems))
     return workloads
 
 

@@ -1,7 +1,9 @@
-"""Trial packs: one file with the trials of many targets and workloads, for another ledger.
+"""Trial packs: one file with the records of many targets and workloads, for another ledger.
 
 A pack is JSON lines, gzipped or not: a header, then for each workload a line that names it and
-a line for each trial. Equal content has equal bytes. `pack_import` reads packs.
+a line for each record: trials, baselines, times of finalists. The ledger that receives all of
+them decides as the one that they come from. Equal content has equal bytes. `pack_import` reads
+packs.
 """
 
 from __future__ import annotations
@@ -18,18 +20,27 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from tvmflow.core.canonical_json import canonical
+from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import StoreError, UsageError
 from tvmflow.core.files import replacing
 from tvmflow.core.types import Json
-from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_trials
-from tvmflow.tuning.trials import Trial, sort_by_time
+from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_records
+from tvmflow.tuning.trials import Trial, sort_by_record
+from tvmflow.tuning.workload_records import WorkloadRecords, same_trials
 
 FORMAT: Final = "tvmflow records"
-VERSION: Final = 1
-WORKLOAD_LINE_START: Final = b'{"about":'
-"""The first bytes of a workload's line; the canonical form of a trial never starts with them."""
+VERSION: Final = 2
+"""The version of packs. Those of version 1 have no other records than trials."""
 
-_COUNTS: Final = ("workloads", "trials", "failed")
+WORKLOAD_LINE_START: Final = b'{"about":'
+"""The first bytes of a workload's line; the canonical form of a record never starts with them."""
+
+MAX_KERNEL_BYTES: Final = 8 << 20
+"""The size of a saved kernel that is exported, at most: most have some kilobytes."""
+
+COUNTS: Final = ("workloads", "trials", "failed")
+"""What the header counts of each target."""
+
 _CHUNK: Final = 1 << 20
 _log = logging.getLogger(__name__)
 
@@ -66,9 +77,11 @@ def export_pack(
         best: Take only this many of each workload's fastest trials.
 
     Raises:
-        UsageError: No trial matches.
+        UsageError: No trial matches, or `path` is a device or a pipe.
         StoreError: The file cannot be written.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UsageError(f"{path} is no regular file, and is not replaced", fix="give another name")
     problems: list[str] = []
     folders = list_target_folders(root, targets)
     try:
@@ -79,13 +92,13 @@ def export_pack(
                     f"no trial in {root} matches the options of the export",
                     fix="run `tvmflow records ls --workloads` to see the trials",
                 )
-            totals = {name: sum(entry[name] for entry in entries.values()) for name in _COUNTS}
+            totals = {name: sum(entry[name] for entry in entries.values()) for name in COUNTS}
             header = {"format": FORMAT, "version": VERSION, "targets": entries, **totals}
             digest = _content_digest(header, body)
             line = canonical({**header, "digest": digest}) + b"\n"
             size = _write_file(path, line, body)
     except OSError as error:
-        raise StoreError(
+        raise explain(error, path) or StoreError(
             f"cannot write {path}: {error.strerror or error}",
             fix="give a file in a folder that exists and has space",
         ) from error
@@ -106,14 +119,13 @@ def _write_targets(
         if folder.description is None:
             problems.append(f"{folder.path / 'about.json'}: {folder.problem}; left out")
             continue
-        counts = Counter(dict.fromkeys(_COUNTS, 0))
+        counts = Counter(dict.fromkeys(COUNTS, 0))
         for key, path in folder.workload_files(workloads):
-            trials, unreadable = read_trials(path)
+            records, unreadable = read_records(path)
             problems += unreadable
-            if best is not None:
-                trials = sort_by_time(trial for trial in trials if trial.run_secs)[:best]
-            if trials:
-                _write_workload(body, folder, key, trials)
+            trials = records.in_order() if best is None else sort_by_record(records.valid()[:best])
+            if trials or records.others():
+                _write_workload(body, folder, key, records, trials)
                 failed = sum(1 for trial in trials if trial.failure)
                 counts.update(workloads=1, trials=len(trials), failed=failed)
         if counts["trials"]:
@@ -122,14 +134,22 @@ def _write_targets(
 
 
 def _write_workload(
-    body: IO[bytes], folder: TargetFolder, key: str, trials: Sequence[Trial]
+    body: IO[bytes],
+    folder: TargetFolder,
+    key: str,
+    records: WorkloadRecords,
+    trials: Sequence[Trial],
 ) -> None:
-    # A search relies on what it recorded itself: only what people read is exported.
-    about = folder.ledger.description(key)._replace(family="").to_json()
-    body.write(canonical({"target": folder.key, "workload": key, "about": about}) + b"\n")
-    # A search looks at the order of measuring, not at that in which trials came into a ledger.
-    for trial in sorted(trials, key=lambda trial: (trial.when, trial.id)):
-        body.write(canonical(trial.to_json()) + b"\n")
+    """Write the lines of one workload: its records, but of the trials only those that were chosen."""
+    about, kernel = folder.ledger.description(key), folder.ledger.kernel(key)
+    # That a search space is exhausted is true of all trials together.
+    exhausted = records.exhausted_searches() if same_trials(records, trials) else []
+    line = {"target": folder.key, "workload": key, "about": about.to_json(), "exhausted": exhausted}
+    # The kernel, by which related workloads know each other and schedules can be checked.
+    line |= {"kernel": kernel} if kernel and len(kernel) <= MAX_KERNEL_BYTES else {}
+    body.write(canonical(line) + b"\n")
+    for record in (*trials, *records.others()):
+        body.write(canonical(record.to_json()) + b"\n")
 
 
 def _content_digest(header: Mapping[str, Json], body: IO[bytes]) -> str:

@@ -1,98 +1,193 @@
-"""Imports trial packs: a pack is checked as a whole before the first trial enters the ledger."""
+"""Imports trial packs: a pack is checked as a whole before the first record enters the ledger.
+
+Anybody may have written a pack. It is read line by line within limits, so that no file, however
+small, fills the memory.
+"""
 
 from __future__ import annotations
 
 import gzip
-import json
+import os
+import stat
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Final
 
 from tvmflow.core.errors import StoreError, UsageError
+from tvmflow.core.formatting import size_text
 from tvmflow.core.types import Json
 from tvmflow.tuning.ledger import TargetDescription, WorkloadDescription
 from tvmflow.tuning.ledger_folders import WORKLOAD_KEY
 from tvmflow.tuning.machine_class import MachineClass
-from tvmflow.tuning.pack import FORMAT, VERSION, WORKLOAD_LINE_START, start_digest
+from tvmflow.tuning.pack import COUNTS, FORMAT, VERSION, WORKLOAD_LINE_START, start_digest
+from tvmflow.tuning.replay import TraceCheck
 from tvmflow.tuning.trial_import import ImportedWorkload, ImportResult, import_trials
-from tvmflow.tuning.trials import Trial, parse_line
+from tvmflow.tuning.trials import (
+    FAILED_TRIAL_START,
+    RECORD_STARTS,
+    TRIAL_START,
+    parse_line,
+    read_object,
+)
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-# A header names targets, a few hundred bytes each; a file without line ends is no pack.
-_MAX_HEADER_BYTES: Final = 16 << 20
+# Records have some kilobytes; a header names targets, a few hundred bytes each.
+_MAX_RECORD_BYTES: Final = 1 << 20
+_MAX_LINE_BYTES: Final = 16 << 20
+_MAX_WORKLOAD_BYTES: Final = 256 << 20
+# How many bytes a pack may have when decompressed, for each of its bytes.
+_MAX_COMPRESSION: Final = 200
 
 PackStream = IO[bytes] | gzip.GzipFile
 """A pack that is open for reading."""
 
 
-def import_pack(path: Path, root: Path, machine_class: MachineClass) -> ImportResult:
-    """Add to a ledger the trials of a pack that it accepts and lacks.
+def import_pack(
+    path: Path, root: Path, machine_class: MachineClass, checker: TraceCheck | None = None
+) -> ImportResult:
+    """Add to a ledger the records of a pack that it accepts and lacks.
+
+    Args:
+        path: The pack.
+        root: The ledger.
+        machine_class: This machine's class.
+        checker: Applies each trace to its kernel first; None to leave that to the tuning.
 
     Raises:
         UsageError: The file is damaged, is no pack, or has no target that this ledger accepts;
             then nothing was changed.
         StoreError: The file cannot be read, or the ledger cannot be written.
     """
-    with _open(path) as stream:
-        descriptions = _check(path, stream)
+    with _open_file(path) as file:
+        descriptions = _check(path, file)
         # The same open file is read again, whatever is put in its place meanwhile.
-        stream.seek(0)
-        workloads = _read_workloads(path, stream)
-        return import_trials(root, str(path), descriptions, workloads, machine_class)
+        workloads = _read_workloads(path, file)
+        return import_trials(root, str(path), descriptions, workloads, machine_class, checker)
 
 
-def _open(path: Path) -> PackStream:
+def _open_file(path: Path) -> IO[bytes]:
     try:
-        with path.open("rb") as stream:
-            is_gzipped = stream.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-        return gzip.open(path, "rb") if is_gzipped else path.open("rb")
+        # Opening a pipe would otherwise wait forever for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
     except FileNotFoundError as error:
         raise UsageError(f"there is no file {path}") from error
     except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+        raise _unreadable(path, error) from error
+    raise UsageError(
+        f"{path} is no regular file", fix="give a file that `tvmflow records export` wrote"
+    )
 
 
-def _check(path: Path, stream: PackStream) -> dict[str, TargetDescription]:
+def _lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of an open pack from its beginning, within the limits.
+
+    Raises:
+        UsageError: The file cannot be unpacked, or is far too large.
+        StoreError: It cannot be read.
+    """
+    file.seek(0)
+    is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    file.seek(0)
+    stream: PackStream = gzip.GzipFile(fileobj=file) if is_packed else file
+    max_bytes = os.fstat(file.fileno()).st_size * _MAX_COMPRESSION + (1 << 20)
+    try:
+        while line := stream.readline(_MAX_LINE_BYTES):
+            max_bytes -= len(line)
+            if max_bytes < 0:
+                raise _damaged(path, "its decompressed size is far larger than that of any pack")
+            yield line
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise _damaged(path, f"it cannot be unpacked ({error})") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"cannot read {path}: {error.strerror or error}")
+
+
+def _not_a_pack(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} is no trial pack, or its first line is damaged",
+        fix="give a file that `tvmflow records export` wrote",
+    )
+
+
+def _damaged(path: Path, reason: str) -> UsageError:
+    return UsageError(
+        f"{path} is damaged: {reason}; nothing was imported", fix="copy it or export it again"
+    )
+
+
+# ---------------------------------------------------------------- the check of the whole
+
+
+def _check(path: Path, file: IO[bytes]) -> dict[str, TargetDescription]:
     """Check a whole pack and return its targets by key.
 
     Raises:
         UsageError: The file is damaged or is no pack.
     """
-    first_unknown = 0
-    try:
-        header = _read_header(path, stream.readline(_MAX_HEADER_BYTES))
-        descriptions = _read_targets(path, header)
-        digest = start_digest(header)
-        for number, line in enumerate(stream, 2):
-            digest.update(line)
-            if line.startswith(WORKLOAD_LINE_START) and not _is_workload(line, descriptions):
-                first_unknown = first_unknown or number
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _damaged(path, f"it cannot be unpacked ({error})") from error
+    lines = _lines(path, file)
+    header = _read_header(path, next(lines, b""))
+    descriptions = _read_targets(path, header)
+    digest = start_digest(header)
+    counts: dict[str, Counter[str]] = {
+        key: Counter(dict.fromkeys(COUNTS, 0)) for key in descriptions
+    }
+    problem, target, size = "", "", 0
+    for number, line in enumerate(lines, 2):
+        digest.update(line)
+        size += len(line)
+        if line.startswith(WORKLOAD_LINE_START):
+            target, size = _read_target_key(line, descriptions), 0
+        if not target:
+            problem = problem or f"line {number} names no workload of a target in it"
+            continue
+        counts[target].update(_count_line(line))
+        if size > _MAX_WORKLOAD_BYTES:
+            problem = problem or f"a workload has more than {size_text(_MAX_WORKLOAD_BYTES)}"
     if digest.hexdigest() != header["digest"]:
         raise _damaged(
             path, f"its digest is {digest.hexdigest()}, but its header has {header['digest']}"
         )
-    if first_unknown:
-        raise _damaged(path, f"line {first_unknown} names no workload of a target in it")
+    for key, entry in header["targets"].items():
+        if any(entry.get(name) != count for name, count in counts[key].items()):
+            actual = ", ".join(f"{count} {name}" for name, count in counts[key].items())
+            problem = problem or f"its header has other counts for target {key[:12]} than {actual}"
+    if problem:
+        raise _damaged(path, problem)
     return descriptions
+
+
+def _count_line(line: bytes) -> dict[str, int]:
+    """Return what a line adds to the counts of its target."""
+    if line.startswith(WORKLOAD_LINE_START):
+        return {"workloads": 1}
+    return {"trials": line.startswith(TRIAL_START), "failed": line.startswith(FAILED_TRIAL_START)}
 
 
 def _read_header(path: Path, line: bytes) -> dict[str, Json]:
     try:
-        header = json.loads(line)
+        header = read_object(line)
+        version = header["version"]
         if header["format"] != FORMAT or not isinstance(header["digest"], str):
             raise ValueError("another format")
-        version = int(header["version"])
-    except (ValueError, KeyError, TypeError) as error:
+        if type(version) is not int or version < 1:
+            raise ValueError("another version")
+    except (ValueError, KeyError) as error:
         raise _not_a_pack(path) from error
     if version > VERSION:
         raise UsageError(
             f"{path} has version {version} of the pack format, which is newer than this tvmflow",
             fix="update tvmflow",
         )
-    return dict(header)
+    return header
 
 
 def _read_targets(path: Path, header: Mapping[str, Json]) -> dict[str, TargetDescription]:
@@ -109,56 +204,71 @@ def _read_targets(path: Path, header: Mapping[str, Json]) -> dict[str, TargetDes
     return descriptions
 
 
-def _not_a_pack(path: Path) -> UsageError:
-    return UsageError(
-        f"{path} is no trial pack, or its first line is damaged",
-        fix="give a file that `tvmflow records export` wrote",
-    )
+def _read_target_key(line: bytes, targets: Mapping[str, TargetDescription]) -> str:
+    """Return the target that a workload's line names.
 
-
-def _damaged(path: Path, reason: str) -> UsageError:
-    return UsageError(
-        f"{path} is damaged: {reason}; nothing was imported", fix="copy it or export it again"
-    )
-
-
-def _is_workload(line: bytes, targets: Mapping[str, TargetDescription]) -> bool:
-    """Return whether a line names a workload of one of the targets, by a key that is a safe file name."""
+    Returns:
+        Its key; an empty string when the line names none of the targets, or a workload by a key
+        that is no safe file name.
+    """
     try:
-        entry = json.loads(line)
-        return (
+        entry = read_object(line)
+        is_valid = (
             entry["target"] in targets
             and WORKLOAD_KEY.fullmatch(entry["workload"]) is not None
             and isinstance(entry["about"], dict)
+            and all(isinstance(search, str) for search in entry.get("exhausted", []))
+            and isinstance(entry.get("kernel", ""), str)
         )
+        return str(entry["target"]) if is_valid else ""
     except (ValueError, KeyError, TypeError):
-        return False
+        return ""
 
 
-def _read_workloads(path: Path, stream: PackStream) -> Iterator[ImportedWorkload]:
-    """Yield the workloads of a pack that was checked, each with its trials."""
+# ---------------------------------------------------------------- the records
+
+
+def _read_workloads(path: Path, file: IO[bytes]) -> Iterator[ImportedWorkload]:
+    """Yield the workloads of a pack that was checked, each with its records."""
+    lines = _lines(path, file)
+    next(lines)
     workload: ImportedWorkload | None = None
-    next(stream)
-    for number, line in enumerate(stream, 2):
+    for number, line in enumerate(lines, 2):
         if line.startswith(WORKLOAD_LINE_START):
             if workload is not None:
                 yield workload
-            entry = json.loads(line)
-            description = WorkloadDescription.from_json(entry["about"])
-            workload = ImportedWorkload(entry["target"], entry["workload"], description, [], [])
+            workload = _start_workload(read_object(line))
+            is_certain = True
         elif workload is not None:
-            _read_trial(line, f"{path}:{number}", workload)
+            # Without the line that names it, the workload of what follows would not be known.
+            is_certain = is_certain and line.startswith(RECORD_STARTS)
+            _read_record(line, f"{path}:{number}", workload, is_certain=is_certain)
     if workload is not None:
         yield workload
 
 
-def _read_trial(line: bytes, line_name: str, workload: ImportedWorkload) -> None:
+def _start_workload(entry: Mapping[str, Json]) -> ImportedWorkload:
+    return ImportedWorkload(
+        entry["target"],
+        entry["workload"],
+        WorkloadDescription.from_json(entry["about"]),
+        tuple(entry.get("exhausted", ())),
+        entry.get("kernel", ""),
+    )
+
+
+def _read_record(
+    line: bytes, line_name: str, workload: ImportedWorkload, *, is_certain: bool
+) -> None:
     try:
+        if not is_certain:
+            raise ValueError("it is no record, or follows a line that is none")
+        if len(line) > _MAX_RECORD_BYTES:
+            raise ValueError(f"it is longer than {size_text(_MAX_RECORD_BYTES)}")
         record = parse_line(line)
+        if record is None:
+            raise ValueError("it is no record that this tvmflow can read")
     except ValueError as error:
-        workload.invalid.append(f"{line_name}: {error}")
-        return
-    if isinstance(record, Trial):
-        workload.trials.append(record)
+        workload.invalid.add(f"{line_name}: {error}")
     else:
-        workload.invalid.append(f"{line_name}: it is no trial that this tvmflow can read")
+        workload.records.append(record)

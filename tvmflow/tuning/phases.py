@@ -92,8 +92,8 @@ def read_failure(outcome: Outcome, phases: Sequence[str]) -> Failure | None:
     if outcome.kind == "error" and outcome.error == StageError.__name__:
         raise StageError(outcome.message, fix=outcome.fix)
     if outcome.kind != "ok":
-        if not phases:
-            # The child had not touched the candidate yet.
+        if not phases or outcome.is_external:
+            # The child had not touched the candidate yet, or another process ended it.
             raise StageError(
                 f"trials cannot be run: {outcome.message}",
                 fix="run `tvmflow doctor` to check the installation, then run it again to resume",

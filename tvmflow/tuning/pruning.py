@@ -12,7 +12,7 @@ from tvmflow.core.errors import UsageError
 from tvmflow.core.file_locks import Locked
 from tvmflow.core.types import Json
 from tvmflow.tuning.ledger import WorkloadDescription
-from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_trials
+from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_records
 from tvmflow.tuning.machine_class import MachineClass
 from tvmflow.tuning.trials import Trial, sort_by_time
 
@@ -92,7 +92,7 @@ def prune(
         if criteria.other_tvm and tvm in (None, machine_class.tvm):
             continue
         for key, path in folder.workload_files():
-            trials = read_trials(path).trials
+            trials = read_records(path).records.in_order()
             selected = _select(trials, criteria)
             if selected:
                 skip_reason = "" if dry_run else _remove(folder, key, selected)

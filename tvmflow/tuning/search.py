@@ -19,6 +19,7 @@ from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measurer import DriftMonitor, MeasureContext, MeasureJob, Measurer
 from tvmflow.tuning.proposals import Candidate, Proposals, make_cost_model
 from tvmflow.tuning.related_workloads import RelatedTrials
+from tvmflow.tuning.starting_points import StartingPoints
 from tvmflow.tuning.trials import Failure, Trial
 from tvmflow.tuning.tuning_job import SearchOptions, StopReason, Task, TuningResult, WorkloadResult
 
@@ -60,10 +61,10 @@ class Tuning:
         self._measurer = measurer or Measurer(
             context, options.timing, options.trial_timeout_s, fork_server
         )
-        self._ledger = ledger
         self._started = time.monotonic()
         self._trials = {key: ledger.workload(key) for key in self._tasks}
         self._related = RelatedTrials(ledger, self._trials, fork_server, context.target)
+        self._starting_points = StartingPoints(ledger, self._related.quarantine_inapplicable)
         self._measured = dict.fromkeys(self._tasks, 0)
         self._seconds = dict.fromkeys(self._tasks, 0.0)
         self._proposals: dict[str, Proposals] = {}
@@ -75,11 +76,9 @@ class Tuning:
     def run(self) -> TuningResult:
         """Search until the budget or the time is spent, or all search spaces are exhausted."""
         self._untuned = self._measure_untuned()
-        shares = [
-            WorkloadShare(task.key, task.calls, task.flops, self._untuned.get(task.key, math.inf))
-            for task in self._tasks.values()
-        ]
-        self._budget = Budget(shares, self._options.rules)
+        self._budget = Budget(
+            [self._share(task) for task in self._tasks.values()], self._options.rules
+        )
         stopped: StopReason = "budget"
         while planned := self._budget.next_round():
             if not self._has_time():
@@ -94,7 +93,14 @@ class Tuning:
             self._tasks.values(), key=lambda task: (-task.calls * task.flops, task.key)
         )
         workloads = [self._result(task) for task in ordered]
-        return TuningResult(workloads, stopped, self._drift.drift, self._repairs())
+        return TuningResult(
+            workloads,
+            stopped,
+            self._drift.drift,
+            self._repairs(),
+            self._starting_points.measured,
+            tuple(self._starting_points.targets),
+        )
 
     def _measure_untuned(self) -> dict[str, float]:
         """Return the seconds of each untuned kernel that can be run: the times that tuning has to beat."""
@@ -104,7 +110,7 @@ class Tuning:
 
         def record(index: int, trial: Trial) -> None:
             if trial.run_secs:
-                self._ledger.record_untuned(missing[index].key, version, trial.seconds)
+                self._trials[missing[index].key].record_untuned(version, trial.seconds)
 
         # With 0 as the best time a kernel gets the first look alone: some take seconds.
         jobs = [MeasureJob(task.key, task.mod, None, 0.0, self._options.seed) for task in missing]
@@ -113,8 +119,14 @@ class Tuning:
 
     def _read_untuned(self) -> dict[str, float]:
         version = self._context.rules_version
-        times = {key: self._ledger.untuned_seconds(key, version) for key in self._tasks}
+        times = {key: self._trials[key].untuned_seconds(version) for key in self._tasks}
         return {key: seconds for key, seconds in times.items() if seconds is not None}
+
+    def _share(self, task: Task) -> WorkloadShare:
+        """Return a workload as the budget sees it: as it was when its first trial was decided on."""
+        version = self._context.rules_version
+        untuned_s = self._trials[task.key].untuned_seconds_before_trials(version)
+        return WorkloadShare(task.key, task.calls, task.flops, untuned_s or math.inf)
 
     def _has_time(self) -> bool:
         limit = self._options.seconds
@@ -138,7 +150,7 @@ class Tuning:
                     break
         for key, count in planned.items():
             first = self._budget.spent_on(key)
-            trials = list(self._trials[key].trials.values())[first : first + count]
+            trials = self._trials[key].in_order()[first : first + count]
             # Without time left, the next round ends the run.
             is_exhausted = len(trials) < count and self._has_time()
             self._budget.record(key, [trial.seconds for trial in trials], exhausted=is_exhausted)
@@ -165,6 +177,7 @@ class Tuning:
             self._trials[key].append(trial)
             learned.setdefault(key, []).append((candidate, trial))
             self._measured[key] += 1
+            self._starting_points.record(trial.id)
             self._spent_in_round += 1
             self._seconds[key] += time.monotonic() - start
             start = time.monotonic()
@@ -211,6 +224,7 @@ class Tuning:
                 options,
                 self._cost_model,
                 find_related=lambda: self._related.find(key),
+                starting_points=self._starting_points.find(key, mod),
             )
         return self._proposals[key]
 
@@ -248,7 +262,7 @@ class Tuning:
         return left if limit is None else max(min(left, limit - elapsed), 0.0)
 
     def _failures(self, key: str) -> list[Failure]:
-        return [trial.failure for trial in self._trials[key].trials.values() if trial.failure]
+        return [trial.failure for trial in self._trials[key].in_order() if trial.failure]
 
     def _repairs(self) -> list[str]:
         repairs = [text for trials in self._trials.values() for text in trials.repairs]

@@ -1,6 +1,7 @@
-"""Imports trials into a ledger: which targets it accepts, and of those the trials that it lacks.
+"""Imports records into a ledger: which targets it accepts, and of those the records that it lacks.
 
-A ledger accepts a target's trials only if this machine could have measured them itself or if
+This is the one way by which records from elsewhere enter a ledger: from packs, other stores,
+remote caches, lock files. A ledger accepts a target's trials only if this machine could have measured them itself or if
 it has trials on that target already: times of another device or TVM build mislead a search.
 """
 
@@ -8,32 +9,78 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import UsageError
 from tvmflow.core.types import Json
+from tvmflow.tuning import traces
 from tvmflow.tuning.ledger import Ledger, TargetDescription, WorkloadDescription
-from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_trials
+from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_records
 from tvmflow.tuning.machine_class import MachineClass
-from tvmflow.tuning.trials import Trial
+from tvmflow.tuning.replay import TraceCheck, TraceVerdict
+from tvmflow.tuning.trials import (
+    Baseline,
+    ExhaustedMark,
+    FinalistsRecord,
+    Record,
+    Trial,
+    is_ahead_of_clock,
+)
+from tvmflow.tuning.workload_records import same_trials
 
 _FIELD_NAMES: Final[Mapping[str, str]] = {
     "tvm": "TVM build",
     "device.class": "device class",
     "device.kind": "device kind",
 }
+_MAX_SENTENCES: Final = 1000
 _log = logging.getLogger(__name__)
 
 
-class ImportedWorkload(NamedTuple):
-    """The trials of one workload from elsewhere; `invalid` has a sentence for each unusable one."""
+class Problems:
+    """Problems with single records: all of them are counted, and the first ones kept.
+
+    Attributes:
+        count: How many there are.
+        sentences: The first of them, each with its place.
+    """
+
+    def __init__(self, sentences: Iterable[str] = ()) -> None:
+        self.count = 0
+        self.sentences: list[str] = []
+        for sentence in sentences:
+            self.add(sentence)
+
+    def add(self, sentence: str) -> None:
+        """Count a problem."""
+        self.count += 1
+        if len(self.sentences) < _MAX_SENTENCES:
+            self.sentences.append(sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedWorkload:
+    """The records of one workload from elsewhere.
+
+    Attributes:
+        target: The key of the target.
+        workload: The key of the workload.
+        description: The workload for people.
+        exhausted: The searches that came to their end with exactly these trials.
+        kernel: The saved kernel, which nobody has checked; empty where it is not known.
+        records: Trials, baselines and times of finalists.
+        invalid: What cannot be used.
+    """
 
     target: str
     workload: str
     description: WorkloadDescription
-    trials: list[Trial]
-    invalid: list[str]
+    exhausted: tuple[str, ...] = ()
+    kernel: str = ""
+    records: list[Record] = field(default_factory=list)
+    invalid: Problems = field(default_factory=Problems)
 
 
 class TargetImport(NamedTuple):
@@ -56,7 +103,7 @@ class TargetImport(NamedTuple):
 
 
 class ImportResult(NamedTuple):
-    """The outcome of an import; `problems` are those of single records, with their places."""
+    """The outcome of an import; `problems` are the first ones of single records, with their places."""
 
     targets: list[TargetImport]
     problems: list[str]
@@ -64,7 +111,9 @@ class ImportResult(NamedTuple):
     @property
     def complete(self) -> bool:
         """True if nothing had to be left out."""
-        return not self.problems and not any(target.rejection for target in self.targets)
+        return not self.problems and not any(
+            target.rejection or target.invalid for target in self.targets
+        )
 
 
 def import_trials(
@@ -73,8 +122,9 @@ def import_trials(
     descriptions: Mapping[str, TargetDescription],
     workloads: Iterable[ImportedWorkload],
     machine_class: MachineClass,
+    checker: TraceCheck | None = None,
 ) -> ImportResult:
-    """Add to a ledger the trials that it accepts and lacks.
+    """Add to a ledger the records that it accepts and lacks.
 
     Args:
         root: The ledger.
@@ -82,6 +132,7 @@ def import_trials(
         descriptions: The targets by key; each key was checked.
         workloads: The trials to import.
         machine_class: This machine's class.
+        checker: Applies each trace to its kernel first; None to leave that to the tuning.
 
     Raises:
         UsageError: All targets are rejected; then nothing was changed.
@@ -97,46 +148,77 @@ def import_trials(
             fix="tune on this machine, or import them where they were measured: "
             "times of another device or TVM build would mislead the search",
         )
-    problems: list[str] = []
+    problems = Problems()
     for workload in workloads:
         result = results[workload.target]
         if result.rejection:
             continue
         description = descriptions[workload.target]
         ledger = Ledger.open(root, *description)
-        counts, invalid = _import_workload(ledger, description.tvm, workload, result)
-        results[workload.target] = counts
-        problems += invalid
+        results[workload.target] = _import_workload(ledger, description, workload, result, checker)
+        for sentence in workload.invalid.sentences:
+            problems.add(sentence)
     for result in results.values():
         _log.debug("%s: %s", result.target[:12], result.rejection or f"{result.new} new trials")
-    return ImportResult(list(results.values()), problems)
+    return ImportResult(list(results.values()), problems.sentences)
 
 
 def _import_workload(
-    ledger: Ledger, tvm: str, workload: ImportedWorkload, result: TargetImport
-) -> tuple[TargetImport, list[str]]:
-    """Add the trials of one workload; return the target's new counts and the problems."""
-    usable = [trial for trial in workload.trials if trial.tvm == tvm]
-    invalid = workload.invalid + [
-        f"workload {workload.workload[:12]}, trial {trial.id[:12]}: "
-        f"measured with TVM {trial.tvm}, but its target has TVM {tvm}"
-        for trial in workload.trials
-        if trial.tvm != tvm
-    ]
+    ledger: Ledger,
+    target: TargetDescription,
+    workload: ImportedWorkload,
+    result: TargetImport,
+    checker: TraceCheck | None,
+) -> TargetImport:
+    """Add the records of one workload; return the target's new counts."""
+    key = workload.workload
+    trials = [record for record in workload.records if isinstance(record, Trial)]
+    checked = TraceVerdict("", {})
+    if checker and trials:
+        checked = checker.check(key, workload.kernel or ledger.kernel(key), target.target, trials)
+    usable: list[Trial] = []
+    others: list[Baseline | FinalistsRecord] = []
+    for record in workload.records:
+        if reason := _refusal_reason(record, target.tvm, checked):
+            workload.invalid.add(f"workload {key[:12]}, {_name(record)}: {reason}")
+        elif isinstance(record, Trial):
+            usable.append(record)
+        elif not isinstance(record, ExhaustedMark):
+            others.append(record)
     new = 0
-    if usable:
-        new = ledger.workload(workload.workload).extend(usable)
-        # A search relies on the family that it recorded itself.
-        description = workload.description._replace(family="")
-        if description != WorkloadDescription():
-            ledger.describe(workload.workload, description)
-    counts = result._replace(
+    if usable or others:
+        opened = ledger.workload(key)
+        opened.add(others)
+        new = opened.extend(usable)
+        for search in workload.exhausted if same_trials(opened, trials) else ():
+            if not opened.is_exhausted(search):
+                opened.mark_exhausted(search)
+        ledger.adopt_description(key, workload.description, workload.kernel)
+    return result._replace(
         workloads=result.workloads + 1,
         new=result.new + new,
         known=result.known + len(usable) - new,
-        invalid=result.invalid + len(invalid),
+        invalid=result.invalid + workload.invalid.count,
     )
-    return counts, invalid
+
+
+def _name(record: Record) -> str:
+    if isinstance(record, Trial):
+        return f"trial {record.id[:12]}"
+    return "time of the untuned kernel" if isinstance(record, Baseline) else "times of finalists"
+
+
+def _refusal_reason(record: Record, tvm: str, checked: TraceVerdict) -> str:
+    """Return why a ledger refuses a record; an empty string when it does not."""
+    if checked.problem:
+        return checked.problem
+    if is_ahead_of_clock(record.when):
+        return f"its time {record.when} is in the future"
+    if not isinstance(record, Trial):
+        return ""
+    if record.tvm != tvm:
+        return f"measured with TVM {record.tvm}, but its target has TVM {tvm}"
+    return traces.find_problem(record.trace) or checked.reasons.get(record.id, "")
 
 
 def rejection_reason(
@@ -181,13 +263,16 @@ def _leaves(value: Json, path: str = "") -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------- another ledger
 
 
-def merge_ledger(source: Path, root: Path, machine_class: MachineClass) -> ImportResult:
+def merge_ledger(
+    source: Path, root: Path, machine_class: MachineClass, checker: TraceCheck | None = None
+) -> ImportResult:
     """Add to a ledger what another one has and it lacks. The other one is only read.
 
     Args:
         source: A store, or the ledger in it.
         root: The ledger to add to.
         machine_class: This machine's class.
+        checker: Applies each trace to its kernel first; None to leave that to the tuning.
 
     Raises:
         UsageError: `source` is no ledger, is this one, or has no target that is accepted.
@@ -204,7 +289,8 @@ def merge_ledger(source: Path, root: Path, machine_class: MachineClass) -> Impor
     descriptions = {
         folder.key: folder.description for folder in folders if folder.description is not None
     }
-    result = import_trials(root, str(source), descriptions, _read_workloads(folders), machine_class)
+    workloads = _read_workloads(folders)
+    result = import_trials(root, str(source), descriptions, workloads, machine_class, checker)
     unusable = [
         TargetImport(folder.key, folder.text, f"about.json: {folder.problem}")
         for folder in folders
@@ -216,6 +302,13 @@ def merge_ledger(source: Path, root: Path, machine_class: MachineClass) -> Impor
 def _read_workloads(folders: Iterable[TargetFolder]) -> Iterator[ImportedWorkload]:
     for folder in folders:
         for key, path in folder.workload_files() if folder.description else ():
-            trials, problems = read_trials(path)
-            description = folder.ledger.description(key)
-            yield ImportedWorkload(folder.key, key, description, trials, problems)
+            records, problems = read_records(path)
+            yield ImportedWorkload(
+                folder.key,
+                key,
+                folder.ledger.description(key),
+                tuple(records.exhausted_searches()),
+                folder.ledger.kernel(key),
+                [*records.in_order(), *records.others()],
+                Problems(problems),
+            )

@@ -1,29 +1,61 @@
-"""Trials: the record of one measured schedule, and the lines of a ledger file.
+"""The records of a ledger file, one a line: trials, and what else decides which schedule is tried or chosen.
 
-The format of a line is `RECORD_VERSION`. A ledger holds hours of tuning: what an earlier
-version wrote must stay readable.
+The format of a line is its field `v`. A ledger holds hours of tuning: what an earlier version
+wrote must stay readable, and what a later one wrote is left alone.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
+from pydantic import AfterValidator, Field, StrictStr, TypeAdapter, ValidationError
+
+from tvmflow.core import documents
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.types import Json
+from tvmflow.tuning import traces
 
 RECORD_VERSION: Final = 1
+"""The version of trials and of marks of exhausted searches."""
+
+MAX_RECORD_VERSION: Final = 2
+"""The version of baselines and of finalists' times, which a tvmflow that reads version 1 leaves alone."""
+
+TRIAL_START: Final = b'{"failure":'
+FAILED_TRIAL_START: Final = TRIAL_START + b"{"
+RECORD_STARTS: Final = (TRIAL_START, b'{"baseline":', b'{"finalists":', b'{"exhausted":')
+"""The first bytes of each kind of record in its canonical form."""
+
+_YEARS: Final = range(1970, 3000)
+_MAX_QUOTED: Final = 80
+
+
+def _utc(when: str) -> str:
+    """Return a time as records hold it: they are sorted by this text."""
+    moment = datetime.fromisoformat(when)
+    if moment.tzinfo is None:
+        raise ValueError("a time needs a time zone")
+    if moment.year not in _YEARS:
+        raise ValueError("a time needs a plausible year")
+    return moment.astimezone(timezone.utc).isoformat(timespec="milliseconds")
+
+
+_Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_When = Annotated[StrictStr, AfterValidator(_utc)]
 
 
 class Failure(NamedTuple):
     """The reason why a trial has no time: its phase (`apply`, `build`, `run`), kind and message."""
 
-    phase: str
-    kind: str
-    message: str
+    phase: StrictStr
+    kind: StrictStr
+    message: StrictStr
 
 
 class Trial(NamedTuple):
@@ -36,22 +68,22 @@ class Trial(NamedTuple):
         failure: The reason why there are no times; None when there are.
         when: The time of the record (ISO 8601, UTC).
         tvm: The identity of the TVM build.
-        host: The machine, for people: model, architecture, cores.
+        host: The machine, for people: model, architecture, cores, and the threads of the kernel.
         load: The load averages of the machine before the trial; empty for a remote device.
         seed: The seed of the search.
         ran: Start and end of the measurement in seconds since 1970; empty when not known.
     """
 
-    id: str
+    id: _Digest
     trace: Json
-    run_secs: tuple[float, ...]
+    run_secs: tuple[_Seconds, ...]
     failure: Failure | None
-    when: str
-    tvm: str
+    when: _When
+    tvm: StrictStr
     host: Json
-    load: tuple[float, ...]
-    seed: int
-    ran: tuple[float, ...] = ()
+    load: tuple[_Number, ...]
+    seed: _Count
+    ran: tuple[_Number, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -71,54 +103,76 @@ class Trial(NamedTuple):
             "failure": self.failure._asdict() if self.failure else None,
         }
 
-    @classmethod
-    def from_json(cls, value: Json) -> Trial:
-        """Return the trial in a record.
-
-        Raises:
-            KeyError: A field is missing.
-            TypeError: A field has another type.
-            ValueError: A field has a value that no trial has.
-        """
-        failure = value["failure"]
-        run_secs = tuple(float(seconds) for seconds in value["run_secs"])
-        if bool(run_secs) == bool(failure):
-            raise ValueError("a trial has either times or a failure")
-        if not all(0 < seconds < float("inf") for seconds in run_secs):
-            raise ValueError("a time is a positive number of seconds")
-        if value["id"] != trial_id(value["trace"]):
-            raise ValueError("the trace does not have the digest that the record gives")
-        return cls(
-            id=value["id"],
-            trace=value["trace"],
-            run_secs=run_secs,
-            failure=Failure(**failure) if failure else None,
-            when=str(value["when"]),
-            tvm=str(value["tvm"]),
-            host=value["host"],
-            load=tuple(float(load) for load in value["load"]),
-            seed=int(value["seed"]),
-            ran=tuple(float(moment) for moment in value.get("ran", ())),
-        )
-
 
 class ExhaustedMark(NamedTuple):
     """A note that `search` found no further candidate when the ledger had this many `trials`."""
 
-    search: str
-    trials: int
+    search: StrictStr
+    trials: _Count
+    when: _When
 
     def to_json(self) -> Json:
         """Return the mark as it is written."""
-        return {
-            "v": RECORD_VERSION,
-            "exhausted": self.search,
-            "trials": self.trials,
-            "when": timestamp(),
-        }
+        return {"v": RECORD_VERSION, "exhausted": self.search, **_fields_after_first(self)}
 
 
-def parse_line(line: bytes) -> Trial | ExhaustedMark | None:
+class Baseline(NamedTuple):
+    """The time of the untuned kernel, which tuning has to beat.
+
+    Attributes:
+        schedules: The version of the schedule rules that gave the kernel its schedule.
+        seconds: Seconds of a call.
+        when: The time of the record (ISO 8601, UTC).
+    """
+
+    schedules: _Count
+    seconds: _Seconds
+    when: _When
+
+    def to_json(self) -> Json:
+        """Return the baseline as it is written."""
+        return {"v": MAX_RECORD_VERSION, "baseline": self.schedules, **_fields_after_first(self)}
+
+
+class FinalistsRecord(NamedTuple):
+    """The times of a workload's finalists, measured in turns.
+
+    Attributes:
+        request: The digest of what was measured and how.
+        rule: The schedule rule of the untuned kernel.
+        untuned: Seconds of the untuned kernel.
+        samples: Seconds of each finalist; none for one that does not apply.
+        when: The time of the record (ISO 8601, UTC).
+    """
+
+    request: _Digest
+    rule: StrictStr
+    untuned: tuple[_Seconds, ...]
+    samples: tuple[tuple[_Seconds, ...], ...]
+    when: _When
+
+    def to_json(self) -> Json:
+        """Return the record as it is written."""
+        return {"v": MAX_RECORD_VERSION, "finalists": self.request, **_fields_after_first(self)}
+
+
+Record = Trial | ExhaustedMark | Baseline | FinalistsRecord
+"""What a line of a ledger file holds."""
+
+_TRIAL: Final = TypeAdapter(Trial)
+# A record is of the kind whose field it has; its first field has that name in a line.
+_KINDS: Final = {
+    "exhausted": ("search", TypeAdapter[Record](ExhaustedMark)),
+    "baseline": ("schedules", TypeAdapter[Record](Baseline)),
+    "finalists": ("request", TypeAdapter[Record](FinalistsRecord)),
+}
+
+
+def _fields_after_first(record: ExhaustedMark | Baseline | FinalistsRecord) -> dict[str, Json]:
+    return dict(list(record._asdict().items())[1:])
+
+
+def parse_line(line: bytes) -> Record | None:
     """Return the record in one line of a ledger file; None for a blank line or a newer version's.
 
     Raises:
@@ -126,17 +180,57 @@ def parse_line(line: bytes) -> Trial | ExhaustedMark | None:
     """
     if not line.strip():
         return None
+    record = read_object(line)
+    version = record.pop("v", None)
+    if type(version) is not int or version < 1:
+        raise ValueError("the field 'v' is no version")
+    if version > MAX_RECORD_VERSION:
+        return None
     try:
-        record = json.loads(line)
-        if record["v"] > RECORD_VERSION:
-            return None
-        if "exhausted" in record:
-            return ExhaustedMark(record["exhausted"], record["trials"])
-        return Trial.from_json(record)
-    except KeyError as error:
-        raise ValueError(f"the field {error} is missing") from error
-    except (TypeError, AttributeError) as error:
+        for name, (first_field, kind) in _KINDS.items():
+            if name in record:
+                record[first_field] = record.pop(name)
+                return kind.validate_python(record)
+        return _parse_trial(record)
+    except ValidationError as error:
+        raise ValueError(_describe(error)) from error
+
+
+def read_object(line: bytes) -> dict[str, Json]:
+    """Return the JSON object in a line that anybody may have written.
+
+    Raises:
+        ValueError: The line holds anything else.
+    """
+    try:
+        value = documents.read_json(line.decode().encode())
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8") from error
+    except documents.Unreadable as error:
         raise ValueError(str(error)) from error
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return value
+
+
+def _parse_trial(record: dict[str, Json]) -> Trial:
+    trial = _TRIAL.validate_python(record)
+    if bool(trial.run_secs) == bool(trial.failure):
+        raise ValueError("a trial has either times or a failure")
+    if not traces.has_form(trial.trace):
+        raise ValueError("its trace does not have the form of one")
+    if trial.id != trial_id(trial.trace):
+        raise ValueError("the trace does not have the digest that the record gives")
+    return trial
+
+
+def _describe(error: ValidationError) -> str:
+    """Return one sentence for the first problem of a record: the field, and what is wrong with it."""
+    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(map(str, problem["loc"]))[:_MAX_QUOTED]
+    if problem["type"] == "missing":
+        return f"the field '{field}' is missing"
+    return f"the field '{field}' is wrong: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
 
 
 def trial_id(trace: Json) -> str:
@@ -149,6 +243,23 @@ def sort_by_time(trials: Iterable[Trial]) -> list[Trial]:
     return sorted(trials, key=lambda trial: (trial.seconds, trial.id))
 
 
-def timestamp() -> str:
-    """Return the current time as records hold it (ISO 8601, UTC)."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+def sort_by_record(trials: Iterable[Trial]) -> list[Trial]:
+    """Return the trials in the order of measuring, whatever the order in which a ledger received them."""
+    return sorted(trials, key=lambda trial: (trial.when, trial.id))
+
+
+def is_ahead_of_clock(when: str) -> bool:
+    """Return whether a record's time is more than a day ahead: more than clocks differ."""
+    return datetime.fromisoformat(when) > datetime.now(timezone.utc) + timedelta(days=1)
+
+
+def timestamp(after: str = "") -> str:
+    """Return the current time as records hold it (ISO 8601, UTC), in any case a later one than `after`.
+
+    A record must not be sorted before those that it was made after, though they may come from a
+    machine whose clock is ahead.
+    """
+    now = datetime.now(timezone.utc)
+    if after:
+        now = max(now, datetime.fromisoformat(after) + timedelta(milliseconds=1))
+    return now.isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""The trials of one workload: an append-only file that several processes share.
+"""The records of one workload: an append-only file that several processes share.
 
 A trial is on disk before the next one begins. Writers of several processes exclude each other
 by a file lock, which dies with its process, and never write one trial twice. Lines that a crash
@@ -18,10 +18,19 @@ from typing import NamedTuple
 
 from tvmflow.core import file_locks
 from tvmflow.core.canonical_json import canonical
+from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import StoreError
 from tvmflow.core.files import replacing
-from tvmflow.core.types import Json
-from tvmflow.tuning.trials import ExhaustedMark, Trial, parse_line, sort_by_time, timestamp
+from tvmflow.tuning.trials import (
+    Baseline,
+    ExhaustedMark,
+    FinalistsRecord,
+    Record,
+    Trial,
+    parse_line,
+    timestamp,
+)
+from tvmflow.tuning.workload_records import WorkloadRecords
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +43,10 @@ class _Line(NamedTuple):
     number: int
 
 
-class WorkloadLedger:
-    """The trials of one workload on one target, shared with other processes.
+class WorkloadLedger(WorkloadRecords):
+    """The records of one workload on one target, shared with other processes, as read or written so far.
 
     Attributes:
-        trials: The trials read or written so far, by id, in the order of the file.
         repairs: A sentence for each damage that was found when the file was read.
         quarantined: How many lines were quarantined.
     """
@@ -49,9 +57,6 @@ class WorkloadLedger:
         self.quarantined = 0
         self._reset()
         self.refresh()
-
-    def __len__(self) -> int:
-        return len(self.trials)
 
     @property
     def quarantine_path(self) -> Path:
@@ -69,39 +74,65 @@ class WorkloadLedger:
             self._reset()
 
     def append(self, trial: Trial) -> bool:
-        """Add a trial; return False when another process has added the same one meanwhile.
+        """Add a trial that was just measured; return False when another process has added it meanwhile.
 
         The trial is on disk when this returns.
 
         Raises:
             StoreError: It cannot be written; the file is then as it was.
         """
-        return self.extend([trial]) == 1
+        with self._locked() as descriptor:
+            if trial.id in self.trials:
+                return False
+            if trial.when <= self._last_when:
+                trial = trial._replace(when=timestamp(after=self._last_when))
+            self._write(descriptor, [trial])
+            return True
 
     def extend(self, trials: Iterable[Trial]) -> int:
-        """Add many trials at once and return how many of them are new.
+        """Add many trials at once and return how many of them were not known.
+
+        Of two measurements of one schedule the earlier one stays, whichever came first.
 
         Raises:
             StoreError: They cannot be written; the file is then as it was.
         """
+        chosen = WorkloadRecords()
+        for trial in trials:
+            chosen.keep(trial)
         with self._locked() as descriptor:
-            new = {trial.id: trial for trial in trials if trial.id not in self.trials}
+            new = [trial for trial in chosen.trials.values() if self.is_news(trial)]
+            unknown = sum(1 for trial in new if trial.id not in self.trials)
             if new:
-                self._write(descriptor, [trial.to_json() for trial in new.values()])
-            return len(new)
-
-    def valid(self) -> list[Trial]:
-        """Return the trials that have a time, fastest first; equal ones in the order of their ids."""
-        return sort_by_time(trial for trial in self.trials.values() if trial.run_secs)
+                self._write(descriptor, new)
+            return unknown
 
     def mark_exhausted(self, search: str) -> None:
         """Record that `search` found no further candidate beyond the present trials."""
         with self._locked() as descriptor:
-            self._write(descriptor, [ExhaustedMark(search, len(self)).to_json()])
+            self._write(descriptor, [ExhaustedMark(search, len(self), timestamp())])
 
-    def is_exhausted(self, search: str) -> bool:
-        """Return whether `search` came to its end and no trial was added since."""
-        return self._exhausted.get(search, -1) == len(self)
+    def record_untuned(self, schedules: int, seconds: float) -> None:
+        """Record the seconds of an untuned call that was just measured, unless some are known.
+
+        Raises:
+            StoreError: The record cannot be written.
+        """
+        with self._locked() as descriptor:
+            if schedules not in self.baselines:
+                when = timestamp(after=self._last_when)
+                self._write(descriptor, [Baseline(schedules, seconds, when)])
+
+    def add(self, records: Iterable[Baseline | FinalistsRecord]) -> None:
+        """Add records of other kinds than trials; of two about the same thing the earliest counts.
+
+        Raises:
+            StoreError: They cannot be written.
+        """
+        with self._locked() as descriptor:
+            new = [record for record in records if self.is_news(record)]
+            if new:
+                self._write(descriptor, new)
 
     def quarantine(self, ids: Iterable[str], reason: str) -> None:
         """Move trials that no longer apply to the workload into the quarantine file."""
@@ -143,9 +174,9 @@ class WorkloadLedger:
             self._read_new_lines(descriptor)
             yield descriptor
 
-    def _write(self, descriptor: int, records: Iterable[Json]) -> None:
+    def _write(self, descriptor: int, records: Iterable[Record]) -> None:
         """Append records to the locked file, sync and read it; undo it when the disk is full."""
-        lines = b"".join(canonical(record) + b"\n" for record in records)
+        lines = b"".join(canonical(record.to_json()) + b"\n" for record in records)
         end = os.fstat(descriptor).st_size
         try:
             if os.pwrite(descriptor, lines, end) != len(lines):
@@ -175,11 +206,11 @@ class WorkloadLedger:
             raise unwritable(self.path, error) from error
 
     def _reset(self) -> None:
-        self.trials: dict[str, Trial] = {}
-        self._exhausted: dict[str, int] = {}
+        super().__init__()
         self._lines: dict[str, _Line] = {}
         self._offset = self._line_count = 0
         self._last_line = b""
+        self.keep_earlier_baseline(self.path)
 
     def _read_new_lines(self, descriptor: int) -> None:
         """Read the locked file from where the last reading ended, and repair what is damaged."""
@@ -213,17 +244,18 @@ class WorkloadLedger:
         except ValueError as error:
             self._quarantine_line(line, f"unreadable: {error}")
             return
-        if isinstance(record, ExhaustedMark):
-            self._exhausted[record.search] = record.trials
-        elif record is not None and record.id in self.trials:
-            self._quarantine_line(line, "the same trial is in an earlier line")
-        elif record is not None:
-            self.trials[record.id] = record
+        if isinstance(record, Trial):
+            if not self.is_news(record):
+                self._quarantine_line(line, "the same trial is in an earlier line")
+                return
+            if record.id in self.trials:
+                self._blank(self._lines[record.id])
             self._lines[record.id] = line
+        self.keep(record)
 
     def _quarantine_line(self, line: _Line, reason: str) -> None:
         """Copy a line to the quarantine file, then blank it in place: no other line moves."""
-        with self.path.open("r+b") as stream:
+        with self.path.open("rb") as stream:
             stream.seek(line.start)
             content = stream.read(line.length)
             entry = {
@@ -235,12 +267,17 @@ class WorkloadLedger:
                 quarantine.write(canonical(entry) + b"\n")
                 quarantine.flush()
                 os.fsync(quarantine.fileno())
+        self._blank(line)
+        self.quarantined += 1
+        self._report_repair(f"{self.path}:{line.number}: one line was quarantined ({reason})")
+
+    def _blank(self, line: _Line) -> None:
+        """Write spaces over a line of the locked file."""
+        with self.path.open("r+b") as stream:
             stream.seek(line.start)
             stream.write(b" " * line.length)
             stream.flush()
             os.fsync(stream.fileno())
-        self.quarantined += 1
-        self._report_repair(f"{self.path}:{line.number}: one line was quarantined ({reason})")
 
     def _report_repair(self, text: str) -> None:
         _log.debug("%s", text)
@@ -285,7 +322,9 @@ def _is_json(text: bytes) -> bool:
 
 def unwritable(path: Path, cause: OSError) -> StoreError:
     """Return the error for a file of the ledger that cannot be written."""
+    problem = explain(cause, path)
+    reason = problem.message if problem else cause.strerror or str(cause)
     return StoreError(
-        f"cannot write the trial ledger {path}: {cause.strerror or cause}",
+        f"cannot write the trial ledger {path}: {reason}",
         fix="free some space or correct the permissions; all trials measured so far are kept",
     )

@@ -21,6 +21,9 @@ def _fail() -> NoReturn:
         ctypes.string_at(0)
     if FAULT == "full-disk":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if FAULT == "native-hang":
+        # unlike `time.sleep`, it keeps all other threads of the process from running
+        ctypes.PyDLL(None).sleep(1000)
     time.sleep(1000)
     raise AssertionError(f"unknown fault {FAULT!r}")
 

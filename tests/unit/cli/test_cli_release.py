@@ -17,8 +17,9 @@ from tvmflow.core.types import Plan
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.recipe import Retune
 from tvmflow.recipe.lock_file import Measurements
+from tvmflow.release.content import ContentChange
 from tvmflow.release.folder import ReleaseResult
-from tvmflow.release.gates import Comparison, FailedGate
+from tvmflow.release.gates import CONTENT_GATE, Comparison, FailedGate
 from tvmflow.release.reproduce import FirstDifference, ReproducibilityReport
 from tvmflow.release.timing import LatencyPair
 
@@ -49,6 +50,20 @@ def test_failed_gates_are_counted(count: int, noun: str) -> None:
     lines = list(_format_release(ReleaseResult(FOLDER, False, "", (COMPARISON,), failed)))
     assert lines[0] == "net/host: max_bytes: net.so has 9 bytes, more than 8"
     assert lines[-1] == f"NOT RELEASED: {noun}; {FOLDER} was not created"
+
+
+def test_what_is_new_and_what_is_gone_has_a_line() -> None:
+    content = ContentChange(("net/new",), ("net/old", "net/lost"))
+    lost = FailedGate("net/lost", CONTENT_GATE, "it is in all-1.0, and not in this release")
+    result = ReleaseResult(FOLDER, False, "all-1.0", (), (lost,), content)
+    assert list(_format_release(result)) == [
+        "net/new: new in this release",
+        "net/old: no longer in this release, as release.drop says",
+        "net/lost: content: it is in all-1.0, and not in this release",
+        f"NOT RELEASED: 1 gate failed; {FOLDER} was not created",
+    ]
+    value = _to_json(result)
+    assert (value["added"], value["removed"]) == (["net/new"], ["net/old", "net/lost"])
 
 
 def test_an_existing_release_is_named() -> None:

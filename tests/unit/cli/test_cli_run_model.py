@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tvmflow.cli import main
+from tvmflow.core import signing
 
 
 @pytest.fixture
@@ -137,3 +138,16 @@ def test_missing_and_unwritable_files_are_errors(
     assert (code, "cannot be written: No such file or directory" in err) == (4, True)
     code, _, _ = run(capsys, small_bundle, "--repeat", "0")
     assert code == 2
+
+
+def test_only_what_a_trusted_key_signed_is_run(
+    small_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1 with the reason; tests/unit/runtime/test_trust.py signs one."""
+    signing.generate_key(tmp_path / "key")
+    bundle = tmp_path / "net.tvmflow"
+    bundle.write_bytes(small_bundle.read_bytes())
+    code, _, err = run(capsys, bundle, "--trusted", tmp_path / "key.pub")
+    assert code == 1 and "no trusted key signed for it: no statement of provenance" in err
+    code, _, err = run(capsys, bundle, "--trusted", tmp_path / "gone.pub")
+    assert code == 2 and "there is no key" in err

@@ -169,3 +169,68 @@ def test_a_storm_of_kills_loses_only_the_calls_it_hits(fork_server: ForkServer) 
         name = "kill_itself" if number % 3 == 0 else "echo"
         kinds.append(fork_server.call(f"{CALLS}:{name}", "x" * 200_000, timeout_s=30).kind)
     assert kinds == ["crashed" if number % 3 == 0 else "ok" for number in range(100)]
+
+
+def test_signals_to_every_process_of_a_run_are_left_to_the_client(tmp_path: Path) -> None:
+    """The server has a session of its own and ignores them, while it imports and later."""
+    with ForkServer.start() as server:
+        events: list[dict[str, int]] = []
+
+        def end_server(event: dict[str, int]) -> None:
+            events.append(event)
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+                os.kill(event["server"], number)
+            os.kill(event["own"], signal.SIGKILL)
+
+        first = server.call(f"{CALLS}:hang", None, timeout_s=10, emit=end_server)
+        assert first.message.startswith("was killed")
+        assert os.getsid(events[0]["server"]) == events[0]["server"]
+        assert server.call(f"{CALLS}:add", [1, 2], timeout_s=10).value == 3
+
+
+def test_a_call_that_somebody_else_ended_has_not_crashed(fork_server: ForkServer) -> None:
+    """SIGTERM comes from outside: the message says so, and no candidate is to blame."""
+    outcome = fork_server.call(f"{CALLS}:end_itself", None, timeout_s=10)
+    assert (outcome.kind, outcome.is_external) == ("crashed", True)
+    assert outcome.message == "was ended by SIGTERM, which another process sent"
+
+
+def test_cancelling_does_not_wait_for_the_imports_of_the_server(tmp_path: Path) -> None:
+    """A call that has not begun ends too, and so does everything that others have started."""
+    (tmp_path / "slow_module.py").write_text("import time; time.sleep(100)")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        server = ForkServer.start(["slow_module"])
+    with server:
+        threading.Timer(0.3, server.cancel).start()
+        outcome = server.call(f"{CALLS}:add", [1, 2], timeout_s=60)
+    assert outcome.kind == "cancelled"
+
+
+def test_a_time_limit_holds_while_the_server_imports(tmp_path: Path) -> None:
+    """A child that is forked after its time limit is killed at once."""
+    (tmp_path / "slow_module.py").write_text("import time; time.sleep(1)")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        server = ForkServer.start(["slow_module"])
+    with server:
+        assert server.call(f"{CALLS}:hang", None, timeout_s=0.2).kind == "timeout"
+
+
+@pytest.mark.slow
+def test_a_limit_does_not_run_while_the_client_is_stopped() -> None:
+    """After SIGSTOP and SIGCONT a child that had to wait for its client is not killed."""
+    code = (
+        "import sys; from tvmflow.core.fork_server import ForkServer\n"
+        "with ForkServer.start() as server:\n"
+        f"    print('ready', flush=True); print(server.call('{CALLS}:talk_much', None, timeout_s=4).kind)"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(1.5)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(6)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.read().strip() == "ok"

@@ -159,7 +159,6 @@ def test_programs_get_one_object_a_line() -> None:
     printer = Printer(stream, as_json=True, many=False)
     printer.event(progress("conv", 1, None))
     printer.event({"event": "something new", "stage_id": "net:import"})
-    printer.interrupted()
     events = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [event["event"] for event in events] == ["progress", "something new"]
     assert all(event["time"] > 1.7e9 for event in events)

@@ -23,7 +23,7 @@ CALL = StageCall(
     "/ledger",
     "/locks",
     60.0,
-    ("apache-tvm",),
+    {"apache-tvm": "1+x"},
     RunTraits(measures=True, uses_ledger=True, unlocked_settings=("target",)),
     ("cpu",),
 )

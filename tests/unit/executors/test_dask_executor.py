@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.clusters import Client, files
 from tests.support.small_runs import RecordingExecutor, outcomes, plan_of
+from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.types import Plan
 from tvmflow.executors import ExecutorContext, cluster_worker, worker_matching
@@ -82,7 +83,9 @@ def test_all_stages_run_on_the_worker_and_their_files_come_back(
     assert len(worker_executor.calls) == 4
 
 
-def test_a_stage_that_no_worker_can_run_is_blocked_at_once(client: Client) -> None:
+def test_a_stage_that_no_worker_can_run_is_blocked_at_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the reason for each worker; stages before it run."""
     *others, verify = plan_of().stages
     plan = Plan((*others, verify._replace(tools=("no-such-tool",))), ())
@@ -90,11 +93,15 @@ def test_a_stage_that_no_worker_can_run_is_blocked_at_once(client: Client) -> No
     executor = client.executor
     cluster = executor._connect()
     cluster.planner = other._replace(tools={**other.tools, "no-such-tool": "1.0+abc"})
+    identity = packages.identity
+    monkeypatch.setattr(
+        packages, "identity", lambda name: "1.0+abc" if name == "no-such-tool" else identity(name)
+    )
     report = client.run(plan)
     assert [stage.outcome for stage in report.stages] == ["ran", "ran", "ran", "blocked"]
     message = report.stages[3].message
     assert message.startswith("no worker of the cluster can run this stage: ")
-    assert message.endswith("its no-such-tool is absent, and this machine has 1.0+abc")
+    assert message.endswith("its no-such-tool is not installed, and this machine has 1.0+abc")
 
 
 def test_a_run_that_is_cancelled_ends_at_once(

@@ -16,7 +16,7 @@ PLANNER = WorkerDescription(
 
 
 def call(stage: str, *tools: str, **settings: Any) -> StageCall:
-    return StageCall(stage, settings, {}, "", "", "", "", 1.0, tools)
+    return StageCall(stage, settings, {}, "", "", "", "", 1.0, dict.fromkeys(tools, "1+x"))
 
 
 def test_resources_describe_a_worker_completely() -> None:
@@ -55,7 +55,7 @@ def test_this_machine_may_run_every_stage() -> None:
         ),
         (
             PLANNER._replace(tools={"onnx": "1+y"}),
-            ["its apache-tvm is absent, and this machine has 0.27+x"],
+            ["its apache-tvm is not installed, and this machine has 0.27+x"],
         ),
         (PLANNER._replace(tools={**PLANNER.tools, "onnx": "2+z"}), []),
         (PLANNER._replace(cpu="c2"), []),

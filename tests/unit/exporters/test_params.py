@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,11 @@ import pytest
 import tvmflow
 from tests.support import exports
 from tests.support.exports import Array, Exported
+from tvmflow.core import signing
 from tvmflow.core.errors import BundleError
+from tvmflow.core.files import hash_file
+from tvmflow.provenance.statement import make_release_statement
+from tvmflow.runtime.statements import PAYLOAD_TYPE
 from tvmflow.runtime.weights import read_params
 
 
@@ -133,3 +140,57 @@ def test_a_missing_file_of_weights_is_named(exported: Exported) -> None:
     """No file, no traceback."""
     with pytest.raises(BundleError, match=r"there is no file nowhere\.params"):
         tvmflow.load(lean(exported), params="nowhere.params")
+
+
+def test_every_type_that_tvm_writes_is_read(tmp_path: Path) -> None:
+    """Values, shapes and types are those that were saved."""
+    import tvm
+
+    names = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+    arrays = {name: np.arange(6).reshape(1, 2, 3).astype(name) for name in names}
+    arrays["scalar"] = np.float32(7).reshape(())
+    tensors = {name: tvm.runtime.tensor(array) for name, array in arrays.items()}
+    path = tmp_path / "w.params"
+    path.write_bytes(bytes(tvm.runtime.save_param_dict(tensors)))
+    read = read_params(path)
+    assert read.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert (read[name].dtype, read[name].shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(read[name], array)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".params"])
+def test_a_damaged_byte_of_weights_is_an_error_or_another_value(
+    exported: Exported, tmp_path: Path, suffix: str
+) -> None:
+    """Sizes and offsets in the file are not believed: nothing else is raised, and nothing is allocated for them."""
+    good, path = (exported.dist / f"digits{suffix}").read_bytes(), tmp_path / f"w{suffix}"
+    rng = random.Random(1)
+    for _ in range(300):
+        content = bytearray(good)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            content[rng.randrange(400)] = rng.choice((0, 1, 127, 255, rng.randrange(256)))
+        path.write_bytes(content)
+        with contextlib.suppress(BundleError):
+            assert sum(array.nbytes for array in read_params(path).values()) <= len(good)
+
+
+def test_weights_are_loaded_only_if_a_trusted_key_signed_for_them(
+    exported: Exported, tmp_path: Path
+) -> None:
+    """The statement covers the file of weights as it does the bundle."""
+    bundle, weights = tmp_path / "digits.lean.tvmflow", tmp_path / "digits.safetensors"
+    for path in (bundle, weights):
+        path.write_bytes((exported.dist / path.name).read_bytes())
+    signing.generate_key(tmp_path / "key")
+    digests = {path.name: hash_file(path) for path in (bundle, weights)}
+    text = make_release_statement("digits", "1", digests, {})
+    signers = [signing.load_private_key(tmp_path / "key")]
+    envelope = signing.sign_envelope(PAYLOAD_TYPE, text, signers)
+    (tmp_path / "digits.intoto.jsonl").write_text(json.dumps(envelope))
+    trusted = tmp_path / "key.pub"
+    assert tvmflow.load(bundle, weights, trusted_keys=trusted).weights
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert tvmflow.load(bundle, weights)
+    with pytest.raises(BundleError, match=r"digits\.safetensors is not loaded, because no trusted"):
+        tvmflow.load(bundle, weights, trusted_keys=trusted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ import pytest
 
 from tests.support import exports
 from tests.support.exports import VERSION, Exported
+from tests.support.validation import check_bom
 from tvmflow.exporters import wheel
 from tvmflow.exporters._base import ExportRequest
 
@@ -66,6 +68,28 @@ def python(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+def test_a_bill_of_materials_is_inside(file: Path) -> None:
+    """Where PEP 770 puts it: every file with its digest, and the runtime that is copied."""
+    with zipfile.ZipFile(file) as archive:
+        (name,) = (name for name in archive.namelist() if "/sboms/" in name)
+        assert re.fullmatch(r"digits_model-[\d.]+\.dist-info/sboms/digits\.cdx\.json", name)
+        text = archive.read(name).decode()
+        document = json.loads(text)
+        model, (runtime,) = document["metadata"]["component"], document["components"]
+        listed = {
+            entry["name"]: entry["hashes"][0]["content"]
+            for entry in (*model["components"], *runtime["components"])
+        }
+        packaged = {entry for entry in archive.namelist() if ".dist-info/" not in entry}
+        assert listed.keys() == packaged
+        for entry, digest in listed.items():
+            assert hashlib.sha256(archive.read(entry)).hexdigest() == digest
+    assert model["licenses"] == [{"expression": "MIT OR Apache-2.0"}]
+    assert runtime["purl"].startswith("pkg:pypi/tvmflow@")
+    assert runtime["licenses"] == [{"expression": "Apache-2.0"}]
+    check_bom(text)
 
 
 def test_the_record_has_every_file_and_its_digest(file: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine import COMPILE, plan_of, planned, recipe
+from tvmflow.core import packages
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.types import Plan, StageSpec
 from tvmflow.planning.decisions import PlanState
@@ -119,7 +120,7 @@ def test_another_version_of_a_package_is_a_reason(
 ) -> None:
     """The reason names the old and the new identity."""
     runs.run()
-    monkeypatch.setattr(PlanState, "_identify_tool", lambda _, name: f"9.9+{name}")
+    monkeypatch.setattr(packages, "identity", lambda name: f"9.9+{name}")
     assert "apache-tvm" in runs.reasons()["import"]
     assert "9.9+apache-tvm" in runs.reasons()["import"]
 

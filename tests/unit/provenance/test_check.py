@@ -16,8 +16,9 @@ import pytest
 from tests.support.provenance import LIBRARY, World, bundle_with
 from tvmflow.core import signing
 from tvmflow.core.files import hash_file
-from tvmflow.provenance import statement
-from tvmflow.provenance.check import Finding, check_delivered
+from tvmflow.provenance.check import check_delivered
+from tvmflow.runtime import statements
+from tvmflow.runtime.statements import Finding
 
 
 class Delivered:
@@ -169,10 +170,10 @@ def test_an_edited_statement_is_refused_by_its_signature(delivered: Delivered) -
 def test_a_statement_of_another_type_is_refused_even_when_signed_by_a_trusted_key(
     delivered: Delivered,
 ) -> None:
-    envelope = signing.sign_envelope(statement.PAYLOAD_TYPE, b'{"_type": "x"}', [delivered.key])
+    envelope = signing.sign_envelope(statements.PAYLOAD_TYPE, b'{"_type": "x"}', [delivered.key])
     delivered.statement.write_text(json.dumps(envelope))
     message = delivered.bad(*delivered.trusted)["net.intoto.jsonl"]
-    assert message == f"its _type is 'x' and not {statement.STATEMENT_TYPE}"
+    assert message == f"its _type is 'x' and not {statements.STATEMENT_TYPE}"
 
 
 def test_a_bundle_must_be_of_the_model_that_the_statement_names(delivered: Delivered) -> None:
@@ -249,7 +250,7 @@ def test_two_statements_must_not_contradict_each_other(delivered: Delivered) -> 
 
     delivered.edit(change)
     text = base64.b64decode(delivered.envelope()["payload"])
-    other = signing.sign_envelope(statement.PAYLOAD_TYPE, text, [delivered.key])
+    other = signing.sign_envelope(statements.PAYLOAD_TYPE, text, [delivered.key])
     (delivered.folder / "other.intoto.jsonl").write_text(json.dumps(other))
     delivered.statement.write_bytes(original)
     (message,) = delivered.bad(*delivered.trusted).values()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import json
+import random
 import tarfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.provenance import BUNDLE, LIBRARY, bundle_with
+from tvmflow.core.documents import Unreadable
 from tvmflow.exporters._archives import write_tar_gz, write_zip
-from tvmflow.provenance.contents import describe_kind, find_bundle
-from tvmflow.provenance.documents import Unreadable
+from tvmflow.provenance.contents import describe_kind, find_bundle, list_model_files
 
 
 @pytest.fixture
@@ -24,11 +28,12 @@ def path(tmp_path: Path) -> Path:
 
 def test_the_documents_of_a_bundle_are_read(path: Path) -> None:
     path.write_bytes(BUNDLE)
-    bundle = find_bundle(path)
-    assert bundle is not None
+    packed = find_bundle(path)
+    assert packed is not None
+    bundle = packed.bundle
     assert (bundle.manifest["name"], bundle.problems) == ("net", ())
     assert bundle.signature["inputs"][0]["name"] == "x"
-    assert [name for name, _ in bundle.model_files()] == ["model.json", "params.safetensors"]
+    assert [name for name, _ in list_model_files(bundle)] == ["model.json", "params.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +50,8 @@ def test_the_documents_of_a_bundle_are_read(path: Path) -> None:
 def test_files_that_differ_from_the_manifest_are_reported(
     path: Path, changes: Mapping[str, bytes | None], message: str
 ) -> None:
-    bundle = find_bundle(bundle_with(path, **changes))
-    assert bundle is not None and bundle.problems == (message,)
+    packed = find_bundle(bundle_with(path, **changes))
+    assert packed is not None and packed.bundle.problems == (message,)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +95,7 @@ def test_overlapping_entries_are_not_read(path: Path) -> None:
             again.filename = f"{number}"
             archive.filelist.append(again)
             archive.NameToInfo[again.filename] = again
-    with pytest.raises(Unreadable, match="entries are larger than the file"):
+    with pytest.raises(Unreadable, match="its entries are larger than"):
         find_bundle(path)
 
 
@@ -135,9 +140,9 @@ def test_each_part_is_read_and_checked(path: Path, tmp_path: Path) -> None:
         "parts/b.tvmflow": bad,
     }
     write_zip(path, entries)
-    bundle = find_bundle(path)
-    assert bundle is not None and list(bundle.parts) == ["a", "b"]
-    assert bundle.problems == (
+    packed = find_bundle(path)
+    assert packed is not None and list(packed.bundle.parts) == ["a", "b"]
+    assert packed.bundle.problems == (
         "part 'b': its 'library.so' is not the one that its manifest describes",
     )
 
@@ -146,10 +151,10 @@ def test_a_bundle_is_found_in_a_wheel_and_in_an_archive(tmp_path: Path) -> None:
     wheel, archive = tmp_path / "net-0-py3-none-any.whl", tmp_path / "net.host.tar.gz"
     write_zip(wheel, {"net_model/__init__.py": b"", "net_model/net.tvmflow": BUNDLE})
     write_tar_gz(archive, {"net/net.so": LIBRARY, "net/net.tvmflow": BUNDLE})
-    for packed, within in ((wheel, "net_model/net.tvmflow"), (archive, "net/net.tvmflow")):
-        bundle = find_bundle(packed)
-        assert bundle is not None
-        assert (bundle.path_in_archive, bundle.manifest["name"]) == (within, "net")
+    for whole, within in ((wheel, "net_model/net.tvmflow"), (archive, "net/net.tvmflow")):
+        packed = find_bundle(whole)
+        assert packed is not None
+        assert (packed.path_in_archive, packed.bundle.manifest["name"]) == (within, "net")
 
 
 def test_an_archive_beyond_the_limit_is_not_unpacked(tmp_path: Path) -> None:
@@ -157,7 +162,7 @@ def test_an_archive_beyond_the_limit_is_not_unpacked(tmp_path: Path) -> None:
     member = tarfile.TarInfo("first")
     member.size = 1 << 40
     path.write_bytes(member.tobuf() + b"\0" * 1024)
-    with pytest.raises(Unreadable, match="unpacks to more than the limit"):
+    with pytest.raises(Unreadable, match="unpacks to, more than the limit"):
         find_bundle(path)
 
 
@@ -168,3 +173,74 @@ def test_a_file_that_is_no_archive_has_no_bundle(tmp_path: Path) -> None:
     assert "ELF" in describe_kind(path)
     path.write_bytes(b"")
     assert (find_bundle(path), describe_kind(path)) == (None, "a file")
+
+
+def _tar(path: Path, *members: tuple[tarfile.TarInfo, bytes], **options: Any) -> Path:
+    with tarfile.open(path, "w:gz", **options) as archive:
+        for member, content in members:
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def _linked(name: str, to: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, to
+    return member
+
+
+GOOD = (tarfile.TarInfo("net/net.tvmflow"), BUNDLE)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([GOOD, (tarfile.TarInfo("/etc/evil"), b"x")], "points outside of it: '/etc/evil'"),
+        ([GOOD, (tarfile.TarInfo("net/../../evil"), b"x")], "points outside of it"),
+        ([GOOD, GOOD], "two entries 'net/net.tvmflow'"),
+        ([(_linked("net", "/etc"), b""), GOOD], "its entry 'net' is no file"),
+        ([GOOD, (_linked("a", "b", tarfile.LNKTYPE), b"")], "its entry 'a' is no file"),
+        ([GOOD, (_linked("a", "", tarfile.FIFOTYPE), b"")], "its entry 'a' is no file"),
+    ],
+)
+def test_an_archive_that_would_write_elsewhere_is_refused(
+    tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]], message: str
+) -> None:
+    with pytest.raises(Unreadable) as raised:
+        find_bundle(_tar(tmp_path / "net.tar.gz", *members))
+    assert message in str(raised.value)
+
+
+def test_a_large_header_of_a_tar_is_not_read(tmp_path: Path) -> None:
+    """It would be held in memory, whatever it unpacks to."""
+    member = tarfile.TarInfo("first")
+    member.pax_headers = {"comment": "x" * (3 << 20)}
+    with pytest.raises(Unreadable, match=r"it has a header of \d+ bytes"):
+        find_bundle(_tar(tmp_path / "net.tar.gz", (member, b"x"), GOOD))
+
+
+def test_the_caller_limits_what_is_unpacked(tmp_path: Path) -> None:
+    wheel, bundle = tmp_path / "net.whl", tmp_path / "net.tvmflow"
+    write_zip(wheel, {"net/net.tvmflow": BUNDLE})
+    bundle.write_bytes(BUNDLE)
+    archive = _tar(tmp_path / "net.tar.gz", GOOD)
+    for path in (wheel, bundle, archive):
+        assert find_bundle(path, len(BUNDLE)) is not None
+        with pytest.raises(Unreadable, match=r"larger than|more than the limit"):
+            find_bundle(path, len(BUNDLE) - 1)
+
+
+@pytest.mark.parametrize("pack", [write_tar_gz, write_zip])
+def test_a_damaged_archive_raises_nothing_but_unreadable(
+    tmp_path: Path, pack: Callable[[Path, dict[str, bytes]], None]
+) -> None:
+    path = tmp_path / "net.packed"
+    pack(path, {"net/net.so": LIBRARY, "net/net.tvmflow": BUNDLE})
+    good, rng = path.read_bytes(), random.Random(1)
+    for _ in range(100):
+        content = bytearray(good)
+        for _ in range(rng.choice((1, 2, 8))):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        path.write_bytes(content[: rng.choice((len(content), rng.randrange(len(content))))])
+        with contextlib.suppress(Unreadable):
+            find_bundle(path)

@@ -12,14 +12,14 @@ import pytest
 
 from tests.support.provenance import TRIAL, WORKLOAD, World, contents
 from tvmflow.core.types import InputFile, StageSpec
-from tvmflow.provenance import delivered, statement, write
+from tvmflow.provenance import delivered, write
 from tvmflow.provenance.check import check_delivered
-from tvmflow.provenance.statement import Statement
+from tvmflow.runtime.statements import Statement, parse_statement
 from tvmflow.store.blobs import DamagedBlob
 
 
 def read(path: Path) -> Statement:
-    return statement.parse_statement(base64.b64decode(json.loads(path.read_bytes())["payload"]))
+    return parse_statement(base64.b64decode(json.loads(path.read_bytes())["payload"]))
 
 
 def without(world: World, *stages: str, **files: InputFile) -> None:

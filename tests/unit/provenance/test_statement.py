@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 
 from tests.support.provenance import MODEL, TRIAL, TVM, WORKLOAD, World
+from tests.support.validation import check_envelope, check_statement
+from tvmflow.core import signing
+from tvmflow.core.documents import Unreadable
 from tvmflow.core.files import hash_file
+from tvmflow.core.version import VERSION
 from tvmflow.provenance import statement
-from tvmflow.provenance.documents import Unreadable
 from tvmflow.provenance.lineage import remove_secrets
+from tvmflow.runtime import statements
 from tvmflow.tuning.ledger import target_key
 
 
@@ -46,7 +50,7 @@ def test_it_is_an_in_toto_statement_with_slsa_provenance(body: dict[str, Any]) -
     assert body["predicateType"] == "https://slsa.dev/provenance/v1"
     assert set(body["predicate"]) == {"buildDefinition", "runDetails"}
     definition = body["predicate"]["buildDefinition"]
-    assert definition["buildType"] == statement.BUILD_TYPE
+    assert definition["buildType"] == statements.BUILD_TYPE
     assert definition["externalParameters"]["settings"].keys() == {
         "import", "extract_tasks/host", "tune/host", "pick_best/host", "build/host", "export/host", "verify/host",
     }  # fmt: skip
@@ -54,6 +58,42 @@ def test_it_is_an_in_toto_statement_with_slsa_provenance(body: dict[str, Any]) -
     stage = definition["internalParameters"]["stages"]["build/host"]
     assert stage["machine"] == "linux-x86_64"
     assert stage["tools"]["apache-tvm"] == TVM
+
+
+def test_in_totos_own_types_accept_it(world: World) -> None:
+    """Every field is one of theirs, and every dependency has a digest."""
+    world.deliver()
+    check_statement(base64.b64decode(json.loads(world.statement.read_bytes())["payload"]))
+    check_statement(
+        statement.make_release_statement("all", "1.0", {"a": "0" * 64}, {"b": "1" * 64})
+    )
+
+
+def test_securesystemslib_accepts_a_signature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DSSE with Ed25519, as sigstore and in-toto read it."""
+    public = signing.generate_key(tmp_path / "key")
+    monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "key"))
+    world = World(tmp_path / "world")
+    world.deliver()
+    line = world.statement.read_bytes()
+    text = check_envelope(line, (tmp_path / "key.pub").read_bytes())
+    assert public and statements.parse_statement(text).recipe == "net"
+
+
+def test_the_builder_is_whom_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tvmflow's version; another builder writes another statement."""
+    world = World(tmp_path)
+    builder = body_of(world)["predicate"]["runDetails"]["builder"]
+    assert builder == {"id": "urn:tvmflow:builder:v1", "version": {"tvmflow": VERSION}}
+    monkeypatch.setenv("TVMFLOW_BUILDER_ID", "https://example.org/builders/ci")
+    assert world.pending()
+    builder = body_of(world)["predicate"]["runDetails"]["builder"]
+    assert builder["id"] == "https://example.org/builders/ci"
+    assert not world.pending()
 
 
 def test_model_tools_and_results_are_named_with_their_digests(
@@ -71,7 +111,7 @@ def test_model_tools_and_results_are_named_with_their_digests(
 
 
 def test_every_tuned_kernel_has_the_trial_that_was_measured(body: dict[str, Any]) -> None:
-    read = statement.parse_statement(json.dumps(body).encode())
+    read = statements.parse_statement(json.dumps(body).encode())
     settings = read.settings["tune/host"]
     record = {
         "trial": TRIAL.id,
@@ -127,7 +167,7 @@ def test_another_statement_is_refused(
     body: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Unreadable) as raised:
-        statement.parse_statement(json.dumps({**body, **change}).encode())
+        statements.parse_statement(json.dumps({**body, **change}).encode())
     assert message in str(raised.value)
 
 
@@ -144,11 +184,11 @@ def test_another_statement_is_refused(
 def test_fields_of_wrong_types_read_as_empty(
     body: dict[str, Any], predicate: dict[str, Any]
 ) -> None:
-    definition = {"buildType": statement.BUILD_TYPE, **predicate}
+    definition = {"buildType": statements.BUILD_TYPE, **predicate}
     foreign = {
         "buildDefinition": definition,
         "runDetails": {"byproducts": [None, {"name": "kernels"}]},
     }
-    read = statement.parse_statement(json.dumps({**body, "predicate": foreign}).encode())
+    read = statements.parse_statement(json.dumps({**body, "predicate": foreign}).encode())
     assert (read.recipe, read.target, dict(read.settings)) == ("", "", {})
     assert (read.kernels, dict(read.verdict), read.dependencies("tool")) == ([], {}, [])

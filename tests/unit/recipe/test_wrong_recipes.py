@@ -45,7 +45,7 @@ WRONG = [
     wrong(
         "unknown field",
         ("pipeline: tune", "colour: red"),
-        "15:1: colour: unknown field (valid: recipe, name, version, model, inputs, variants, targets, kernels, tune, outputs, verify, pipeline)",
+        "15:1: colour: unknown field (valid: recipe, name, version, license, model, inputs, variants, targets, kernels, tune, outputs, verify, pipeline)",
     ),
     wrong(
         "field of tune at the top",
@@ -90,8 +90,8 @@ WRONG = [
     ),
     wrong(
         "misspelt field of a target",
-        ("- host", "- {name: a, preset: host, cores: 3}"),
-        "8:29: targets.0.cores: unknown field; did you mean 'num_cores'?",
+        ("- host", "- {name: a, preset: host, num_threads: 3}"),
+        "8:29: targets.0.num_threads: unknown field; did you mean 'threads'?",
     ),
     wrong(
         "unknown field of verify",
@@ -458,8 +458,8 @@ WRONG = [
     ),
     wrong(
         "no cores",
-        ("- host", "- {name: a, preset: host, num_cores: 0}"),
-        "8:40: targets.0.num_cores: must be at least 1",
+        ("- host", "- {name: a, preset: host, threads: 0}"),
+        "8:38: targets.0.threads: must be at least 1",
     ),
     wrong("negative trials", ("trials: 4", "trials: -4"), "10:11: tune.trials: must be at least 0"),
     wrong(
@@ -557,6 +557,17 @@ WRONG = [
         "version as a number",
         ("name: net", "name: net\nversion: 1.0"),
         "3:10: version: must be a string, such as 1.2.0, not the number 1.0",
+    ),
+    wrong(
+        "license that SPDX does not list",
+        ("name: net", "name: net\nlicense: Our own"),
+        "3:10: license: must be an SPDX license expression, such as Apache-2.0 or `MIT OR BSD-3-Clause`, not 'Our own'; "
+        "write LicenseRef-NAME for a license that SPDX does not list",
+    ),
+    wrong(
+        "license as a list",
+        ("name: net", "name: net\nlicense: [MIT]"),
+        "3:10: license: must be a string, such as Apache-2.0, not a list",
     ),
     wrong(
         "version in another way",

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.provenance import World, contents
-from tvmflow.core.errors import LockMismatch, RecipeError
+from tests.support.umask import modes_below, umask
+from tvmflow.core.errors import LockMismatch, RecipeError, VerifyFailed
+from tvmflow.core.types import Plan
 from tvmflow.planning.pipelines import Pipeline
 from tvmflow.recipe import Gates, Release
-from tvmflow.recipe.lock_file import LockedRecipe, LockedTarget, LockFile, Measurements
+from tvmflow.recipe.lock_file import (
+    LockedRecipe,
+    LockedStage,
+    LockedTarget,
+    LockFile,
+    Measurements,
+)
 from tvmflow.recipe.yaml_writer import write_yaml
-from tvmflow.release.folder import LOCK, REPORT, SUMS, ReleaseResult, find_folder, make_release
+from tvmflow.release.folder import REPORT, ReleaseResult, check_before_build, make_release
+from tvmflow.release.previous import LOCK, SUMS, find_folder
 
 SIZES = {"net.so": 20, "net.tvmflow": 900}
 
@@ -21,7 +31,11 @@ SIZES = {"net.so": 20, "net.tvmflow": 900}
 def lock_text(measured: Measurements) -> str:
     """Return the text of a lock file of one recipe and target."""
     target = LockedTarget(tvm={"kind": "llvm"}, cores=2, measured=measured)
-    recipe = LockedRecipe(recipe="net.yaml", version="0", stages={}, targets={"host": target})
+    settings = {"outputs": ["bundle", "shared-library"], "verify": {"against": "reference"}}
+    stages = {
+        f"{stage}/host": LockedStage(version=1, settings=settings) for stage in ("export", "verify")
+    }
+    recipe = LockedRecipe(recipe="net.yaml", version="0", stages=stages, targets={"host": target})
     lock = LockFile(lock=1, machine="linux-x86_64", tools={"tvm": "1"}, recipes={"net": recipe})
     return write_yaml(lock.model_dump(exclude_defaults=True))
 
@@ -42,7 +56,7 @@ class Releases:
         gates: Gates = Gates(),  # noqa: B008 - it is frozen
     ) -> ReleaseResult:
         release = Release(version=version, folder="releases", against=against, gates=gates)
-        pipeline = Pipeline("all", ("build",), self.folder / "all.yaml", release=release)
+        pipeline = self.pipeline(release)
         assert find_folder(pipeline, release) == self.folder / f"releases/all-{version}"
         world = self.world
         return make_release(
@@ -53,6 +67,16 @@ class Releases:
             world.artifacts,
             world.store,
             self.folder,
+        )
+
+    def pipeline(self, release: Release) -> Pipeline:
+        return Pipeline("all", ("build",), self.folder / "all.yaml", release=release)
+
+    def check(self, *requested: str, **fields: Any) -> None:
+        """Check a release 2.0 before anything is built; `requested` is what the pipeline asks for."""
+        release = Release(version="2.0", folder="releases", **fields)
+        check_before_build(
+            self.pipeline(release), release, self.world.plan, requested or ("net", "net/host")
         )
 
     def change_library(self) -> None:
@@ -82,6 +106,16 @@ def test_a_release_has_all_files_with_their_checksums_and_statements(releases: R
     assert {"net/host/net.so", LOCK, REPORT} < set(sums)
     for name, digest in sums.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+
+
+@pytest.mark.parametrize("mask", [0o027, 0o002])
+def test_the_umask_decides_who_may_read_a_release(releases: Releases, mask: int) -> None:
+    """Every file of it: copied from the store, rendered or signed."""
+    with umask(mask) as mode:
+        folder = releases.make("1.0").folder
+    assert modes_below(folder) == {mode}
+    folders = (folder, *(path for path in folder.rglob("*") if path.is_dir()))
+    assert {path.stat().st_mode & 0o7777 for path in folders} == {0o777 & ~mask}
 
 
 def test_the_same_files_are_not_released_again(releases: Releases) -> None:
@@ -179,3 +213,57 @@ def test_a_target_without_a_recorded_latency_is_not_timed(releases: Releases) ->
     (comparison,) = releases.make("1.1", TIMED).comparisons
     assert (comparison.latencies, comparison.not_timed_reason) == (None, "")
     assert not comparison.is_same_library
+
+
+# ---------------------------------------------------------------- before anything is built
+
+
+def test_nothing_is_wrong_with_a_release_of_all_that_the_last_one_had(releases: Releases) -> None:
+    releases.check()
+    releases.make("1.0")
+    releases.check()
+
+
+def test_a_target_that_the_command_line_leaves_out_is_missed_in_the_first_release_too(
+    releases: Releases,
+) -> None:
+    with pytest.raises(VerifyFailed) as error:
+        releases.check("net", "net/host", "net/edge", "other", "other/host")
+    lines = error.value.message.splitlines()
+    where = releases.folder / "all.yaml"
+    assert lines == [
+        f"net/edge: content: it is in {where}, and not in this release",
+        f"other: content: it is in {where}, and not in this release",
+        "NOT RELEASED: nothing was built",
+    ]
+    assert "`drop: [net/edge, other]`" in error.value.fix
+    releases.check("net/edge", "other", "other/host", drop=["net/edge", "other"])
+
+
+def test_what_the_last_release_had_is_missed_unless_its_loss_is_declared(
+    releases: Releases,
+) -> None:
+    releases.make("1.0")
+    lock = releases.world.plan
+    gone = tuple(spec for spec in lock.stages if spec.stage not in ("verify", "export"))
+    releases.world.plan = Plan(gone, ())
+    with pytest.raises(VerifyFailed, match=r"net: content: it is in all-1\.0, and not in this"):
+        releases.check("other")
+    releases.check(drop=["net"])
+
+
+def test_a_declared_loss_that_is_none_is_an_error(releases: Releases) -> None:
+    """It would hide the loss of that target later."""
+    with pytest.raises(RecipeError, match=r"release\.drop\.0: net/host is in this release"):
+        releases.check(drop=["net/host"])
+
+
+def test_a_release_that_loses_something_is_not_made(releases: Releases) -> None:
+    """Though another run made the previous release while this one was building."""
+    releases.make("1.0")
+    releases.world.plan = releases.world.plan._replace(
+        stages=tuple(spec for spec in releases.world.plan.stages if spec.stage != "verify")
+    )
+    result = releases.make("1.1")
+    assert [failed[:2] for failed in result.failed_gates] == [("net/host/verify", "content")]
+    assert not result.folder.exists() and not result.is_new

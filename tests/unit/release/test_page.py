@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tvmflow.recipe.lock_file import LockFile, Measurements
+from tvmflow.release.content import ContentChange
 from tvmflow.release.gates import Comparison
 from tvmflow.release.page import render_report
 from tvmflow.release.timing import LatencyPair
@@ -116,3 +117,10 @@ def test_names_cannot_add_elements() -> None:
     row = cells(Comparison("<b>", "host", Measurements(bytes={"<i>": 1})), previous="<u>")
     assert row[0] == "&lt;b&gt;" and "&lt;i&gt;" in row[6]
     assert "<strong>&lt;u&gt;</strong>" in render_report("<b>", "<u>", [], LOCK)
+
+
+def test_what_is_new_and_what_is_gone_has_a_line() -> None:
+    content = ContentChange(("net/<new>",), ("old", "net/edge"))
+    html = render_report("all-1.1", "all-1.0", [], LOCK, content)
+    assert "<p>New: <code>net/&lt;new&gt;</code></p>" in html
+    assert "<p>No longer in it: <code>old</code>, <code>net/edge</code></p>" in html

@@ -48,7 +48,7 @@ class ToySettings(StageSettings):
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ToySettings:
-    return ToySettings(cores=target.cores)
+    return ToySettings(cores=target.threads)
 
 
 def run(settings: ToySettings, context: StageContext) -> Facts:
@@ -121,7 +121,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """A plan with the two stages, after they were added."""
     monkeypatch.setitem(STAGES, "origin", _Origin("origin"))
     monkeypatch.setitem(STAGES, "toy", sys.modules[__name__])
-    return make_plan([planned(recipe(), target(cores=2), stages=("origin", "toy"))])
+    return make_plan([planned(recipe(), target(threads=2), stages=("origin", "toy"))])
 
 
 def test_a_pipeline_may_name_it(plan: Plan) -> None:
@@ -161,7 +161,9 @@ def test_a_cluster_gives_it_to_a_worker_with_its_tools_and_its_cpu(plan: Plan) -
     """By the resources of dask."""
     host = worker_matching.describe_this_host()
     toy = plan.stages[1]
-    call = StageCall("toy", {}, {}, "", "", "", "", 1.0, toy.tools, toy.traits, toy.devices)
+    call = StageCall(
+        "toy", {}, {}, "", "", "", "", 1.0, dict.fromkeys(toy.tools, "1+x"), toy.traits, toy.devices
+    )
     required = worker_matching.required_resources(call, host)
     assert f"psutil:{host.tools['psutil']}" in required
     assert f"cpu:{host.cpu}" in required

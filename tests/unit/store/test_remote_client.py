@@ -314,10 +314,13 @@ def test_a_result_that_does_not_fit_on_the_disk_is_reported(
     filled: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of it is downloaded."""
-    monkeypatch.setattr("tvmflow.store.remote.result_reader._RESERVED_BYTES", 1 << 60)
+    monkeypatch.setattr("tvmflow.core.file_systems.FileSystem.spare", 0)
     two = RunHost(tmp_path / "two", filled.url)
     assert set(outcomes(two.run(plan_of())).values()) == {"ran"}
-    assert all("is not fetched: it needs" in text for text in two.messages) and two.messages
+    assert (
+        all("is not fetched: no space left on the disk" in text for text in two.messages)
+        and two.messages
+    )
 
 
 # ---------------------------------------------------------------- who made it

@@ -18,7 +18,7 @@ from tvmflow.store.remote import action_result
 from tvmflow.store.remote._base import BlobRef
 from tvmflow.tuning import remote_index, remote_ledger
 from tvmflow.tuning.ledger import Ledger, target_key
-from tvmflow.tuning.ledger_folders import read_trials
+from tvmflow.tuning.ledger_folders import read_records
 from tvmflow.tuning.machine_class import MachineClass
 from tvmflow.tuning.remote_index import index_key
 from tvmflow.tuning.remote_ledger import LedgerSync, PullResult
@@ -47,7 +47,7 @@ def record_trials(machine: RunHost, numbers: Iterable[int]) -> None:
 
 def known_trials(machine: RunHost) -> set[int]:
     path = Path(machine.store.ledger, target_key(TARGET, "0", DEVICE), f"{WORKLOAD}.jsonl")
-    return {trial.trace[0][0][2][0] for trial in read_trials(path).trials}
+    return {trial.trace[0][0][2][0] for trial in read_records(path).records.in_order()}
 
 
 def push(machine: RunHost) -> int:

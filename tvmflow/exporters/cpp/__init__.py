@@ -22,6 +22,8 @@ SOURCES: Final = tuple(_PROJECT / name for name in (*_TEMPLATES, *_COPIED))
 
 # The description beside a library, and of a partitioned model in the folder above those of its parts.
 _DESCRIPTION: Final = "model.json"
+# Its `bundle`, as the header reads it.
+_LIBRARY, _PARTITIONED = 1, 2
 
 unsupported_reason = _base.cpu_only_reason
 
@@ -50,7 +52,10 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
 
 def _write_model(bundle: Bundle, folder: Path) -> None:
     """Write the content of a bundle as files: a library, or each part in a folder of its own."""
-    description = {**bundle.manifest, **bundle.signature}
+    kind = _PARTITIONED if bundle.parts else _LIBRARY
+    description = {**bundle.manifest, **bundle.signature, "bundle": kind}
+    # sizes and digests of the files in the bundle, which are not those in the folder
+    description.pop("files", None)
     if bundle.parts:
         description["parts"] = [{"name": name, "folder": f"parts/{name}"} for name in bundle.parts]
         for name, part in bundle.parts.items():

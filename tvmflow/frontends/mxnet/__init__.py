@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
 from tvmflow.core.errors import EnvironmentProblem, ImportFailed, RecipeError
+from tvmflow.core.python_process import code_command
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
 from tvmflow.frontends._import_errors import importing
@@ -124,7 +124,7 @@ def reference_version() -> str:
     from tvmflow.frontends._reference_process import worker_environment
 
     process = subprocess.run(
-        [sys.executable, "-c", _PRINT_VERSION],
+        code_command(_PRINT_VERSION),
         env=worker_environment({}),
         capture_output=True,
         text=True,

@@ -42,6 +42,7 @@ class RemoteCacheClient:
     Attributes:
         connection: The remote cache.
         uploader: Uploads results, by default in the background.
+        reader: Fetches results.
     """
 
     def __init__(self, connection: RemoteConnection, are_valid_facts: FactsCheck) -> None:
@@ -52,12 +53,12 @@ class RemoteCacheClient:
             are_valid_facts: Returns whether the facts of a fetched result may be shown.
         """
         self.connection = connection
-        self._reader = ResultReader(connection, are_valid_facts)
-        self.uploader = Uploader(connection, self._reader.needs_repair)
+        self.reader = ResultReader(connection, are_valid_facts)
+        self.uploader = Uploader(connection, self.reader.needs_repair)
 
     def fetch(self, key: StageKey) -> Fetched | None:
         """Fetch a result into the local store; None when the remote cache has no valid one."""
-        return self._reader.fetch(key)
+        return self.reader.fetch(key)
 
     def offer(self, key: str) -> None:
         """Upload a result that was made here while the run goes on. Returns at once."""
@@ -74,15 +75,15 @@ class RemoteCacheClient:
             wait_s: How long; as the access says when None.
         """
         self.uploader.finish(self.connection.access.wait_s if wait_s is None else wait_s)
-        self._reader.close()
+        self.reader.close()
         self.connection.close()
 
     def traffic(self) -> Traffic:
         """Return what was transferred so far."""
         return Traffic(
             address=self.connection.address,
-            fetched=len(self._reader.fetched),
-            fetched_bytes=self._reader.fetched_bytes,
+            fetched=len(self.reader.fetched),
+            fetched_bytes=self.reader.fetched_bytes,
             uploaded=len(self.uploader.sender.uploaded),
             uploaded_bytes=self.uploader.sender.uploaded_bytes,
             waiting=len(self.uploader.waiting()),

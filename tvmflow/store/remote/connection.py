@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import Interrupted, StoreError
 from tvmflow.core.formatting import printable
 from tvmflow.core.signing import PrivateKey, PublicKey
@@ -134,7 +135,7 @@ class RemoteConnection:
         try:
             return self.reads.call(request)
         except OSError as error:
-            raise StoreError(f"{error.strerror or error}") from error
+            raise explain(error, path) or StoreError(f"{error.strerror or error}") from error
 
     def _copy(self, blob: BlobRef, write: Sink) -> bool:
         digest, size = hashlib.sha256(), 0
@@ -151,7 +152,8 @@ class RemoteConnection:
                 write(piece)
             except OSError as error:
                 # an error of the local disk, which must not count as one of the remote cache
-                raise StoreError(error.strerror or type(error).__name__) from error
+                problem = explain(error, self.store.root)
+                raise problem or StoreError(error.strerror or type(error).__name__) from error
 
         if not self.cache.get(blob.path, blob.size, sink):
             return False

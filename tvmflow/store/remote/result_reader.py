@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.disk_errors import check_free_space
 from tvmflow.core.errors import Interrupted, StoreError
-from tvmflow.core.formatting import size_text
 from tvmflow.core.types import Artifact, Json, StageKey
 from tvmflow.store.action_records import SHOWN_DIGITS, ActionRecord, Origin
 from tvmflow.store.remote._base import BlobRef, Corrupt, Declined, RemoteCacheError
@@ -25,8 +24,6 @@ _log = logging.getLogger(__name__)
 FactsCheck = Callable[[str, Mapping[str, Json]], bool]
 
 _PARALLEL_DOWNLOADS: Final = 8
-# What a run that fetches leaves free on the disk.
-_RESERVED_BYTES: Final = 64 << 20
 
 
 class MissingBlob(Corrupt):
@@ -48,12 +45,14 @@ class ResultReader:
         fetched: The keys of the results that were fetched.
         fetched_bytes: How many bytes that took.
         needs_repair: Results whose upload must replace what the remote cache has.
+        disk_problem: Why a result could not be written into the local store, if one could not.
     """
 
     def __init__(self, connection: RemoteConnection, are_valid_facts: FactsCheck) -> None:
         self.fetched: set[str] = set()
         self.fetched_bytes = 0
         self.needs_repair: set[str] = set()
+        self.disk_problem: StoreError | None = None
         self._connection = connection
         self._store = connection.store
         self._are_valid_facts = are_valid_facts
@@ -80,7 +79,10 @@ class ResultReader:
             self.needs_repair.add(key.digest)
         except Corrupt as reason:
             self._reject(key.digest, f"{title} is corrupt in the remote cache: {reason}", reason)
-        except (StoreError, Declined) as reason:
+        except StoreError as reason:
+            self.disk_problem = reason
+            connection.report(f"{title} is not fetched: {reason.message}")
+        except Declined as reason:
             connection.report(f"{title} is not fetched: {reason}")
         except (RemoteCacheError, Interrupted):
             # the circuit breaker reports a remote cache that does not answer
@@ -110,7 +112,8 @@ class ResultReader:
             for file in action.files
             if not self._is_stored(BlobRef(file.digest, file.size))
         }
-        self._check_space(sum(missing.values()))
+        if missing:
+            check_free_space(self._store.root, sum(missing.values()))
         # all of them are waited for: after a failure none may go on writing
         tasks = [self._pool.submit(self._download, BlobRef(*item)) for item in missing.items()]
         problems = [error for task in tasks if (error := task.exception()) is not None]
@@ -138,13 +141,6 @@ class ResultReader:
             return False
         # marked as used, so that no garbage collection removes it before the record refers to it
         return exists and self._store.blobs.mark_used(blob.digest)
-
-    def _check_space(self, needed: int) -> None:
-        free = shutil.disk_usage(self._store.root).free
-        if needed and needed + _RESERVED_BYTES > free:
-            raise StoreError(
-                f"it needs {size_text(needed)}, and the disk of {self._store.root} has {size_text(free)} free"
-            )
 
     def _download(self, blob: BlobRef) -> None:
         path = Path(self._store.blobs.temporary_path())

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.errors import StageError, TvmflowError
+from tvmflow.core.python_process import module_command
 from tvmflow.core.types import Json
 from tvmflow.targets.backends.cuda import gpu, nvrtc
 
@@ -49,7 +50,7 @@ def call(function: Callable[..., Json], *arguments: Json) -> Json:
     """
     _log.debug("%s runs in a process that can build for CUDA", function.__name__)
     done = subprocess.run(
-        [sys.executable, "-m", __name__, f"{function.__module__}:{function.__name__}"],
+        module_command(__name__, f"{function.__module__}:{function.__name__}"),
         input=json.dumps(arguments),
         stdout=subprocess.PIPE,
         text=True,

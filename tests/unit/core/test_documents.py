@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.provenance import documents
-from tvmflow.provenance.documents import (
+from tvmflow.core import documents
+from tvmflow.core.documents import (
     Unreadable,
     get_field,
     get_number,

@@ -1,0 +1,1 @@
+"""Fuzz tests: what strangers may send, mutated from seeds; each case in a child process with limits."""

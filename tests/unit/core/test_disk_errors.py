@@ -1,0 +1,123 @@
+"""Errors of disks: what is full, where, and what is missing; whatever a library says of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.disks import NOEXEC, READ_ONLY, fill, small_disk
+from tvmflow.core.disk_errors import (
+    check_free_space,
+    disk_errors,
+    explain,
+    find_disk_problem,
+    is_disk_full,
+)
+from tvmflow.core.errors import EXIT_ENVIRONMENT, StoreError
+from tvmflow.core.file_systems import find_file_system
+
+NUMBERS = (
+    "EACCES EPERM EROFS EEXIST EISDIR ELOOP ENOTDIR ENOTEMPTY ENXIO ENAMETOOLONG EFBIG EIO ENODEV "
+    "ESTALE EMFILE ENFILE ENOLCK EOPNOTSUPP EBUSY ETXTBSY ENOSPC EDQUOT"
+).split()
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_error_of_a_disk_has_a_message_and_a_fix(name: str) -> None:
+    """It ends with the exit code of the environment, whatever else happened."""
+    number = getattr(errno, name)
+    with pytest.raises(StoreError) as raised, disk_errors("/store"):
+        raise OSError(number, os.strerror(number), "/store/some/file")
+    assert raised.value.exit_code == EXIT_ENVIRONMENT
+    assert "/store" in raised.value.message and raised.value.fix
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    """A file that is not there is for whoever expected it."""
+    assert explain(FileNotFoundError(errno.ENOENT, "No such file", "x"), "/store") is None
+    with pytest.raises(FileNotFoundError), disk_errors("/store"):
+        raise FileNotFoundError(errno.ENOENT, "No such file", "x")
+
+
+def test_a_full_disk_is_named_with_what_is_missing(tmp_path: Path) -> None:
+    """The folder, the file system, what is free, and how much more is needed."""
+    with small_disk(tmp_path / "disk", 64 << 10) as disk:
+        fill(disk)
+        with pytest.raises(StoreError) as raised, disk_errors(disk / "lib.so", needed=12_000_000):
+            (disk / "lib.so").write_bytes(bytes(8192))
+        assert raised.value.message == (
+            f"no space left on the disk of {disk / 'lib.so'} (tmpfs at {disk}, 0 B of 65.5 kB free); "
+            "12.0 MB are needed, 12.0 MB more"
+        )
+        assert "free some space there" in raised.value.fix
+        assert is_disk_full(raised.value)
+
+
+def test_a_disk_without_inodes_is_told_from_one_without_bytes(tmp_path: Path) -> None:
+    """Space would not help then: files have to go."""
+    with small_disk(tmp_path / "disk", 1 << 20, files=3) as disk:
+        with pytest.raises(StoreError, match="all of its 3 files in use"), disk_errors(disk):
+            for number in range(5):
+                (disk / str(number)).touch()
+        assert find_file_system(disk).is_full
+
+
+def test_the_disk_that_is_full_is_named_where_an_error_names_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that writes temporary files says `No space left`, and not where."""
+    with small_disk(tmp_path / "disk", 64 << 10) as disk:
+        fill(disk)
+        monkeypatch.setattr("tempfile.tempdir", str(disk))
+        problem = explain(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
+        assert problem is not None and f"the disk of {disk} (tmpfs" in problem.message
+        assert "$TMPDIR" in problem.fix
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)",
+        "ld.lld: error: failed to write output: No space left on device",
+        "error: NoSpaceLeft",
+        "Disk quota exceeded",
+        "OSError: [Errno 28]",
+        "cannot open a.o: Read-only file system",
+        "Too many open files",
+        "Input/output error",
+    ],
+)
+def test_the_words_of_other_programs_are_understood(text: str, tmp_path: Path) -> None:
+    """They keep the number of the error for themselves."""
+    assert find_disk_problem([tmp_path], text) is not None
+
+
+def test_a_program_that_says_nothing_is_understood_by_the_disk(tmp_path: Path) -> None:
+    """A linker that writes to mapped memory is killed: only the disk tells why."""
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        assert find_disk_problem([disk], "-7") is None
+        fill(disk)
+        problem = find_disk_problem([disk], "-7")
+        assert problem is not None and f"tmpfs at {disk}" in problem.message
+
+
+def test_downloads_leave_a_reserve(tmp_path: Path) -> None:
+    """The last part of a disk stays for logs, records and everybody else."""
+    with small_disk(tmp_path / "disk", 10 << 20) as disk:
+        check_free_space(disk, 9 << 20)
+        with pytest.raises(
+            StoreError, match=r"no space left .* 11\.0 MB are needed, 524\.3 kB more"
+        ):
+            check_free_space(disk, 10 << 20)
+
+
+def test_a_file_system_is_described_by_what_it_allows(tmp_path: Path) -> None:
+    """A path that does not exist yet counts as the nearest folder that does."""
+    with small_disk(tmp_path / "a b", 1 << 20, flags=READ_ONLY | NOEXEC) as disk:
+        described = find_file_system(disk / "not" / "yet")
+        assert described[:2] == (str(disk), "tmpfs")
+        assert described.is_read_only and described.is_noexec and not described.is_network
+    assert not find_file_system(tmp_path).is_read_only

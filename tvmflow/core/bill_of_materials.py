@@ -1,0 +1,30 @@
+"""Parts that every bill of materials has: CycloneDX 1.6 as JSON, the same bytes for the same content."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Final
+
+from tvmflow.core.canonical_json import canonical
+from tvmflow.core.types import Json
+
+SPEC_VERSION: Final = "1.6"
+_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:tvmflow:bom:v1")
+
+
+def encode_bom(fields: Mapping[str, Json]) -> bytes:
+    """Return a document as canonical JSON; its serial number is a digest of the content."""
+    document = {"bomFormat": "CycloneDX", "specVersion": SPEC_VERSION, "version": 1, **fields}
+    serial = uuid.uuid5(_NAMESPACE, canonical(document).decode())
+    return canonical({**document, "serialNumber": f"urn:uuid:{serial}"})
+
+
+def digest_fields(sha256: str) -> list[Json]:
+    """Return the field `hashes` of a component."""
+    return [{"alg": "SHA-256", "content": sha256}]
+
+
+def license_fields(expression: str) -> dict[str, Json]:
+    """Return the field `licenses` of a component under an SPDX expression; nothing for an empty one."""
+    return {"licenses": [{"expression": expression}]} if expression else {}

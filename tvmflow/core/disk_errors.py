@@ -1,0 +1,180 @@
+"""Errors of disks as messages: what is full or cannot be used, on which file system, and what to do.
+
+Part of an up-to-date run: what only an error needs is imported when there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from tvmflow.core.errors import StoreError
+from tvmflow.core.formatting import size_text
+
+if TYPE_CHECKING:
+    from tvmflow.core.file_systems import FileSystem
+
+_OTHER_FOLDER: Final = "or choose another folder with --store or --dist"
+_KEPT: Final = "and run again; everything finished so far is kept"
+_WRITABLE: Final = f"make it writable for this user, {_OTHER_FOLDER}"
+# Another kind of file exists where a file or a folder is expected.
+_OBSTRUCTED: Final = f"move the file at that path away, {_OTHER_FOLDER}"
+_FAILING: Final = f"the disk or the network behind it fails: see the system's log (dmesg), {_OTHER_FOLDER}, {_KEPT}"
+_TOO_MANY: Final = "allow more open files (ulimit -n 4096), or run fewer stages at a time (--jobs)"
+_NO_LOCKS: Final = "files cannot be locked there: choose a folder on a local disk with --store"
+_IN_USE: Final = f"end the program that uses it, {_OTHER_FOLDER}"
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FIXES: Final[dict[int, str]] = {
+    errno.EACCES: _WRITABLE,
+    errno.EPERM: _WRITABLE,
+    errno.EROFS: f"mount that file system writable, {_OTHER_FOLDER}",
+    errno.EEXIST: _OBSTRUCTED,
+    errno.EISDIR: _OBSTRUCTED,
+    errno.ELOOP: _OBSTRUCTED,
+    errno.ENOTDIR: _OBSTRUCTED,
+    errno.ENOTEMPTY: _OBSTRUCTED,
+    errno.ENXIO: _OBSTRUCTED,
+    errno.ENAMETOOLONG: "use shorter names, or another folder with a shorter path (--store, --dist)",
+    errno.EFBIG: "allow larger files (ulimit -f unlimited)",
+    errno.EIO: _FAILING,
+    errno.ENODEV: _FAILING,
+    errno.ESTALE: _FAILING,
+    errno.EMFILE: _TOO_MANY,
+    errno.ENFILE: _TOO_MANY,
+    errno.ENOLCK: _NO_LOCKS,
+    errno.EOPNOTSUPP: _NO_LOCKS,
+    errno.EBUSY: _IN_USE,
+    errno.ETXTBSY: _IN_USE,
+}
+"""The number of an error that a user can act on -> how. All others are bugs, or belong to whoever knows more."""
+
+# What other programs and libraries write of such an error, where they keep its number for themselves.
+_TEXTS: Final = {
+    text: number
+    for number in (*_FULL, errno.EROFS, errno.EIO, errno.EMFILE, errno.EFBIG)
+    for text in (os.strerror(number), f"(os error {number})", f"[Errno {number}]")
+} | {"NoSpaceLeft": errno.ENOSPC, "DiskQuota": errno.EDQUOT}
+
+
+@contextlib.contextmanager
+def disk_errors(place: str | os.PathLike[str], *, needed: int = 0) -> Iterator[None]:
+    """Translate errors of the disk that a user can act on.
+
+    Args:
+        place: The file or folder that is written, to name when the error names none.
+        needed: How many bytes are to be written, where that is known.
+
+    Raises:
+        StoreError: when the disk is full or fails, a path is not writable, or another kind of file is in the way.
+    """
+    try:
+        yield
+    except OSError as error:
+        problem = explain(error, place, needed=needed)
+        if problem is None:
+            raise
+        raise problem from error
+
+
+def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -> StoreError | None:
+    """Return an error of the disk as a message with a fix; None for an error that no user can act on.
+
+    Args:
+        error: What the operating system answered.
+        place: See `disk_errors`.
+        needed: See `disk_errors`.
+    """
+    named = [name for name in (error.filename2, error.filename) if isinstance(name, str)]
+    path = named[0] if named else os.fspath(place)
+    if error.errno in _FULL:
+        # the place first: of a file that is written aside, nobody knows the name
+        places = [os.fspath(place), path, *_redirected_output(), _temporary_folder()]
+        return _full_disk(error.errno, places, needed)
+    if error.errno not in _FIXES:
+        return None
+    return StoreError(f"{path}: {error.strerror}", fix=_FIXES[error.errno])
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Return whether an error, or the cause of a StoreError, says that the disk has no space left."""
+    cause = error.__cause__ if isinstance(error, StoreError) else error
+    return isinstance(cause, OSError) and cause.errno in _FULL
+
+
+def find_disk_problem(
+    places: Iterable[str | os.PathLike[str]], text: str = ""
+) -> StoreError | None:
+    """Return the problem of the disk that made a program or a library fail; None when it was another one.
+
+    A linker, TVM or safetensors say of a full disk what they like, or crash: what they wrote
+    is searched for the system's words, and the disks that they write to are looked at.
+
+    Args:
+        places: The files and folders that were written.
+        text: What the program said.
+    """
+    paths = [os.fspath(place) for place in (*places, _temporary_folder())]
+    for words, number in _TEXTS.items():
+        if words in text:
+            return explain(OSError(number, os.strerror(number)), _fullest(paths))
+    full = _fullest(paths)
+    return _full_disk(errno.ENOSPC, [full], 0) if _find(full).is_full else None
+
+
+def check_free_space(place: str | os.PathLike[str], needed: int) -> None:
+    """Check that `needed` bytes can be downloaded to a folder, before any of them is.
+
+    Raises:
+        StoreError: when the disk has less than that, and a reserve for all else that is written.
+    """
+    file_system = _find(os.fspath(place))
+    if needed > file_system.spare:
+        reserve = file_system.free - file_system.spare
+        raise _full_disk(errno.ENOSPC, [os.fspath(place)], needed + reserve)
+
+
+def _full_disk(number: int, paths: list[str], needed: int) -> StoreError:
+    path = _fullest(paths)
+    file_system = _find(path)
+    where = f"the disk of {path} ({file_system})"
+    what = f"no space left on {where}"
+    if number == errno.EDQUOT:
+        what = f"no space left: the quota of this user is used up on {where}"
+    missing = needed - file_system.free
+    if missing > 0:
+        what += f"; {size_text(needed)} are needed, {size_text(missing)} more"
+    other = "choose another folder with --store DIR or --dist DIR"
+    if path == _temporary_folder():
+        other = "choose another folder for temporary files with $TMPDIR"
+    return StoreError(what, fix=f"free some space there, or {other}, {_KEPT}")
+
+
+def _fullest(paths: list[str]) -> str:
+    """Return the first path whose disk is full, else the first one."""
+    return next((path for path in paths if _find(path).is_full), paths[0])
+
+
+def _find(path: str) -> FileSystem:
+    from tvmflow.core.file_systems import find_file_system
+
+    return find_file_system(path)
+
+
+def _redirected_output() -> list[str]:
+    """Return the files that this process's output is redirected to."""
+    links = [f"/proc/self/fd/{number}" for number in (1, 2)]
+    return [os.path.realpath(link) for link in links if os.path.isfile(link)]
+
+
+def _temporary_folder() -> str:
+    import tempfile
+
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        # none of the usual folders can be written
+        return "/tmp"

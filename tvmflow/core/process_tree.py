@@ -1,0 +1,54 @@
+"""Process trees: a process with everything that it has started, also in other process groups and sessions."""
+
+import os
+
+_KILL = 9
+_ATTEMPTS = 3
+
+
+def kill_descendants(pid: int) -> None:
+    """Kill everything that a process has started, directly or not; only Linux can name all of it."""
+    for _ in range(_ATTEMPTS):
+        # what was forked while the others were killed is found by the next attempt
+        pids = _list_descendants(pid)
+        if not pids:
+            return
+        _kill(pids)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process, its process group if it leads one, and everything that it has started; 0 names none."""
+    if pid:
+        # listed first: the children of a dead process belong to another one
+        _kill([pid, *_list_descendants(pid)])
+
+
+def _kill(pids: list[int]) -> None:
+    """Kill processes, and the groups that they lead."""
+    for pid in pids:
+        for kill in (os.killpg, os.kill):
+            try:
+                kill(pid, _KILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+
+def _list_descendants(pid: int) -> list[int]:
+    """Return the processes that descend from a process and have not ended."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        if name.isdecimal():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as stream:
+                    state, parent = stream.read().rpartition(b")")[2].split()[:2]
+            except OSError:
+                # it has ended meanwhile
+                continue
+            if state not in (b"Z", b"X"):
+                children.setdefault(int(parent), []).append(int(name))
+    descendants, queue = [], [pid]
+    while queue:
+        members = children.get(queue.pop(), [])
+        descendants += members
+        queue += members
+    return descendants

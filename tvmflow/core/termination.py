@@ -1,0 +1,152 @@
+"""Termination: after SIGINT, SIGTERM or SIGHUP the process ends within two seconds, whatever it waits for.
+
+What is in the store is complete at any instant, so a process may end anywhere. The code that runs
+says how it ends where there is something to do before: `Unwinding` and `Cancelling`. Elsewhere, as
+while modules are imported and in exit handlers, the process ends at once. `_GRACE_S` after the
+signal it ends in any case, with everything that it has started: a thread sees to that, because
+Python calls signal handlers only between two bytecodes of the main thread, which may wait in
+native code. Further signals change nothing.
+
+An up-to-date run uses this module, so it imports next to nothing: the module `signal` costs more.
+"""
+
+import _signal  # type: ignore[import-not-found]
+import _thread
+import os
+import sys
+import time
+
+from tvmflow.core.process_tree import kill_descendants
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+SIGNAL_EXIT_BASE = 128
+"""The exit code of a process that ends because of a signal is this and the number of the signal."""
+
+_NAMES = {1: "SIGHUP", 2: "SIGINT", 15: "SIGTERM"}
+_GRACE_S = 1.2
+_STDERR = 2
+
+
+class _Termination:
+    """The termination of this process.
+
+    Attributes:
+        number: The first signal; 0 while there is none.
+        note: What the announcement says besides.
+        reactions: What a signal does in the code that runs, innermost last.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.note = ""
+        self.reactions: list[Callable[[], None]] = []
+        self._announcement = _thread.allocate_lock()
+
+    def handle(self, number: int, _: object = None) -> None:
+        """Handle a signal in the main thread."""
+        if not self.number:
+            self.number = number
+            # `watch` hears of no signal while asyncio runs
+            _thread.start_new_thread(self._end_soon, ())
+            (self.reactions[-1] if self.reactions else self.end)()
+
+    def watch(self, wakeup: int) -> None:
+        """End the process a while after a signal, in a thread that waits for nothing else."""
+        number = 0
+        while not number:
+            received = os.read(wakeup, 64)
+            number = next((value for value in received if value in _NAMES), 0)
+        self._end_soon(number)
+
+    def _end_soon(self, number: int = 0) -> None:
+        time.sleep(_GRACE_S)
+        self.number = self.number or number
+        self.end()
+
+    def announce(self) -> None:
+        """Say once on stderr that the process ends, unless nobody can read it."""
+        import select
+
+        if self._announcement.acquire(blocking=False):
+            text = f"tvmflow: interrupted ({_NAMES[self.number]}){self.note}\n"
+            try:
+                # nobody may read the pipe, and it may be full
+                if select.select([], [_STDERR], [], 0)[1]:
+                    os.write(_STDERR, text.encode())
+            except (OSError, ValueError):
+                pass
+
+    def end(self) -> "NoReturn":
+        """End the process at once, with everything that it has started."""
+        kill_descendants(os.getpid())
+        self.announce()
+        os._exit(SIGNAL_EXIT_BASE + self.number)
+
+
+_termination = _Termination()
+
+
+def watch_signals() -> None:
+    """Handle the signals in this process; those that it was started to ignore, as by `nohup`, stay ignored."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    _signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    for number in _NAMES:
+        if _signal.getsignal(number) != _signal.SIG_IGN:
+            _signal.signal(number, _termination.handle)
+    _thread.start_new_thread(_termination.watch, (read_end,))
+
+
+def signal_number() -> int:
+    """Return the number of the signal after which this process ends; 0 while there is none."""
+    return _termination.number
+
+
+def end() -> "NoReturn":
+    """End the process after a signal, with everything that it has started."""
+    _termination.end()
+
+
+class _Reacting:
+    """A block of code in which a signal has a reaction of its own."""
+
+    def __enter__(self) -> None:
+        _termination.reactions.append(self._react)
+
+    def __exit__(self, *_: object) -> None:
+        _termination.reactions.pop()
+
+    def _react(self) -> None:
+        raise NotImplementedError
+
+
+class Unwinding(_Reacting):
+    """A block of code in which a signal raises KeyboardInterrupt."""
+
+    def _react(self) -> None:
+        _termination.announce()
+        # in a destructor it would be shown, and have no effect
+        sys.unraisablehook = lambda _: None
+        raise KeyboardInterrupt
+
+
+class Cancelling(_Reacting):
+    """A block of code that ends by itself soon after `cancel` was called.
+
+    Args:
+        cancel: Called at a signal.
+        note: Continues the announcement: what is kept, and what to do next.
+    """
+
+    def __init__(self, cancel: "Callable[[], None]", note: str = "") -> None:
+        self._cancel = cancel
+        self._note = note
+
+    def _react(self) -> None:
+        self._cancel()
+        _termination.note = self._note
+        _termination.announce()

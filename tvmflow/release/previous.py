@@ -1,0 +1,165 @@
+"""The previous release: found in the folder of all releases, and verified before anything is compared with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from packaging.version import InvalidVersion, Version
+
+from tvmflow.core import signing
+from tvmflow.core.documents import Unreadable, get_field
+from tvmflow.core.errors import LockMismatch, RecipeError
+from tvmflow.core.files import hash_file
+from tvmflow.core.formatting import count_text
+from tvmflow.core.signing import PublicKey
+from tvmflow.planning.pipelines import Pipeline
+from tvmflow.provenance.write import RELEASE_STATEMENT, text_digest
+from tvmflow.recipe import LAST_RELEASE, NO_RELEASE, Release
+from tvmflow.recipe.lock_file import Lock, read_lock
+from tvmflow.runtime.statements import Statement, read_statements
+
+_log = logging.getLogger(__name__)
+
+LOCK: Final = "release.lock.yaml"
+SUMS: Final = "SHA256SUMS"
+
+_SHOWN_PROBLEMS: Final = 5
+
+
+def find_folder(pipeline: Pipeline, release: Release) -> Path:
+    """Return the folder of a release, which need not exist."""
+    return pipeline.path.parent / release.folder / f"{pipeline.name}-{release.version}"
+
+
+def find_previous(pipeline: Pipeline, release: Release) -> Lock | None:
+    """Return the lock file of the release to compare with, which was verified; None when there is none yet.
+
+    Raises:
+        RecipeError: when `against` names a release that does not exist.
+        LockMismatch: when the release is not as it was made, or not signed by a key that is trusted.
+    """
+    if release.against == NO_RELEASE:
+        return None
+    home = find_folder(pipeline, release).parent
+    folders = dict(_list_releases(pipeline.name, home))
+    if release.against == LAST_RELEASE:
+        older = [version for version in folders if Version(version) < Version(release.version)]
+        if not older:
+            return None
+        version = max(older, key=Version)
+        _log.debug("comparing with version %s, the latest before %s", version, release.version)
+    else:
+        version = release.against
+        if version not in folders:
+            where = pipeline.where("release", "against") if pipeline.where else str(pipeline.path)
+            raise RecipeError(
+                f"{where}: release.against: there is no release {version} in {home}",
+                fix=f"releases in this folder: {', '.join(folders) or 'none'}",
+            )
+    return _read_verified(folders[version], f"{pipeline.name} {version}")
+
+
+def _list_releases(name: str, home: Path) -> Iterator[tuple[str, Path]]:
+    """Yield `(version, folder)` of every release of a pipeline, damaged or not."""
+    for folder in sorted(home.glob(f"{name}-*")):
+        version = folder.name.removeprefix(f"{name}-")
+        try:
+            Version(version)
+        except InvalidVersion:
+            continue
+        if folder.is_dir():
+            yield version, folder
+
+
+def _read_verified(folder: Path, about: str) -> Lock:
+    problems = list(find_problems(folder, about))
+    if problems:
+        shown = problems[:_SHOWN_PROBLEMS]
+        more = len(problems) - len(shown)
+        if more:
+            shown.append(f"and {count_text(more, 'problem')} more")
+        lines = "".join(f"\n  {problem}" for problem in shown)
+        raise LockMismatch(
+            f"{folder}, the release to compare with, is not as it was made:{lines}",
+            fix="restore it from a copy, or compare with another release (release.against: a version, "
+            "or none); `tvmflow verify` checks the whole folder",
+        )
+    try:
+        return read_lock(folder / LOCK)
+    except RecipeError as error:
+        raise RecipeError(
+            error.problems,
+            fix="compare with another release (release.against: a version, or none)",
+        ) from error
+
+
+# ---------------------------------------------------------------- verification
+
+
+def find_problems(folder: Path, about: str) -> Iterator[str]:
+    """Yield what is wrong with a release: files, checksums, statements and signatures.
+
+    Args:
+        folder: The folder of the release.
+        about: Its name and version, which its statement must give.
+    """
+    statement_path = folder / RELEASE_STATEMENT
+    trusted = _trusted_keys(statement_path)
+    for signed in read_statements(statement_path, trusted):
+        if signed.problem or signed.statement is None:
+            yield f"{RELEASE_STATEMENT}: {signed.problem}"
+        elif signed.statement.about != about:
+            yield f"{RELEASE_STATEMENT}: it is about {signed.statement.about}, not {about}"
+        else:
+            yield from _find_wrong_files(folder, signed.statement)
+            yield from _find_wrong_statements(folder, signed.statement, trusted)
+
+
+def _trusted_keys(statement: Path) -> tuple[PublicKey, ...]:
+    """Return the keys that the environment trusts; without them, the own key if it signed the statement."""
+    trusted = signing.load_trusted_keys()
+    own = None if trusted else signing.load_signing_key()
+    if own and any(own.public.id in signed.key_ids for signed in read_statements(statement, ())):
+        return (own.public,)
+    return trusted
+
+
+def _find_wrong_files(folder: Path, statement: Statement) -> Iterator[str]:
+    missing = [name for name in (LOCK, SUMS) if name not in statement.subjects]
+    yield from (f"{RELEASE_STATEMENT}: it does not name {name}" for name in missing)
+    for name, digest in statement.subjects.items():
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            yield f"{name}: it is missing"
+            continue
+        try:
+            actual = hash_file(path)
+        except OSError as error:
+            yield f"{name}: it cannot be read: {error.strerror}"
+            continue
+        if actual != digest:
+            yield f"{name}: it was changed after the release"
+
+
+def _find_wrong_statements(
+    folder: Path, statement: Statement, trusted: Sequence[PublicKey]
+) -> Iterator[str]:
+    """Yield what is wrong with the statements of the targets in a release."""
+    for entry in statement.dependencies("statement"):
+        name = get_field(entry, "name", of=str)
+        path = folder / name
+        for signed in read_statements(path, trusted):
+            if signed.problem:
+                yield f"{name}: {signed.problem}"
+            elif not _has_text(path, get_field(entry, "digest", "sha256", of=str)):
+                yield f"{name}: it was changed after the release"
+
+
+def _has_text(path: Path, digest: str) -> bool:
+    try:
+        return text_digest(path) == digest
+    except (Unreadable, signing.InvalidEnvelope):
+        return False

@@ -1,0 +1,305 @@
+"""Statements of provenance: reading them, and comparing files with them and with the signatures on them.
+
+What a program needs that loads only what a trusted key signed; `provenance` makes statements.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
+
+from tvmflow.core import signing
+from tvmflow.core.documents import Unreadable, get_field, quote, read_file, read_json
+from tvmflow.core.signing import InvalidEnvelope, PublicKey
+from tvmflow.core.types import STATEMENT_SUFFIX, Json
+
+PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
+STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"
+BUILD_TYPE: Final = "urn:tvmflow:build:v1"
+"""The meaning of parameters and dependencies, as docs/provenance.md describes it."""
+RELEASE_TYPE: Final = "urn:tvmflow:release:v1"
+"""The same for a statement about the folder of a release."""
+
+VERIFICATION: Final = "verification"
+KERNELS: Final = "kernels"
+
+_DEFINITION: Final = ("predicate", "buildDefinition")
+_BYPRODUCTS: Final = ("predicate", "runDetails", "byproducts")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_SHORT_ID: Final = 12
+_MAX_PROBLEM: Final = 300
+
+
+class Statement(NamedTuple):
+    """A statement that was read from a file.
+
+    Attributes:
+        subjects: The sha256 of each file that it is about, by name in its folder.
+        names: The first name of each sha256.
+        body: The whole statement, of which nothing else was checked.
+    """
+
+    subjects: Mapping[str, str]
+    names: Mapping[str, str]
+    body: Mapping[str, Json]
+
+    @property
+    def about(self) -> str:
+        """A recipe for a target, or a release with its version, for people."""
+        release, version = self._parameter("release"), self._parameter("version")
+        return f"{release} {version}" if release else f"{self.recipe} for {self.target}"
+
+    @property
+    def recipe(self) -> str:
+        """The recipe; empty for a release."""
+        return self._parameter("recipe")
+
+    @property
+    def target(self) -> str:
+        """The target; empty for a release."""
+        return self._parameter("target")
+
+    @property
+    def settings(self) -> Mapping[str, Json]:
+        """The settings of each stage."""
+        return get_field(self.body, *_DEFINITION, "externalParameters", "settings", of=dict)
+
+    def _parameter(self, name: str) -> str:
+        return get_field(self.body, *_DEFINITION, "externalParameters", name, of=str)
+
+    def dependencies(self, kind: str) -> list[Mapping[str, Json]]:
+        """Return the dependencies of a kind: `source`, `tool`, `result` or `statement`."""
+        entries = get_field(self.body, *_DEFINITION, "resolvedDependencies", of=list)
+        return [
+            entry for entry in entries if get_field(entry, "annotations", "kind", of=str) == kind
+        ]
+
+    def byproduct(self, name: str) -> Mapping[str, Json]:
+        """Return the annotations of a by-product; empty when it is not there."""
+        for entry in get_field(self.body, *_BYPRODUCTS, of=list):
+            if get_field(entry, "name", of=str) == name:
+                return get_field(entry, "annotations", of=dict)
+        return {}
+
+    @property
+    def verdict(self) -> Mapping[str, Json]:
+        """The verdict of `verify`; empty when it did not run."""
+        return get_field(self.byproduct(VERIFICATION), "verdict", of=dict)
+
+    @property
+    def kernels(self) -> list[Mapping[str, Json]]:
+        """The kernels, as `list_kernels` returns them."""
+        entries = get_field(self.byproduct(KERNELS), "kernels", of=list)
+        return [entry for entry in entries if isinstance(entry, dict)]
+
+
+def parse_statement(text: bytes) -> Statement:
+    """Return the statement in a text that `make_statement` or `make_release_statement` made.
+
+    Raises:
+        Unreadable: It is anything else; the message says what.
+    """
+    body = read_json(text)
+    _require(body, (STATEMENT_TYPE,), "_type")
+    _require(body, (PREDICATE_TYPE,), "predicateType")
+    _require(body, (BUILD_TYPE, RELEASE_TYPE), *_DEFINITION, "buildType")
+    subjects: dict[str, str] = {}
+    for entry in get_field(body, "subject", of=list):
+        name = get_field(entry, "name", of=str)
+        digest = get_field(entry, "digest", "sha256", of=str)
+        if not _is_inside(name):
+            raise Unreadable(f"it names a file that is not in its folder: {quote(name)}")
+        if not _SHA256.fullmatch(digest):
+            raise Unreadable(f"it gives no sha256 for {quote(name)}")
+        if subjects.setdefault(name, digest) != digest:
+            raise Unreadable(f"it gives two digests for {quote(name)}")
+    if not subjects:
+        raise Unreadable("it is about no file")
+    # Of two names with one digest the last one inserted stays.
+    names = {digest: name for name, digest in reversed(subjects.items())}
+    return Statement(subjects, names, body)
+
+
+def _require(body: Json, expected: tuple[str, ...], *path: str) -> None:
+    actual = get_field(body, *path, of=str)
+    if actual not in expected:
+        raise Unreadable(f"its {path[-1]} is {quote(actual)} and not {' or '.join(expected)}")
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a name is a plain relative path that the file system reads as it is written."""
+    path = PurePosixPath(name)
+    is_plain = name.isprintable() and "\\" not in name
+    is_normal = bool(name) and str(path) == name and not path.is_absolute()
+    return is_plain and is_normal and not {".", ".."} & set(path.parts)
+
+
+# ---------------------------------------------------------------- signed statements
+
+
+class SignedStatement(NamedTuple):
+    """A statement in a file, with its signers.
+
+    Attributes:
+        path: The file.
+        statement: The statement; None when it cannot be read.
+        key_ids: The ids of the keys that it names as its signers; nothing proves them.
+        trusted: The trusted keys whose signatures are valid.
+        problem: The reason why it must not be believed; otherwise empty.
+    """
+
+    path: Path
+    statement: Statement | None
+    key_ids: tuple[str, ...]
+    trusted: tuple[PublicKey, ...]
+    problem: str = ""
+
+    @property
+    def signature(self) -> str:
+        """The signers, for people."""
+        if self.trusted:
+            keys = ", ".join(f"{key.name} ({key.id[:_SHORT_ID]})" for key in self.trusted)
+            return f"signed by {keys}"
+        if self.key_ids:
+            ids = ", ".join(quote(key_id)[1 : _SHORT_ID + 1] for key_id in self.key_ids)
+            return f"signed by {ids}: not checked, because no trusted keys are given"
+        return "not signed"
+
+
+NO_STATEMENT: Final = "no statement of provenance is beside it or in a folder above"
+
+
+class Finding(NamedTuple):
+    """The result of the check of one file.
+
+    Attributes:
+        path: The file.
+        good: It is what a statement says.
+        message: The reason.
+        source: The statement that decided it; None when there is none.
+    """
+
+    path: Path
+    good: bool
+    message: str
+    source: SignedStatement | None = None
+
+
+def read_statements(path: Path, trusted: Sequence[PublicKey]) -> list[SignedStatement]:
+    """Return the statements in a file of envelopes, one a line.
+
+    Args:
+        path: The file.
+        trusted: Keys of which one must have signed a statement; none to believe all.
+    """
+    try:
+        lines = [line for line in read_file(path).splitlines() if line.strip()]
+    except Unreadable as error:
+        return [_unusable(path, str(error))]
+    if not lines:
+        return [_unusable(path, "it is empty")]
+    return [_read_statement(path, line, trusted) for line in lines]
+
+
+def _unusable(path: Path, reason: str) -> SignedStatement:
+    # The reason may quote what somebody wrote there.
+    return SignedStatement(path, None, (), (), reason[:_MAX_PROBLEM])
+
+
+def _read_statement(path: Path, line: bytes, trusted: Sequence[PublicKey]) -> SignedStatement:
+    try:
+        envelope = read_json(line)
+        statement = parse_statement(signing.open_envelope(envelope, PAYLOAD_TYPE))
+    except (Unreadable, InvalidEnvelope) as error:
+        return _unusable(path, str(error))
+    signatures = get_field(envelope, "signatures", of=list)
+    key_ids = tuple(get_field(entry, "keyid", of=str) for entry in signatures)
+    signed = SignedStatement(path, statement, key_ids, ())
+    if not trusted:
+        return signed
+    try:
+        _, signers = signing.verify_envelope(envelope, PAYLOAD_TYPE, trusted)
+    except InvalidEnvelope as error:
+        return signed._replace(problem=str(error))
+    return signed._replace(trusted=signers)
+
+
+def find_statements(path: Path) -> list[Path]:
+    """Return the statement files in the folder of a file, or in the nearest one above that has any."""
+    for folder in path.absolute().parents:
+        files = sorted(folder.glob(f"*{STATEMENT_SUFFIX}"))
+        if files:
+            return files
+    return []
+
+
+# ---------------------------------------------------------------- files
+
+
+def compare_file(path: Path, digest: str, statements: Sequence[SignedStatement]) -> Finding:
+    """Compare the digest of a file with statements.
+
+    Args:
+        path: The file.
+        digest: Its sha256 (hex).
+        statements: The statements that may be about it.
+    """
+    if not statements:
+        return Finding(path, False, NO_STATEMENT)
+    believed = [signed for signed in statements if not signed.problem]
+    if not believed:
+        first = statements[0]
+        return Finding(path, False, f"{first.path.name} is not believed: {first.problem}", first)
+    return _decide([_compare(path, digest, signed) for signed in believed], path, believed)
+
+
+def _decide(
+    findings: Sequence[Finding], path: Path, statements: Sequence[SignedStatement]
+) -> Finding:
+    """Return the finding that counts of those with several statements."""
+    # A statement that names the file by its place must not be contradicted by another one.
+    contradictions = [
+        finding
+        for finding, signed in zip(findings, statements, strict=True)
+        if not finding.good
+        and signed.statement
+        and _relative_name(path, signed) in signed.statement.subjects
+    ]
+    good = [finding for finding in findings if finding.good]
+    with_source = [finding for finding in findings if finding.source is not None]
+    return (contradictions or good or with_source or findings)[0]
+
+
+def _compare(path: Path, digest: str, signed: SignedStatement) -> Finding:
+    """Compare a file with one statement that can be read."""
+    assert signed.statement is not None
+    subjects = signed.statement.subjects
+    known_as = signed.statement.names.get(digest, "")
+    # A file that was moved has kept at most the last part of its name.
+    names = (_relative_name(path, signed), path.name)
+    name = next((candidate for candidate in names if candidate in subjects), None)
+    if name is not None and subjects[name] == digest:
+        return Finding(path, True, f"as delivered, {signed.signature}", signed)
+    if name is not None and known_as:
+        message = f"it is {quote(known_as)} under the name of {quote(name)}"
+        return Finding(path, False, message, signed)
+    if name is not None:
+        message = (
+            f"it is not the file that was delivered: its sha256 is {digest[:_SHORT_ID]}…, "
+            f"but {signed.path.name} has {subjects[name][:_SHORT_ID]}…"
+        )
+        return Finding(path, False, message, signed)
+    if known_as:
+        return Finding(path, True, f"delivered as {known_as}, {signed.signature}", signed)
+    return Finding(path, False, f"{signed.path.name} does not name it")
+
+
+def _relative_name(path: Path, signed: SignedStatement) -> str:
+    """Return the name of a file in the folder of a statement; empty when it is elsewhere."""
+    absolute = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
+    folder = Path(os.path.abspath(signed.path.parent))  # noqa: PTH100
+    return absolute.relative_to(folder).as_posix() if absolute.is_relative_to(folder) else ""

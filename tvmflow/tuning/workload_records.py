@@ -1,0 +1,136 @@
+"""The records of one workload in memory: all that decides which schedule is tried and chosen next.
+
+Of the same records the same follows, in whatever order a ledger received them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tvmflow.core.canonical_json import canonical
+from tvmflow.tuning.trials import (
+    MAX_RECORD_VERSION,
+    Baseline,
+    ExhaustedMark,
+    FinalistsRecord,
+    Record,
+    Trial,
+    parse_line,
+    sort_by_record,
+    sort_by_time,
+)
+
+
+class WorkloadRecords:
+    """The records of one workload on one target.
+
+    Attributes:
+        trials: The trials by id, in the order in which they were added.
+        baselines: The time of the untuned kernel, by the version of the schedule rules.
+        finalists: The times of finalists, by the digest of what was measured and how.
+    """
+
+    def __init__(self) -> None:
+        self.trials: dict[str, Trial] = {}
+        self.baselines: dict[int, Baseline] = {}
+        self.finalists: dict[str, FinalistsRecord] = {}
+        self._exhausted: dict[str, int] = {}
+        self._last_when = ""
+
+    def __len__(self) -> int:
+        return len(self.trials)
+
+    def keep(self, record: Record | None) -> None:
+        """Add a record; of two about the same thing the earliest counts.
+
+        Args:
+            record: The record; None stands for one of a newer version.
+        """
+        if isinstance(record, Trial | Baseline):
+            self._last_when = max(self._last_when, record.when)
+        if isinstance(record, ExhaustedMark):
+            self._exhausted[record.search] = record.trials
+        elif record is not None and self.is_news(record):
+            if isinstance(record, Trial):
+                self.trials[record.id] = record
+            elif isinstance(record, Baseline):
+                self.baselines[record.schedules] = record
+            else:
+                self.finalists[record.request] = record
+
+    def is_news(self, record: Trial | Baseline | FinalistsRecord) -> bool:
+        """Return whether a record is about something unknown, or earlier than the known one."""
+        known: Trial | Baseline | FinalistsRecord | None
+        if isinstance(record, Trial):
+            known = self.trials.get(record.id)
+        elif isinstance(record, Baseline):
+            known = self.baselines.get(record.schedules)
+        else:
+            known = self.finalists.get(record.request)
+        return known is None or _age(record) < _age(known)
+
+    def keep_earlier_baseline(self, path: Path) -> None:
+        """Add the baseline from the file in which version 0.1 kept it.
+
+        Args:
+            path: The file of the workload's trials, beside which that one is.
+        """
+        try:
+            note = json.loads(path.with_name(f"{path.stem}.untuned.json").read_bytes())
+            note["baseline"] = note.pop("schedules")
+            self.keep(parse_line(canonical({"v": MAX_RECORD_VERSION, **note})))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return
+
+    # ---------------------------------------------------------------- views
+
+    def in_order(self) -> list[Trial]:
+        """Return the trials in the order of measuring, which all decisions depend on."""
+        return sort_by_record(self.trials.values())
+
+    def valid(self) -> list[Trial]:
+        """Return the trials that have a time, fastest first; equal ones in the order of their ids."""
+        return sort_by_time(trial for trial in self.trials.values() if trial.run_secs)
+
+    def others(self) -> list[Baseline | FinalistsRecord]:
+        """Return the records of other kinds in an order that depends on the content alone."""
+        baselines = [self.baselines[version] for version in sorted(self.baselines)]
+        return [*baselines, *(self.finalists[request] for request in sorted(self.finalists))]
+
+    def is_exhausted(self, search: str) -> bool:
+        """Return whether `search` came to its end and no trial was added since."""
+        return self._exhausted.get(search, -1) == len(self)
+
+    def exhausted_searches(self) -> list[str]:
+        """Return the searches that came to their end with the present trials."""
+        return sorted(filter(self.is_exhausted, self._exhausted))
+
+    def untuned_seconds(self, schedules: int) -> float | None:
+        """Return the seconds of an untuned call; None when not measured.
+
+        Args:
+            schedules: The version of the schedule rules.
+        """
+        baseline = self.baselines.get(schedules)
+        return baseline.seconds if baseline else None
+
+    def untuned_seconds_before_trials(self, schedules: int) -> float | None:
+        """Return the seconds of an untuned call if they were measured before the first trial.
+
+        What is measured later must not change the decisions that led to the present trials.
+        """
+        baseline = self.baselines.get(schedules)
+        first = min((trial.when for trial in self.trials.values()), default="")
+        return baseline.seconds if baseline and (not first or baseline.when <= first) else None
+
+
+def _age(record: Trial | Baseline | FinalistsRecord) -> tuple[str, bytes]:
+    """Return what sorts an earlier record first, and equally old ones always alike."""
+    return record.when, canonical(record.to_json())
+
+
+def same_trials(records: WorkloadRecords, trials: Iterable[Trial]) -> bool:
+    """Return whether these are all trials, and no others."""
+    return records.trials.keys() == {trial.id for trial in trials}
