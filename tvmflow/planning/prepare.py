@@ -70,7 +70,7 @@ def prepare_run(request: RunRequest, store: LocalStore) -> PreparedRun:
         # A pipeline that several recipes share has the same mistakes for each of them.
         raise RecipeError(list(dict.fromkeys(problems)))
     plan = make_plan(planned)
-    if lock:
+    if lock and not request.updates_lock:
         plan = enforce_lock(lock, plan, PlanState(store), store)
     _log.debug("planned %d stages from %d files", len(plan.stages), len(reads))
     paths = tuple(str(path.absolute()) for path in reads)

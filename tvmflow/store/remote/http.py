@@ -23,7 +23,15 @@ from typing import IO, Final
 from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.version import VERSION
-from tvmflow.store.remote._base import Corrupt, Declined, Forbidden, Sink, Unreachable, open_content
+from tvmflow.store.remote._base import (
+    MIN_BYTES_PER_S,
+    Corrupt,
+    Declined,
+    Forbidden,
+    Sink,
+    Unreachable,
+    open_content,
+)
 
 TOKEN_VARIABLE: Final = "TVMFLOW_REMOTE_TOKEN"
 
@@ -31,8 +39,6 @@ _CHUNK: Final = 1 << 18
 _MAX_DISCARDED_BYTES: Final = 4096
 _MAX_REASON: Final = 80
 _MAX_IDLE_CONNECTIONS: Final = 16
-# A server that sends fewer bytes per second is treated as unreachable.
-_MIN_BYTES_PER_S: Final = 256 << 10
 _RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Missing, or a server without HEAD: then the blob is uploaded, which does no harm.
 _NOT_FOUND: Final = frozenset({404, 405, 501})
@@ -67,7 +73,7 @@ class HttpCache:
 
     def get(self, path: str, max_bytes: int, sink: Sink) -> bool:
         """See `_base.RemoteCache`."""
-        limit_s = self._timeout_s + max_bytes / _MIN_BYTES_PER_S
+        limit_s = self._timeout_s + max_bytes / MIN_BYTES_PER_S
         deadline = time.monotonic() + limit_s
         with self._request("GET", path) as response:
             if response.status == 404:
