@@ -28,7 +28,7 @@ TARGETS = [
     "x86-64-v2",
     "{name: generic, tvm: {kind: llvm, mtriple: x86_64-linux-gnu, mcpu: x86-64}}",
 ]
-TARGETS += [f"{{name: cores-{n}, preset: host, num_cores: {n}}}" for n in range(1, 6)]
+TARGETS += [f"{{name: threads-{n}, preset: host, threads: {n}}}" for n in range(1, 6)]
 
 COMMANDS = {
     "run": ["run", "tiny.yaml"],

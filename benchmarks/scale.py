@@ -103,7 +103,7 @@ def measure(command: Sequence[str], folder: Path, limit_s: float = 600.0) -> Usa
 
 def write_recipe(folder: Path, shape: Shape) -> None:
     project = Project(folder)
-    targets = [f"{{name: t{n}, preset: host, num_cores: {n}}}" for n in range(1, shape.targets + 1)]
+    targets = [f"{{name: t{n}, preset: host, threads: {n}}}" for n in range(1, shape.targets + 1)]
     project.write_recipe(targets=targets)
     variants = "".join(
         f"  v{n}: {{inputs: {{data: {{shape: [{n}, 3, 8, 8]}}}}}}\n"

@@ -106,7 +106,7 @@ def test_without_a_search_its_options_do_not_matter() -> None:
     """With trials 0, tune and pick_best are the same whatever else is said about tuning."""
     for name in ("tune", "pick_best"):
         plain = STAGES[name].settings(recipe(), target())
-        assert plain == STAGES[name].settings(recipe(tune={"seed": 9}), target(cores=64))
+        assert plain == STAGES[name].settings(recipe(tune={"seed": 9}), target(threads=64))
 
 
 def test_declarations_import_no_framework() -> None:

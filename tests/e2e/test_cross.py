@@ -35,7 +35,7 @@ model:
 inputs:
   data: {{shape: [1, 1, 8, 8], dtype: float32}}
 targets:
-  - {{name: board, num_cores: 2, tvm: TARGET}}
+  - {{name: board, threads: 2, tvm: TARGET}}
 verify:
   run_on: qemu
   data: {ROOT}/recipes/models/digits-test.npz
@@ -157,7 +157,7 @@ def test_emulation_changes_no_bit(crossing: Project, tmp_path: Path) -> None:
     subject = _remote_backends.EmulatedLibrary(
         _remote_backends.Signature.from_json(content.signature),
         library,
-        MachineSettings(tvm=target, cores=2, device={"kind": "cpu"}),
+        MachineSettings(tvm=target, threads=2, device={"kind": "cpu"}),
         tmp_path,
         program_of(crossing),
     )

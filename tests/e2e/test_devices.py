@@ -16,7 +16,7 @@ from tvmflow.targets.tracker import TRACKER_VARIABLE
 NOWHERE = f"{rpc.HOST}:1"
 # this machine, reached as a board would be
 BOARD = (
-    f"{{name: board, tvm: {{kind: llvm, mtriple: {TARGET['mtriple']}}}, num_cores: 2, "
+    f"{{name: board, tvm: {{kind: llvm, mtriple: {TARGET['mtriple']}}}, threads: 2, "
     f"remote: {{key: {rpc.KEY}, timeout_s: 20}}}}"
 )
 # of an architecture that this machine is not

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from tests.e2e.test_failures import inject_fault
 from tests.support.project import Project
 from tvmflow.cli import main
+from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release import lock
 from tvmflow.store import garbage_collection
 from tvmflow.store.eviction_plan import Limits
@@ -38,7 +41,8 @@ def copy_to_machine(project: Project, folder: Path) -> Project:
     folder.mkdir(parents=True)
     other = Project(folder)
     for name in ("tiny.yaml", "tiny.onnx", "tiny.lock.yaml"):
-        (folder / name).write_bytes((project.folder / name).read_bytes())
+        if (project.folder / name).exists():
+            (folder / name).write_bytes((project.folder / name).read_bytes())
     return other
 
 
@@ -151,6 +155,8 @@ def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path
     assert broken.code == 2
     assert "trace: is not the trace of this trial" in broken.err
 
+    check_update(other)
+
     project.write_model(seed=5, channels=8)
     assert project.tvmflow("lock", "tiny.yaml", "--lock", "next.lock.yaml").code == 0
     changed = project.tvmflow("diff", "tiny.lock.yaml", "next.lock.yaml")
@@ -259,6 +265,71 @@ def test_a_locked_release_has_the_same_files_and_bytes_as_the_one_that_made_the_
     assert "passed against ONNX Runtime" in shown and " a call" in shown
     compared = other.tvmflow("diff", str(lock), "releases/all-1.0/release.lock.yaml")
     assert "latency" in compared.out
+
+
+def check_update(machine: Project) -> None:
+    """Check that new weights get the locked schedules on a machine without a ledger, and that new kernels are named."""
+    path = machine.folder / "tiny.lock.yaml"
+    before = read_lock(path).recipes["tiny"]
+    machine.write_model(seed=5, channels=64)
+    updated = machine.tvmflow("lock", "tiny.yaml", "--update")
+    assert updated.code == 0, updated.err
+    assert "does not cover" not in updated.out
+    assert machine.trials() == []
+    after = read_lock(path).recipes["tiny"]
+    assert after.targets["host"].kernels == before.targets["host"].kernels
+    assert after.stages["import"].inputs != before.stages["import"].inputs
+    assert after.stages["build/host"].outputs.keys() == before.stages["build/host"].outputs.keys()
+    assert machine.run("--locked").ran == []
+    assert "(unchanged)" in machine.tvmflow("lock", "tiny.yaml", "--update").out
+
+    machine.write_model(seed=5, channels=8)
+    changed = machine.tvmflow("lock", "tiny.yaml", "--update")
+    assert changed.code == 0, changed.err
+    assert "tiny for host: tiny.lock.yaml does not cover " in changed.out
+    assert "`tvmflow lock` without --update tunes them" in changed.out
+    kernels = read_lock(path).recipes["tiny"].targets["host"].kernels.values()
+    assert any(not kernel.trial for kernel in kernels)
+    assert machine.run("--locked").code == 0
+
+    path.unlink()
+    missing = machine.tvmflow("lock", "tiny.yaml", "--update")
+    assert missing.code == 2 and "there is no lock file tiny.lock.yaml" in missing.err
+
+
+@contextlib.contextmanager
+def one_cpu() -> Iterator[None]:
+    """Let commands run on one CPU alone, as in a smaller container."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one CPU")
+def test_host_is_one_build_whatever_cpus_the_shell_leaves(project: Project, tmp_path: Path) -> None:
+    """Untuned, and with the schedules of one lock file: the same libraries, and no stage before verify runs again."""
+    project.write_model(channels=64)
+    project.run()
+    alone = copy_to_machine(project, tmp_path / "alone")
+    with one_cpu():
+        alone.run()
+        again = project.run("--dist", "again")
+    assert delivered(alone) == delivered(project)
+    assert again.ran == ["verify/host"]
+    project.edit_recipe("trials: 0", "trials: 24, only: [conv2d]")
+    project.edit_recipe("tune:", "kernels: {schedules: none}\ntune:")
+    with one_cpu():
+        # on one core: a kernel as small as this gains nothing from two
+        assert project.tvmflow("lock", "tiny.yaml").code == 0
+    assert "trace: " in (project.folder / "tiny.lock.yaml").read_text()
+    other = copy_to_machine(project, tmp_path / "other")
+    locked = other.run("--locked")
+    assert locked.stages["build/host"]["facts"]["schedule_rules"]["tuned"]
+    assert delivered(other) == delivered(project)
 
 
 @pytest.mark.slow

@@ -24,11 +24,9 @@ def recipe(name: str = "net", **fields: Any) -> Recipe:
     )
 
 
-def target(name: str = "host", *, cores: int = 2, why_not: str = "") -> ResolvedTarget:
+def target(name: str = "host", *, threads: int = 2, why_not: str = "") -> ResolvedTarget:
     mapping: dict[str, Json] = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": name}
-    return ResolvedTarget(
-        name, {**mapping, "num-cores": cores}, cores, (), {"kind": "cpu", "class": "any"}, why_not
-    )
+    return ResolvedTarget(name, mapping, threads, (), {"kind": "cpu", "class": "any"}, why_not)
 
 
 def joined_target(

@@ -20,6 +20,7 @@ from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.recipe import Kernels, Tune
 from tvmflow.stages._base import StageContext, parse_settings
 from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.targets.tvm_target import split_threads, with_threads
 from tvmflow.tuning.budget import BudgetRules
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measure import Timing
@@ -35,8 +36,8 @@ TIMING = Timing(number=1, repeat=2, min_repeat_ms=1)
 def resolved_target(unrunnable_reason: str = "") -> ResolvedTarget:
     return ResolvedTarget(
         name="cpu",
-        tvm=TARGET,
-        cores=2,
+        tvm=split_threads(TARGET)[0],
+        threads=2,
         features=(),
         device=DEVICE,
         unrunnable_reason=unrunnable_reason,
@@ -151,9 +152,9 @@ def options(trials: int, trials_per_task: int | None = None, **changes: Any) -> 
     )._replace(**changes)
 
 
-def measure_context(folder: Path) -> MeasureContext:
+def measure_context(folder: Path, threads: int = 2) -> MeasureContext:
     return MeasureContext(
-        target=TARGET,
+        target=with_threads(TARGET, threads),
         rules_version=0,
         device=DEVICE,
         locks=folder / "locks",
@@ -163,8 +164,8 @@ def measure_context(folder: Path) -> MeasureContext:
     )
 
 
-def open_ledger(folder: Path) -> Ledger:
-    return Ledger.open(folder / "ledger", TARGET, "test", DEVICE)
+def open_ledger(folder: Path, threads: int = 2) -> Ledger:
+    return Ledger.open(folder / "ledger", with_threads(TARGET, threads), "test", DEVICE)
 
 
 # ---------------------------------------------------------------- run in other processes
@@ -194,7 +195,7 @@ def tune_in_worker(payload: Any, emit: Emit) -> list[dict[str, Any]]:
 
     folder = Path(payload["folder"])
     load_intrinsics(TARGET)
-    chosen = payload["options"]
+    chosen, threads = payload["options"], payload.get("threads", 2)
     with ForkServer.fork() as fork_server:
         tuning = Tuning(
             [Task(*task) for task in payload["tasks"]],
@@ -205,12 +206,14 @@ def tune_in_worker(payload: Any, emit: Emit) -> list[dict[str, Any]]:
                     "rules": BudgetRules(*chosen["rules"]),
                 }
             ),
-            measure_context(folder),
-            open_ledger(folder),
+            measure_context(folder, threads),
+            open_ledger(folder, threads),
             fork_server,
             emit,
         )
-        return [result._asdict() for result in tuning.run().workloads]
+        result = tuning.run()
+        near = {"starting_points": result.starting_points, "near_targets": result.near_targets}
+        return [{**workload._asdict(), **near} for workload in result.workloads]
 
 
 def _main(argv: list[str]) -> None:

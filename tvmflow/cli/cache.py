@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option, with_disk_errors
@@ -13,14 +14,19 @@ from tvmflow.cli.options import age, argument, flag, option, size
 from tvmflow.cli.output import print_result
 from tvmflow.cli.push_pull import pull, push
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
+from tvmflow.core.files import read_regular
 from tvmflow.core.formatting import age_text, count_text, size_text
 from tvmflow.core.tables import columns
+from tvmflow.engine.answers import is_sealed
 from tvmflow.store.eviction_plan import Limits
 from tvmflow.store.garbage_collection import Collection, collect_garbage, preview_collection
 from tvmflow.store.integrity import IntegrityReport, check_integrity
 from tvmflow.store.inventory import require_store
+from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import remove_pin
+from tvmflow.store.repair import Step, repair_store
 from tvmflow.store.usage import PinUsage, StoreUsage, measure_pins, measure_usage
+from tvmflow.tuning.ledger_check import check_ledger
 
 _SHOWN_RECIPES: Final = 20
 _PROGRESS_S: Final = 0.2
@@ -46,12 +52,41 @@ def stat(options: CacheOptions) -> int:
 def verify(options: CacheOptions) -> int:
     """Read everything and set damaged files aside; exit code 1 when anything was damaged."""
     progress = _Progress(live=sys.stderr.isatty() and not options.json)
-    checked = check_integrity(require_store(options.store.locate()), progress.show)
+    store = require_store(options.store.locate())
+    checked = check_integrity(store, progress.show, CHECKS)
     progress.end()
+    trials = _check_trials(store)
     findings = [finding._asdict() for finding in checked.findings]
-    value = {**checked._asdict(), "findings": findings}
-    print_result(value, _format_integrity(checked), as_json=options.json)
-    return EXIT_FAILED if checked.findings else EXIT_OK
+    value = {**checked._asdict(), "findings": findings, "trials": trials}
+    print_result(value, _format_integrity(checked, trials), as_json=options.json)
+    return EXIT_FAILED if checked.findings or trials else EXIT_OK
+
+
+@with_disk_errors
+def repair(options: CacheOptions) -> int:
+    """Put right what `verify` finds, deleting nothing; exit code 1 when something is left to do."""
+    progress = _Progress(live=sys.stderr.isatty() and not options.json)
+    store = require_store(options.store.locate())
+    steps = repair_store(store, progress.show, CHECKS)
+    progress.end()
+    trials = _check_trials(store)
+    value = {"steps": [step._asdict() for step in steps], "trials": trials}
+    print_result(value, _format_repair(steps, trials), as_json=options.json)
+    return EXIT_FAILED if any(step.fix for step in steps) else EXIT_OK
+
+
+def _check_trials(store: LocalStore) -> list[str]:
+    """Return a sentence for each problem of the measured trials; lines that cannot be used are quarantined."""
+    ledger = Path(store.ledger)
+    return check_ledger(ledger).findings if ledger.is_dir() else []
+
+
+def _is_answer(path: Path) -> bool:
+    return is_sealed(str(path), read_regular(path))
+
+
+CHECKS: Final = {"plans": _is_answer}
+"""How the files in the store are checked that belong to layers above it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,18 +206,38 @@ def _format_count(number: int, noun: str) -> str:
     return f"{number:>6} {noun if number == 1 else noun + 's':<8}"
 
 
-def _format_integrity(checked: IntegrityReport) -> Iterator[str]:
+def _format_integrity(checked: IntegrityReport, trials: Sequence[str]) -> Iterator[str]:
     for finding in checked.findings:
         fault = "is missing" if finding.fault == "missing" else "was damaged and set aside"
+        if finding.reason:
+            fault = f"is damaged: {finding.reason}"
         yield f"{finding.kind} {finding.name} {fault}"
         yield from (f"  {name}" for name in finding.affected)
+    yield from trials
     results, blobs = count_text(checked.results, "result"), count_text(checked.blobs, "blob")
     total = f"{results} and {blobs} read ({size_text(checked.bytes)})"
-    if checked.findings:
-        yield f"{total}; {count_text(len(checked.findings), 'problem')} found"
-        yield "  fix: run the recipes again to make the missing results"
+    if problems := len(checked.findings) + len(trials):
+        yield f"{total}; {count_text(problems, 'problem')} found"
+        fix = "run the recipes again to make the missing results"
+        if any(finding.reason for finding in checked.findings):
+            fix = f"`tvmflow cache repair` sets aside the other damaged files; then {fix}"
+        yield f"  fix: {fix}"
     else:
         yield f"{total}; no problem found"
+
+
+def _format_repair(steps: Sequence[Step], trials: Sequence[str]) -> Iterator[str]:
+    for step in steps:
+        yield f"{step.kind} {step.name}: {step.reason}; {step.done or 'nothing can be done here'}"
+        if step.fix:
+            yield f"  fix: {step.fix}"
+    yield from trials
+    done, left = sum(bool(step.done) for step in steps), sum(bool(step.fix) for step in steps)
+    if steps or trials:
+        quarantined = f", {count_text(len(trials), 'problem')} of trials" if trials else ""
+        yield f"{count_text(done, 'file')} put right{quarantined}, {left} left to you; nothing was deleted"
+    else:
+        yield "nothing is damaged"
 
 
 def _format_collection(collected: Collection, *, dry_run: bool, too_large: bool) -> Iterator[str]:
@@ -225,6 +280,7 @@ COMMANDS: Final = {
     "cache": {
         "stat": stat,
         "verify": verify,
+        "repair": repair,
         "gc": gc,
         "pins": pins,
         "unpin": unpin,

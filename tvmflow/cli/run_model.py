@@ -12,6 +12,7 @@ from tvmflow.cli.options import argument, flag, option, positive_int
 from tvmflow.cli.output import print_result
 from tvmflow.core.errors import EXIT_OK, StageError, UsageError
 from tvmflow.core.formatting import count_text
+from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.statistics import summarize
 from tvmflow.core.tables import columns
 from tvmflow.core.types import Json
@@ -47,6 +48,11 @@ class RunModelOptions:
     top: int | None = option(
         "N",
         "show the indices of the N largest elements of each sample's outputs",
+        type=positive_int,
+    )
+    threads: int | None = option(
+        "N",
+        "threads of kernels (TVM_NUM_THREADS, else one for each core that may be used)",
         type=positive_int,
     )
     print_time: bool = flag("show the latency of a call")
@@ -101,7 +107,9 @@ class _Result(NamedTuple):
 
 def run_model(options: RunModelOptions) -> int:
     """Run a bundle on the arrays of an npz file, or on random ones."""
-    module = loading.load(options.bundle, trusted_keys=options.trusted or None)
+    module = loading.load(
+        options.bundle, trusted_keys=options.trusted or None, threads=options.threads
+    )
     feed = _read_samples(module, options)
     outputs = samples.run_samples(module.run, feed)
     if options.output:
@@ -129,8 +137,8 @@ def _read_samples(module: Module, options: RunModelOptions) -> samples.Samples:
         if options.fill == _RANDOM:
             return samples.random_samples(module.inputs, {}, batches=1, seed=options.seed)
         return samples.constant_samples(module.inputs, _FILLS[options.fill])
-    if not options.input.is_file():
-        raise UsageError(f"--input: there is no file {options.input}")
+    if not is_file(options.input):
+        raise UsageError(f"--input: {missing_file_text(options.input)}")
     try:
         return samples.load_samples(module.inputs, options.input, source=f"--input {options.input}")
     except StageError as error:

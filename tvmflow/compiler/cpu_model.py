@@ -10,7 +10,11 @@ from tvm.target import codegen
 
 from tvmflow.core.types import Json
 
-_DEFAULT_CORES: Final = 4
+_CORES: Final = 4
+"""The cores that untuned schedules are balanced for, on every machine: the same code runs with any number of threads.
+
+Parts for 4 cores are enough for 16, and with one thread they cost less than a twentieth.
+"""
 
 
 class CpuModel(NamedTuple):
@@ -20,7 +24,7 @@ class CpuModel(NamedTuple):
         lanes: The number of float32 values in a vector register.
         registers: The number of vector registers.
         l2_bytes: The size of a core's second-level cache.
-        cores: The number of cores to use.
+        cores: The number of cores that the work is divided for.
         has_broadcast_loads: True if a multiplication can read one number from memory for all lanes.
     """
 
@@ -38,20 +42,19 @@ class CpuModel(NamedTuple):
             return None
         arch = str(target.get("mtriple", "")).partition("-")[0]
         features = {str(name) for name in codegen.llvm_get_cpu_features(tvm_target)}
-        cores = int(target.get("num-cores", _DEFAULT_CORES))
         if "avx512f" in features:
-            return cls(16, 32, 1 << 20, cores, has_broadcast_loads=True)
+            return cls(16, 32, 1 << 20, _CORES, has_broadcast_loads=True)
         if "avx2" in features or "avx" in features:
-            return cls(8, 16, 1 << 19, cores)
+            return cls(8, 16, 1 << 19, _CORES)
         if arch in ("x86_64", "i686"):
-            return cls(4, 16, 1 << 18, cores)
+            return cls(4, 16, 1 << 18, _CORES)
         if arch in ("aarch64", "arm64"):
-            return cls(4, 32, 1 << 19, cores)
+            return cls(4, 32, 1 << 19, _CORES)
         if arch.startswith("arm") and "neon" in features:
-            return cls(4, 16, 1 << 18, cores)
+            return cls(4, 16, 1 << 18, _CORES)
         # Every RISC-V CPU with the vector extension has vectors of at least 128 bits (Zvl128b).
         if arch == "riscv64" and "v" in features:
-            return cls(4, 32, 1 << 18, cores)
+            return cls(4, 32, 1 << 18, _CORES)
         return None
 
 

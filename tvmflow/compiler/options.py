@@ -13,7 +13,7 @@ from tvmflow.core.types import Json
 LOWERING_VERSION: Final = 6
 """Raise it when the lowering pipeline or one of its passes gives other kernels."""
 
-SCHEDULES_VERSION: Final = 4
+SCHEDULES_VERSION: Final = 5
 """Raise it when the schedule rules give other schedules."""
 
 NO_SCHEDULES: Final = 0

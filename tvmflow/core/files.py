@@ -1,10 +1,13 @@
 """Atomic files: a reader sees the whole new content or the whole old one, whatever happens to the writer."""
 
 import contextlib
+import errno
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Iterator
+from io import FileIO
 
 _CHUNK = 1 << 20
 
@@ -54,14 +57,42 @@ def sync(path: str) -> None:
         os.close(descriptor)
 
 
+def open_regular(path: str | os.PathLike[str]) -> FileIO:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: when it cannot be read, or is a folder, a pipe or a device, at which a reader may wait forever.
+    """
+    # closed by the caller
+    stream = open(path, "rb", buffering=0, opener=_open_without_waiting)  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise OSError(errno.ENXIO, "Not a regular file", os.fspath(path))
+    return stream
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: as `open_regular` does.
+    """
+    with open_regular(path) as stream:
+        return stream.readall()
+
+
 def hash_file(path: str | os.PathLike[str]) -> str:
     """Return the sha256 (hex) of a file's content.
 
     Raises:
-        OSError: when it cannot be read.
+        OSError: as `open_regular` does.
     """
     digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as stream:
+    with open_regular(path) as stream:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()

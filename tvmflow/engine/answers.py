@@ -35,9 +35,11 @@ def find_answer(argv: list[str]) -> str | None:
     """Return what this command line in the current folder prints, or None when something may have changed."""
     started = time.monotonic()
     try:
-        with open(answer_path(argv), "rb") as stream:
+        path = answer_path(argv)
+        # a pipe in its place must not be waited for
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
             digest, _, body = stream.read().decode(errors="surrogateescape").partition("\n")
-        if digest != _digest(body):
+        if digest != _seal(path, body):
             return None
         system, expires_ns, paths, folders, stamps, text = body.split(_SEPARATOR, 5)
     except (OSError, ValueError):
@@ -55,6 +57,7 @@ def find_answer(argv: list[str]) -> str | None:
 
 
 def encode(
+    path: str,
     system: str,
     expires_ns: int,
     paths: list[str],
@@ -65,6 +68,7 @@ def encode(
     """Return the content of the file of an answer.
 
     Args:
+        path: The file: the answer to another command line is none, even under its name.
         system: The text of `describe_system`.
         expires_ns: When the answer ends to be valid.
         paths: Every file and folder that it depends on, whether it exists or not.
@@ -75,7 +79,17 @@ def encode(
     watched = _NEXT_FOLDER.join(map("\0".join, folders))
     parts = (system, str(expires_ns), "\0".join(paths), watched, "\n".join(stamps), text)
     body = _SEPARATOR.join(parts)
-    return f"{_digest(body)}\n{body}".encode(errors="surrogateescape")
+    return f"{_seal(path, body)}\n{body}".encode(errors="surrogateescape")
+
+
+def is_sealed(path: str, content: bytes) -> bool:
+    """Return whether this is the undamaged content of the file of an answer, of this version or an earlier one."""
+    digest, _, body = content.decode(errors="surrogateescape").partition("\n")
+    return digest in (_seal(path, body), _digest(body))
+
+
+def _seal(path: str, body: str) -> str:
+    return _digest(f"{os.path.basename(path)}\0{body}")
 
 
 def answer_path(argv: list[str]) -> str:

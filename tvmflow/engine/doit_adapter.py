@@ -1,27 +1,32 @@
 """The doit adapter: runs tasks in the order of their dependencies. The one door to doit.
 
-doit orders tasks and runs them in threads. It remembers nothing between runs (the store does)
-and it prints nothing (the run's report does).
+In a run of tvmflow, doit orders tasks and runs them in threads. It remembers nothing between runs
+(the store does) and it prints nothing (the run's report does). `engine.dodo` is for doit's own
+command line.
 """
 
 from __future__ import annotations
 
+import dbm
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from doit.cmd_base import TaskLoader2
-from doit.dependency import JsonDB
+from doit.dependency import DbmDB, JSONCodec, JsonDB, MD5Checker
 from doit.doit_cmd import DoitMain
-from doit.exceptions import TaskFailed, UnmetDependency
+from doit.exceptions import InvalidDodoFile, TaskFailed, UnmetDependency
 from doit.task import Task
 
-from tvmflow.core.errors import InternalError
+from tvmflow.core.errors import InternalError, TvmflowError
+from tvmflow.store.notes import Notes
 
 _log = logging.getLogger(__name__)
 
 # doit's exit status when it could not run the tasks at all.
 _DOIT_FAILED = 3
+# The folder of notes about the tasks in doit's database.
+_NOTES: Final = "doit"
 
 
 class EngineTask(NamedTuple):
@@ -81,6 +86,44 @@ def run_tasks(tasks: Sequence[EngineTask], *, jobs: int, keep_going: bool) -> No
         raise errors[0]
     if reporter.problems or status == _DOIT_FAILED:
         raise InternalError(f"doit could not run the plan: {'; '.join(reporter.problems)}")
+
+
+def find_missing_tasks(database: str, names: Sequence[str], notes: Notes) -> frozenset[str]:
+    """Return the tasks that `doit forget` has removed from doit's database, before doit opens it.
+
+    The store decides what is up to date, also for tasks that doit has never run. So all tasks are
+    entered into the database, with a note in the store: a task with a note that is missing from the
+    database was forgotten. Without a database there is nothing to forget.
+
+    Args:
+        database: The path of the database.
+        names: The tasks.
+        notes: The notes of the store.
+    """
+    if dbm.whichdb(database) is None:
+        for name in notes.list(_NOTES):
+            notes.remove(_NOTES, name)
+    entries = DbmDB(database, JSONCodec())
+    forgotten = set()
+    for name in names:
+        if notes.read(_NOTES, name) is None:
+            if not entries.in_(name):
+                entries.set(name, "checker:", MD5Checker.__name__)
+            notes.write("", _NOTES, name)
+        elif not entries.in_(name):
+            forgotten.add(name)
+    entries.dump()
+    return frozenset(forgotten)
+
+
+def note_failure(name: str, notes: Notes) -> None:
+    """Note that a task has failed: doit removes it from its database as if it were forgotten."""
+    notes.remove(_NOTES, name)
+
+
+def dodo_error(error: TvmflowError) -> InvalidDodoFile:
+    """Return an error as doit's own, which it shows without a traceback."""
+    return InvalidDodoFile(str(error))
 
 
 def _run_action(run: Callable[[], str]) -> TaskFailed | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from tvmflow.core import termination
 from tvmflow.core.errors import TvmflowError
@@ -14,7 +14,7 @@ from tvmflow.core.types import Plan, StageSpec
 from tvmflow.engine import delivery
 from tvmflow.engine.completeness import check_complete
 from tvmflow.engine.doit_adapter import EngineTask, run_tasks
-from tvmflow.engine.prefetch import prefetch
+from tvmflow.engine.prefetch import estimate_work, prefetch
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.stage_execution import ExecutedStage, RunContext, StageExecution, report_error
 from tvmflow.executors._base import Executor, OnEvent
@@ -101,13 +101,14 @@ def _uploading(remote_client: RemoteCacheClient | None, executor: Executor) -> I
     if remote_client is None:
         yield
         return
+    started = time.monotonic()
     remote_client.start()
     try:
         yield
     except BaseException:
-        remote_client.finish(0.0)
+        remote_client.finish(is_cancelled=True)
         raise
-    remote_client.finish(0.0 if executor.cancelled else None)
+    remote_client.finish(time.monotonic() - started, is_cancelled=executor.cancelled)
 
 
 class Session:
@@ -128,8 +129,12 @@ class Session:
         self.state.decide_all(self._plan)
         for decision in self.state.decisions.values():
             _log.info("%s: %s: %s", decision.stage_id, decision.kind, decision.reason)
-        client, decisions = self._context.remote_client, self.state.decisions.values()
-        if client is not None and any(decision.kind != "hit" for decision in decisions):
+        client = self._context.remote_client
+        missing = [
+            spec for spec in self._plan.stages if self.state.decisions[spec.id].kind != "hit"
+        ]
+        if client is not None and missing:
+            client.limit_time(estimate_work(missing, self._context.store))
             prefetch(self._plan, self.state, client, self._report_fetched)
         pending = [spec for spec in self._plan.stages if not self._report_hit(spec)]
         _log.debug("%d of %d stages are not up to date", len(pending), len(self._plan.stages))
@@ -138,7 +143,7 @@ class Session:
         self._context.executor.start()
         names = {spec.id for spec in pending}
         run_tasks(
-            [self.make_task(spec, names) for spec in pending],
+            [self._make_task(spec, names) for spec in pending],
             jobs=self._options.jobs or self._context.executor.slots,
             keep_going=self._options.keep_going,
         )
@@ -161,7 +166,7 @@ class Session:
             for spec in self._plan.stages
         )
 
-    def make_task(self, spec: StageSpec, pending: set[str]) -> EngineTask:
+    def _make_task(self, spec: StageSpec, pending: set[str]) -> EngineTask:
         """Return the task of a stage; it depends on the stages that it needs and that are `pending`."""
         return EngineTask(
             spec.id,
@@ -228,19 +233,3 @@ class Session:
     def _report(self, report: StageReport) -> None:
         self._reports[report.stage_id] = report
         self._context.on_event({"event": "stage_finished", **report._asdict()})
-
-
-def make_dodo_tasks(session: Session, plan: Plan, deliver: Callable[[], None]) -> Iterator[Any]:
-    """Yield the plan as tasks of a dodo file: `recipe:stage/target`, and `recipe:deliver`."""
-    names = {spec.id for spec in plan.stages}
-    for spec in plan.stages:
-        task = session.make_task(spec, names).to_doit()
-        yield {**task, "basename": spec.recipe, "name": spec.label}
-    for recipe in dict.fromkeys(spec.recipe for spec in plan.stages):
-        yield {
-            "basename": recipe,
-            "name": "deliver",
-            "actions": [deliver],
-            "task_dep": [spec.id for spec in plan.stages if spec.recipe == recipe],
-            "io": {"capture": False},
-        }

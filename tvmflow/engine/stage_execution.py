@@ -20,7 +20,7 @@ from tvmflow.engine.report import StageReport
 from tvmflow.executors._base import Executor, OnEvent
 from tvmflow.planning.decisions import check_pinned, input_digests
 from tvmflow.store.claims import Claim
-from tvmflow.store.downloads import DownloadProgress, download
+from tvmflow.store.downloads import DownloadProgress, download, list_files
 from tvmflow.store.file_digests import stamp
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.client import RemoteCacheClient
@@ -68,6 +68,7 @@ class StageExecution:
         key: Its key.
         reason: Why it must run.
         artifacts: The results of the stages that it needs, by stage id.
+        again: Run it also if its result is there, which is replaced.
     """
 
     context: RunContext
@@ -75,6 +76,7 @@ class StageExecution:
     key: StageKey
     reason: str
     artifacts: Mapping[str, Artifact]
+    again: bool = False
 
     def execute(self) -> ExecutedStage:
         """Bring about the result of the stage.
@@ -87,7 +89,7 @@ class StageExecution:
         with disk_errors(store.root):
             with store.claim(self.key.digest) as claim:
                 # Another process may have finished the stage while this one waited for the claim.
-                executed = self._find_result()
+                executed = None if self.again else self._find_result()
                 if executed is not None:
                     store.release(claim)
                 else:
@@ -167,9 +169,11 @@ class StageExecution:
             traits=spec.traits,
             devices=spec.devices,
         )
+        log = _log_path(spec, store)
+        store.make_way(str(log))
         result = self.context.executor.execute(
             call,
-            _log_path(spec, store),
+            log,
             lambda event: self.context.on_event({**event, "stage_id": spec.id}),
         )
         edited = [path for path, before in stamps.items() if _stamp_or_none(path) != before]
@@ -182,7 +186,9 @@ class StageExecution:
         """Return the path of a file from outside the store, after downloading it if it has a URL."""
         if not file.url:
             return file.path
-        folder = Path(self.context.store.downloads)
+        store, folder = self.context.store, Path(self.context.store.downloads)
+        for path in list_files(folder, file.sha256):
+            store.make_way(str(path))
         limit_s = self.context.timeout_s or math.inf
         return str(
             download(file.url, file.sha256, folder, on_progress=self._on_download, limit_s=limit_s)

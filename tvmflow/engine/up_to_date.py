@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from tvmflow.core import packages
-from tvmflow.core.files import write_atomically
+from tvmflow.core.errors import StoreError
 from tvmflow.core.types import Plan
 from tvmflow.engine import answers, delivery
 from tvmflow.engine.report import RunReport, StageReport, render
@@ -51,7 +51,7 @@ def confirm_run(
     """
     state = PlanState(store)
     report = _confirm(prepared.plan, state, dist)
-    if report is not None:
+    if report is not None and not report.damage:
         answer = report._replace(seconds=answers.PLACEHOLDER_SECONDS)
         text = render(answer, as_json=as_json, quiet=quiet)
         save_answer(argv, text, prepared, state, report.delivered)
@@ -89,12 +89,12 @@ def save_answer(
             "the answer is not saved: a file is too new, or this system cannot be identified"
         )
         return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, StoreError):
         # A result that is used is marked once a day, so that garbage collection keeps it.
         expires_ns = min([os.stat(path).st_mtime_ns for path in actions], default=0) + _DAY_NS
         path = answers.answer_path(list(argv))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_atomically(path, answers.encode(system, expires_ns, paths, folders, stamps, text))
+        content = answers.encode(path, system, expires_ns, paths, folders, stamps, text)
+        state.store.write_file(path, content)
 
 
 def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
@@ -116,7 +116,8 @@ def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
         StageReport(spec.id, "hit", "unchanged", 0.0, state.artifacts[spec.id].facts)
         for spec in plan.stages
     )
-    return RunReport(stages, (*delivered, *sidecars), (), time.monotonic() - started)
+    damage = tuple(state.store.damage)
+    return RunReport(stages, (*delivered, *sidecars), damage, time.monotonic() - started)
 
 
 def _list_watched_folders(plan: Plan) -> list[list[str]]:

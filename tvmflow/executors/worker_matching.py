@@ -35,7 +35,7 @@ class WorkerDescription(NamedTuple):
     Attributes:
         tvmflow: Version and digest of this package.
         platform: System and architecture.
-        cpu: Digest of everything that is known of the CPU.
+        cpu: Digest of everything that is known of the CPU, and of how many cores may be used.
         host: The CPU for people.
         tools: The identity of each distribution that a stage may use.
     """
@@ -57,7 +57,7 @@ def describe_this_host(tools: Iterable[str] | None = None) -> WorkerDescription:
     return WorkerDescription(
         tvmflow=f"{VERSION}+{_digest_package()}",
         platform=packages.host_platform(),
-        cpu=digest_of(host.fingerprint())[:_SHORT_DIGEST],
+        cpu=digest_of([host.fingerprint(), host.cores])[:_SHORT_DIGEST],
         host=f"{host.model}, {host.cores} cores",
         tools=packages.identify_installed(_list_tools() if tools is None else tools),
     )

@@ -21,6 +21,7 @@ from tvmflow.targets import toolchain
 from tvmflow.targets.facts import load_target_facts
 from tvmflow.targets.host import read_host
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget, resolve
+from tvmflow.targets.tvm_target import split_threads
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def _resolve_entries(
         resolved[name] = resolve(
             name,
             mapping,
-            entry.target.num_cores,
+            entry.target.wanted_threads,
             host,
             facts,
             rpc and rpc.model_dump(mode="json", exclude_none=True),
@@ -115,7 +116,8 @@ def _find_locked_host(
     # All variants were built for the same host.
     variants = [recipe.recipe.for_variant(variant).name for variant in recipe.recipe.variants]
     locked = lock.target([recipe.recipe.name, *variants], target)
-    return locked.tvm if locked else None
+    # A lock file of an earlier version has threads here, and this machine may have fewer cores.
+    return split_threads(locked.tvm)[0] if locked else None
 
 
 def _partition(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> PartitionedTarget:

@@ -27,9 +27,11 @@ from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.backends import backend_for, is_supported
 from tvmflow.targets.toolchain import DEFAULT_FLAGS
 from tvmflow.targets.tracker import TRACKER_VARIABLE, split_address
-from tvmflow.targets.tvm_target import cpu_triple
+from tvmflow.targets.tvm_target import cpu_triple, split_threads
 
 OUTPUT_NAMES: Final = tuple(sorted(EXPORTERS))
+
+MAX_THREADS: Final = 4096
 
 _LISTED_BY: Final = "`tvmflow targets` lists them"
 
@@ -148,11 +150,18 @@ class BuildTarget(ClosedModel):
         description="A target as TVM takes it: its kind, and attributes such as mtriple and mcpu. "
         "With a preset: attributes that override those of the preset.",
     )
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_THREADS,
+        description="Number of threads that kernels are tuned and timed with. Default: the preset's, else the CPUs that "
+        "the run may use. Untuned code is the same for any number.",
+    )
     num_cores: int | None = Field(
         default=None,
         ge=1,
-        le=4096,
-        description="Number of threads to tune for. Default: the cores of this machine.",
+        le=MAX_THREADS,
+        description="Former name of `threads`.",
     )
     remote: Remote | None = Field(
         default=None,
@@ -193,6 +202,12 @@ class BuildTarget(ClosedModel):
         return self
 
     @model_validator(mode="after")
+    def _check_threads(self) -> Self:
+        if self.threads is not None and self.num_cores is not None:
+            raise field_error("is the former name of threads; remove one of them", "num_cores")
+        return self
+
+    @model_validator(mode="after")
     def _check_backend(self) -> Self:
         mapping = self.tvm_target() if self.is_single() else None
         problem = backend_for(mapping).target_problem(mapping) if mapping else ""
@@ -215,15 +230,18 @@ class BuildTarget(ClosedModel):
             raise field_error("needs the device's mtriple, such as aarch64-linux-gnu", "tvm")
         if not backend_for(mapping).RUNS_ON_HOST_CPU:
             return self
-        if self.num_cores is None and "num-cores" not in mapping:
-            raise field_error(
-                "needs num_cores, the number of threads to use on the device", "remote"
-            )
+        if self.wanted_threads is None and split_threads(mapping)[1] is None:
+            raise field_error("needs threads, the number of threads to use on the device", "remote")
         return self
 
     def is_single(self) -> bool:
         """Return whether this is one target, not one of several parts."""
         return True
+
+    @property
+    def wanted_threads(self) -> int | None:
+        """The number of threads that the recipe asks for, under either name."""
+        return self.num_cores if self.threads is None else self.threads
 
     def tvm_target(self) -> dict[str, Json] | None:
         """Return the mapping that TVM takes; None for `host`, which is detected."""
@@ -307,7 +325,7 @@ class TargetSpec(BuildTarget):
 
     @model_validator(mode="after")
     def _check_parts_alone(self) -> TargetSpec:
-        for field in ("preset", "tvm", "num_cores", "remote", "toolchain"):
+        for field in ("preset", "tvm", "threads", "num_cores", "remote", "toolchain"):
             if self.parts and getattr(self, field) is not None:
                 raise field_error("is not allowed with parts; set it for each part", field)
         return self

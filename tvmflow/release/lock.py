@@ -155,7 +155,7 @@ class _RecipeResults:
         coverage = enforced.measured.coverage if enforced else None
         return LockedTarget(
             tvm=json.loads(canonical(resolved.tvm)),
-            cores=resolved.cores,
+            cores=resolved.threads,
             features=list(resolved.features),
             toolchain=resolved.toolchain or None,
             measured=self._measurements(resolved.name, target.name, coverage),

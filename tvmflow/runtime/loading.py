@@ -25,6 +25,7 @@ from tvmflow.runtime.bundles import (
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.native import Executable, ExecutionDevice, load_library
 from tvmflow.runtime.partitioned import PartitionedProgram
+from tvmflow.runtime.threads import ThreadPool
 from tvmflow.runtime.trust import TrustedKeys, open_trusted_file
 from tvmflow.runtime.weights import read_weights_for, weights_included_error
 from tvmflow.targets.backends import backend_for, is_supported
@@ -44,6 +45,7 @@ def load(
     *,
     trusted_keys: TrustedKeys | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    threads: int | None = None,
 ) -> Module:
     """Load the model in a `.tvmflow` bundle, ready to run on this machine.
 
@@ -59,6 +61,8 @@ def load(
             weights, must then be as a statement of provenance says that is beside them or in a
             folder above, and that one of these keys signed.
         max_bytes: The size of the largest file that is read, and of all inputs and outputs.
+        threads: How many threads kernels use. Default: `TVM_NUM_THREADS`, else one for each core that
+            this process may use.
 
     Raises:
         BundleError: when a file is damaged, too large or not signed, when it was built for another
@@ -67,13 +71,14 @@ def load(
         EnvironmentProblem: when something that code for a GPU needs is not installed.
         UsageError: when a file in `trusted_keys` holds no public key.
     """
+    pool = ThreadPool.of(threads)
     with open_trusted_file(path, trusted_keys, max_bytes) as stream:
         bundle = read_open_bundle(path, stream)
     if not bundle.parts:
         _check_library_bundle(str(path), bundle, max_bytes)
         with _damaged_documents(path):
             weights = read_weights_for(path, bundle.manifest, params, trusted_keys, max_bytes)
-        return _load_library_bundle(str(path), bundle, weights)
+        return _load_library_bundle(str(path), bundle, weights, pool)
     if params is not None:
         raise weights_included_error(path)
     _check_tensors(path, bundle.signature, max_bytes)
@@ -82,10 +87,11 @@ def load(
     for name, part in bundle.parts.items():
         _check_library_bundle(names[name], part, max_bytes)
     parts = {
-        name: _load_library_bundle(names[name], part, {}) for name, part in bundle.parts.items()
+        name: _load_library_bundle(names[name], part, {}, pool)
+        for name, part in bundle.parts.items()
     }
     program = PartitionedProgram(parts, bundle.signature)
-    return Module(program, bundle.signature, bundle.manifest, None, parts)
+    return Module(program, bundle.signature, bundle.manifest, None, parts, pool)
 
 
 def _check_library_bundle(path: str, bundle: Bundle, max_bytes: int) -> None:
@@ -137,12 +143,14 @@ def _damaged_documents(path: str | Path) -> Iterator[None]:
         raise damaged_bundle_error(path, reason) from error
 
 
-def _load_library_bundle(path: str, bundle: Bundle, weights: Mapping[str, Array]) -> Module:
+def _load_library_bundle(
+    path: str, bundle: Bundle, weights: Mapping[str, Array], pool: ThreadPool
+) -> Module:
     device = ExecutionDevice(backend_for(bundle.manifest["target"]["tvm"]))
     suffix = Path(bundle.library_name).suffix
     try:
         executable = Executable(load_library(bundle.library, suffix, device), device)
-        return Module(executable, bundle.signature, bundle.manifest, weights)
+        return Module(executable, bundle.signature, bundle.manifest, weights, pool=pool)
     except TvmflowError:
         raise
     except Exception as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.runtime.native import InputBuffer, Program, fetch_array, list_tensors, send_array
+from tvmflow.runtime.threads import ThreadPool
 
 if TYPE_CHECKING:
     from tvmflow.runtime.native import Array
@@ -31,6 +32,7 @@ class Module:
         inputs: Name, shape and dtype of each input.
         outputs: Name, shape and dtype of each output.
         parts: The parts of a partitioned model by name, in order; empty for any other.
+        pool: The threads that kernels run in.
         program: The code.
         weights: The runtime's tensors that `main` takes after the inputs.
     """
@@ -42,11 +44,13 @@ class Module:
         manifest: Mapping[str, Json],
         weights: Mapping[str, Array] | None = None,
         parts: Mapping[str, Module] | None = None,
+        pool: ThreadPool | None = None,
     ):
         self.manifest = dict(manifest)
         self.inputs = tuple(TensorSpec.from_json(entry) for entry in signature["inputs"])
         self.outputs = tuple(TensorSpec.from_json(entry) for entry in signature["outputs"])
         self.parts = dict(parts or {})
+        self.pool = pool or ThreadPool.of(None)
         self.program = program
         self._main = program.main
         self._lock = threading.Lock()
@@ -74,6 +78,7 @@ class Module:
             BundleError: a ValueError that names every input that does not fit.
         """
         with self._lock:
+            self.pool.enter()
             arguments = self._fill(feed)
             return self._collect(self._main(*arguments))
 
@@ -94,6 +99,7 @@ class Module:
             Seconds per call, one number for each repeat.
         """
         with self._lock:
+            self.pool.enter()
             arguments = self._fill(feed)
             started = time.perf_counter()
             self._main(*arguments)
@@ -130,6 +136,7 @@ class Module:
                 runs[-1].setdefault(name, []).append(time.perf_counter() - started)
 
         with self._lock:
+            self.pool.enter()
             arguments = self._fill(feed)
             self._main(*arguments)
             main = self.program.instrumented_main(record)

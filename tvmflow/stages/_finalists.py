@@ -67,7 +67,7 @@ def measure_workload(
     request = FinalistsRequest(
         mod=mod,
         traces=[trial["trace"] for trial in trials],
-        target=settings.target,
+        target=settings.measured_target,
         rules_version=settings.schedules,
         # shorter samples than in the search, but more of them, and spread over time
         timing=Timing(tune.number, 1, max(10, tune.min_repeat_ms // 5), tune.flush_cache),
@@ -117,7 +117,7 @@ def measure_peak(
     with devices.exclusive(context.locks, settings.device):
         outcome = fork_server.call(
             roofline.MEASURE_PEAK,
-            {"target": settings.target},
+            {"target": settings.measured_target},
             timeout_s=settings.tune.trial_timeout_s,
             log=context.work / LOG,
             emit=lambda _: None,

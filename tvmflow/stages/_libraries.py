@@ -113,7 +113,9 @@ class LocalLibrary:
                 linked = Path(folder, "variant.so")
                 export_library(built, linked, self.module.manifest["target"]["tvm"])
                 library = load_library(linked.read_bytes(), linked.suffix, device)
-        return Module(Executable(library, device), signature, self.module.manifest)
+        return Module(
+            Executable(library, device), signature, self.module.manifest, pool=self.module.pool
+        )
 
 
 class PartitionedLibrary:
@@ -152,7 +154,8 @@ def open_library(settings: VerifySettings, context: StageContext) -> Iterator[Li
 
     bundle = context.inputs["export/module.tvmflow"]
     if settings.run_on == LOCAL:
-        yield LocalLibrary(loading.load(bundle))
+        threads = max(machine.threads for machine in settings.machines.values())
+        yield LocalLibrary(loading.load(bundle, threads=threads))
         return
     from tvmflow.stages._remote_backends import Signature
 

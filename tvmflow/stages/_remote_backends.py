@@ -20,6 +20,7 @@ from tvmflow.core.types import Json, TensorSpec
 from tvmflow.targets.emulation import Emulator, emulator_for, run_emulated
 from tvmflow.targets.linking import export_library
 from tvmflow.targets.tensor_file import read_tensors, write_tensors
+from tvmflow.targets.tvm_target import with_threads
 from tvmflow.tuning.device_pool import DevicePool, RpcEndpoint
 from tvmflow.tuning.phases import PhaseReporter, report_failure
 from tvmflow.tuning.rpc_device import RpcDevice
@@ -109,7 +110,7 @@ class EmulatedLibrary(_RemoteLibrary):
             self.program,
             self.library,
             batches,
-            threads=self.machine.cores,
+            threads=self.machine.threads,
             scratch=self.scratch,
         )
         return [self.signature.name_outputs(outputs) for outputs in results]
@@ -159,7 +160,7 @@ class DeviceLibrary(_RemoteLibrary):
             inputs, outputs = Path(folder, "in"), Path(folder, "out")
             write_tensors(inputs, [self.signature.order_inputs(feed) for feed in feeds])
             request = {
-                "target": self.machine.tvm,
+                "target": with_threads(self.machine.tvm, self.machine.threads),
                 "library": str(self.library),
                 "inputs": str(inputs),
                 "outputs": str(outputs),

@@ -93,7 +93,7 @@ def search(
             fix="set tune.trials to 0 for it, or tune on a machine that can run it",
         )
     tvm_build = packages.identity("apache-tvm")
-    ledger = Ledger.open(context.ledger, settings.target, tvm_build, settings.device)
+    ledger = Ledger.open(context.ledger, settings.measured_target, tvm_build, settings.device)
     _describe_workloads(ledger, tasks)
     measure_context = _make_measure_context(settings, context, tvm_build)
     # both before the search starts its threads: what the children need, and the server they fork from
@@ -133,20 +133,25 @@ def _make_measure_context(
 ) -> measurer.MeasureContext:
     host = read_host()
     return measurer.MeasureContext(
-        target=settings.target,
+        target=settings.measured_target,
         device=settings.device,
         rules_version=settings.schedules,
         locks=context.locks,
         tvm=tvm_build,
-        host={"arch": host.arch, "model": host.model, "cores": host.cores},
+        host={
+            "arch": host.arch,
+            "model": host.model,
+            "cores": host.cores,
+            **({"threads": settings.threads} if settings.threads else {}),
+        },
         log=context.work / "trials.log",
     )
 
 
 def _describe_workloads(ledger: Ledger, tasks: Sequence[Task]) -> None:
-    """Describe workloads that the ledger knows only by their keys, for people and for related workloads."""
+    """Describe workloads whose kernel the ledger lacks, for people and for related workloads."""
     for task in tasks:
-        if not (ledger.description(task.key).name and ledger.kernel(task.key)):
+        if not ledger.description(task.key).name or ledger.kernel(task.key) != task.mod:
             mod = tvm.ir.load_json(task.mod)
             types = [parameter.ty for parameter in mod["main"].params]
             buffers = tuple(

@@ -6,15 +6,27 @@ from typing import Final, Literal
 
 from tvmflow.core.types import Json
 from tvmflow.stages._base import Settings, StageSettings
+from tvmflow.targets.backends import backend_for
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.targets.tvm_target import with_threads
 
 
 class TrialSettings(StageSettings):
-    """The machine that trials are measured on; `remote` is how its devices are reached where they are behind RPC."""
+    """The machine that trials are measured on; `remote` is how its devices are reached where they are behind RPC.
+
+    `threads` are those that kernels run with; none for code that uses no threads of the CPU.
+    """
 
     schedules: int
     target: dict[str, Json]
+    threads: int | None = None
     device: dict[str, str]
     remote: dict[str, Json] | None = None
+
+    @property
+    def measured_target(self) -> dict[str, Json]:
+        """TVM's target of the search, with the number of threads: the one that trials are kept for."""
+        return with_threads(self.target, self.threads)
 
     @property
     def measured_devices(self) -> tuple[str, ...]:
@@ -79,3 +91,8 @@ class NoSearchSettings(StageSettings):
 
 
 NO_SEARCH: Final = NoSearchSettings(tune=NoTrials(trials=0))
+
+
+def measured_threads(target: ResolvedTarget) -> int | None:
+    """Return the number of threads that the kernels of a target are measured with; None for those of a GPU."""
+    return target.threads if backend_for(target.tvm).RUNS_ON_HOST_CPU else None

@@ -46,7 +46,7 @@ class MachineSettings(Settings):
     """
 
     tvm: dict[str, Json]
-    cores: int
+    threads: int
     device: dict[str, str]
     unrunnable_reason: str = ""
     remote: dict[str, Json] | None = None

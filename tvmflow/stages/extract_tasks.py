@@ -46,7 +46,7 @@ WORKLOADS: Final = "workloads.json"
 
 
 class ExtractTasksSettings(StageSettings):
-    """The target and how the model is lowered; the number of cores changes only schedules."""
+    """The target and how the model is lowered."""
 
     target: dict[str, Json]
     lowering: Lowering
@@ -54,7 +54,7 @@ class ExtractTasksSettings(StageSettings):
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
     """Return what the kernels are lowered for."""
-    return ExtractTasksSettings(target=target.codegen, lowering=lowering_options(recipe))
+    return ExtractTasksSettings(target=target.tvm, lowering=lowering_options(recipe))
 
 
 def run(settings: ExtractTasksSettings, context: StageContext) -> Facts:

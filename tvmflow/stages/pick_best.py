@@ -24,6 +24,7 @@ from tvmflow.stages._tune_settings import (
     FinalistSettings,
     NoSearchSettings,
     PickBestSettings,
+    measured_threads,
 )
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -54,6 +55,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> PickBestSettings | NoSea
         tune=FinalistSettings.model_validate(recipe.tune),
         schedules=schedules_version(recipe),
         target=target.tvm,
+        threads=measured_threads(target),
         device=target.device,
         remote=target.remote or None,
     )
@@ -89,7 +91,8 @@ def run(settings: PickBestSettings | NoSearchSettings, context: StageContext) ->
     }
     (context.out / CHOSEN).write_text(choice_text(chosen))
     (context.out / FINALISTS).write_text(json.dumps(judgements, indent=1, sort_keys=True))
-    facts = _make_facts(len(tasks), list(judgements.values()), peak)
+    threads = settings.threads if isinstance(settings, PickBestSettings) else None
+    facts = {**_make_facts(len(tasks), list(judgements.values()), peak), "threads": threads}
     (context.out / ROOFLINE).write_text(roofline.render_roofline(facts["kernels"], peak))
     if isinstance(settings, PickBestSettings):
         _check_coverage(facts["coverage"], settings.tune.min_coverage)
@@ -112,7 +115,7 @@ def _measure_workloads(
     from tvmflow.tuning.ledger import Ledger
 
     tvm_build = packages.identity("apache-tvm")
-    ledger = Ledger.open(context.ledger, settings.target, tvm_build, settings.device)
+    ledger = Ledger.open(context.ledger, settings.measured_target, tvm_build, settings.device)
     modules = _read_json(context.inputs, "workloads.json")
     judgements: dict[str, Judgement] = {}
     measure.load_compiler(settings.target, runs=settings.remote is None)
@@ -210,7 +213,7 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
         f"{facts['tuned']} of {count_text(facts['tunable'], 'workload')} tuned, "
         f"{facts['coverage']:.0%} of the time is in kernels with a schedule; "
         f"one inference: {latency_text(facts['untuned_us'] / 1e6)} untuned, "
-        f"{latency_text(facts['tuned_us'] / 1e6)} tuned (speedup {facts['speedup']:.3g})"
+        f"{latency_text(facts['tuned_us'] / 1e6)} tuned (speedup {facts['speedup']:.3g}{_threads_text(facts)})"
     ]
     if facts["kernels"]:
         peak = facts["peak_gflops"]
@@ -229,6 +232,12 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     return lines + [
         f"not measured again: {name}: {error}" for name, error in facts["errors"].items()
     ]
+
+
+def _threads_text(facts: Facts) -> str:
+    # A result of an earlier version does not say it.
+    threads = facts.get("threads")
+    return f", with {count_text(threads, 'thread')}" if threads else ""
 
 
 def _kernel_table(

@@ -12,8 +12,15 @@ from tvmflow.core.formatting import count_text, duration_text
 from tvmflow.core.types import RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.stages._base import Facts, StageContext, StageTraits, name_some, no_files, no_lines
-from tvmflow.stages._tune_settings import NO_SEARCH, NoSearchSettings, SearchSettings, TuneSettings
+from tvmflow.stages._tune_settings import (
+    NO_SEARCH,
+    NoSearchSettings,
+    SearchSettings,
+    TuneSettings,
+    measured_threads,
+)
 from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.targets.threads import count_cpus, count_usable_cpus
 
 if TYPE_CHECKING:
     from tvmflow.tuning.tuning_job import TuningResult, WorkloadResult
@@ -48,6 +55,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> TuneSettings | NoSearchS
         tune=SearchSettings.model_validate(recipe.tune),
         schedules=schedules_version(recipe),
         target=target.tvm,
+        threads=measured_threads(target),
         device=target.device,
         unmeasurable_reason=target.unmeasurable_reason,
         remote=target.remote or None,
@@ -60,7 +68,7 @@ def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Fac
 
     if isinstance(settings, NoSearchSettings):
         (context.out / RECORDS).write_text("{}")
-        return _make_facts(0, TuningResult([], "budget", 0.0, []))
+        return _make_facts(0, None, TuningResult([], "budget", 0.0, []))
     from tvmflow.stages import _search
 
     tasks = _search.load_tasks(context.inputs, settings.tune)
@@ -80,7 +88,24 @@ def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Fac
         for task in tasks
     }
     (context.out / RECORDS).write_text(json.dumps(best, indent=1, sort_keys=True))
-    return _make_facts(settings.tune.trials, result)
+    return _make_facts(settings.tune.trials, settings.threads, result)
+
+
+def _describe_threads(facts: Facts) -> list[str]:
+    """Return how many threads kernels ran with, and which schedules came from near targets."""
+    # A result of an earlier version does not say it.
+    if not facts.get("threads"):
+        return []
+    line = f"measured with {count_text(facts['threads'], 'thread')}"
+    if facts["usable_cpus"] < facts["cpus"]:
+        line += (
+            f"; the run might use {facts['usable_cpus']} of this machine's {facts['cpus']} CPUs "
+            "(the target's `threads` sets another number)"
+        )
+    if not facts["starting_points"]:
+        return [line]
+    count = count_text(facts["starting_points"], "schedule")
+    return [line, f"{count} measured first: the best on {'; '.join(facts['near_targets'])}"]
 
 
 def _check_any_trial_worked(results: Sequence[WorkloadResult]) -> None:
@@ -95,15 +120,22 @@ def _check_any_trial_worked(results: Sequence[WorkloadResult]) -> None:
         )
 
 
-def _make_facts(trials: int, result: TuningResult) -> Facts:
+def _make_facts(trials: int, threads: int | None, result: TuningResult) -> Facts:
     """Return what a search did.
 
-    `trials` is the budget; `measured` and `reused` are the trials of this run and of the ledger;
+    `trials` is the budget, `threads` those that kernels ran with; `usable_cpus` are those of this
+    machine's `cpus` that the run might use; `starting_points` counts schedules that were measured
+    first because they are good on `near_targets`; `measured` and `reused` are the trials of this run and of the ledger;
     `stopped` is `budget`, `time` or `exhausted`.
     """
     workloads = result.workloads
     return {
         "trials": trials,
+        "threads": threads,
+        "usable_cpus": count_usable_cpus(),
+        "cpus": count_cpus(),
+        "starting_points": result.starting_points,
+        "near_targets": list(result.near_targets),
         "measured": sum(w.measured for w in workloads),
         "reused": sum(max(w.trials - w.measured, 0) for w in workloads),
         "known": sum(w.known for w in workloads),
@@ -150,6 +182,7 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     counts = f"{facts['measured']} measured{took}, {facts['reused']} from the ledger{failed}"
     trials = "trial" if not budget and done == 1 else "trials"
     lines = [f"{done} {budget}{trials} ({counts})"]
+    lines += _describe_threads(facts)
     if facts["stopped"] in _STOPPED_TEXTS:
         lines.append(_STOPPED_TEXTS[facts["stopped"]])
     if facts["drift"] > _MAX_DRIFT:

@@ -195,6 +195,8 @@ def _verify(library: Library, settings: VerifySettings, context: StageContext) -
             tensors.update(expected[0])
             tolerance = _add_tolerance(verdict, settings, context)
             verdict["reference"] = reference.name
+            if reference.note:
+                verdict["reference_note"] = reference.note
             _add_comparisons(verdict, library, data, actual, expected, tolerance)
         if data.labels is not None:
             first = library.outputs[0].name
@@ -244,7 +246,7 @@ def _open_reference(
         library.inputs,
         library.outputs,
         tensors=tuple(map(TensorSpec.from_json, signature.get("tensors", ()))),
-        threads=max(machine.cores for machine in settings.machines.values()),
+        threads=max(machine.threads for machine in settings.machines.values()),
         scratch=scratch,
     ) as reference:
         yield reference
@@ -332,6 +334,8 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     lines = _describe_outputs(facts.get("outputs", {}), facts)
     for name, part in facts.get("parts", {}).items():
         lines += [f"{name}: {line}" for line in _describe_outputs(part.get("outputs", {}), facts)]
+    if "reference_note" in facts:
+        lines.append(f"{facts['reference_note']}; {facts['reference']} ran it instead")
     if "ran_on" in facts:
         lines.append(f"ran on {facts['ran_on']}")
     if "latency_not_measured" in facts:

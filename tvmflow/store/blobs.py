@@ -1,12 +1,13 @@
 """Blobs: the contents of files, each stored read-only under its sha256."""
 
 import os
+import stat
 
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.files import hash_file, sync
 from tvmflow.core.types import StoredFile
 from tvmflow.store import leases
-from tvmflow.store.disk import StoreFolder
+from tvmflow.store.disk import StoreFolder, is_damage
 
 
 class DamagedBlob(Exception):
@@ -38,8 +39,12 @@ class BlobStore:
         if digest not in self._verified:
             try:
                 actual = hash_file(path)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 raise DamagedBlob(digest, path) from None
+            except OSError as error:
+                if not is_damage(error, path):
+                    raise
+                actual = ""
             if actual != digest:
                 self._folder.set_aside(path)
                 raise DamagedBlob(digest, path)
@@ -50,10 +55,16 @@ class BlobStore:
         """Return whether the blob of a file exists with its size; one of another size is set aside."""
         path = self.path(file.digest)
         try:
-            if os.stat(path).st_size == file.size:
+            status = os.stat(path)
+            if status.st_size == file.size and stat.S_ISREG(status.st_mode):
                 return True
-        except FileNotFoundError:
-            return False
+        except (FileNotFoundError, NotADirectoryError):
+            # a link to nothing would keep the next run from writing the file
+            if not os.path.islink(path):
+                return False
+        except OSError as error:
+            if not is_damage(error, path):
+                raise
         self._folder.set_aside(path)
         return False
 
@@ -79,7 +90,7 @@ class BlobStore:
         sync(path)
         digest, size = hash_file(path), os.stat(path).st_size
         target = self.path(digest)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        self._folder.make_way(target)
         with leases.use_lock(self._folder.root):
             # also marks the blob as used from now on, by its change time
             os.chmod(path, 0o444)

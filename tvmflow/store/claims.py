@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator
 
 from tvmflow.core import file_locks
@@ -35,18 +34,18 @@ class Claim:
 
 
 @contextlib.contextmanager
-def claim(root: str, key: str) -> Iterator[Claim]:
+def claim(folder: StoreFolder, key: str) -> Iterator[Claim]:
     """Wait until no other process works on a key, then hold its claim while the block runs.
 
     Raises:
         StoreError: when the disk is full or not writable.
     """
-    claimed = Claim(f"{root}/work/{key}")
-    with disk_errors(root):
-        descriptor = _lock_folder(claimed.folder)
+    claimed = Claim(f"{folder.root}/work/{key}")
+    with disk_errors(folder.root):
+        descriptor = _lock_folder(folder, claimed.folder)
         remove_tree(claimed.out)
-        os.makedirs(claimed.out)
-        os.makedirs(claimed.work, exist_ok=True)
+        folder.make_folder(claimed.out)
+        folder.make_folder(claimed.work)
     try:
         yield claimed
     finally:
@@ -62,19 +61,14 @@ def release(folder: StoreFolder, claimed: Claim) -> None:
     remove_tree(removed)
 
 
-def _lock_folder(folder: str) -> int:
+def _lock_folder(store: StoreFolder, folder: str) -> int:
     """Return a descriptor that locks a work folder, which its last holder may have removed while we waited."""
     while True:
         try:
-            os.makedirs(folder, exist_ok=True)
-            descriptor = file_locks.open_lock_file(f"{folder}/claim")
-        except FileNotFoundError:
-            continue
-        except FileExistsError:
-            # the folder was removed while makedirs looked at it twice, or a file is in its place
-            with contextlib.suppress(FileNotFoundError):
-                if not stat.S_ISDIR(os.lstat(folder).st_mode):
-                    raise
+            store.make_folder(folder)
+            descriptor = store.open_lock(f"{folder}/claim")
+        except (FileNotFoundError, FileExistsError):
+            # its last holder removed the folder meanwhile
             continue
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)

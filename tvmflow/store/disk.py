@@ -1,12 +1,28 @@
 """The folder of a store: complete files, temporary files, and damaged files."""
 
 import contextlib
+import errno
 import os
+import stat
 
-from tvmflow.core.files import sync, temporary_name
+from tvmflow.core.file_locks import open_lock_file
+from tvmflow.core.files import read_regular, sync, temporary_name
 
+# What reading answers for a folder, a pipe, a circle of links, a bad sector.
+_UNREADABLE = (errno.EISDIR, errno.ENXIO, errno.ELOOP, errno.EIO)
 # How often a file is written again when another run swept its temporary file.
 _ATTEMPTS = 5
+
+
+def is_damage(error: OSError, path: str) -> bool:
+    """Return whether an error of reading says that a file is damaged, and not that the system fails.
+
+    Another user's file, which this process may not read, is not damaged.
+    """
+    if error.errno in (errno.EACCES, errno.EPERM):
+        with contextlib.suppress(OSError):
+            return os.lstat(path).st_uid == os.geteuid()
+    return error.errno in _UNREADABLE
 
 
 def remove_tree(folder: str) -> None:
@@ -24,12 +40,72 @@ class StoreFolder:
 
     Attributes:
         root: Its path.
-        damage: The paths of files that were damaged and set aside through this object.
+        moved: The paths of what was damaged and set aside through this object, and where each is now.
     """
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.damage: list[str] = []
+        self.moved: list[tuple[str, str]] = []
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a file; None when there is none, or none that can be read: that is set aside.
+
+        Raises:
+            OSError: when this process may not read it, or the system fails.
+        """
+        try:
+            return read_regular(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if not is_damage(error, path):
+                raise
+        self.set_aside(path)
+        return None
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder in the store; whatever else is in its place is set aside.
+
+        Raises:
+            OSError: when the disk is full or not writable.
+        """
+        try:
+            os.makedirs(path, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            names = os.path.relpath(path, self.root).split("/")
+            parents = ["/".join((self.root, *names[: end + 1])) for end in range(len(names))]
+            for parent in parents:
+                if os.path.lexists(parent) and not os.path.isdir(parent):
+                    self.set_aside(parent)
+            os.makedirs(path, exist_ok=True)
+
+    def make_way(self, path: str) -> None:
+        """Make the folder of a file that is to be written, and set aside what is there and no regular file.
+
+        Raises:
+            OSError: when the disk is full or not writable.
+        """
+        self.make_folder(os.path.dirname(path))
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                self.set_aside(path)
+
+    def open_lock(self, path: str) -> int:
+        """Return a descriptor of a lock file in the store, made if it is not there.
+
+        Raises:
+            OSError: when the disk is full, or the file is another user's and may not be opened.
+        """
+        if os.path.lexists(path) and not os.path.isfile(path):
+            self.set_aside(path)
+        try:
+            return open_lock_file(path)
+        except PermissionError:
+            # whoever may hold it keeps it: the file stays, and gets its permissions back
+            if os.lstat(path).st_uid != os.geteuid():
+                raise
+            os.chmod(path, 0o644)
+        return open_lock_file(path)
 
     def temporary_path(self) -> str:
         """Return an unused path in `tmp/`, on the disk of the store.
@@ -38,7 +114,7 @@ class StoreFolder:
         or `cas/` then shows complete files alone, and the first of several runs removes what
         killed processes left by emptying that one folder.
         """
-        os.makedirs(f"{self.root}/tmp", exist_ok=True)
+        self.make_folder(f"{self.root}/tmp")
         return f"{self.root}/tmp/{temporary_name()}"
 
     def write(self, data: bytes, target: str, *, flush: bool) -> None:
@@ -60,7 +136,7 @@ class StoreFolder:
                     if flush:
                         stream.flush()
                         os.fsync(stream.fileno())
-                os.makedirs(os.path.dirname(target), exist_ok=True)
+                self.make_way(target)
                 os.replace(temporary, target)
                 break
             except FileNotFoundError:
@@ -74,12 +150,22 @@ class StoreFolder:
         if flush:
             sync(os.path.dirname(target))
 
-    def set_aside(self, path: str) -> None:
-        """Move a damaged file to `damaged/`, for whoever wants to examine it."""
-        self.damage.append(path)
+    def set_aside(self, path: str) -> str:
+        """Move something damaged to `damaged/`, for whoever wants to examine it, and return where it is then."""
+        folder = f"{self.root}/damaged"
+        moved = f"{folder}/{os.path.basename(path)}"
         with contextlib.suppress(OSError):
-            os.makedirs(f"{self.root}/damaged", exist_ok=True)
-            os.replace(path, f"{self.root}/damaged/{os.path.basename(path)}")
+            if os.path.lexists(folder) and not os.path.isdir(folder):
+                displaced = f"{self.root}/{temporary_name()}"
+                os.replace(folder, displaced)
+                os.makedirs(folder)
+                os.replace(displaced, f"{folder}/damaged")
+            os.makedirs(folder, exist_ok=True)
+            if os.path.lexists(moved):
+                moved = f"{moved}.{temporary_name()}"
+            os.replace(path, moved)
+        self.moved.append((path, moved))
+        return moved
 
     def sweep(self) -> None:
         """Remove what killed processes left in `tmp/` and `runs/`. No run may be using the store."""

@@ -182,6 +182,16 @@ def clean_store(store: LocalStore, *, ledger: bool) -> int:
     return freed
 
 
+def remove_result(store: LocalStore, key: str) -> None:
+    """Remove one result; a later garbage collection removes files that no other result has.
+
+    Raises:
+        StoreError: while a run is using the store.
+    """
+    with leases.exclude_runs(store.root):
+        Path(store.action_path(key)).unlink(missing_ok=True)
+
+
 def exclude_maintenance(store: LocalStore) -> AbstractContextManager[None]:
     """Keep every other garbage collection and integrity check out while the block runs.
 
@@ -189,4 +199,4 @@ def exclude_maintenance(store: LocalStore) -> AbstractContextManager[None]:
         StoreError: when one is active.
     """
     refusal = f"another `tvmflow cache gc` or `tvmflow cache verify` is running in {store.root}"
-    return leases.exclude_others(f"{store.locks}/gc", refusal)
+    return leases.exclude_others(store.root, "locks/gc", refusal)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from tvmflow.core.files import hash_file
 from tvmflow.store import leases
 from tvmflow.store.blobs import DamagedBlob
+from tvmflow.store.disk import is_damage
+from tvmflow.store.file_checks import ContentCheck, find_damaged_files
 from tvmflow.store.garbage_collection import exclude_maintenance
 from tvmflow.store.inventory import Inventory, StoredResult, take_inventory
 from tvmflow.store.local import LocalStore
@@ -22,16 +25,18 @@ class Finding(NamedTuple):
     """A damaged or missing part of the store.
 
     Attributes:
-        kind: What it is.
-        name: Its key or digest.
-        fault: What is wrong with it.
+        kind: `result`, `blob`, `trials`, or the kind of another file (see `DamagedFile`).
+        name: Its key or digest; the path in the store of another file.
+        fault: Whether it is there.
         affected: The results that cannot be used until a run has made them again, or the pins that need it.
+        reason: What is wrong with another file than a result or a blob.
     """
 
-    kind: Literal["result", "blob"]
+    kind: str
     name: str
     fault: Literal["damaged", "missing"]
     affected: tuple[str, ...]
+    reason: str = ""
 
 
 class IntegrityReport(NamedTuple):
@@ -43,16 +48,28 @@ class IntegrityReport(NamedTuple):
     findings: tuple[Finding, ...]
 
 
-def check_integrity(store: LocalStore, progress: Progress) -> IntegrityReport:
-    """Read every action record and every blob; move what is damaged to `damaged/`.
+def check_integrity(
+    store: LocalStore, progress: Progress, checks: Mapping[str, ContentCheck] = MappingProxyType({})
+) -> IntegrityReport:
+    """Read every file; move damaged results and blobs to `damaged/`, so that nobody uses them.
 
     Runs may be active meanwhile: they make again what they miss.
+
+    Args:
+        store: The store.
+        progress: Called with each blob.
+        checks: See `find_damaged_files`.
 
     Raises:
         StoreError: while a garbage collection is active.
     """
+    # first: the locks below may be what is damaged
+    files = [
+        Finding(file.kind, file.name, "damaged", (), file.reason)
+        for file in find_damaged_files(store, checks)
+    ]
     with exclude_maintenance(store), store.running():
-        inventory = take_inventory(store)
+        inventory = take_inventory(store, skip_damaged_pins=True)
         references = _list_references(inventory.results)
         findings = [
             Finding("result", result.key, "damaged", (result.title,))
@@ -72,6 +89,7 @@ def check_integrity(store: LocalStore, progress: Progress) -> IntegrityReport:
             if not Path(store.blobs.path(digest)).exists()
         ]
         findings += _find_missing_pinned(store, inventory)
+        findings = [*files, *findings]
     size = sum(result.size for result in inventory.results.values())
     size += sum(blob.size for blob in inventory.blobs.values())
     return IntegrityReport(len(inventory.results), total, size, tuple(findings))
@@ -87,12 +105,13 @@ def _list_references(results: Mapping[str, StoredResult]) -> dict[str, tuple[str
 
 
 def _find_missing_pinned(store: LocalStore, inventory: Inventory) -> Iterator[Finding]:
-    """Yield what lock files and releases need and the store lacks. A recipe only has to be run again."""
+    """Yield what recipes, lock files and releases need and the store lacks."""
     for pin in inventory.pins:
+        for key in pin.keys:
+            # a damaged one was named above
+            if key not in inventory.results and not Path(store.action_path(key)).exists():
+                yield Finding("result", key, "missing", (pin.reason,))
         if not pin.recipe:
-            for key in pin.keys:
-                if not Path(store.action_path(key)).exists():
-                    yield Finding("result", key, "missing", (pin.reason,))
             for digest in pin.digests:
                 if not Path(store.blobs.path(digest)).exists():
                     yield Finding("blob", digest, "missing", (pin.reason,))
@@ -110,7 +129,7 @@ def _set_aside_record(store: LocalStore, key: str) -> bool:
 def _set_aside_blob(store: LocalStore, digest: str) -> bool:
     """Set aside a blob if it is damaged, and still is when nobody can replace it; return whether it was."""
     with contextlib.suppress(FileNotFoundError):
-        if hash_file(store.blobs.path(digest)) != digest:
+        if not _has_digest(store.blobs.path(digest), digest):
             with leases.use_lock(store.root, exclusive=True):
                 try:
                     # by another object: one that has verified the blob before would not read it again
@@ -118,3 +137,12 @@ def _set_aside_blob(store: LocalStore, digest: str) -> bool:
                 except DamagedBlob:
                     return True
     return False
+
+
+def _has_digest(path: str, digest: str) -> bool:
+    try:
+        return hash_file(path) == digest
+    except OSError as error:
+        if not is_damage(error, path):
+            raise
+        return False

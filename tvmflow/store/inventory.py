@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import UsageError
+from tvmflow.core.files import read_regular
 from tvmflow.store import action_records
-from tvmflow.store.local import FORMAT, LocalStore
+from tvmflow.store.disk import is_damage
+from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import Pin, last_keys, list_pins
 
 _DIGITS: Final = frozenset("0123456789abcdef")
@@ -82,20 +85,24 @@ def require_store(store: LocalStore) -> LocalStore:
     Raises:
         UsageError: when the folder is not a store of this version.
     """
-    if store.notes.read("format") != FORMAT:
+    if store.condition() == "absent":
         raise UsageError(f"{store.root} is not a tvmflow store", fix="choose one with --store DIR")
     return store
 
 
-def take_inventory(store: LocalStore) -> Inventory:
+def take_inventory(store: LocalStore, *, skip_damaged_pins: bool = False) -> Inventory:
     """Read every action record and list every blob.
+
+    Args:
+        store: The store.
+        skip_damaged_pins: Leave out a pin that cannot be read.
 
     Raises:
         StoreError: for a pin that cannot be read, because what it needs is not known.
     """
     # results before pins: `garbage_collection` explains why
     results = {result.key: result for result in _list_results(store)}
-    pins = tuple(list_pins(store))
+    pins = tuple(list_pins(store, skip_damaged=skip_damaged_pins))
     for recipe, keys in last_keys(store).items():
         for label, key in keys.items():
             if key in results:
@@ -106,10 +113,14 @@ def take_inventory(store: LocalStore) -> Inventory:
 def _list_results(store: LocalStore) -> Iterator[StoredResult]:
     for path in stored_paths(store, "actions"):
         try:
-            with path.open("rb") as stream:
-                status, content = os.fstat(stream.fileno()), stream.read()
+            status = path.lstat()
+            content = read_regular(path) if stat.S_ISREG(status.st_mode) else b""
         except FileNotFoundError:
             continue
+        except OSError as error:
+            if not is_damage(error, str(path)):
+                raise
+            content = b""
         times_and_size = (status.st_mtime_ns, status.st_size)
         record = action_records.decode(path.name, content)
         if record is None:
@@ -128,7 +139,7 @@ def _list_results(store: LocalStore) -> Iterator[StoredResult]:
 def _list_blobs(store: LocalStore) -> Iterator[StoredBlob]:
     for path in stored_paths(store, "cas"):
         with contextlib.suppress(FileNotFoundError):
-            status = path.stat()
+            status = path.lstat()
             yield StoredBlob(path.name, status.st_size, status.st_ctime_ns)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import StoreError
-from tvmflow.core.file_locks import Locked, held, lock, open_lock_file
+from tvmflow.core.file_locks import Locked, held, lock
 from tvmflow.core.files import temporary_name
 from tvmflow.store.disk import StoreFolder
 
@@ -44,7 +44,7 @@ def _create_lease(folder: str) -> tuple[str, int]:
     while True:
         os.makedirs(folder, exist_ok=True)
         path = f"{folder}/{temporary_name()}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         lock(descriptor)
         # before it was locked, another process may have removed it as a stale one
         with contextlib.suppress(FileNotFoundError):
@@ -64,6 +64,9 @@ def active_runs(root: str, *, remove_stale: bool = False) -> list[int]:
     began = []
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         path = f"{folder}/{name}"
+        # a lease may be gone by now, and what is no file is none: the next run removes it
+        if not os.path.isfile(path):
+            continue
         try:
             descriptor = os.open(path, os.O_RDWR if remove_stale else os.O_RDONLY)
         except FileNotFoundError:
@@ -87,21 +90,24 @@ def exclude_runs(root: str) -> contextlib.AbstractContextManager[None]:
     Raises:
         StoreError: when a run is using the store.
     """
-    return exclude_others(f"{root}/run.lock", f"a run is using the store {root}")
+    return exclude_others(root, "run.lock", f"a run is using the store {root}")
 
 
 @contextlib.contextmanager
-def exclude_others(path: str, refusal: str) -> Iterator[None]:
-    """Hold the lock of the file at `path` while the block runs.
+def exclude_others(root: str, name: str, refusal: str) -> Iterator[None]:
+    """Hold the lock of a file in a store while the block runs.
 
     Raises:
         StoreError: with the text `refusal` when another process holds it.
     """
+    folder, path = StoreFolder(root), f"{root}/{name}"
     with contextlib.ExitStack() as stack:
         try:
-            with disk_errors(os.path.dirname(path)):
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                stack.enter_context(held(path, wait=False, mode=0o666))
+            with disk_errors(root):
+                folder.make_folder(os.path.dirname(path))
+                descriptor = folder.open_lock(path)
+                stack.callback(os.close, descriptor)
+                lock(descriptor, wait=False)
         except Locked:
             raise StoreError(refusal, fix="wait for it to end, then try again") from None
         yield
@@ -146,7 +152,7 @@ class SharedLease:
         root = self._folder.root
         with contextlib.ExitStack() as stack:
             with disk_errors(root):
-                descriptor = open_lock_file(f"{root}/run.lock")
+                descriptor = self._folder.open_lock(f"{root}/run.lock")
             stack.callback(os.close, descriptor)
             # the first of several runs sweeps
             with contextlib.suppress(Locked):
@@ -154,5 +160,6 @@ class SharedLease:
                 self._folder.sweep()
             lock(descriptor, shared=True)
             with disk_errors(root):
+                self._folder.make_folder(f"{root}/runs")
                 began_ns = stack.enter_context(hold_lease(root))
             return stack.pop_all(), began_ns

@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.disk_errors import is_disk_full
 from tvmflow.core.file_locks import Locked, lock
-from tvmflow.core.files import temporary_name
+from tvmflow.core.files import read_regular, temporary_name
 from tvmflow.store.files import changed_ns, entries_of, files_below, folders_below, size_below
+from tvmflow.store.notes import unseal
 
 DAY: Final = 86_400.0
 # Somebody may want to resume a killed stage, or to examine a damaged file.
@@ -159,7 +160,7 @@ def _is_obsolete_delivery(path: Path) -> bool:
 
 def _read_json(path: Path) -> object:
     try:
-        note: object = json.loads(path.read_text(encoding="utf-8"))
+        note: object = json.loads(unseal(read_regular(path), path.parent.name, path.name) or "")
     except (OSError, ValueError):
         return None
     return note

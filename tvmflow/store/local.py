@@ -17,16 +17,19 @@ operating system's and die with their process. No database can be left in a stat
 
 import contextlib
 import os
+import re
 import time
+from typing import Literal
 
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import StoreError
+from tvmflow.core.files import read_regular
 from tvmflow.core.types import Artifact, Json, StageKey
 from tvmflow.store import action_records, claims, leases
 from tvmflow.store.action_records import ActionRecord
 from tvmflow.store.blobs import BlobStore
 from tvmflow.store.claims import Claim
-from tvmflow.store.disk import StoreFolder
+from tvmflow.store.disk import StoreFolder, is_damage
 from tvmflow.store.notes import Notes
 
 FORMAT = "tvmflow store 1\n"
@@ -35,6 +38,15 @@ _CACHE_TAG = (
     "# This folder holds results that tvmflow can make again.\n"
 )
 _DAY_NS = 86_400 * 10**9
+FOLDERS = (
+    *("cas", "actions", "last", "pins", "work", "spool", "runs", "logs", "ledger", "locks"),
+    *("downloads", "stats", "facts", "plans", "delivered", "locked", "tmp", "damaged"),
+)
+"""The folders of a store, each created when it is needed."""
+# What only a store contains, and everything that one may.
+_RECOGNIZED = frozenset({"cas", "actions", "ledger", "CACHEDIR.TAG"})
+_OWN_NAMES = frozenset({*FOLDERS, "README.md", "CACHEDIR.TAG", "run.lock", "use.lock", "format"})
+_ANY_FORMAT = r"tvmflow store [0-9]+\n?"
 # What a folder may contain before it becomes a store.
 _ALLOWED_BEFORE = frozenset({"README.md", "CACHEDIR.TAG", "tmp", "run.lock", "use.lock"})
 
@@ -64,7 +76,26 @@ class LocalStore:
     @property
     def damage(self) -> list[str]:
         """The paths of damaged files that were set aside through this object."""
-        return self._folder.damage
+        return [path for path, _ in self._folder.moved]
+
+    @property
+    def moved(self) -> list[tuple[str, str]]:
+        """The same with the paths where they are now."""
+        return self._folder.moved
+
+    def check(self) -> Literal["good", "damaged", "absent"]:
+        """Return the condition of the folder, in which a store may be created when it is absent.
+
+        Raises:
+            StoreError: for a folder with other files in it, or a store of another version.
+        """
+        condition = self.condition()
+        names = os.listdir(self.root) if os.path.lexists(self.root) else ()
+        others = sorted(set(names) - _ALLOWED_BEFORE)
+        if condition == "absent" and others:
+            text = f"{self.root} is not a tvmflow store: it contains {others[0]!r}"
+            raise StoreError(text, fix="choose an empty or a new folder with --store DIR")
+        return condition
 
     def create(self) -> None:
         """Make the folder a store, if it is none yet.
@@ -73,26 +104,81 @@ class LocalStore:
             StoreError: for a folder with other files in it, or a store of another version.
         """
         with disk_errors(self.root):
-            known_format = self.notes.read("format")
-            if known_format == FORMAT:
+            condition = self.check()
+            if condition in ("good", "damaged"):
+                self._repair_layout(condition)
                 return
-            if known_format is not None:
-                raise StoreError(
-                    f"{self.root} was written by another version of tvmflow ({known_format.strip()})",
-                    fix="choose another store with --store DIR, or remove this one "
-                    "(keep its folder `ledger`: it holds the measured trials)",
-                )
             try:
                 os.makedirs(self.root, exist_ok=True)
             except FileNotFoundError as error:
                 fix = "choose another folder with --store DIR"
                 text = f"{self.root} cannot be created: {error.strerror}"
                 raise StoreError(text, fix=fix) from error
-            if others := sorted(set(os.listdir(self.root)) - _ALLOWED_BEFORE):
-                text = f"{self.root} is not a tvmflow store: it contains {others[0]!r}"
-                raise StoreError(text, fix="choose an empty or a new folder with --store DIR")
             self.notes.write(_CACHE_TAG, "CACHEDIR.TAG")
             self.notes.write(FORMAT, "format")
+
+    def condition(self) -> Literal["good", "damaged", "absent"]:
+        """Return whether the folder is a store: `damaged` is one whose file `format` is not what was written.
+
+        Raises:
+            StoreError: for a store of another version.
+        """
+        path = f"{self.root}/format"
+        try:
+            content = read_regular(path).decode("ascii", "replace")
+        except (FileNotFoundError, NotADirectoryError):
+            content = ""
+        except OSError as error:
+            if not is_damage(error, path):
+                raise
+            content = ""
+        if content == FORMAT:
+            return "good"
+        if re.fullmatch(_ANY_FORMAT, content):
+            raise StoreError(
+                f"{self.root} was written by another version of tvmflow ({content.strip()})",
+                fix="choose another store with --store DIR, or remove this one "
+                "(keep its folder `ledger`: it holds the measured trials)",
+            )
+        # what is left of a store is recognized: its trials took hours, and a folder of somebody else is none
+        names = set(os.listdir(self.root)) if os.path.isdir(self.root) else set()
+        is_store = bool(names & _RECOGNIZED) and names <= _OWN_NAMES
+        return "damaged" if is_store else "absent"
+
+    def _repair_layout(self, condition: str) -> None:
+        """Put folders, locks and the format of the store where they belong; set aside what is in their places."""
+        for name in FOLDERS:
+            if os.path.lexists(f"{self.root}/{name}"):
+                self._folder.make_folder(f"{self.root}/{name}")
+        for name in ("run.lock", "use.lock"):
+            os.close(self._folder.open_lock(f"{self.root}/{name}"))
+        if condition == "damaged":
+            if os.path.lexists(f"{self.root}/format"):
+                self._folder.set_aside(f"{self.root}/format")
+            self.notes.write(_CACHE_TAG, "CACHEDIR.TAG")
+            self.notes.write(FORMAT, "format")
+
+    def write_file(self, path: str, content: bytes) -> None:
+        """Write a file of the store completely or not at all; what is in its place and no file is set aside.
+
+        Raises:
+            StoreError: when the disk is full or not writable.
+        """
+        with disk_errors(self.root):
+            self._folder.write(content, path, flush=False)
+
+    def make_way(self, path: str) -> None:
+        """Make the folder of a file in the store, and set aside what is in its place and no file.
+
+        Raises:
+            StoreError: when the disk is full or not writable.
+        """
+        with disk_errors(self.root):
+            self._folder.make_way(path)
+
+    def set_aside(self, path: str) -> str:
+        """Move something damaged to `damaged/`, and return where it is then."""
+        return self._folder.set_aside(path)
 
     # ------------------------------------------------------------ results
 
@@ -126,13 +212,12 @@ class LocalStore:
     def record(self, key: str, *, mark_used: bool = False) -> ActionRecord | None:
         """Return the action record of a finished result; None when there is none."""
         path = self.action_path(key)
-        try:
-            with open(path, "rb") as stream:
-                content = stream.read()
-                if mark_used:
-                    self._mark_used(path, os.fstat(stream.fileno()).st_mtime_ns)
-        except FileNotFoundError:
+        content = self._folder.read(path)
+        if content is None:
             return None
+        if mark_used:
+            with contextlib.suppress(FileNotFoundError):
+                self._mark_used(path, os.stat(path).st_mtime_ns)
         record = action_records.decode(key, content)
         if record is None:
             # damaged, or copied from another key: delivering it would be a wrong hit
@@ -164,7 +249,7 @@ class LocalStore:
         Raises:
             StoreError: when the disk is full or not writable.
         """
-        return claims.claim(self.root, key)
+        return claims.claim(self._folder, key)
 
     def release(self, claim: Claim) -> None:
         """Remove the work folder of a claim whose result is in the store."""

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import StoreError, UsageError
+from tvmflow.core.files import read_regular
 from tvmflow.store import leases
+from tvmflow.store.disk import is_damage
 from tvmflow.store.local import LocalStore
+from tvmflow.store.notes import unseal
 
 # What a recipe last was up to date with is pinned under this prefix and its name.
 RECIPE: Final = "recipe:"
@@ -99,20 +102,34 @@ def remove_pin(store: LocalStore, name: str) -> None:
             path.unlink(missing_ok=True)
         return
     path = Path(store.root, "pins", name.replace("/", "+"))
-    if name.startswith(RECIPE) or name in ("", ".", "..") or not path.is_file():
+    if name.startswith(RECIPE) or name in ("", ".", "..") or not os.path.lexists(path):
         raise UsageError(
             f"nothing is pinned as '{name}'", fix="`tvmflow cache pins` lists the pins"
         )
-    path.unlink(missing_ok=True)
+    if path.is_file() or path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        store.set_aside(str(path))
 
 
-def list_pins(store: LocalStore) -> list[Pin]:
+def list_pins(store: LocalStore, *, skip_damaged: bool = False) -> list[Pin]:
     """Return the pins of recipes, then those of lock files and releases, by name.
+
+    Args:
+        store: The store.
+        skip_damaged: Leave out a pin that cannot be read.
 
     Raises:
         StoreError: for a pin that cannot be read, because what it needs is not known.
     """
-    return [*list_recipe_pins(store), *_list_named_pins(store)]
+    named = []
+    for name in store.notes.list("pins"):
+        try:
+            named += _read_pin(store, name)
+        except StoreError:
+            if not skip_damaged:
+                raise
+    return [*list_recipe_pins(store), *named]
 
 
 def list_recipe_pins(store: LocalStore) -> list[Pin]:
@@ -131,22 +148,23 @@ def last_keys(store: LocalStore) -> dict[str, dict[str, str]]:
     return keys
 
 
-def _list_named_pins(store: LocalStore) -> list[Pin]:
-    pins = []
-    for name in store.notes.list("pins"):
-        path = Path(store.root, "pins", name)
-        try:
-            text = store.notes.read("pins", name)
-            if text is None and not path.exists():
-                # removed after it was listed
-                continue
-            note = json.loads(text or "")
-            keys, digests = tuple(note["keys"]), tuple(note["digests"])
-            pins.append(Pin(note["name"], keys, digests, note["file"]))
-        except (ValueError, KeyError, TypeError) as error:
-            unpin = f"or remove the pin with `tvmflow cache unpin {name}`"
-            raise StoreError(
-                f"{path} cannot be read, so it is not known which results it needs",
-                fix=f"make the lock file or the release again that it belongs to, {unpin}",
-            ) from error
-    return pins
+def _read_pin(store: LocalStore, name: str) -> list[Pin]:
+    """Return the pin of a lock file or a release; nothing when it was removed after it was listed."""
+    path = Path(store.root, "pins", name)
+    try:
+        note = json.loads(unseal(read_regular(path), "pins", name) or "")
+        keys, digests = tuple(note["keys"]), tuple(note["digests"])
+        return [Pin(note["name"], keys, digests, note["file"])]
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not path.is_symlink():
+            return []
+        if not isinstance(error, FileNotFoundError) and not is_damage(error, str(path)):
+            raise
+        cause: Exception = error
+    except (ValueError, KeyError, TypeError) as error:
+        cause = error
+    unpin = f"or remove the pin with `tvmflow cache unpin {name}`"
+    raise StoreError(
+        f"{path} cannot be read, so it is not known which results it needs",
+        fix=f"make the lock file or the release again that it belongs to, {unpin}",
+    ) from cause

@@ -43,7 +43,7 @@ _SERVER: Final = _x86("x86-64-v3")
 _RVV: Final = ["+m", "+a", "+f", "+d", "+c", "+v"]
 
 PRESETS: Final[dict[str, Preset]] = {
-    "host": Preset(None, "this machine: its CPU, features and cores are detected"),
+    "host": Preset(None, "this machine: its CPU and features are detected"),
     "x86-64-v2": Preset(_x86("x86-64-v2"), "x86-64 with SSE4.2 (since about 2009)"),
     "x86-64-v3": Preset(_x86("x86-64-v3"), "x86-64 with AVX2 and FMA (since about 2015)"),
     "x86-64-v4": Preset(_x86("x86-64-v4"), "x86-64 with AVX-512 (servers since about 2017)"),

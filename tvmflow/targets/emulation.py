@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tvmflow.core.disk_errors import find_disk_problem
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.targets.platforms import parse_triple
+from tvmflow.targets.threads import thread_variables
 from tvmflow.targets.tvm_target import TvmTarget
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ def run_emulated(
             [*command, executable, library.absolute(), inputs, outputs],
             # qemu writes the core dump of a crash to the current folder
             cwd=folder,
-            env={**os.environ, "TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0"},
+            env={**os.environ, **thread_variables(threads)},
             capture_output=True,
             text=True,
             errors="replace",

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tvmflow.core.types import Json
 from tvmflow.targets.platforms import Platform, parse_triple
+from tvmflow.targets.threads import count_usable_cpus
 
 _CPUINFO = "/proc/cpuinfo"
 
@@ -40,7 +41,7 @@ class Host(NamedTuple):
         arch: As in a `Platform`, as are `system` and `libc`.
         model: The CPU's model.
         flags: The CPU's features by the Linux kernel's names; empty where nothing reports them.
-        cores: How many this process may use.
+        cores: How many CPUs this process may keep busy.
         reported: All features that the system reports, present or not; None for a kernel that reports all.
     """
 
@@ -67,16 +68,19 @@ class Host(NamedTuple):
         return [name for name in absent if name in self.reported]
 
     def fingerprint(self) -> Json:
-        """Return what decides which target `host` is; the same on every machine of this kind."""
+        """Return what decides which target `host` is; the same on every machine with this CPU, however many cores it has."""
         reported = None if self.reported is None else sorted(self.reported)
-        return {**self._asdict(), "flags": sorted(self.flags), "reported": reported}
+        fields = {**self._asdict(), "flags": sorted(self.flags), "reported": reported}
+        del fields["cores"]
+        return fields
 
 
 def read_host() -> Host:
     """Return this machine, as its system describes it."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     system = _SYSTEMS.get(sys.platform, sys.platform)
-    host = parse_host(_read_cpuinfo(), _read_machine(), cores or 1, system, _find_libc(system))
+    host = parse_host(
+        _read_cpuinfo(), _read_machine(), count_usable_cpus(), system, _find_libc(system)
+    )
     if system not in _SYSTEMS.values():
         return host
     # not on Linux: an up-to-date run saves the import

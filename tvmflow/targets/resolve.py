@@ -1,4 +1,4 @@
-"""Resolved targets: triple, CPU, features and cores of a recipe's target, known before anything is keyed."""
+"""Resolved targets: triple, CPU, features and threads of a recipe's target, known before anything is keyed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvmflow.targets.features import kernel_feature_names, required_features
 from tvmflow.targets.host import Host, find_system_mismatch
 from tvmflow.targets.llvm_query import TargetFacts
 from tvmflow.targets.platforms import parse_triple
-from tvmflow.targets.tvm_target import TvmTarget, cpu_triple, target_kind
+from tvmflow.targets.tvm_target import TvmTarget, cpu_triple, split_threads, target_kind
 
 _log = logging.getLogger(__name__)
 
@@ -23,8 +23,8 @@ class ResolvedTarget(NamedTuple):
 
     Attributes:
         name: As in the recipe; of a part `<target>.<part>`.
-        tvm: What TVM takes.
-        cores: The threads that kernels are tuned for (also in `tvm` as `num-cores`).
+        tvm: What TVM takes. It has no `num-cores`: code is the same for any number of threads.
+        threads: How many threads kernels are tuned and timed with.
         features: The CPU instructions that code may use, by the Linux kernel's names.
         device: What is measured on: `kind`, and `class` where it is known.
         unrunnable_reason: The reason why it cannot run on this machine, or an empty string.
@@ -37,7 +37,7 @@ class ResolvedTarget(NamedTuple):
 
     name: str
     tvm: dict[str, Json]
-    cores: int
+    threads: int
     features: tuple[str, ...]
     device: dict[str, str]
     unrunnable_reason: str
@@ -59,11 +59,6 @@ class ResolvedTarget(NamedTuple):
         """The reason why nothing can be measured for it, or an empty string."""
         return "" if self.remote else self.unrunnable_reason
 
-    @property
-    def codegen(self) -> dict[str, Json]:
-        """TVM's target without the fields that change no code unless it is tuned."""
-        return {key: value for key, value in self.tvm.items() if key != "num-cores"}
-
 
 class PartitionedTarget(NamedTuple):
     """Targets that run a model together, each a part of it, in order."""
@@ -80,7 +75,7 @@ class PartitionedTarget(NamedTuple):
 def resolve(
     name: str,
     tvm: TvmTarget | None,
-    cores: int | None,
+    threads: int | None,
     host: Host,
     facts: TargetFacts,
     remote: Json = None,
@@ -91,7 +86,7 @@ def resolve(
     Args:
         name: The target's name.
         tvm: What the recipe says of it; None for `host`.
-        cores: How many threads the recipe asks for, if it does.
+        threads: How many threads the recipe asks for, if it does.
         host: This machine.
         facts: What LLVM says of it.
         remote: How to reach its devices.
@@ -99,8 +94,8 @@ def resolve(
     """
     resolved, features = _complete(tvm, host, facts)
     backend = backend_for(resolved)
-    threads = cores or int(resolved.get("num-cores", host.cores))
-    resolved = backend.complete_target(resolved, threads)
+    resolved, own_threads = split_threads(backend.complete_target(resolved))
+    threads = threads or own_threads or host.cores
     arch = _cpu_arch(resolved, host, facts)
     required = required_features(arch, features)
     reason = _unrunnable_reason(resolved, arch, required, host)

@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.targets.backends import BACKENDS
-from tvmflow.targets.host import read_host
+from tvmflow.targets.threads import VARIABLE, count_usable_cpus
 from tvmflow.targets.tracker import Tracker, split_address
 
 PORTS: Final = range(9090, 9200)
@@ -48,7 +48,7 @@ def serve(tracker: str, key: str, host: str, ports: range, say: Say) -> NoReturn
 
     Tracker(tracker).list_devices()
     _load_backends(say)
-    os.environ.setdefault("TVM_NUM_THREADS", str(read_host().cores))
+    os.environ.setdefault(VARIABLE, str(count_usable_cpus()))
     # the thread that listens would survive an interrupt; a session must not survive this process
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.register_at_fork(after_in_child=_die_with_parent)

@@ -10,6 +10,21 @@ TvmTarget = Mapping[str, Json]
 """A target as `tvm.target.Target` takes it: `kind`, and `mtriple`, `mcpu`, `mattr`, `num-cores`, `arch`, `host`."""
 
 
+_THREADS = "num-cores"
+"""The field of TVM's target with the number of threads that a search makes parallel loops for."""
+
+
+def split_threads(tvm: TvmTarget) -> tuple[dict[str, Json], int | None]:
+    """Return a target without its number of threads, and the number where it has one."""
+    rest = {name: value for name, value in tvm.items() if name != _THREADS}
+    return rest, int(tvm[_THREADS]) if _THREADS in tvm else None
+
+
+def with_threads(tvm: TvmTarget, threads: int | None) -> dict[str, Json]:
+    """Return the target of a search whose candidates run with so many threads; None where it does not matter."""
+    return dict(tvm) if threads is None else {**tvm, _THREADS: threads}
+
+
 def target_kind(tvm: TvmTarget) -> str:
     """Return TVM's target kind, such as `llvm` or `cuda`."""
     return str(tvm.get("kind", "llvm"))

@@ -15,9 +15,11 @@ from typing import Final, Literal, NamedTuple, TypeGuard
 
 from pydantic import StrictStr, TypeAdapter
 
-from tvmflow.core.canonical_json import digest_of, document
+from tvmflow.core.canonical_json import canonical, digest_of, document
 from tvmflow.core.files import write_atomically
+from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
+from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning.machine_class import MachineClass
 from tvmflow.tuning.trials import RECORD_VERSION
 from tvmflow.tuning.workload_ledger import WorkloadLedger, unwritable
@@ -44,18 +46,34 @@ class TargetDescription(NamedTuple):
         return digest_of(self.to_json())[:32]
 
     @property
+    def threads(self) -> int | None:
+        """The number of threads that kernels were measured with; None for those of a GPU."""
+        return split_threads(self.target)[1]
+
+    def is_near(self, other: TargetDescription) -> bool:
+        """Return whether the code is the same, and was measured with other threads or on another device."""
+        codes = [
+            (split_threads(entry.to_json()["target"])[0], entry.tvm) for entry in (self, other)
+        ]
+        return (
+            codes[0] == codes[1]
+            and self.key != other.key
+            and None not in (self.threads, other.threads)
+        )
+
+    @property
     def machine_class(self) -> MachineClass:
         """The TVM build and the device that the trials are from."""
         return MachineClass(self.tvm, self.device)
 
     @property
     def text(self) -> str:
-        """The target for people: kind, CPU, features, cores, TVM build, class of device."""
+        """The target for people: kind, CPU, features, threads, TVM build, class of device."""
         target = self.target
         chip = target.get("mcpu") or target.get("mtriple") or target.get("arch") or ""
         fields = [" ".join(str(field) for field in (target.get("kind", ""), chip) if field)]
         fields += [str(feature) for feature in target.get("mattr", ())]
-        fields += [f"{target['num-cores']} cores"] if "num-cores" in target else []
+        fields += [count_text(threads, "thread")] if (threads := self.threads) else []
         fields.append(f"TVM {self.tvm}")
         fields.append(str(self.device.get("class") or self.device.get("kind", "")))
         return ", ".join(fields)
@@ -80,9 +98,10 @@ class TargetDescription(NamedTuple):
         try:
             fields = {name: value[name] for name in cls._fields}
             description = _DESCRIPTION.validate_python(fields)
-            sorted(description.target.get("mattr", ()))
+            if not (description.key and description.text):
+                raise ValueError("an empty description")
             return description
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError("it lacks the target, the TVM build or the device") from error
 
 
@@ -171,14 +190,51 @@ class Ledger:
     def describe(self, key: str, description: WorkloadDescription, mod: str = "") -> None:
         """Record what a workload is and, where it is known, its saved module.
 
-        The first description stays, unless it came without the module and this one has it.
+        The first description stays, unless it came without the module or with another one.
 
         Raises:
             StoreError: The notes cannot be written.
         """
         is_described = self.description(key) != WorkloadDescription()
-        if is_described and (not mod or self._note_path(key, "kernel").exists()):
+        if is_described and (not mod or self.kernel(key) == mod):
             return
+        self._write_notes(key, description, mod)
+
+    def adopt_description(self, key: str, description: WorkloadDescription, mod: str) -> None:
+        """Take over what another ledger says of a workload, if this one has nothing better.
+
+        Of two descriptions the same one stays in whatever order they come. Whoever uses the
+        module makes sure before that it is the workload's.
+
+        Args:
+            key: The workload.
+            description: What the other ledger says.
+            mod: The saved module that came with it; empty when it came without.
+
+        Raises:
+            StoreError: The notes cannot be written.
+        """
+        known = self.description(key)
+        if self.kernel(key):
+            # Only its name, for people, may differ; what a stranger says otherwise is not believed.
+            if mod and description._replace(name=known.name) == known != description:
+                self._write_notes(key, min(description, known), "")
+            return
+        description = description if mod else description._replace(family="")
+        is_known = known != WorkloadDescription()
+        if mod or not is_known or canonical(description.to_json()) < canonical(known.to_json()):
+            self._write_notes(key, description, mod)
+
+    def forget_kernel(self, key: str) -> None:
+        """Remove the saved module of a workload, which is that of another one.
+
+        Raises:
+            StoreError: The notes cannot be written.
+        """
+        self._note_path(key, "kernel").unlink(missing_ok=True)
+        self._write_notes(key, self.description(key)._replace(family=""), "")
+
+    def _write_notes(self, key: str, description: WorkloadDescription, mod: str) -> None:
         if mod:
             _write(self._note_path(key, "kernel"), mod)
         _write(self._note_path(key, "about"), document(description.to_json()))
@@ -187,7 +243,7 @@ class Ledger:
         """Return the saved module of a workload; an empty string when the ledger lacks it."""
         try:
             return self._note_path(key, "kernel").read_text()
-        except OSError:
+        except (OSError, UnicodeDecodeError):
             return ""
 
     def related_workloads(self, key: str) -> list[str]:

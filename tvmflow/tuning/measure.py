@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import backend_for
+from tvmflow.targets.threads import count_usable_cpus, thread_variables
+from tvmflow.targets.tvm_target import split_threads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -182,12 +184,8 @@ def copy_to_device(arguments: Sequence[Any], target: Mapping[str, Json]) -> list
 
 
 def use_threads(target: Mapping[str, Json]) -> None:
-    """Run kernels with as many threads as they are tuned for.
-
-    TVM reads the variable when its pool starts, and would otherwise obey OMP_NUM_THREADS or
-    take half of the logical CPUs.
-    """
-    os.environ["TVM_NUM_THREADS"] = str(target.get("num-cores", os.cpu_count() or 1))
+    """Run kernels with as many threads as they are tuned for. TVM reads the variables when its pool starts."""
+    os.environ.update(thread_variables(split_threads(target)[1] or count_usable_cpus()))
 
 
 def time_kernel(kernel: Any, arguments: list[Any], timing: Timing) -> list[float]:

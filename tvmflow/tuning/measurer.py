@@ -16,6 +16,7 @@ from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.types import Json
 from tvmflow.targets import devices
 from tvmflow.targets.backends import backend_for
+from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.phases import read_failure
 from tvmflow.tuning.trial_process import DEVICE_PHASE, MEASURE_TRIAL, TrialRequest, TrialResult
@@ -88,7 +89,8 @@ class Measurer:
         cores = int(context.host.get("cores") or os.cpu_count() or 1)
         # The kernels of a GPU leave the CPU alone.
         self._on_gpu = not backend_for(context.target).RUNS_ON_HOST_CPU
-        spare = cores - (0 if self._on_gpu else int(context.target.get("num-cores", cores)))
+        own = 0 if self._on_gpu else split_threads(context.target)[1] or cores
+        spare = cores - own
         self._builders = min(spare if spare > 0 else cores, _MAX_BUILDERS)
         self._gate = _BuildRunGate(concurrent=spare > 0)
         _log.debug("%d builders, %d spare cores", self._builders, spare)

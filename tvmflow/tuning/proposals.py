@@ -14,6 +14,7 @@ from tvmflow.core.formatting import last_line
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.host import read_host
+from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning.budget import BATCH_SIZE
 from tvmflow.tuning.measure import trace_json
 from tvmflow.tuning.measurer import MeasureContext
@@ -86,6 +87,7 @@ class Proposals:
         options: SearchOptions,
         cost_model: Any,
         find_related: Callable[[], list[RelatedWorkload]],
+        starting_points: Sequence[Trial] = (),
     ) -> None:
         """Prepare the search.
 
@@ -96,6 +98,7 @@ class Proposals:
             options: How to search.
             cost_model: MetaSchedule's cost model, shared by all workloads.
             find_related: Returns related workloads.
+            starting_points: Trials of the workload on near targets, which are measured here first.
         """
         import tvm
         from tvm.s_tir import meta_schedule as ms
@@ -107,7 +110,7 @@ class Proposals:
         self._target = tvm.target.Target(dict(target))
         backend = backend_for(target)
         cores = 1 if backend.RUNS_ON_HOST_CPU else read_host().cores
-        self._threads = int(target.get("num-cores", cores))
+        self._threads = split_threads(target)[1] or cores
         self._space = _make_space(backend.SEARCH_RULES)
         self._trials = trials
         self._cost_model = cost_model
@@ -116,6 +119,7 @@ class Proposals:
         self._arguments = ms.arg_info.ArgInfo.from_entry_func(self._mod)
         self._learned: set[str] = set()
         self._left_over: list[Candidate] = []
+        self._starting_points = list(starting_points)
         self._seed = _derive_seed(options.seed, trials.path.stem, len(trials))
         self._random = self._make_context(ms.search_strategy.ReplayTrace())
         self._evolution: Any = None
@@ -170,7 +174,11 @@ class Proposals:
         """Return up to `size` schedules that the ledger lacks; none when the space seems exhausted."""
         self._recall()
         related = self._related_candidates()[: max(size // 2, 1)]
-        candidates = [*related, *itertools.islice(self._rule_candidates, size)]
+        candidates = [
+            *self._starting_candidates(),
+            *related,
+            *itertools.islice(self._rule_candidates, size),
+        ]
         # Random schedules of an earlier draw are worse than what evolution finds.
         if not self._can_evolve:
             candidates += filter(self._is_new, self._left_over)
@@ -192,6 +200,14 @@ class Proposals:
         from tvm.s_tir import meta_schedule as ms
 
         return _make_candidate(ms.search_strategy.MeasureCandidate(schedule, self._arguments))
+
+    def _starting_candidates(self) -> list[Candidate]:
+        """Return the schedules of near targets that were not measured here."""
+        return [
+            Candidate(trial.id, trial.trace, _replay(self._mod, trial.trace, self._arguments))
+            for trial in self._starting_points
+            if trial.id not in self._trials.trials
+        ]
 
     def _related_candidates(self) -> list[Candidate]:
         """Return fitted schedules of related workloads, while this one has few trials."""

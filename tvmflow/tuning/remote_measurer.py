@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.fork_server import ForkServer
-from tvmflow.targets.tvm_target import cpu_triple
+from tvmflow.targets.tvm_target import cpu_triple, split_threads
 from tvmflow.tuning.device_pool import DevicePool, MayContinue, RpcEndpoint
 from tvmflow.tuning.finalists import FinalistsRequest, FinalistTimes
 from tvmflow.tuning.measure import Timing
@@ -78,7 +78,7 @@ class RemoteMeasurer(Measurer):
         host = {
             "model": self._pool.endpoint.key,
             "arch": cpu_triple(target).partition("-")[0],
-            **({"cores": target["num-cores"]} if "num-cores" in target else {}),
+            **({"threads": threads} if (threads := split_threads(target)[1]) else {}),
             "server": session.server,
         }
         # The load of the device is not known.

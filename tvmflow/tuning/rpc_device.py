@@ -14,6 +14,7 @@ from tvmflow.core.fork_server import Emit
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.linking import export_library
+from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning import measure
 from tvmflow.tuning.finalists import FinalistsRequest, time_in_turns
 from tvmflow.tuning.phases import PhaseReporter, report_failure
@@ -51,8 +52,8 @@ class RpcDevice:
         self._session = rpc.connect(host, port, match_key, session_timeout=timeout_s)
         self.device = self._session.device(backend_for(target).DEVICE, 0)
         self._check_device(target)
-        if "num-cores" in target:
-            self._use_threads(int(target["num-cores"]))
+        if threads := split_threads(target)[1]:
+            self._use_threads(threads)
 
     def load_library(self, library: Path) -> Any:
         """Send a shared library to the device and return it, loaded there."""
@@ -108,8 +109,8 @@ class RpcDevice:
         if read_count() != count:
             raise StageError(
                 f"the device at {self._address} runs kernels with {read_count()} threads, "
-                f"but the target has num-cores {count}",
-                fix=f"correct num_cores in the recipe, or start its server with TVM_NUM_THREADS={count}",
+                f"but the target is for {count} threads",
+                fix=f"correct the target's threads in the recipe, or start its server with TVM_NUM_THREADS={count}",
             )
 
     def _find_function(self, name: str) -> Any:

@@ -19,6 +19,7 @@ from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measurer import DriftMonitor, MeasureContext, MeasureJob, Measurer
 from tvmflow.tuning.proposals import Candidate, Proposals, make_cost_model
 from tvmflow.tuning.related_workloads import RelatedTrials
+from tvmflow.tuning.starting_points import StartingPoints
 from tvmflow.tuning.trials import Failure, Trial
 from tvmflow.tuning.tuning_job import SearchOptions, StopReason, Task, TuningResult, WorkloadResult
 
@@ -63,6 +64,7 @@ class Tuning:
         self._started = time.monotonic()
         self._trials = {key: ledger.workload(key) for key in self._tasks}
         self._related = RelatedTrials(ledger, self._trials, fork_server, context.target)
+        self._starting_points = StartingPoints(ledger, self._related.quarantine_inapplicable)
         self._measured = dict.fromkeys(self._tasks, 0)
         self._seconds = dict.fromkeys(self._tasks, 0.0)
         self._proposals: dict[str, Proposals] = {}
@@ -91,7 +93,14 @@ class Tuning:
             self._tasks.values(), key=lambda task: (-task.calls * task.flops, task.key)
         )
         workloads = [self._result(task) for task in ordered]
-        return TuningResult(workloads, stopped, self._drift.drift, self._repairs())
+        return TuningResult(
+            workloads,
+            stopped,
+            self._drift.drift,
+            self._repairs(),
+            self._starting_points.measured,
+            tuple(self._starting_points.targets),
+        )
 
     def _measure_untuned(self) -> dict[str, float]:
         """Return the seconds of each untuned kernel that can be run: the times that tuning has to beat."""
@@ -168,6 +177,7 @@ class Tuning:
             self._trials[key].append(trial)
             learned.setdefault(key, []).append((candidate, trial))
             self._measured[key] += 1
+            self._starting_points.record(trial.id)
             self._spent_in_round += 1
             self._seconds[key] += time.monotonic() - start
             start = time.monotonic()
@@ -214,6 +224,7 @@ class Tuning:
                 options,
                 self._cost_model,
                 find_related=lambda: self._related.find(key),
+                starting_points=self._starting_points.find(key, mod),
             )
         return self._proposals[key]
 

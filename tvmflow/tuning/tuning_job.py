@@ -95,9 +95,13 @@ class TuningResult(NamedTuple):
         stopped: What ended it: the budget, the time, or that all search spaces are exhausted.
         drift: See `DriftMonitor`.
         repairs: A sentence for each repair of the ledger and each search that failed.
+        starting_points: How many schedules were measured first because they are good on near targets.
+        near_targets: These targets, for people.
     """
 
     workloads: list[WorkloadResult]
     stopped: StopReason
     drift: float
     repairs: list[str]
+    starting_points: int = 0
+    near_targets: tuple[str, ...] = ()

@@ -432,7 +432,7 @@ def test_examples_of_fields_are_valid(part: type[BaseModel]) -> None:
     examples = {name: field.examples[0] for name, field in fields.items() if field.examples}
     required = {name: examples[name] for name, field in fields.items() if field.is_required()}
     # a target is a name and a machine
-    required |= {"preset": "x86-64-v3", "num_cores": 4} if issubclass(part, BuildTarget) else {}
+    required |= {"preset": "x86-64-v3", "threads": 4} if issubclass(part, BuildTarget) else {}
     # a pipeline's own recipes, and what is only for those
     alone = {name: examples[name] for name in ("recipes",) if part is PipelineFile}
     required |= (
@@ -441,7 +441,7 @@ def test_examples_of_fields_are_valid(part: type[BaseModel]) -> None:
     for name, value in examples.items():
         if alone and name == "stages":
             continue
-        without = {"tvm": {"preset"}, "parts": {"preset", "num_cores"}}.get(name, set())
+        without = {"tvm": {"preset"}, "parts": {"preset", "threads"}}.get(name, set())
         fields_of_part = {**required, name: value}
         part.model_validate({k: v for k, v in fields_of_part.items() if k not in without})
 

@@ -15,9 +15,7 @@ from tvmflow.targets.host import Host
 from tvmflow.targets.llvm_query import TargetFacts
 from tvmflow.targets.resolve import resolve
 
-BOARD = (
-    "{name: pi, tvm: {kind: llvm, mtriple: aarch64-linux-gnu}, num_cores: 4, remote: {key: pi4}}"
-)
+BOARD = "{name: pi, tvm: {kind: llvm, mtriple: aarch64-linux-gnu}, threads: 4, remote: {key: pi4}}"
 HOST = Host("x86_64", "cpu", frozenset(), 2)
 PI = TargetFacts("aarch64-linux-gnu", "", "aarch64")
 
@@ -53,7 +51,7 @@ def test_only_the_key_is_required(path: Path) -> None:
             "targets.0.remote: kernels can only be measured on CPUs and NVIDIA GPUs",
         ),
         (", mtriple: aarch64-linux-gnu", "", "targets.0.tvm: needs the device's mtriple"),
-        ("num_cores: 4, ", "", "targets.0.remote: needs num_cores"),
+        ("threads: 4, ", "", "targets.0.remote: needs threads"),
         (
             "tvm: {kind: llvm, mtriple: aarch64-linux-gnu}",
             "preset: host",

@@ -90,8 +90,8 @@ WRONG = [
     ),
     wrong(
         "misspelt field of a target",
-        ("- host", "- {name: a, preset: host, cores: 3}"),
-        "8:29: targets.0.cores: unknown field; did you mean 'num_cores'?",
+        ("- host", "- {name: a, preset: host, num_threads: 3}"),
+        "8:29: targets.0.num_threads: unknown field; did you mean 'threads'?",
     ),
     wrong(
         "unknown field of verify",
@@ -234,7 +234,7 @@ WRONG = [
     wrong(
         "onnx with a NUL",
         ("m.onnx", '"m\\0.onnx"'),
-        "4:9: model.onnx: there is no file 'm\\x00.onnx'; did you mean 'm.onnx'?",
+        "4:9: model.onnx: there is no file m\\x00.onnx; did you mean 'm.onnx'?",
     ),
     wrong(
         "no data file",
@@ -458,8 +458,8 @@ WRONG = [
     ),
     wrong(
         "no cores",
-        ("- host", "- {name: a, preset: host, num_cores: 0}"),
-        "8:40: targets.0.num_cores: must be at least 1",
+        ("- host", "- {name: a, preset: host, threads: 0}"),
+        "8:38: targets.0.threads: must be at least 1",
     ),
     wrong("negative trials", ("trials: 4", "trials: -4"), "10:11: tune.trials: must be at least 0"),
     wrong(
@@ -1000,8 +1000,10 @@ def test_a_missing_recipe_suggests_the_nearest_name() -> None:
 
 def test_a_folder_and_a_path_through_a_file_are_rejected(folder: Path) -> None:
     """The message says why there is no file."""
-    assert problems_in(folder) == ["1:1: is a folder; name a file in it"]
-    assert problems_in(folder / "m.onnx" / "r.yaml") == ["1:1: cannot be read: Not a directory"]
+    assert problems_in(folder) == ["1:1: is a folder, not a file"]
+    assert problems_in(folder / "m.onnx" / "r.yaml") == [
+        "1:1: cannot exist: m.onnx is not a folder"
+    ]
     assert problems_in(Path("a" * 300)) == ["1:1: cannot be read: File name too long"]
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ import numpy as np
 import pytest
 
 import tvmflow
-from tvmflow.core.errors import BundleError
+from tvmflow.core.errors import BundleError, EnvironmentProblem
 from tvmflow.runtime import loading
+from tvmflow.runtime.threads import ThreadPool
 from tvmflow.targets.host import Host
 
 
@@ -177,3 +181,63 @@ def test_a_profile_has_every_kernel(small_bundle: Path) -> None:
         (e.seconds for e in operators), reverse=True
     )
     assert min(row.seconds for row in operators) > 0
+
+
+# ---------------------------------------------------------------- threads
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    """Return what a function returns in a Python thread of its own, which has its own pool."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def test_a_program_chooses_the_number_of_threads(small_bundle: Path) -> None:
+    """The library is the same; each Python thread has a pool, which later calls may use in part."""
+    import tvm_ffi
+
+    feed = {"x": np.zeros((2, 3), "float32")}
+    models = {count: tvmflow.load(small_bundle, threads=count) for count in (1, 2, 3)}
+
+    def call(*counts: int) -> list[int]:
+        used = []
+        for count in counts:
+            models[count].run(feed)
+            used.append(int(tvm_ffi.get_global_func("runtime.NumThreads")()))
+        return used
+
+    assert in_a_thread(lambda: call(3, 1, 2, 3)) == [3, 1, 2, 3]
+    with pytest.raises(EnvironmentProblem, match="3 threads are requested, and the pool") as raised:
+        in_a_thread(lambda: call(2, 3))
+    assert "first call the model that uses most threads" in raised.value.fix
+
+
+def test_threads_come_from_the_environment_without_a_request(
+    small_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable is read when a library is loaded; a smaller pool is then no error."""
+    monkeypatch.setenv("TVM_NUM_THREADS", "5")
+    module = tvmflow.load(small_bundle)
+    assert module.pool == ThreadPool(5, is_requested=False)
+    module.run({"x": np.zeros((2, 3), "float32")})
+
+
+@pytest.mark.parametrize("threads", [0, -1, True, 1.5, "2"])
+def test_no_number_of_threads_is_rejected(small_bundle: Path, threads: Any) -> None:
+    with pytest.raises(BundleError, match="which is no number of threads"):
+        tvmflow.load(small_bundle, threads=threads)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity")
+def test_a_model_stays_on_the_cpus_that_its_process_may_use(small_bundle: Path) -> None:
+    """TVM would bind the calling thread to the machine's first CPU, so that all processes shared it."""
+    module = tvmflow.load(small_bundle, threads=1)
+
+    def call_on_last_cpu() -> tuple[set[int], set[int]]:
+        last = {max(os.sched_getaffinity(0))}
+        os.sched_setaffinity(0, last)
+        module.run({"x": np.zeros((2, 3), "float32")})
+        return last, os.sched_getaffinity(0)
+
+    before, after = in_a_thread(call_on_last_cpu)
+    assert after == before

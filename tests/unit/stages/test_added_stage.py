@@ -48,7 +48,7 @@ class ToySettings(StageSettings):
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ToySettings:
-    return ToySettings(cores=target.cores)
+    return ToySettings(cores=target.threads)
 
 
 def run(settings: ToySettings, context: StageContext) -> Facts:
@@ -121,7 +121,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """A plan with the two stages, after they were added."""
     monkeypatch.setitem(STAGES, "origin", _Origin("origin"))
     monkeypatch.setitem(STAGES, "toy", sys.modules[__name__])
-    return make_plan([planned(recipe(), target(cores=2), stages=("origin", "toy"))])
+    return make_plan([planned(recipe(), target(threads=2), stages=("origin", "toy"))])
 
 
 def test_a_pipeline_may_name_it(plan: Plan) -> None:

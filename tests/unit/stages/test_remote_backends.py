@@ -93,7 +93,7 @@ def settings(*, min_accuracy: float | None = None) -> VerifySettings:
         model={"kind": "onnx"},
         target=MachineSettings(
             tvm={"kind": "llvm", "mtriple": HERE, "mcpu": "imagined"},
-            cores=2,
+            threads=2,
             device={"kind": "cpu", "class": "any"},
             unrunnable_reason="it is imagined",
         ),

@@ -360,6 +360,7 @@ def test_the_integrity_check_sets_aside_what_is_damaged(store: LocalStore) -> No
         ("result", "000", "damaged"),
         ("blob", build.files[0].digest[:3], "damaged"),
         ("blob", export.files[0].digest[:3], "missing"),
+        ("result", verify.key[:3], "missing"),
     ]
     assert checked.findings[1].affected == (f"net:build/host {build.key[:12]}",)
     again = FakeExecutor()

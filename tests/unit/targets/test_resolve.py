@@ -18,6 +18,7 @@ from tvmflow.targets.llvm_query import (
     query_targets_in_process,
 )
 from tvmflow.targets.resolve import ResolvedTarget, resolve
+from tvmflow.targets.tvm_target import split_threads
 
 HOST = Host("x86_64", "AMD EPYC 25 17", frozenset({"sse", "sse2", "avx", "avx2", "bmi1"}), 2)
 ZEN = TargetFacts(
@@ -36,19 +37,27 @@ def test_host_is_spelled_out_and_hidden_instructions_are_switched_off() -> None:
         "mtriple": "x86_64-linux-gnu",
         "mcpu": "znver4",
         "mattr": ["-avx512f"],
-        "num-cores": 2,
     }
     assert target.features == ("avx", "avx2", "bmi1", "sse", "sse2")
     assert target.device == {"kind": "cpu", "class": "AMD EPYC 25 17"}
     assert target.unrunnable_reason == ""
 
 
-def test_the_number_of_cores_is_no_part_of_code_generation() -> None:
-    """A recipe's `num_cores` reaches tuning; what is built without tuning is the same."""
-    single_core, many_cores = (resolve("host", None, cores, HOST, ZEN) for cores in (1, 16))
-    assert (single_core.cores, many_cores.cores) == (1, 16)
-    assert single_core.codegen == many_cores.codegen
-    assert single_core.tvm != many_cores.tvm
+def test_the_number_of_threads_is_no_part_of_the_code() -> None:
+    """Neither that of the recipe, nor the CPUs that a shell or a container leaves: they only reach tuning."""
+    narrow = HOST._replace(cores=1)
+    targets = [resolve("host", None, 16, HOST, ZEN), resolve("host", None, None, narrow, ZEN)]
+    assert [target.threads for target in targets] == [16, 1]
+    assert targets[0]._replace(threads=1) == targets[1]
+    board = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
+    numbered = resolve("board", {**board, "num-cores": 8}, None, HOST, ZEN)
+    assert (numbered.tvm, numbered.threads) == (board, 8)
+
+
+def test_facts_of_the_host_are_the_same_with_fewer_cores() -> None:
+    """LLVM is not asked again in another shell."""
+    assert HOST.fingerprint() == HOST._replace(cores=1).fingerprint()
+    assert HOST.fingerprint() != HOST._replace(flags=frozenset({"sse"})).fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +120,9 @@ def test_llvm_knows_every_preset(facts: dict[str, TargetFacts]) -> None:
         assert not facts[name].error, name
         if listed.tvm is not None:
             resolved = preset(name, HOST, facts)
-            assert listed.tvm.items() <= resolved.tvm.items(), name
+            fields, threads = split_threads(listed.tvm)
+            assert fields.items() <= resolved.tvm.items(), name
+            assert resolved.threads == (threads or HOST.cores), name
 
 
 def test_llvm_describes_this_machine_and_others(facts: dict[str, TargetFacts]) -> None:
@@ -205,9 +216,9 @@ def test_an_arm_host_gets_no_code_that_its_kernel_does_not_report(
 
 def test_boards_know_their_cores(facts: dict[str, TargetFacts]) -> None:
     """A preset for one kind of board tunes for its cores, others for those of this machine or the recipe's."""
-    assert preset("cortex-a72", HOST, facts).cores == 4
-    assert preset("neoverse-n1", HOST, facts).cores == HOST.cores
-    assert resolve("x", PRESETS["cortex-a72"].tvm, 2, HOST, facts["cortex-a72"]).cores == 2
+    assert preset("cortex-a72", HOST, facts).threads == 4
+    assert preset("neoverse-n1", HOST, facts).threads == HOST.cores
+    assert resolve("x", PRESETS["cortex-a72"].tvm, 2, HOST, facts["cortex-a72"]).threads == 2
 
 
 def test_cpus_of_an_architecture() -> None:

@@ -131,7 +131,7 @@ def test_trials_are_distributed_over_the_devices(pool: rpc.DevicePool, tuning: T
     assert (outcome.value["measured"], outcome.value["failed"]) == (6, 0)
     hosts = [trial.host for trial in tuning.trials()]
     assert {host["server"] for host in hosts} == {server.address for server in pool.servers}
-    assert all((host["model"], host["cores"]) == (KEY, 2) for host in hosts)
+    assert all((host["model"], host["threads"]) == (KEY, 2) for host in hosts)
     before = count_sessions(pool)
     outcome = tuning("pick_best", tracker=pool.address)
     assert outcome.kind == "ok", outcome.message
@@ -264,7 +264,7 @@ def test_a_device_with_fewer_threads_than_the_target_is_refused(
     """Its times would not be comparable."""
     device_pool = DevicePool(RpcEndpoint(pool.address, KEY, 1, 20.0), workers, None)
     request = {"target": {**TARGET, "num-cores": 64}}
-    with pytest.raises(StageError, match="with 2 threads, but the target has num-cores 64"):
+    with pytest.raises(StageError, match="with 2 threads, but the target is for 64 threads"):
         device_pool.call(RUN_TRIAL, request)
 
 

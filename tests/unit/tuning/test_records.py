@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.trials import DEVICE, TARGET, trial
+from tests.support.trials import DEVICE, TARGET, sealed, trial
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import UsageError
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription, target_key
@@ -91,7 +91,7 @@ def test_a_target_is_summarized(root: Path) -> None:
     [summary] = map(summarize_target, list_target_folders(root))
     assert (summary.workloads, summary.trials, summary.failed) == (2, 6, 1)
     assert (summary.first[:10], summary.last[:10]) == ("2024-01-01", "2024-03-01")
-    assert summary.text == f"llvm {TARGET['mtriple']}, 2 cores, TVM 0, any"
+    assert summary.text == f"llvm {TARGET['mtriple']}, 2 threads, TVM 0, any"
     assert summary.bytes == sum(path.stat().st_size for path in root.rglob("*")) - sum(
         path.stat().st_size for path in root.rglob("*") if path.is_dir()
     )
@@ -298,17 +298,12 @@ def test_a_target_with_trials_in_the_ledger_is_accepted_from_any_machine(
 
 
 def forge(path: Path, change: dict[bytes, bytes], *more: bytes) -> None:
-    """Change a pack, add lines to it, and correct its digest."""
+    """Change a pack, add lines to it, and correct its digest and counts."""
     data = path.read_bytes()
     for old, new in change.items():
         assert data.count(old), old
         data = data.replace(old, new)
-    first, _, body = data.partition(b"\n")
-    header = json.loads(first)
-    del header["digest"]
-    body += b"".join(more)
-    header["digest"] = hashlib.sha256(canonical(header) + b"\n" + body).hexdigest()
-    path.write_bytes(canonical(header) + b"\n" + body)
+    path.write_bytes(sealed(data + b"".join(more)))
 
 
 def test_invalid_records_are_rejected_one_by_one(root: Path, tmp_path: Path) -> None:

@@ -43,9 +43,12 @@ def tasks() -> list[Task]:
     return tasks_of(model(dense(32), relu, softmax, shape=(32, 32)))
 
 
-def payload(folder: Path, tasks: Sequence[Task], chosen: SearchOptions) -> dict[str, Any]:
+def payload(
+    folder: Path, tasks: Sequence[Task], chosen: SearchOptions, threads: int = 2
+) -> dict[str, Any]:
     return {
         "folder": str(folder),
+        "threads": threads,
         "tasks": [list(task) for task in tasks],
         "options": chosen._asdict(),
     }
@@ -54,8 +57,9 @@ def payload(folder: Path, tasks: Sequence[Task], chosen: SearchOptions) -> dict[
 class Tuning:
     """Tunes in a worker, on one ledger."""
 
-    def __init__(self, workers: ForkServer, folder: Path) -> None:
+    def __init__(self, workers: ForkServer, folder: Path, threads: int = 2) -> None:
         self._workers = workers
+        self._threads = threads
         self.folder = folder
         self.events: list[dict[str, Any]] = []
 
@@ -63,7 +67,7 @@ class Tuning:
         self.events = []
         outcome = self._workers.call(
             "tests.support.tuning:tune_in_worker",
-            payload(self.folder, tasks, chosen),
+            payload(self.folder, tasks, chosen, self._threads),
             timeout_s=120,
             log=self.folder / "log",
             emit=self.events.append,
@@ -75,7 +79,7 @@ class Tuning:
         return sum(entry["measured"] for entry in self(tasks, chosen).values())
 
     def trials(self, task: Task) -> list[Trial]:
-        return list(open_ledger(self.folder).workload(task.key).trials.values())
+        return list(open_ledger(self.folder, self._threads).workload(task.key).trials.values())
 
 
 @pytest.fixture
@@ -125,6 +129,25 @@ def test_a_workload_that_another_model_measured_is_not_measured_again(
         WARMUP_TRIALS,
         WARMUP_TRIALS,
     )
+
+
+def test_the_best_schedules_for_another_number_of_threads_are_measured_first(
+    tune: Tuning, workers: ForkServer, tasks: list[Task]
+) -> None:
+    """They are in the budget and get times of their own; the ledger that they are from stays as it is."""
+    tune(tasks[:1], options(6))
+    known = {trial.id: trial for trial in tune.trials(tasks[0])}
+    alone = Tuning(workers, tune.folder, threads=1)
+    [result] = alone(tasks[:1], options(9)).values()
+    assert (result["measured"], result["starting_points"]) == (9, 6)
+    assert ["2 threads" in text for text in result["near_targets"]] == [True]
+    first = alone.trials(tasks[0])[:6]
+    by_speed = sorted(known.values(), key=lambda trial: trial.seconds)
+    assert [trial.id for trial in first] == [trial.id for trial in by_speed]
+    assert all(trial.when > known[trial.id].when for trial in first)
+    assert len(tune.trials(tasks[0])) == 6
+    [again] = alone(tasks[:1], options(9)).values()
+    assert (again["measured"], again["starting_points"]) == (0, 0)
 
 
 def test_a_task_may_be_capped(tune: Tuning, tasks: list[Task]) -> None:

@@ -56,8 +56,8 @@ class Backend(Protocol):
     def target_problem(self, tvm: TvmTarget) -> str:
         """Return what a target of this kind lacks, or an empty string."""
 
-    def complete_target(self, tvm: TvmTarget, cores: int) -> dict[str, Json]:
-        """Return a target with the fields that tuning needs; `cores` is how many threads kernels may use."""
+    def complete_target(self, tvm: TvmTarget) -> dict[str, Json]:
+        """Return a target with the fields that tuning needs."""
 
     def device(self, tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
         """Return the device on which kernels are measured: `{"kind": …, "class": …}`, the class where it is known."""

@@ -40,9 +40,9 @@ def target_problem(tvm: TvmTarget) -> str:
     return ""
 
 
-def complete_target(tvm: TvmTarget, cores: int) -> dict[str, Json]:
-    """Return the target with the number of threads that kernels are tuned for."""
-    return {**tvm, "num-cores": cores} if target_kind(tvm) == KIND else dict(tvm)
+def complete_target(tvm: TvmTarget) -> dict[str, Json]:
+    """Return the target as it is."""
+    return dict(tvm)
 
 
 def device(tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:

@@ -217,8 +217,8 @@ X86: Final = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ({**X86, "mcpu": "x86-64-v4", "num-cores": 8}, CpuModel(16, 32, 1 << 20, 8, True)),
-        ({**X86, "mcpu": "x86-64-v3", "num-cores": 2}, CpuModel(8, 16, 1 << 19, 2)),
+        ({**X86, "mcpu": "x86-64-v4", "num-cores": 8}, CpuModel(16, 32, 1 << 20, 4, True)),
+        ({**X86, "mcpu": "x86-64-v3", "num-cores": 2}, CpuModel(8, 16, 1 << 19, 4)),
         ({**X86, "mcpu": "x86-64-v2"}, CpuModel(4, 16, 1 << 18, 4)),
         (
             {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"},
@@ -231,7 +231,7 @@ X86: Final = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
 def test_the_cpu_model_follows_the_target(
     target: dict[str, Any], expected: CpuModel | None
 ) -> None:
-    """Unknown numbers of cores count as four; other targets have no rules."""
+    """Schedules are for four cores, whatever the number of threads; other targets have no rules."""
     assert CpuModel.from_target(target) == expected
     assert cpu_model_for(target, 0) is None
     assert cpu_model_for(target, 1) == expected

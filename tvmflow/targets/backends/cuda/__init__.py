@@ -41,7 +41,7 @@ def target_problem(tvm: TvmTarget) -> str:
     return ""
 
 
-def complete_target(tvm: TvmTarget, cores: int) -> dict[str, Json]:
+def complete_target(tvm: TvmTarget) -> dict[str, Json]:
     """Return the target with the limits of a thread block."""
     return {**_LIMITS, **tvm}
 

@@ -1,0 +1,127 @@
+"""Threads: how many a process may run at a time, by CPU affinity and by the quota of its container.
+
+Imported by runs that are up to date, so it imports next to nothing.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+VARIABLE: Final = "TVM_NUM_THREADS"
+"""The environment variable with the number of threads that TVM starts."""
+
+_BINDING: Final = "TVM_BIND_THREADS"
+_CGROUPS: Final = "/sys/fs/cgroup"
+_OWN_CGROUPS: Final = "/proc/self/cgroup"
+_CPUS: Final = "/sys/devices/system/cpu"
+_UNLIMITED: Final = 1e9
+
+
+def list_allowed_cpus() -> list[int]:
+    """Return the numbers of the CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(count_cpus()))
+
+
+def count_cpus() -> int:
+    """Return how many CPUs this machine has, whatever this process may use of them."""
+    return os.cpu_count() or 1
+
+
+def count_usable_cpus() -> int:
+    """Return how many CPUs this process may keep busy: those that it may run on, limited by its quota."""
+    return max(1, min(len(list_allowed_cpus()), read_quota()))
+
+
+def count_usable_cores(cpus: str = _CPUS) -> int:
+    """Return how many cores this process may keep busy: CPUs that share one, as with SMT, count once."""
+    cores = {
+        _read(f"{cpus}/cpu{cpu}/topology/thread_siblings_list") or cpu
+        for cpu in list_allowed_cpus()
+    }
+    return max(1, min(len(cores), read_quota()))
+
+
+def choose_threads(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the threads of kernels where no program says otherwise: the number in the environment, else one a usable core.
+
+    TVM obeys both variables, and would otherwise take half of the machine's CPUs.
+    """
+    for name in (VARIABLE, "OMP_NUM_THREADS"):
+        value = environment.get(name, "")
+        if value.isdecimal() and int(value) > 0:
+            return int(value)
+    return count_usable_cores()
+
+
+def thread_variables(count: int) -> dict[str, str]:
+    """Return the environment with which TVM starts `count` threads on the CPUs that the process may run on.
+
+    TVM would otherwise bind threads to the first CPUs of the machine, even to those that the
+    process was told not to use: all processes of a machine would share these.
+    """
+    return {VARIABLE: str(count), _BINDING: os.environ.get(_BINDING, "0")}
+
+
+@contextlib.contextmanager
+def environment_for(threads: int) -> Iterator[None]:
+    """Set the variables for so many threads, and restore them at the end."""
+    variables = thread_variables(threads)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# ---------------------------------------------------------------- quotas of control groups
+
+
+def read_quota(own: str = _OWN_CGROUPS, root: str = _CGROUPS) -> int:
+    """Return how many whole CPUs the control groups of this process grant; a huge number without a quota.
+
+    Args:
+        own: The file that lists the control groups of this process.
+        root: The folder in which control groups are mounted.
+    """
+    quotas = [_UNLIMITED]
+    for line in _read(own).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            quotas += [_parse_quota(f"{group}/cpu.max") for group in _lineage(root, path)]
+        elif "cpu" in controllers.split(","):
+            groups = _lineage(f"{root}/{controllers}", path)
+            quotas += [
+                _parse_quota(f"{group}/cpu.cfs_quota_us", f"{group}/cpu.cfs_period_us")
+                for group in groups
+            ]
+    return int(min(quotas))
+
+
+def _lineage(root: str, path: str) -> list[str]:
+    """Return the folders of a group and of all around it. In a container, the root may be the group itself."""
+    names = [name for name in path.split("/") if name]
+    return ["/".join([root, *names[:count]]) for count in range(len(names) + 1)]
+
+
+def _parse_quota(*files: str) -> float:
+    """Return the CPUs that the files grant: a quota and a period in µs; `max` and -1 are no quota."""
+    numbers = " ".join(map(_read, files)).split()
+    if len(numbers) == 2 and all(map(str.isdecimal, numbers)) and int(numbers[1]):
+        return int(numbers[0]) / int(numbers[1])
+    return _UNLIMITED
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return stream.read()
+    except OSError:
+        return ""
