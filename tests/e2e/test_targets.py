@@ -87,7 +87,7 @@ def test_import_runs_once_for_each_variant_and_equal_targets_are_built_once(ran:
 
 
 TARGETS = ("x86-64-v2", "twin", "board")
-DESCRIBED = ("intoto.jsonl", "cdx.json")
+DESCRIBED = ("intoto.jsonl", "cdx.json", "measurements.intoto.jsonl")
 
 
 def test_each_build_has_a_folder_and_the_outputs_of_its_target(project: Project, ran: Ran) -> None:
