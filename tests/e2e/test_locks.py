@@ -16,6 +16,7 @@ import pytest
 from tests.e2e.test_failures import inject_fault
 from tests.support.project import Project
 from tvmflow.cli import main
+from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release import lock
 from tvmflow.store import garbage_collection
 from tvmflow.store.eviction_plan import Limits
@@ -153,6 +154,8 @@ def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path
     assert broken.code == 2
     assert "trace: is not the trace of this trial" in broken.err
 
+    check_update(other)
+
     project.write_model(seed=5, channels=8)
     assert project.tvmflow("lock", "tiny.yaml", "--lock", "next.lock.yaml").code == 0
     changed = project.tvmflow("diff", "tiny.lock.yaml", "next.lock.yaml")
@@ -166,6 +169,36 @@ def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path
     assert {change["place"] for change in difference["changes"]} == {"tiny", "tiny/host"}
     same = project.tvmflow("diff", "next.lock.yaml", "next.lock.yaml")
     assert (same.code, same.out) == (0, "no difference\n")
+
+
+def check_update(machine: Project) -> None:
+    """Check that new weights get the locked schedules on a machine without a ledger, and that new kernels are named."""
+    path = machine.folder / "tiny.lock.yaml"
+    before = read_lock(path).recipes["tiny"]
+    machine.write_model(seed=5, channels=64)
+    updated = machine.tvmflow("lock", "tiny.yaml", "--update")
+    assert updated.code == 0, updated.err
+    assert "does not cover" not in updated.out
+    assert machine.trials() == []
+    after = read_lock(path).recipes["tiny"]
+    assert after.targets["host"].kernels == before.targets["host"].kernels
+    assert after.stages["import"].inputs != before.stages["import"].inputs
+    assert after.stages["build/host"].outputs.keys() == before.stages["build/host"].outputs.keys()
+    assert machine.run("--locked").ran == []
+    assert "(unchanged)" in machine.tvmflow("lock", "tiny.yaml", "--update").out
+
+    machine.write_model(seed=5, channels=8)
+    changed = machine.tvmflow("lock", "tiny.yaml", "--update")
+    assert changed.code == 0, changed.err
+    assert "tiny for host: tiny.lock.yaml does not cover " in changed.out
+    assert "`tvmflow lock` without --update tunes them" in changed.out
+    kernels = read_lock(path).recipes["tiny"].targets["host"].kernels.values()
+    assert any(not kernel.trial for kernel in kernels)
+    assert machine.run("--locked").code == 0
+
+    path.unlink()
+    missing = machine.tvmflow("lock", "tiny.yaml", "--update")
+    assert missing.code == 2 and "there is no lock file tiny.lock.yaml" in missing.err
 
 
 @contextlib.contextmanager

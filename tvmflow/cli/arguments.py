@@ -23,7 +23,6 @@ JSON_LINES_HELP: Final = "print events and results as JSON, one object a line"
 SCHEDULER_VARIABLE: Final = "TVMFLOW_SCHEDULER"
 REMOTE_CACHE_MODES: Final = ("read", "write", "both", "off")
 _DEFAULT_REMOTE_TIMEOUT_S: Final = 10.0
-_DEFAULT_REMOTE_WAIT_S: Final = 30.0
 _SHORTEST_TIMEOUT_S: Final = 0.01
 
 
@@ -184,10 +183,9 @@ class RunRemoteCacheOptions:
         "read (the default), write, both, or off ($TVMFLOW_REMOTE_MODE)",
         choices=REMOTE_CACHE_MODES,
     )
-    remote_wait_s: float = option(
+    remote_wait_s: float | None = option(
         "SECONDS",
-        f"how long a finished run waits for uploads ({_DEFAULT_REMOTE_WAIT_S:.0f})",
-        default=_DEFAULT_REMOTE_WAIT_S,
+        "how long a finished run waits for uploads (half as long as it took, 3 to 30)",
         name="--remote-wait",
         type=seconds,
     )

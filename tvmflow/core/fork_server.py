@@ -140,7 +140,7 @@ class ForkServer:
             return Outcome("cancelled", 0.0, _CANCELLED)
         read_end, write_end = os.pipe()
         log_fd = os.open(
-            log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+            log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
         )
         request_read, request_write = os.pipe()
         try:

@@ -115,7 +115,7 @@ def _measure_workloads(
     from tvmflow.tuning.ledger import Ledger
 
     tvm_build = packages.identity("apache-tvm")
-    ledger = Ledger.open(context.ledger, settings.target, tvm_build, settings.device)
+    ledger = Ledger.open(context.ledger, settings.measured_target, tvm_build, settings.device)
     modules = _read_json(context.inputs, "workloads.json")
     judgements: dict[str, Judgement] = {}
     measure.load_compiler(settings.target, runs=settings.remote is None)

@@ -24,7 +24,7 @@ from tvmflow.core.disk_errors import check_free_space, explain
 from tvmflow.core.errors import DownloadError, Interrupted, StoreError
 from tvmflow.core.file_locks import held
 from tvmflow.core.files import hash_file
-from tvmflow.core.formatting import count_text, size_text
+from tvmflow.core.formatting import count_text, excerpt, size_text
 from tvmflow.core.version import VERSION
 
 _log = logging.getLogger(__name__)
@@ -103,9 +103,8 @@ def download(
         raise job.error(reason, fix="use https, http or file")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # the umask decides whether other users of a shared store can lock it
         subject = f"the download of {_without_password(url)}"
-        with held(folder / f"{job.sha256}.lock", mode=0o666, subject=subject):
+        with held(folder / f"{job.sha256}.lock", subject=subject):
             if not job.is_complete():
                 _download_within(limit_s, job, retries, backoff_s)
             # garbage collection holds this lock too, and removes no download that was used since it
@@ -282,7 +281,7 @@ def _handle_status(job: _Download, error: urllib.error.HTTPError, offset: int) -
             return
         job.discard_part()
         raise _Retryable("the file on the server is shorter than what was downloaded before")
-    reason = f"the server answered {error.code} {error.reason}"
+    reason = f"the server answered {error.code} {excerpt(str(error.reason))}"
     if error.code in _RETRYABLE:
         wait = error.headers.get("Retry-After", "")
         raise _Retryable(reason, float(wait) if wait.isdecimal() else 0.0)

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.engine import artifact, plan_of, planned, recipe
+from tests.support.small_runs import RunHost
+from tests.support.small_runs import plan_of as plan_of_small_run
+from tests.support.umask import modes_below, umask
 from tvmflow.core.errors import StoreError
 from tvmflow.core.types import Artifact, Plan, StageKey
 from tvmflow.engine import delivery
@@ -126,3 +129,13 @@ def test_the_verdict_on_a_rejected_library_is_delivered_without_it(
     delivery.deliver_verdicts(finished.plan, verdicts, finished.store, finished.dist)
     assert [p.name for p in Path(finished.dist, "net/host").iterdir()] == ["verify.json"]
     assert hashlib.sha256(b"no").hexdigest() in verdicts.values()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_the_umask_decides_who_may_read_what_is_delivered(tmp_path: Path, mask: int) -> None:
+    """Libraries, verdicts, statements and bills of materials alike, whatever the permissions in the store are."""
+    host = RunHost(tmp_path)
+    with umask(mask) as mode:
+        delivered = host.run(plan_of_small_run()).delivered
+    assert len(delivered) > 2
+    assert modes_below(host.dist) == {mode}

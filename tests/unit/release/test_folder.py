@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.provenance import World, contents
+from tests.support.umask import modes_below, umask
 from tvmflow.core.errors import LockMismatch, RecipeError, VerifyFailed
 from tvmflow.core.types import Plan
 from tvmflow.planning.pipelines import Pipeline
@@ -105,6 +106,16 @@ def test_a_release_has_all_files_with_their_checksums_and_statements(releases: R
     assert {"net/host/net.so", LOCK, REPORT} < set(sums)
     for name, digest in sums.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+
+
+@pytest.mark.parametrize("mask", [0o027, 0o002])
+def test_the_umask_decides_who_may_read_a_release(releases: Releases, mask: int) -> None:
+    """Every file of it: copied from the store, rendered or signed."""
+    with umask(mask) as mode:
+        folder = releases.make("1.0").folder
+    assert modes_below(folder) == {mode}
+    folders = (folder, *(path for path in folder.rglob("*") if path.is_dir()))
+    assert {path.stat().st_mode & 0o7777 for path in folders} == {0o777 & ~mask}
 
 
 def test_the_same_files_are_not_released_again(releases: Releases) -> None:
