@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
@@ -141,7 +142,7 @@ def read_lock(path: Path) -> Lock:
         RecipeError: when it is not a valid lock file, with positions.
         UsageError: when there is no such file.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         raise UsageError(
             f"there is no lock file {path}", fix=f"write it with `tvmflow lock`{_OR_NAME}"
         )

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Feed = dict[str, Array]
 
 TRAITS: Final = StageTraits(
-    version=2,
+    version=3,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
@@ -159,6 +159,8 @@ def _verify(library: Library, settings: VerifySettings, context: StageContext) -
             tensors.update(expected[0])
             tolerance = _add_tolerance(verdict, settings, context)
             verdict["reference"] = reference.name
+            if reference.note:
+                verdict["reference_note"] = reference.note
             _add_comparisons(verdict, library, data, actual, expected, tolerance)
         if data.labels is not None:
             first = library.outputs[0].name
@@ -296,6 +298,8 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     lines = _describe_outputs(facts.get("outputs", {}), facts)
     for name, part in facts.get("parts", {}).items():
         lines += [f"{name}: {line}" for line in _describe_outputs(part.get("outputs", {}), facts)]
+    if "reference_note" in facts:
+        lines.append(f"{facts['reference_note']}; {facts['reference']} ran it instead")
     if "ran_on" in facts:
         lines.append(f"ran on {facts['ran_on']}")
     if "latency_not_measured" in facts:
