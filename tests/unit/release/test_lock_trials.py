@@ -48,7 +48,8 @@ def test_the_schedules_of_a_lock_file_are_starting_points_here(tmp_path: Path) -
     own = Ledger.open(tmp_path / "ledger", with_threads(TARGET, 2), TVM, DEVICE)
     assert len(own.workload(KEY)) == 0
     [point] = StartingPoints(own, lambda *_: None).find(KEY, "module")
-    assert (point.id, point.trace, point.seconds) == (TRIAL.id, TRIAL.trace, pytest.approx(2.5e-6))
+    assert (point.id, point.trace) == (TRIAL.id, TRIAL.trace)
+    assert point.seconds == pytest.approx(2.5e-6)
     again = import_lock(path, tmp_path / "ledger", HERE)
     assert [(target.new, target.known) for target in again.targets] == [(0, 1)]
 
