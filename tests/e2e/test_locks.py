@@ -156,6 +156,11 @@ def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path
     assert "trace: is not the trace of this trial" in broken.err
 
     check_update(other)
+    third = copy_to_machine(project, tmp_path / "third")
+    seeded = third.tvmflow("records", "import", "tiny.lock.yaml")
+    assert seeded.code == 0, seeded.err
+    searched = third.run("--until", "tune")
+    assert "the machine of a lock file" in json.dumps(searched.stages["tune/host"]["facts"])
 
     project.write_model(seed=5, channels=8)
     assert project.tvmflow("lock", "tiny.yaml", "--lock", "next.lock.yaml").code == 0

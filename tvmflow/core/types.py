@@ -246,7 +246,8 @@ class StageCall(NamedTuple):
     resume; `ledger` is the folder of the trial ledger and `locks` that of device locks.
     `tools` are the identities of the distributions that the stage uses: where others are installed,
     it must not run.
-    `devices` are the kinds of the planning machine's devices that it measures on.
+    `devices` are the kinds of the planning machine's devices that it measures on. `memory_bytes`
+    is how much memory it may take: 0 for any amount, None for a part of that of its machine.
     """
 
     stage: str
@@ -260,6 +261,7 @@ class StageCall(NamedTuple):
     tools: Mapping[str, str] = MappingProxyType({})
     traits: RunTraits = RunTraits()
     devices: tuple[str, ...] = ()
+    memory_bytes: int | None = None
 
     def to_json(self) -> dict[str, Json]:
         """Return the call as plain JSON."""
