@@ -1,4 +1,4 @@
-"""The verdict of `verify`: the content of `verdict.json`, and the stage's facts."""
+"""The verdict of `verify`: the content of `measurements.json`, and the stage's facts; `verdict.json` has the part without figures."""
 
 from __future__ import annotations
 
