@@ -159,6 +159,8 @@ class Delivery(NamedTuple):
         stage_id: The stage that makes the files.
         files: `(name in the artifact, name in dist)` of each.
         verified_by: The stage that must have succeeded before; empty for none.
+        known_digests: `(name in the artifact, sha256)` of files that a lock file gave, which are in
+            the store already; the stage is then any that the target has.
     """
 
     recipe: str
@@ -166,6 +168,11 @@ class Delivery(NamedTuple):
     stage_id: str
     files: tuple[tuple[str, str], ...]
     verified_by: str
+    known_digests: tuple[tuple[str, str], ...] = ()
+
+    def digests(self, artifacts: Mapping[str, "Artifact"]) -> dict[str, str]:
+        """Return the digest of each file by its name in the artifact, once the stage has a result."""
+        return dict(self.known_digests) or artifacts[self.stage_id].digests(())
 
 
 class RecipeOrigin(NamedTuple):

@@ -58,8 +58,11 @@ TRAITS: Final = StageTraits(
 )
 
 VERDICT: Final = "verdict.json"
+"""What was verified: the same bytes whenever the same library passes the same checks."""
 DELIVERED_VERDICT: Final = "verify.json"
 """The name of the verdict in `dist`."""
+MEASUREMENTS: Final = "measurements.json"
+"""All that was measured: latencies, accuracy, errors, and what ran the library."""
 
 _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
     _comparison.FLOAT32: "float32",
@@ -107,15 +110,15 @@ def run_location(recipe: Recipe) -> str:
 
 
 def deliveries(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Files:
-    """Return the verdict."""
-    return ((VERDICT, DELIVERED_VERDICT),)
+    """Return the verdict and the measurements."""
+    return ((VERDICT, DELIVERED_VERDICT), (MEASUREMENTS, MEASUREMENTS))
 
 
 # ---------------------------------------------------------------- the verdict
 
 
 def run(settings: VerifySettings, context: StageContext) -> Verdict:
-    """Write the verdict.
+    """Write the verdict and the measurements.
 
     Raises:
         VerifyFailed: when a check fails.
@@ -132,14 +135,47 @@ def run(settings: VerifySettings, context: StageContext) -> Verdict:
 
 
 def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
-    text = json.dumps(verdict, indent=1, sort_keys=True) + "\n"
-    (context.out / VERDICT).write_text(text)
+    _write_json(context.out / MEASUREMENTS, verdict)
+    # Why a library is rejected is in what was measured of it.
+    _write_json(
+        context.out / VERDICT,
+        verdict_without_measurements(verdict) if verdict["passed"] else verdict,
+    )
     if not verdict["passed"]:
         raise VerifyFailed(
             "; ".join(verdict["failures"]),
             fix="look at verdict.json in the stage's folder; loosen verify.rtol/atol only if the difference is benign",
         )
     return verdict
+
+
+def _write_json(path: Path, verdict: Verdict) -> None:
+    path.write_text(json.dumps(verdict, indent=1, sort_keys=True) + "\n")
+
+
+def verdict_without_measurements(verdict: Verdict) -> Verdict:
+    """Return what a verdict says of a library that passed, without figures of this machine and this run.
+
+    Errors and accuracy are figures too: another CPU makes the reference compute in another order.
+    """
+    lasting: Verdict = {"passed": verdict["passed"], "against": verdict["against"]}
+    if "reference" in verdict:
+        lasting |= {
+            "samples": verdict["samples"],
+            "reference": verdict["reference"],
+            "tolerance": verdict["tolerance"],
+            "outputs": _passed_outputs(verdict["outputs"]),
+        }
+        parts = verdict.get("parts", {})
+        if parts:
+            lasting["parts"] = {
+                name: {"outputs": _passed_outputs(part["outputs"])} for name, part in parts.items()
+            }
+    return lasting
+
+
+def _passed_outputs(outputs: Mapping[str, OutputComparison]) -> dict[str, OutputComparison]:
+    return {name: {"passed": output["passed"]} for name, output in outputs.items()}
 
 
 def _verify(library: Library, settings: VerifySettings, context: StageContext) -> Verdict:
