@@ -18,7 +18,7 @@ class LedgerCheck(NamedTuple):
         trials: How many trials can be used.
         findings: A sentence with its place for each problem.
         quarantined: How many lines were quarantined.
-        unusable_targets: How many folders no tuning uses, because their description is wrong.
+        unusable_targets: How many folders are left out of exports, because their description is wrong.
     """
 
     targets: int
@@ -48,7 +48,7 @@ def check_ledger(root: Path, targets: Sequence[str] = ()) -> LedgerCheck:
             unusable_targets += 1
             findings.append(
                 f"{folder.path / 'about.json'}: {folder.problem}; "
-                "no tuning uses this folder, because its target is not known"
+                "exports and imports leave this folder out until a tuning on its target puts it right"
             )
         findings += _find_strange_files(folder)
         for key, path in folder.workload_files():
