@@ -51,6 +51,20 @@ def test_independent_stages_continue_with_keep_going(project: Project) -> None:
     assert not (project.folder / "dist/tiny/x86-64-v2").exists()
 
 
+def test_a_stage_that_takes_too_much_memory_is_stopped(project: Project) -> None:
+    """The message names the limit and what the stage did last; the limit is no part of a key."""
+    inject_fault(project, "build", "memory")
+    failed = project.run("--stage-memory", "600MB")
+    report = failed.stages["build/host"]
+    assert (failed.code, report["outcome"]) == (1, "failed")
+    assert "of memory, more than the limit of 600.0 MB, and was stopped" in report["message"]
+    assert report["message"].endswith("the last line of its log: taking memory")
+    assert "--stage-memory" in report["fix"]
+    remove_fault(project)
+    again = project.run("--stage-memory", "4GiB", "--until", "build")
+    assert again.ran == ["build/host"]
+
+
 def test_a_hang_ends_at_the_time_limit(project: Project) -> None:
     """A stage that takes too long is stopped, and the message says so."""
     inject_fault(project, "build", "hang")

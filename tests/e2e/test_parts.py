@@ -72,6 +72,7 @@ def test_all_is_delivered_together(project: Project, split: Path) -> None:
         "tiny.tvmflow",
         "tiny.split.tar.gz",
         "verify.json",
+        "measurements.json",
         wheel,
         *libraries,
         *sidecar_files,
@@ -115,7 +116,7 @@ def test_it_is_timed_and_profiled_as_one(split: Path) -> None:
 
 def test_each_part_is_verified_by_itself(split: Path, ran: Ran) -> None:
     """On the reference's tensors at the cut; the facts list the tensors that parts exchange."""
-    verdict = json.loads((split / "verify.json").read_text())
+    verdict = json.loads((split / "measurements.json").read_text())
     assert list(verdict["outputs"]) == ["scores"]
     assert {name: list(part["outputs"]) for name, part in verdict["parts"].items()} == {
         "features": ["r"],

@@ -30,6 +30,8 @@ def _print_notice(text: str) -> None:
 
 
 _notify: Callable[[str], None] = _print_notice
+_notices: dict[str, float] = {}
+"""When each message about a wait was last shown."""
 
 
 def report_waits(notify: Callable[[str], None]) -> None:
@@ -130,7 +132,12 @@ def _report_wait(descriptor: int, subject: str) -> None:
     holders = describe_holders(status)
     if holders is not None:
         since = time.strftime(" since %H:%M:%S", time.localtime(status.st_mtime)) if subject else ""
-        _notify(f"waiting for {subject or _name(descriptor)}, held by {holders}{since}")
+        text = f"waiting for {subject or _name(descriptor)}, held by {holders}{since}"
+        # several threads may wait for one lock
+        now = time.monotonic()
+        if now - _notices.get(text, -_NOTICE_INTERVAL_S) >= _NOTICE_INTERVAL_S / 2:
+            _notices[text] = now
+            _notify(text)
 
 
 def _name(descriptor: int) -> str:

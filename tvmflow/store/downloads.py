@@ -24,7 +24,7 @@ from tvmflow.core.disk_errors import check_free_space, explain
 from tvmflow.core.errors import DownloadError, Interrupted, StoreError
 from tvmflow.core.file_locks import held
 from tvmflow.core.files import hash_file
-from tvmflow.core.formatting import count_text, size_text
+from tvmflow.core.formatting import count_text, excerpt, size_text
 from tvmflow.core.version import VERSION
 
 _log = logging.getLogger(__name__)
@@ -281,7 +281,7 @@ def _handle_status(job: _Download, error: urllib.error.HTTPError, offset: int) -
             return
         job.discard_part()
         raise _Retryable("the file on the server is shorter than what was downloaded before")
-    reason = f"the server answered {error.code} {error.reason}"
+    reason = f"the server answered {error.code} {excerpt(str(error.reason))}"
     if error.code in _RETRYABLE:
         wait = error.headers.get("Retry-After", "")
         raise _Retryable(reason, float(wait) if wait.isdecimal() else 0.0)

@@ -198,3 +198,20 @@ def test_facts_of_a_choice_cover_kernels_that_have_a_schedule() -> None:
     assert facts["coverage"] == pytest.approx(16 / 18, abs=1e-4)
     assert facts["speedup"] == pytest.approx(18 / 6)
     assert [kernel["untuned_us"] for kernel in facts["kernels"]] == [8.0, 1.0]
+
+
+def test_a_stand_in_is_never_taken_for_the_framework() -> None:
+    """What ran is what outputs agree with; who refused the model is said beside it, with the reason."""
+    facts = {
+        "against": "reference",
+        "samples": 3,
+        "reference": "the ONNX reference evaluator 1.23.2",
+        "reference_note": "ONNX Runtime 1.31.1 refuses this model: opset 28 is under development",
+        "outputs": {"y": COMPARISON},
+    }
+    agreement, note = verify.describe(facts, {})
+    assert agreement.startswith("y agrees with the ONNX reference evaluator 1.23.2 on 3 samples")
+    assert note == (
+        "ONNX Runtime 1.31.1 refuses this model: opset 28 is under development; "
+        "the ONNX reference evaluator 1.23.2 ran it instead"
+    )

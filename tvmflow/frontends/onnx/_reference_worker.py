@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tvmflow.core.formatting import last_line
 from tvmflow.frontends._frames import Array, Message, serve
 
 
@@ -19,7 +20,8 @@ class _Session:
     def __init__(self, model: str, threads: int) -> None:
         import onnxruntime
 
-        self.version = str(onnxruntime.__version__)
+        self.name = f"ONNX Runtime {onnxruntime.__version__}"
+        self.note = ""
         self._model, self._threads = model, threads
         self._session = self._open(fuses_qdq=False)
 
@@ -54,14 +56,18 @@ def _is_quantized(model: str) -> bool:
 
 
 class _Evaluator:
-    """The reference evaluator of the ONNX project: slow, but runs models that ONNX Runtime rejects."""
+    """The reference evaluator of the ONNX project: slow, but runs models that ONNX Runtime refuses."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, refusal: Exception) -> None:
         import onnx
+        import onnxruntime
         from onnx.reference import ReferenceEvaluator
 
         self._evaluator: Any = ReferenceEvaluator(model)
-        self.version = f"rejects this model; ONNX reference evaluator {onnx.__version__}"
+        self.name = f"the ONNX reference evaluator {onnx.__version__}"
+        self.note = (
+            f"ONNX Runtime {onnxruntime.__version__} refuses this model: {last_line(refusal)}"
+        )
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
         results: list[Array] = self._evaluator.run(None, dict(arrays))
@@ -76,11 +82,11 @@ def _load(first: Message) -> _Session | _Evaluator:
         return _Session(first["model"], first["threads"])
     except ImportError:
         raise
-    except Exception as rejection:
+    except Exception as refusal:
         try:
-            return _Evaluator(first["model"])
+            return _Evaluator(first["model"], refusal)
         except Exception:
-            raise rejection from None
+            raise refusal from None
 
 
 if __name__ == "__main__":
