@@ -50,7 +50,7 @@ def check_ledger(root: Path, targets: Sequence[str] = ()) -> LedgerCheck:
                 f"{folder.path / 'about.json'}: {folder.problem}; "
                 "exports and imports leave this folder out until a tuning on its target puts it right"
             )
-        findings += _find_strange_files(folder)
+        findings += _find_irregular_files(folder)
         for key, path in folder.workload_files():
             if not path.stat().st_size:
                 findings.append(f"{path}: it is empty; the trials that it had are lost")
@@ -66,7 +66,7 @@ def check_ledger(root: Path, targets: Sequence[str] = ()) -> LedgerCheck:
     return LedgerCheck(len(folders), workloads, trials, findings, quarantined, unusable_targets)
 
 
-def _find_strange_files(folder: TargetFolder) -> list[str]:
+def _find_irregular_files(folder: TargetFolder) -> list[str]:
     """Return a sentence for each thing that has a workload's name and is no file: nothing can be recorded there."""
     return [
         f"{path}: it is no regular file, and no tuning can use it; remove it"

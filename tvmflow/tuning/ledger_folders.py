@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 from tvmflow.core import documents
 from tvmflow.core.errors import UsageError
 from tvmflow.tuning.ledger import Ledger, TargetDescription
-from tvmflow.tuning.trials import FileHeading, parse_line
-from tvmflow.tuning.workload_records import WorkloadRecords, describe_foreign, heading_of
+from tvmflow.tuning.trials import FileHeader, parse_line
+from tvmflow.tuning.workload_records import WorkloadRecords, describe_copy, header_of
 
 WORKLOAD_KEY: Final = re.compile(r"[0-9a-f]{64}")
 _TARGET_KEY: Final = re.compile(r"[0-9a-f]{32}")
@@ -109,8 +109,8 @@ def read_records(path: Path) -> RecordsFile:
     for number, line in enumerate(read_lines(path), 1):
         try:
             record = parse_line(line)
-            if isinstance(record, FileHeading) and record != heading_of(path):
-                return RecordsFile(WorkloadRecords(), [describe_foreign(path, record)])
+            if isinstance(record, FileHeader) and record != header_of(path):
+                return RecordsFile(WorkloadRecords(), [describe_copy(path, record)])
             records.keep(record)
         except ValueError as error:
             # A last line without an end is being written.

@@ -23,7 +23,7 @@ from tvmflow.tuning.replay import TraceCheck, TraceVerdict
 from tvmflow.tuning.trials import (
     Baseline,
     ExhaustedMark,
-    FileHeading,
+    FileHeader,
     FinalistsRecord,
     Record,
     Trial,
@@ -40,7 +40,7 @@ _KIND_NAMES: Final[Mapping[type[Record], str]] = {
     Baseline: "time of the untuned kernel",
     FinalistsRecord: "times of finalists",
     ExhaustedMark: "mark of an exhausted search",
-    FileHeading: "heading",
+    FileHeader: "header",
 }
 _MAX_SENTENCES: Final = 1000
 _log = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ def _refusal_reason(record: Record, tvm: str, checked: TraceVerdict) -> str:
     """Return why a ledger refuses a record; an empty string when it does not."""
     if checked.problem:
         return checked.problem
-    if isinstance(record, ExhaustedMark | FileHeading):
+    if isinstance(record, ExhaustedMark | FileHeader):
         return "it is no record of a pack"
     if is_ahead_of_clock(record.when):
         return f"its time {record.when} is in the future"

@@ -22,7 +22,7 @@ RECORD_VERSION: Final = 1
 """The version of trials and of marks of exhausted searches."""
 
 MAX_RECORD_VERSION: Final = 2
-"""The version of headings, baselines and finalists' times, which a tvmflow that reads version 1 leaves alone."""
+"""The version of headers, baselines and finalists' times, which a tvmflow that reads version 1 leaves alone."""
 
 TRIAL_START: Final = b'{"failure":'
 FAILED_TRIAL_START: Final = TRIAL_START + b"{"
@@ -156,18 +156,18 @@ class FinalistsRecord(NamedTuple):
         return {"v": MAX_RECORD_VERSION, "finalists": self.request, **_fields_after_first(self)}
 
 
-class FileHeading(NamedTuple):
+class FileHeader(NamedTuple):
     """The workload and the target that a file is about: a copy of it under another name is none of that one."""
 
     workload: StrictStr
     target: StrictStr
 
     def to_json(self) -> Json:
-        """Return the heading as it is written."""
-        return {"v": MAX_RECORD_VERSION, "heading": self.workload, **_fields_after_first(self)}
+        """Return the header as it is written."""
+        return {"v": MAX_RECORD_VERSION, "header": self.workload, **_fields_after_first(self)}
 
 
-Record = Trial | ExhaustedMark | Baseline | FinalistsRecord | FileHeading
+Record = Trial | ExhaustedMark | Baseline | FinalistsRecord | FileHeader
 """What a line of a ledger file holds."""
 
 _TRIAL: Final = TypeAdapter(Trial)
@@ -176,12 +176,12 @@ _KINDS: Final = {
     "exhausted": ("search", TypeAdapter[Record](ExhaustedMark)),
     "baseline": ("schedules", TypeAdapter[Record](Baseline)),
     "finalists": ("request", TypeAdapter[Record](FinalistsRecord)),
-    "heading": ("workload", TypeAdapter[Record](FileHeading)),
+    "header": ("workload", TypeAdapter[Record](FileHeader)),
 }
 
 
 def _fields_after_first(
-    record: ExhaustedMark | Baseline | FinalistsRecord | FileHeading,
+    record: ExhaustedMark | Baseline | FinalistsRecord | FileHeader,
 ) -> dict[str, Json]:
     return dict(list(record._asdict().items())[1:])
 

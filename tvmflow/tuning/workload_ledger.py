@@ -25,14 +25,14 @@ from tvmflow.core.files import replacing, temporary_name
 from tvmflow.tuning.trials import (
     Baseline,
     ExhaustedMark,
-    FileHeading,
+    FileHeader,
     FinalistsRecord,
     Record,
     Trial,
     parse_line,
     timestamp,
 )
-from tvmflow.tuning.workload_records import WorkloadRecords, describe_foreign, heading_of
+from tvmflow.tuning.workload_records import WorkloadRecords, describe_copy, header_of
 
 _RECORD_START: Final = b"{"
 _log = logging.getLogger(__name__)
@@ -49,9 +49,9 @@ class _Line(NamedTuple):
 class _ForeignFile(Exception):
     """The file was copied from another workload or target."""
 
-    def __init__(self, heading: FileHeading) -> None:
-        super().__init__(heading)
-        self.heading = heading
+    def __init__(self, header: FileHeader) -> None:
+        super().__init__(header)
+        self.header = header
 
 
 class WorkloadLedger(WorkloadRecords):
@@ -186,26 +186,26 @@ class WorkloadLedger(WorkloadRecords):
                 try:
                     self._read_new_lines(descriptor)
                 except _ForeignFile as foreign:
-                    self._set_aside(foreign.heading)
+                    self._set_aside(foreign.header)
                     continue
                 yield descriptor
                 return
 
-    def _set_aside(self, heading: FileHeading) -> None:
+    def _set_aside(self, header: FileHeader) -> None:
         """Move the locked file, which is another one's, out of the way."""
         aside = self.path.with_name(f"{self.path.stem}.set-aside-{temporary_name()}.jsonl")
         try:
             self.path.rename(aside)
         except OSError as error:
             raise unwritable(self.path, error) from error
-        self._report_repair(f"{describe_foreign(self.path, heading)}; it was moved to {aside}")
+        self._report_repair(f"{describe_copy(self.path, header)}; it was moved to {aside}")
         self.quarantined += 1
         self._reset()
 
     def _write(self, descriptor: int, records: Iterable[Record]) -> None:
         """Append records to the locked file, sync and read it; undo it when the disk is full."""
-        headings = [] if self._has_heading else [heading_of(self.path)]
-        lines = b"".join(canonical(record.to_json()) + b"\n" for record in (*headings, *records))
+        headers = [] if self._has_header else [header_of(self.path)]
+        lines = b"".join(canonical(record.to_json()) + b"\n" for record in (*headers, *records))
         end = os.fstat(descriptor).st_size
         try:
             if os.pwrite(descriptor, lines, end) != len(lines):
@@ -239,7 +239,7 @@ class WorkloadLedger(WorkloadRecords):
         self._lines: dict[str, _Line] = {}
         self._offset = self._line_count = 0
         self._last_line = b""
-        self._has_heading = False
+        self._has_header = False
         self.keep_earlier_baseline(self.path)
 
     def _read_new_lines(self, descriptor: int) -> None:
@@ -281,10 +281,10 @@ class WorkloadLedger(WorkloadRecords):
             if record.id in self.trials:
                 self._blank(self._lines[record.id])
             self._lines[record.id] = line
-        if isinstance(record, FileHeading):
-            if record != heading_of(self.path):
+        if isinstance(record, FileHeader):
+            if record != header_of(self.path):
                 raise _ForeignFile(record)
-            self._has_heading = True
+            self._has_header = True
         self.keep(record)
 
     def _quarantine_line(self, line: _Line, reason: str) -> None:

@@ -115,7 +115,7 @@ def test_a_damaged_line_in_the_middle_is_quarantined_alone(path: Path, damage: o
         ledger.append(trial(number))
     lines = path.read_bytes().splitlines(keepends=True)
     assert callable(damage)
-    # the first line is the heading
+    # the first line is the header
     lines[2] = damage(lines[2].rstrip(b"\n")) + b"\n"
     path.write_bytes(b"".join(lines))
     reopened = WorkloadLedger(path)
