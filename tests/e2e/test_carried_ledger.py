@@ -17,7 +17,11 @@ STORE = "carried"
 
 def by_export(project: Project) -> None:
     assert project.tvmflow("records", "export", "trials.jsonl.gz").code == 0
-    assert project.tvmflow("records", "import", "trials.jsonl.gz", "--store", STORE).code == 0
+    taken = project.tvmflow("records", "import", "trials.jsonl.gz", "--check", "--store", STORE)
+    assert taken.code == 0, taken.out + taken.err
+    assert (
+        taken.out.splitlines()[-1] == f"{TRIALS} trials taken, 0 known already, 0 records refused"
+    )
 
 
 def by_merge(project: Project) -> None:
@@ -30,7 +34,7 @@ def by_remote_cache(project: Project) -> None:
         pushed = project.tvmflow("cache", "push", "--ledger", *remote)
         assert pushed.code == 0, pushed.err
         pulled = project.tvmflow(
-            "cache", "pull", "tiny.yaml", "--ledger", *remote, "--store", STORE
+            "cache", "pull", "tiny.yaml", "--ledger", "--check", *remote, "--store", STORE
         )
         assert pulled.code == 0, pulled.err
 

@@ -20,6 +20,7 @@ from tests.e2e.test_failures import inject_fault
 from tests.support.interruption import Ended, RunningCommand, slow_server
 from tests.support.project import STAGES, Project
 
+CPU_LOCK = f"runtime/tvmflow-{os.getuid()}/locks/cpu.lock"
 RUN = ("run", "tiny.yaml")
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
@@ -108,8 +109,20 @@ def remote(project: Project) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def busy_device(project: Project) -> Iterator[None]:
+    """Hold the CPU when it is the turn of the stage whose worker locks it."""
+    tasks = project.tvmflow("run", "tiny.yaml", "--until", "extract_tasks")
+    assert tasks.code == 0, tasks.out + tasks.err
+    project.edit_recipe("trials: 0", "trials: 4")
+    with locked(CPU_LOCK)(project):
+        yield
+
+
+@contextlib.contextmanager
 def locked_store(project: Project) -> Iterator[None]:
-    """Hold the lock under which results are removed from a store with results."""
+    """Hold the lock under which a result is removed that nothing needs."""
+    assert project.run("--until", "import").code == 0
+    project.write_model(seed=1)
     assert project.run("--until", "import").code == 0
     with locked("cache/use.lock")(project):
         yield
@@ -128,7 +141,8 @@ STARTED = '"stage_started".*tiny:{}'
 WAITING = '"waiting"'
 
 STATES = {
-    "device lock": State(RUN, WAITING, locked(f"runtime/tvmflow-{os.getuid()}/locks/cpu.lock")),
+    "device lock": State(RUN, WAITING, locked(CPU_LOCK)),
+    "device lock of a worker": State(RUN, '"waiting".*tiny:tune', busy_device),
     "claim": State(RUN, WAITING, claimed),
     "store lock": State(RUN, WAITING, locked("cache/use.lock")),
     "download that drips": State(RUN, '"download"', downloaded(BODY, b"x")),
@@ -143,7 +157,6 @@ STATES = {
     "collecting garbage": State(
         ("cache", "gc", "--max-size", "1B"), "waiting for the lock file .*use.lock", locked_store
     ),
-    "checking the store": State(("cache", "verify"), "waiting for the lock file", locked_store),
     "doctor": State(("doctor",), "", delay_s=1.5),
     "devices": State(("device", "ls", "--tracker", "{server}"), "", delay_s=1.0),
     "targets": State(("targets", "--cpus", "x86_64"), "", delay_s=0.8),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from tvmflow.cli.options import argument, flag, option, positive_int, seconds
+from tvmflow.cli.options import argument, flag, option, positive_int, seconds, size
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import UsageError
 from tvmflow.executors import EXECUTORS
@@ -23,7 +23,6 @@ JSON_LINES_HELP: Final = "print events and results as JSON, one object a line"
 SCHEDULER_VARIABLE: Final = "TVMFLOW_SCHEDULER"
 REMOTE_CACHE_MODES: Final = ("read", "write", "both", "off")
 _DEFAULT_REMOTE_TIMEOUT_S: Final = 10.0
-_DEFAULT_REMOTE_WAIT_S: Final = 30.0
 _SHORTEST_TIMEOUT_S: Final = 0.01
 
 
@@ -184,10 +183,9 @@ class RunRemoteCacheOptions:
         "read (the default), write, both, or off ($TVMFLOW_REMOTE_MODE)",
         choices=REMOTE_CACHE_MODES,
     )
-    remote_wait_s: float = option(
+    remote_wait_s: float | None = option(
         "SECONDS",
-        f"how long a finished run waits for uploads ({_DEFAULT_REMOTE_WAIT_S:.0f})",
-        default=_DEFAULT_REMOTE_WAIT_S,
+        "how long a finished run waits for uploads (half as long as it took, 3 to 30)",
         name="--remote-wait",
         type=seconds,
     )
@@ -241,6 +239,12 @@ class ExecutionOptions:
     dist: str = option("DIR", "where files are delivered (./dist)", default="dist")
     stage_timeout_s: float | None = option(
         "SECONDS", "stop any stage that takes longer", name="--stage-timeout"
+    )
+    stage_memory: int | None = option(
+        "SIZE",
+        "stop any stage that takes more memory, such as 4GiB; 0 for no limit "
+        "(all together: 80 %% of this machine's)",
+        type=size,
     )
     remote: RunRemoteCacheOptions
     executor: ExecutorOptions

@@ -53,7 +53,7 @@ def verify(options: CacheOptions) -> int:
     """Read everything and set damaged files aside; exit code 1 when anything was damaged."""
     progress = _Progress(live=sys.stderr.isatty() and not options.json)
     store = require_store(options.store.locate())
-    checked = check_integrity(store, progress.show, _CHECKS)
+    checked = check_integrity(store, progress.show, CHECKS)
     progress.end()
     trials = _check_trials(store)
     findings = [finding._asdict() for finding in checked.findings]
@@ -67,7 +67,7 @@ def repair(options: CacheOptions) -> int:
     """Put right what `verify` finds, deleting nothing; exit code 1 when something is left to do."""
     progress = _Progress(live=sys.stderr.isatty() and not options.json)
     store = require_store(options.store.locate())
-    steps = repair_store(store, progress.show, _CHECKS)
+    steps = repair_store(store, progress.show, CHECKS)
     progress.end()
     trials = _check_trials(store)
     value = {"steps": [step._asdict() for step in steps], "trials": trials}
@@ -85,7 +85,8 @@ def _is_answer(path: Path) -> bool:
     return is_sealed(str(path), read_regular(path))
 
 
-_CHECKS: Final = {"plans": _is_answer}
+CHECKS: Final = {"plans": _is_answer}
+"""How the files in the store are checked that belong to layers above it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tvmflow.cli.arguments import StoreOption, store_option
+from tvmflow.cli.doctor_disks import Finding, examine_disks
+from tvmflow.cli.options import option
 from tvmflow.cli.output import print_lines
 from tvmflow.core import packages
 from tvmflow.core.errors import EXIT_ENVIRONMENT, EXIT_OK, EnvironmentProblem
@@ -20,23 +21,11 @@ from tvmflow.store.local import LocalStore
 from tvmflow.targets.backends.cuda.gpu import detect_gpu
 from tvmflow.targets.emulation import EMULATED_ARCHS, QEMU_VARIABLE, find_qemu
 from tvmflow.targets.host import read_host
-from tvmflow.targets.threads import count_cpus
 
 _CORE_PACKAGES: Final = ("apache-tvm", "apache-tvm-ffi", "safetensors", "ziglang")
 _PYTHON_VERSIONS: Final = ((3, 10), (3, 14))
 """The oldest and the newest version that pyproject.toml allows."""
-_GIGABYTE: Final = 1e9
 _TIMEOUT_S: Final = 120.0
-
-
-class Finding(NamedTuple):
-    """The state of one piece of an installation, and what to do when it is not good."""
-
-    subject: str
-    good: bool
-    detail: str
-    fix: str = ""
-    optional: bool = False
 
 
 class _Probe(NamedTuple):
@@ -65,11 +54,12 @@ class DoctorOptions:
     """The options of `tvmflow doctor`."""
 
     store: StoreOption = store_option()
+    dist: Path = option("DIR", "where files are delivered (./dist)", default=Path("dist"))
 
 
 def doctor(options: DoctorOptions) -> int:
     """Check this installation piece by piece; exit code 4 when a required piece is not good."""
-    findings = examine(options.store.locate())
+    findings = examine(options.store.locate(), options.dist)
     for finding in findings:
         mark = "ok  " if finding.good else "BAD "
         print_lines(*f"{mark} {finding.subject}: {finding.detail}".split("\n"))
@@ -79,7 +69,7 @@ def doctor(options: DoctorOptions) -> int:
     return EXIT_OK if sound else EXIT_ENVIRONMENT
 
 
-def examine(store: LocalStore) -> list[Finding]:
+def examine(store: LocalStore, dist: Path) -> list[Finding]:
     """Return a finding for everything that a run depends on."""
     oldest, newest = _PYTHON_VERSIONS
     python = Finding(
@@ -89,7 +79,7 @@ def examine(store: LocalStore) -> list[Finding]:
         "use Python {}.{} to {}.{}".format(*oldest, *newest),
     )
     required = map(_examine_package, _list_required_packages())
-    findings = [python, *required, *_examine_machine(store), _examine_gpu()]
+    findings = [python, *required, *_examine_machine(), *examine_disks(store, dist), _examine_gpu()]
     with ForkServer.start() as fork_server:
         probes = (*_PROBES, *_list_reference_probes())
         findings += [_run_probe(probe, fork_server) for probe in probes]
@@ -141,30 +131,14 @@ def _examine_package(name: str) -> Finding:
     return Finding(subject, True, f"{identity} in {package.folder}")
 
 
-def _examine_machine(store: LocalStore) -> list[Finding]:
+def _examine_machine() -> list[Finding]:
     host = read_host()
-    existing = Path(store.root)
-    while not existing.exists():
-        existing = existing.parent
-    free = shutil.disk_usage(existing).free / _GIGABYTE
-    cpus, usable = count_cpus(), host.cores
-    cores = count_text(usable, "core") if usable == cpus else f"{usable} of its {cpus} CPUs usable"
+    cores = count_text(host.cores, "core")
     return [
         Finding("this machine", True, f"{host.arch}, {host.model}, {cores}"),
-        Finding(
-            "space for the store", free > 1, f"{free:.1f} GB at {store.root}", "free some space"
-        ),
-        _examine_store(store),
         # It is only needed when a recipe asks for it.
         Finding("qemu, for verify.run_on: qemu", True, _find_emulators(), optional=True),
     ]
-
-
-def _examine_store(store: LocalStore) -> Finding:
-    folder = Path(store.root, "damaged")
-    damaged = len(list(folder.iterdir())) if folder.is_dir() else 0
-    detail = f"{count_text(damaged, 'damaged file')} in {folder}" if damaged else "no damaged files"
-    return Finding("store", True, detail)
 
 
 def _find_emulators() -> str:

@@ -17,6 +17,7 @@ from tvmflow.cli.arguments import (
 )
 from tvmflow.cli.options import argument, flag
 from tvmflow.cli.output import print_result
+from tvmflow.cli.records import CHECK_HELP, start_trace_check
 from tvmflow.cli.remote_cache import open_command_client
 from tvmflow.core.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
 from tvmflow.core.formatting import count_text, printable, size_text
@@ -105,6 +106,7 @@ class PullOptions:
     remote: RemoteCacheOptions
     json: bool = flag(JSON_HELP)
     ledger: bool = flag("fetch the trials of machines like this one, too")
+    check: bool = flag(f"with --ledger, {CHECK_HELP}")
 
 
 def pull(options: PullOptions) -> int:
@@ -127,7 +129,7 @@ def pull(options: PullOptions) -> int:
         for spec in plan.stages:
             if spec.id in origins:
                 store.remember(spec.recipe, spec.label, plan_state.artifacts[spec.id].key)
-        trials, problems = _pull_trials(client) if options.ledger else (0, [])
+        trials, problems = _pull_trials(client, options.check) if options.ledger else (0, [])
         client.finish()
     traffic = client.traffic()
     missing = [spec.id for spec in plan.stages if spec.id not in plan_state.artifacts]
@@ -199,17 +201,18 @@ def _push_trials(client: RemoteCacheClient) -> tuple[int, list[str]]:
     return trials, problems
 
 
-def _pull_trials(client: RemoteCacheClient) -> tuple[int, list[str]]:
+def _pull_trials(client: RemoteCacheClient, check: bool) -> tuple[int, list[str]]:
     """Fetch the trials of machines like this one and return the number of new ones, and what went wrong."""
     trials, problems = 0, []
-    for source in remote_ledger.list_machine_classes(client.connection.store):
-        try:
-            pulled = remote_ledger.pull_trials(client.connection, source)
-        except RemoteCacheError as problem:
-            problems.append(f"trials of {source.device.get('class', 'a device')}: {problem}")
-        else:
-            trials += pulled.new
-            problems += pulled.problems
+    with start_trace_check(client.connection.store, check) as checker:
+        for source in remote_ledger.list_machine_classes(client.connection.store):
+            try:
+                pulled = remote_ledger.pull_trials(client.connection, source, checker)
+            except RemoteCacheError as problem:
+                problems.append(f"trials of {source.device.get('class', 'a device')}: {problem}")
+            else:
+                trials += pulled.new
+                problems += pulled.problems
     return trials, problems
 
 

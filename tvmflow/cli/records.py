@@ -12,7 +12,9 @@ from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option, with_dis
 from tvmflow.cli.options import argument, days, flag, option, positive_int
 from tvmflow.cli.output import print_json, print_lines, print_result
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
+from tvmflow.release.lock_trials import SUFFIXES, import_lock
 from tvmflow.store.inventory import require_store
+from tvmflow.store.local import LocalStore
 from tvmflow.tuning import pruning, replay
 from tvmflow.tuning.ledger_check import check_ledger
 from tvmflow.tuning.ledger_folders import list_target_folders
@@ -23,6 +25,9 @@ from tvmflow.tuning.pack_import import import_pack
 from tvmflow.tuning.trial_import import ImportResult, merge_ledger
 
 _TRIALS: Final = "trials are"
+CHECK_HELP: Final = (
+    "apply each schedule to its kernel, in a child process, and refuse those that do not apply"
+)
 
 
 def _target_keys_option() -> tuple[str, ...]:
@@ -123,17 +128,19 @@ def export(options: ExportOptions) -> int:
 class ImportOptions:
     """The options of `tvmflow records import`."""
 
-    file: Path = argument("FILE", "a trial pack that `export` has written")
+    file: Path = argument("FILE", "a trial pack that `export` has written, or a lock file (.yaml)")
+    check: bool = flag(CHECK_HELP)
     store: StoreOption = store_option(_TRIALS)
     json: bool = flag(JSON_HELP)
 
 
 @with_disk_errors
 def import_trials(options: ImportOptions) -> int:
-    """Add the trials of a trial pack that are valid on this machine."""
+    """Add the trials of a trial pack that are valid on this machine, or the schedules of a lock file."""
     store = options.store.open()
-    with store.running():
-        result = import_pack(options.file, Path(store.ledger), this_machine_class())
+    import_file = import_lock if options.file.suffix in SUFFIXES else import_pack
+    with store.running(), start_trace_check(store, options.check) as checker:
+        result = import_file(options.file, Path(store.ledger), this_machine_class(), checker)
     return _show_import(result, as_json=options.json)
 
 
@@ -142,6 +149,7 @@ class MergeOptions:
     """The options of `tvmflow records merge`."""
 
     dir: Path = argument("DIR", "a store, or the ledger of a store")
+    check: bool = flag(CHECK_HELP)
     store: StoreOption = store_option(_TRIALS)
     json: bool = flag(JSON_HELP)
 
@@ -150,9 +158,16 @@ class MergeOptions:
 def merge(options: MergeOptions) -> int:
     """Add the trials of another store that are valid on this machine."""
     store = options.store.open()
-    with store.running():
-        result = merge_ledger(options.dir, Path(store.ledger), this_machine_class())
+    with store.running(), start_trace_check(store, options.check) as checker:
+        result = merge_ledger(options.dir, Path(store.ledger), this_machine_class(), checker)
     return _show_import(result, as_json=options.json)
+
+
+def start_trace_check(
+    store: LocalStore, check: bool
+) -> contextlib.AbstractContextManager[replay.TraceCheck | None]:
+    """Give what applies traces before they are imported; None without `check`."""
+    return replay.TraceCheck.start(store) if check else contextlib.nullcontext()
 
 
 def _show_import(result: ImportResult, *, as_json: bool) -> int:

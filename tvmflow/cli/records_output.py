@@ -101,7 +101,17 @@ def format_import(result: ImportResult) -> Iterator[str]:
             f"in {count_text(target.workloads, 'workload')}"
         )
         yield f"{target.target[:_SHORT_KEY]}  {outcome}  ({target.target_text})"
-    yield from _format_problems(result.problems, "not imported")
+    yield from _format_problems(result.problems, "refused")
+    new, known, refused = (
+        sum(getattr(target, name) for target in result.targets)
+        for name in ("new", "known", "invalid")
+    )
+    rejected = sum(1 for target in result.targets if target.rejection)
+    yield (
+        f"{count_text(new, 'trial')} taken, {known} known already, "
+        f"{count_text(refused, 'record')} refused"
+        + (f", {count_text(rejected, 'target')} rejected" if rejected else "")
+    )
 
 
 def format_pruned(pruned: Sequence[PruneResult], *, done: bool) -> Iterator[str]:

@@ -59,6 +59,10 @@ class RunOptions:
     argv: tuple[str, ...]
 
 
+RunPlan = Callable[[Plan], RunReport]
+"""Runs a plan and shows its progress."""
+
+
 class FinishedRun(NamedTuple):
     """A run that has ended, successfully or not."""
 
@@ -123,6 +127,7 @@ def execute(
     *,
     argv: Sequence[str] = (),
     check: Callable[[PreparedRun, RunRequest], None] | None = None,
+    revise: Callable[[PreparedRun, RunPlan], PreparedRun | RunReport] | None = None,
 ) -> FinishedRun:
     """Run what is requested and show the progress.
 
@@ -136,6 +141,8 @@ def execute(
         argv: The command line, whose answer is saved if everything is up to date; empty if stages
             are to be run and shown in any case.
         check: Raises an error if the run must not begin.
+        revise: Returns what to run in place of the plan, after it ran what it needs to know that;
+            or the report of that, when it did not succeed.
     """
     check_executor_options(execution)
     # A signing key that cannot be read is better reported before the work than after it.
@@ -164,6 +171,11 @@ def execute(
                 output,
             )
             prepared = prepared._replace(plan=plan)
+        if revise is not None:
+            revised = revise(prepared, plans.run)
+            if isinstance(revised, RunReport):
+                return FinishedRun(prepared, revised)
+            prepared = revised
         return FinishedRun(prepared, plans.run(prepared.plan))
 
 

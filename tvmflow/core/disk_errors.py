@@ -52,6 +52,8 @@ _FIXES: Final[dict[int, str]] = {
 }
 """The number of an error that a user can act on -> how. All others are bugs, or belong to whoever knows more."""
 
+# What the dynamic loader writes of a library on a file system that is mounted noexec.
+_NO_MAPPING: Final = "failed to map segment from shared object"
 # What other programs and libraries write of such an error, where they keep its number for themselves.
 _TEXTS: Final = {
     text: number
@@ -121,6 +123,11 @@ def find_disk_problem(
     for words, number in _TEXTS.items():
         if words in text:
             return explain(OSError(number, os.strerror(number)), _fullest(paths))
+    if _NO_MAPPING in text:
+        for path in paths:
+            if _find(path).is_noexec:
+                what = f"no library can be loaded from {path}: {_find(path)} is mounted noexec"
+                return StoreError(what, fix="set $TMPDIR to a folder on another file system")
     full = _fullest(paths)
     return _full_disk(errno.ENOSPC, [full], 0) if _find(full).is_full else None
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 
 from tvmflow.core import termination
 from tvmflow.core.errors import Interrupted
-from tvmflow.core.lock_holders import describe_holders
 
 _POLL_S = 0.1
 _FIRST_NOTICE_S = 1.0
@@ -30,6 +29,8 @@ def _print_notice(text: str) -> None:
 
 
 _notify: Callable[[str], None] = _print_notice
+_notices: dict[str, float] = {}
+"""When each message about a wait was last shown."""
 
 
 def report_waits(notify: Callable[[str], None]) -> None:
@@ -38,8 +39,11 @@ def report_waits(notify: Callable[[str], None]) -> None:
     _notify = notify
 
 
-def open_lock_file(path: str | os.PathLike[str], *, mode: int = 0o644) -> int:
-    """Return a descriptor of the lock file at `path`, made if it is not there. Its folder must exist."""
+def open_lock_file(path: str | os.PathLike[str], *, mode: int = 0o666) -> int:
+    """Return a descriptor of the lock file at `path`, made if it is not there. Its folder must exist.
+
+    The umask decides whether other users of a shared folder can lock it.
+    """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
 
 
@@ -75,7 +79,7 @@ def held(
     *,
     shared: bool = False,
     wait: bool = True,
-    mode: int = 0o644,
+    mode: int = 0o666,
     subject: str = "",
 ) -> Iterator[int]:
     """Hold the lock of the file at `path` while the block runs, and give its descriptor.
@@ -124,10 +128,18 @@ def _wait_for_lock(descriptor: int, operation: int, subject: str) -> None:
 def _report_wait(descriptor: int, subject: str) -> None:
     """Say for whom this process waits: `waiting for the CPU, which pid 12 (tvmflow run a.yaml) holds since 14:03:22`."""
     status = os.fstat(descriptor)
+    # Only who waits needs this; an up-to-date run does not.
+    from tvmflow.core.lock_holders import describe_holders
+
     holders = describe_holders(status)
     if holders is not None:
         since = time.strftime(" since %H:%M:%S", time.localtime(status.st_mtime)) if subject else ""
-        _notify(f"waiting for {subject or _name(descriptor)}, held by {holders}{since}")
+        text = f"waiting for {subject or _name(descriptor)}, held by {holders}{since}"
+        # several threads may wait for one lock
+        now = time.monotonic()
+        if now - _notices.get(text, -_NOTICE_INTERVAL_S) >= _NOTICE_INTERVAL_S / 2:
+            _notices[text] = now
+            _notify(text)
 
 
 def _name(descriptor: int) -> str:

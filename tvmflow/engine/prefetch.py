@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from tvmflow.core.types import Plan, StageSpec
 from tvmflow.planning.decisions import PlanState
+from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.client import RemoteCacheClient
 from tvmflow.store.remote.result_reader import Fetched
 
 _log = logging.getLogger(__name__)
 
 _PARALLEL_STAGES: Final = 8
+
+
+def estimate_work(stages: Sequence[StageSpec], store: LocalStore) -> float | None:
+    """Return how long stages take, as they did when they last ran here; None when one is not known."""
+    seconds = 0.0
+    for spec in stages:
+        key = store.last_key(spec.recipe, spec.label)
+        record = store.record(key) if key else None
+        if record is None:
+            return None
+        seconds += record.seconds
+    return seconds
 
 
 def prefetch(

@@ -14,7 +14,7 @@ from tvmflow.core.types import Plan, StageSpec
 from tvmflow.engine import delivery
 from tvmflow.engine.completeness import check_complete
 from tvmflow.engine.doit_adapter import EngineTask, run_tasks
-from tvmflow.engine.prefetch import prefetch
+from tvmflow.engine.prefetch import estimate_work, prefetch
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.stage_execution import ExecutedStage, RunContext, StageExecution, report_error
 from tvmflow.executors._base import Executor, OnEvent
@@ -42,6 +42,7 @@ class SessionOptions(NamedTuple):
     keep_going: bool = False
     dist: str = "dist"
     stage_timeout_s: float | None = None
+    stage_memory: int | None = None
 
 
 def run_plan(
@@ -75,7 +76,13 @@ def run_plan(
     # Before uploads start: earlier runs may have left trials to push.
     ledger_sync = LedgerSync(remote_client) if remote_client else None
     context = RunContext(
-        store, executor, on_event, options.stage_timeout_s, remote_client, ledger_sync
+        store,
+        executor,
+        on_event,
+        options.stage_timeout_s,
+        remote_client,
+        ledger_sync,
+        options.stage_memory,
     )
     session = Session(plan, context, options)
     with store.running(), _uploading(remote_client, executor):
@@ -101,13 +108,14 @@ def _uploading(remote_client: RemoteCacheClient | None, executor: Executor) -> I
     if remote_client is None:
         yield
         return
+    started = time.monotonic()
     remote_client.start()
     try:
         yield
     except BaseException:
-        remote_client.finish(0.0)
+        remote_client.finish(is_cancelled=True)
         raise
-    remote_client.finish(0.0 if executor.cancelled else None)
+    remote_client.finish(time.monotonic() - started, is_cancelled=executor.cancelled)
 
 
 class Session:
@@ -128,8 +136,12 @@ class Session:
         self.state.decide_all(self._plan)
         for decision in self.state.decisions.values():
             _log.info("%s: %s: %s", decision.stage_id, decision.kind, decision.reason)
-        client, decisions = self._context.remote_client, self.state.decisions.values()
-        if client is not None and any(decision.kind != "hit" for decision in decisions):
+        client = self._context.remote_client
+        missing = [
+            spec for spec in self._plan.stages if self.state.decisions[spec.id].kind != "hit"
+        ]
+        if client is not None and missing:
+            client.limit_time(estimate_work(missing, self._context.store))
             prefetch(self._plan, self.state, client, self._report_fetched)
         pending = [spec for spec in self._plan.stages if not self._report_hit(spec)]
         _log.debug("%d of %d stages are not up to date", len(pending), len(self._plan.stages))

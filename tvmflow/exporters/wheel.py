@@ -25,9 +25,12 @@ _PACKAGE: Final = Path(__file__).parent.parent
 # All modules that loading a bundle needs, below `tvmflow/`.
 _VENDORED: Final = (
     "core/__init__.py",
+    "core/disk_errors.py",
     "core/documents.py",
     "core/errors.py",
+    "core/file_systems.py",
     "core/files.py",
+    "core/formatting.py",
     "core/signing.py",
     "core/types.py",
     "runtime/*.py",
@@ -37,6 +40,7 @@ _VENDORED: Final = (
     "targets/host.py",
     "targets/platforms.py",
     "targets/reported_features.py",
+    "targets/threads.py",
     "targets/tvm_target.py",
 )
 # The modules of which the wheel's own are made.

@@ -30,6 +30,7 @@ class RunRequest(NamedTuple):
         until: The last stage to run.
         variants: Only these variants; empty for all.
         lock: The lock file of a locked run.
+        updates_lock: The lock file names targets and schedules, and is not enforced: it is written again.
     """
 
     recipes: tuple[str, ...]
@@ -38,6 +39,7 @@ class RunRequest(NamedTuple):
     until: str | None = None
     variants: tuple[str, ...] = ()
     lock: str | None = None
+    updates_lock: bool = False
 
 
 def load_request(request: RunRequest) -> tuple[list[LoadedRecipe], Pipeline | None]:

@@ -149,9 +149,9 @@ def _make_measure_context(
 
 
 def _describe_workloads(ledger: Ledger, tasks: Sequence[Task]) -> None:
-    """Describe workloads that the ledger knows only by their keys, for people and for related workloads."""
+    """Describe workloads whose kernel the ledger lacks, for people and for related workloads."""
     for task in tasks:
-        if not (ledger.description(task.key).name and ledger.kernel(task.key)):
+        if not ledger.description(task.key).name or ledger.kernel(task.key) != task.mod:
             mod = tvm.ir.load_json(task.mod)
             types = [parameter.ty for parameter in mod["main"].params]
             buffers = tuple(

@@ -29,7 +29,7 @@ from tvmflow.stages._tune_settings import (
 from tvmflow.targets.resolve import ResolvedTarget
 
 TRAITS: Final = StageTraits(
-    version=4,
+    version=5,
     scope="machine",
     needs={"extract_tasks": ("tasks.json", "workloads.json"), "tune": ("records.json",)},
     tools=("apache-tvm", "apache-tvm-ffi"),
@@ -115,7 +115,7 @@ def _measure_workloads(
     from tvmflow.tuning.ledger import Ledger
 
     tvm_build = packages.identity("apache-tvm")
-    ledger = Ledger.open(context.ledger, settings.target, tvm_build, settings.device)
+    ledger = Ledger.open(context.ledger, settings.measured_target, tvm_build, settings.device)
     modules = _read_json(context.inputs, "workloads.json")
     judgements: dict[str, Judgement] = {}
     measure.load_compiler(settings.target, runs=settings.remote is None)

@@ -90,7 +90,7 @@ class StoreFolder:
             if not stat.S_ISREG(os.lstat(path).st_mode):
                 self.set_aside(path)
 
-    def open_lock(self, path: str, mode: int = 0o644) -> int:
+    def open_lock(self, path: str) -> int:
         """Return a descriptor of a lock file in the store, made if it is not there.
 
         Raises:
@@ -99,13 +99,13 @@ class StoreFolder:
         if os.path.lexists(path) and not os.path.isfile(path):
             self.set_aside(path)
         try:
-            return open_lock_file(path, mode=mode)
+            return open_lock_file(path)
         except PermissionError:
             # whoever may hold it keeps it: the file stays, and gets its permissions back
             if os.lstat(path).st_uid != os.geteuid():
                 raise
-            os.chmod(path, mode)
-        return open_lock_file(path, mode=mode)
+            os.chmod(path, 0o644)
+        return open_lock_file(path)
 
     def temporary_path(self) -> str:
         """Return an unused path in `tmp/`, on the disk of the store.

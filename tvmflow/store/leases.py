@@ -44,7 +44,7 @@ def _create_lease(folder: str) -> tuple[str, int]:
     while True:
         os.makedirs(folder, exist_ok=True)
         path = f"{folder}/{temporary_name()}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         lock(descriptor)
         # before it was locked, another process may have removed it as a stale one
         with contextlib.suppress(FileNotFoundError):
@@ -105,7 +105,7 @@ def exclude_others(root: str, name: str, refusal: str) -> Iterator[None]:
         try:
             with disk_errors(root):
                 folder.make_folder(os.path.dirname(path))
-                descriptor = folder.open_lock(path, 0o666)
+                descriptor = folder.open_lock(path)
                 stack.callback(os.close, descriptor)
                 lock(descriptor, wait=False)
         except Locked:

@@ -83,6 +83,20 @@ class LocalStore:
         """The same with the paths where they are now."""
         return self._folder.moved
 
+    def check(self) -> Literal["good", "damaged", "absent"]:
+        """Return the condition of the folder, in which a store may be created when it is absent.
+
+        Raises:
+            StoreError: for a folder with other files in it, or a store of another version.
+        """
+        condition = self.condition()
+        names = os.listdir(self.root) if os.path.lexists(self.root) else ()
+        others = sorted(set(names) - _ALLOWED_BEFORE)
+        if condition == "absent" and others:
+            text = f"{self.root} is not a tvmflow store: it contains {others[0]!r}"
+            raise StoreError(text, fix="choose an empty or a new folder with --store DIR")
+        return condition
+
     def create(self) -> None:
         """Make the folder a store, if it is none yet.
 
@@ -90,7 +104,7 @@ class LocalStore:
             StoreError: for a folder with other files in it, or a store of another version.
         """
         with disk_errors(self.root):
-            condition = self.condition()
+            condition = self.check()
             if condition in ("good", "damaged"):
                 self._repair_layout(condition)
                 return
@@ -100,9 +114,6 @@ class LocalStore:
                 fix = "choose another folder with --store DIR"
                 text = f"{self.root} cannot be created: {error.strerror}"
                 raise StoreError(text, fix=fix) from error
-            if others := sorted(set(os.listdir(self.root)) - _ALLOWED_BEFORE):
-                text = f"{self.root} is not a tvmflow store: it contains {others[0]!r}"
-                raise StoreError(text, fix="choose an empty or a new folder with --store DIR")
             self.notes.write(_CACHE_TAG, "CACHEDIR.TAG")
             self.notes.write(FORMAT, "format")
 

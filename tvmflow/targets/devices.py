@@ -14,6 +14,7 @@ from tvmflow.targets.backends import BACKENDS, cpu
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+RUNTIME_VARIABLE: Final = "XDG_RUNTIME_DIR"
 CPU: Final = {"kind": cpu.DEVICE}
 """This machine's CPU."""
 ALL_DEVICES: Final = tuple({"kind": backend.DEVICE} for backend in BACKENDS.values())
@@ -22,7 +23,10 @@ ALL_DEVICES: Final = tuple({"kind": backend.DEVICE} for backend in BACKENDS.valu
 
 def device_locks_folder() -> str:
     """Return the folder of the device locks: one for all stores and users' runs on this machine."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"
+    base = os.environ.get(RUNTIME_VARIABLE, "")
+    # a relative one would be another folder for each command, and its specification has it ignored
+    if not os.path.isabs(base):
+        base = "/tmp"
     return f"{base}/tvmflow-{os.getuid()}/locks"
 
 

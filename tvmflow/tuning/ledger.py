@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple, TypeGuard
 
 from pydantic import StrictStr, TypeAdapter
 
-from tvmflow.core.canonical_json import digest_of, document
+from tvmflow.core.canonical_json import canonical, digest_of, document
 from tvmflow.core.files import write_atomically
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
@@ -98,9 +98,10 @@ class TargetDescription(NamedTuple):
         try:
             fields = {name: value[name] for name in cls._fields}
             description = _DESCRIPTION.validate_python(fields)
-            sorted(description.target.get("mattr", ()))
+            if not (description.key and description.text):
+                raise ValueError("an empty description")
             return description
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError("it lacks the target, the TVM build or the device") from error
 
 
@@ -189,14 +190,51 @@ class Ledger:
     def describe(self, key: str, description: WorkloadDescription, mod: str = "") -> None:
         """Record what a workload is and, where it is known, its saved module.
 
-        The first description stays, unless it came without the module and this one has it.
+        The first description stays, unless it came without the module or with another one.
 
         Raises:
             StoreError: The notes cannot be written.
         """
         is_described = self.description(key) != WorkloadDescription()
-        if is_described and (not mod or self._note_path(key, "kernel").exists()):
+        if is_described and (not mod or self.kernel(key) == mod):
             return
+        self._write_notes(key, description, mod)
+
+    def adopt_description(self, key: str, description: WorkloadDescription, mod: str) -> None:
+        """Take over what another ledger says of a workload, if this one has nothing better.
+
+        Of two descriptions the same one stays in whatever order they come. Whoever uses the
+        module makes sure before that it is the workload's.
+
+        Args:
+            key: The workload.
+            description: What the other ledger says.
+            mod: The saved module that came with it; empty when it came without.
+
+        Raises:
+            StoreError: The notes cannot be written.
+        """
+        known = self.description(key)
+        if self.kernel(key):
+            # Only its name, for people, may differ; what a stranger says otherwise is not believed.
+            if mod and description._replace(name=known.name) == known != description:
+                self._write_notes(key, min(description, known), "")
+            return
+        description = description if mod else description._replace(family="")
+        is_known = known != WorkloadDescription()
+        if mod or not is_known or canonical(description.to_json()) < canonical(known.to_json()):
+            self._write_notes(key, description, mod)
+
+    def forget_kernel(self, key: str) -> None:
+        """Remove the saved module of a workload, which is that of another one.
+
+        Raises:
+            StoreError: The notes cannot be written.
+        """
+        self._note_path(key, "kernel").unlink(missing_ok=True)
+        self._write_notes(key, self.description(key)._replace(family=""), "")
+
+    def _write_notes(self, key: str, description: WorkloadDescription, mod: str) -> None:
         if mod:
             _write(self._note_path(key, "kernel"), mod)
         _write(self._note_path(key, "about"), document(description.to_json()))
@@ -205,7 +243,7 @@ class Ledger:
         """Return the saved module of a workload; an empty string when the ledger lacks it."""
         try:
             return self._note_path(key, "kernel").read_text()
-        except OSError:
+        except (OSError, UnicodeDecodeError):
             return ""
 
     def related_workloads(self, key: str) -> list[str]:

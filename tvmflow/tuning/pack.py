@@ -35,7 +35,12 @@ VERSION: Final = 2
 WORKLOAD_LINE_START: Final = b'{"about":'
 """The first bytes of a workload's line; the canonical form of a record never starts with them."""
 
-_COUNTS: Final = ("workloads", "trials", "failed")
+MAX_KERNEL_BYTES: Final = 8 << 20
+"""The size of a saved kernel that is exported, at most: most have some kilobytes."""
+
+COUNTS: Final = ("workloads", "trials", "failed")
+"""What the header counts of each target."""
+
 _CHUNK: Final = 1 << 20
 _log = logging.getLogger(__name__)
 
@@ -72,9 +77,11 @@ def export_pack(
         best: Take only this many of each workload's fastest trials.
 
     Raises:
-        UsageError: No trial matches.
+        UsageError: No trial matches, or `path` is a device or a pipe.
         StoreError: The file cannot be written.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UsageError(f"{path} is no regular file, and is not replaced", fix="give another name")
     problems: list[str] = []
     folders = list_target_folders(root, targets)
     try:
@@ -85,7 +92,7 @@ def export_pack(
                     f"no trial in {root} matches the options of the export",
                     fix="run `tvmflow records ls --workloads` to see the trials",
                 )
-            totals = {name: sum(entry[name] for entry in entries.values()) for name in _COUNTS}
+            totals = {name: sum(entry[name] for entry in entries.values()) for name in COUNTS}
             header = {"format": FORMAT, "version": VERSION, "targets": entries, **totals}
             digest = _content_digest(header, body)
             line = canonical({**header, "digest": digest}) + b"\n"
@@ -112,7 +119,7 @@ def _write_targets(
         if folder.description is None:
             problems.append(f"{folder.path / 'about.json'}: {folder.problem}; left out")
             continue
-        counts = Counter(dict.fromkeys(_COUNTS, 0))
+        counts = Counter(dict.fromkeys(COUNTS, 0))
         for key, path in folder.workload_files(workloads):
             records, unreadable = read_records(path)
             problems += unreadable
@@ -134,11 +141,12 @@ def _write_workload(
     trials: Sequence[Trial],
 ) -> None:
     """Write the lines of one workload: its records, but of the trials only those that were chosen."""
-    # A search relies on what it recorded itself: only what people read is exported.
-    about = folder.ledger.description(key)._replace(family="").to_json()
+    about, kernel = folder.ledger.description(key), folder.ledger.kernel(key)
     # That a search space is exhausted is true of all trials together.
     exhausted = records.exhausted_searches() if same_trials(records, trials) else []
-    line = {"target": folder.key, "workload": key, "about": about, "exhausted": exhausted}
+    line = {"target": folder.key, "workload": key, "about": about.to_json(), "exhausted": exhausted}
+    # The kernel, by which related workloads know each other and schedules can be checked.
+    line |= {"kernel": kernel} if kernel and len(kernel) <= MAX_KERNEL_BYTES else {}
     body.write(canonical(line) + b"\n")
     for record in (*trials, *records.others()):
         body.write(canonical(record.to_json()) + b"\n")

@@ -10,6 +10,7 @@ import gzip
 import os
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Final
@@ -20,9 +21,16 @@ from tvmflow.core.types import Json
 from tvmflow.tuning.ledger import TargetDescription, WorkloadDescription
 from tvmflow.tuning.ledger_folders import WORKLOAD_KEY
 from tvmflow.tuning.machine_class import MachineClass
-from tvmflow.tuning.pack import FORMAT, VERSION, WORKLOAD_LINE_START, start_digest
+from tvmflow.tuning.pack import COUNTS, FORMAT, VERSION, WORKLOAD_LINE_START, start_digest
+from tvmflow.tuning.replay import TraceCheck
 from tvmflow.tuning.trial_import import ImportedWorkload, ImportResult, import_trials
-from tvmflow.tuning.trials import RECORD_STARTS, parse_line, read_object
+from tvmflow.tuning.trials import (
+    FAILED_TRIAL_START,
+    RECORD_STARTS,
+    TRIAL_START,
+    parse_line,
+    read_object,
+)
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 # Records have some kilobytes; a header names targets, a few hundred bytes each.
@@ -36,8 +44,16 @@ PackStream = IO[bytes] | gzip.GzipFile
 """A pack that is open for reading."""
 
 
-def import_pack(path: Path, root: Path, machine_class: MachineClass) -> ImportResult:
+def import_pack(
+    path: Path, root: Path, machine_class: MachineClass, checker: TraceCheck | None = None
+) -> ImportResult:
     """Add to a ledger the records of a pack that it accepts and lacks.
+
+    Args:
+        path: The pack.
+        root: The ledger.
+        machine_class: This machine's class.
+        checker: Applies each trace to its kernel first; None to leave that to the tuning.
 
     Raises:
         UsageError: The file is damaged, is no pack, or has no target that this ledger accepts;
@@ -48,7 +64,7 @@ def import_pack(path: Path, root: Path, machine_class: MachineClass) -> ImportRe
         descriptions = _check(path, file)
         # The same open file is read again, whatever is put in its place meanwhile.
         workloads = _read_workloads(path, file)
-        return import_trials(root, str(path), descriptions, workloads, machine_class)
+        return import_trials(root, str(path), descriptions, workloads, machine_class, checker)
 
 
 def _open_file(path: Path) -> IO[bytes]:
@@ -121,23 +137,39 @@ def _check(path: Path, file: IO[bytes]) -> dict[str, TargetDescription]:
     header = _read_header(path, next(lines, b""))
     descriptions = _read_targets(path, header)
     digest = start_digest(header)
-    problem, names_workload, size = "", False, 0
+    counts: dict[str, Counter[str]] = {
+        key: Counter(dict.fromkeys(COUNTS, 0)) for key in descriptions
+    }
+    problem, target, size = "", "", 0
     for number, line in enumerate(lines, 2):
         digest.update(line)
         size += len(line)
         if line.startswith(WORKLOAD_LINE_START):
-            names_workload, size = _is_workload(line, descriptions), 0
-        if not names_workload:
+            target, size = _read_target_key(line, descriptions), 0
+        if not target:
             problem = problem or f"line {number} names no workload of a target in it"
+            continue
+        counts[target].update(_count_line(line))
         if size > _MAX_WORKLOAD_BYTES:
             problem = problem or f"a workload has more than {size_text(_MAX_WORKLOAD_BYTES)}"
     if digest.hexdigest() != header["digest"]:
         raise _damaged(
             path, f"its digest is {digest.hexdigest()}, but its header has {header['digest']}"
         )
+    for key, entry in header["targets"].items():
+        if any(entry.get(name) != count for name, count in counts[key].items()):
+            actual = ", ".join(f"{count} {name}" for name, count in counts[key].items())
+            problem = problem or f"its header has other counts for target {key[:12]} than {actual}"
     if problem:
         raise _damaged(path, problem)
     return descriptions
+
+
+def _count_line(line: bytes) -> dict[str, int]:
+    """Return what a line adds to the counts of its target."""
+    if line.startswith(WORKLOAD_LINE_START):
+        return {"workloads": 1}
+    return {"trials": line.startswith(TRIAL_START), "failed": line.startswith(FAILED_TRIAL_START)}
 
 
 def _read_header(path: Path, line: bytes) -> dict[str, Json]:
@@ -172,18 +204,25 @@ def _read_targets(path: Path, header: Mapping[str, Json]) -> dict[str, TargetDes
     return descriptions
 
 
-def _is_workload(line: bytes, targets: Mapping[str, TargetDescription]) -> bool:
-    """Return whether a line names a workload of one of the targets, by a key that is a safe file name."""
+def _read_target_key(line: bytes, targets: Mapping[str, TargetDescription]) -> str:
+    """Return the target that a workload's line names.
+
+    Returns:
+        Its key; an empty string when the line names none of the targets, or a workload by a key
+        that is no safe file name.
+    """
     try:
         entry = read_object(line)
-        return (
+        is_valid = (
             entry["target"] in targets
             and WORKLOAD_KEY.fullmatch(entry["workload"]) is not None
             and isinstance(entry["about"], dict)
             and all(isinstance(search, str) for search in entry.get("exhausted", []))
+            and isinstance(entry.get("kernel", ""), str)
         )
+        return str(entry["target"]) if is_valid else ""
     except (ValueError, KeyError, TypeError):
-        return False
+        return ""
 
 
 # ---------------------------------------------------------------- the records
@@ -214,6 +253,7 @@ def _start_workload(entry: Mapping[str, Json]) -> ImportedWorkload:
         entry["workload"],
         WorkloadDescription.from_json(entry["about"]),
         tuple(entry.get("exhausted", ())),
+        entry.get("kernel", ""),
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.types import Json
 from tvmflow.tuning.ledger import Ledger
-from tvmflow.tuning.replay import quarantine_inapplicable
+from tvmflow.tuning.replay import KernelVerdict, quarantine_inapplicable, verify_kernel
 from tvmflow.tuning.trials import Trial
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 
@@ -51,6 +51,7 @@ class RelatedTrials:
         self._target = target
         self._checked: set[Path] = set()
         self._related: dict[str, list[str]] = {}
+        self._verdicts: dict[str, KernelVerdict] = {}
 
     def quarantine_inapplicable(self, mod: str, trials: WorkloadLedger) -> None:
         """Apply all traces of a workload in a child, once, and quarantine those that do not apply.
@@ -71,10 +72,22 @@ class RelatedTrials:
             mod = self._ledger.kernel(other)
             if len(related) == _MAX_WORKLOADS or not (len(trials) and mod):
                 continue
+            if not self._is_of_family(other, mod, key):
+                continue
             self.quarantine_inapplicable(mod, trials)
             if valid := trials.valid()[:_MAX_TRIALS]:
                 related.append(RelatedWorkload(mod, valid))
         return related
+
+    def _is_of_family(self, other: str, mod: str, key: str) -> bool:
+        """Return whether a kernel is that of its workload and related to `key`: it may be from elsewhere."""
+        if other not in self._verdicts:
+            self._verdicts[other] = verify_kernel(self._fork_server, other, mod)
+        verdict = self._verdicts[other]
+        if verdict.problem:
+            _log.debug("the kernel of workload %s is removed: %s", other[:12], verdict.problem)
+            self._ledger.forget_kernel(other)
+        return not verdict.problem and verdict.family == self._ledger.description(key).family
 
 
 # ---------------------------------------------------------------- fitting

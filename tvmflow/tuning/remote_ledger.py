@@ -30,6 +30,7 @@ from tvmflow.tuning.machine_class import MachineClass, this_machine_class
 from tvmflow.tuning.pack import export_pack
 from tvmflow.tuning.pack_import import import_pack
 from tvmflow.tuning.remote_index import SignedPack, index_key, read_index
+from tvmflow.tuning.replay import TraceCheck
 from tvmflow.tuning.trial_import import ImportResult
 
 _log = logging.getLogger(__name__)
@@ -130,10 +131,17 @@ def _spool_item(machine_class: MachineClass) -> str:
 # ---------------------------------------------------------------- pulling
 
 
-def pull_trials(connection: RemoteConnection, machine_class: MachineClass) -> PullResult:
+def pull_trials(
+    connection: RemoteConnection, machine_class: MachineClass, checker: TraceCheck | None = None
+) -> PullResult:
     """Add the trials that others measured on a machine class to the local ledger.
 
     A pack that is damaged, not trusted or rejected by the ledger is reported and left out.
+
+    Args:
+        connection: The remote cache.
+        machine_class: The class of machines.
+        checker: Applies each trace to its kernel first; None to leave that to the tuning.
 
     Raises:
         RemoteCacheError: when the remote cache does not answer.
@@ -147,7 +155,7 @@ def pull_trials(connection: RemoteConnection, machine_class: MachineClass) -> Pu
             packs += 1
             continue
         try:
-            result = _import(connection, pack, machine_class, Path(store.ledger))
+            result = _import(connection, pack, machine_class, Path(store.ledger), checker)
         except (InvalidAction, Corrupt, UsageError) as reason:
             text = f"the trials {digest[:12]} are rejected: {_one_line(reason)}"
             problems.append(connection.report(text))
@@ -161,7 +169,11 @@ def pull_trials(connection: RemoteConnection, machine_class: MachineClass) -> Pu
 
 
 def _import(
-    connection: RemoteConnection, pack: SignedPack, machine_class: MachineClass, ledger: Path
+    connection: RemoteConnection,
+    pack: SignedPack,
+    machine_class: MachineClass,
+    ledger: Path,
+    checker: TraceCheck | None = None,
 ) -> ImportResult:
     """Add one pack to a ledger.
 
@@ -175,9 +187,9 @@ def _import(
         path = folder / _PACK_NAME
         if not connection.download_blob(pack.trials, path):
             raise Corrupt("it is missing")
-        result = import_pack(path, ledger, machine_class)
+        result = import_pack(path, ledger, machine_class, checker)
     for problem in result.problems:
-        connection.report(f"not imported: {problem.replace(str(path), 'a pack of trials')}")
+        connection.report(f"refused: {problem.replace(str(path), 'a pack of trials')}")
     return result
 
 

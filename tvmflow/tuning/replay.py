@@ -1,7 +1,7 @@
-"""Replays recorded schedules: applies each to its kernel again, and quarantines those that fail.
+"""Replays recorded schedules: applies each to its kernel again, and names those that fail.
 
-Nothing here imports TVM but `apply_traces`, which runs in a forked child: an imported schedule
-may crash the compiler, and that ends one child.
+Nothing here imports TVM but `apply_traces` and `read_kernel`, which run in forked children: an
+imported schedule or kernel may crash the compiler, and that ends one child.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -27,6 +27,7 @@ _TIMEOUT_S: Final = 60.0
 _MAX_REASON: Final = 200
 _PRELOADED: Final = ("tvmflow.compiler.schedules.intrinsics", "tvmflow.tuning.measure")
 _APPLY_TRACES: Final = f"{__name__}:apply_traces"
+_READ_KERNEL: Final = f"{__name__}:read_kernel"
 _log = logging.getLogger(__name__)
 
 
@@ -78,7 +79,10 @@ def replay_ledger(
         for folder in list_target_folders(root, targets):
             for key, _ in folder.workload_files():
                 mod = folder.ledger.kernel(key) or kernels.get(key, "")
-                if not mod or folder.description is None:
+                problem = verify_kernel(fork_server, key, mod).problem if mod else ""
+                if problem:
+                    findings.append(f"workload {key[:12]}: its kernel cannot be used: {problem}")
+                if problem or not mod or folder.description is None:
                     unknown += 1
                     continue
                 ledger = folder.ledger.workload(key)
@@ -90,6 +94,123 @@ def replay_ledger(
                 quarantined += failed
                 findings += ledger.repairs
     return ReplayResult(workloads, trials, unknown, findings, quarantined)
+
+
+# ---------------------------------------------------------------- kernels
+
+
+class KernelVerdict(NamedTuple):
+    """The check of a saved kernel.
+
+    Attributes:
+        problem: The reason why it is not the kernel of its key; otherwise empty.
+        family: The digest that it shares with the same operator in other shapes.
+    """
+
+    problem: str
+    family: str = ""
+
+
+def verify_kernel(fork_server: ForkServer, key: str, mod: str) -> KernelVerdict:
+    """Return whether a saved kernel is the one that a workload's key is the digest of.
+
+    Raises:
+        StageError: TVM cannot be loaded: no kernel is to blame.
+    """
+    outcome = fork_server.call(_READ_KERNEL, {"mod": mod}, timeout_s=_TIMEOUT_S)
+    if outcome.kind in ("error", "cancelled"):
+        raise _cannot_apply(outcome.message)
+    if outcome.kind != "ok":
+        return KernelVerdict(outcome.message)
+    problem, actual_key, family = outcome.value
+    if not problem and actual_key != key:
+        problem = f"it is that of workload {actual_key[:12]}"
+    return KernelVerdict(problem, family)
+
+
+def read_kernel(payload: Json, emit: Emit) -> list[str]:
+    """Load a saved kernel: the entry point of the child.
+
+    Args:
+        payload: `mod`, the saved kernel.
+        emit: Not used.
+
+    Returns:
+        The reason why it cannot be read, or an empty string; its key; its family.
+    """
+    import tvm
+
+    from tvmflow.tuning.workloads import family_key, workload_key
+
+    del emit
+    try:
+        mod = tvm.ir.load_json(payload["mod"])
+        return ["", workload_key(mod), family_key(mod)]
+    # Whatever TVM raises here is about this kernel.
+    except Exception as error:
+        return [summarize_error(error)[:_MAX_REASON], "", ""]
+
+
+# ---------------------------------------------------------------- traces from elsewhere
+
+
+class TraceVerdict(NamedTuple):
+    """The outcome of applying the trials of a workload.
+
+    Attributes:
+        problem: The reason why none can be applied: the kernel; otherwise empty.
+        reasons: The reasons why single trials cannot be, by their ids.
+    """
+
+    problem: str
+    reasons: Mapping[str, str]
+
+
+class TraceCheck:
+    """Applies traces to their kernels before a ledger takes them."""
+
+    def __init__(self, fork_server: ForkServer, kernels: Mapping[str, str]) -> None:
+        """Prepare the checks.
+
+        Args:
+            fork_server: Where the children are forked.
+            kernels: The saved kernels that the store knows, by workload key.
+        """
+        self._fork_server = fork_server
+        self._kernels = kernels
+
+    @classmethod
+    @contextlib.contextmanager
+    def start(cls, store: LocalStore) -> Iterator[TraceCheck]:
+        """Give a checker that knows the kernels of a store."""
+        with ForkServer.start(_PRELOADED) as fork_server:
+            yield cls(fork_server, find_kernels(store))
+
+    def check(
+        self, key: str, kernel: str, target: Mapping[str, Json], trials: Sequence[Trial]
+    ) -> TraceVerdict:
+        """Apply the trials of a workload to its kernel.
+
+        Args:
+            key: The workload.
+            kernel: Its saved kernel; empty where it is not known.
+            target: TVM's mapping of the target.
+            trials: The trials.
+
+        Raises:
+            StageError: TVM cannot be loaded.
+        """
+        mod = kernel or self._kernels.get(key, "")
+        if not mod:
+            return TraceVerdict("its kernel is not known, so that no trace can be applied", {})
+        problem = verify_kernel(self._fork_server, key, mod).problem
+        if problem:
+            return TraceVerdict(f"its kernel cannot be used: {problem}", {})
+        chosen = _applied_before(trials)
+        reasons = _failure_reasons(self._fork_server, mod, dict(target), chosen) if chosen else {}
+        return TraceVerdict(
+            "", {key: f"its trace does not apply: {reason}" for key, reason in reasons.items()}
+        )
 
 
 def quarantine_inapplicable(
@@ -106,16 +227,22 @@ def quarantine_inapplicable(
     Returns:
         How many trials were applied, and how many were quarantined.
     """
-    # A trial that did not apply when it was measured is a known failure, and stays.
-    chosen = [
-        trial
-        for trial in ledger.trials.values()
-        if trial.failure is None or trial.failure.phase != "apply"
-    ]
+    chosen = _applied_before(ledger.trials.values())
     reasons = _failure_reasons(fork_server, mod, dict(target), chosen) if chosen else {}
     for trial_id, reason in reasons.items():
         ledger.quarantine([trial_id], f"its trace does not apply: {reason}")
     return len(chosen), len(reasons)
+
+
+def _applied_before(trials: Iterable[Trial]) -> list[Trial]:
+    """Return the trials without those that did not apply when they were measured: known failures, which stay."""
+    return [trial for trial in trials if not (trial.failure and trial.failure.phase == "apply")]
+
+
+def _cannot_apply(message: str) -> StageError:
+    return StageError(
+        f"schedules cannot be applied on this machine: {message}", fix="run `tvmflow doctor`"
+    )
 
 
 def _failure_reasons(
@@ -132,10 +259,7 @@ def _failure_reasons(
         pairs = zip(trials, outcome.value, strict=True)
         return {trial.id: reason for trial, reason in pairs if reason}
     if outcome.kind in ("error", "cancelled") or not trials:
-        raise StageError(
-            f"schedules cannot be applied on this machine: {outcome.message}",
-            fix="run `tvmflow doctor`",
-        )
+        raise _cannot_apply(outcome.message)
     if len(trials) == 1:
         _failure_reasons(fork_server, mod, target, [])
         return {trials[0].id: outcome.message}

@@ -15,10 +15,19 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.errors import UsageError
 from tvmflow.core.types import Json
+from tvmflow.tuning import traces
 from tvmflow.tuning.ledger import Ledger, TargetDescription, WorkloadDescription
 from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_records
 from tvmflow.tuning.machine_class import MachineClass
-from tvmflow.tuning.trials import Baseline, FinalistsRecord, Record, Trial
+from tvmflow.tuning.replay import TraceCheck, TraceVerdict
+from tvmflow.tuning.trials import (
+    Baseline,
+    ExhaustedMark,
+    FinalistsRecord,
+    Record,
+    Trial,
+    is_ahead_of_clock,
+)
 from tvmflow.tuning.workload_records import same_trials
 
 _FIELD_NAMES: Final[Mapping[str, str]] = {
@@ -60,6 +69,7 @@ class ImportedWorkload:
         workload: The key of the workload.
         description: The workload for people.
         exhausted: The searches that came to their end with exactly these trials.
+        kernel: The saved kernel, which nobody has checked; empty where it is not known.
         records: Trials, baselines and times of finalists.
         invalid: What cannot be used.
     """
@@ -68,6 +78,7 @@ class ImportedWorkload:
     workload: str
     description: WorkloadDescription
     exhausted: tuple[str, ...] = ()
+    kernel: str = ""
     records: list[Record] = field(default_factory=list)
     invalid: Problems = field(default_factory=Problems)
 
@@ -111,8 +122,9 @@ def import_trials(
     descriptions: Mapping[str, TargetDescription],
     workloads: Iterable[ImportedWorkload],
     machine_class: MachineClass,
+    checker: TraceCheck | None = None,
 ) -> ImportResult:
-    """Add to a ledger the trials that it accepts and lacks.
+    """Add to a ledger the records that it accepts and lacks.
 
     Args:
         root: The ledger.
@@ -120,6 +132,7 @@ def import_trials(
         descriptions: The targets by key; each key was checked.
         workloads: The trials to import.
         machine_class: This machine's class.
+        checker: Applies each trace to its kernel first; None to leave that to the tuning.
 
     Raises:
         UsageError: All targets are rejected; then nothing was changed.
@@ -142,7 +155,7 @@ def import_trials(
             continue
         description = descriptions[workload.target]
         ledger = Ledger.open(root, *description)
-        results[workload.target] = _import_workload(ledger, description.tvm, workload, result)
+        results[workload.target] = _import_workload(ledger, description, workload, result, checker)
         for sentence in workload.invalid.sentences:
             problems.add(sentence)
     for result in results.values():
@@ -151,38 +164,61 @@ def import_trials(
 
 
 def _import_workload(
-    ledger: Ledger, tvm: str, workload: ImportedWorkload, result: TargetImport
+    ledger: Ledger,
+    target: TargetDescription,
+    workload: ImportedWorkload,
+    result: TargetImport,
+    checker: TraceCheck | None,
 ) -> TargetImport:
     """Add the records of one workload; return the target's new counts."""
-    trials = [trial for trial in workload.records if isinstance(trial, Trial)]
-    usable = [trial for trial in trials if trial.tvm == tvm]
-    for trial in trials:
-        if trial.tvm != tvm:
-            workload.invalid.add(
-                f"workload {workload.workload[:12]}, trial {trial.id[:12]}: "
-                f"measured with TVM {trial.tvm}, but its target has TVM {tvm}"
-            )
-    others = [
-        record for record in workload.records if isinstance(record, Baseline | FinalistsRecord)
-    ]
+    key = workload.workload
+    trials = [record for record in workload.records if isinstance(record, Trial)]
+    checked = TraceVerdict("", {})
+    if checker and trials:
+        checked = checker.check(key, workload.kernel or ledger.kernel(key), target.target, trials)
+    usable: list[Trial] = []
+    others: list[Baseline | FinalistsRecord] = []
+    for record in workload.records:
+        if reason := _refusal_reason(record, target.tvm, checked):
+            workload.invalid.add(f"workload {key[:12]}, {_name(record)}: {reason}")
+        elif isinstance(record, Trial):
+            usable.append(record)
+        elif not isinstance(record, ExhaustedMark):
+            others.append(record)
     new = 0
     if usable or others:
-        opened = ledger.workload(workload.workload)
+        opened = ledger.workload(key)
         opened.add(others)
         new = opened.extend(usable)
         for search in workload.exhausted if same_trials(opened, trials) else ():
             if not opened.is_exhausted(search):
                 opened.mark_exhausted(search)
-        # A search relies on the family that it recorded itself.
-        description = workload.description._replace(family="")
-        if description != WorkloadDescription():
-            ledger.describe(workload.workload, description)
+        ledger.adopt_description(key, workload.description, workload.kernel)
     return result._replace(
         workloads=result.workloads + 1,
         new=result.new + new,
         known=result.known + len(usable) - new,
         invalid=result.invalid + workload.invalid.count,
     )
+
+
+def _name(record: Record) -> str:
+    if isinstance(record, Trial):
+        return f"trial {record.id[:12]}"
+    return "time of the untuned kernel" if isinstance(record, Baseline) else "times of finalists"
+
+
+def _refusal_reason(record: Record, tvm: str, checked: TraceVerdict) -> str:
+    """Return why a ledger refuses a record; an empty string when it does not."""
+    if checked.problem:
+        return checked.problem
+    if is_ahead_of_clock(record.when):
+        return f"its time {record.when} is in the future"
+    if not isinstance(record, Trial):
+        return ""
+    if record.tvm != tvm:
+        return f"measured with TVM {record.tvm}, but its target has TVM {tvm}"
+    return traces.find_problem(record.trace) or checked.reasons.get(record.id, "")
 
 
 def rejection_reason(
@@ -227,13 +263,16 @@ def _leaves(value: Json, path: str = "") -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------- another ledger
 
 
-def merge_ledger(source: Path, root: Path, machine_class: MachineClass) -> ImportResult:
+def merge_ledger(
+    source: Path, root: Path, machine_class: MachineClass, checker: TraceCheck | None = None
+) -> ImportResult:
     """Add to a ledger what another one has and it lacks. The other one is only read.
 
     Args:
         source: A store, or the ledger in it.
         root: The ledger to add to.
         machine_class: This machine's class.
+        checker: Applies each trace to its kernel first; None to leave that to the tuning.
 
     Raises:
         UsageError: `source` is no ledger, is this one, or has no target that is accepted.
@@ -250,7 +289,8 @@ def merge_ledger(source: Path, root: Path, machine_class: MachineClass) -> Impor
     descriptions = {
         folder.key: folder.description for folder in folders if folder.description is not None
     }
-    result = import_trials(root, str(source), descriptions, _read_workloads(folders), machine_class)
+    workloads = _read_workloads(folders)
+    result = import_trials(root, str(source), descriptions, workloads, machine_class, checker)
     unusable = [
         TargetImport(folder.key, folder.text, f"about.json: {folder.problem}")
         for folder in folders
@@ -268,6 +308,7 @@ def _read_workloads(folders: Iterable[TargetFolder]) -> Iterator[ImportedWorkloa
                 key,
                 folder.ledger.description(key),
                 tuple(records.exhausted_searches()),
+                folder.ledger.kernel(key),
                 [*records.in_order(), *records.others()],
                 Problems(problems),
             )

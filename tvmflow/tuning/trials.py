@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, StrictStr, TypeAdapter, ValidationEr
 from tvmflow.core import documents
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.types import Json
+from tvmflow.tuning import traces
 
 RECORD_VERSION: Final = 1
 """The version of trials and of marks of exhausted searches."""
@@ -23,9 +24,12 @@ RECORD_VERSION: Final = 1
 MAX_RECORD_VERSION: Final = 2
 """The version of baselines and of finalists' times, which a tvmflow that reads version 1 leaves alone."""
 
-RECORD_STARTS: Final = (b'{"failure":', b'{"baseline":', b'{"finalists":', b'{"exhausted":')
+TRIAL_START: Final = b'{"failure":'
+FAILED_TRIAL_START: Final = TRIAL_START + b"{"
+RECORD_STARTS: Final = (TRIAL_START, b'{"baseline":', b'{"finalists":', b'{"exhausted":')
 """The first bytes of each kind of record in its canonical form."""
 
+_YEARS: Final = range(1970, 3000)
 _MAX_QUOTED: Final = 80
 
 
@@ -34,6 +38,8 @@ def _utc(when: str) -> str:
     moment = datetime.fromisoformat(when)
     if moment.tzinfo is None:
         raise ValueError("a time needs a time zone")
+    if moment.year not in _YEARS:
+        raise ValueError("a time needs a plausible year")
     return moment.astimezone(timezone.utc).isoformat(timespec="milliseconds")
 
 
@@ -153,8 +159,6 @@ class FinalistsRecord(NamedTuple):
 Record = Trial | ExhaustedMark | Baseline | FinalistsRecord
 """What a line of a ledger file holds."""
 
-_Instruction = tuple[StrictStr, list[Json], list[Json], list[StrictStr]]
-_TRACE: Final = TypeAdapter(tuple[list[_Instruction], list[tuple[_Count, Json]]])
 _TRIAL: Final = TypeAdapter(Trial)
 # A record is of the kind whose field it has; its first field has that name in a line.
 _KINDS: Final = {
@@ -213,10 +217,8 @@ def _parse_trial(record: dict[str, Json]) -> Trial:
     trial = _TRIAL.validate_python(record)
     if bool(trial.run_secs) == bool(trial.failure):
         raise ValueError("a trial has either times or a failure")
-    try:
-        _TRACE.validate_python(trial.trace)
-    except ValidationError as error:
-        raise ValueError("its trace does not have the form of one") from error
+    if not traces.has_form(trial.trace):
+        raise ValueError("its trace does not have the form of one")
     if trial.id != trial_id(trial.trace):
         raise ValueError("the trace does not have the digest that the record gives")
     return trial
@@ -244,6 +246,11 @@ def sort_by_time(trials: Iterable[Trial]) -> list[Trial]:
 def sort_by_record(trials: Iterable[Trial]) -> list[Trial]:
     """Return the trials in the order of measuring, whatever the order in which a ledger received them."""
     return sorted(trials, key=lambda trial: (trial.when, trial.id))
+
+
+def is_ahead_of_clock(when: str) -> bool:
+    """Return whether a record's time is more than a day ahead: more than clocks differ."""
+    return datetime.fromisoformat(when) > datetime.now(timezone.utc) + timedelta(days=1)
 
 
 def timestamp(after: str = "") -> str:

@@ -166,7 +166,7 @@ def test_pull_shows_problems_with_trials(
     plan = plan_of()
     problems = ["trials of cpu: damaged"]
     monkeypatch.setattr(push_pull, "_evaluate", lambda *_: (plan, evaluate_plan(plan, store)))
-    monkeypatch.setattr(push_pull, "_pull_trials", lambda client: (0, problems))
+    monkeypatch.setattr(push_pull, "_pull_trials", lambda *_: (0, problems))
     command = ("pull", "a.yaml", "--ledger", "--remote", str(tmp_path))
     assert cache_command(store, *command) == 1
     assert capsys.readouterr().out.splitlines()[-1] == problems[0]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tvmflow.cli import doctor, main
+from tvmflow.cli.doctor_disks import examine_disks
 from tvmflow.store.local import LocalStore
 
 
@@ -51,7 +52,9 @@ def test_damage_in_the_store_is_reported(tmp_path: Path) -> None:
     store.create()
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "abc").touch()
-    details = {finding.subject: finding.detail for finding in doctor._examine_machine(store)}
+    details = {
+        finding.subject: finding.detail for finding in examine_disks(store, tmp_path / "dist")
+    }
     assert details["store"] == f"1 damaged file in {tmp_path / 'damaged'}"
 
 

@@ -73,7 +73,7 @@ def test_defaults_of_all_groups() -> None:
                     remote_url=None, require_signatures=None, remote_timeout_s=10.0
                 ),
                 remote_mode=None,
-                remote_wait_s=30.0,
+                remote_wait_s=None,
             ),
             executor=ExecutorOptions(executor="processes", scheduler=None, wait_for_workers_s=0.0),
         ),

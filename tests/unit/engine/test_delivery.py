@@ -9,12 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests.support.engine import artifact, plan_of, planned, recipe
+from tests.support.small_runs import RunHost
+from tests.support.small_runs import plan_of as plan_of_small_run
+from tests.support.umask import modes_below, umask
 from tvmflow.core.errors import StoreError
 from tvmflow.core.types import Artifact, Plan, StageKey
 from tvmflow.engine import delivery
 from tvmflow.store.local import LocalStore
 
-CONTENTS = {"net.tvmflow": b"bundle", "module.tvmflow": b"bundle", "verdict.json": b"{}"}
+CONTENTS = {
+    "net.tvmflow": b"bundle",
+    "module.tvmflow": b"bundle",
+    "verdict.json": b"{}",
+    "measurements.json": b"{}",
+}
 
 
 class FinishedPlan:
@@ -35,7 +43,8 @@ class FinishedPlan:
                 StageKey("k", {}), **{n: digests[n] for n in ("net.tvmflow", "module.tvmflow")}
             ),
             "net:verify/host": artifact(
-                StageKey("v", {}), **{"verdict.json": digests["verdict.json"]}
+                StageKey("v", {}),
+                **{name: digests[name] for name in ("verdict.json", "measurements.json")},
             ),
         }
 
@@ -55,11 +64,16 @@ def finished(tmp_path: Path) -> FinishedPlan:
 def test_files_are_delivered_to_the_folder_of_recipe_and_target(finished: FinishedPlan) -> None:
     """The library and its verdict; other files of the results stay in the store."""
     assert finished.is_pending()
-    assert finished.deliver() == ["net/host/net.tvmflow", "net/host/verify.json"]
+    assert finished.deliver() == [
+        "net/host/net.tvmflow",
+        "net/host/verify.json",
+        "net/host/measurements.json",
+    ]
     assert Path(finished.dist, "net/host/net.tvmflow").read_bytes() == b"bundle"
     assert not finished.is_pending()
     assert sorted(path.name for path in Path(finished.dist).rglob("*")) == [
         "host",
+        "measurements.json",
         "net",
         "net.tvmflow",
         "verify.json",
@@ -126,3 +140,13 @@ def test_the_verdict_on_a_rejected_library_is_delivered_without_it(
     delivery.deliver_verdicts(finished.plan, verdicts, finished.store, finished.dist)
     assert [p.name for p in Path(finished.dist, "net/host").iterdir()] == ["verify.json"]
     assert hashlib.sha256(b"no").hexdigest() in verdicts.values()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_the_umask_decides_who_may_read_what_is_delivered(tmp_path: Path, mask: int) -> None:
+    """Libraries, verdicts, statements and bills of materials alike, whatever the permissions in the store are."""
+    host = RunHost(tmp_path)
+    with umask(mask) as mode:
+        delivered = host.run(plan_of_small_run()).delivered
+    assert len(delivered) > 2
+    assert modes_below(host.dist) == {mode}

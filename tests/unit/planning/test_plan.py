@@ -50,7 +50,7 @@ def test_only_verified_files_are_delivered() -> None:
     gated = plan_of(planned(made)).deliveries
     assert {delivery.verified_by for delivery in gated} == {"net:verify/host"}
     names = [delivered for delivery in gated for _, delivered in delivery.files]
-    assert sorted(names) == ["net.so", "net.tvmflow", "verify.json"]
+    assert sorted(names) == ["measurements.json", "net.so", "net.tvmflow", "verify.json"]
     free = plan_of(planned(made, stages=("import", "build", "export"))).deliveries
     assert [delivery.verified_by for delivery in free] == [""]
 

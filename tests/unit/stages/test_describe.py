@@ -232,3 +232,20 @@ def test_the_threads_of_a_tuning_and_its_starting_points_are_told() -> None:
     ]
     whole = {**facts, "threads": 2, "usable_cpus": 2, "starting_points": 0, "near_targets": []}
     assert tune.describe(whole, {})[1:] == ["measured with 2 threads"]
+
+
+def test_a_stand_in_is_never_taken_for_the_framework() -> None:
+    """What ran is what outputs agree with; who refused the model is said beside it, with the reason."""
+    facts = {
+        "against": "reference",
+        "samples": 3,
+        "reference": "the ONNX reference evaluator 1.23.2",
+        "reference_note": "ONNX Runtime 1.31.1 refuses this model: opset 28 is under development",
+        "outputs": {"y": COMPARISON},
+    }
+    agreement, note = verify.describe(facts, {})
+    assert agreement.startswith("y agrees with the ONNX reference evaluator 1.23.2 on 3 samples")
+    assert note == (
+        "ONNX Runtime 1.31.1 refuses this model: opset 28 is under development; "
+        "the ONNX reference evaluator 1.23.2 ran it instead"
+    )

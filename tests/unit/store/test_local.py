@@ -274,6 +274,49 @@ def test_cleaning_is_refused_while_a_run_is_active(store: LocalStore) -> None:
     assert store.find(made.key) == made
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users")
+def test_users_of_one_group_share_a_store(tmp_path: Path) -> None:
+    """Each uses what the other made, and takes the same locks; the umask lets the group write."""
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o755)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    os.chown(shared, 0, _GROUP)
+    shared.chmod(0o2775)
+
+    def publish_as(user: int, number: int) -> None:
+        store = LocalStore(str(shared))
+        store.create()
+        with store.running():
+            publish(store, stage_key(number), {"x": b"%d" % number})
+            store.remember("net", "build", stage_key(number).digest)
+            for other in range(number):
+                assert store.find(stage_key(other).digest), other
+
+    for number, user in enumerate((1001, 1002, 1001, 1003)):
+        assert run_as(user, lambda user=user, number=number: publish_as(user, number)) == 0
+
+
+_GROUP = 2000
+
+
+def run_as(user: int, action: Any) -> int:
+    """Call a function in a child process of another user in the group; return its exit code."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([_GROUP])
+            os.setgid(_GROUP)
+            os.setuid(user)
+            os.umask(0o002)
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def _publish_twenty(root: str, seed: int) -> None:
     """Publish twenty results in an order of its own, in a process of its own."""
     store = LocalStore(root)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.cache_server import Cache, cache_server
+from tests.support.interruption import slow_server
 from tests.support.small_runs import RecordingExecutor, RunHost, outcomes, plan_of
 from tvmflow.core import signing
 from tvmflow.core.canonical_json import digest_of
@@ -136,7 +137,7 @@ def test_a_dead_remote_cache_is_reported_once_and_costs_little(tmp_path: Path) -
     started = time.monotonic()
     report = machine.run(plan_of(width=3))
     assert set(outcomes(report).values()) == {"ran"} and report.exit_code == 0
-    assert machine.messages == [f"{url}: connection refused; continuing without it"]
+    assert machine.messages == [f"{url}: connection refused; this run continues without it"]
     assert report.remote is not None and report.remote.waiting == 10
     assert time.monotonic() - started < 10
 
@@ -151,7 +152,9 @@ def test_a_remote_cache_that_never_answers_costs_a_limited_time(
     started = time.monotonic()
     report = machine.run(PLAN)
     assert set(outcomes(report).values()) == {"ran"}
-    assert machine.messages == [f"{cache.url}: no answer within 0.3 s; continuing without it"]
+    assert machine.messages == [
+        f"{cache.url}: no answer within 0.15 s; this run continues without it"
+    ]
     assert time.monotonic() - started < 10
 
 
@@ -186,7 +189,9 @@ def test_refused_access_is_reported_once(filled: Cache, tmp_path: Path) -> None:
     filled.token = "Bearer right"
     two = RunHost(tmp_path / "two", filled.url)
     assert set(outcomes(two.run(PLAN)).values()) == {"ran"}
-    assert two.messages == [f"{filled.url}: it answers 401 Unauthorized; continuing without it"]
+    assert two.messages == [
+        f"{filled.url}: it answers 401 Unauthorized; this run continues without it"
+    ]
     assert len(filled.requests) == 1
 
 
@@ -196,7 +201,7 @@ def test_one_failed_request_is_reported(tmp_path: Path) -> None:
         url = stopped.url
     machine = RunHost(tmp_path, url)
     machine.run(plan_of()._replace(stages=plan_of().stages[:1], deliveries=()))
-    assert machine.messages == [f"{url}: connection refused; continuing without it"]
+    assert machine.messages == [f"{url}: connection refused; this run continues without it"]
 
 
 def test_one_rejected_blob_does_not_stop_the_others(cache: Cache, tmp_path: Path) -> None:
@@ -235,6 +240,37 @@ def test_a_run_waits_a_limited_time_for_uploads(cache: Cache, tmp_path: Path) ->
     again = RunHost(tmp_path, cache.url, **WRITES).run(plan_of())
     assert again.remote is not None
     assert again.remote.waiting == 0 and len(cache.ac) == 4
+
+
+def test_a_slow_remote_cache_costs_no_more_than_it_may_save(cache: Cache, tmp_path: Path) -> None:
+    """Where the stages are known to take no time, a second in all is spent on it, and the user is told."""
+    machine = RunHost(tmp_path, cache.url)
+    machine.run(plan_of())
+    cache.requests.clear()
+    cache.slow_s = 0.4
+    report = machine.run(plan_of(value=7))
+    assert set(outcomes(report).values()) == {"ran"}
+    (message,) = machine.messages
+    assert message.startswith(f"{cache.url}: it is slow: ")
+    assert message.endswith("not worth more; this run continues without it")
+    # asked one after the other, they would be four, each with two attempts
+    assert len(cache.requests) == 3
+
+
+def test_a_slow_remote_cache_is_used_while_it_saves_more(filled: Cache, tmp_path: Path) -> None:
+    """Whatever it costs, where nobody knows how long the stages take, or they take longer."""
+    filled.slow_s = 0.1
+    machine = RunHost(tmp_path / "two", filled.url)
+    assert set(outcomes(machine.run(PLAN)).values()) == {"fetched"}
+    assert machine.messages == []
+
+
+def test_a_server_that_sends_its_header_byte_by_byte_has_one_time_limit(tmp_path: Path) -> None:
+    """The limit is that of the answer, not of each byte."""
+    with slow_server(b"HTTP/1.1 200", b" ", 0.05) as url:
+        machine = RunHost(tmp_path, url, patience_s=0.5)
+        assert set(outcomes(machine.run(PLAN)).values()) == {"ran"}
+    assert machine.messages == [f"{url}: no answer within 0.25 s; this run continues without it"]
 
 
 def test_uploads_do_not_delay_stages(cache: Cache, tmp_path: Path) -> None:

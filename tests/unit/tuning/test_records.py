@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.trials import DEVICE, TARGET, trial
+from tests.support.trials import DEVICE, TARGET, sealed, trial
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import UsageError
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription, target_key
@@ -298,17 +298,12 @@ def test_a_target_with_trials_in_the_ledger_is_accepted_from_any_machine(
 
 
 def forge(path: Path, change: dict[bytes, bytes], *more: bytes) -> None:
-    """Change a pack, add lines to it, and correct its digest."""
+    """Change a pack, add lines to it, and correct its digest and counts."""
     data = path.read_bytes()
     for old, new in change.items():
         assert data.count(old), old
         data = data.replace(old, new)
-    first, _, body = data.partition(b"\n")
-    header = json.loads(first)
-    del header["digest"]
-    body += b"".join(more)
-    header["digest"] = hashlib.sha256(canonical(header) + b"\n" + body).hexdigest()
-    path.write_bytes(canonical(header) + b"\n" + body)
+    path.write_bytes(sealed(data + b"".join(more)))
 
 
 def test_invalid_records_are_rejected_one_by_one(root: Path, tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol
+from typing import IO, Final, NamedTuple, Protocol
+
+MIN_BYTES_PER_S: Final = 256 << 10
+"""A remote cache that transfers fewer bytes per second is treated as unreachable."""
 
 # Takes the next piece of a blob.
 Sink = Callable[[bytes], object]

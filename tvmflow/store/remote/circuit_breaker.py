@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from tvmflow.core.bounded_calls import call_within
+from tvmflow.core.formatting import count_text
 from tvmflow.store.remote._base import Forbidden, Unreachable
+from tvmflow.store.remote.time_budget import TimeBudget
 
 _log = logging.getLogger(__name__)
 
@@ -23,34 +27,48 @@ class CircuitBreaker:
     """A switch that every request to a remote cache goes through.
 
     It opens, and then no request is sent, after a failure that another attempt cannot mend, after
-    `_MAX_FAILURES` others in a row, or when failures have cost `patience_s` seconds.
+    `_MAX_FAILURES` others in a row, when failures have cost `patience_s` seconds, or when the
+    budget of the run is used up.
 
     Attributes:
         open: No request is sent any more.
+        budget: How long the run waits for answers in all; by default without a limit.
     """
 
-    def __init__(self, report: Callable[[str], None], patience_s: float) -> None:
+    def __init__(
+        self,
+        report: Callable[[str], None],
+        patience_s: float,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Create a closed breaker; `report` gets the reason when it opens."""
         self.open = False
+        self.budget = TimeBudget()
         self._report = report
         self._patience_s = patience_s
+        self._is_cancelled = is_cancelled
         self._lock = threading.Lock()
         self._failures = 0
         self._lost_s = 0.0
 
-    def call(self, request: Callable[[], T]) -> T:
+    def call(self, request: Callable[[], T], limit_s: float = math.inf) -> T:
         """Return what a request returns, with a few attempts.
+
+        Args:
+            request: The request.
+            limit_s: The limit of an attempt as a whole, from the look-up of the host name on.
 
         Raises:
             Unreachable: when it fails, or the breaker is open.
             Forbidden: when access is refused.
+            Interrupted: when the run was cancelled.
         """
         for attempt in range(_ATTEMPTS):
             if self.open:
                 break
             started = time.monotonic()
             try:
-                answer = request()
+                answer = self._call_within(limit_s, request)
             except Unreachable as problem:
                 self._count_failure(problem, time.monotonic() - started)
                 if attempt == _ATTEMPTS - 1 or not problem.retryable:
@@ -64,6 +82,23 @@ class CircuitBreaker:
                     self._failures = 0
                 return answer
         raise Unreachable("it is not used any more in this run")
+
+    def _call_within(self, limit_s: float, request: Callable[[], T]) -> T:
+        with self.budget.waiting():
+            limit_s = min(limit_s, remaining_s := self.budget.remaining_s)
+            try:
+                answer = call_within(limit_s, request, self._is_cancelled)
+            except TimeoutError:
+                pass
+            else:
+                self.budget.answers += 1
+                return answer
+        if limit_s < remaining_s or not self.budget.answers:
+            raise Unreachable(f"no answer within {limit_s:.2g} s")
+        raise Unreachable(
+            f"it is slow: {count_text(self.budget.requests, 'request')} took "
+            f"{self.budget.spent_s:.1f} s, and all that it may save is not worth more"
+        )
 
     def _count_failure(self, problem: Unreachable, seconds: float) -> None:
         with self._lock:

@@ -6,12 +6,17 @@ uploaded is noted in the local store, and uploaded by a later run.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tvmflow.core.types import StageKey
 from tvmflow.store.remote.connection import RemoteConnection
 from tvmflow.store.remote.result_reader import FactsCheck, Fetched, ResultReader
 from tvmflow.store.remote.uploader import Uploader
+
+# How long a run that has ended waits for its uploads: a part of its time, within limits.
+_SHARE_OF_RUN: Final = 0.5
+_SHORTEST_WAIT_S: Final = 3.0
+_LONGEST_WAIT_S: Final = 30.0
 
 
 class Traffic(NamedTuple):
@@ -68,13 +73,26 @@ class RemoteCacheClient:
         """Begin with what earlier runs could not upload."""
         self.uploader.start()
 
-    def finish(self, wait_s: float | None = None) -> None:
+    def limit_time(self, work_s: float | None) -> None:
+        """Limit how long the run waits for results.
+
+        Args:
+            work_s: How long the stages take that are not up to date; None when that is not known.
+        """
+        unknown_s = self.connection.access.patience_s / 2
+        self.connection.reads.budget.limit(work_s, unknown_s)
+
+    def finish(self, run_s: float = 0.0, *, is_cancelled: bool = False) -> None:
         """Wait a limited time for uploads, then close the connection.
 
         Args:
-            wait_s: How long; as the access says when None.
+            run_s: How long the run took, of which the wait is a part if the access does not limit it.
+            is_cancelled: Do not wait.
         """
-        self.uploader.finish(self.connection.access.wait_s if wait_s is None else wait_s)
+        wait_s = self.connection.access.wait_s
+        if wait_s is None:
+            wait_s = min(max(_SHARE_OF_RUN * run_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
+        self.uploader.finish(0.0 if is_cancelled else wait_s)
         self.reader.close()
         self.connection.close()
 

@@ -15,7 +15,7 @@ from tvmflow.core.errors import Interrupted, StoreError
 from tvmflow.core.formatting import printable
 from tvmflow.core.signing import PrivateKey, PublicKey
 from tvmflow.store.local import LocalStore
-from tvmflow.store.remote._base import BlobRef, Corrupt, RemoteCache, Sink
+from tvmflow.store.remote._base import MIN_BYTES_PER_S, BlobRef, Corrupt, RemoteCache, Sink
 from tvmflow.store.remote.circuit_breaker import CircuitBreaker
 
 Report = Callable[[str], None]
@@ -32,15 +32,15 @@ class Access(NamedTuple):
         writes: Upload results.
         signer: Signs what is uploaded.
         trusted: The keys one of which must have signed a result; with none, all are accepted.
-        wait_s: How long a run that has ended waits for its uploads.
-        patience_s: How much time a remote cache that does not answer may cost in all.
+        wait_s: How long a run that has ended waits for its uploads; None for a part of its time.
+        patience_s: How long to wait for an answer, and how much time failures may cost in all.
     """
 
     reads: bool = True
     writes: bool = False
     signer: PrivateKey | None = None
     trusted: tuple[PublicKey, ...] = ()
-    wait_s: float = 30.0
+    wait_s: float | None = None
     patience_s: float = 10.0
 
 
@@ -66,8 +66,9 @@ class RemoteConnection:
         self.cache = cache
         self.store = store
         self.access = access
-        self.reads = CircuitBreaker(self._report_read_failure, access.patience_s)
-        self.writes = CircuitBreaker(self._report_write_failure, access.patience_s)
+        patience_s = access.patience_s
+        self.reads = CircuitBreaker(self._report_read_failure, patience_s, is_cancelled)
+        self.writes = CircuitBreaker(self._report_write_failure, patience_s, is_cancelled)
         self._report_to_user = report
         self._is_cancelled = is_cancelled
         self._problems: list[str] = []
@@ -96,7 +97,7 @@ class RemoteConnection:
         return text
 
     def _report_read_failure(self, reason: str) -> None:
-        self.report(f"{reason}; continuing without it")
+        self.report(f"{reason}; this run continues without it")
 
     def _report_write_failure(self, reason: str) -> None:
         # when nothing can be fetched either, one line about it is enough
@@ -107,6 +108,10 @@ class RemoteConnection:
         """Close the connections to the remote cache."""
         self.cache.close()
 
+    def _limit_s(self, size: int) -> float:
+        """Return how long a transfer of so many bytes may take."""
+        return self.access.patience_s + size / MIN_BYTES_PER_S
+
     # ------------------------------------------------------------ fetching
 
     def read_blob(self, blob: BlobRef, circuit_breaker: CircuitBreaker) -> bytes | None:
@@ -116,7 +121,9 @@ class RemoteConnection:
             Corrupt: when the content has another digest or size.
             RemoteCacheError: when the remote cache does not answer.
         """
-        return circuit_breaker.call(lambda: _collect(partial(self._copy, blob)))
+        return circuit_breaker.call(
+            lambda: _collect(partial(self._copy, blob)), self._limit_s(blob.size)
+        )
 
     def download_blob(self, blob: BlobRef, path: Path) -> bool:
         """Write a blob to a new file, verified while it arrives; return whether it exists.
@@ -133,7 +140,7 @@ class RemoteConnection:
                 return self._copy(blob, stream.write)
 
         try:
-            return self.reads.call(request)
+            return self.reads.call(request, self._limit_s(blob.size))
         except OSError as error:
             raise explain(error, path) or StoreError(f"{error.strerror or error}") from error
 
@@ -170,7 +177,9 @@ class RemoteConnection:
         Raises:
             RemoteCacheError: when the remote cache does not answer.
         """
-        return self.writes.call(lambda: self.cache.has(blob.path, blob.size))
+        return self.writes.call(
+            lambda: self.cache.has(blob.path, blob.size), self.access.patience_s
+        )
 
     def upload_blob(self, blob: BlobRef, content: bytes | Path) -> None:
         """Upload bytes, or the content of a file, replacing a blob of their digest.
@@ -178,7 +187,7 @@ class RemoteConnection:
         Raises:
             RemoteCacheError: when the remote cache does not accept it.
         """
-        self.writes.call(lambda: self.cache.put(blob.path, content))
+        self.writes.call(lambda: self.cache.put(blob.path, content), self._limit_s(blob.size))
 
     def upload_missing_blob(self, blob: BlobRef, path: Path) -> None:
         """Upload the content of a file, unless the remote cache has it.
@@ -195,7 +204,7 @@ class RemoteConnection:
         Raises:
             RemoteCacheError: when the remote cache does not accept it.
         """
-        self.writes.call(lambda: self.cache.put(f"ac/{key}", content))
+        self.writes.call(lambda: self.cache.put(f"ac/{key}", content), self._limit_s(len(content)))
 
     def get_action(self, key: str, circuit_breaker: CircuitBreaker) -> bytes | None:
         """Return the action of a key, unverified; None when there is none.
@@ -204,7 +213,7 @@ class RemoteConnection:
             RemoteCacheError: when the remote cache does not answer.
         """
         get = partial(self.cache.get, f"ac/{key}", _MAX_ACTION_BYTES)
-        return circuit_breaker.call(lambda: _collect(get))
+        return circuit_breaker.call(lambda: _collect(get), self.access.patience_s)
 
 
 def _collect(get: Callable[[Sink], bool]) -> bytes | None:

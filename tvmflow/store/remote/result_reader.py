@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 FactsCheck = Callable[[str, Mapping[str, Json]], bool]
 
 _PARALLEL_DOWNLOADS: Final = 8
+# How many bytes are downloaded before it is known whether the result is valid.
+_MAX_UNVERIFIED_BYTES: Final = 1 << 20
 
 
 class MissingBlob(Corrupt):
@@ -101,22 +103,26 @@ class ResultReader:
         self._connection.report(text)
 
     def _fetch(self, key: str) -> Fetched | None:
-        result = find_action(self._connection, key, self._connection.reads)
-        if result is None:
-            return None
-        action = result.action
-        if not self._are_valid_facts(action.stage, action.facts):
-            raise InvalidAction("its facts are not those of such a stage")
-        missing = {
-            file.digest: file.size
-            for file in action.files
-            if not self._is_stored(BlobRef(file.digest, file.size))
-        }
-        if missing:
-            check_free_space(self._store.root, sum(missing.values()))
-        # all of them are waited for: after a failure none may go on writing
-        tasks = [self._pool.submit(self._download, BlobRef(*item)) for item in missing.items()]
-        problems = [error for task in tasks if (error := task.exception()) is not None]
+        tasks: dict[BlobRef, Future[None]] = {}
+
+        def start_small(blobs: Collection[BlobRef]) -> None:
+            # side by side with the envelope, unless nothing may be fetched that is not signed
+            size = sum(blob.size for blob in blobs)
+            if size <= _MAX_UNVERIFIED_BYTES and not self._connection.access.trusted:
+                self._start_downloads(blobs, tasks)
+
+        try:
+            result = find_action(self._connection, key, self._connection.reads, start_small)
+            if result is None:
+                return None
+            action = result.action
+            if not self._are_valid_facts(action.stage, action.facts):
+                raise InvalidAction("its facts are not those of such a stage")
+            self._connection.reads.budget.add_saved(action.seconds)
+            self._start_downloads([BlobRef(file.digest, file.size) for file in action.files], tasks)
+        finally:
+            # all of them are waited for: after a failure none may go on writing
+            problems = [error for task in tasks.values() if (error := task.exception())]
         if problems:
             raise min(problems, key=lambda problem: not isinstance(problem, Corrupt))
         signers = [
@@ -128,11 +134,20 @@ class ResultReader:
             action.files, action.facts, action.preimage, action.seconds, action.made, origin=origin
         )
         self._store.adopt(key, record)
-        size = sum(missing.values())
+        size = sum(blob.size for blob in tasks)
         with self._lock:
             self.fetched.add(key)
             self.fetched_bytes += size
         return Fetched(Artifact(key, action.files, action.facts), size, origin.text)
+
+    def _start_downloads(
+        self, blobs: Collection[BlobRef], tasks: dict[BlobRef, Future[None]]
+    ) -> None:
+        """Start the downloads of those blobs that are not stored and have no task yet."""
+        missing = {blob for blob in blobs if blob not in tasks and not self._is_stored(blob)}
+        if missing:
+            check_free_space(self._store.root, sum(blob.size for blob in missing))
+        tasks |= {blob: self._pool.submit(self._download, blob) for blob in missing}
 
     def _is_stored(self, blob: BlobRef) -> bool:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tvmflow.core import signing
@@ -106,9 +106,18 @@ def _listed_files(action: Action) -> dict[str, BlobRef]:
 
 
 def find_action(
-    connection: RemoteConnection, key: str, circuit_breaker: CircuitBreaker
+    connection: RemoteConnection,
+    key: str,
+    circuit_breaker: CircuitBreaker,
+    on_files: Callable[[Collection[BlobRef]], None] = lambda _: None,
 ) -> VerifiedAction | None:
     """Return the verified action of a key; None when the remote cache has none.
+
+    Args:
+        connection: The remote cache.
+        key: The key.
+        circuit_breaker: What its requests go through.
+        on_files: Called with the files that the action lists before it is verified.
 
     Raises:
         InvalidAction: when it is rejected.
@@ -124,6 +133,7 @@ def find_action(
         raise InvalidAction(f"it has no {_ENVELOPE_PATH}: another tool wrote it")
     if blob.size > _MAX_ENVELOPE_BYTES:
         raise InvalidAction(f"its {_ENVELOPE_PATH} has a size of {blob.size} bytes")
+    on_files([file for path, file in files.items() if path != _ENVELOPE_PATH])
     envelope = connection.read_blob(blob, circuit_breaker)
     if envelope is None:
         return None

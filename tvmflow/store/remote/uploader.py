@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from tvmflow.core.errors import StoreError
+from tvmflow.core.errors import Interrupted, StoreError
 from tvmflow.store.action_records import ActionRecord
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.notes import Notes
@@ -236,6 +236,8 @@ class Uploader:
         while (item := self._next_item()) is not None:
             try:
                 self._upload(item)
+            except Interrupted:
+                return
             except Declined as reason:
                 self._connection.report(f"{item[:12]} is not uploaded: {reason}")
             except (RemoteCacheError, StoreError, OSError) as problem:

@@ -1,0 +1,157 @@
+"""Updating a lock file after a change of the model or of tools: its schedules stay, and nothing is searched.
+
+This needs no ledger: new weights get the schedules that the lock file has. Kernels that it does not
+have, because the model has changed further, are scheduled by rules and named.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tvmflow.core.types import InputFile, Json, Need, Plan, StageSpec
+from tvmflow.engine.report import RunReport
+from tvmflow.planning.decisions import PlanState
+from tvmflow.recipe.lock_file import Lock, LockedKernel, LockedRecipe, LockedTarget, Measurements
+from tvmflow.stages import STAGES, extract_tasks, pick_best
+from tvmflow.store.local import LocalStore
+
+_log = logging.getLogger(__name__)
+_TASKS_STAGE = "extract_tasks"
+
+
+class UncoveredKernels(NamedTuple):
+    """The kernels of a recipe for a target that a lock file does not have, by name."""
+
+    recipe: str
+    target: str
+    kernels: tuple[str, ...]
+
+
+class LockUpdate(NamedTuple):
+    """The plan that builds with the schedules of a lock file.
+
+    Attributes:
+        plan: It searches nothing.
+        lock: The lock file with the kernels that the models have now.
+        uncovered: What it does not cover.
+    """
+
+    plan: Plan
+    lock: Lock
+    uncovered: tuple[UncoveredKernels, ...]
+
+
+def select_task_stages(plan: Plan) -> Plan:
+    """Return the stages that find the kernels of the models, and those that these need."""
+    specs = {spec.id: spec for spec in plan.stages}
+    needed = {spec.id for spec in plan.stages if spec.stage == _TASKS_STAGE}
+    pending = list(needed)
+    while pending:
+        for need in specs[pending.pop()].needs:
+            if need.stage_id not in needed:
+                needed.add(need.stage_id)
+                pending.append(need.stage_id)
+    stages = tuple(spec for spec in plan.stages if spec.id in needed)
+    return Plan(stages, (), plan.origins)
+
+
+def update_plan(lock: Lock, plan: Plan, state: PlanState) -> LockUpdate:
+    """Return a plan without its search, with the schedules of a lock file in its place.
+
+    Args:
+        lock: The lock file.
+        plan: The plan of the recipes as they are now.
+        state: The results of at least the stages of `select_task_stages`.
+    """
+    recipes = dict(lock.recipes)
+    uncovered: list[UncoveredKernels] = []
+    for spec in (spec for spec in plan.stages if spec.stage == _TASKS_STAGE):
+        locked = recipes.get(spec.recipe)
+        target = locked.targets.get(spec.target) if locked else None
+        kernels, missing = _match_kernels(_read_tasks(spec, state), target)
+        if missing:
+            uncovered.append(UncoveredKernels(spec.recipe, spec.target, tuple(missing)))
+        recipes[spec.recipe] = _with_kernels(locked, spec, target, kernels, complete=not missing)
+        _log.debug("%s: %d kernels, %d not covered", spec.id, len(kernels), len(missing))
+    updated = lock._replace(file=lock.file.model_copy(update={"recipes": recipes}))
+    stages = tuple(
+        _reuse_schedules(updated, spec, state.store)
+        for spec in plan.stages
+        if not spec.traits.searches
+    )
+    ids = {spec.id for spec in stages}
+    deliveries = tuple(delivery for delivery in plan.deliveries if delivery.stage_id in ids)
+    return LockUpdate(Plan(stages, deliveries, plan.origins), updated, tuple(uncovered))
+
+
+def run_update(
+    lock: Lock, plan: Plan, store: LocalStore, run: Callable[[Plan], RunReport]
+) -> LockUpdate | RunReport:
+    """Find the kernels of the models, and return the plan that builds them; the report when that failed."""
+    report = run(select_task_stages(plan))
+    if report.exit_code:
+        return report
+    state = PlanState(store)
+    state.decide_all(select_task_stages(plan))
+    return update_plan(lock, plan, state)
+
+
+def _read_tasks(spec: StageSpec, state: PlanState) -> list[Json]:
+    digest = state.artifacts[spec.id].digests((extract_tasks.TASKS,))[extract_tasks.TASKS]
+    tasks: list[Json] = json.loads(Path(state.store.blobs.verified_path(digest)).read_bytes())
+    return tasks
+
+
+def _match_kernels(
+    tasks: Sequence[Json], target: LockedTarget | None
+) -> tuple[dict[str, LockedKernel], list[str]]:
+    """Return the kernels of a model by workload, as locked where they are, and the names of the others."""
+    locked: Mapping[str, LockedKernel] = target.kernels if target else {}
+    kernels: dict[str, LockedKernel] = {}
+    missing: list[str] = []
+    for task in sorted(tasks, key=lambda task: str(task["key"])):
+        fields = {"names": task["names"], "calls": task["weight"]}
+        kernel = locked.get(task["key"])
+        if kernel is None and task["tunable"]:
+            missing += task["names"][:1]
+        kernels[task["key"]] = (
+            kernel.model_copy(update=fields) if kernel else LockedKernel(**fields)
+        )
+    return kernels, sorted(missing)
+
+
+def _with_kernels(
+    recipe: LockedRecipe | None,
+    spec: StageSpec,
+    target: LockedTarget | None,
+    kernels: dict[str, LockedKernel],
+    *,
+    complete: bool,
+) -> LockedRecipe:
+    """Return a locked recipe with the kernels of one target; their share of the time is unknown if some are new."""
+    base = target or LockedTarget(tvm=spec.settings["target"], cores=1)
+    measured = base.measured if complete else Measurements()
+    entry = base.model_copy(update={"kernels": kernels, "measured": measured})
+    if recipe is None:
+        recipe = LockedRecipe(recipe="", version="", stages={}, targets={})
+    return recipe.model_copy(update={"targets": {**recipe.targets, spec.target: entry}})
+
+
+def _reuse_schedules(lock: Lock, spec: StageSpec, store: LocalStore) -> StageSpec:
+    """Return a stage that reads the schedules of a lock file in place of a search."""
+    searched = [need for need in spec.needs if STAGES[need.maker].TRAITS.run.searches]
+    files = tuple(_write_schedules(lock, spec, need, store) for need in searched)
+    needs = tuple(need for need in spec.needs if need not in searched)
+    return spec._replace(files=(*spec.files, *files), needs=needs)
+
+
+def _write_schedules(lock: Lock, spec: StageSpec, need: Need, store: LocalStore) -> InputFile:
+    target = lock.recipes[spec.recipe].targets[need.stage_id.partition("/")[2]]
+    name = f"{spec.recipe}+{need.stage_id.partition('/')[2]}"
+    store.notes.write(pick_best.choice_text(target.choice), "locked", name)
+    role = f"{need.stage}/{pick_best.CHOSEN}"
+    return InputFile(role, str(Path(store.root, "locked", name)), str(lock.path))
