@@ -60,6 +60,7 @@ verify:
   min_accuracy: 0.95                 # nothing is delivered below this
 
 pipeline: tune                       # all stages
+stage_memory: 8GiB                   # a stage that takes more is stopped
 """
 
 _INTRODUCTION: Final = """\
@@ -99,6 +100,17 @@ digits.yaml:10:3: tune.trails: unknown field; did you mean 'trials'?
 ```
 
 Recipes use a subset of YAML: mappings, lists, strings, numbers, `true`, `false`, comments, anchors and aliases. Values that YAML would read as something unexpected are rejected: `yes` and `no`, dates, numbers with a leading 0, duplicate fields, tags and merge keys (`<<`). `1e-3` is a number. Strings that look like another type need quotes.
+
+Planning also reads the header of the model and compares it with `inputs`: names, dtypes, ranks and sizes. A dimension that the model leaves free (a name, no size, or a negative one) needs a size in the recipe.
+
+## Models from elsewhere
+
+A model is data from somebody else, and tvmflow treats it as such:
+
+- External data of an ONNX model is read only from the folder of the model, after all symbolic links are followed.
+- The graph, the opset and the data of all weights are checked before any pass sees them. A model has at most 100,000 nodes and 100,000 weights, 10,000 inputs and outputs, and no tensor of more than 2^31 elements; constants that a few numbers would blow up are refused before they are made.
+- Names are shown with control characters escaped and cut at a length; `--json` has them as they are.
+- A model that the framework itself refuses is never reported as agreeing with it. Where ONNX's reference evaluator can run a model that ONNX Runtime refuses, it is the reference, under its own name, and the refusal is told beside it.
 
 ## In an editor
 

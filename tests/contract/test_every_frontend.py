@@ -17,7 +17,14 @@ from tvmflow.frontends._base import Frontend
 from tvmflow.recipe import ModelSource
 
 each_frontend = pytest.mark.parametrize("name", FRONTENDS)
-FUNCTIONS = ("find_missing_files", "files", "load", "reference", "reference_version")
+FUNCTIONS = (
+    "find_missing_files",
+    "files",
+    "find_input_problems",
+    "load",
+    "reference",
+    "reference_version",
+)
 
 
 @each_frontend

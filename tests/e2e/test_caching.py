@@ -23,10 +23,11 @@ def test_the_first_run_runs_all_stages_and_the_second_none(project: Project) -> 
     assert [label.partition("/")[0] for label in first.ran] == list(STAGES)
     delivered = sorted(Path(path).name for path in first.events[-1]["delivered"])
     assert delivered == [
-        "roofline.svg", "tiny.cdx.json", "tiny.intoto.jsonl", "tiny.so", "tiny.tvmflow", "verify.json",
+        "measurements.json", "roofline.svg", "tiny.cdx.json", "tiny.intoto.jsonl",
+        "tiny.measurements.intoto.jsonl", "tiny.so", "tiny.tvmflow", "verify.json",
     ]  # fmt: skip
     assert all((project.folder / path).is_file() for path in first.events[-1]["delivered"])
-    verdict = json.loads((project.folder / "dist/tiny/host/verify.json").read_text())
+    verdict = json.loads((project.folder / "dist/tiny/host/measurements.json").read_text())
     assert verdict["passed"]
     assert set(verdict["latency"]) >= {"library", "reference"}
     again = project.run()
@@ -43,9 +44,8 @@ def assert_provenance(project: Project) -> None:
     (shown,) = project.tvmflow("inspect", str(folder / "tiny.tvmflow"), "--json").events
     provenance = shown["provenance"]
     model = hashlib.sha256((project.folder / "tiny.onnx").read_bytes()).hexdigest()
-    assert {source["name"]: source["sha256"] for source in provenance["sources"]} == {
-        "model": model
-    }
+    sources = {source["name"]: source["sha256"] for source in provenance["sources"]}
+    assert sources.keys() == {"model", "pick_best/chosen.json"} and sources["model"] == model
     built = project.run().stages["build/host"]["facts"]["schedule_rules"]
     tuned = {
         kernel["name"]: kernel for kernel in provenance["kernels"] if kernel["schedule"] == "tuned"

@@ -114,7 +114,7 @@ def write(project: Project, target: Json, against: str = "reference") -> None:
 
 def verdict_of(project: Project) -> dict[str, Any]:
     verdict: dict[str, Any] = json.loads(
-        (project.folder / "dist/digits/board/verify.json").read_text()
+        (project.folder / "dist/digits/board/measurements.json").read_text()
     )
     return verdict
 

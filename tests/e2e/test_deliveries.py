@@ -8,7 +8,7 @@ from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters._base import ExportRequest
 from tvmflow.targets.host import read_host
 
-SIDECAR_FILES = ("tiny.cdx.json", "tiny.intoto.jsonl")
+SIDECAR_FILES = ("tiny.cdx.json", "tiny.intoto.jsonl", "tiny.measurements.intoto.jsonl")
 
 
 def test_every_form_is_delivered_and_one_more_builds_nothing(project: Project) -> None:
@@ -19,7 +19,7 @@ def test_every_form_is_delivered_and_one_more_builds_nothing(project: Project) -
     dist = project.folder / "dist" / "tiny" / "host"
     request = ExportRequest("tiny", "1.0", "host", "llvm", f"{read_host().arch}-linux-gnu")
     expected = {name for exporter in EXPORTERS.values() for name in exporter.files(request)}
-    assert set(files_below(dist)) == expected | {"verify.json", *SIDECAR_FILES}
+    assert set(files_below(dist)) == expected | {"verify.json", "measurements.json", *SIDECAR_FILES}
     assert project.tvmflow("verify", str(dist)).code == 0
     (packed,) = project.tvmflow("inspect", str(dist / "tiny.host.tar.gz"), "--json").events
     assert packed["content"]["name"] == "tiny" and packed["provenance"]["good"]

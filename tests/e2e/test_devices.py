@@ -63,7 +63,7 @@ def test_a_library_is_verified_on_a_device(board: Project, pool: rpc.DevicePool)
     ran = board.tvmflow("run", "tiny.yaml")
     assert ran.code == 0, ran.out + ran.err
     assert "verify/board: scores agrees with ONNX Runtime" in ran.out
-    verdict = json.loads((board.folder / "dist/tiny/board/verify.json").read_text())
+    verdict = json.loads((board.folder / "dist/tiny/board/measurements.json").read_text())
     assert verdict["passed"] and verdict["outputs"]["scores"]["elements"] > 0
     assert verdict["ran_on"] in [f"{rpc.KEY} at {server.address}" for server in pool.servers]
     assert verdict["latency"].keys() <= {"library", "untuned"}

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,11 @@ def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path
     assert "trace: is not the trace of this trial" in broken.err
 
     check_update(other)
+    third = copy_to_machine(project, tmp_path / "third")
+    seeded = third.tvmflow("records", "import", "tiny.lock.yaml")
+    assert seeded.code == 0, seeded.err
+    searched = third.run("--until", "tune")
+    assert "the machine of a lock file" in json.dumps(searched.stages["tune/host"]["facts"])
 
     project.write_model(seed=5, channels=8)
     assert project.tvmflow("lock", "tiny.yaml", "--lock", "next.lock.yaml").code == 0
@@ -169,6 +175,101 @@ def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path
     assert {change["place"] for change in difference["changes"]} == {"tiny", "tiny/host"}
     same = project.tvmflow("diff", "next.lock.yaml", "next.lock.yaml")
     assert (same.code, same.out) == (0, "no difference\n")
+
+
+TUNED = RELEASED.replace(
+    "[import, build, export]", "[import, extract_tasks, tune, pick_best, build, export, verify]"
+)
+
+
+def contents_below(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.slow
+def test_a_locked_release_has_the_same_files_and_bytes_as_the_one_that_made_the_lock(
+    project: Project, tmp_path: Path
+) -> None:
+    """In another folder, at another time, with another store, environment, umask and previous release.
+
+    What is measured has files of its own, in the release as in dist; they exist on both sides.
+    """
+    project.write_recipe(trials=4, targets=("host", "x86-64-v2"))
+    (project.folder / "all.yaml").write_text(TUNED)
+    first = project.tvmflow("run", "all.yaml")
+    assert first.code == 0, first.err
+
+    place = tmp_path / "another" / "place"
+    place.mkdir(parents=True)
+    other = Project(place)
+    for name in ("tiny.yaml", "tiny.onnx", "all.yaml"):
+        (other.folder / name).write_bytes((project.folder / name).read_bytes())
+    lock = project.folder / "releases/all-1.0/release.lock.yaml"
+    # A release before this one, which the first one did not have.
+    text = TUNED.replace('"1.0"', '"0.9"').replace("[tiny.yaml]", "[old.yaml]")
+    (other.folder / "all.yaml").write_text(text)
+    other.write_recipe(targets=("host",), name="old.yaml")
+    other.edit_recipe("name: tiny", "name: old", "old.yaml")
+    older = other.tvmflow("run", "all.yaml")
+    assert older.code == 0, older.err
+    (other.folder / "all.yaml").write_text(
+        TUNED.replace("folder: releases", "folder: releases, drop: [old]")
+    )
+    shutil.rmtree(other.folder / "dist")
+    other.environment |= {"TZ": "Pacific/Kiritimati", "PYTHONHASHSEED": "7", "LC_ALL": "C"}
+    command = " ".join(other.command("run", "all.yaml", "--locked", "--lock", str(lock)))
+    again = subprocess.run(
+        ["sh", "-c", f"umask 077; exec {command} --store elsewhere"],
+        cwd=other.folder,
+        env=other.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert again.returncode == 0, again.stderr
+
+    for folder, measured in (
+        (
+            "releases/all-1.0",
+            {"measurements.json", "measurements.html", "measurements.intoto.jsonl"},
+        ),
+        (
+            "dist/tiny",
+            {
+                f"{target}/{name}"
+                for target in ("host", "x86-64-v2")
+                for name in ("measurements.json", "tiny.measurements.intoto.jsonl")
+            },
+        ),
+    ):
+        made, made_again = (contents_below(one.folder / folder) for one in (project, other))
+        assert made.keys() == made_again.keys()
+        assert {name for name in made if made[name] != made_again[name]} == measured
+        assert any(name.endswith("roofline.svg") for name in made)
+    # The checksums cover everything but the statements, which may be signed later, and the measurements.
+    release = project.folder / "releases/all-1.0"
+    names = contents_below(release).keys()
+    sums = (release / "SHA256SUMS").read_text().splitlines()
+    covered = {line.partition("  ")[2] for line in sums}
+    assert covered == {
+        name
+        for name in names
+        if not name.endswith((".intoto.jsonl", "SHA256SUMS"))
+        and not name.startswith("measurements.")
+    }
+    assert (
+        subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=release).returncode
+        == 0
+    )
+    assert other.tvmflow("verify", "releases/all-1.0", "dist").code == 0
+    shown = other.tvmflow("inspect", "dist/tiny/host/tiny.so").out
+    assert "passed against ONNX Runtime" in shown and " a call" in shown
+    compared = other.tvmflow("diff", str(lock), "releases/all-1.0/release.lock.yaml")
+    assert "latency" in compared.out
 
 
 def check_update(machine: Project) -> None:

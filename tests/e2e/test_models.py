@@ -34,7 +34,7 @@ def deliver(project: Project, model: str, inputs: str, verify: str) -> dict[str,
     done = project.tvmflow("run", "real.yaml", "--json")
     assert done.code == 0, done.out + done.err
     verdict: dict[str, Any] = json.loads(
-        (project.folder / "dist/real/host/verify.json").read_text()
+        (project.folder / "dist/real/host/measurements.json").read_text()
     )
     assert verdict["passed"]
     return verdict

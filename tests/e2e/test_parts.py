@@ -67,11 +67,12 @@ def test_all_is_delivered_together(project: Project, split: Path) -> None:
     project_files = set(files_below(split)) - names
     wheel = next(name for name in names if name.endswith(".whl"))
     libraries = {"tiny-features.so", "tiny-scores.so"}
-    sidecar_files = {"tiny.cdx.json", "tiny.intoto.jsonl"}
+    sidecar_files = {"tiny.cdx.json", "tiny.intoto.jsonl", "tiny.measurements.intoto.jsonl"}
     assert names == {
         "tiny.tvmflow",
         "tiny.split.tar.gz",
         "verify.json",
+        "measurements.json",
         wheel,
         *libraries,
         *sidecar_files,
@@ -115,7 +116,7 @@ def test_it_is_timed_and_profiled_as_one(split: Path) -> None:
 
 def test_each_part_is_verified_by_itself(split: Path, ran: Ran) -> None:
     """On the reference's tensors at the cut; the facts list the tensors that parts exchange."""
-    verdict = json.loads((split / "verify.json").read_text())
+    verdict = json.loads((split / "measurements.json").read_text())
     assert list(verdict["outputs"]) == ["scores"]
     assert {name: list(part["outputs"]) for name, part in verdict["parts"].items()} == {
         "features": ["r"],

@@ -13,7 +13,7 @@ from tests.support.project import Project
 
 
 def verdict(project: Project, target: str) -> dict[str, Any]:
-    path = project.folder / "dist/tiny" / target / "verify.json"
+    path = project.folder / "dist/tiny" / target / "measurements.json"
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 

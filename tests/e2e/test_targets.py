@@ -87,7 +87,7 @@ def test_import_runs_once_for_each_variant_and_equal_targets_are_built_once(ran:
 
 
 TARGETS = ("x86-64-v2", "twin", "board")
-DESCRIBED = ("intoto.jsonl", "cdx.json")
+DESCRIBED = ("intoto.jsonl", "cdx.json", "measurements.intoto.jsonl")
 
 
 def test_each_build_has_a_folder_and_the_outputs_of_its_target(project: Project, ran: Ran) -> None:
@@ -97,11 +97,13 @@ def test_each_build_has_a_folder_and_the_outputs_of_its_target(project: Project,
         for variant in ("one", "four")
         for path in (
             "x86-64-v2/tiny-{}.tvmflow",
-            "x86-64-v2/verify.json",
+            *(
+                f"{target}/{name}"
+                for target in TARGETS
+                for name in ("verify.json", "measurements.json")
+            ),
             "twin/tiny-{}.so",
-            "twin/verify.json",
             "board/tiny-{}.tvmflow",
-            "board/verify.json",
             *(f"{target}/tiny-{{}}.{kind}" for target in TARGETS for kind in DESCRIBED),
         )
     )
@@ -118,7 +120,7 @@ def test_the_board_gets_a_library_of_its_own(project: Project, ran: Ran) -> None
         archive.extract("library.so", project.folder)
     assert read_elf(project.folder / "library.so").machine == 183
     assert manifest(project, str(path))["target"]["features"] == ["asimd", "fp"]
-    verdict = json.loads((path.parent / "verify.json").read_text())
+    verdict = json.loads((path.parent / "measurements.json").read_text())
     assert "it is for aarch64" in verdict["not_run"]
 
 

@@ -18,7 +18,7 @@ STAGE_FILES: Final = {
     "pick_best": ("chosen.json", "roofline.svg"),
     "build": ("kernels.json", "lib0.o"),
     "export": ("module.tvmflow", "{name}.tvmflow"),
-    "verify": ("verdict.json",),
+    "verify": ("verdict.json", "measurements.json"),
 }
 
 

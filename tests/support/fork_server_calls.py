@@ -94,3 +94,18 @@ def ask(seconds: float, emit: Emit) -> float:
     waited = time.monotonic() - started
     time.sleep(seconds)
     return waited
+
+
+def grow(megabytes: int, emit: Emit) -> int:
+    """Take memory and hold it for a while."""
+    held = bytearray(megabytes << 20)
+    held[:: 1 << 12] = b"x" * len(held[:: 1 << 12])
+    emit({"event": "grown"})
+    time.sleep(1.5)
+    return len(held) >> 20
+
+
+def grow_in_a_child(megabytes: int, emit: Emit) -> int:
+    """Return the exit status of a process that takes memory."""
+    code = f"import time; held = bytearray({megabytes} << 20); held[::4096] = b'x' * len(held[::4096]); time.sleep(20)"
+    return subprocess.run([sys.executable, "-c", code], check=False).returncode

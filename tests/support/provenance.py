@@ -54,6 +54,7 @@ def contents(**changes: bytes) -> dict[str, dict[str, bytes]]:
         "outputs": {"y": {"max_abs_error": 1e-7, "passed": True}},
         "latency": {"library": {"median": 2e-5, "min": 1e-5, "max": 3e-5}},
     }
+    stable = {name: verdict[name] for name in ("passed", "against", "reference")}
     return {
         "import": {"model.json": ir, "params.safetensors": params, "signature.json": signature},
         "extract_tasks": {"tasks.json": _json(tasks), "workloads.json": b"{}"},
@@ -68,7 +69,10 @@ def contents(**changes: bytes) -> dict[str, dict[str, bytes]]:
             "lib0.o": b"\x7fELF",
         },
         "export": {"module.tvmflow": _zip(bundle), "net.tvmflow": _zip(bundle), "net.so": LIBRARY},
-        "verify": {"verdict.json": changes.get("verdict", _json(verdict))},
+        "verify": {
+            "verdict.json": changes.get("verdict", _json(stable)),
+            "measurements.json": changes.get("measurements", _json(verdict)),
+        },
     }
 
 
@@ -149,6 +153,11 @@ class World:
     @property
     def statement(self) -> Path:
         return self.folder / "net.intoto.jsonl"
+
+    @property
+    def measurements(self) -> Path:
+        """The statement about measurements."""
+        return self.folder / "net.measurements.intoto.jsonl"
 
     @property
     def bom(self) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from tvmflow.cli.options import argument, flag, option, positive_int, seconds
+from tvmflow.cli.options import argument, flag, option, positive_int, seconds, size
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import UsageError
 from tvmflow.executors import EXECUTORS
@@ -239,6 +239,12 @@ class ExecutionOptions:
     dist: str = option("DIR", "where files are delivered (./dist)", default="dist")
     stage_timeout_s: float | None = option(
         "SECONDS", "stop any stage that takes longer", name="--stage-timeout"
+    )
+    stage_memory: int | None = option(
+        "SIZE",
+        "stop any stage that takes more memory, such as 4GiB; 0 for no limit "
+        "(all together: 80 %% of this machine's)",
+        type=size,
     )
     remote: RunRemoteCacheOptions
     executor: ExecutorOptions

@@ -28,9 +28,10 @@ from tvmflow.engine.report import RunReport, render
 from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.prepare import PreparedRun
 from tvmflow.recipe.lock_file import lock_path, read_lock
-from tvmflow.release.lock import make_lock, pin_lock
+from tvmflow.release.lock import lock_text, make_lock, pin_lock
 from tvmflow.release.lock_diff import Change, diff_locks
 from tvmflow.release.lock_update import LockUpdate, run_update
+from tvmflow.release.measurements import read_lock_with_measurements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,10 @@ def lock(options: LockCommandOptions) -> int:
             return report.exit_code
         plan_state = evaluate_plan(prepared.plan, store)
         enforced = update.lock if update else None
-        text = make_lock(prepared.recipes, prepared.plan, plan_state, store, path, enforced)
+        folder = path.parent
+        text = lock_text(
+            make_lock(prepared.recipes, prepared.plan, plan_state, store, folder, enforced)
+        )
         pin_lock(store, path, plan_state)
     previous = path.read_text(encoding="utf-8") if path.is_file() else ""
     if text != previous:
@@ -116,7 +120,7 @@ class DiffOptions:
 
 def diff(options: DiffOptions) -> int:
     """Show what changed from one lock file to another; exit code 1 when anything did."""
-    changes = diff_locks(read_lock(options.before).file, read_lock(options.after).file)
+    changes = diff_locks(*map(read_lock_with_measurements, (options.before, options.after)))
     value = {"changes": [change._asdict() for change in changes]}
     print_result(value, _format_changes(changes), as_json=options.json)
     return EXIT_FAILED if changes else EXIT_OK

@@ -23,6 +23,7 @@ from tvmflow.core.errors import (
     Interrupted,
     TvmflowError,
 )
+from tvmflow.core.formatting import printable_lines
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,7 +55,7 @@ def _report_problem(problem: TvmflowError) -> int:
         return EXIT_INTERRUPTED
     # raises when it is the output that cannot be written, which `__main__` reports
     sys.stdout.flush()
-    print(f"tvmflow: {problem}", file=sys.stderr)
+    print(f"tvmflow: {printable_lines(str(problem))}", file=sys.stderr)
     return problem.exit_code
 
 
@@ -81,5 +82,6 @@ def _report_bug(bug: Exception) -> int:
         place = f"the details are in {path}"
     except OSError:
         place = f"the details could not be saved:\n{details}"
-    print(f"tvmflow: a bug in tvmflow: {type(bug).__name__}: {bug}\n  {place}", file=sys.stderr)
+    text = f"a bug in tvmflow: {type(bug).__name__}: {bug}\n  {place}"
+    print(f"tvmflow: {printable_lines(text)}", file=sys.stderr)
     return EXIT_BUG

@@ -11,7 +11,7 @@ from tvmflow.core.types import Json
 
 
 def print_lines(*lines: str) -> None:
-    """Print lines at once, without the control characters that text from elsewhere may hold."""
+    """Print lines at once, with the control characters escaped that text from elsewhere may hold."""
     for line in lines:
         sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()

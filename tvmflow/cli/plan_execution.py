@@ -43,7 +43,11 @@ class PlanExecution:
         file_locks.report_waits(self._printer.waiting)
         self._executor = open_executor(execution, store, self._printer)
         self._options = SessionOptions(
-            execution.jobs, execution.keep_going, execution.dist, execution.stage_timeout_s
+            execution.jobs,
+            execution.keep_going,
+            execution.dist,
+            execution.stage_timeout_s,
+            execution.stage_memory,
         )
 
     def __enter__(self) -> PlanExecution:

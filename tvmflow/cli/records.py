@@ -12,6 +12,7 @@ from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option, with_dis
 from tvmflow.cli.options import argument, days, flag, option, positive_int
 from tvmflow.cli.output import print_json, print_lines, print_result
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
+from tvmflow.release.lock_trials import SUFFIXES, import_lock
 from tvmflow.store.inventory import require_store
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning import pruning, replay
@@ -127,7 +128,7 @@ def export(options: ExportOptions) -> int:
 class ImportOptions:
     """The options of `tvmflow records import`."""
 
-    file: Path = argument("FILE", "a trial pack that `export` has written")
+    file: Path = argument("FILE", "a trial pack that `export` has written, or a lock file (.yaml)")
     check: bool = flag(CHECK_HELP)
     store: StoreOption = store_option(_TRIALS)
     json: bool = flag(JSON_HELP)
@@ -135,10 +136,11 @@ class ImportOptions:
 
 @with_disk_errors
 def import_trials(options: ImportOptions) -> int:
-    """Add the trials of a trial pack that are valid on this machine."""
+    """Add the trials of a trial pack that are valid on this machine, or the schedules of a lock file."""
     store = options.store.open()
+    import_file = import_lock if options.file.suffix in SUFFIXES else import_pack
     with store.running(), start_trace_check(store, options.check) as checker:
-        result = import_pack(options.file, Path(store.ledger), this_machine_class(), checker)
+        result = import_file(options.file, Path(store.ledger), this_machine_class(), checker)
     return _show_import(result, as_json=options.json)
 
 

@@ -19,7 +19,8 @@ from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release.folder import ReleaseResult, check_before_build, make_release
 from tvmflow.release.gates import CONTENT_GATE, Comparison
 from tvmflow.release.lock import make_lock, pin_lock
-from tvmflow.release.previous import LOCK, find_folder
+from tvmflow.release.measurements import LOCK
+from tvmflow.release.previous import find_folder
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.devices import device_locks_folder
 
@@ -64,9 +65,16 @@ def release(
     plan_state = evaluate_plan(plan, store)
     path = find_folder(pipeline, settings) / LOCK
     enforced = read_lock(Path(lock)) if lock else None
-    text = make_lock(prepared.recipes, plan, plan_state, store, path, enforced)
+    folder = pipeline.path.parent
+    made_lock = make_lock(prepared.recipes, plan, plan_state, store, folder, enforced)
     result = make_release(
-        pipeline, settings, text, plan, plan_state.artifacts, store, Path(device_locks_folder())
+        pipeline,
+        settings,
+        made_lock,
+        plan,
+        plan_state.artifacts,
+        store,
+        Path(device_locks_folder()),
     )
     if not result.failed_gates:
         pin_lock(store, path, plan_state)

@@ -14,7 +14,7 @@ from tvmflow.core.formatting import count_text, duration_text
 from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.prepare import PreparedRun
 from tvmflow.planning.request import RunRequest
-from tvmflow.release.lock import make_lock
+from tvmflow.release.lock import lock_text, make_lock
 from tvmflow.release.reproduce import ENVIRONMENTS, ReproducibilityReport, build_again
 from tvmflow.store.local import LocalStore
 
@@ -46,7 +46,7 @@ def check_reproducible(
 def _write_lock(prepared: PreparedRun, store: LocalStore, folder: Path) -> Path:
     path = folder / "again.lock.yaml"
     plan_state = evaluate_plan(prepared.plan, store)
-    text = make_lock(prepared.recipes, prepared.plan, plan_state, store, path)
+    text = lock_text(make_lock(prepared.recipes, prepared.plan, plan_state, store, folder))
     path.write_text(text, encoding="utf-8")
     return path
 

@@ -12,6 +12,7 @@ from tvmflow.cli.options import argument, flag, option, positive_int
 from tvmflow.cli.output import print_result
 from tvmflow.core.errors import EXIT_OK, StageError, UsageError
 from tvmflow.core.formatting import count_text
+from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.statistics import summarize
 from tvmflow.core.tables import columns
 from tvmflow.core.types import Json
@@ -136,8 +137,8 @@ def _read_samples(module: Module, options: RunModelOptions) -> samples.Samples:
         if options.fill == _RANDOM:
             return samples.random_samples(module.inputs, {}, batches=1, seed=options.seed)
         return samples.constant_samples(module.inputs, _FILLS[options.fill])
-    if not options.input.is_file():
-        raise UsageError(f"--input: there is no file {options.input}")
+    if not is_file(options.input):
+        raise UsageError(f"--input: {missing_file_text(options.input)}")
     try:
         return samples.load_samples(module.inputs, options.input, source=f"--input {options.input}")
     except StageError as error:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from tvmflow.core import fork_server_process, termination
+from tvmflow.core import fork_server_process, memory, termination
 from tvmflow.core.fork_server_process import Emit
 from tvmflow.core.process_tree import kill_tree
 from tvmflow.core.python_process import module_command
@@ -56,7 +56,8 @@ _MAX_WAIT_S: Final = 1.0
 class Outcome(NamedTuple):
     """The end of a call: `value` when it is `ok`, else a message, a fix, and the class name of the error.
 
-    `is_external` is true when another process ended it, as one does that ends the whole run.
+    `is_external` is true when another process ended it, as one does that ends the whole run;
+    `is_killed` when that was with SIGKILL, as the kernel does when memory runs out.
     """
 
     kind: Literal["ok", "error", "crashed", "timeout", "cancelled"]
@@ -66,10 +67,15 @@ class Outcome(NamedTuple):
     error: str = ""
     value: Any = None
     is_external: bool = False
+    is_killed: bool = False
 
 
 class ForkServer:
-    """A fork server and the calls in its children. Safe to use from several threads."""
+    """A fork server and the calls in its children. Safe to use from several threads.
+
+    Attributes:
+        is_gone: True once a call has found that the server has ended.
+    """
 
     def __init__(self, control: socket.socket, pid: int, reap: Callable[[], None]) -> None:
         self._control = control
@@ -77,6 +83,7 @@ class ForkServer:
         self._reap = reap
         self._lock = threading.Lock()
         self._cancelled = False
+        self.is_gone = False
 
     @classmethod
     def start(cls, preload: Sequence[str] = ()) -> ForkServer:
@@ -114,6 +121,7 @@ class ForkServer:
         timeout_s: float,
         log: Path | None = None,
         emit: Emit | None = None,
+        on_start: Callable[[int], None] | None = None,
     ) -> Outcome:
         """Run a function in a child, and wait for its end.
 
@@ -125,8 +133,9 @@ class ForkServer:
             log: The file to whose end the output of the child and of its children is appended.
             emit: Takes the events of the child. One with `ask: true` makes the child wait until
                 `emit` has returned; that wait does not count.
+            on_start: Takes the process id of the child, before the function runs.
         """
-        started = time.monotonic()
+        started, oom_kills = time.monotonic(), memory.count_oom_kills()
         if self._is_cancelled():
             return Outcome("cancelled", 0.0, _CANCELLED)
         read_end, write_end = os.pipe()
@@ -143,14 +152,27 @@ class ForkServer:
             finally:
                 for descriptor in (write_end, log_fd, request_read):
                     os.close(descriptor)
-            _write_line(request_write, json.dumps({"function": function, "payload": payload}))
-            return self._follow(read_end, request_write, started, timeout_s, emit)
+            request = json.dumps({"function": function, "payload": payload})
+
+            def begin(pid: int) -> None:
+                if on_start is not None:
+                    on_start(pid)
+                _write_line(request_write, request)
+
+            end = self._follow(read_end, request_write, started, timeout_s, emit, begin)
+            return end._replace(message=_explain_kill(end, oom_kills))
         finally:
             os.close(read_end)
             os.close(request_write)
 
     def _follow(
-        self, read_end: int, answers: int, started: float, timeout_s: float, emit: Emit | None
+        self,
+        read_end: int,
+        answers: int,
+        started: float,
+        timeout_s: float,
+        emit: Emit | None,
+        begin: Callable[[int], None],
     ) -> Outcome:
         """Read the messages of the child until the server reports its end."""
         lines = _LineReader(read_end, started + timeout_s)
@@ -168,6 +190,7 @@ class ForkServer:
                 pid = message["pid"]
                 if timed_out:
                     kill_tree(pid)
+                begin(pid)
             elif "event" in message:
                 emit_started = time.monotonic()
                 if emit is not None:
@@ -192,18 +215,24 @@ class ForkServer:
             self._await_cancellation()
         if self._is_cancelled():
             return Outcome("cancelled", seconds, _CANCELLED)
-        return Outcome("crashed", seconds, _describe_death(status), is_external=is_external)
+        is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        return Outcome(
+            "crashed",
+            seconds,
+            _describe_death(status),
+            is_external=is_external,
+            is_killed=is_killed,
+        )
 
     def _server_gone(self, cause: OSError | None, started: float) -> Outcome:
+        self.is_gone = True
         self._await_cancellation()
         seconds = time.monotonic() - started
         if self._is_cancelled():
             return Outcome("cancelled", seconds, _CANCELLED)
         detail = f" ({cause.strerror})" if cause is not None else ""
-        message = (
-            f"the fork server ended unexpectedly{detail}; perhaps the machine ran out of memory"
-        )
-        return Outcome("crashed", seconds, message)
+        message = f"the fork server ended unexpectedly{detail}"
+        return Outcome("crashed", seconds, message, is_killed=True)
 
     def _await_cancellation(self) -> None:
         """Wait a moment for the signal that has ended another process of this run."""
@@ -237,11 +266,23 @@ def _describe_death(status: int) -> str:
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name
         if number == signal.SIGKILL:
-            return f"was killed ({name}); perhaps the machine ran out of memory"
+            return f"was killed ({name})"
         if number in _TERMINATION_SIGNALS:
             return f"was ended by {name}, which another process sent"
         return f"crashed in native code ({name}: {signal.strsignal(number)})"
     return f"ended without a result (exit status {os.WEXITSTATUS(status)})"
+
+
+def _explain_kill(outcome: Outcome, oom_kills: int | None) -> str:
+    """Return the message of an outcome, with what the kernel says about a kill."""
+    if not outcome.is_killed:
+        return outcome.message
+    now = memory.count_oom_kills()
+    if now is None or oom_kills is None:
+        return f"{outcome.message}; perhaps the machine ran out of memory"
+    if now > oom_kills:
+        return f"{outcome.message}: memory ran out, and the kernel killed a process for that"
+    return f"{outcome.message} by another process; the kernel killed none for lack of memory"
 
 
 class _LineReader:

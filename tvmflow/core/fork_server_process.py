@@ -24,6 +24,7 @@ Emit = Callable[[dict[str, Any]], None]
 """Sends an event, a small JSON object with the key `event`, to the caller."""
 
 _PR_SET_PDEATHSIG: Final = 1
+_OOM_SCORE: Final = "500"
 
 
 def _ignore_signals() -> None:
@@ -99,6 +100,9 @@ def _run_child(result: int, log: int, request: int) -> NoReturn:
             os._exit(1)
     for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+    # when memory runs out, the kernel is to take this call and neither the server nor other programs
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
+        stream.write(_OOM_SCORE)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -1,7 +1,14 @@
 """Text of values for people: durations, latencies, ages, sizes, counts, and text from other machines.
 
-A value that would be rounded up to the next unit is shown in that unit.
+A value that would be rounded up to the next unit is shown in that unit. An up-to-date run imports
+this module, which imports next to nothing.
 """
+
+import itertools
+from collections.abc import Collection
+
+_MAX_LINE = 4_000
+_MAX_ERROR = 500
 
 
 def duration_text(seconds: float) -> str:
@@ -51,21 +58,45 @@ def count_text(number: int, noun: str, plural: str = "") -> str:
 
 def last_line(error: BaseException) -> str:
     """Return the last line of an error, or its type: TVM puts its stack trace before the message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return excerpt(lines[-1] if lines else type(error).__name__, _MAX_ERROR)
 
 
 def printable(text: str) -> str:
-    """Return text from another machine or a shared store without its control characters."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    r"""Return text from elsewhere with its control characters escaped: `\x1b`, `\n`, `\u202e`.
+
+    Escaped are also characters that change the direction of text, and halves of characters.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def printable_lines(text: str) -> str:
+    """Return a message of one or more lines as a terminal can show it: escaped, each line of limited length."""
+    return "\n".join(_cut(printable(line), _MAX_LINE) for line in text.split("\n"))
 
 
 def excerpt(text: str, limit: int = 120) -> str:
     """Return text from a file on one line and of limited length, as a message can show it."""
-    short = text if len(text) <= limit else f"{text[:limit]}…"
-    return short if short.isprintable() else repr(short)
+    # An escape is longer than its character, and the text may be huge.
+    short = printable(text[: limit + 1])
+    return _cut(short, limit)
 
 
 def quoted(text: str) -> str:
     """Return an excerpt of the text in quotes."""
-    short = excerpt(text)
-    return short if short[-1:] == "'" else f"'{short}'"
+    return f"'{excerpt(text)}'"
+
+
+def names_text(names: Collection[str], limit: int = 20) -> str:
+    """Return excerpts of names on one line, of many the first ones: `a, b, c and 40 more`."""
+    shown = ", ".join(excerpt(name) for name in itertools.islice(names, limit))
+    more = len(names) - limit
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"

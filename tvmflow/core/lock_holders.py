@@ -52,7 +52,7 @@ def _find_command(pid: int) -> tuple[int, str]:
         if parent <= 1:
             break
         pid, words = parent, _command_line(parent)
-    return pid, _shorten(words)
+    return pid, format_command(words)
 
 
 def _command_line(pid: int) -> list[str]:
@@ -69,7 +69,7 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _shorten(words: list[str]) -> str:
+def format_command(words: list[str]) -> str:
     """Return a command line without the path of the interpreter and without passwords."""
     if "-m" in words[1:3] and Path(words[0]).name.startswith("python"):
         words = words[words.index("-m") + 1 :]

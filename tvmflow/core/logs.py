@@ -10,7 +10,9 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
+
+from tvmflow.core.formatting import printable, printable_lines
 
 LEVEL_VARIABLE: Final = "TVMFLOW_LOG"
 LEVELS: Final[Mapping[str, int]] = {
@@ -32,13 +34,24 @@ def level_for(verbosity: int) -> int:
     return {-1: logging.ERROR, 1: logging.INFO}.get(verbosity, logging.DEBUG)
 
 
+class _Formatter(logging.Formatter):
+    """Escapes what would make two lines of one, or command the terminal; tracebacks keep their lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return printable_lines(super().formatException(ei))
+
+
 def configure(level: int, stream: TextIO | None = None) -> None:
     """Send the lines of all of tvmflow's loggers from `level` on to `stream` (by default stderr) only."""
     logger = logging.getLogger("tvmflow")
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.setFormatter(_Formatter(_FORMAT))
     logger.addHandler(handler)
     logger.setLevel(level)
     logger.propagate = False

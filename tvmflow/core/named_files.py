@@ -1,25 +1,72 @@
-"""Files that a recipe names: whether they exist, and the message when they do not."""
+"""Files that a recipe names: whether they can be read, and the message when they cannot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.schema import MAX_PATH_LENGTH
 from tvmflow.core.suggestions import did_you_mean
 
+_KINDS: Final[Mapping[Callable[[int], bool], str]] = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a named pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+
 
 def is_file(path: Path) -> bool:
-    """Return whether the file exists; a name that no file can have does not."""
-    return _test(path, Path.is_file)
+    """Return whether a path names a file that can be read; a name that no file can have does not."""
+    return _exists(path) and not obstacle(path)
+
+
+def obstacle(path: Path) -> str:
+    """Return what is at a path in place of a file that can be read, or an empty string.
+
+    Nothing is opened that could block, such as a named pipe. A file that does not exist is no obstacle.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = next((name for test, name in _KINDS.items() if test(mode)), "something else")
+            return f"is {kind}, not a file"
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    except OSError as error:
+        return _error_text(path, error)
+    except ValueError:
+        # It is not a name that a file can have.
+        return ""
+    return ""
+
+
+def _error_text(path: Path, error: OSError) -> str:
+    """Return what an error says about the file at a path."""
+    if error.errno == errno.ELOOP:
+        return "is a symbolic link that leads back to itself"
+    with contextlib.suppress(OSError):
+        if error.errno == errno.ENOENT and path.is_symlink():
+            return f"is a symbolic link to {excerpt(str(path.readlink()))}, which does not exist"
+    if error.errno == errno.ENOTDIR:
+        parent = next((folder for folder in path.parents if folder.exists()), path.parent)
+        return f"cannot exist: {excerpt(parent.name)} is not a folder"
+    if error.errno in (errno.ENOENT, errno.ENAMETOOLONG):
+        return ""
+    return f"cannot be read: {error.strerror}"
 
 
 def missing_file_text(path: Path, *, suggest: bool = True) -> str:
-    """Return the message for a file that does not exist, with the nearest name in its folder."""
+    """Return the message for a file that does not exist or cannot be read, with the nearest name in its folder."""
     name = excerpt(str(path), MAX_PATH_LENGTH)
-    if _test(path, Path.is_dir):
-        return f"{name} is a folder, not a file"
+    if problem := obstacle(path):
+        return f"{name} {problem}"
     hint = did_you_mean(path.name, list_siblings(path)) if suggest else ""
     return f"there is no file {name}{hint}"
 
@@ -32,9 +79,9 @@ def list_siblings(path: Path) -> list[str]:
         return []
 
 
-def _test(path: Path, predicate: Callable[[Path], bool]) -> bool:
+def _exists(path: Path) -> bool:
     try:
-        return predicate(path)
+        return path.exists()
     except (OSError, ValueError):
         # It is not a name that a file can have, or it is in a folder that cannot be entered.
         return False

@@ -10,7 +10,7 @@ def kill_descendants(pid: int) -> None:
     """Kill everything that a process has started, directly or not; only Linux can name all of it."""
     for _ in range(_ATTEMPTS):
         # what was forked while the others were killed is found by the next attempt
-        pids = _list_descendants(pid)
+        pids = list_descendants(pid)
         if not pids:
             return
         _kill(pids)
@@ -20,7 +20,7 @@ def kill_tree(pid: int) -> None:
     """Kill a process, its process group if it leads one, and everything that it has started; 0 names none."""
     if pid:
         # listed first: the children of a dead process belong to another one
-        _kill([pid, *_list_descendants(pid)])
+        _kill([pid, *list_descendants(pid)])
 
 
 def _kill(pids: list[int]) -> None:
@@ -33,7 +33,7 @@ def _kill(pids: list[int]) -> None:
                 pass
 
 
-def _list_descendants(pid: int) -> list[int]:
+def list_descendants(pid: int) -> list[int]:
     """Return the processes that descend from a process and have not ended."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():

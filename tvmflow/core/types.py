@@ -126,6 +126,7 @@ class StageSpec(NamedTuple):
         pinned: `(file, sha256)` of its output files in a locked run.
         traits: What it declares about itself; no part of the key.
         devices: The kinds of this machine's devices that it measures on; no part of the key.
+        memory_bytes: How much memory it may take (see `StageCall`); no part of the key.
     """
 
     id: str
@@ -141,6 +142,7 @@ class StageSpec(NamedTuple):
     pinned: tuple[tuple[str, str], ...] = ()
     traits: RunTraits = RunTraits()
     devices: tuple[str, ...] = ()
+    memory_bytes: int | None = None
 
     @property
     def label(self) -> str:
@@ -157,6 +159,8 @@ class Delivery(NamedTuple):
         stage_id: The stage that makes the files.
         files: `(name in the artifact, name in dist)` of each.
         verified_by: The stage that must have succeeded before; empty for none.
+        known_digests: `(name in the artifact, sha256)` of files that a lock file gave, which are in
+            the store already; the stage is then any that the target has.
     """
 
     recipe: str
@@ -164,6 +168,11 @@ class Delivery(NamedTuple):
     stage_id: str
     files: tuple[tuple[str, str], ...]
     verified_by: str
+    known_digests: tuple[tuple[str, str], ...] = ()
+
+    def digests(self, artifacts: Mapping[str, "Artifact"]) -> dict[str, str]:
+        """Return the digest of each file by its name in the artifact, once the stage has a result."""
+        return dict(self.known_digests) or artifacts[self.stage_id].digests(())
 
 
 class RecipeOrigin(NamedTuple):
@@ -239,7 +248,8 @@ class StageCall(NamedTuple):
     resume; `ledger` is the folder of the trial ledger and `locks` that of device locks.
     `tools` are the identities of the distributions that the stage uses: where others are installed,
     it must not run.
-    `devices` are the kinds of the planning machine's devices that it measures on.
+    `devices` are the kinds of the planning machine's devices that it measures on. `memory_bytes`
+    is how much memory it may take: 0 for any amount, None for a part of that of its machine.
     """
 
     stage: str
@@ -253,6 +263,7 @@ class StageCall(NamedTuple):
     tools: Mapping[str, str] = MappingProxyType({})
     traits: RunTraits = RunTraits()
     devices: tuple[str, ...] = ()
+    memory_bytes: int | None = None
 
     def to_json(self) -> dict[str, Json]:
         """Return the call as plain JSON."""

@@ -65,10 +65,10 @@ def deliver_verdicts(
     paths = []
     for delivery in plan.deliveries:
         if delivery.stage_id in verdicts:
-            for _, delivered_name in delivery.files:
-                path = _delivered_path(delivery, delivered_name, dist)
-                _copy(store, verdicts[delivery.stage_id], path)
-                paths.append(path)
+            # The verdict is the first file of the stage that gives it; the others describe what passed.
+            path = _delivered_path(delivery, delivery.files[0][1], dist)
+            _copy(store, verdicts[delivery.stage_id], path)
+            paths.append(path)
     return paths
 
 
@@ -81,7 +81,7 @@ def _list_files(
         is_unverified = delivery.verified_by and delivery.verified_by not in artifacts
         if is_unverified or delivery.stage_id not in artifacts:
             continue
-        digests = artifacts[delivery.stage_id].digests(())
+        digests = delivery.digests(artifacts)
         for stored_name, delivered_name in delivery.files:
             path = _delivered_path(delivery, delivered_name, dist)
             digest = digests[stored_name]

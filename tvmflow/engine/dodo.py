@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -57,7 +56,6 @@ class DodoTasks:
         self._context = context
         self._dist = dist
         self._begin = begin
-        self._starting = threading.Lock()
         names = [spec.id for spec in plan.stages]
         names += dict.fromkeys(_delivery_name(entry) for entry in plan.deliveries)
         self._forgotten = find_missing_tasks(database, names, context.store.notes)
@@ -127,8 +125,6 @@ class DodoTasks:
                 return f"{spec.id} runs {decision.reason}: there is no result of it"
             again = decision.kind == "hit" and not self._is_new(state.keys[spec.id].digest)
             reason = "doit runs it again" if again else decision.reason
-            with self._starting:
-                self._context.executor.start()
             executed = StageExecution(
                 self._context, spec, state.keys[spec.id], reason, state.artifacts, again
             ).execute()

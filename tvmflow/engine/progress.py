@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TextIO
 
-from tvmflow.core.formatting import duration_text, latency_text
+from tvmflow.core.formatting import duration_text, latency_text, printable, printable_lines
 from tvmflow.engine.report import MAX_SHOWN
 from tvmflow.executors._base import Event
 
@@ -189,14 +189,14 @@ class Printer:
         """Print lines that the next output replaces. They must not wrap, or they could not be removed."""
         self._clear()
         size = shutil.get_terminal_size((110, 24))
-        shown = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
+        shown = [printable(line)[: size.columns - 1] for line in lines[: size.lines - 1]]
         self._stream.write("\n".join(shown))
         self._stream.flush()
         self._live_lines = len(shown)
 
     def _print_line(self, text: str) -> None:
         self._clear()
-        self._stream.write(text + "\n")
+        self._stream.write(printable_lines(text) + "\n")
         self._stream.flush()
 
     def _clear(self) -> None:

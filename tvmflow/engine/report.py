@@ -14,7 +14,7 @@ from tvmflow.core.errors import (
     EXIT_OK,
     EXIT_VERIFY,
 )
-from tvmflow.core.formatting import count_text, duration_text, size_text
+from tvmflow.core.formatting import count_text, duration_text, printable_lines, size_text
 from tvmflow.core.termination import SIGNAL_EXIT_BASE
 from tvmflow.core.types import Json
 from tvmflow.stages import STAGES
@@ -107,7 +107,7 @@ def summary(report: RunReport, *, quiet: bool = False) -> str:
         *_describe_uploads(report.remote),
     ]
     lines += [f"  {path}" for path in _group_paths(report.delivered)]
-    return "\n".join(lines)
+    return printable_lines("\n".join(lines))
 
 
 def _list_problems(report: RunReport) -> Iterator[str]:

@@ -42,6 +42,7 @@ class SessionOptions(NamedTuple):
     keep_going: bool = False
     dist: str = "dist"
     stage_timeout_s: float | None = None
+    stage_memory: int | None = None
 
 
 def run_plan(
@@ -75,7 +76,13 @@ def run_plan(
     # Before uploads start: earlier runs may have left trials to push.
     ledger_sync = LedgerSync(remote_client) if remote_client else None
     context = RunContext(
-        store, executor, on_event, options.stage_timeout_s, remote_client, ledger_sync
+        store,
+        executor,
+        on_event,
+        options.stage_timeout_s,
+        remote_client,
+        ledger_sync,
+        options.stage_memory,
     )
     session = Session(plan, context, options)
     with store.running(), _uploading(remote_client, executor):

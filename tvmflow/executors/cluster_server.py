@@ -8,10 +8,12 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
-from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.errors import EXIT_OK, EnvironmentProblem
+from tvmflow.core.process_tree import kill_descendants
 from tvmflow.executors import cluster_worker, worker_matching
 from tvmflow.executors._dask_cluster import check_certificates, first_line, import_distributed
 
@@ -21,6 +23,7 @@ Notify = Callable[[str], None]
 # A stage is not tried on more workers than this, however long the scheduler has run.
 _ALLOWED_FAILURES: Final = 2
 _RETRY_S: Final = 2.0
+_END_S: Final = 1.2
 _DEATH_TIMEOUT_S: Final = 30.0
 
 
@@ -185,7 +188,7 @@ async def _pause(stopped: asyncio.Event) -> None:
 async def _serve_until_interrupted(
     serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
 ) -> None:
-    """Serve until SIGINT or SIGTERM; a second one ends the process at once."""
+    """Serve until SIGINT or SIGTERM, then end in order if that takes no longer than `_END_S`."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -194,9 +197,17 @@ async def _serve_until_interrupted(
 
 
 def _stop(stopped: asyncio.Event) -> None:
-    if stopped.is_set():
-        os._exit(130)
-    stopped.set()
+    if not stopped.is_set():
+        stopped.set()
+        # dask waits for other machines when it ends
+        timer = threading.Timer(_END_S, _end)
+        timer.daemon = True
+        timer.start()
+
+
+def _end() -> None:
+    kill_descendants(os.getpid())
+    os._exit(EXIT_OK)
 
 
 def _import_distributed() -> Any:

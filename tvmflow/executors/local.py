@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,8 @@ from typing import Any, Final
 from tvmflow.core import errors
 from tvmflow.core.disk_errors import find_disk_problem
 from tvmflow.core.fork_server import ForkServer, Outcome
+from tvmflow.core.formatting import excerpt
+from tvmflow.core.memory import MemoryExcess, MemoryWatch
 from tvmflow.core.types import StageCall, StageResult
 from tvmflow.executors._base import OnEvent
 from tvmflow.executors.stage_worker import list_written_folders
@@ -19,6 +22,9 @@ from tvmflow.targets import devices
 _log: Final = logging.getLogger(__name__)
 
 _RUN_STAGE: Final = "tvmflow.executors.stage_worker:run_stage"
+_LOG_END_BYTES: Final = 4096
+# Parts of messages of Python, C++ and the kernel.
+_NO_MEMORY: Final = ("MemoryError", "bad_alloc", "memory ran out")
 PRELOADED: Final = ("numpy", "tvm", "tvm.s_tir.meta_schedule", "tvmflow.executors.stage_worker")
 """Modules that the fork server imports once for all stages."""
 
@@ -30,30 +36,63 @@ class ProcessExecutor:
 
     def __init__(self) -> None:
         self._fork_server: ForkServer | None = None
+        self._starting = threading.Lock()
+        self._memory = MemoryWatch()
         self.cancelled = False
 
     def start(self) -> None:
-        """Start the fork server, which loads TVM while the caller goes on; does nothing if it has started."""
-        if self._fork_server is None:
-            self._fork_server = ForkServer.start(PRELOADED)
+        """Start the fork server, which loads TVM while the caller goes on; does nothing if it runs."""
+        self._running_server()
+
+    def _running_server(self) -> ForkServer:
+        with self._starting:
+            if self._fork_server is not None and self._fork_server.is_gone:
+                # the kernel may have killed it when memory ran out; stages that are left need one
+                self._fork_server.close()
+                self._fork_server = None
+            if self._fork_server is None:
+                self._fork_server = ForkServer.start(PRELOADED)
+            return self._fork_server
 
     def execute(self, call: StageCall, log: Path, on_event: OnEvent) -> StageResult:
         """Run a stage to its end; a failure or a crash is a result, not an exception."""
-        self.start()
-        assert self._fork_server is not None
+        fork_server = self._running_server()
         if self.cancelled:
             return _make_result(Outcome("cancelled", 0.0, "the run was cancelled"), log)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         with _shared_cpu(call):
-            outcome = self._fork_server.call(
-                _RUN_STAGE, call.to_json(), timeout_s=call.timeout_s, log=log, emit=on_event
-            )
+            outcome = self._call_watched(fork_server, call, log, on_event)
         _log.debug("%s: %s after %.2f s", call.stage, outcome.kind, outcome.seconds)
         if outcome.kind == "crashed":
             # a library that writes to mapped memory is killed when the disk is full
             outcome = _explain_crash(outcome, call, log)
         return _make_result(outcome, log)
+
+    def _call_watched(
+        self, fork_server: ForkServer, call: StageCall, log: Path, on_event: OnEvent
+    ) -> Outcome:
+        """Run a stage in a child that is stopped when it takes too much memory."""
+        pids: list[int] = []
+        excess: MemoryExcess | None = None
+
+        def begin(pid: int) -> None:
+            pids.append(pid)
+            self._memory.add(pid, call.memory_bytes)
+
+        try:
+            outcome = fork_server.call(
+                _RUN_STAGE,
+                call.to_json(),
+                timeout_s=call.timeout_s,
+                log=log,
+                emit=on_event,
+                on_start=begin,
+            )
+        finally:
+            for pid in pids:
+                excess = self._memory.remove(pid)
+        return _explain_memory(outcome, excess, log)
 
     def cancel(self) -> None:
         """Stop every running stage, and let none start."""
@@ -78,6 +117,33 @@ def _shared_cpu(call: StageCall) -> Iterator[None]:
         return
     with devices.shared(Path(call.locks), devices.CPU):
         yield
+
+
+def _explain_memory(outcome: Outcome, excess: MemoryExcess | None, log: Path) -> Outcome:
+    """Return the end of a stage with too much memory as its cause, if that is what it failed of."""
+    is_exhausted = any(text in outcome.message for text in _NO_MEMORY)
+    if outcome.kind not in ("error", "crashed") or not (excess or is_exhausted):
+        return outcome
+    if excess is None:
+        message = outcome.message
+    elif excess.is_stopped:
+        message = excess.text
+    else:
+        message = f"{excess.text}; the stage failed: {outcome.message}"
+    line = _last_line(log)
+    message += f"; the last line of its log: {line}" if line else ""
+    fix = "set a larger --stage-memory, run fewer stages at a time (--jobs), or use a machine with more memory"
+    if excess is not None:
+        outcome = outcome._replace(kind="error", error="StageError")
+    return outcome._replace(message=message, fix=fix)
+
+
+def _last_line(log: Path) -> str:
+    with contextlib.suppress(OSError), log.open("rb") as stream:
+        stream.seek(max(log.stat().st_size - _LOG_END_BYTES, 0))
+        lines = stream.read().decode(errors="replace").strip().splitlines()
+        return excerpt(lines[-1].strip()) if lines else ""
+    return ""
 
 
 def _explain_crash(outcome: Outcome, call: StageCall, log: Path) -> Outcome:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tvmflow.core.schema import ClosedModel
 from tvmflow.core.types import InputFile, Json, TensorSpec
@@ -13,6 +13,9 @@ from tvmflow.core.types import InputFile, Json, TensorSpec
 if TYPE_CHECKING:
     import numpy as np
     import tvm
+
+MAX_ELEMENTS: Final = 1 << 31
+"""The most elements of a tensor: its indices are 32-bit integers in compiled code."""
 
 Where = Callable[..., str]
 """Returns `file:line:column` of a field, given its path below `model`."""
@@ -55,6 +58,25 @@ class MissingFile(NamedTuple):
     text: str
 
 
+class InputProblem(NamedTuple):
+    """An input of a recipe that does not fit the model.
+
+    Attributes:
+        input: The name of the input; empty for a problem of `inputs` as a whole.
+        field: The field of the input that is wrong; empty for the input itself.
+        text: The problem.
+    """
+
+    input: str
+    field: str
+    text: str
+
+    @property
+    def loc(self) -> tuple[str, ...]:
+        """The path of the field in a recipe."""
+        return ("inputs", *filter(None, (self.input, self.field)))
+
+
 class ReferenceTraits(NamedTuple):
     """The properties of the framework that serves as the reference.
 
@@ -78,6 +100,9 @@ class Reference(Protocol):
 
     name: str
     """Framework and version as reports show it, e.g. `ONNX Runtime 1.31.1`."""
+
+    note: str
+    """What a report must say of the reference besides its name: that it is a stand-in, and why; or nothing."""
 
     def run(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """Return the outputs for one batch, by the names in `LoadedModel.outputs` and `tensors`."""
@@ -134,6 +159,17 @@ class Frontend(Protocol):
             source: The recipe's `model`, which has all fields of `SOURCE`.
             base: The recipe's folder.
             where: Returns the position of a field below `model`.
+        """
+        ...
+
+    def find_input_problems(
+        self, files: Sequence[InputFile], inputs: Sequence[TensorSpec]
+    ) -> Iterator[InputProblem]:
+        """Give the inputs that do not fit the model, as far as its files tell without a framework.
+
+        Args:
+            files: The files that `files` returned.
+            inputs: The recipe's inputs; may be empty unless `REQUIRES_INPUTS`.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Messages between a stage and its reference process: framed JSON and arrays, no pickle.
 
 A frame is a length (8 bytes, little-endian) and that many bytes; a message is a frame of JSON,
-then one frame in NumPy's npy format for each name in its `arrays`. Imports nothing but numpy,
-because some frameworks must be set up before anything else is imported.
+then one frame in NumPy's npy format for each name in its `arrays`. Imports no framework but numpy,
+because some must be set up before anything else is imported.
 """
 
 from __future__ import annotations
@@ -17,14 +17,22 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
+from tvmflow.core.formatting import last_line
+
 Array = np.ndarray[Any, Any]
 Message = dict[str, Any]
 
 
 class LoadedReference(Protocol):
-    """A model loaded by its framework, in the reference process."""
+    """A model loaded by its framework, in the reference process.
 
-    version: str
+    Attributes:
+        name: What runs it, with its version, as reports show it.
+        note: What a report must say of it besides: that it is a stand-in, and why; or nothing.
+    """
+
+    name: str
+    note: str
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
         """Return the outputs in their order for inputs by name."""
@@ -97,7 +105,7 @@ def serve(load: Callable[[Message], LoadedReference]) -> None:
     except Exception as error:
         send(outgoing, {"problem": "model", "reason": last_line(error)})
         return
-    send(outgoing, {"version": model.version})
+    send(outgoing, {"name": model.name, "note": model.note})
     while (call := receive(incoming)) is not None:
         message, arrays = call
         try:
@@ -126,9 +134,3 @@ def _seconds_per_call(infer: Callable[[], object], min_seconds: float) -> float:
         elapsed = time.perf_counter() - start
         if elapsed >= min_seconds:
             return elapsed / calls
-
-
-def last_line(error: Exception) -> str:
-    """Return the last line of an error: frameworks, and TVM, put their stack trace before the message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

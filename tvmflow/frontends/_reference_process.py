@@ -47,6 +47,7 @@ class ReferenceProcess:
         outputs: Sequence[TensorSpec],
     ) -> None:
         self.name = traits.name
+        self.note = ""
         self._traits = traits
         self._process = process
         self._log = log
@@ -172,7 +173,7 @@ def start(
     reference = ReferenceProcess(traits, process, log, inputs, outputs)
     try:
         answer, _ = reference.request(first)
-        reference.name = f"{traits.name} {answer['version']}"
+        reference.name, reference.note = answer["name"], answer["note"]
         _log.debug("reference: %s in process %d, log %s", reference.name, process.pid, log)
         yield reference
     finally:

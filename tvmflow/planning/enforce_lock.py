@@ -11,11 +11,12 @@ from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.files import hash_file
 from tvmflow.core.keys import list_changes, stage_key
-from tvmflow.core.types import InputFile, Json, Need, Plan, StageSpec
+from tvmflow.core.types import Delivery, InputFile, Json, Need, Plan, StageSpec
 from tvmflow.planning.decisions import PlanState
 from tvmflow.recipe.lock_file import Lock, LockedRecipe, LockedStage
 from tvmflow.stages import STAGES, pick_best
 from tvmflow.store.local import LocalStore
+from tvmflow.tuning.roofline import render_roofline
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ def enforce_lock(lock: Lock, plan: Plan, state: PlanState, store: LocalStore) ->
     stages = tuple(_pin(lock, spec, store) for spec in specs)
     _log.debug("%s: %d of %d stages are pinned", lock.path, len(stages), len(plan.stages))
     ids = {spec.id for spec in stages}
-    deliveries = tuple(delivery for delivery in plan.deliveries if delivery.stage_id in ids)
+    kept = (d if d.stage_id in ids else _pin_delivery(lock, d, store) for d in plan.deliveries)
+    deliveries = tuple(delivery for delivery in kept if delivery is not None)
     origins = tuple(origin._replace(locked=True) for origin in plan.origins)
     return Plan(stages, deliveries, origins)
 
@@ -123,6 +125,27 @@ def _pin(lock: Lock, spec: StageSpec, store: LocalStore) -> StageSpec:
         files=(*spec.files, *schedules),
         needs=tuple(need for need in spec.needs if need not in searched),
         pinned=tuple(locked.outputs.items()),
+    )
+
+
+def _pin_delivery(lock: Lock, delivery: Delivery, store: LocalStore) -> Delivery | None:
+    """Return the delivery of a chart that a search made, drawn from the figures in the lock file.
+
+    Returns:
+        None when the lock file has no such figures, as those of earlier versions.
+    """
+    target_name = delivery.stage_id.partition("/")[2]
+    target = lock.recipes[delivery.recipe].targets.get(target_name)
+    kernels = target.measured_kernels if target else []
+    if target is None or not any(kernel["flops"] for kernel in kernels):
+        return None
+    path = store.blobs.temporary_path()
+    Path(path).write_text(render_roofline(kernels, target.peak_gflops), encoding="utf-8")
+    digest = store.blobs.add(path)
+    # Whatever is tuned has had its workloads extracted.
+    return delivery._replace(
+        stage_id=f"{delivery.recipe}:extract_tasks/{target_name}",
+        known_digests=((pick_best.ROOFLINE, digest),),
     )
 
 

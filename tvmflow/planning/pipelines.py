@@ -164,6 +164,8 @@ def load_pipeline(name: str, base: Path = Path()) -> Pipeline:
 
 def is_pipeline(path: Path) -> bool:
     """Return whether a file is a pipeline and not a recipe, by the field that it begins with."""
+    if not is_file(path):
+        return False
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             fields = (line for line in lines if line.strip() and not line.lstrip().startswith("#"))

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tvmflow.core.types import InputFile
+from tvmflow.frontends._base import InputProblem
 from tvmflow.planning.recipes import LoadedRecipe
 from tvmflow.recipe import Recipe
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
@@ -39,6 +40,15 @@ class PlannedRecipe(_Fields):
         """The recipe without per-target overrides."""
         recipe = self.loaded.recipe
         return recipe.for_variant(self.variant) if self.variant else recipe
+
+    def input_loc(self, problem: InputProblem) -> tuple[str, ...]:
+        """Return the path of an input that does not fit, in the variant where that sets the field."""
+        if self.variant:
+            inputs = self.loaded.recipe.variants[self.variant].inputs
+            spec = inputs.get(problem.input)
+            if spec and (not problem.field or problem.field in spec.model_fields_set):
+                return ("variants", self.variant, *problem.loc)
+        return problem.loc
 
     @property
     def partitioned(self) -> tuple[PartitionedTarget, ...]:

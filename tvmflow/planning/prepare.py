@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from tvmflow.core.errors import RecipeError
-from tvmflow.core.types import Plan
+from tvmflow.core.formatting import excerpt
+from tvmflow.core.types import Plan, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.enforce_lock import enforce_lock
@@ -98,4 +100,18 @@ def _plan_recipe(
         PlannedRecipe(recipe, stages, targets, files, variant, str(pipeline.path))
         for variant in variants or [""]
     ]
+    problems = [problem for entry in planned for problem in _list_input_problems(entry)]
+    if problems:
+        # A problem of one variant is a problem of all.
+        raise RecipeError(list(dict.fromkeys(problems)))
     return planned, [*reads, *target_reads]
+
+
+def _list_input_problems(planned: PlannedRecipe) -> Iterator[str]:
+    """Give the inputs that do not fit the model, as far as its files tell without a framework."""
+    recipe = planned.recipe
+    frontend = FRONTENDS[recipe.model.kind]
+    inputs = [TensorSpec(name, spec.shape, spec.dtype) for name, spec in recipe.inputs.items()]
+    for problem in frontend.find_input_problems(planned.model_files, inputs):
+        loc = planned.input_loc(problem)
+        yield f"{planned.loaded.where(*loc)}: {excerpt('.'.join(loc))}: {problem.text}"

@@ -1,6 +1,7 @@
 """The bill of materials: CycloneDX 1.6 with the model, its files, its weights, and its libraries.
 
 Equal results give equal bytes: the serial number is a digest of the content, and there is no time.
+Accuracy, errors and latencies differ whenever they are measured, and are beside the other measurements.
 """
 
 from __future__ import annotations
@@ -29,10 +30,6 @@ _SCOPES: Final[Mapping[str, str]] = {
 _MADE_WITH: Final = "excluded"
 # The role of a file that is a data set; the model was made from all others.
 _DATASET: Final = "data"
-_ACCURACIES: Final[Mapping[str, str]] = {
-    "accuracy": "top-1 accuracy",
-    "reference_accuracy": "top-1 accuracy of the reference",
-}
 
 
 def make_bom(lineage: Lineage) -> bytes:
@@ -97,42 +94,17 @@ def _model_card(lineage: Lineage) -> Json:
     signature = lineage.signature()
     imports = lineage.find_stages("import")
     kinds = [get_field(stage.settings, "model", "kind", of=str) for stage in imports]
-    verdict, _ = lineage.verdict()
-    metrics = list(_performance_metrics(verdict or {}))
     return {
         "modelParameters": {
             side: [{"format": _tensor_format(tensor)} for tensor in signature[side]]
             for side in ("inputs", "outputs")
         },
-        **({"quantitativeAnalysis": {"performanceMetrics": metrics}} if metrics else {}),
         "properties": [{"name": "tvmflow:source", "value": kind} for kind in kinds if kind],
     }
 
 
 def _tensor_format(tensor: Mapping[str, Json]) -> str:
     return f"{tensor['name']}: {tensor['dtype']}{tensor['shape']}"
-
-
-def _performance_metrics(verdict: Mapping[str, Json]) -> Iterator[Json]:
-    """Yield accuracy, errors and latency of a verdict."""
-    for field, metric in _ACCURACIES.items():
-        if field in verdict:
-            yield {"type": metric, "value": str(verdict[field])}
-    for name, output in verdict.get("outputs", {}).items():
-        if "max_abs_error" in output:
-            yield {
-                "type": f"largest error against {verdict.get('reference', 'the reference')}",
-                "value": str(output["max_abs_error"]),
-                "slice": f"output {name}",
-            }
-    latency = verdict.get("latency", {}).get("library")
-    if latency:
-        bounds = {"lowerBound": str(latency["min"]), "upperBound": str(latency["max"])}
-        yield {
-            "type": "latency in seconds, median",
-            "value": str(latency["median"]),
-            "confidenceInterval": bounds,
-        }
 
 
 def _weights(lineage: Lineage) -> Iterator[dict[str, Json]]:

@@ -61,6 +61,8 @@ def _bundle_problems(path: Path, finding: Finding, max_bytes: int) -> Iterator[s
         return
     yield from content.bundle.problems
     assert finding.source is not None and finding.source.statement is not None
+    if finding.source.statement.is_of_measurements:
+        return
     results = finding.source.statement.dependencies("result")
     names = [get_field(entry, "name", of=str).rpartition("/")[2] for entry in results]
     digests = [get_field(entry, "digest", "sha256", of=str) for entry in results]

@@ -14,6 +14,18 @@ from tvmflow.core.types import (
 )
 
 BOM_SUFFIX = ".cdx.json"
+MEASUREMENTS_SUFFIX = ".measurements" + STATEMENT_SUFFIX
+
+MEASURED_FILES = ("measurements.json",)
+"""Delivered files with figures that differ whenever they are measured; all other files are reproducible."""
+
+
+class SidecarPaths(NamedTuple):
+    """The paths of the sidecar files of a target: two statements and the bill of materials."""
+
+    statement: str
+    bom: str
+    measurements: str
 
 
 class DeliveredTarget(NamedTuple):
@@ -30,10 +42,20 @@ class DeliveredTarget(NamedTuple):
     artifacts: Mapping[str, Artifact]
     origin: RecipeOrigin | None = None
 
-    def sidecar_paths(self, dist: str) -> tuple[str, str]:
-        """Return the paths of statement and bill of materials."""
+    def sidecar_paths(self, dist: str) -> SidecarPaths:
+        """Return the paths of the sidecar files."""
         base = os.path.join(dist, self.recipe, self.target, self.recipe)
-        return base + STATEMENT_SUFFIX, base + BOM_SUFFIX
+        return SidecarPaths(base + STATEMENT_SUFFIX, base + BOM_SUFFIX, base + MEASUREMENTS_SUFFIX)
+
+    @property
+    def reproducible_files(self) -> tuple[tuple[str, str], ...]:
+        """The files that every run with the same lock file gives."""
+        return tuple(file for file in self.files if file[0] not in MEASURED_FILES)
+
+    @property
+    def measured_files(self) -> tuple[tuple[str, str], ...]:
+        """The files with figures that differ whenever they are measured."""
+        return tuple(file for file in self.files if file[0] in MEASURED_FILES)
 
 
 def list_delivered_targets(plan: Plan, artifacts: Mapping[str, Artifact]) -> list[DeliveredTarget]:
@@ -51,7 +73,7 @@ def list_delivered_targets(plan: Plan, artifacts: Mapping[str, Artifact]) -> lis
             continue
         files: list[tuple[str, str]] = []
         for delivery in deliveries:
-            digests = artifacts[delivery.stage_id].digests(())
+            digests = delivery.digests(artifacts)
             files += [(delivered, digests[stored]) for stored, delivered in delivery.files]
         if files:
             stages = _with_needs(makers | gates, plan.stages, positions)

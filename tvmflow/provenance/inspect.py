@@ -17,7 +17,12 @@ from tvmflow.provenance.check import check_file
 from tvmflow.provenance.contents import BUNDLE, describe_kind, find_bundle
 from tvmflow.recipe.lock_file import SUFFIX, read_lock
 from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES, Bundle
-from tvmflow.runtime.statements import SignedStatement, find_statements, read_statements
+from tvmflow.runtime.statements import (
+    SignedStatement,
+    Statement,
+    find_statements,
+    read_statements,
+)
 
 _DOCUMENT_SUFFIXES: Final = (".json", ".jsonl")
 
@@ -62,9 +67,31 @@ def inspect_file(
     about["provenance"] = {"good": finding.good, "message": finding.message}
     if finding.source is not None and finding.source.statement is not None:
         about["provenance"] |= _statement_json(finding.source)
+        about["provenance"] |= _find_measurements(signed, finding.source.statement)
     elif "content" not in about:
         raise UnknownFile(f"{path} is {about['kind']}, and {finding.message}")
     return about
+
+
+def _find_measurements(
+    statements: Sequence[SignedStatement], described: Statement
+) -> dict[str, Json]:
+    """Return what was measured of the files of a statement; empty without a statement about it."""
+    for signed in statements:
+        measured = signed.statement
+        if measured is None or signed.problem or not measured.is_of_measurements:
+            continue
+        digests = [
+            get_field(entry, "digest", "sha256", of=str)
+            for entry in measured.dependencies("statement")
+        ]
+        if described.text_digest in digests:
+            return {
+                "measurements": str(signed.path),
+                "kernels": [dict(kernel) for kernel in measured.kernels],
+                "verification": _verification(measured.verdict),
+            }
+    return {}
 
 
 def _inspect_statements(path: Path, trusted: Sequence[PublicKey]) -> Json:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tvmflow.core import packages
-from tvmflow.core.types import Artifact, Json, StageSpec
+from tvmflow.core.types import Artifact, Json, Need, StageSpec
+from tvmflow.planning.enforce_lock import locked_settings
 from tvmflow.provenance.delivered import DeliveredTarget
-from tvmflow.stages import import_model, verify
+from tvmflow.stages import STAGES, import_model, verify
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
 
@@ -65,20 +66,37 @@ class FinishedStage(NamedTuple):
         settings: Mapping[str, Json] = self.preimage["settings"]
         return settings
 
+    @property
+    def locked_settings(self) -> dict[str, Json]:
+        """The settings that are the same on every machine, as a lock file has them."""
+        return locked_settings(self.spec._replace(settings=dict(self.settings)))
+
     def used_results(self) -> Iterator[tuple[str, str]]:
         """Yield `LABEL/FILE` and sha256 of every file of another stage that it read."""
         for need in self.spec.needs:
             label = need.stage_id.partition(":")[2]
-            for role, digest in self.preimage["inputs"].items():
-                if role.startswith(f"{need.stage}/"):
-                    yield label + role.removeprefix(need.stage), str(digest)
+            for role, digest in self._inputs_of(need):
+                if not STAGES[need.maker].TRAITS.run.searches:
+                    yield label + role.removeprefix(need.stage), digest
 
     def sources(self) -> Iterator[Source]:
-        """Yield the files from outside that are part of its key."""
+        """Yield the files from outside that are part of its key, and the result of a search.
+
+        A locked run has that result from its lock file, and the same is said of both.
+        """
         for file in self.spec.files:
             if file.keyed:
                 digest = self.preimage["inputs"][file.role]
                 yield Source(file.role, digest, remove_secrets(file.url))
+        for need in self.spec.needs:
+            if STAGES[need.maker].TRAITS.run.searches:
+                yield from (Source(role, digest, "") for role, digest in self._inputs_of(need))
+
+    def _inputs_of(self, need: Need) -> Iterator[tuple[str, str]]:
+        """Yield role and sha256 of every file of a need that it read."""
+        for role, digest in self.preimage["inputs"].items():
+            if role.startswith(f"{need.stage}/"):
+                yield role, str(digest)
 
     def tools(self) -> Iterator[Tool]:
         """Yield the packages that it used."""
@@ -116,20 +134,29 @@ class Lineage(NamedTuple):
             # A stage of a plug-in may use the name for something else.
             return None
 
+    @property
+    def repeatable(self) -> tuple[FinishedStage, ...]:
+        """The stages that a locked run has too: all but those that search."""
+        return tuple(stage for stage in self.stages if not stage.spec.traits.searches)
+
     def sources(self) -> list[Source]:
-        """Return all files from outside, sorted."""
-        return sorted({source for stage in self.stages for source in stage.sources()})
+        """Return all files from outside, and the results of searches, sorted."""
+        return sorted({source for stage in self.repeatable for source in stage.sources()})
 
     def tools(self) -> list[Tool]:
         """Return all packages, sorted."""
-        return sorted({tool for stage in self.stages for tool in stage.tools()})
+        return sorted({tool for stage in self.repeatable for tool in stage.tools()})
 
-    def verdict(self) -> tuple[Json, str]:
-        """Return the verdict of `verify` and the digest of its file; None where it did not run."""
+    def verdict(self, name: str = verify.VERDICT) -> tuple[Json, str]:
+        """Return a document of `verify` and the digest of its file; None where it did not run.
+
+        Args:
+            name: The verdict, or the measurements.
+        """
         for stage in self.find_stages("verify"):
-            verdict = self.read(stage, verify.VERDICT)
+            verdict = self.read(stage, name)
             if verdict is not None:
-                return verdict, stage.artifact.digests(())[verify.VERDICT]
+                return verdict, stage.artifact.digests(())[name]
         return None, ""
 
     def license(self) -> str:

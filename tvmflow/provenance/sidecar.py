@@ -1,7 +1,7 @@
-"""The sidecar files of a delivery: a statement of its provenance and a bill of materials.
+"""The sidecar files of a delivery: statements of its provenance and measurements, and a bill of materials.
 
 They describe finished results and are none themselves: a signature does not belong in a cache. A
-note in the store and two file stamps tell a run that they are present and describe its results.
+note in the store and their stamps tell a run that they are present and describe its results.
 """
 
 import json
@@ -48,7 +48,7 @@ def write_sidecars(
             # An up-to-date run imports this module only to find out that it is up to date.
             from tvmflow.provenance.write import write_target_sidecars
 
-            write_target_sidecars(delivered, store, *delivered.sidecar_paths(dist))
+            write_target_sidecars(delivered, store, delivered.sidecar_paths(dist))
             _write_note(store, delivered, dist)
         paths += delivered.sidecar_paths(dist)
     return paths

@@ -1,16 +1,17 @@
 """Statements of provenance: in-toto's Statement v1 with SLSA's Provenance v1, as they are made.
 
-Equal results give equal bytes: the only times are those at which the ledger says that a trial
-was measured, and there are no paths and no names of machines.
+Equal results give equal bytes: there are no paths and no names of machines, and the only times are
+those at which the ledger says that a trial was measured, in the statement about measurements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from tvmflow.core.canonical_json import canonical
-from tvmflow.core.types import Json
+from tvmflow.core.types import STATEMENT_SUFFIX, Json
 from tvmflow.core.version import VERSION
 from tvmflow.provenance.kernels import list_kernels
 from tvmflow.provenance.lineage import FinishedStage, Lineage
@@ -19,11 +20,13 @@ from tvmflow.provenance.tools import wheel_digest
 from tvmflow.runtime.statements import (
     BUILD_TYPE,
     KERNELS,
+    MEASUREMENTS_TYPE,
     PREDICATE_TYPE,
     RELEASE_TYPE,
     STATEMENT_TYPE,
     VERIFICATION,
 )
+from tvmflow.stages import verify
 
 RECORD_DIGEST: Final = "tvmflowRecord"
 """The algorithm of a tool's digest: the beginning of the sha256 over the names and digests of its files."""
@@ -39,6 +42,9 @@ def make_statement(
 ) -> bytes:
     """Return the statement about delivered files as canonical JSON.
 
+    A locked run gives the same bytes: what is measured, and how schedules were found, is in the
+    statement of `make_measurement_statement`.
+
     Args:
         lineage: What is behind them.
         subjects: Their sha256 by name.
@@ -47,43 +53,99 @@ def make_statement(
     Raises:
         DamagedBlob: A result that has to be read is not what it should be.
     """
+    stages = lineage.repeatable
     definition = {
         "buildType": BUILD_TYPE,
         "externalParameters": {
-            "recipe": lineage.recipe,
-            "target": lineage.target,
-            **({"invocation": sources.invocation(lineage.target)} if sources else {}),
-            "settings": {stage.label: _public_settings(stage) for stage in lineage.stages},
+            **_target_parameters(lineage, sources and sources._replace(locked=False)),
+            "settings": {stage.label: _public_settings(stage.locked_settings) for stage in stages},
         },
-        "internalParameters": {
-            "stages": {stage.label: _stage_json(stage) for stage in lineage.stages}
-        },
+        "internalParameters": {"stages": {stage.label: _stage_json(stage) for stage in stages}},
         "resolvedDependencies": [
             *(_describe_sources(sources) if sources else ()),
             *_dependencies(lineage),
         ],
     }
-    details = {"builder": _builder(), "byproducts": list(_byproducts(lineage))}
-    return _statement(subjects, definition, details)
+    byproducts = []
+    verdict, digest = lineage.verdict()
+    if verdict is not None:
+        byproducts.append(_resource(VERIFICATION, digest, annotations={"verdict": verdict}))
+    kernels = [_without_measurements(kernel) for kernel in list_kernels(lineage)]
+    if kernels:
+        byproducts.append({"name": KERNELS, "annotations": {"kernels": kernels}})
+    return _statement(subjects, definition, {"builder": _builder(), "byproducts": byproducts})
+
+
+def make_measurement_statement(
+    lineage: Lineage,
+    subjects: Mapping[str, str],
+    statement: bytes,
+    sources: SourceState | None = None,
+) -> bytes:
+    """Return the statement about what was measured of delivered files as canonical JSON.
+
+    Args:
+        lineage: What is behind them.
+        subjects: The sha256 of the measured files by name.
+        statement: The text of the statement of `make_statement`.
+        sources: The recipe and its pipeline, if it is known where they are.
+
+    Raises:
+        DamagedBlob: A result that has to be read is not what it should be.
+    """
+    stages = [stage for stage in lineage.stages if not stage.spec.traits.is_locked]
+    stages += [stage for stage in lineage.stages if stage.spec.traits.searches]
+    name = f"{lineage.recipe}{STATEMENT_SUFFIX}"
+    definition = {
+        "buildType": MEASUREMENTS_TYPE,
+        "externalParameters": {
+            **_target_parameters(lineage, sources),
+            "settings": {stage.label: _public_settings(stage.settings) for stage in stages},
+        },
+        "internalParameters": {"stages": {stage.label: _stage_json(stage) for stage in stages}},
+        "resolvedDependencies": [
+            _statement_resource(name, hashlib.sha256(statement).hexdigest()),
+            *(_describe_pipeline(sources) if sources else ()),
+        ],
+    }
+    byproducts = []
+    verdict, digest = lineage.verdict(verify.MEASUREMENTS)
+    if verdict is not None:
+        byproducts.append(_resource(VERIFICATION, digest, annotations={"verdict": verdict}))
+    kernels = list_kernels(lineage)
+    if kernels:
+        annotations = {"kernels": kernels, "coverage": _coverage(lineage)}
+        byproducts.append({"name": KERNELS, "annotations": annotations})
+    return _statement(subjects, definition, {"builder": _builder(), "byproducts": byproducts})
 
 
 def make_release_statement(
-    name: str, version: str, subjects: Mapping[str, str], statements: Mapping[str, str]
+    name: str,
+    version: str,
+    subjects: Mapping[str, str],
+    statements: Mapping[str, str],
+    *,
+    measured: Sequence[str] = (),
+    build_type: str = RELEASE_TYPE,
 ) -> bytes:
-    """Return the statement about a release as canonical JSON.
+    """Return a statement about the folder of a release as canonical JSON.
 
     Args:
         name: The pipeline.
         version: The version of the release.
         subjects: The sha256 of its files by name.
-        statements: The sha256 of the texts of the statements in it, by name.
+        statements: The sha256 of the texts of other statements in it, by name.
+        measured: The names of the measured files, which another statement covers.
+        build_type: `MEASUREMENTS_TYPE` for the statement about what was measured.
     """
+    parameters: dict[str, Json] = {"release": name, "version": version}
+    if measured:
+        parameters["measured"] = list(measured)
     definition = {
-        "buildType": RELEASE_TYPE,
-        "externalParameters": {"release": name, "version": version},
+        "buildType": build_type,
+        "externalParameters": parameters,
         "resolvedDependencies": [
-            _resource(path, statements[path], annotations={"kind": "statement"})
-            for path in sorted(statements)
+            _statement_resource(path, statements[path]) for path in sorted(statements)
         ],
     }
     return _statement(subjects, definition, {"builder": _builder()})
@@ -100,14 +162,20 @@ def _statement(subjects: Mapping[str, str], definition: Json, details: Json) -> 
     )
 
 
+def _target_parameters(lineage: Lineage, sources: SourceState | None) -> dict[str, Json]:
+    invocation = {"invocation": sources.invocation(lineage.target)} if sources else {}
+    return {"recipe": lineage.recipe, "target": lineage.target, **invocation}
+
+
 def _builder() -> dict[str, Json]:
     return {"id": read_builder_id(), "version": {"tvmflow": VERSION}}
 
 
 def _describe_sources(sources: SourceState) -> Iterator[Json]:
-    """Yield the recipe, its pipeline, and the commit of their repository."""
+    """Yield the recipe, and the commit of its repository."""
     for file in sources.files:
-        yield _resource(file.name, file.sha256, annotations={"kind": file.kind})
+        if file.kind == "recipe":
+            yield _resource(file.name, file.sha256, annotations={"kind": file.kind})
     if sources.commit:
         yield {
             "name": "repository",
@@ -116,21 +184,36 @@ def _describe_sources(sources: SourceState) -> Iterator[Json]:
         }
 
 
-def _public_settings(stage: FinishedStage) -> Json:
-    remote = stage.settings.get("remote")
+def _describe_pipeline(sources: SourceState) -> Iterator[Json]:
+    """Yield the pipeline, which says nothing of the files that the settings do not say.
+
+    A release that is made again may be in another folder, and be compared with another one.
+    """
+    for file in sources.files:
+        if file.kind == "pipeline":
+            yield _resource(file.name, file.sha256, annotations={"kind": file.kind})
+
+
+def _public_settings(settings: Mapping[str, Json]) -> Json:
+    remote = settings.get("remote")
     if isinstance(remote, dict) and _PRIVATE_SETTING in remote:
         public = {name: value for name, value in remote.items() if name != _PRIVATE_SETTING}
-        return {**stage.settings, "remote": public}
-    return stage.settings
+        return {**settings, "remote": public}
+    return settings
 
 
 def _stage_json(stage: FinishedStage) -> Json:
-    from_preimage = {name: stage.preimage[name] for name in ("version", "machine", "tools")}
-    return {"key": stage.artifact.key, **from_preimage}
+    """Return key, version, machine and tools of a stage; without the key where that depends on this machine."""
+    key = {"key": stage.artifact.key} if stage.spec.traits.is_locked else {}
+    return {**key, **{name: stage.preimage[name] for name in ("version", "machine", "tools")}}
 
 
 def _resource(name: str, sha256: str, **fields: Json) -> dict[str, Json]:
     return {"name": name, "digest": {"sha256": sha256}, **fields}
+
+
+def _statement_resource(name: str, sha256: str) -> dict[str, Json]:
+    return _resource(name, sha256, annotations={"kind": "statement"})
 
 
 def _dependencies(lineage: Lineage) -> Iterator[Json]:
@@ -150,20 +233,21 @@ def _dependencies(lineage: Lineage) -> Iterator[Json]:
                 "digestOf": "wheel" if wheel else "installed files",
             },
         }
-    results = sorted({result for stage in lineage.stages for result in stage.used_results()})
+    results = sorted({result for stage in lineage.repeatable for result in stage.used_results()})
     for name, digest in results:
         yield _resource(name, digest, annotations={"kind": "result"})
 
 
-def _byproducts(lineage: Lineage) -> Iterator[Json]:
-    verdict, digest = lineage.verdict()
-    if verdict is not None:
-        yield _resource(VERIFICATION, digest, annotations={"verdict": verdict})
-    coverage = {
+def _without_measurements(kernel: Mapping[str, Json]) -> dict[str, Json]:
+    """Return a kernel with nothing of its trial but the id, which the trace gives."""
+    if "record" not in kernel:
+        return dict(kernel)
+    return {**kernel, "record": {"trial": kernel["record"]["trial"]}}
+
+
+def _coverage(lineage: Lineage) -> Json:
+    return {
         stage.spec.target: {name: stage.artifact.facts[name] for name in _COVERAGE_FACTS}
         for stage in lineage.find_stages("pick_best")
         if stage.artifact.facts.keys() >= set(_COVERAGE_FACTS)
     }
-    kernels = list_kernels(lineage)
-    if kernels:
-        yield {"name": KERNELS, "annotations": {"kernels": kernels, "coverage": coverage}}

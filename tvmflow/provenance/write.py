@@ -16,22 +16,24 @@ from tvmflow.core.documents import Unreadable, get_field, read_file, read_json
 from tvmflow.core.files import hash_file, write_atomically
 from tvmflow.core.types import STATEMENT_SUFFIX, Json
 from tvmflow.provenance import bom, statement
-from tvmflow.provenance.delivered import DeliveredTarget
-from tvmflow.provenance.lineage import load_lineage
-from tvmflow.provenance.source_state import read_source_state
-from tvmflow.runtime.statements import PAYLOAD_TYPE, parse_statement
+from tvmflow.provenance.delivered import DeliveredTarget, SidecarPaths
+from tvmflow.provenance.lineage import Lineage, load_lineage
+from tvmflow.provenance.source_state import SourceState, read_source_state
+from tvmflow.runtime.statements import MEASUREMENTS_TYPE, PAYLOAD_TYPE, parse_statement
 from tvmflow.store.local import LocalStore
 
 RELEASE_STATEMENT: Final = f"release{STATEMENT_SUFFIX}"
 """The name of the statement about the folder of a release."""
+MEASUREMENTS_STATEMENT: Final = f"measurements{STATEMENT_SUFFIX}"
+"""The name of the statement about the measurements of a release."""
 
 _log = logging.getLogger(__name__)
 
 
 def write_target_sidecars(
-    delivered: DeliveredTarget, store: LocalStore, statement_path: str, bom_path: str
+    delivered: DeliveredTarget, store: LocalStore, paths: SidecarPaths
 ) -> None:
-    """Write both sidecar files of a target; the statement also covers the bill of materials.
+    """Write the sidecar files of a target; its statement also covers the bill of materials.
 
     Signatures of others stay on a statement whose text does not change.
 
@@ -40,41 +42,87 @@ def write_target_sidecars(
         StoreError: A file cannot be written.
     """
     lineage = load_lineage(delivered, store)
-    materials = bom.make_bom(lineage)
+    text = _write_reproducible(lineage, delivered, paths)
+    # A statement must be about something, also where nothing was verified.
+    measured = dict(delivered.measured_files or delivered.files)
+    sources = _read_sources(delivered)
+    measurements = statement.make_measurement_statement(lineage, measured, text, sources)
+    _write_statement(Path(paths.measurements), measurements)
+
+
+def _read_sources(delivered: DeliveredTarget) -> SourceState | None:
+    return read_source_state(delivered.origin) if delivered.origin else None
+
+
+def _write_reproducible(lineage: Lineage, delivered: DeliveredTarget, paths: SidecarPaths) -> bytes:
+    """Write the statement and the bill of materials, and return the text of the statement."""
+    reproducible = lineage._replace(files=delivered.reproducible_files)
+    materials = bom.make_bom(reproducible)
     bom_digest = hashlib.sha256(materials).hexdigest()
-    subjects = {**dict(delivered.files), Path(bom_path).name: bom_digest}
-    sources = read_source_state(delivered.origin) if delivered.origin else None
-    text = statement.make_statement(lineage, subjects, sources)
-    key = signing.load_signing_key()
-    envelope = _keep_signatures(text, Path(statement_path))
-    if key is not None:
-        envelope = _add_signature(envelope, key)
-    write_if_changed(Path(bom_path), materials)
-    write_if_changed(Path(statement_path), _line(envelope))
+    subjects = {**dict(reproducible.files), Path(paths.bom).name: bom_digest}
+    text = statement.make_statement(reproducible, subjects, _read_sources(delivered))
+    write_if_changed(Path(paths.bom), materials)
+    _write_statement(Path(paths.statement), text)
+    return text
 
 
-def write_release_sidecars(
-    folder: Path, name: str, version: str, targets: Sequence[DeliveredTarget], store: LocalStore
+def write_release_targets(
+    folder: Path, targets: Sequence[DeliveredTarget], store: LocalStore
 ) -> None:
-    """Write the sidecar files of every target in a release, and a statement about its whole folder.
+    """Write statement and bill of materials of every target in a release.
 
     Raises:
         DamagedBlob: A result that has to be read is not what it should be.
         StoreError: A file cannot be written.
     """
     for delivered in targets:
-        write_target_sidecars(delivered, store, *delivered.sidecar_paths(str(folder)))
+        paths = delivered.sidecar_paths(str(folder))
+        _write_reproducible(load_lineage(delivered, store), delivered, paths)
+
+
+def write_release_statements(
+    folder: Path, name: str, version: str, measured: Sequence[str] = ()
+) -> None:
+    """Write the statement about all files of a release but the measured ones, and one about those.
+
+    Args:
+        folder: The folder of the release, with all other files.
+        name: The pipeline.
+        version: The version of the release.
+        measured: The files with measurements.
+
+    Raises:
+        StoreError: A file cannot be written.
+    """
     statements = sorted(folder.rglob(f"*{STATEMENT_SUFFIX}"))
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path not in statements)
+    digests = {path.relative_to(folder).as_posix(): hash_file(path) for path in files}
     text = statement.make_release_statement(
         name,
         version,
-        {path.relative_to(folder).as_posix(): hash_file(str(path)) for path in files},
+        {path: digest for path, digest in digests.items() if path not in measured},
         {path.relative_to(folder).as_posix(): text_digest(path) for path in statements},
+        measured=measured,
     )
+    _write_statement(folder / RELEASE_STATEMENT, text)
+    if measured:
+        measurements = statement.make_release_statement(
+            name,
+            version,
+            {path: digests[path] for path in measured},
+            {RELEASE_STATEMENT: hashlib.sha256(text).hexdigest()},
+            build_type=MEASUREMENTS_TYPE,
+        )
+        _write_statement(folder / MEASUREMENTS_STATEMENT, measurements)
+
+
+def _write_statement(path: Path, text: bytes) -> None:
+    """Write a statement, with the signature of the own key and those that the present file has for its text."""
     key = signing.load_signing_key()
-    envelope = signing.sign_envelope(PAYLOAD_TYPE, text, [key] if key else [])
-    write_if_changed(folder / RELEASE_STATEMENT, _line(envelope))
+    envelope = _keep_signatures(text, path)
+    if key is not None:
+        envelope = _add_signature(envelope, key)
+    write_if_changed(path, _line(envelope))
 
 
 def text_digest(path: Path) -> str:

@@ -9,11 +9,11 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from tvmflow.core.schema import ClosedModel, field_error, one_of, schema_enum, to_tuple
 from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends._base import MAX_ELEMENTS
 
 DTYPES: Final = (
     "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
 )
-_MAX_ELEMENTS: Final = 1 << 31
 
 _Dtype = Annotated[str, one_of(DTYPES, "a dtype"), schema_enum(DTYPES)]
 
@@ -63,7 +63,7 @@ class InputSpec(ClosedModel):
     @field_validator("shape")
     @classmethod
     def _check_size(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if math.prod(value) > _MAX_ELEMENTS:
+        if math.prod(value) > MAX_ELEMENTS:
             raise field_error("has more than 2^31 elements")
         return value
 

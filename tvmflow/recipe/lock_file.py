@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
@@ -38,13 +39,15 @@ class LockedStage(ClosedModel):
 class LockedKernel(ClosedModel):
     """A kernel of the model, and the trial whose schedule it has; without a trial a rule schedules it.
 
-    Times are those of `pick_best`, in µs. `trace` is canonical JSON.
+    Times are those of `pick_best`, in µs; `flops` are the arithmetic operations of one call. `trace`
+    is canonical JSON.
     """
 
     names: list[str]
     calls: int
     untuned_us: float | None = None
     tuned_us: float | None = None
+    flops: float | None = None
     trial: str = ""
     trace: str = ""
 
@@ -76,14 +79,28 @@ class Measurements(ClosedModel):
 
 
 class LockedTarget(ClosedModel):
-    """A target, its kernels by workload, and the measurements when the lock file was written."""
+    """A target, its kernels by workload, and the measurements when the lock file was written.
+
+    `peak_gflops` is the speed of the machine that chose the schedules.
+    """
 
     tvm: dict[str, Json]
     cores: int
     features: list[str] = Field(default=[])
     toolchain: dict[str, Json] | None = None
     measured: Measurements = Field(default=Measurements())
+    peak_gflops: float | None = None
     kernels: dict[str, LockedKernel] = Field(default={})
+
+    @property
+    def measured_kernels(self) -> list[dict[str, Json]]:
+        """Return the kernels that were measured, as the facts of `pick_best` have them."""
+        return [
+            {"name": kernel.names[0], "calls": kernel.calls, "flops": kernel.flops}
+            | {"untuned_us": kernel.untuned_us, "tuned_us": kernel.tuned_us}
+            for kernel in self.kernels.values()
+            if kernel.untuned_us is not None and kernel.names
+        ]
 
     @property
     def choice(self) -> dict[str, Json]:
@@ -141,7 +158,7 @@ def read_lock(path: Path) -> Lock:
         RecipeError: when it is not a valid lock file, with positions.
         UsageError: when there is no such file.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         raise UsageError(
             f"there is no lock file {path}", fix=f"write it with `tvmflow lock`{_OR_NAME}"
         )

@@ -14,7 +14,7 @@ import yaml
 
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.formatting import excerpt
-from tvmflow.core.named_files import list_siblings
+from tvmflow.core.named_files import list_siblings, obstacle
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.recipe._yaml_values import (
     MAX_DEPTH,
@@ -70,6 +70,8 @@ def read_yaml(path: Path, *, size_factor: int = 1) -> Document:
 
 
 def _read_text(path: Path, max_bytes: int) -> str:
+    if problem := obstacle(path):
+        raise _error(path, 1, 1, problem)
     try:
         with path.open("rb") as handle:
             content = handle.read(max_bytes + 1)
@@ -78,8 +80,6 @@ def _read_text(path: Path, max_bytes: int) -> str:
         raise _error(
             path, 1, 1, f"there is no such file{did_you_mean(path.name, others)}"
         ) from None
-    except IsADirectoryError:
-        raise _error(path, 1, 1, "is a folder; name a file in it") from None
     except OSError as error:
         raise _error(path, 1, 1, f"cannot be read: {error.strerror}") from None
     if len(content) > max_bytes:

@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import LockMismatch, RecipeError, VerifyFailed
 from tvmflow.core.files import hash_file
-from tvmflow.core.types import Artifact, Plan
+from tvmflow.core.types import STATEMENT_SUFFIX, Artifact, Plan
 from tvmflow.planning.pipelines import Pipeline
-from tvmflow.provenance.delivered import list_delivered_targets
-from tvmflow.provenance.write import write_release_sidecars
+from tvmflow.provenance.delivered import BOM_SUFFIX, list_delivered_targets
+from tvmflow.provenance.write import write_release_statements, write_release_targets
 from tvmflow.recipe import Release
-from tvmflow.recipe.lock_file import Lock, read_lock
+from tvmflow.recipe.lock_file import LockFile
 from tvmflow.release.content import ContentChange, compare_content, list_locked, list_planned
 from tvmflow.release.gates import (
     Comparison,
@@ -26,8 +26,18 @@ from tvmflow.release.gates import (
     compare_releases,
     find_failed_gates,
 )
-from tvmflow.release.page import render_report
-from tvmflow.release.previous import LOCK, SUMS, find_folder, find_previous
+from tvmflow.release.lock import lock_text
+from tvmflow.release.measurements import (
+    LOCK,
+    MEASURED_FILES,
+    MEASUREMENTS,
+    MEASUREMENTS_PAGE,
+    make_measurements,
+    measurements_text,
+    without_measurements,
+)
+from tvmflow.release.page import render_measurements, render_report
+from tvmflow.release.previous import SUMS, PreviousRelease, find_folder, find_previous
 from tvmflow.release.timing import time_alternately
 from tvmflow.stages import pick_best, verify
 from tvmflow.store.local import LocalStore
@@ -37,8 +47,11 @@ _log = logging.getLogger(__name__)
 REPORT: Final = "report.html"
 _BUNDLE: Final = ".tvmflow"
 
-# Files with measurements of one run. All other files are the same whenever a release is made.
-_VARYING: Final = (LOCK, REPORT, verify.DELIVERED_VERDICT, pick_best.ROOFLINE)
+# Files that describe the others: the same files may have been tuned, or verified, another time.
+_DESCRIPTIONS: Final = (
+    *(LOCK, REPORT, BOM_SUFFIX),
+    *(verify.DELIVERED_VERDICT, pick_best.ROOFLINE),
+)
 
 _SHA256_DIGITS: Final = 64
 _SUMS_SEPARATOR: Final = "  "
@@ -106,7 +119,7 @@ def check_before_build(
 def make_release(
     pipeline: Pipeline,
     release: Release,
-    lock: str,
+    lock: LockFile,
     plan: Plan,
     artifacts: Mapping[str, Artifact],
     store: LocalStore,
@@ -117,7 +130,7 @@ def make_release(
     Args:
         pipeline: The pipeline with the release.
         release: Its version, folder and gates.
-        lock: The text of the lock file.
+        lock: Its lock file, with all measurements.
         plan: A plan whose stages all have results.
         artifacts: Those results, by stage id.
         store: The store with the results.
@@ -139,13 +152,13 @@ def make_release(
         shutil.rmtree(part, ignore_errors=True)
         try:
             _copy_files(part, files, store)
-            (part / LOCK).write_text(lock, encoding="utf-8")
-            result = _compare(folder, part, release, previous, device_locks)
+            result = _compare(folder, part, lock, release, previous, device_locks)
             result = _add_content(result, plan, previous, release)
             if not result.failed_gates:
-                _write_report(part, result, files)
-                groups_of_files = list_delivered_targets(plan, artifacts)
-                write_release_sidecars(part, pipeline.name, release.version, groups_of_files, store)
+                write_release_targets(part, list_delivered_targets(plan, artifacts), store)
+                _write_documents(part, result, lock)
+                _write_measurements(part, result, plan, artifacts)
+                write_release_statements(part, pipeline.name, release.version, MEASURED_FILES)
                 part.rename(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -153,12 +166,10 @@ def make_release(
 
 
 def _list_files(plan: Plan, artifacts: Mapping[str, Artifact]) -> Iterator[tuple[str, str]]:
-    """Yield `(RECIPE/TARGET/NAME, sha256)` of every delivered file."""
-    for delivery in plan.deliveries:
-        if delivery.stage_id in artifacts:
-            digests = artifacts[delivery.stage_id].digests(())
-            for stored, name in delivery.files:
-                yield f"{delivery.recipe}/{delivery.target}/{name}", digests[stored]
+    """Yield `(RECIPE/TARGET/NAME, sha256)` of every delivered file but the measured ones, which a release has once."""
+    for delivered in list_delivered_targets(plan, artifacts):
+        for name, digest in delivered.reproducible_files:
+            yield f"{delivered.recipe}/{delivered.target}/{name}", digest
 
 
 def _copy_files(part: Path, files: Mapping[str, str], store: LocalStore) -> None:
@@ -168,14 +179,29 @@ def _copy_files(part: Path, files: Mapping[str, str], store: LocalStore) -> None
         shutil.copyfile(store.blobs.verified_path(digest), path)
 
 
-def _write_report(part: Path, result: ReleaseResult, files: Mapping[str, str]) -> None:
-    lock = read_lock(part / LOCK).file
-    html = render_report(
-        result.folder.name, result.previous, result.comparisons, lock, result.content
-    )
-    (part / REPORT).write_text(html, encoding="utf-8")
-    varying = {name: hash_file(str(part / name)) for name in (LOCK, REPORT)}
-    (part / SUMS).write_text(_format_sums(files) + _format_sums(varying), encoding="utf-8")
+def _write_documents(part: Path, result: ReleaseResult, lock: LockFile) -> None:
+    """Write lock file, report and checksums, which are the same whenever the release is made."""
+    (part / LOCK).write_text(lock_text(without_measurements(lock)), encoding="utf-8")
+    (part / REPORT).write_text(render_report(result.folder.name, lock), encoding="utf-8")
+    # The text of a statement never changes, but somebody may sign it later.
+    paths = [path for path in part.rglob("*") if path.is_file()]
+    sums = {
+        path.relative_to(part).as_posix(): hash_file(path)
+        for path in paths
+        if not path.name.endswith(STATEMENT_SUFFIX)
+    }
+    (part / SUMS).write_text(_format_sums(sums), encoding="utf-8")
+
+
+def _write_measurements(
+    part: Path, result: ReleaseResult, plan: Plan, artifacts: Mapping[str, Artifact]
+) -> None:
+    """Write the measured file, and the page that shows it."""
+    rows, content = result.comparisons, result.content
+    file = make_measurements(result.previous, rows, content, plan, artifacts)
+    (part / MEASUREMENTS).write_text(measurements_text(file), encoding="utf-8")
+    html = render_measurements(result.folder.name, result.previous, rows, content)
+    (part / MEASUREMENTS_PAGE).write_text(html, encoding="utf-8")
 
 
 def _format_sums(files: Mapping[str, str]) -> str:
@@ -201,7 +227,7 @@ def _check_existing(folder: Path, files: Mapping[str, str]) -> None:
             f"{folder} is not a release that tvmflow made: {SUMS}: {error.strerror}",
             fix="move it away, or raise release.version",
         ) from error
-    lasting = sorted(name for name in {*files, *recorded} if not name.endswith(_VARYING))
+    lasting = sorted(name for name in {*files, *recorded} if not name.endswith(_DESCRIPTIONS))
     for name in lasting:
         if files.get(name) != recorded.get(name):
             raise LockMismatch(
@@ -219,38 +245,43 @@ def _check_existing(folder: Path, files: Mapping[str, str]) -> None:
 # ---------------------------------------------------------------- comparison
 
 
-def _check_content(planned: Collection[str], previous: Lock, release: Release) -> list[FailedGate]:
-    change = compare_content(planned, list_locked(previous.file))
-    return check_content(change, previous.path.parent.name, release)
+def _check_content(
+    planned: Collection[str], previous: PreviousRelease, release: Release
+) -> list[FailedGate]:
+    change = compare_content(planned, list_locked(previous.lock))
+    return check_content(change, previous.name, release)
 
 
 def _add_content(
-    result: ReleaseResult, plan: Plan, previous: Lock | None, release: Release
+    result: ReleaseResult, plan: Plan, previous: PreviousRelease | None, release: Release
 ) -> ReleaseResult:
     """Return the result with what is new and what is gone since the previous release."""
     if previous is None:
         return result
     planned = list_planned(plan)
     failed = (*result.failed_gates, *_check_content(planned, previous, release))
-    content = compare_content(planned, list_locked(previous.file))
+    content = compare_content(planned, list_locked(previous.lock))
     return result._replace(is_new=not failed, failed_gates=failed, content=content)
 
 
 def _compare(
-    folder: Path, part: Path, release: Release, previous: Lock | None, device_locks: Path
+    folder: Path,
+    part: Path,
+    current: LockFile,
+    release: Release,
+    previous: PreviousRelease | None,
+    device_locks: Path,
 ) -> ReleaseResult:
-    current = read_lock(part / LOCK).file
     comparisons = tuple(
         _measure_latencies(comparison, part, previous, device_locks)
-        for comparison in compare_releases(current, previous and previous.file)
+        for comparison in compare_releases(current, previous and previous.lock)
     )
     failed = tuple(find_failed_gates(comparisons, release.gates))
-    name = previous.path.parent.name if previous else ""
-    return ReleaseResult(folder, not failed, name, comparisons, failed)
+    return ReleaseResult(folder, not failed, previous.name if previous else "", comparisons, failed)
 
 
 def _measure_latencies(
-    comparison: Comparison, part: Path, previous: Lock | None, device_locks: Path
+    comparison: Comparison, part: Path, previous: PreviousRelease | None, device_locks: Path
 ) -> Comparison:
     """Return a comparison with both latencies, where both releases have a bundle that runs here."""
     # A library that was not timed when it was verified does not run on this machine.
@@ -258,7 +289,7 @@ def _measure_latencies(
     if previous is None or not is_timed:
         return comparison
     name = f"{comparison.recipe}/{comparison.target}/{comparison.recipe}{_BUNDLE}"
-    bundles = (part / name, previous.path.parent / name)
+    bundles = (part / name, previous.folder / name)
     if not all(path.is_file() for path in bundles):
         return comparison._replace(not_timed_reason="not both releases have a bundle")
     if hash_file(str(bundles[0])) == hash_file(str(bundles[1])):

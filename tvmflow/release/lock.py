@@ -43,17 +43,17 @@ def make_lock(
     plan: Plan,
     plan_state: PlanState,
     store: LocalStore,
-    path: Path,
+    folder: Path,
     enforced: Lock | None = None,
-) -> str:
-    """Return the text of a lock file. The same results give the same text on every machine.
+) -> LockFile:
+    """Return a lock file. The same results give the same one on every machine.
 
     Args:
         recipes: The recipes of the plan.
         plan: A plan whose stages all have results.
         plan_state: The keys and artifacts of its stages.
         store: The store with the results.
-        path: Where the lock file will be, from which the paths of recipes are relative.
+        folder: The folder from which the paths of recipes are relative.
         enforced: The lock file that the run enforced, which has the results of the search that a
             locked run does not repeat.
     """
@@ -64,7 +64,7 @@ def make_lock(
         results = _RecipeResults(store, {s.label: plan_state.artifacts[s.id] for s in specs})
         previous = enforced.recipes.get(name) if enforced else None
         entries[name] = LockedRecipe(
-            recipe=Path(os.path.relpath(planned.loaded.path, path.parent)).as_posix(),
+            recipe=Path(os.path.relpath(planned.loaded.path, folder)).as_posix(),
             version=planned.recipe.version,
             **results.signature(),
             stages={
@@ -77,12 +77,16 @@ def make_lock(
         _log.debug("locked %s: %d stages", name, len(specs))
     preimages = [plan_state.keys[spec.id].preimage for spec in plan.stages]
     tools = {name: version for image in preimages for name, version in image["tools"].items()}
-    lock = LockFile(
+    return LockFile(
         lock=1,
         machine=preimages[-1]["machine"] if preimages else "",
         tools=dict(sorted(tools.items())),
         recipes=entries,
     )
+
+
+def lock_text(lock: LockFile) -> str:
+    """Return the text of a lock file."""
     return _HEADER + write_yaml(lock.model_dump(exclude_defaults=True))
 
 
@@ -155,6 +159,7 @@ class _RecipeResults:
             features=list(resolved.features),
             toolchain=resolved.toolchain or None,
             measured=self._measurements(resolved.name, target.name, coverage),
+            peak_gflops=enforced.peak_gflops if enforced else self._peak(resolved.name),
             kernels=(enforced and enforced.kernels) or self._kernels(resolved.name),
         )
 
@@ -169,6 +174,10 @@ class _RecipeResults:
             coverage=(chosen.get("coverage") or None) if coverage is None else coverage,
             bytes=self._facts(f"export/{resolved}").get("files") or {},
         )
+
+    def _peak(self, target: str) -> float | None:
+        peak: float | None = self._facts(f"pick_best/{target}").get("peak_gflops")
+        return peak
 
     def _kernels(self, target: str) -> dict[str, LockedKernel]:
         """Return every kernel by the key of its workload, with the chosen schedule if there is one."""
@@ -201,6 +210,7 @@ def _lock_kernel(task: Json, times: Mapping[str, Json], trace: Json) -> LockedKe
         calls=task["weight"],
         untuned_us=times.get("untuned_us"),
         tuned_us=times.get("tuned_us"),
+        flops=times.get("flops") or None,
         trial=trial_id(trace) if trace else "",
         trace=canonical(trace).decode() if trace else "",
     )

@@ -1,16 +1,19 @@
-"""The report of a release: one HTML file with all recipes and targets beside the previous release."""
+"""The pages of a release: what it has, and what was measured of it beside the previous release."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Final
 
 from tvmflow.core.formatting import latency_text
-from tvmflow.recipe.lock_file import LockFile
+from tvmflow.recipe.lock_file import LockedTarget, LockFile
 from tvmflow.release.content import ContentChange
 from tvmflow.release.gates import Comparison
+from tvmflow.release.measurements import MEASUREMENTS_PAGE
 
+_CONTENT_HEADINGS: Final = ("recipe", "target", "machine", "tuned kernels", "files")
+_TARGET_FIELDS: Final = ("kind", "mtriple", "mcpu", "arch")
 _HEADINGS: Final = ("recipe", "target", "latency", "accuracy", "largest error", "tuned", "files")
 
 # A smaller change is not worth a figure.
@@ -24,43 +27,79 @@ h1 { font-size: 1.5rem; margin: 0 } p { margin: .2rem 0 1.6rem }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th { text-align: left; font-weight: 600 } th, td { padding: .45rem .8rem .45rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
 small { display: block; color: GrayText } .good { color: var(--good) } .bad { color: var(--bad) }
-code { font-size: .9em }
+code { font-size: .9em } iframe { border: 0; width: 100%; height: 75vh }
 """
 
 
-def render_report(
-    name: str,
-    previous: str,
-    comparisons: Sequence[Comparison],
-    lock: LockFile,
-    content: ContentChange = ContentChange(),  # noqa: B008 - it is frozen
+def render_report(name: str, lock: LockFile) -> str:
+    """Return the HTML of the report: what a release has, and the page with its measurements inside.
+
+    The same lock file gives the same text.
+
+    Args:
+        name: Name of the release.
+        lock: The lock file of the release.
+    """
+    tools = ", ".join(f"{tool} {version.partition('+')[0]}" for tool, version in lock.tools.items())
+    rows = [
+        _target_cells(recipe_name, recipe.version, target_name, target)
+        for recipe_name, recipe in lock.recipes.items()
+        for target_name, target in recipe.targets.items()
+    ]
+    page = MEASUREMENTS_PAGE
+    return _page(
+        name,
+        f"<p>built on {escape(lock.machine)} with {escape(tools)}</p>\n"
+        f"{_table(_CONTENT_HEADINGS, rows)}"
+        # A frame shows a file beside this one also without a server.
+        f'<p><a href="{page}">Measurements, and the comparison with the release before</a></p>\n'
+        f'<iframe src="{page}" title="Measurements"></iframe>\n',
+    )
+
+
+def render_measurements(
+    name: str, previous: str, comparisons: Sequence[Comparison], content: ContentChange
 ) -> str:
-    """Return the HTML of the report.
+    """Return the HTML of the measurements of a release beside those of the previous one.
 
     Args:
         name: Name of the release.
         previous: Name of the previous release; empty if there is none.
         comparisons: All recipes and targets.
-        lock: The lock file of the release.
         content: What is new and what is gone since the previous release.
     """
     compared = (
         f"compared with <strong>{escape(previous)}</strong>" if previous else "the first release"
     )
-    tools = ", ".join(f"{tool} {version.partition('+')[0]}" for tool, version in lock.tools.items())
-    head = "".join(f"<th>{heading}</th>" for heading in _HEADINGS)
-    body = "\n".join(
-        f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(comparison))}</tr>"
-        for comparison in comparisons
-    )
+    rows = [_cells(comparison) for comparison in comparisons]
+    changes = "".join(_content_lines(content))
+    return _page(name, f"<p>{compared}</p>\n{changes}{_table(_HEADINGS, rows)}")
+
+
+def _page(name: str, body: str) -> str:
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width">\n'
         f"<title>{escape(name)}</title>\n<style>\n{_STYLE}</style>\n"
-        f"<h1>{escape(name)}</h1>\n<p>{compared}; built on {escape(lock.machine)} with {escape(tools)}</p>\n"
-        f"{''.join(_content_lines(content))}"
-        f"<table>\n<tr>{head}</tr>\n{body}\n</table>\n"
+        f"<h1>{escape(name)}</h1>\n{body}"
     )
+
+
+def _table(headings: Sequence[str], rows: Iterable[Iterator[str]]) -> str:
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    body = "\n".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table>\n<tr>{head}</tr>\n{body}\n</table>\n"
+
+
+def _target_cells(recipe: str, version: str, name: str, target: LockedTarget) -> Iterator[str]:
+    yield f"{escape(recipe)} {escape(version)}"
+    yield escape(name)
+    words = [str(target.tvm[field]) for field in _TARGET_FIELDS if field in target.tvm]
+    yield escape(" ".join(words))
+    kernels = target.kernels.values()
+    tuned = sum(1 for kernel in kernels if kernel.trial)
+    yield f"{tuned} of {len(kernels)}" if kernels else "<small>–</small>"
+    yield "".join(_size_rows(target.measured.bytes, {}))
 
 
 def _content_lines(content: ContentChange) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -16,17 +16,29 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text
 from tvmflow.core.signing import PublicKey
 from tvmflow.planning.pipelines import Pipeline
-from tvmflow.provenance.write import RELEASE_STATEMENT, text_digest
+from tvmflow.provenance.write import MEASUREMENTS_STATEMENT, RELEASE_STATEMENT, text_digest
 from tvmflow.recipe import LAST_RELEASE, NO_RELEASE, Release
-from tvmflow.recipe.lock_file import Lock, read_lock
+from tvmflow.recipe.lock_file import LockFile, read_lock
+from tvmflow.release.measurements import LOCK, read_measurements, with_measurements
 from tvmflow.runtime.statements import Statement, read_statements
 
 _log = logging.getLogger(__name__)
 
-LOCK: Final = "release.lock.yaml"
 SUMS: Final = "SHA256SUMS"
 
 _SHOWN_PROBLEMS: Final = 5
+
+
+class PreviousRelease(NamedTuple):
+    """The release to compare with: its folder, and its lock file with the measurements of that time."""
+
+    folder: Path
+    lock: LockFile
+
+    @property
+    def name(self) -> str:
+        """Its name and version."""
+        return self.folder.name
 
 
 def find_folder(pipeline: Pipeline, release: Release) -> Path:
@@ -34,8 +46,8 @@ def find_folder(pipeline: Pipeline, release: Release) -> Path:
     return pipeline.path.parent / release.folder / f"{pipeline.name}-{release.version}"
 
 
-def find_previous(pipeline: Pipeline, release: Release) -> Lock | None:
-    """Return the lock file of the release to compare with, which was verified; None when there is none yet.
+def find_previous(pipeline: Pipeline, release: Release) -> PreviousRelease | None:
+    """Return the release to compare with, which was verified; None when there is none yet.
 
     Raises:
         RecipeError: when `against` names a release that does not exist.
@@ -74,7 +86,7 @@ def _list_releases(name: str, home: Path) -> Iterator[tuple[str, Path]]:
             yield version, folder
 
 
-def _read_verified(folder: Path, about: str) -> Lock:
+def _read_verified(folder: Path, about: str) -> PreviousRelease:
     problems = list(find_problems(folder, about))
     if problems:
         shown = problems[:_SHOWN_PROBLEMS]
@@ -88,34 +100,65 @@ def _read_verified(folder: Path, about: str) -> Lock:
             "or none); `tvmflow verify` checks the whole folder",
         )
     try:
-        return read_lock(folder / LOCK)
+        lock, measurements = read_lock(folder / LOCK).file, read_measurements(folder)
     except RecipeError as error:
         raise RecipeError(
             error.problems,
             fix="compare with another release (release.against: a version, or none)",
         ) from error
+    return PreviousRelease(folder, with_measurements(lock, measurements) if measurements else lock)
 
 
 # ---------------------------------------------------------------- verification
 
 
 def find_problems(folder: Path, about: str) -> Iterator[str]:
-    """Yield what is wrong with a release: files, checksums, statements and signatures.
+    """Yield what is wrong with a release: files, checksums, measurements, statements and signatures.
 
     Args:
         folder: The folder of the release.
-        about: Its name and version, which its statement must give.
+        about: Its name and version, which its statements must give.
     """
-    statement_path = folder / RELEASE_STATEMENT
-    trusted = _trusted_keys(statement_path)
-    for signed in read_statements(statement_path, trusted):
+    trusted = _trusted_keys(folder / RELEASE_STATEMENT)
+    for problem, statement in _read_statement(folder, RELEASE_STATEMENT, about, trusted):
+        yield from problem
+        if statement is None:
+            continue
+        yield from _find_wrong_files(folder, statement, (LOCK, SUMS))
+        yield from _find_wrong_statements(folder, statement, trusted)
+        measured = statement.measured_files
+        if measured:
+            yield from _find_wrong_measurements(folder, about, measured, trusted)
+
+
+def _find_wrong_measurements(
+    folder: Path, about: str, measured: Sequence[str], trusted: Sequence[PublicKey]
+) -> Iterator[str]:
+    """Yield what is wrong with the measured files, which a statement of their own names."""
+    for problem, statement in _read_statement(folder, MEASUREMENTS_STATEMENT, about, trusted):
+        yield from problem
+        if statement is None:
+            continue
+        yield from _find_wrong_files(folder, statement, measured)
+        # Measurements of another release have a good statement, too.
+        for entry in statement.dependencies("statement"):
+            if not _has_text(
+                folder / RELEASE_STATEMENT, get_field(entry, "digest", "sha256", of=str)
+            ):
+                yield f"{MEASUREMENTS_STATEMENT}: it is about other files than those of this release"
+
+
+def _read_statement(
+    folder: Path, name: str, about: str, trusted: Sequence[PublicKey]
+) -> Iterator[tuple[list[str], Statement | None]]:
+    """Yield each statement in a file, or what is wrong with it."""
+    for signed in read_statements(folder / name, trusted):
         if signed.problem or signed.statement is None:
-            yield f"{RELEASE_STATEMENT}: {signed.problem}"
+            yield [f"{name}: {signed.problem}"], None
         elif signed.statement.about != about:
-            yield f"{RELEASE_STATEMENT}: it is about {signed.statement.about}, not {about}"
+            yield [f"{name}: it is about {signed.statement.about}, not {about}"], None
         else:
-            yield from _find_wrong_files(folder, signed.statement)
-            yield from _find_wrong_statements(folder, signed.statement, trusted)
+            yield [], signed.statement
 
 
 def _trusted_keys(statement: Path) -> tuple[PublicKey, ...]:
@@ -127,9 +170,10 @@ def _trusted_keys(statement: Path) -> tuple[PublicKey, ...]:
     return trusted
 
 
-def _find_wrong_files(folder: Path, statement: Statement) -> Iterator[str]:
-    missing = [name for name in (LOCK, SUMS) if name not in statement.subjects]
-    yield from (f"{RELEASE_STATEMENT}: it does not name {name}" for name in missing)
+def _find_wrong_files(folder: Path, statement: Statement, required: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with the files that a statement names, and which it should name."""
+    missing = [name for name in required if name not in statement.subjects]
+    yield from (f"the statement about {statement.about} does not name {name}" for name in missing)
     for name, digest in statement.subjects.items():
         path = folder / name
         if path.is_symlink() or not path.is_file():
@@ -147,7 +191,7 @@ def _find_wrong_files(folder: Path, statement: Statement) -> Iterator[str]:
 def _find_wrong_statements(
     folder: Path, statement: Statement, trusted: Sequence[PublicKey]
 ) -> Iterator[str]:
-    """Yield what is wrong with the statements of the targets in a release."""
+    """Yield what is wrong with the statements that a statement depends on."""
     for entry in statement.dependencies("statement"):
         name = get_field(entry, "name", of=str)
         path = folder / name

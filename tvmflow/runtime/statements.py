@@ -5,6 +5,7 @@ What a program needs that loads only what a trusted key signed; `provenance` mak
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from tvmflow.core import signing
+from tvmflow.core.canonical_json import canonical
 from tvmflow.core.documents import Unreadable, get_field, quote, read_file, read_json
 from tvmflow.core.signing import InvalidEnvelope, PublicKey
 from tvmflow.core.types import STATEMENT_SUFFIX, Json
@@ -23,6 +25,8 @@ BUILD_TYPE: Final = "urn:tvmflow:build:v1"
 """The meaning of parameters and dependencies, as docs/provenance.md describes it."""
 RELEASE_TYPE: Final = "urn:tvmflow:release:v1"
 """The same for a statement about the folder of a release."""
+MEASUREMENTS_TYPE: Final = "urn:tvmflow:measurements:v1"
+"""The same for a statement about what was measured of a target's files, or of a release."""
 
 VERIFICATION: Final = "verification"
 KERNELS: Final = "kernels"
@@ -68,6 +72,22 @@ class Statement(NamedTuple):
         """The settings of each stage."""
         return get_field(self.body, *_DEFINITION, "externalParameters", "settings", of=dict)
 
+    @property
+    def text_digest(self) -> str:
+        """The sha256 (hex) of its text, if tvmflow made it."""
+        return hashlib.sha256(canonical(self.body)).hexdigest()
+
+    @property
+    def is_of_measurements(self) -> bool:
+        """True if it says what was measured of its subjects, and not what they were made from."""
+        return get_field(self.body, *_DEFINITION, "buildType", of=str) == MEASUREMENTS_TYPE
+
+    @property
+    def measured_files(self) -> list[str]:
+        """The files of a release that the statement about measurements names."""
+        names = get_field(self.body, *_DEFINITION, "externalParameters", "measured", of=list)
+        return [name for name in names if isinstance(name, str)]
+
     def _parameter(self, name: str) -> str:
         return get_field(self.body, *_DEFINITION, "externalParameters", name, of=str)
 
@@ -106,7 +126,7 @@ def parse_statement(text: bytes) -> Statement:
     body = read_json(text)
     _require(body, (STATEMENT_TYPE,), "_type")
     _require(body, (PREDICATE_TYPE,), "predicateType")
-    _require(body, (BUILD_TYPE, RELEASE_TYPE), *_DEFINITION, "buildType")
+    _require(body, (BUILD_TYPE, RELEASE_TYPE, MEASUREMENTS_TYPE), *_DEFINITION, "buildType")
     subjects: dict[str, str] = {}
     for entry in get_field(body, "subject", of=list):
         name = get_field(entry, "name", of=str)
@@ -250,11 +270,16 @@ def compare_file(path: Path, digest: str, statements: Sequence[SignedStatement])
     """
     if not statements:
         return Finding(path, False, NO_STATEMENT)
-    believed = [signed for signed in statements if not signed.problem]
+    believed = sorted((signed for signed in statements if not signed.problem), key=_is_measured)
     if not believed:
         first = statements[0]
         return Finding(path, False, f"{first.path.name} is not believed: {first.problem}", first)
     return _decide([_compare(path, digest, signed) for signed in believed], path, believed)
+
+
+def _is_measured(signed: SignedStatement) -> bool:
+    """Return whether a statement is about measurements; the other one says what a file was made from."""
+    return signed.statement is not None and signed.statement.is_of_measurements
 
 
 def _decide(

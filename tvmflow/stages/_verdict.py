@@ -1,4 +1,4 @@
-"""The verdict of `verify`: the content of `verdict.json`, and the stage's facts."""
+"""The verdict of `verify`: the content of `measurements.json`, and the stage's facts; `verdict.json` has the part without figures."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ Latency = dict[str, float]
 class OutputComparison(TypedDict, total=False):
     """An output compared with the reference's: errors, and the tolerance in numbers.
 
-    `shape` says what is wrong with a shape; nothing else is there then. `worst` has the index of
+    `shape` says what is wrong with a shape, `incomparable` what the reference's output lacks; nothing
+    else is there then. `worst` has the index of
     the element with the largest error, and both values; numbers that JSON lacks are text.
     """
 
     passed: bool
     shape: str
+    incomparable: str
     rtol: float
     atol: float
     max_abs_error: float | str
@@ -39,7 +41,8 @@ class PartVerdict(TypedDict, total=False):
 class Verdict(TypedDict, total=False):
     """Everything that was verified of a library, and why it is rejected.
 
-    `reference` names the framework that it was compared with, `ran_on` what ran it where that is
+    `reference` names what it was compared with, and `reference_note` says why that is not the
+    framework itself, where it refuses the model. `ran_on` names what ran it where that is
     not this process, `samples` counts samples (or random batches). `latency` has the library, the
     same model `untuned`, and the `reference`. `tolerance` is for the arithmetic that it names. `not_run` and `latency_not_measured` are reasons.
     """
@@ -48,6 +51,7 @@ class Verdict(TypedDict, total=False):
     against: str
     samples: int
     reference: str
+    reference_note: str
     tolerance: dict[str, Json]
     outputs: dict[str, OutputComparison]
     parts: dict[str, PartVerdict]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import tvm
 
 TRAITS: Final = StageTraits(
-    version=4,
+    version=5,
     scope="model",
     reads=("model",),
     tools=("apache-tvm", "apache-tvm-ffi"),

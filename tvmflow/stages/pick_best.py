@@ -29,7 +29,7 @@ from tvmflow.stages._tune_settings import (
 from tvmflow.targets.resolve import ResolvedTarget
 
 TRAITS: Final = StageTraits(
-    version=4,
+    version=5,
     scope="machine",
     needs={"extract_tasks": ("tasks.json", "workloads.json"), "tune": ("records.json",)},
     tools=("apache-tvm", "apache-tvm-ffi"),

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Feed = dict[str, Array]
 
 TRAITS: Final = StageTraits(
-    version=2,
+    version=3,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
@@ -58,8 +58,11 @@ TRAITS: Final = StageTraits(
 )
 
 VERDICT: Final = "verdict.json"
+"""What was verified: the same bytes whenever the same library passes the same checks."""
 DELIVERED_VERDICT: Final = "verify.json"
 """The name of the verdict in `dist`."""
+MEASUREMENTS: Final = "measurements.json"
+"""All that was measured: latencies, accuracy, errors, and what ran the library."""
 
 _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
     _comparison.FLOAT32: "float32",
@@ -107,15 +110,15 @@ def run_location(recipe: Recipe) -> str:
 
 
 def deliveries(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Files:
-    """Return the verdict."""
-    return ((VERDICT, DELIVERED_VERDICT),)
+    """Return the verdict and the measurements."""
+    return ((VERDICT, DELIVERED_VERDICT), (MEASUREMENTS, MEASUREMENTS))
 
 
 # ---------------------------------------------------------------- the verdict
 
 
 def run(settings: VerifySettings, context: StageContext) -> Verdict:
-    """Write the verdict.
+    """Write the verdict and the measurements.
 
     Raises:
         VerifyFailed: when a check fails.
@@ -132,14 +135,47 @@ def run(settings: VerifySettings, context: StageContext) -> Verdict:
 
 
 def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
-    text = json.dumps(verdict, indent=1, sort_keys=True) + "\n"
-    (context.out / VERDICT).write_text(text)
+    _write_json(context.out / MEASUREMENTS, verdict)
+    # Why a library is rejected is in what was measured of it.
+    _write_json(
+        context.out / VERDICT,
+        verdict_without_measurements(verdict) if verdict["passed"] else verdict,
+    )
     if not verdict["passed"]:
         raise VerifyFailed(
             "; ".join(verdict["failures"]),
             fix="look at verdict.json in the stage's folder; loosen verify.rtol/atol only if the difference is benign",
         )
     return verdict
+
+
+def _write_json(path: Path, verdict: Verdict) -> None:
+    path.write_text(json.dumps(verdict, indent=1, sort_keys=True) + "\n")
+
+
+def verdict_without_measurements(verdict: Verdict) -> Verdict:
+    """Return what a verdict says of a library that passed, without figures of this machine and this run.
+
+    Errors and accuracy are figures too: another CPU makes the reference compute in another order.
+    """
+    lasting: Verdict = {"passed": verdict["passed"], "against": verdict["against"]}
+    if "reference" in verdict:
+        lasting |= {
+            "samples": verdict["samples"],
+            "reference": verdict["reference"],
+            "tolerance": verdict["tolerance"],
+            "outputs": _passed_outputs(verdict["outputs"]),
+        }
+        parts = verdict.get("parts", {})
+        if parts:
+            lasting["parts"] = {
+                name: {"outputs": _passed_outputs(part["outputs"])} for name, part in parts.items()
+            }
+    return lasting
+
+
+def _passed_outputs(outputs: Mapping[str, OutputComparison]) -> dict[str, OutputComparison]:
+    return {name: {"passed": output["passed"]} for name, output in outputs.items()}
 
 
 def _verify(library: Library, settings: VerifySettings, context: StageContext) -> Verdict:
@@ -159,6 +195,8 @@ def _verify(library: Library, settings: VerifySettings, context: StageContext) -
             tensors.update(expected[0])
             tolerance = _add_tolerance(verdict, settings, context)
             verdict["reference"] = reference.name
+            if reference.note:
+                verdict["reference_note"] = reference.note
             _add_comparisons(verdict, library, data, actual, expected, tolerance)
         if data.labels is not None:
             first = library.outputs[0].name
@@ -296,6 +334,8 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     lines = _describe_outputs(facts.get("outputs", {}), facts)
     for name, part in facts.get("parts", {}).items():
         lines += [f"{name}: {line}" for line in _describe_outputs(part.get("outputs", {}), facts)]
+    if "reference_note" in facts:
+        lines.append(f"{facts['reference_note']}; {facts['reference']} ran it instead")
     if "ran_on" in facts:
         lines.append(f"ran on {facts['ran_on']}")
     if "latency_not_measured" in facts:

@@ -87,10 +87,13 @@ def render_roofline(kernels: Sequence[Mapping[str, Any]], peak: float | None) ->
     """Return an SVG with a bar for each kernel that does arithmetic, and a line at the peak.
 
     Args:
-        kernels: The kernels in the facts of `pick_best`, the longest-running first.
+        kernels: The kernels in the facts of `pick_best`, in any order.
         peak: The peak of the machine in GFLOPS; None when not known.
     """
-    rows = [(kernel, value) for kernel in kernels if (value := gflops(kernel))][:_MAX_BARS]
+    ordered = sorted(
+        kernels, key=lambda kernel: (-kernel["calls"] * kernel["untuned_us"], kernel["name"])
+    )
+    rows = [(kernel, value) for kernel in ordered if (value := gflops(kernel))][:_MAX_BARS]
     top = max([peak or 0.0, *(value for _, value in rows), 1e-9])
     height = _ROW_HEIGHT * len(rows) + 70
     lines = [

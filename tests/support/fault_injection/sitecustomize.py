@@ -1,4 +1,4 @@
-"""Imported by every Python process of a run: makes one stage crash, hang, fill the disk, or vary its output."""
+"""Imported by every Python process of a run: makes one stage crash, hang, take memory, fill the disk, or vary its output."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ def _fail() -> NoReturn:
         ctypes.string_at(0)
     if FAULT == "full-disk":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if FAULT == "memory":
+        print("taking memory", flush=True)
+        held = bytearray(2 << 30)
+        for start in range(0, len(held), 1 << 24):
+            held[start : start + (1 << 24)] = b"x" * (1 << 24)
+            time.sleep(0.01)
     if FAULT == "native-hang":
         # unlike `time.sleep`, it keeps all other threads of the process from running
         ctypes.PyDLL(None).sleep(1000)

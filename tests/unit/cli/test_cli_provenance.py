@@ -68,7 +68,7 @@ def test_a_folder_is_signed_with_a_new_key_and_verified(
     assert "it is not signed" in tvmflow.out
     assert tvmflow("sign", folder, "--key", key) == 0
     assert tvmflow("verify", folder, "--trusted", key.parent) == 0
-    assert "6 of 6 are good" in tvmflow.out and "as delivered, signed by" in tvmflow.out
+    assert "8 of 8 are good" in tvmflow.out and "as delivered, signed by" in tvmflow.out
     monkeypatch.setenv(signing.TRUSTED_VARIABLE, str(key.with_name("release.pub")))
     monkeypatch.setenv(signing.KEY_VARIABLE, str(key))
     before = (folder / "net.intoto.jsonl").read_bytes()
@@ -110,6 +110,7 @@ def test_a_bundle_is_shown_with_its_content_and_its_lineage(tvmflow: Command, fo
     [
         ("net.so", "a shared library"),
         ("verify.json", "a verdict"),
+        ("measurements.json", "a verdict"),
         ("net.cdx.json", "a bill of materials, CycloneDX 1.6"),
         ("net.intoto.jsonl", "statements of provenance"),
         ("roofline.svg", "a file"),
@@ -173,7 +174,7 @@ def test_control_characters_in_names_do_not_reach_the_terminal(
     (folder / "evil\x1b[2J\n.so").write_bytes(b"x")
     assert tvmflow("verify", folder) == 3
     assert "\x1b" not in tvmflow.out
-    assert len(tvmflow.out.splitlines()) == 8
+    assert len(tvmflow.out.splitlines()) == 10
 
 
 def test_only_statements_can_be_signed(tvmflow: Command, tmp_path: Path, folder: Path) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from tvmflow.core import file_locks
+from tvmflow.core.errors import Interrupted
 from tvmflow.core.file_locks import Locked, held, lock, open_lock_file
 
 HOLDER = """
@@ -97,3 +101,68 @@ def test_a_lock_file_in_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     """The caller creates the folder."""
     with pytest.raises(FileNotFoundError), held(tmp_path / "none" / "lock"):
         pass
+
+
+def test_a_lock_is_taken_when_its_holder_lets_others_in(tmp_path: Path) -> None:
+    """A wait ends with the lock, which then belongs to who has waited."""
+    path, order = tmp_path / "lock", []
+
+    def wait() -> None:
+        with held(path):
+            order.append("second")
+
+    thread = threading.Thread(target=wait)
+    with held(path):
+        thread.start()
+        time.sleep(0.3)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
+    with held(path, wait=False):
+        pass
+
+
+def test_a_signal_ends_a_wait_and_leaves_the_lock_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock that nobody waits for any more is not kept when it is given at last."""
+    path = tmp_path / "lock"
+    with held(path):
+        monkeypatch.setattr("tvmflow.core.termination.signal_number", lambda: 15)
+        with (
+            pytest.raises(Interrupted, match="stopped while waiting for the device"),
+            held(path, subject="the device"),
+        ):
+            pass
+    deadline = time.monotonic() + 10
+    while not is_free(path) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert is_free(path)
+
+
+def test_who_waits_says_for_whom(tmp_path: Path) -> None:
+    """After a second, once for all threads, with the process that holds the lock and since when."""
+    path, notices = tmp_path / "lock", list[str]()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True
+    )
+
+    def wait() -> None:
+        with held(path, subject="the device"):
+            pass
+
+    with pytest.MonkeyPatch.context() as patch, holder:
+        patch.setattr(file_locks, "_notify", print)
+        file_locks.report_waits(notices.append)
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        threads = [threading.Thread(target=wait) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.5)
+        holder.kill()
+        for thread in threads:
+            thread.join(10)
+    assert len(notices) == 1
+    expected = rf"waiting for the device, held by pid {holder.pid} \(.+\) since \d\d:\d\d:\d\d"
+    assert re.fullmatch(expected, notices[0], re.DOTALL)

@@ -65,3 +65,21 @@ def test_lines_stay_out_of_other_loggers(caplog: pytest.LogCaptureFixture) -> No
     logs.configure(logging.INFO, io.StringIO())
     logging.getLogger("tvmflow.engine").warning("once")
     assert caplog.records == []
+
+
+def test_text_from_elsewhere_is_one_line_of_a_log() -> None:
+    """A name with a line break cannot forge a line, and none commands the terminal; tracebacks keep their lines."""
+    stream = io.StringIO()
+    logs.configure(logging.INFO, stream)
+    logger = logging.getLogger("tvmflow.frontends")
+    name = "a\n2026-01-01 ERROR \x1b[2J"
+    logger.info("node %s", name)
+    try:
+        raise ValueError(name)
+    except ValueError:
+        logger.error("failed", exc_info=True)
+    first, second, *rest = stream.getvalue().splitlines()
+    assert first.endswith("INFO    tvmflow.frontends: node a\\n2026-01-01 ERROR \\x1b[2J")
+    assert second.endswith("ERROR   tvmflow.frontends: failed")
+    assert rest[0] == "Traceback (most recent call last):"
+    assert "\x1b" not in stream.getvalue()

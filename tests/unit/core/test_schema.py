@@ -96,6 +96,6 @@ def test_a_path_that_no_file_can_have_is_missing(tmp_path: Path) -> None:
 def test_text_of_a_file_is_shown_on_one_line() -> None:
     """Long text is truncated, unprintable text is escaped, and quotes are not doubled."""
     assert excerpt("a" * 130) == "a" * 120 + "…"
-    assert excerpt("a\nb") == "'a\\nb'"
+    assert excerpt("a\nb") == "a\\nb"
     assert quoted("a") == "'a'"
     assert quoted("a\nb") == "'a\\nb'"

@@ -8,8 +8,13 @@ from tvmflow.core.formatting import (
     age_text,
     count_text,
     duration_text,
+    excerpt,
+    last_line,
     latency_text,
+    names_text,
     printable,
+    printable_lines,
+    quoted,
     size_text,
 )
 from tvmflow.core.suggestions import did_you_mean, nearest
@@ -83,12 +88,40 @@ def test_counts_have_the_right_plural() -> None:
     assert count_text(3, "entry", "entries") == "3 entries"
 
 
-def test_control_characters_are_replaced() -> None:
-    """Text from another machine cannot write to the terminal."""
-    assert (
-        printable("µ \x1b[31mred\n")
-        == "µ \N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}"
-    )
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("µ \x1b[31mred\n", "µ \\x1b[31mred\\n"),
+        ("a\rb\x00c\x9b2J", "a\\rb\\x00c\\x9b2J"),
+        ("\u202eexe.\u2066png\u2028", "\\u202eexe.\\u2066png\\u2028"),
+        ("lost \udcff", "lost \\udcff"),
+        ("größe 模型 ✓", "größe 模型 ✓"),
+    ],
+)
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
+    """Text from elsewhere cannot write to the terminal, hide what follows, or fail to be printed."""
+    assert printable(text) == shown
+
+
+def test_a_message_keeps_its_lines_and_ends_in_time() -> None:
+    """Only its own line breaks remain, and a line of any length is cut."""
+    lines = printable_lines("a: \x1b[2J\n  fix: " + "b" * 9000).split("\n")
+    assert lines == ["a: \\x1b[2J", "  fix: " + "b" * 3993 + "…"]
+
+
+def test_excerpts_are_short_whatever_the_text() -> None:
+    """An escape counts with all of its characters, and quotes stay pairs."""
+    assert excerpt("\x1b" * 100_000, 10) == "\\x1b\\x1b\\x…"
+    assert quoted("don't'") == "'don't''"
+    assert names_text(["a", "b\n", "c"]) == "a, b\\n, c"
+    assert names_text([str(n) for n in range(10**4)], 2) == "0, 1 and 9998 more"
+
+
+def test_the_last_line_of_an_error_is_short() -> None:
+    """TVM puts its stack trace before the message; a model's attribute may be in the message."""
+    assert last_line(ValueError("trace\nmessage\n\n")) == "message"
+    assert last_line(KeyError()) == "KeyError"
+    assert len(last_line(ValueError("x" * 50_000))) <= 501
 
 
 def test_columns_are_as_wide_as_their_longest_cell() -> None:

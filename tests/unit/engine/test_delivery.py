@@ -17,7 +17,12 @@ from tvmflow.core.types import Artifact, Plan, StageKey
 from tvmflow.engine import delivery
 from tvmflow.store.local import LocalStore
 
-CONTENTS = {"net.tvmflow": b"bundle", "module.tvmflow": b"bundle", "verdict.json": b"{}"}
+CONTENTS = {
+    "net.tvmflow": b"bundle",
+    "module.tvmflow": b"bundle",
+    "verdict.json": b"{}",
+    "measurements.json": b"{}",
+}
 
 
 class FinishedPlan:
@@ -38,7 +43,8 @@ class FinishedPlan:
                 StageKey("k", {}), **{n: digests[n] for n in ("net.tvmflow", "module.tvmflow")}
             ),
             "net:verify/host": artifact(
-                StageKey("v", {}), **{"verdict.json": digests["verdict.json"]}
+                StageKey("v", {}),
+                **{name: digests[name] for name in ("verdict.json", "measurements.json")},
             ),
         }
 
@@ -58,11 +64,16 @@ def finished(tmp_path: Path) -> FinishedPlan:
 def test_files_are_delivered_to_the_folder_of_recipe_and_target(finished: FinishedPlan) -> None:
     """The library and its verdict; other files of the results stay in the store."""
     assert finished.is_pending()
-    assert finished.deliver() == ["net/host/net.tvmflow", "net/host/verify.json"]
+    assert finished.deliver() == [
+        "net/host/net.tvmflow",
+        "net/host/verify.json",
+        "net/host/measurements.json",
+    ]
     assert Path(finished.dist, "net/host/net.tvmflow").read_bytes() == b"bundle"
     assert not finished.is_pending()
     assert sorted(path.name for path in Path(finished.dist).rglob("*")) == [
         "host",
+        "measurements.json",
         "net",
         "net.tvmflow",
         "verify.json",

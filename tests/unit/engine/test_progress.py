@@ -189,3 +189,17 @@ def test_a_quiet_run_shows_only_problems() -> None:
     as_json = io.StringIO()
     Printer(as_json, as_json=True, many=False, quiet=True).event(finished("ran"))
     assert json.loads(as_json.getvalue())["outcome"] == "ran"
+
+
+def test_text_from_elsewhere_cannot_write_to_the_terminal() -> None:
+    """Reasons and URLs are escaped; programs get them as they are."""
+    for is_terminal in (False, True):
+        stream = Terminal() if is_terminal else io.StringIO()
+        printer = Printer(stream, as_json=False, many=False)
+        printer.event(finished("failed", reason="\x1b]0;title\x07\rx"))
+        printer.end()
+        assert "\\x1b]0;title\\x07\\rx" in stream.getvalue()
+        assert "\x1b]0" not in stream.getvalue()
+    stream = io.StringIO()
+    Printer(stream, as_json=True, many=False).event(finished("failed", reason="\x1b]0;\r"))
+    assert json.loads(stream.getvalue())["reason"] == "\x1b]0;\r"

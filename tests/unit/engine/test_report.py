@@ -238,3 +238,14 @@ def test_an_explanation_has_what_the_stage_says_of_its_result(
     key = stage_key(spec, {}, {}, "linux-x86_64")
     text = explain_stage(Decision(spec.id, "hit", ""), key, facts)
     assert text.splitlines()[-1 - len(lines) :] == [*lines, f"  key {key.digest}"]
+
+
+def test_text_from_a_model_is_escaped_for_people_and_exact_for_programs() -> None:
+    """Messages, remedies and paths cannot write to the terminal; JSON has them as they are."""
+    name = "\x1b[2J\r\u202e"
+    run = report(stage("import", "failed", message=f"node {name}", fix=f"rename {name}"))
+    text = render(run, as_json=False)
+    assert "node \\x1b[2J\\r\\u202e\n  fix: rename \\x1b[2J\\r\\u202e\n" in text
+    assert text.replace("\n", "").isprintable()
+    [shown] = json.loads(render(run, as_json=True))["stages"]
+    assert shown["message"] == f"node {name}"

@@ -13,7 +13,7 @@ from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.enforce_lock import enforce_lock
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target
 from tvmflow.recipe.lock_file import Lock, read_lock
-from tvmflow.release.lock import make_lock
+from tvmflow.release.lock import lock_text, make_lock
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning.trials import trial_id
 
@@ -75,7 +75,7 @@ def write_lock(recipe: PlannedRecipe, store: LocalStore) -> tuple[Plan, PlanStat
     plan = engine.plan_of(recipe)
     state = finish(plan, store)
     path = Path(store.root).parent / "net.lock.yaml"
-    path.write_text(make_lock([recipe], plan, state, store, path))
+    path.write_text(lock_text(make_lock([recipe], plan, state, store, path.parent)))
     return plan, state, read_lock(path)
 
 

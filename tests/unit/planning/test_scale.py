@@ -81,8 +81,8 @@ class UpToDateRun:
         options = session.SessionOptions(dist=self.dist)
         report = session.run_plan(self.plan, self.store, FakeExecutor(), ignore, options)
         assert report.exit_code == 0
-        # A bundle, its verdict, and two sidecar files.
-        assert len(report.delivered) == 4 * targets
+        # A bundle, its verdict, what was measured, and three sidecar files.
+        assert len(report.delivered) == 6 * targets
 
     def confirm(self) -> None:
         """Do what an up-to-date run does with its plan."""
@@ -156,4 +156,4 @@ def test_confirming_a_stage_reads_a_known_number_of_files(
         folder: sum(f"/{folder}/" in path for path in store_files)
         for folder in ("actions", "delivered")
     }
-    assert below == {"actions": 1 + 3 * targets, "delivered": 3 * targets}
+    assert below == {"actions": 1 + 3 * targets, "delivered": 4 * targets}

@@ -81,6 +81,8 @@ def test_what_was_delivered_is_good(delivered: Delivered) -> None:
         [
             "net.cdx.json",
             "net.intoto.jsonl",
+            "net.measurements.intoto.jsonl",
+            "measurements.json",
             "net.so",
             "net.tvmflow",
             "roofline.svg",
@@ -139,9 +141,10 @@ def test_an_untrusted_key_is_reported(delivered: Delivered, stranger: signing.Pu
     """No file is accepted without the statement."""
     bad = delivered.bad(stranger)
     why = f"it is signed by {delivered.key.public.id[:12]}, and none of them is trusted"
-    assert bad.pop("net.intoto.jsonl") == why
+    for name in ("net.intoto.jsonl", "net.measurements.intoto.jsonl"):
+        assert bad.pop(name) == why
     assert set(bad.values()) == {f"net.intoto.jsonl is not believed: {why}"}
-    assert len(bad) == 5
+    assert len(bad) == 6
 
 
 def test_a_stripped_signature_is_refused_where_keys_are_given(delivered: Delivered) -> None:

@@ -17,6 +17,8 @@ from tvmflow.provenance.check import check_delivered
 from tvmflow.runtime.statements import Statement, parse_statement
 from tvmflow.store.blobs import DamagedBlob
 
+MEASURED = ("measurements.json", "net.measurements.intoto.jsonl")
+
 
 def read(path: Path) -> Statement:
     return parse_statement(base64.b64decode(json.loads(path.read_bytes())["payload"]))
@@ -98,10 +100,18 @@ def test_a_release_has_a_statement_about_all_its_files(world: World, tmp_path: P
     shutil.copytree(world.dist, release)
     (release / "report.html").write_text("<p>good</p>")
     groups = delivered.list_delivered_targets(world.plan, world.artifacts)
-    write.write_release_sidecars(release, "all", "1.0", groups, world.store)
+    for name in MEASURED:
+        (release / "net/host" / name).unlink()
+    write.write_release_targets(release, groups, world.store)
+    (release / "measurements.json").write_text("{}")
+    write.write_release_statements(release, "all", "1.0", ["measurements.json"])
     read_back = read(release / "release.intoto.jsonl")
     assert read_back.about == "all 1.0"
     assert {"report.html", "net/host/net.so", "net/host/net.cdx.json"} <= read_back.subjects.keys()
+    assert read_back.measured_files == ["measurements.json"]
+    assert "measurements.json" not in read_back.subjects
+    measured = read(release / "measurements.intoto.jsonl")
+    assert measured.is_of_measurements and list(measured.subjects) == ["measurements.json"]
     (target,) = read_back.dependencies("statement")
     text = base64.b64decode(json.loads(world.statement.read_bytes())["payload"])
     assert target["digest"] == {"sha256": hashlib.sha256(text).hexdigest()}

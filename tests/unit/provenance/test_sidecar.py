@@ -13,7 +13,8 @@ import pytest
 from tests.support.provenance import World, contents
 from tvmflow.core import signing
 from tvmflow.core.errors import StoreError
-from tvmflow.provenance import sidecar, write
+from tvmflow.provenance import delivered, sidecar, write
+from tvmflow.stages import verify
 from tvmflow.store.blobs import DamagedBlob
 
 
@@ -40,8 +41,10 @@ def test_sidecar_files_are_delivered_and_written_once(world: World) -> None:
         "net.tvmflow",
         "net.so",
         "verify.json",
+        "measurements.json",
         "net.intoto.jsonl",
         "net.cdx.json",
+        "net.measurements.intoto.jsonl",
     ]
     before = [path.stat().st_mtime_ns for path in (world.statement, world.bom)]
     assert not world.pending()
@@ -58,7 +61,26 @@ def test_equal_results_give_equal_bytes_in_any_folder(tmp_path: Path) -> None:
     assert first.bom.read_bytes() == second.bom.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["net.intoto.jsonl", "net.cdx.json"])
+def test_other_measurements_change_only_their_own_statement(world: World) -> None:
+    """Whoever verifies the same library again gets the same statement and bill of materials."""
+    world.deliver()
+    stable = [path.read_bytes() for path in (world.statement, world.bom)]
+    before = world.measurements.read_bytes()
+    measured = {"passed": True, "against": "reference", "accuracy": 0.5}
+    world.make(contents(measurements=json.dumps(measured).encode()))
+    assert world.pending()
+    world.deliver()
+    assert [path.read_bytes() for path in (world.statement, world.bom)] == stable
+    assert world.measurements.read_bytes() != before
+
+
+def test_the_measured_files_are_those_of_verify() -> None:
+    assert delivered.MEASURED_FILES == (verify.MEASUREMENTS,)
+
+
+@pytest.mark.parametrize(
+    "name", ["net.intoto.jsonl", "net.cdx.json", "net.measurements.intoto.jsonl"]
+)
 def test_a_missing_or_edited_sidecar_file_is_written_again(world: World, name: str) -> None:
     world.deliver()
     path = world.folder / name
@@ -74,11 +96,11 @@ def test_a_missing_or_edited_sidecar_file_is_written_again(world: World, name: s
 
 
 def test_changed_results_are_described_again(world: World) -> None:
-    """A verdict with other numbers gives another statement."""
+    """A verdict with another reference gives another statement."""
     world.deliver()
     before = world.statement.read_bytes()
     verdict = json.loads(contents()["verify"]["verdict.json"])
-    world.make(contents(verdict=json.dumps({**verdict, "accuracy": 0.5}).encode()))
+    world.make(contents(verdict=json.dumps({**verdict, "reference": "MXNet 1.9.1"}).encode()))
     assert world.pending()
     world.deliver()
     assert world.statement.read_bytes() != before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from tvmflow.runtime import statements
 from tvmflow.tuning.ledger import target_key
 
 
-def body_of(world: World) -> dict[str, Any]:
+def body_of(world: World, path: Path | None = None) -> dict[str, Any]:
     world.deliver()
-    payload = json.loads(world.statement.read_bytes())["payload"]
+    payload = json.loads((path or world.statement).read_bytes())["payload"]
     body_json: dict[str, Any] = json.loads(base64.b64decode(payload))
     return body_json
 
@@ -41,7 +42,8 @@ def body(world: World) -> dict[str, Any]:
 def test_its_subjects_are_all_files_beside_it(world: World, body: dict[str, Any]) -> None:
     """Including the bill of materials, but not itself."""
     digests = {entry["name"]: entry["digest"] for entry in body["subject"]}
-    files = {path.name for path in world.folder.iterdir()} - {world.statement.name}
+    files = {path.name for path in world.folder.iterdir()}
+    files -= {world.statement.name, world.measurements.name, "measurements.json"}
     assert digests == {name: {"sha256": hash_file(str(world.folder / name))} for name in files}
 
 
@@ -52,9 +54,10 @@ def test_it_is_an_in_toto_statement_with_slsa_provenance(body: dict[str, Any]) -
     definition = body["predicate"]["buildDefinition"]
     assert definition["buildType"] == statements.BUILD_TYPE
     assert definition["externalParameters"]["settings"].keys() == {
-        "import", "extract_tasks/host", "tune/host", "pick_best/host", "build/host", "export/host", "verify/host",
+        "import", "extract_tasks/host", "build/host", "export/host", "verify/host",
     }  # fmt: skip
-    assert definition["externalParameters"]["settings"]["tune/host"]["tune"]["trials"] == 4
+    assert "target" not in definition["externalParameters"]["settings"]["verify/host"]
+    assert "key" not in definition["internalParameters"]["stages"]["verify/host"]
     stage = definition["internalParameters"]["stages"]["build/host"]
     assert stage["machine"] == "linux-x86_64"
     assert stage["tools"]["apache-tvm"] == TVM
@@ -110,8 +113,15 @@ def test_model_tools_and_results_are_named_with_their_digests(
     assert by_kind["result"]["build/host/lib0.o"]["digest"] == {"sha256": built["lib0.o"]}
 
 
-def test_every_tuned_kernel_has_the_trial_that_was_measured(body: dict[str, Any]) -> None:
-    read = statements.parse_statement(json.dumps(body).encode())
+def test_measurements_and_the_search_have_a_statement_of_their_own(world: World) -> None:
+    """Every tuned kernel with the trial that was measured; what a locked run does not have."""
+    read = statements.parse_statement(json.dumps(body_of(world, world.measurements)).encode())
+    text = base64.b64decode(json.loads(world.statement.read_bytes())["payload"])
+    (dependency,) = read.dependencies("statement")
+    assert dependency["digest"] == {"sha256": hashlib.sha256(text).hexdigest()}
+    assert list(read.subjects) == ["measurements.json"]
+    assert set(read.settings) == {"tune/host", "pick_best/host", "verify/host"}
+    assert read.settings["tune/host"]["tune"]["trials"] == 4
     settings = read.settings["tune/host"]
     record = {
         "trial": TRIAL.id,
@@ -128,6 +138,14 @@ def test_every_tuned_kernel_has_the_trial_that_was_measured(body: dict[str, Any]
     ]
     assert read.byproduct("kernels")["coverage"]["host"]["speedup"] == 1.5
     assert read.verdict["accuracy"] == 0.97
+
+
+def test_every_tuned_kernel_has_the_id_of_its_trial(body: dict[str, Any]) -> None:
+    """The id is a digest of the schedule, which a locked run has too."""
+    read = statements.parse_statement(json.dumps(body).encode())
+    assert [kernel.get("record") for kernel in read.kernels] == [{"trial": TRIAL.id}] * 2 + [None]
+    assert set(read.byproduct("kernels")) == {"kernels"}
+    assert "accuracy" not in read.verdict and "latency" not in read.verdict
 
 
 def test_it_has_no_path_and_no_secret_of_a_url(tmp_path: Path) -> None:

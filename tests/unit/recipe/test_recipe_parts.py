@@ -208,7 +208,9 @@ def test_deliveries_wait_for_the_verification_of_all_parts() -> None:
     delivered = [item for item in actual.deliveries if item.target == "split"]
     assert {item.verified_by for item in delivered} == {"net:verify/split"}
     names = [name for item in delivered for _, name in item.files]
-    assert sorted(names) == ["net-first.so", "net-second.so", "net.tvmflow", "verify.json"]
+    assert sorted(names) == [
+        *("measurements.json", "net-first.so", "net-second.so", "net.tvmflow", "verify.json")
+    ]
 
 
 def test_each_tuned_part_has_a_roofline() -> None:

@@ -206,9 +206,11 @@ def test_every_stage_follows_the_overrides_of_its_target() -> None:
     assert delivered == {
         ("host", "net.so"),
         ("host", "verify.json"),
+        ("host", "measurements.json"),
         ("edge", "net.tvmflow"),
         ("edge", "roofline.svg"),
         ("edge", "verify.json"),
+        ("edge", "measurements.json"),
     }
     away = plan_of(planned(made, target("host"), target("edge")))
     assert "onnxruntime" in specs(away)["net:verify/host"].tools

@@ -45,7 +45,7 @@ WRONG = [
     wrong(
         "unknown field",
         ("pipeline: tune", "colour: red"),
-        "15:1: colour: unknown field (valid: recipe, name, version, license, model, inputs, variants, targets, kernels, tune, outputs, verify, pipeline)",
+        "15:1: colour: unknown field (valid: recipe, name, version, license, model, inputs, variants, targets, kernels, tune, outputs, verify, pipeline, stage_memory)",
     ),
     wrong(
         "field of tune at the top",
@@ -234,7 +234,7 @@ WRONG = [
     wrong(
         "onnx with a NUL",
         ("m.onnx", '"m\\0.onnx"'),
-        "4:9: model.onnx: there is no file 'm\\x00.onnx'; did you mean 'm.onnx'?",
+        "4:9: model.onnx: there is no file m\\x00.onnx; did you mean 'm.onnx'?",
     ),
     wrong(
         "no data file",
@@ -1000,8 +1000,10 @@ def test_a_missing_recipe_suggests_the_nearest_name() -> None:
 
 def test_a_folder_and_a_path_through_a_file_are_rejected(folder: Path) -> None:
     """The message says why there is no file."""
-    assert problems_in(folder) == ["1:1: is a folder; name a file in it"]
-    assert problems_in(folder / "m.onnx" / "r.yaml") == ["1:1: cannot be read: Not a directory"]
+    assert problems_in(folder) == ["1:1: is a folder, not a file"]
+    assert problems_in(folder / "m.onnx" / "r.yaml") == [
+        "1:1: cannot exist: m.onnx is not a folder"
+    ]
     assert problems_in(Path("a" * 300)) == ["1:1: cannot be read: File name too long"]
 
 

@@ -21,23 +21,22 @@ from tvmflow.recipe.lock_file import (
     LockFile,
     Measurements,
 )
-from tvmflow.recipe.yaml_writer import write_yaml
 from tvmflow.release.folder import REPORT, ReleaseResult, check_before_build, make_release
-from tvmflow.release.previous import LOCK, SUMS, find_folder
+from tvmflow.release.measurements import LOCK
+from tvmflow.release.previous import SUMS, find_folder
 
 SIZES = {"net.so": 20, "net.tvmflow": 900}
 
 
-def lock_text(measured: Measurements) -> str:
-    """Return the text of a lock file of one recipe and target."""
+def lock_of(measured: Measurements) -> LockFile:
+    """Return a lock file of one recipe and target."""
     target = LockedTarget(tvm={"kind": "llvm"}, cores=2, measured=measured)
     settings = {"outputs": ["bundle", "shared-library"], "verify": {"against": "reference"}}
     stages = {
         f"{stage}/host": LockedStage(version=1, settings=settings) for stage in ("export", "verify")
     }
     recipe = LockedRecipe(recipe="net.yaml", version="0", stages=stages, targets={"host": target})
-    lock = LockFile(lock=1, machine="linux-x86_64", tools={"tvm": "1"}, recipes={"net": recipe})
-    return write_yaml(lock.model_dump(exclude_defaults=True))
+    return LockFile(lock=1, machine="linux-x86_64", tools={"tvm": "1"}, recipes={"net": recipe})
 
 
 class Releases:
@@ -62,7 +61,7 @@ class Releases:
         return make_release(
             pipeline,
             release,
-            lock_text(measured),
+            lock_of(measured),
             world.plan,
             world.artifacts,
             world.store,
@@ -261,8 +260,14 @@ def test_a_declared_loss_that_is_none_is_an_error(releases: Releases) -> None:
 def test_a_release_that_loses_something_is_not_made(releases: Releases) -> None:
     """Though another run made the previous release while this one was building."""
     releases.make("1.0")
-    releases.world.plan = releases.world.plan._replace(
-        stages=tuple(spec for spec in releases.world.plan.stages if spec.stage != "verify")
+    plan = releases.world.plan
+    releases.world.plan = Plan(
+        tuple(spec for spec in plan.stages if spec.stage != "verify"),
+        tuple(
+            delivery._replace(verified_by="")
+            for delivery in plan.deliveries
+            if ":verify/" not in delivery.stage_id
+        ),
     )
     result = releases.make("1.1")
     assert [failed[:2] for failed in result.failed_gates] == [("net/host/verify", "content")]

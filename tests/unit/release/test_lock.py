@@ -13,7 +13,7 @@ from tvmflow.core.types import Json, Plan
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.planned_recipe import PlannedRecipe
 from tvmflow.recipe.lock_file import LockedTarget, Measurements, read_lock
-from tvmflow.release.lock import make_lock, pin_lock
+from tvmflow.release.lock import lock_text, make_lock, pin_lock
 from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import list_pins
 
@@ -69,7 +69,9 @@ class FinishedRun:
                 self.state.artifacts[spec.id] = self.store.publish(claim, key, stage_facts, 0.0)
 
     def lock(self) -> str:
-        return make_lock([self.planned], self.plan, self.state, self.store, self.path)
+        return lock_text(
+            make_lock([self.planned], self.plan, self.state, self.store, self.path.parent)
+        )
 
     def locked_target(self) -> LockedTarget:
         self.path.write_text(self.lock())

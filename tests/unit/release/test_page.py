@@ -8,13 +8,35 @@ from typing import Any
 
 import pytest
 
-from tvmflow.recipe.lock_file import LockFile, Measurements
+from tvmflow.recipe.lock_file import (
+    LockedKernel,
+    LockedRecipe,
+    LockedTarget,
+    LockFile,
+    Measurements,
+)
 from tvmflow.release.content import ContentChange
 from tvmflow.release.gates import Comparison
-from tvmflow.release.page import render_report
+from tvmflow.release.page import render_measurements, render_report
 from tvmflow.release.timing import LatencyPair
+from tvmflow.tuning.trials import trial_id
 
-LOCK = LockFile(lock=1, machine="linux-x86_64", tools={"apache-tvm": "0.27+abc"}, recipes={})
+TARGET = LockedTarget(
+    tvm={"kind": "llvm", "mcpu": "<skylake>"},
+    cores=2,
+    measured=Measurements(latency_us=123.0, accuracy=0.5, bytes={"net.so": 1200}),
+    kernels={
+        "a": LockedKernel(names=["conv"], calls=1, untuned_us=456.0),
+        "b": LockedKernel(names=["pool"], calls=1, trial=trial_id([]), trace="[]"),
+    },
+)
+RECIPE = LockedRecipe(recipe="net.yaml", version="2", stages={}, targets={"host": TARGET})
+LOCK = LockFile(
+    lock=1,
+    machine="linux-x86_64",
+    tools={"apache-tvm": "0.27+abc"},
+    recipes={"net": RECIPE},
+)
 CURRENT = Measurements(
     accuracy=0.9, max_abs_error=1e-6, latency_us=100.0, coverage=0.8, bytes={"net.so": 1200}
 )
@@ -39,7 +61,7 @@ class _Balanced(HTMLParser):
 
 def cells(*comparisons: Comparison, previous: str = "all-1.0") -> list[str]:
     """Return the content of each cell of the report, after a check of its HTML."""
-    html = render_report("all-1.1", previous, comparisons, LOCK)
+    html = render_measurements("all-1.1", previous, comparisons, ContentChange())
     parser = _Balanced()
     parser.feed(html)
     assert parser.stack == ["html"]
@@ -61,9 +83,7 @@ def test_the_first_release_has_plain_figures() -> None:
         "80%",
         "<div><code>net.so</code> 1,200 B</div>",
     ]
-    assert "the first release; built on linux-x86_64 with apache-tvm 0.27<" in render_report(
-        "all-1.0", "", [], LOCK
-    )
+    assert "<p>the first release</p>" in render_measurements("all-1.0", "", [], ContentChange())
 
 
 def test_values_that_were_not_measured_are_dashes() -> None:
@@ -116,11 +136,29 @@ def test_the_source_of_a_latency_is_named() -> None:
 def test_names_cannot_add_elements() -> None:
     row = cells(Comparison("<b>", "host", Measurements(bytes={"<i>": 1})), previous="<u>")
     assert row[0] == "&lt;b&gt;" and "&lt;i&gt;" in row[6]
-    assert "<strong>&lt;u&gt;</strong>" in render_report("<b>", "<u>", [], LOCK)
+    page = render_measurements("<b>", "<u>", [], ContentChange())
+    assert "<strong>&lt;u&gt;</strong>" in page and "<h1>&lt;b&gt;</h1>" in page
 
 
 def test_what_is_new_and_what_is_gone_has_a_line() -> None:
     content = ContentChange(("net/<new>",), ("old", "net/edge"))
-    html = render_report("all-1.1", "all-1.0", [], LOCK, content)
+    html = render_measurements("all-1.1", "all-1.0", [], content)
     assert "<p>New: <code>net/&lt;new&gt;</code></p>" in html
     assert "<p>No longer in it: <code>old</code>, <code>net/edge</code></p>" in html
+
+
+def test_the_report_has_no_figure_that_a_run_measures() -> None:
+    """Figures are in a frame, with a page of their own, that a browser also shows without a server."""
+    html = render_report("all-1.1", LOCK)
+    parser = _Balanced()
+    parser.feed(html)
+    assert re.findall(r"<td>(.*?)</td>", html, re.DOTALL) == [
+        "net 2",
+        "host",
+        "llvm &lt;skylake&gt;",
+        "1 of 2",
+        "<div><code>net.so</code> 1,200 B</div>",
+    ]
+    assert "built on linux-x86_64 with apache-tvm 0.27<" in html
+    assert '<iframe src="measurements.html"' in html and 'href="measurements.html"' in html
+    assert not [figure for figure in ("123", "456", "50.0%") if figure in html]

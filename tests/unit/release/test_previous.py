@@ -10,10 +10,11 @@ import pytest
 from tests.unit.release.test_folder import SIZES, Releases
 from tvmflow.core import signing
 from tvmflow.core.errors import LockMismatch
-from tvmflow.provenance.write import RELEASE_STATEMENT, sign_statements
+from tvmflow.provenance.write import MEASUREMENTS_STATEMENT, RELEASE_STATEMENT, sign_statements
 from tvmflow.recipe import Gates
 from tvmflow.recipe.lock_file import Measurements
-from tvmflow.release.previous import LOCK, SUMS
+from tvmflow.release.measurements import LOCK, MEASUREMENTS, MEASUREMENTS_PAGE
+from tvmflow.release.previous import SUMS
 
 
 @pytest.fixture
@@ -42,12 +43,12 @@ def test_an_edited_accuracy_does_not_pass_a_gate(releases: Releases) -> None:
     """The gate would compare with an accuracy that nobody has measured."""
     good = Measurements(accuracy=0.99, bytes=SIZES)
     folder = releases.make("1.0", good).folder
-    edit(folder / LOCK, "0.99", "0.90")
+    edit(folder / MEASUREMENTS, "0.99", "0.90")
     with pytest.raises(LockMismatch, match="is not as it was made") as error:
         releases.make(
             "1.1", Measurements(accuracy=0.9, bytes=SIZES), gates=Gates(max_accuracy_drop=0.01)
         )
-    assert f"{LOCK}: it was changed after the release" in error.value.message
+    assert f"{MEASUREMENTS}: it was changed after the release" in error.value.message
 
 
 def remove_statement(folder: Path) -> None:
@@ -63,6 +64,15 @@ def remove_statement(folder: Path) -> None:
         ),
         (lambda folder: (folder / LOCK).unlink(), f"{LOCK}: it is missing"),
         (lambda folder: (folder / SUMS).unlink(), f"{SUMS}: it is missing"),
+        (lambda folder: (folder / MEASUREMENTS).unlink(), f"{MEASUREMENTS}: it is missing"),
+        (
+            lambda folder: (folder / MEASUREMENTS_PAGE).write_text("faster"),
+            f"{MEASUREMENTS_PAGE}: it was changed after the release",
+        ),
+        (
+            lambda folder: (folder / MEASUREMENTS_STATEMENT).unlink(),
+            f"{MEASUREMENTS_STATEMENT}: No such file",
+        ),
         (remove_statement, f"{RELEASE_STATEMENT}: No such file"),
         (
             lambda folder: (folder / RELEASE_STATEMENT).write_text("{}"),
@@ -83,6 +93,17 @@ def remove_statement(folder: Path) -> None:
 def test_damage_is_named(releases: Releases, damage: Callable[[Path], None], problem: str) -> None:
     damage(releases.make("1.0").folder)
     assert problem in refused(releases)
+
+
+def test_measurements_of_another_release_are_not_those_of_this_one(releases: Releases) -> None:
+    """They have a good statement, with a signature too, but it is about other files."""
+    folder = releases.make("1.0", Measurements(accuracy=0.99, bytes=SIZES)).folder
+    other = Releases(releases.folder / "other")
+    other.change_library()
+    worse = other.make("1.0", Measurements(accuracy=0.9, bytes=SIZES)).folder
+    for name in (MEASUREMENTS, MEASUREMENTS_PAGE, MEASUREMENTS_STATEMENT):
+        (folder / name).write_bytes((worse / name).read_bytes())
+    assert f"{MEASUREMENTS_STATEMENT}: it is about other files than" in refused(releases)
 
 
 def test_a_copy_under_another_version_is_not_taken_for_a_release(releases: Releases) -> None:

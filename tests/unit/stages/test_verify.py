@@ -47,6 +47,14 @@ def test_equal_outputs_have_no_error() -> None:
     assert (result["max_abs_error"], result["max_rel_error"], result["mismatched"]) == (0, 0, 0)
 
 
+def test_an_output_without_numbers_is_not_agreement() -> None:
+    """Both sides may have NaN alone; nothing was compared then, and the message says what to do."""
+    result = compare([np.nan, np.inf], [np.nan, np.inf])
+    assert result == {"passed": False, "incomparable": "no finite number"}
+    [sentence] = _comparison.list_mismatches({"y": result}, "ONNX Runtime 1.31.1")
+    assert sentence.startswith("output 'y' of ONNX Runtime 1.31.1 has no finite number, so that")
+
+
 def test_the_tolerance_is_that_of_numpy_isclose() -> None:
     """atol for small values, rtol for large ones."""
     assert compare([1000.9], [1000])["passed"]
@@ -165,3 +173,41 @@ def test_the_gate_on_speed() -> None:
     ]
     untuned_only = {"library": make_latency([1.0])}
     assert "the untuned one is 1, " in verify.list_slowdowns(untuned_only, 3.5)[0]
+
+
+def test_the_verdict_on_a_library_that_passed_has_no_figure_of_this_machine() -> None:
+    """Another CPU makes the reference compute in another order, and every run has other times."""
+    output: OutputComparison = {"passed": True, "max_abs_error": 1e-7, "atol": 1e-4, "elements": 5}
+    tolerance = {"for": "float32", "rtol": 1e-3, "atol": 1e-4, "of_largest": 0.0}
+    measured: Verdict = {
+        "passed": True,
+        "against": "reference",
+        "reference": "ONNX Runtime 1.0",
+        "samples": 3,
+        "tolerance": tolerance,
+        "outputs": {"y": output},
+        "parts": {"first": {"outputs": {"z": output}, "latency": {"median": 1e-3}}},
+        "accuracy": 0.9,
+        "reference_accuracy": 0.9,
+        "ran_on": "qemu 9.9",
+        "latency": {"library": {"median": 1e-3}},
+        "failures": [],
+    }
+    assert verify.verdict_without_measurements(measured) == {
+        "passed": True,
+        "against": "reference",
+        "reference": "ONNX Runtime 1.0",
+        "samples": 3,
+        "tolerance": tolerance,
+        "outputs": {"y": {"passed": True}},
+        "parts": {"first": {"outputs": {"z": {"passed": True}}}},
+    }
+
+
+def test_a_library_without_a_reference_has_the_same_verdict_on_machines_that_cannot_run_it() -> (
+    None
+):
+    ran: Verdict = {"passed": True, "against": "none", "samples": 3, "failures": []}
+    not_run: Verdict = {"passed": True, "against": "none", "not_run": "no such CPU"}
+    assert verify.verdict_without_measurements(ran) == {"passed": True, "against": "none"}
+    assert verify.verdict_without_measurements(not_run) == {"passed": True, "against": "none"}

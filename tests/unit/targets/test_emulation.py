@@ -250,7 +250,7 @@ def test_the_wheels_have_the_sources() -> None:
             assert (Path(spec.origin).parent / rest / f"{name}.cc").is_file(), name
 
 
-def listed(macro: str) -> list[str]:
+def names_text(macro: str) -> list[str]:
     """The names in a list of imports.cc."""
     text = (FOLDER / "imports.cc").read_text()
     match = re.search(rf"#define {macro}\(X\)((?:.*\\\n)*.*)", text)
@@ -266,10 +266,10 @@ def test_a_library_may_call_what_every_runtime_has() -> None:
         tvm_ffi.libinfo.load_lib_ctypes(package, name, "RTLD_LOCAL")
         for package, name in (("apache-tvm-ffi", "tvm_ffi"), ("apache-tvm", "tvm_runtime"))
     ]
-    names = listed("TVM_RUNTIME")
+    names = names_text("TVM_RUNTIME")
     assert "TVMFFIFunctionCall" in names
     assert [n for n in names if not any(hasattr(library, n) for library in runtimes)] == []
     libc = ctypes.CDLL("libm.so.6")
-    math = [name for macro in ("MEMORY", "MATH", "MATH_FLOAT") for name in listed(macro)]
+    math = [name for macro in ("MEMORY", "MATH", "MATH_FLOAT") for name in names_text(macro)]
     assert {"memcpy", "erf", "expf"} <= set(math)
     assert [name for name in math if not hasattr(libc, name)] == []

@@ -9,12 +9,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
-from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.errors import EnvironmentProblem, ImportFailed, RecipeError
 from tvmflow.core.python_process import code_command
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
-from tvmflow.frontends.mxnet._source import MxnetSource, checkpoint_paths
+from tvmflow.frontends._import_errors import importing
+from tvmflow.frontends.mxnet._source import PARAMS, SYMBOL, MxnetSource, checkpoint_paths
+from tvmflow.frontends.mxnet._source import find_input_problems as find_input_problems
 from tvmflow.frontends.mxnet._source import find_missing_files as find_missing_files
+from tvmflow.frontends.mxnet._symbol import read_symbol
 
 NAME: Final = "MXNet"
 KIND: Final = "mxnet"
@@ -35,13 +38,25 @@ _VERSION_TIMEOUT_S: Final = 60.0
 
 
 def files(source: SourceFields, base: Path, where: Where) -> tuple[InputFile, ...]:
-    """Return the symbol file and the parameter file of the checkpoint."""
+    """Return the symbol file and the parameter file of the checkpoint.
+
+    Raises:
+        RecipeError: when the former is not a symbol.
+    """
     assert isinstance(source, MxnetSource)
     assert source.mxnet is not None
     symbol, params = checkpoint_paths(source.mxnet.prefix, source.mxnet.epoch, base)
+    position = where("mxnet", "prefix")
+    try:
+        read_symbol(symbol)
+    except ImportFailed as error:
+        raise RecipeError(f"{position}: model.mxnet.prefix: {error.message}") from None
+    except OSError as error:
+        text = f"{position}: model.mxnet.prefix: {symbol}: {error.strerror}"
+        raise RecipeError(text) from None
     return (
-        InputFile("symbol", str(symbol), where("mxnet", "prefix")),
-        InputFile("params", str(params), where("mxnet", "epoch")),
+        InputFile(SYMBOL, str(symbol), position),
+        InputFile(PARAMS, str(params), where("mxnet", "epoch")),
     )
 
 
@@ -57,10 +72,10 @@ def load(
     """
     from tvmflow.frontends.mxnet._graph import build
     from tvmflow.frontends.mxnet._params import read_params
-    from tvmflow.frontends.mxnet._symbol import read_symbol
 
-    symbol = read_symbol(files["symbol"])
-    return build(symbol, read_params(files["params"]), inputs, tensors)
+    with importing():
+        symbol = read_symbol(files[SYMBOL])
+        return build(symbol, read_params(files[PARAMS]), inputs, tensors)
 
 
 def reference(
@@ -84,8 +99,8 @@ def reference(
             "MXNet, the reference for MXNet checkpoints, is not installed", fix=REFERENCE.install
         )
     first = {
-        "symbol": str(files["symbol"].resolve()),
-        "params": str(files["params"].resolve()),
+        "symbol": str(files[SYMBOL].resolve()),
+        "params": str(files[PARAMS].resolve()),
         "inputs": [spec.to_json() for spec in inputs],
         "tensors": [spec.name for spec in tensors],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -10,11 +11,12 @@ import tvm
 from tvm import relax
 
 from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import excerpt, last_line, names_text, quoted
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends._base import LoadedModel
-from tvmflow.frontends._frames import Array, last_line
-from tvmflow.frontends.mxnet._op import Expr, Op, signature
+from tvmflow.frontends._base import MAX_ELEMENTS, LoadedModel
+from tvmflow.frontends._frames import Array
+from tvmflow.frontends.mxnet._op import Expr, Op, signature, static_shape
 from tvmflow.frontends.mxnet._symbol import Node, Symbol
 from tvmflow.frontends.mxnet.converters import CONVERTERS
 from tvmflow.frontends.mxnet.converters.normalization import gamma_is_fixed
@@ -32,6 +34,7 @@ _BATCH_NORMS: Final = frozenset(
     "_contrib_SyncBatchNorm".split()
 )
 
+_MAX_LISTED: Final = 20
 # The names that MXNet gives the outputs of operators with several; others have `output0`, `output1`, …
 _WITH_VARIANCE: Final = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "InstanceNorm")
 _OUTPUT_NAMES: Final[dict[str, tuple[str, ...]]] = {
@@ -130,7 +133,7 @@ def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
     if unknown:
         raise ImportFailed(
             "; ".join(
-                f"the model has no tensor {name!r}{did_you_mean(name, internals, cutoff=0.5)}"
+                f"the model has no tensor {quoted(name)}{did_you_mean(name, internals, cutoff=0.5)}"
                 for name in unknown
             ),
             fix="use the names of MXNet's `symbol.get_internals().list_outputs()`: NODE_output",
@@ -204,14 +207,16 @@ def _check_operators(symbol: Symbol, live: Sequence[int]) -> None:
     for index in live:
         node = symbol.nodes[index]
         if node.op != "null" and node.op not in CONVERTERS:
-            unknown.setdefault(node.op, []).append(repr(node.name))
+            unknown.setdefault(node.op, []).append(quoted(node.name))
     if unknown:
         lines = []
         for op, nodes in unknown.items():
             rest = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
-            lines.append(f"  {op}: node {', '.join(nodes[:5])}{rest}")
+            lines.append(f"  {excerpt(op)}: node {', '.join(nodes[:5])}{rest}")
+        more = [f"  and {len(lines) - _MAX_LISTED} more"] if len(lines) > _MAX_LISTED else []
         raise ImportFailed(
-            "the model has operators that tvmflow does not support:\n" + "\n".join(lines),
+            "the model has operators that tvmflow does not support:\n"
+            + "\n".join([*lines[:_MAX_LISTED], *more]),
             fix="end the model before them (`symbol.get_internals()[NAME + '_output']`), and save it again",
         )
 
@@ -228,19 +233,21 @@ def _check_names(
     for name in sorted(recipe_inputs - set(variables)):
         hint = did_you_mean(name, free or variables)
         if name in all_variables:
-            problems.append(f"the input {name!r} of the recipe is not used in inference: remove it")
-        else:
-            problems.append(f"the model has no input {name!r}{hint}")
-    for name in free:
-        hint = did_you_mean(name, [*params, *recipe_inputs])
-        if name not in recipe_inputs:
             problems.append(
-                f"{name!r} is neither an input of the recipe nor in the checkpoint{hint}"
+                f"the input {quoted(name)} of the recipe is not used in inference: remove it"
+            )
+        else:
+            problems.append(f"the model has no input {quoted(name)}{hint}")
+    for name in free[:_MAX_LISTED]:
+        if name not in recipe_inputs:
+            hint = did_you_mean(name, [*params, *recipe_inputs])
+            problems.append(
+                f"{quoted(name)} is neither an input of the recipe nor in the checkpoint{hint}"
             )
     if problems:
         raise ImportFailed(
-            "; ".join(problems),
-            fix=f"list the inputs of the model with their shapes under `inputs`: {', '.join(free) or 'none'}",
+            "; ".join(problems[:_MAX_LISTED]),
+            fix=f"list the inputs of the model with their shapes under `inputs`: {names_text(free) or 'none'}",
         )
 
 
@@ -261,17 +268,33 @@ def _convert(
         converted = CONVERTERS[node.op](op)
         op.check_all_read()
         results = converted if isinstance(converted, list) else [converted]
-        return [r if isinstance(r, relax.Var) else builder.emit(r) for r in results]
+        emitted = [r if isinstance(r, relax.Var) else builder.emit(r) for r in results]
+        _check_sizes(op, emitted)
+        return emitted
     except ImportFailed:
         raise
-    except (tvm.error.TVMError, ValueError, TypeError, IndexError, RuntimeError) as error:
-        # TVM raises these for shapes or types that do not fit.
+    except (
+        ArithmeticError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        # TVM and NumPy raise these for shapes, types or numbers that do not fit.
         op.refuse(f"TVM reports: {last_line(error)}")
+
+
+def _check_sizes(op: Op, results: Sequence[Expr]) -> None:
+    for result in results:
+        shape = static_shape(result)
+        if math.prod(shape) > MAX_ELEMENTS:
+            op.refuse(f"its result has the shape {shape}, which has more than 2^31 elements")
 
 
 def _pick(node: Node, outputs: list[Expr], output: int) -> Expr:
     if output >= len(outputs):
         raise ImportFailed(
-            f"{node.op} {node.name!r} cannot be imported: its output {output} is not supported"
+            f"{excerpt(node.op)} {quoted(node.name)} cannot be imported: its output {output} is not supported"
         )
     return outputs[output]

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from tvm import relax
 
 from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import count_text
+from tvmflow.core.formatting import count_text, excerpt, quoted
 from tvmflow.frontends.mxnet._symbol import Node
 
 Expr = Any
@@ -30,6 +30,7 @@ _WITHOUT_EFFECT: Final = frozenset(
 # Attributes for the optimizer and the scheduler, which any operator may have.
 _USER_KEYS: Final = ("lr_mult", "wd_mult", "ctx_group", "force_mirroring", "mirror_stage")
 _FLAGS: Final = {"true": True, "false": False, "1": True, "0": False}
+_MAX_CONSTANT_ELEMENTS: Final = 1 << 25
 _NONE: Final = frozenset({"None", "none", ""})
 _REQUIRED: Final[Any] = object()
 
@@ -117,7 +118,7 @@ class Op:
         """Return an input, which must have this shape."""
         if (actual := self.shape(index)) != shape:
             self.refuse(
-                f"its input {self._input_names[index]!r} has the shape {actual}, but {shape} is needed "
+                f"its input {quoted(self._input_names[index])} has the shape {actual}, but {shape} is needed "
                 f"for data of shape {self.shape()}",
                 fix="check that the model was made for the input shapes in the recipe, "
                 "and that the two files belong together",
@@ -141,8 +142,16 @@ class Op:
             return default
         try:
             return parse(text.strip())
-        except (ValueError, SyntaxError, TypeError, KeyError):
-            self.refuse(f"{key}={text!r} is not {expected}")
+        except (
+            ArithmeticError,
+            LookupError,
+            MemoryError,
+            RecursionError,
+            SyntaxError,
+            TypeError,
+            ValueError,
+        ):
+            self.refuse(f"{key}={quoted(text)} is not {expected}")
 
     def has(self, key: str) -> bool:
         """Return whether the attribute is set to a value other than None."""
@@ -172,7 +181,7 @@ class Op:
         """Return a string attribute that must have one of the supported values."""
         value = self._parsed(key, default, str, "a string")
         if value not in supported:
-            self.refuse(f"{key}={value!r} is not supported, only {', '.join(supported)}")
+            self.refuse(f"{key}={quoted(value)} is not supported, only {', '.join(supported)}")
         return value
 
     def integers(self, key: str, default: Sequence[int] = _REQUIRED) -> tuple[int, ...]:
@@ -195,7 +204,7 @@ class Op:
         """Refuse other values of an attribute than `value`, which is its default."""
         text = self._raw(key)
         if text is not None and text.lower() != value.lower():
-            self.refuse(f"{key}={text!r} is not supported: {reason}")
+            self.refuse(f"{key}={quoted(text)} is not supported: {reason}")
 
     def ignore(self, *keys: str) -> None:
         """Mark attributes as read that do not matter in inference."""
@@ -204,7 +213,7 @@ class Op:
     def check_all_read(self) -> None:
         """Refuse attributes that the converter did not read: they might change the result."""
         unread = [
-            f"{key}={value!r}"
+            f"{excerpt(key)}={quoted(value)}"
             for key, value in sorted(self._attrs.items())
             if key not in self._read
             and key not in _WITHOUT_EFFECT
@@ -212,7 +221,7 @@ class Op:
             and not any(key == user or key.endswith(f"_{user}") for user in _USER_KEYS)
         ]
         if unread:
-            self.refuse(f"it has unsupported attributes: {', '.join(unread)}")
+            self.refuse(f"it has unsupported attributes: {', '.join(unread[:20])}")
 
     # -- results ---------------------------------------------------------------------------
 
@@ -233,13 +242,22 @@ class Op:
         result = relax.TensorType(tuple(shape), dtype)
         return self.emit(relax.call_tir(callee, [self.emit(arg) for arg in args], result))
 
+    def check_constant(self, elements: int) -> None:
+        """Refuse to make a constant that would fill the memory."""
+        if elements > _MAX_CONSTANT_ELEMENTS:
+            self.refuse(
+                f"it makes a constant of {elements:,} elements, and the limit is {_MAX_CONSTANT_ELEMENTS:,}"
+            )
+
     def refuse(self, reason: str, fix: str = "") -> NoReturn:
         """Reject this node.
 
         Raises:
             ImportFailed: always.
         """
-        raise ImportFailed(f"{self.kind} {self.name!r} cannot be imported: {reason}", fix=fix)
+        raise ImportFailed(
+            f"{excerpt(self.kind)} {quoted(self.name)} cannot be imported: {reason}", fix=fix
+        )
 
 
 def _number(text: str) -> float:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import quoted
 
 _FILE_MAGIC: Final = 0x112
 
@@ -124,10 +125,10 @@ def read_params(path: Path) -> dict[str, Array]:
     for name, array in zip(names, arrays, strict=True):
         plain = name.removeprefix("arg:").removeprefix("aux:")
         if plain in params:
-            raise reader.damaged(f"it has two arrays named {plain!r}")
+            raise reader.damaged(f"it has two arrays named {quoted(plain)}")
         if isinstance(array, str):
             raise ImportFailed(
-                f"{path.name}: {plain!r} cannot be imported: {array}",
+                f"{path.name}: {quoted(plain)} cannot be imported: {array}",
                 fix="store the array densely (`array.tostype('default')`) as float32 and save the checkpoint again",
             )
         params[plain] = array

@@ -37,7 +37,8 @@ class _Model:
     """A checkpoint, bound for fixed input shapes."""
 
     def __init__(self, mx: Any, first: Message) -> None:
-        self.version: str = mx.__version__
+        self.name = f"MXNet {mx.__version__}"
+        self.note = ""
         symbol = mx.sym.load(first["symbol"])
         if first["tensors"]:
             inner = symbol.get_internals()

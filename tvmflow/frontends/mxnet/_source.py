@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from pydantic import Field
 
+from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, list_siblings, missing_file_text
 from tvmflow.core.schema import ClosedModel
-from tvmflow.core.types import Json
-from tvmflow.frontends._base import MissingFile, SourceFields
+from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.types import InputFile, Json, TensorSpec
+from tvmflow.frontends._base import InputProblem, MissingFile, SourceFields
+from tvmflow.frontends.mxnet._symbol import read_symbol
+
+SYMBOL: Final = "symbol"
+PARAMS: Final = "params"
+"""The roles of the two files of a checkpoint."""
 
 _MAX_EPOCH: Final = 9999
 
@@ -58,6 +65,18 @@ def find_missing_files(model: Mapping[str, Json], base: Path) -> Iterator[Missin
     elif not is_file(params):
         text = f"{missing_file_text(params, suggest=False)} (available epochs: {_epochs(symbol)})"
         yield MissingFile(("mxnet", "epoch"), text)
+
+
+def find_input_problems(
+    files: Sequence[InputFile], inputs: Sequence[TensorSpec]
+) -> Iterator[InputProblem]:
+    """Give the inputs that are no variables of the symbol; shapes are only known to the import."""
+    symbol = read_symbol(next(Path(file.path) for file in files if file.role == SYMBOL))
+    variables = dict.fromkeys(node.name for node in symbol.nodes if node.op == "null")
+    for spec in inputs:
+        if spec.name not in variables:
+            hint = did_you_mean(spec.name, variables)
+            yield InputProblem(spec.name, "", f"the model has no input {quoted(spec.name)}{hint}")
 
 
 def _epochs(symbol: Path) -> str:

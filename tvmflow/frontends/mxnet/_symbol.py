@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import excerpt, last_line, quoted
 
 # Operators with two auxiliary states after their three inputs, which files before MXNet 0.9 omit.
 _WITH_STATES: Final = frozenset({"BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm"})
+_MAX_NODES: Final = 100_000
 # Files without a version are from MXNet 0.8 or before.
 _OLDEST: Final = 800
 
@@ -42,11 +44,12 @@ def read_symbol(path: Path) -> Symbol:
         version = _version(graph)
         nodes = [_node(raw) for raw in graph["nodes"]]
         heads = tuple(_entry(head) for head in graph["heads"])
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ImportFailed(
-            f"{path.name} is not an MXNet symbol: {type(error).__name__}: {error}",
-            fix="name the checkpoint by its prefix and epoch: PREFIX-symbol.json and PREFIX-0000.params",
-        ) from None
+    except RecursionError:
+        raise _not_a_symbol(path, "it is nested too deep") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _not_a_symbol(path, f"{type(error).__name__}: {last_line(error)}") from None
+    if len(nodes) > _MAX_NODES:
+        raise _not_a_symbol(path, f"it has {len(nodes):,} nodes, and the limit is {_MAX_NODES:,}")
     if not heads:
         raise ImportFailed(f"{path.name}: the symbol has no outputs")
     _check_order(nodes, heads, path)
@@ -55,6 +58,13 @@ def read_symbol(path: Path) -> Symbol:
     if version < 905:
         nodes = [_without_flat_axis(node) for node in nodes]
     return Symbol(tuple(nodes), heads)
+
+
+def _not_a_symbol(path: Path, reason: str) -> ImportFailed:
+    return ImportFailed(
+        f"{path.name} is not an MXNet symbol: {reason}",
+        fix="name the checkpoint by its prefix and epoch: PREFIX-symbol.json and PREFIX-0000.params",
+    )
 
 
 def _version(graph: dict[str, Any]) -> int:
@@ -68,10 +78,10 @@ def _node(raw: dict[str, Any]) -> Node:
     keys = ("param",) if "param" in raw else ("attr", "attrs")
     attrs: dict[str, str] = {}
     for key in keys:
-        attrs.update(raw.get(key) or {})
-    return Node(
-        str(raw["op"]), str(raw["name"]), attrs, tuple(_entry(entry) for entry in raw["inputs"])
-    )
+        attrs.update({str(name): str(value) for name, value in (raw.get(key) or {}).items()})
+    if not (isinstance(raw["op"], str) and isinstance(raw["name"], str)):
+        raise TypeError("the operator or the name of a node is not a string")
+    return Node(raw["op"], raw["name"], attrs, tuple(_entry(entry) for entry in raw["inputs"]))
 
 
 def _entry(raw: list[int]) -> tuple[int, int]:
@@ -105,9 +115,9 @@ def _without_flat_axis(node: Node) -> Node:
 
 def _check_order(nodes: Sequence[Node], heads: Sequence[tuple[int, int]], path: Path) -> None:
     for position, node in enumerate(nodes):
-        if any(not 0 <= index < position for index, _ in node.inputs):
+        if any(not 0 <= index < position or output < 0 for index, output in node.inputs):
             raise ImportFailed(
-                f"{path.name} is damaged: node {position} ({node.op} {node.name!r}) reads a node that does not precede it"
+                f"{path.name} is damaged: node {position} ({excerpt(node.op)} {quoted(node.name)}) reads a node that does not precede it"
             )
-    if any(not 0 <= index < len(nodes) for index, _ in heads):
+    if any(not 0 <= index < len(nodes) or output < 0 for index, output in heads):
         raise ImportFailed(f"{path.name} is damaged: an output is not a node of the graph")

@@ -9,7 +9,9 @@ from typing import Final
 
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
+from tvmflow.frontends._import_errors import importing
 from tvmflow.frontends.onnx._source import OnnxSource, list_files
+from tvmflow.frontends.onnx._source import find_input_problems as find_input_problems
 from tvmflow.frontends.onnx._source import find_missing_files as find_missing_files
 
 NAME: Final = "ONNX"
@@ -51,9 +53,10 @@ def load(
     from tvmflow.frontends.onnx._importer import import_prepared
     from tvmflow.frontends.onnx._prepare import prepare
 
-    model = read_model(files)
-    inner_outputs = add_outputs(model, tensors)
-    return import_prepared(prepare(model, inputs), inner_outputs)
+    with importing():
+        model = read_model(files)
+        inner_outputs = add_outputs(model, tensors)
+        return import_prepared(prepare(model, inputs), inner_outputs)
 
 
 def reference(

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import onnx
 from onnx import ModelProto, TensorProto
-from onnx.external_data_helper import _get_all_tensors
 
 from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.frontends.onnx._source import EXTERNAL, MODEL
+from tvmflow.frontends.onnx._validation import all_tensors, check_model, check_tensors, not_a_model
 
 
 def link_files(files: Mapping[str, Path], folder: Path) -> Path:
@@ -37,31 +38,54 @@ def read_model(files: Mapping[str, Path]) -> ModelProto:
         ImportFailed: when a file cannot be read or is not an ONNX model.
     """
     try:
-        model = onnx.load(str(files[MODEL]), load_external_data=False)
-        for tensor in _get_all_tensors(model):
-            _load_external(tensor, files)
-    except (OSError, ValueError) as error:
-        raise ImportFailed(f"the ONNX file cannot be read: {error}") from error
+        # Without a format, the name of the file would choose it.
+        model = onnx.load(str(files[MODEL]), format="protobuf", load_external_data=False)
+    except OSError as error:
+        raise ImportFailed(f"the ONNX file cannot be read: {last_line(error)}") from error
     except Exception as error:
         # The errors of protobuf have no common public base class.
-        raise ImportFailed(
-            f"the file is not an ONNX model: {error}", fix="export or download it again"
-        ) from error
-    if not model.HasField("graph"):
-        raise ImportFailed(
-            "the file is not an ONNX model: it has no graph", fix="export or download it again"
-        )
+        raise not_a_model(last_line(error)) from error
+    check_model(model)
+    for tensor in all_tensors(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            _load_external(tensor, files)
+    check_tensors(model)
     return model
 
 
 def _load_external(tensor: TensorProto, files: Mapping[str, Path]) -> None:
-    if tensor.data_location != TensorProto.EXTERNAL:
-        return
+    """Read the data of a tensor from its file.
+
+    Raises:
+        ImportFailed: when the file is not one of the model's, or does not have the data.
+    """
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    path = files[f"{EXTERNAL}{entries['location']}"]
-    with path.open("rb") as stream:
-        stream.seek(int(entries.get("offset", 0)))
-        tensor.raw_data = stream.read(int(entries["length"]) if "length" in entries else -1)
+    name, location = quoted(tensor.name), entries.get("location", "")
+    path = files.get(f"{EXTERNAL}{location}")
+    if path is None:
+        raise ImportFailed(
+            f"the data of {name} is in another file, {quoted(location)}, which was not downloaded",
+            fix="download the model with all of its files, and name the local file in the recipe",
+        )
+    try:
+        size = path.stat().st_size
+        offset = int(entries.get("offset", 0))
+        length = int(entries["length"]) if "length" in entries else size - offset
+        if offset < 0 or length < 0 or offset + length > size:
+            raise ImportFailed(
+                f"the data of {name} is not in {quoted(location)}: it would be {length} bytes from byte "
+                f"{offset}, and the file has {size} bytes",
+                fix="copy or export the model again with its external data",
+            )
+        with path.open("rb") as stream:
+            stream.seek(offset)
+            tensor.raw_data = stream.read(length)
+    except ValueError:
+        where = excerpt(f"offset {entries.get('offset')}, length {entries.get('length')}")
+        raise not_a_model(f"the data of {name} has the position {where}") from None
+    except OSError as error:
+        text = f"the data of {name} in {quoted(location)} cannot be read: {error.strerror}"
+        raise ImportFailed(text) from error
     tensor.data_location = TensorProto.DEFAULT
     del tensor.external_data[:]
 
@@ -82,7 +106,7 @@ def add_outputs(model: ModelProto, names: Sequence[str]) -> int:
     if unknown:
         raise ImportFailed(
             "; ".join(
-                f"the model has no tensor '{name}'{did_you_mean(name, sorted(tensors))}"
+                f"the model has no tensor {quoted(name)}{did_you_mean(name, sorted(tensors))}"
                 for name in unknown
             ),
             fix="name tensors, which are outputs of nodes, not nodes; netron.app shows them",
@@ -93,7 +117,7 @@ def add_outputs(model: ModelProto, names: Sequence[str]) -> int:
 
 def save_with_outputs(path: Path, names: Sequence[str]) -> Path:
     """Save a copy of a model with these tensors as outputs, beside it, sharing its external data."""
-    model = onnx.load(str(path), load_external_data=False)
+    model = onnx.load(str(path), format="protobuf", load_external_data=False)
     add_outputs(model, names)
     copy = path.with_name(f"cut-{path.name}")
     onnx.save(model, str(copy))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, NodeProto, OperatorSetIdProto, helper, numpy_helper
+from onnx.defs import onnx_opset_version
 
-# The opset of a model that names none.
-_DEFAULT_OPSET: Final = 13
+from tvmflow.core.formatting import quoted
+
 _MAX_KNOWN_ELEMENTS: Final = 64
 
 
@@ -32,7 +34,7 @@ def known_values(model: ModelProto) -> KnownValues:
                 shapes[value.name] = tuple(sizes)
     shapes.update({tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer})
     initializers = model.graph.initializer
-    small = [t for t in initializers if np.prod(t.dims, dtype=np.int64) <= _MAX_KNOWN_ELEMENTS]
+    small = [t for t in initializers if math.prod(t.dims) <= _MAX_KNOWN_ELEMENTS]
     return KnownValues({tensor.name: numpy_helper.to_array(tensor) for tensor in small}, shapes)
 
 
@@ -44,14 +46,21 @@ def attributes_of(node: NodeProto) -> dict[str, Any]:
 
 
 def opset_of(model: ModelProto) -> int:
-    """Return the version of the standard opset that the model uses."""
-    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
-    return max(versions, default=_DEFAULT_OPSET)
+    """Return the version of the standard opset that the model uses; the newest for one that uses none."""
+    versions = [entry.version for entry in model.opset_import if is_standard(entry)]
+    return int(max(versions, default=onnx_opset_version()))
 
 
-def is_standard(node: NodeProto) -> bool:
-    """Return whether the node's operator is in ONNX's standard opset."""
-    return node.domain in ("", "ai.onnx")
+def is_standard(entry: NodeProto | OperatorSetIdProto) -> bool:
+    """Return whether an operator, or an opset, is of ONNX's standard domain."""
+    return entry.domain in ("", "ai.onnx")
+
+
+def node_name(node: NodeProto) -> str:
+    """Return the name of a node for messages, or that of its output when it has none."""
+    if node.name:
+        return quoted(node.name)
+    return f"with output {quoted(node.output[0])}" if node.output else "without a name"
 
 
 def replace_nodes(model: ModelProto, nodes: Sequence[NodeProto]) -> None:

@@ -17,10 +17,10 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import LoadedModel
-from tvmflow.frontends._frames import last_line
-from tvmflow.frontends.onnx._graph import known_values, opset_of
+from tvmflow.frontends.onnx._graph import known_values, node_name, opset_of
 from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
 
 _log = logging.getLogger(__name__)
@@ -31,11 +31,6 @@ _FIX: Final = "replace the operator in the model, or end the model before it"
 _QUANTIZED_FIX: Final = (
     "quantize the model in QDQ format: QuantizeLinear and DequantizeLinear around its operators"
 )
-
-
-def _node_name(node: NodeProto) -> str:
-    """Return the name of a node for messages, or that of its output when it has none."""
-    return f"'{node.name}'" if node.name else f"with output '{node.output[0]}'"
 
 
 def import_prepared(model: ModelProto, inner_outputs: int = 0) -> LoadedModel:
@@ -86,7 +81,7 @@ def _refuse_unsupported(model: ModelProto) -> None:
     lines = []
     for reason, nodes in sorted(refused.items()):
         rest = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
-        lines.append(f"{reason} (node {_node_name(nodes[0])}{rest})")
+        lines.append(f"{reason} (node {node_name(nodes[0])}{rest})")
     is_quantized = any(node.op_type in QOPERATORS for node in model.graph.node)
     raise ImportFailed("; ".join(lines), fix=_QUANTIZED_FIX if is_quantized else _FIX)
 
@@ -156,7 +151,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             except ImportFailed:
                 raise
             except Exception as error:
-                name = f"{node.op_type} (node {_node_name(node)})"
+                name = f"{excerpt(node.op_type)} (node {node_name(node)})"
                 text = f"{name} cannot be imported: {last_line(error)}"
                 raise ImportFailed(text, fix=_FIX) from error
 
@@ -204,7 +199,7 @@ def _spec(name: str, kind: Any) -> TensorSpec:
         shape = tuple(int(size) for size in kind.shape.values if kind.shape is not None)
     except (TypeError, AttributeError):
         raise ImportFailed(
-            f"'{name}' has no fixed shape after import",
+            f"{quoted(name)} has no fixed shape after import",
             fix="set all input shapes in the recipe; shapes that depend on values are not supported",
         ) from None
     return TensorSpec(name, shape, str(kind.dtype))

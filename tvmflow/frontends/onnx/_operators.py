@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto
 
+from tvmflow.core.formatting import excerpt
 from tvmflow.frontends.onnx._graph import KnownValues, attributes_of, is_standard
 
 _PARAMETER_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
@@ -117,7 +118,7 @@ _MICROSOFT_ONLY: Final = frozenset({"Attention"})
 
 
 @functools.cache
-def _supported_operators() -> frozenset[str]:
+def supported_operators() -> frozenset[str]:
     """Return the operators that TVM's importer has a converter for."""
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
@@ -126,8 +127,8 @@ def _supported_operators() -> frozenset[str]:
 
 def unsupported_reason(node: NodeProto, known: KnownValues) -> str:
     """Return why TVM's importer cannot import this node correctly, or an empty string."""
-    name = f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type)
-    has_converter = node.op_type in _supported_operators() and (
+    name = excerpt(f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type))
+    has_converter = node.op_type in supported_operators() and (
         is_standard(node) or node.domain == "com.microsoft"
     )
     if not has_converter or (is_standard(node) and node.op_type in _MICROSOFT_ONLY):

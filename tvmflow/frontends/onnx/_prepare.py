@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from onnx import ModelProto, ValueInfoProto, helper
+from onnx import ModelProto, TensorShapeProto, ValueInfoProto
 
 from tvmflow.core.errors import ImportFailed
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends.onnx._conversion import (
     convert_constants_to_initializers,
@@ -21,6 +21,7 @@ from tvmflow.frontends.onnx._conversion import (
     expand_unsupported_operators,
     inline_functions,
 )
+from tvmflow.frontends.onnx._inputs import ELEMENT_TYPES, ModelInput, find_input_problems
 from tvmflow.frontends.onnx._simplification import (
     bypass_copies,
     drop_dead_nodes,
@@ -28,6 +29,7 @@ from tvmflow.frontends.onnx._simplification import (
     fold_constants,
     fold_shapes,
     infer_shapes,
+    refuse_large_tensors,
 )
 
 _log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ _SIMPLIFICATIONS: Final[tuple[_Pass, ...]] = (
     drop_dead_nodes,
 )
 _MAX_ROUNDS: Final = 8
+_MAX_PROBLEMS: Final = 20
 
 
 def prepare(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> ModelProto:
@@ -74,6 +77,7 @@ def prepare(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> ModelProto:
         if model.SerializeToString(deterministic=True) == before:
             _log.debug("nothing left to simplify after %d rounds", round_number)
             break
+    refuse_large_tensors(model)
     return model
 
 
@@ -93,47 +97,29 @@ def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None
     Raises:
         ImportFailed: with all inputs that are missing, unknown, or do not fit.
     """
-    specs = {spec.name: spec for spec in inputs}
-    values = {value.name: value for value in model.graph.input}
-    problems = []
-    for name in specs.keys() - values.keys():
-        hint = did_you_mean(name, values)
-        problems.append(f"the model has no input '{name}'{hint} (valid: {', '.join(values)})")
-    for name, value in values.items():
-        problem = _set_input_shape(value, specs.get(name), bool(specs))
-        problems += [problem] if problem else []
+    model_inputs = [_model_input(value) for value in model.graph.input]
+    problems = list(find_input_problems(model_inputs, inputs))
     if problems:
-        raise ImportFailed("; ".join(sorted(problems)), fix="correct `inputs` in the recipe")
+        texts = [f"{excerpt('.'.join(problem.loc))}: {problem.text}" for problem in problems]
+        raise ImportFailed("; ".join(texts[:_MAX_PROBLEMS]), fix="correct `inputs` in the recipe")
+    specs = {spec.name: spec for spec in inputs}
+    for value in model.graph.input:
+        if value.name in specs:
+            shape = value.type.tensor_type.shape
+            shape.ClearField("dim")
+            shape.dim.extend(
+                TensorShapeProto.Dimension(dim_value=n) for n in specs[value.name].shape
+            )
     # Shapes that were inferred from other input shapes would contradict the new ones.
     del model.graph.value_info[:]
     for output in model.graph.output:
         output.type.tensor_type.ClearField("shape")
 
 
-def _set_input_shape(value: ValueInfoProto, spec: TensorSpec | None, has_specs: bool) -> str:
-    """Set the shape of one input, or return why that is not possible."""
+def _model_input(value: ValueInfoProto) -> ModelInput:
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
-        return f"input '{value.name}' is not a tensor"
-    sizes = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in tensor.shape.dim]
-    dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-    if spec is None:
-        if has_specs:
-            return f"input '{value.name}' is missing in the recipe"
-        is_fixed = tensor.HasField("shape") and all(sizes)
-        return "" if is_fixed else f"input '{value.name}' has no fixed shape: set it in the recipe"
-    if spec.dtype != dtype:
-        return f"input '{value.name}' has dtype {dtype}, not {spec.dtype}"
-    fits = len(sizes) == len(spec.shape) and all(
-        not size or size == new_size for size, new_size in zip(sizes, spec.shape, strict=True)
-    )
-    if tensor.HasField("shape") and not fits:
-        shown = [
-            size or (dim.dim_param or "?")
-            for size, dim in zip(sizes, tensor.shape.dim, strict=True)
-        ]
-        return f"input '{value.name}' has shape {shown}, which {list(spec.shape)} does not fit"
-    tensor.shape.ClearField("dim")
-    for size in spec.shape:
-        tensor.shape.dim.add().dim_value = size
-    return ""
+        return ModelInput(value.name, None, None)
+    sizes = (d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim)
+    dims = tuple(sizes) if tensor.HasField("shape") else None
+    return ModelInput(value.name, ELEMENT_TYPES.get(tensor.elem_type, ""), dims)

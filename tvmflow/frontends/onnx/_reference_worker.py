@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from tvmflow.core.formatting import excerpt
 from tvmflow.frontends._frames import Array, Message, serve
+
+_MAX_REASON: Final = 300
 
 
 class _Session:
@@ -19,7 +23,8 @@ class _Session:
     def __init__(self, model: str, threads: int) -> None:
         import onnxruntime
 
-        self.version = str(onnxruntime.__version__)
+        self.name = f"ONNX Runtime {onnxruntime.__version__}"
+        self.note = ""
         self._model, self._threads = model, threads
         self._session = self._open(fuses_qdq=False)
 
@@ -54,14 +59,16 @@ def _is_quantized(model: str) -> bool:
 
 
 class _Evaluator:
-    """The reference evaluator of the ONNX project: slow, but runs models that ONNX Runtime rejects."""
+    """The reference evaluator of the ONNX project: slow, but runs models that ONNX Runtime refuses."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, refusal: Exception) -> None:
         import onnx
+        import onnxruntime
         from onnx.reference import ReferenceEvaluator
 
         self._evaluator: Any = ReferenceEvaluator(model)
-        self.version = f"rejects this model; ONNX reference evaluator {onnx.__version__}"
+        self.name = f"the ONNX reference evaluator {onnx.__version__}"
+        self.note = f"ONNX Runtime {onnxruntime.__version__} refuses this model: {_reason(refusal)}"
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
         results: list[Array] = self._evaluator.run(None, dict(arrays))
@@ -71,16 +78,23 @@ class _Evaluator:
         return functools.partial(self.run, arrays)
 
 
+def _reason(refusal: Exception) -> str:
+    """Return what ONNX Runtime says of a model, without the paths and the place in its source."""
+    text = " ".join(str(refusal).split())
+    match = re.search(r" failed:(?:/\S+:\d+ .*?\) )?(.+)", text)
+    return excerpt(match[1] if match else text, _MAX_REASON)
+
+
 def _load(first: Message) -> _Session | _Evaluator:
     try:
         return _Session(first["model"], first["threads"])
     except ImportError:
         raise
-    except Exception as rejection:
+    except Exception as refusal:
         try:
-            return _Evaluator(first["model"])
+            return _Evaluator(first["model"], refusal)
         except Exception:
-            raise rejection from None
+            raise refusal from None
 
 
 if __name__ == "__main__":

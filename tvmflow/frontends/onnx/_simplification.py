@@ -12,11 +12,15 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import excerpt
+from tvmflow.frontends._base import MAX_ELEMENTS
 from tvmflow.frontends.onnx._graph import (
     KnownValues,
     attributes_of,
     captured_names,
     known_values,
+    node_name,
     opset_of,
     replace_nodes,
 )
@@ -29,17 +33,63 @@ _NOT_FOLDED: Final = frozenset(
     "Bernoulli Conv ConvTranspose Gemm If Loop MatMul Multinomial RandomNormal RandomNormalLike "
     "RandomUniform RandomUniformLike Scan".split()
 )
+# Their results have at most a few times the elements of their inputs, and a shape that depends on values.
+_AS_LARGE_AS_INPUTS: Final = frozenset(
+    "Compress ConcatFromSequence NonZero Optional OptionalGetElement SequenceAt SequenceConstruct "
+    "SequenceEmpty SequenceLength SplitToSequence StringSplit Unique".split()
+)
 _MAX_FOLDED_ELEMENTS: Final = 1 << 23
+# What is larger is left to TVM's importer, which evaluates a Range too, and all else when it runs.
+_MAX_CONSTANT_ELEMENTS: Final = 1 << 28
+_MAX_RANGE_ELEMENTS: Final = 1 << 25
+_MAX_SHAPE_ELEMENTS: Final = 1024
+# Operators through which ONNX propagates values in shape inference, and what it can hold of them.
+_VALUE_OPERATORS: Final = frozenset(
+    "Add Cast CastLike Concat Gather Identity Mul Range Shape Slice Squeeze Sub Unsqueeze".split()
+)
+_MAX_PROPAGATED_ELEMENTS: Final = 1 << 18
 
 
 def infer_shapes(model: ModelProto) -> ModelProto:
-    """Infer shapes and types of all values."""
+    """Infer shapes and types of all values, also those that depend on the values of computed shapes."""
     try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(model)
+        if not _propagates_little(inferred):
+            return inferred
+        return onnx.shape_inference.infer_shapes(inferred, data_prop=True)
     except Exception as error:
         # TVM infers shapes itself, and may accept a graph that this inference rejects.
         _log.debug("ONNX cannot infer shapes: %s", error)
         return model
+
+
+def _propagates_little(model: ModelProto) -> bool:
+    """Return whether ONNX can propagate values through the graph; it keeps some 100 bytes for each element."""
+    known = known_values(model)
+    counts = {name: math.prod(shape) for name, shape in known.shapes.items() if len(shape) <= 1}
+    for node in model.graph.node:
+        if node.op_type not in _VALUE_OPERATORS or not (node.input and node.output):
+            continue
+        inputs = [counts.get(name, 0) for name in node.input]
+        if node.op_type == "Range":
+            counts[node.output[0]] = _range_count(node, known)
+        elif node.op_type == "Shape":
+            counts[node.output[0]] = _MAX_SHAPE_ELEMENTS
+        elif node.output[0] not in counts:
+            counts[node.output[0]] = sum(inputs) if node.op_type == "Concat" else max(inputs)
+        if max(counts[node.output[0]], *inputs) > _MAX_PROPAGATED_ELEMENTS:
+            _log.debug("values are not propagated: %s makes too many", node.output[0])
+            return False
+    return True
+
+
+def _range_count(node: NodeProto, known: KnownValues) -> int:
+    """Return the number of values of a Range, or too many when it is not known yet."""
+    bounds = [known.constants.get(name) for name in node.input]
+    if any(bound is None or bound.size != 1 for bound in bounds):
+        return _MAX_PROPAGATED_ELEMENTS + 1
+    start, limit, step = (float(bound.item()) for bound in bounds if bound is not None)
+    return math.ceil(abs(limit - start) / abs(step)) if step else 0
 
 
 def fold_shapes(model: ModelProto) -> ModelProto:
@@ -63,15 +113,16 @@ def fold_shapes(model: ModelProto) -> ModelProto:
 
 
 def fold_constants(model: ModelProto) -> ModelProto:
-    """Evaluate nodes whose inputs are all constant, with ONNX's reference evaluator."""
+    """Evaluate nodes whose inputs are all constant, with ONNX's reference evaluator.
+
+    Raises:
+        ImportFailed: when a few numbers of the model would make a constant that fills the memory.
+    """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    shapes = known_values(model).shapes
     kept = []
     for node in model.graph.node:
-        is_large = any(
-            math.prod(shapes.get(name, ())) > _MAX_FOLDED_ELEMENTS for name in node.output
-        )
-        results = None if is_large else _evaluate(model, node, constants)
+        can_fold = _is_foldable(node, constants) and _fits(model, node, constants)
+        results = _evaluate(model, node, constants) if can_fold else None
         if results is None:
             kept.append(node)
             continue
@@ -83,21 +134,85 @@ def fold_constants(model: ModelProto) -> ModelProto:
     return model
 
 
+def _is_foldable(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
+    has_body = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
+    is_constant = all(name in constants for name in node.input if name)
+    return is_constant and not has_body and node.op_type not in _NOT_FOLDED
+
+
+def _fits(model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
+    """Return whether the results of a node are small enough to be evaluated, before anything makes them.
+
+    Raises:
+        ImportFailed: when TVM could not make them either.
+    """
+    counts = [math.prod(shape) for shape in _result_shapes(model, node, constants).values()]
+    limit = _MAX_RANGE_ELEMENTS if node.op_type == "Range" else _MAX_CONSTANT_ELEMENTS
+    if max(counts, default=0) > limit:
+        raise too_large(node, "a constant", max(counts), limit)
+    is_known = bool(counts) or node.op_type in _AS_LARGE_AS_INPUTS
+    return is_known and max(counts, default=0) <= _MAX_FOLDED_ELEMENTS
+
+
+def too_large(node: NodeProto, what: str, elements: int, limit: int) -> ImportFailed:
+    """Return the error for a node whose result would not fit into any memory."""
+    return ImportFailed(
+        f"{excerpt(node.op_type)} (node {node_name(node)}) makes {what} of {elements:,} elements, "
+        f"and the limit is {limit:,}",
+        fix="correct the sizes in the model or in the recipe's `inputs`",
+    )
+
+
+def _result_shapes(
+    model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that ONNX infers for the results of a node with constant inputs."""
+    tensors = [constants[name] for name in dict.fromkeys(node.input) if name]
+    # Inference needs the values of shapes, which are small, and only the types of all else.
+    is_small = [math.prod(tensor.dims) <= _MAX_SHAPE_ELEMENTS for tensor in tensors]
+    graph = helper.make_graph(
+        [node],
+        "fold",
+        [
+            helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+            for t, small in zip(tensors, is_small, strict=True)
+            if not small
+        ],
+        [],
+        [t for t, small in zip(tensors, is_small, strict=True) if small],
+    )
+    single = helper.make_model(
+        graph, opset_imports=list(model.opset_import), ir_version=model.ir_version
+    )
+    shapes = known_values(infer_shapes(single)).shapes
+    return {name: shapes[name] for name in node.output if name in shapes}
+
+
+def refuse_large_tensors(model: ModelProto) -> None:
+    """Check that every tensor whose shape is known can exist.
+
+    Raises:
+        ImportFailed: with the node of the first that cannot.
+    """
+    shapes = known_values(model).shapes
+    for node in model.graph.node:
+        for name in node.output:
+            elements = math.prod(shapes.get(name, ()))
+            if elements > MAX_ELEMENTS:
+                raise too_large(node, "a tensor", elements, MAX_ELEMENTS)
+
+
 def _evaluate(
     model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]
 ) -> dict[str, np.ndarray[Any, Any]] | None:
-    """Return the node's outputs by name, or None when it cannot or should not be folded."""
-    inputs = [name for name in node.input if name]
-    has_body = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
-    if node.op_type in _NOT_FOLDED or has_body or any(name not in constants for name in inputs):
-        return None
+    """Return the node's outputs by name, or None when it cannot be folded."""
     outputs = [name for name in node.output if name]
     graph = helper.make_graph(
         [node],
         "fold",
         [],
         [helper.make_empty_tensor_value_info(name) for name in outputs],
-        [constants[name] for name in dict.fromkeys(inputs)],
+        [constants[name] for name in dict.fromkeys(node.input) if name],
     )
     arrays = _run(helper.make_model(graph, opset_imports=list(model.opset_import)))
     if not all(isinstance(array, np.ndarray | np.generic) for array in arrays):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -10,11 +11,13 @@ from pydantic import Field, field_validator, model_validator
 
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.formatting import quoted
-from tvmflow.core.named_files import is_file, missing_file_text
+from tvmflow.core.named_files import is_file, missing_file_text, obstacle
 from tvmflow.core.schema import field_error
-from tvmflow.core.types import InputFile, Json
-from tvmflow.frontends._base import MissingFile, SourceFields, Where
-from tvmflow.frontends.onnx._protobuf import NotAModel, external_locations
+from tvmflow.core.types import InputFile, Json, TensorSpec
+from tvmflow.frontends._base import InputProblem, MissingFile, SourceFields, Where
+from tvmflow.frontends.onnx._header import Header, read_header
+from tvmflow.frontends.onnx._inputs import find_input_problems as compare_inputs
+from tvmflow.frontends.onnx._protobuf import NotAModel
 
 MODEL: Final = "model"
 """The role of the ONNX file."""
@@ -90,26 +93,67 @@ def list_files(source: OnnxSource, base: Path, where: Where) -> tuple[InputFile,
     path = base / source.onnx
     model = InputFile(MODEL, str(path), position, "", source.sha256 or "", digest_position)
     try:
-        locations = external_locations(path)
+        header = _read_header(path)
     except NotAModel as error:
         raise RecipeError(f"{position}: model.onnx: {path} is not an ONNX model: {error}") from None
     except OSError as error:
         raise RecipeError(f"{position}: model.onnx: {path}: {error.strerror}") from None
-    return (model, *_external_files(path, locations, position))
+    return (model, *_external_files(path, header.data_files, position))
+
+
+def find_input_problems(
+    files: Sequence[InputFile], inputs: Sequence[TensorSpec]
+) -> Iterator[InputProblem]:
+    """Give the inputs that do not fit the model; none for a model that has yet to be downloaded."""
+    for file in files:
+        if file.role == MODEL and file.path:
+            yield from compare_inputs(_read_header(Path(file.path)).inputs, inputs)
+
+
+def _read_header(path: Path) -> Header:
+    """Return the header of a file, which planning needs several times."""
+    status = path.stat()
+    return _cached_header(path, (status.st_size, status.st_mtime_ns, status.st_ino))
+
+
+@functools.lru_cache(maxsize=16)
+def _cached_header(path: Path, stamp: tuple[int, ...]) -> Header:
+    return read_header(path)
 
 
 def _external_files(path: Path, locations: tuple[str, ...], position: str) -> Iterator[InputFile]:
+    """Give the external data files, which must be in the model's folder.
+
+    The model may come from somebody else, and must not make its user read or publish other files.
+    """
     for location in locations:
-        inside = PurePosixPath(location)
-        if inside.is_absolute() or ".." in inside.parts or not location:
+        inside, name = PurePosixPath(location), quoted(location)
+        is_inside = bool(location) and not inside.is_absolute() and ".." not in inside.parts
+        data = path.parent / inside
+        if not is_inside or not _is_in_model_folder(data, path):
             raise RecipeError(
-                f"{position}: model.onnx: {path} refers to data outside its folder: {location!r}",
+                f"{position}: model.onnx: {path} refers to data outside its folder: {name}",
                 fix="save the model again with its external data beside it",
             )
-        data = path.parent / inside
-        if not data.is_file():
+        if not is_file(data):
+            problem = obstacle(data) or "does not exist"
             raise RecipeError(
-                f"{position}: model.onnx: {path} has weights in {location!r}, which does not exist",
+                f"{position}: model.onnx: {path} has weights in {name}, which {problem}",
                 fix="copy the external data files of the model together with it",
             )
         yield InputFile(f"{EXTERNAL}{location}", str(data), position)
+
+
+def _is_in_model_folder(data: Path, model: Path) -> bool:
+    """Return whether a file is in the folder of the model, when all symbolic links are followed.
+
+    A model that is a symbolic link itself also has its data beside the file that it leads to, as in
+    the caches of download tools.
+    """
+    try:
+        folders = (model.parent.resolve(), model.resolve().parent)
+        real = data.resolve()
+    except (OSError, RuntimeError, ValueError):
+        # A name that no file can have, or links in a circle: reported as a file that does not exist.
+        return True
+    return any(real.is_relative_to(folder) for folder in folders)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from tvmflow.core.errors import UsageError
+from tvmflow.core.formatting import excerpt
 from tvmflow.core.version import VERSION
 from tvmflow.store.remote._base import (
     MIN_BYTES_PER_S,
@@ -36,6 +37,7 @@ TOKEN_VARIABLE: Final = "TVMFLOW_REMOTE_TOKEN"
 
 _CHUNK: Final = 1 << 18
 _MAX_DISCARDED_BYTES: Final = 4096
+_MAX_REASON: Final = 80
 _MAX_IDLE_CONNECTIONS: Final = 16
 _RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Missing, or a server without HEAD: then the blob is uploaded, which does no harm.
@@ -170,7 +172,9 @@ class HttpCache:
         if isinstance(error, socket.gaierror):
             return Unreachable(f"the host name {self._host} cannot be resolved")
         if isinstance(error, ssl.SSLError):
-            return Unreachable(f"no secure connection ({_printable(error.reason or str(error))})")
+            return Unreachable(
+                f"no secure connection ({excerpt(error.reason or str(error), _MAX_REASON)})"
+            )
         if isinstance(error, ConnectionRefusedError):
             return Unreachable("connection refused")
         if isinstance(error, UnicodeError):
@@ -186,7 +190,7 @@ def _check_status(response: HTTPResponse, *expected: int) -> None:
     """Raise the error that a response means, unless its status is an expected one."""
     if response.status in expected:
         return
-    reason = f"it answers {response.status} {_printable(response.reason)}".rstrip()
+    reason = f"it answers {response.status} {excerpt(response.reason, _MAX_REASON)}".rstrip()
     if response.status in _ACCESS_DENIED:
         raise Forbidden(reason)
     if 400 <= response.status < 500 and response.status not in _RETRYABLE:
@@ -245,7 +249,3 @@ def _from_netrc(host: str) -> tuple[str, str]:
         if entry:
             return entry[0], entry[2] or ""
     return "", ""
-
-
-def _printable(text: str) -> str:
-    return "".join(char for char in text if char.isprintable())[:80]

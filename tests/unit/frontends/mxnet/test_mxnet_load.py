@@ -231,7 +231,15 @@ def test_an_input_shape_that_does_not_fit_names_the_parameter(tmp_path: Path) ->
 def test_a_damaged_symbol_is_rejected(tmp_path: Path) -> None:
     """Text that is not a symbol, and nodes that read later nodes."""
     files = write_checkpoint(tmp_path, dense_net(), [[5, 0, 0]], weights())
-    for text in ("", "[]", '{"nodes": []}', '{"nodes": [{"op": "null"}], "heads": [[0, 0]]}'):
+    deep, infinite = "[" * 100_000, '{"nodes": [], "heads": [[Infinity, 0]]}'
+    for text in (
+        "",
+        "[]",
+        deep,
+        infinite,
+        '{"nodes": []}',
+        '{"nodes": [{"op": "null"}], "heads": [[0, 0]]}',
+    ):
         files["symbol"].write_text(text)
         with pytest.raises(ImportFailed, match="is not an MXNet symbol"):
             frontend.load(files, DATA)
@@ -239,6 +247,41 @@ def test_a_damaged_symbol_is_rejected(tmp_path: Path) -> None:
     files = write_checkpoint(tmp_path, forward, [[1, 0, 0]], {})
     with pytest.raises(ImportFailed, match="reads a node that does not precede it"):
         frontend.load(files, DATA)
+
+
+@pytest.mark.parametrize(
+    ("operator", "text"),
+    [
+        (
+            node("_arange", "many", [], start="0", stop="1e12"),
+            "makes a constant of 1,000,000,000,000",
+        ),
+        (node("_arange", "many", [], start="0", stop="4", step="0"), "division by zero"),
+        (node("_eye", "many", [], N="1000000"), "makes a constant of 1,000,000,000,000 elements"),
+        (node("_zeros", "many", [], shape="(1048576, 1048576)"), "more than 2^31 elements"),
+        (node("_zeros", "many", [], shape="(" * 500 + ")" * 500), "is not a tuple of integers"),
+        (node("tile", "many", [0], reps="(1048576, 1048576)"), "more than 2^31 elements"),
+    ],
+)
+def test_a_few_numbers_do_not_fill_the_memory(operator: Node, text: str, tmp_path: Path) -> None:
+    """The node that would is named."""
+    files = write_checkpoint(tmp_path, [var("data"), operator], [[1, 0, 0]], {})
+    with pytest.raises(ImportFailed) as caught:
+        frontend.load(files, DATA if operator["inputs"] else ())
+    assert f"{operator['op']} 'many' cannot be imported" in caught.value.message
+    assert text in caught.value.message
+
+
+def test_names_are_shown_escaped_and_short(tmp_path: Path) -> None:
+    """Operator, node and attribute may command the terminal, or fill it."""
+    name = "\x1b[2J\r\u202e" + "n" * 50_000
+    for wrong in (node(name, name, [0]), node("tile", name, [0], reps=name), var(name)):
+        files = write_checkpoint(tmp_path, [var("data"), wrong], [[1, 0, 0]], {})
+        with pytest.raises(ImportFailed) as caught:
+            frontend.load(files, DATA)
+        assert "\\x1b[2J\\r\\u202ennn" in str(caught.value)
+        assert str(caught.value).replace("\n", "").isprintable()
+        assert len(str(caught.value)) < 1000
 
 
 def old_batch_norm() -> list[Node]:

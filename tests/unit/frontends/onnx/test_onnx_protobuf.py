@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from tests.support.onnx_models import classifier, model, value
-from tvmflow.frontends.onnx._protobuf import NotAModel, external_locations
+from tvmflow.frontends.onnx._header import read_header
+from tvmflow.frontends.onnx._protobuf import NotAModel
 
 MODEL = classifier().SerializeToString()
 
@@ -46,7 +47,7 @@ def test_all_tensors_are_searched(tmp_path: Path) -> None:
     made.graph.initializer.extend([external("zz"), external("constant")])
     path = tmp_path / "m.onnx"
     path.write_bytes(made.SerializeToString())
-    assert external_locations(path) == ("constant", "inner", "zz")
+    assert read_header(path).data_files == ("constant", "inner", "zz")
 
 
 def test_planning_does_not_import_onnx(tmp_path: Path) -> None:
@@ -55,8 +56,8 @@ def test_planning_does_not_import_onnx(tmp_path: Path) -> None:
     path.write_bytes(MODEL)
     code = (
         "import sys; from pathlib import Path; "
-        "from tvmflow.frontends.onnx._protobuf import external_locations as e; "
-        "assert e(Path(sys.argv[1])) == (); print('onnx' in sys.modules, 'numpy' in sys.modules)"
+        "from tvmflow.frontends.onnx._header import read_header as e; "
+        "assert e(Path(sys.argv[1])).data_files == (); print('onnx' in sys.modules, 'numpy' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
@@ -70,7 +71,7 @@ def test_other_files_are_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     with pytest.raises(NotAModel):
-        external_locations(path)
+        read_header(path)
 
 
 @settings(
@@ -82,4 +83,4 @@ def test_damaged_files_are_rejected_or_read(tmp_path: Path, at: int, patch: byte
     path = tmp_path / "m.onnx"
     path.write_bytes(MODEL[:at] + patch + MODEL[at + len(patch) :])
     with contextlib.suppress(NotAModel):
-        external_locations(path)
+        read_header(path)

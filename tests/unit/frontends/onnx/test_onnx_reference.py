@@ -99,3 +99,26 @@ def test_an_unknown_tensor_is_reported(tmp_path: Path) -> None:
     files = save(classifier(), tmp_path)
     with pytest.raises(ImportFailed, match=r"the model has no tensor 'prop'; did you mean 'prob"):
         frontend.load(files, INPUTS, ("prop",))
+
+
+def test_a_model_that_onnx_runtime_refuses_is_run_by_the_stand_in(tmp_path: Path) -> None:
+    """Its name is that of what ran the model, and a note says who refused it, and why."""
+    import onnxruntime
+
+    made = classifier(opset=onnx.defs.onnx_opset_version())
+    try:
+        onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    except Exception:
+        pass
+    else:
+        pytest.skip("this ONNX Runtime knows the newest opset")
+    (scratch := tmp_path / "scratch").mkdir()
+    reference: Reference
+    with start(save(made, tmp_path), scratch) as reference:
+        assert reference.name == f"the ONNX reference evaluator {onnx.__version__}"
+        assert reference.note.startswith(
+            f"ONNX Runtime {onnxruntime.__version__} refuses this model: ONNX Runtime only"
+        )
+        assert str(tmp_path) not in reference.note
+        outputs = reference.run({"data": draw(1, 3, 8, 8)})
+    assert outputs["prob"].shape == (1, 4)

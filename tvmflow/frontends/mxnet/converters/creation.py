@@ -45,6 +45,7 @@ def _arange(op: Op) -> Expr:
     if math.isnan(stop):
         start, stop = 0.0, start
     count = max(math.ceil((stop - start) / step), 0)
+    op.check_constant(count * max(repeat, 1))
     dtype = op.choice("dtype", "float32", DTYPES)
     return relax.const(_arange_values(start, step, count, repeat, dtype), dtype)
 
@@ -54,6 +55,7 @@ def _arange_like(op: Op) -> Expr:
     axis, repeat = op.optional_integer("axis"), op.integer("repeat", 1)
     shape = op.shape() if axis is None else (op.shape()[op.axis(axis)],)
     total = math.prod(shape)
+    op.check_constant(total)
     values = _arange_values(
         op.number("start", 0.0), op.number("step", 1.0), -(-total // repeat), repeat, op.dtype()
     )
@@ -63,6 +65,7 @@ def _arange_like(op: Op) -> Expr:
 def _eye(op: Op) -> Expr:
     rows, offset = op.integer("N"), op.integer("k", 0)
     columns = op.integer("M", 0) or rows
+    op.check_constant(rows * columns)
     dtype = op.choice("dtype", "float32", DTYPES)
     return relax.const(np.eye(rows, columns, offset, dtype=dtype), dtype)
 

@@ -1,0 +1,207 @@
+"""Memory: how much there is, how much processes take, and a watch that stops those that take too much.
+
+What counts is memory that is really in use, not address space: TVM and CUDA's driver map far more
+than they touch, so that a limit of the address space (RLIMIT_AS) would end programs that fit.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core.formatting import size_text
+from tvmflow.core.process_tree import kill_tree, list_descendants
+
+_log: Final = logging.getLogger(__name__)
+
+_SHARE: Final = 0.8
+# Checks come more often the sooner a process could reach its limit, if it takes memory this fast.
+_BYTES_PER_S: Final = 4e9
+_SHORTEST_WAIT_S: Final = 0.05
+_LONGEST_WAIT_S: Final = 1.0
+# What a control group without a limit has as its limit.
+_NO_LIMIT: Final = 1 << 60
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def machine_bytes() -> int:
+    """Return the memory of this machine, or of the container or control group that this process is in."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([total, *_read_numbers("memory.max"), *_read_numbers("memory.limit_in_bytes")])
+
+
+def count_oom_kills() -> int | None:
+    """Return how many processes were killed because memory ran out; None where the kernel does not say."""
+    groups = (*_cgroup_texts("memory.events"), *_cgroup_texts("memory.oom_control"))
+    counts = [
+        int(number)
+        for text in (_read(Path("/proc/vmstat")), *groups)
+        for number in re.findall(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    ]
+    return sum(counts) if counts else None
+
+
+def _read_numbers(name: str) -> Iterator[int]:
+    """Yield the limits of the control groups that this process is in, as far as they have one."""
+    for text in _cgroup_texts(name):
+        if text.strip().isdecimal() and 0 < int(text) < _NO_LIMIT:
+            yield int(text)
+
+
+def _cgroup_texts(name: str) -> Iterator[str]:
+    """Yield a file of each control group for memory that this process is in, the innermost first."""
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root = _CGROUPS / controllers
+        # in a container, the path may be that of the machine, and the root is the container's group
+        for folder in (root / path.strip("/"), *(root / path.strip("/")).parents):
+            if folder.is_relative_to(root):
+                yield _read(folder / name)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+# ---------------------------------------------------------------- processes
+
+
+def tree_bytes(pid: int) -> dict[int, int]:
+    """Return the memory of a process and of all that it has started; what they share counts for each."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    usage = {}
+    for member in (pid, *list_descendants(pid)):
+        fields = _read(Path(f"/proc/{member}/statm")).split()
+        if fields:
+            usage[member] = int(fields[1]) * page
+    return usage
+
+
+def _proportional_bytes(pid: int, resident: int) -> int:
+    """Return the memory of a process, of what it shares only its part. Takes time, so that it is not read always."""
+    match = re.search(r"^Pss:\s+(\d+) kB", _read(Path(f"/proc/{pid}/smaps_rollup")), re.MULTILINE)
+    return int(match[1]) << 10 if match else resident
+
+
+# ---------------------------------------------------------------- the watch
+
+
+class MemoryExcess(NamedTuple):
+    """A worker that took more memory than it may.
+
+    Attributes:
+        used: What it, or all workers, took.
+        limit: What it, or all workers, may take.
+        is_shared: The limit is that of all workers together.
+        is_stopped: The worker was stopped, and not only a process that it had started.
+    """
+
+    used: int
+    limit: int
+    is_shared: bool
+    is_stopped: bool
+
+    @property
+    def text(self) -> str:
+        """A clause that follows the name of the worker."""
+        if self.is_shared:
+            took = f"was the largest when all stages took {size_text(self.used)} of memory together"
+        else:
+            took = f"took {size_text(self.used)} of memory"
+        stopped = "" if self.is_stopped else " with a process that it had started, which"
+        limit = f"more than the limit of {size_text(self.limit)}"
+        return f"{took}, {limit}, and{stopped} was stopped"
+
+
+class MemoryWatch:
+    """Watches workers with all that they start, and stops those that take more memory than they may.
+
+    Workers without a limit of their own share one: a part of this machine's memory.
+    """
+
+    def __init__(self, shared_limit: int | None = None) -> None:
+        self._shared_limit = shared_limit
+        self._limits: dict[int, int | None] = {}
+        self._excesses: dict[int, MemoryExcess] = {}
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, pid: int, limit: int | None) -> None:
+        """Watch a worker: with a limit of its own, with none (0), or with the shared one (None)."""
+        with self._lock:
+            self._limits[pid] = limit
+            self._changed.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
+                self._thread.start()
+
+    def remove(self, pid: int) -> MemoryExcess | None:
+        """Watch a worker no longer; return how it took too much memory, if it did."""
+        with self._lock:
+            self._limits.pop(pid, None)
+            return self._excesses.pop(pid, None)
+
+    def _watch(self) -> None:
+        wait_s = 0.0
+        while True:
+            self._changed.wait(wait_s)
+            self._changed.clear()
+            with self._lock:
+                if not self._limits:
+                    self._thread = None
+                    return
+                wait_s = self._check()
+
+    def _check(self) -> float:
+        """Stop who takes too much; return the seconds until the next check."""
+        shared = self._shared_limit or int(machine_bytes() * _SHARE)
+        usage = {pid: tree_bytes(pid) for pid, limit in self._limits.items() if limit != 0}
+        headroom = [shared]
+        for pid, limit in self._limits.items():
+            if limit:
+                headroom.append(self._check_group({pid: usage[pid]}, limit, is_shared=False))
+        sharing = {pid: usage[pid] for pid, limit in self._limits.items() if limit is None}
+        headroom.append(self._check_group(sharing, shared, is_shared=True))
+        return min(max(min(headroom) / _BYTES_PER_S, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
+
+    def _check_group(
+        self, workers: Mapping[int, Mapping[int, int]], limit: int, *, is_shared: bool
+    ) -> int:
+        """Stop the largest of some workers if they take more than a limit; return what is left of it."""
+        used = _sum(workers)
+        if used > limit:
+            workers = {
+                pid: {member: _proportional_bytes(member, size) for member, size in tree.items()}
+                for pid, tree in workers.items()
+            }
+            used = _sum(workers)
+        if used > limit:
+            worker = max(workers, key=lambda pid: sum(workers[pid].values()))
+            self._stop(worker, workers[worker], MemoryExcess(used, limit, is_shared, True))
+        return max(limit - used, 0)
+
+    def _stop(self, worker: int, tree: Mapping[int, int], excess: MemoryExcess) -> None:
+        """Stop the largest process of a worker: a measurement that fails is not the end of a search."""
+        largest = max(tree, key=tree.__getitem__)
+        excess = excess._replace(is_stopped=largest == worker)
+        _log.debug("worker %d, process %d: %s", worker, largest, excess.text)
+        self._excesses[worker] = excess
+        kill_tree(largest)
+
+
+def _sum(workers: Mapping[int, Mapping[int, int]]) -> int:
+    return sum(sum(tree.values()) for tree in workers.values())

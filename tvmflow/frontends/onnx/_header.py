@@ -1,0 +1,133 @@
+"""Reads what planning needs of an ONNX file without importing onnx: its external data, inputs and weights by name.
+
+Field numbers are those of onnx.proto3. The bytes of weights are skipped by their length, never read.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.frontends.onnx._inputs import ELEMENT_TYPES, ModelInput
+from tvmflow.frontends.onnx._protobuf import Field, NotAModel, fields
+
+# Message -> number of a field -> message in that field.
+_CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "external"},
+}
+_GRAPH: Final = 7
+# The limit of protobuf's own readers.
+_MAX_DEPTH: Final = 100
+
+
+class Header(NamedTuple):
+    """Facts of a model that stand in its ONNX file.
+
+    Attributes:
+        data_files: The sorted `location`s of tensors whose data is in other files.
+        inputs: The inputs of the graph that are not weights.
+    """
+
+    data_files: tuple[str, ...]
+    inputs: tuple[ModelInput, ...]
+
+
+def read_header(path: Path) -> Header:
+    """Return what an ONNX file says of the model.
+
+    Raises:
+        NotAModel: when the file is not an ONNX model.
+    """
+    if path.stat().st_size == 0:
+        raise NotAModel("the file is empty")
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        reader = _Reader(data)
+        data_files = set(reader.data_files(Field(0, 0, len(data)), "model"))
+        return Header(tuple(sorted(data_files)), tuple(reader.inputs()))
+
+
+class _Reader:
+    """Reads one file, whose messages it visits once."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._weights: set[str] = set()
+        self._inputs: list[Field] = []
+
+    def data_files(self, message: Field, kind: str, depth: int = 0) -> Iterator[str]:
+        """Give the location of each tensor with external data; record the main graph's inputs and weights."""
+        if depth > _MAX_DEPTH:
+            raise NotAModel(f"it is nested more than {_MAX_DEPTH} levels deep")
+        if kind == "external":
+            entry = {field.number: field for field in self._fields(message)}
+            if 1 in entry and self._text(entry[1]) == "location":
+                yield self._text(entry[2]) if 2 in entry else ""
+            return
+        children = _CHILDREN[kind]
+        has_graph = False
+        for field in self._fields(message):
+            has_graph = has_graph or field.number == _GRAPH
+            if kind == "graph" and depth == 1:
+                self._record(field)
+            if field.number in children:
+                yield from self.data_files(field, children[field.number], depth + 1)
+        if kind == "model" and not has_graph:
+            raise NotAModel("it has no graph")
+
+    def _record(self, field: Field) -> None:
+        """Record a field of the main graph: `initializer`, `sparse_initializer` or `input`."""
+        if field.number == 5:
+            self._weights.add(self._name(field, 8))
+        elif field.number == 11:
+            self._inputs.append(field)
+
+    def inputs(self) -> Iterator[ModelInput]:
+        """Give the inputs of the main graph that are not weights."""
+        for field in self._inputs:
+            name = self._name(field, 1)
+            if name not in self._weights:
+                # ValueInfoProto.type, TypeProto.tensor_type
+                tensor = self._last(self._last(field, 2), 1)
+                yield self._input(name, tensor)
+
+    def _input(self, name: str, tensor: Field | None) -> ModelInput:
+        if tensor is None:
+            return ModelInput(name, None, None)
+        parts = list(self._fields(tensor))
+        types = [part.value for part in parts if part.number == 1]
+        dtype = ELEMENT_TYPES.get(types[-1] if types else 0, "")
+        shape = next((part for part in reversed(parts) if part.number == 2), None)
+        dims = None if shape is None else tuple(map(self._dim, self._fields(shape)))
+        return ModelInput(name, dtype, dims)
+
+    def _dim(self, dim: Field) -> int | str:
+        """Return a fixed size, or the name of a free dimension."""
+        size: int | str = ""
+        for part in self._fields(dim):
+            if part.number in (1, 2):
+                size = part.value if part.number == 1 else self._text(part)
+        return size
+
+    def _last(self, message: Field | None, number: int) -> Field | None:
+        """Return the last field of this number in a message, or None."""
+        matching = [f for f in self._fields(message) if f.number == number] if message else []
+        return matching[-1] if matching else None
+
+    def _name(self, message: Field, number: int) -> str:
+        field = self._last(message, number)
+        return self._text(field) if field else ""
+
+    def _text(self, field: Field) -> str:
+        return self._data[field.start : field.end].decode("utf-8", "replace")
+
+    def _fields(self, message: Field) -> Iterator[Field]:
+        return fields(self._data, message.start, message.end)
