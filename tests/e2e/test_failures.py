@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
 
+import onnx
 import pytest
 
 from tests.support.project import STAGES, Project
@@ -39,6 +41,42 @@ def test_a_crash_in_native_code_fails_its_stage_and_names_the_log(project: Proje
 
 
 @pytest.mark.slow
+def test_a_model_from_a_stranger_ends_in_a_sentence(project: Project) -> None:
+    """What is no file, what does not fit, and what nobody can import: told with the right exit code, and not in the model's words."""
+    os.mkfifo(project.folder / "fifo.yaml")
+    done = project.tvmflow("plan", "fifo.yaml")
+    assert (done.code, done.err) == (2, "tvmflow: fifo.yaml:1:1: is a named pipe, not a file\n")
+    os.mkfifo(project.folder / "fifo.onnx")
+    project.edit_recipe("tiny.onnx", "fifo.onnx")
+    done = project.tvmflow("run", "tiny.yaml")
+    assert done.code == 2
+    assert done.err == "tvmflow: tiny.yaml:5:9: model.onnx: fifo.onnx is a named pipe, not a file\n"
+
+    project.edit_recipe("fifo.onnx", "tiny.onnx")
+    project.edit_recipe("[1, 3, 8, 8]", "[1, 3, 9, 8]")
+    done = project.tvmflow("run", "tiny.yaml")
+    assert done.code == 2
+    assert done.err == (
+        "tvmflow: tiny.yaml:7:17: inputs.data.shape: "
+        "input 'data' has shape [1, 3, 8, 8], which [1, 3, 9, 8] does not fit\n"
+    )
+
+    project.edit_recipe("[1, 3, 9, 8]", "[1, 3, 8, 8]")
+    model = onnx.load(str(project.folder / "tiny.onnx"))
+    model.graph.node[1].op_type = "\x1b[2J\rRelu"
+    onnx.save(model, str(project.folder / "tiny.onnx"))
+    done = project.tvmflow("run", "tiny.yaml")
+    assert done.code == 1
+    assert "TVM has no operator \\x1b[2J\\rRelu (node with output 'r')" in done.out
+    assert "\x1b" not in done.out + done.err
+    model.opset_import[0].version = 999
+    onnx.save(model, str(project.folder / "tiny.onnx"))
+    ran = project.run()
+    assert ran.code == 1
+    assert ran.stages["import"]["message"].startswith("the model uses opset 999, and onnx ")
+    assert ran.outcome("verify/host") == "skipped"
+
+
 def test_independent_stages_continue_with_keep_going(project: Project) -> None:
     """With --keep-going, the target that works is delivered although the other one fails."""
     project.write_recipe(targets=["host", "x86-64-v2"])

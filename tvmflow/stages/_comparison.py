@@ -92,13 +92,16 @@ def compare(actual: Array, expected: Array, tolerance: Tolerance) -> OutputCompa
     """Return the errors of an output, the tolerance in numbers, and the number of mismatched elements.
 
     An element matches when |actual - expected| <= atol + rtol * |expected|, as in numpy.isclose;
-    NaN equals NaN, and an infinity equals itself.
+    NaN equals NaN, and an infinity equals itself. Without a single number in the reference's output
+    nothing is compared, and that is no agreement.
     """
     import numpy as np
 
     if actual.shape != expected.shape:
         return {"passed": False, "shape": f"{actual.shape} instead of {expected.shape}"}
     a, b = actual.astype(np.float64), expected.astype(np.float64)
+    if b.size and not np.isfinite(b).any():
+        return {"passed": False, "incomparable": "no finite number"}
     largest = float(np.abs(b, where=np.isfinite(b), out=np.zeros_like(b)).max(initial=0.0))
     rtol, atol = tolerance.rtol, max(tolerance.atol, tolerance.of_largest * largest)
     matches = np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
@@ -173,6 +176,12 @@ def list_mismatches(outputs: Mapping[str, OutputComparison], reference: str) -> 
             continue
         if "shape" in comparison:
             sentences.append(f"output '{name}' has shape {comparison['shape']}")
+            continue
+        if "incomparable" in comparison:
+            sentences.append(
+                f"output '{name}' of {reference} has {comparison['incomparable']}, so that nothing is compared: "
+                "give inputs that the model is made for (inputs.NAME.range, verify.data)"
+            )
             continue
         worst = comparison["worst"]
         sentences.append(

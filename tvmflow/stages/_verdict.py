@@ -13,12 +13,14 @@ Latency = dict[str, float]
 class OutputComparison(TypedDict, total=False):
     """An output compared with the reference's: errors, and the tolerance in numbers.
 
-    `shape` says what is wrong with a shape; nothing else is there then. `worst` has the index of
+    `shape` says what is wrong with a shape, `incomparable` what the reference's output lacks; nothing
+    else is there then. `worst` has the index of
     the element with the largest error, and both values; numbers that JSON lacks are text.
     """
 
     passed: bool
     shape: str
+    incomparable: str
     rtol: float
     atol: float
     max_abs_error: float | str

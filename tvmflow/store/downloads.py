@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.parse
+import urllib.request
 from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
@@ -25,6 +26,7 @@ from tvmflow.core.errors import DownloadError, Interrupted, StoreError
 from tvmflow.core.file_locks import held
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, excerpt, size_text
+from tvmflow.core.named_files import obstacle
 from tvmflow.core.version import VERSION
 
 _log = logging.getLogger(__name__)
@@ -99,8 +101,10 @@ def download(
     )
     scheme = urllib.parse.urlsplit(url).scheme
     if scheme not in _SCHEMES:
-        reason = f"URLs with the scheme '{scheme}' are not supported"
+        reason = f"URLs with the scheme '{excerpt(scheme)}' are not supported"
         raise job.error(reason, fix="use https, http or file")
+    if scheme == "file" and (other := obstacle(_local_path(url))):
+        raise job.error(f"it {other}", fix="check the URL")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         subject = f"the download of {_without_password(url)}"
@@ -178,6 +182,10 @@ class _Download(NamedTuple):
         by_hand = f"save the file as {self.target}, or set the recipe's model to a local copy of it"
         text = f"{_without_password(self.url)} cannot be downloaded: {reason}"
         return DownloadError(text, fix=f"{fix}; or {by_hand}" if fix else by_hand)
+
+
+def _local_path(url: str) -> Path:
+    return Path(urllib.request.url2pathname(urllib.parse.urlsplit(url).path))
 
 
 def _without_password(url: str) -> str:

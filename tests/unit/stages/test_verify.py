@@ -47,6 +47,14 @@ def test_equal_outputs_have_no_error() -> None:
     assert (result["max_abs_error"], result["max_rel_error"], result["mismatched"]) == (0, 0, 0)
 
 
+def test_an_output_without_numbers_is_not_agreement() -> None:
+    """Both sides may have NaN alone; nothing was compared then, and the message says what to do."""
+    result = compare([np.nan, np.inf], [np.nan, np.inf])
+    assert result == {"passed": False, "incomparable": "no finite number"}
+    [sentence] = _comparison.list_mismatches({"y": result}, "ONNX Runtime 1.31.1")
+    assert sentence.startswith("output 'y' of ONNX Runtime 1.31.1 has no finite number, so that")
+
+
 def test_the_tolerance_is_that_of_numpy_isclose() -> None:
     """atol for small values, rtol for large ones."""
     assert compare([1000.9], [1000])["passed"]

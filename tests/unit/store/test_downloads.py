@@ -51,6 +51,20 @@ def test_only_the_file_and_its_lock_file_remain(web: Web, tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == [DIGEST, f"{DIGEST}.lock"]
 
 
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+def test_a_url_of_a_local_file_names_a_file(kind: str, tmp_path: Path) -> None:
+    """A named pipe is not waited for, and a device is not read to the end of the disk."""
+    path = tmp_path / "model.onnx"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(DownloadError, match=r"cannot be downloaded: it is a .*, not a file"):
+        download(path.as_uri(), DIGEST, tmp_path / "downloads")
+
+
 def test_a_damaged_file_is_downloaded_again(web: Web, tmp_path: Path) -> None:
     """A file under the name of a digest is accepted only if it has that digest."""
     (tmp_path / DIGEST).write_bytes(b"rotten")

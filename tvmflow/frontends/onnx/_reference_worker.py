@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from tvmflow.core.formatting import last_line
+from tvmflow.core.formatting import excerpt
 from tvmflow.frontends._frames import Array, Message, serve
+
+_MAX_REASON: Final = 300
 
 
 class _Session:
@@ -65,9 +68,7 @@ class _Evaluator:
 
         self._evaluator: Any = ReferenceEvaluator(model)
         self.name = f"the ONNX reference evaluator {onnx.__version__}"
-        self.note = (
-            f"ONNX Runtime {onnxruntime.__version__} refuses this model: {last_line(refusal)}"
-        )
+        self.note = f"ONNX Runtime {onnxruntime.__version__} refuses this model: {_reason(refusal)}"
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
         results: list[Array] = self._evaluator.run(None, dict(arrays))
@@ -75,6 +76,13 @@ class _Evaluator:
 
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
         return functools.partial(self.run, arrays)
+
+
+def _reason(refusal: Exception) -> str:
+    """Return what ONNX Runtime says of a model, without the paths and the place in its source."""
+    text = " ".join(str(refusal).split())
+    match = re.search(r" failed:(?:/\S+:\d+ .*?\) )?(.+)", text)
+    return excerpt(match[1] if match else text, _MAX_REASON)
 
 
 def _load(first: Message) -> _Session | _Evaluator:

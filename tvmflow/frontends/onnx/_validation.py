@@ -122,8 +122,13 @@ def _check_size(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
 def _check_names(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
     """Check that all names are text; protobuf gives other bytes as they are."""
     names: list[Any] = []
-    for value in (*model.graph.input, *model.graph.output, *model.graph.initializer):
-        names.append(value.name)
+    for graph in (model.graph, *(inner for node in nodes for inner in _subgraphs(node))):
+        names += [value.name for value in (*graph.input, *graph.output)]
+    for tensor in all_tensors(model):
+        names += [tensor.name, *(e.key for e in tensor.external_data)]
+        names += [entry.value for entry in tensor.external_data]
+    for function in model.functions:
+        names += [function.name, function.domain, *function.input, *function.output]
     for value in model.graph.input:
         names += [dim.dim_param for dim in value.type.tensor_type.shape.dim]
     for entry in model.opset_import:
