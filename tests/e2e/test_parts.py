@@ -67,7 +67,7 @@ def test_all_is_delivered_together(project: Project, split: Path) -> None:
     project_files = set(files_below(split)) - names
     wheel = next(name for name in names if name.endswith(".whl"))
     libraries = {"tiny-features.so", "tiny-scores.so"}
-    sidecar_files = {"tiny.cdx.json", "tiny.intoto.jsonl"}
+    sidecar_files = {"tiny.cdx.json", "tiny.intoto.jsonl", "tiny.measurements.intoto.jsonl"}
     assert names == {
         "tiny.tvmflow",
         "tiny.split.tar.gz",

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 
 from tvmflow.core import termination
 from tvmflow.core.errors import Interrupted
-from tvmflow.core.lock_holders import describe_holders
 
 _POLL_S = 0.1
 _FIRST_NOTICE_S = 1.0
@@ -129,6 +128,9 @@ def _wait_for_lock(descriptor: int, operation: int, subject: str) -> None:
 def _report_wait(descriptor: int, subject: str) -> None:
     """Say for whom this process waits: `waiting for the CPU, which pid 12 (tvmflow run a.yaml) holds since 14:03:22`."""
     status = os.fstat(descriptor)
+    # Only who waits needs this; an up-to-date run does not.
+    from tvmflow.core.lock_holders import describe_holders
+
     holders = describe_holders(status)
     if holders is not None:
         since = time.strftime(" since %H:%M:%S", time.localtime(status.st_mtime)) if subject else ""

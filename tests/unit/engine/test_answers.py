@@ -308,3 +308,22 @@ def test_the_cached_answer_imports_next_to_nothing() -> None:
         "tvmflow", "tvmflow.core", "tvmflow.core.version", "tvmflow.engine", "tvmflow.engine.answers",
         "tvmflow.planning", "tvmflow.planning.environment", "tvmflow.store", "tvmflow.store.location",
     }  # fmt: skip
+
+
+def test_an_answer_is_found_with_hardly_any_import() -> None:
+    """Each module costs a part of the time that an empty Python takes."""
+    heavy = (
+        "argparse",
+        "json",
+        "pathlib",
+        "re",
+        "subprocess",
+        "tempfile",
+        "typing",
+        "tvmflow.core.errors",
+    )
+    modules = "tvmflow.__main__, tvmflow.engine.answers, tvmflow.core.formatting"
+    code = f"import sys, {modules}; print([name for name in {heavy!r} if name in sys.modules])"
+    command = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
