@@ -60,6 +60,7 @@ verify:
   min_accuracy: 0.95                 # nothing is delivered below this
 
 pipeline: tune                       # all stages
+stage_memory: 8GiB                   # a stage that takes more is stopped
 """
 
 _INTRODUCTION: Final = """\

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -19,6 +18,8 @@ from typing import (
     get_type_hints,
     overload,
 )
+
+from tvmflow.core.quantities import parse_age, parse_size
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -213,29 +214,17 @@ def _number(text: str) -> float | None:
         return None
 
 
-_SECONDS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
-_BYTES: Final = {
-    **{"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
-    **{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40},
-}
-
-
 def age(text: str) -> float:
     """Return the seconds of an age such as `30d`, `12h`, `90min`, `2w`, or `0`."""
-    return _quantity(text, _SECONDS, "an age such as 30d, 12h or 90min")
+    try:
+        return parse_age(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def size(text: str) -> int:
     """Return the bytes of a size such as `20GB`, `1.5GiB`, or `0`."""
-    return int(_quantity(text, _BYTES, "a size such as 20GB or 500MB"))
-
-
-def _quantity(text: str, units: Mapping[str, float], kind: str) -> float:
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text, re.ASCII)
-    number, unit = match.groups() if match else ("", "")
-    if match and unit in units:
-        return float(number) * units[unit]
-    # A number without a unit could be days or seconds, megabytes or bytes. Only 0 is the same in all units.
-    if match and not unit and float(number) == 0:
-        return 0.0
-    raise argparse.ArgumentTypeError(f"'{text}' is not {kind}; units are {', '.join(units)}")
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

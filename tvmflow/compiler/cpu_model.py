@@ -17,6 +17,20 @@ Parts for 4 cores are enough for 16, and with one thread they cost less than a t
 """
 
 
+# CPUs with registers of 512 bits and arithmetic units of 256.
+_HALF_WIDE_UNITS: Final = frozenset({"znver4"})
+_HALF_WIDE_COST: Final = 1.7
+# Where LLVM prefers 256 bits, a CPU lowers its clock for wider vectors.
+_LOW_CLOCK_COST: Final = 1.25
+
+
+def _full_vector_cost(cpu: str, features: set[str]) -> float:
+    """Return the time of an operation on 512 bits relative to one on 256, by what LLVM knows of a CPU."""
+    if cpu in _HALF_WIDE_UNITS:
+        return _HALF_WIDE_COST
+    return _LOW_CLOCK_COST if "prefer-256-bit" in features else 1.0
+
+
 class CpuModel(NamedTuple):
     """A CPU as schedule rules see it.
 
@@ -26,6 +40,7 @@ class CpuModel(NamedTuple):
         l2_bytes: The size of a core's second-level cache.
         cores: The number of cores that the work is divided for.
         has_broadcast_loads: True if a multiplication can read one number from memory for all lanes.
+        full_vector_cost: The time of an operation on whole vectors, relative to one on half of their lanes.
     """
 
     lanes: int
@@ -33,6 +48,7 @@ class CpuModel(NamedTuple):
     l2_bytes: int
     cores: int
     has_broadcast_loads: bool = False
+    full_vector_cost: float = 1.0
 
     @classmethod
     def from_target(cls, target: Mapping[str, Json]) -> CpuModel | None:
@@ -43,7 +59,8 @@ class CpuModel(NamedTuple):
         arch = str(target.get("mtriple", "")).partition("-")[0]
         features = {str(name) for name in codegen.llvm_get_cpu_features(tvm_target)}
         if "avx512f" in features:
-            return cls(16, 32, 1 << 20, _CORES, has_broadcast_loads=True)
+            cost = _full_vector_cost(str(target.get("mcpu", "")), features)
+            return cls(16, 32, 1 << 20, _CORES, has_broadcast_loads=True, full_vector_cost=cost)
         if "avx2" in features or "avx" in features:
             return cls(8, 16, 1 << 19, _CORES)
         if arch in ("x86_64", "i686"):

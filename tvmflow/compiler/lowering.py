@@ -12,13 +12,14 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.compiler import ir, pipeline, schedules
+from tvmflow.compiler import ir, pipeline, schedules, vector_width
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.ir_dump import IRDump
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.passes.constant_evaluation import evaluate_function
 from tvmflow.compiler.passes.lift_weights import split_weights
+from tvmflow.compiler.vector_width import VectorWidth
 from tvmflow.core.types import Json
 
 _log = logging.getLogger(__name__)
@@ -38,11 +39,13 @@ class LoweredModel:
         mod: The kernels, and `main`, which calls them and takes the computed weights after its inputs.
         weight_names: The names of the imported model's weights, in the order of its `main`.
         weight_mod: A module whose `main` computes the weights; None if they are used as they are.
+        width: The vectors of the code; None where no CPU model chose them.
     """
 
     mod: tvm.IRModule
     weight_names: tuple[str, ...]
     weight_mod: tvm.IRModule | None
+    width: VectorWidth | None = None
 
     def compute_weights(self, params: Weights) -> list[tvm.runtime.Tensor]:
         """Compute the weights that `main` takes, in its order.
@@ -93,12 +96,15 @@ def lower(
         options: The options of the recipe.
         dump: Where to write the module after each pass; None to write nothing.
     """
-    context = LoweringContext(target, CpuModel.from_target(target.export()), options)
+    cpu = CpuModel.from_target(target.export())
+    width = vector_width.choose_width(mod, cpu, options.vector_bits) if cpu else None
+    narrowed = cpu._replace(lanes=width.lanes) if cpu and width else None
+    context = LoweringContext(target, narrowed, options)
     graph = pipeline.run_phases(pipeline.GRAPH_PHASES, mod, context, dump)
     with target, tvm.transform.PassContext(opt_level=3):
         kernels = pipeline.run_phases(pipeline.KERNEL_PHASES, graph, context, dump)
     names = tuple(str(var.name) for var in ir.list_weights(mod["main"]))
-    return LoweredModel(kernels, names, split_weights(graph))
+    return LoweredModel(kernels, names, split_weights(graph), width)
 
 
 def compile_with_weights(

@@ -10,10 +10,10 @@ from typing import Any, Final, Literal
 
 from tvmflow.core.types import Json
 
-LOWERING_VERSION: Final = 6
+LOWERING_VERSION: Final = 7
 """Raise it when the lowering pipeline or one of its passes gives other kernels."""
 
-SCHEDULES_VERSION: Final = 5
+SCHEDULES_VERSION: Final = 6
 """Raise it when the schedule rules give other schedules."""
 
 NO_SCHEDULES: Final = 0
@@ -31,6 +31,7 @@ class LoweringOptions:
         weights: `packed` for matrix products with packed weights.
         plain: The operators (see `passes.OPERATORS`) that keep the model's layout and weights.
         winograd: The tile size of Winograd convolutions; 0 for none.
+        vector_bits: The width of vectors; None to choose it by the model.
         math: `vector` for vectorized exp, sigmoid, tanh and erf, `libm` for the C library's.
     """
 
@@ -41,6 +42,7 @@ class LoweringOptions:
     plain: tuple[str, ...] = ()
     winograd: Literal[0, 2, 4] = 2
     math: Literal["vector", "libm"] = "vector"
+    vector_bits: Literal[128, 256, 512] | None = None
 
     def to_json(self) -> dict[str, Json]:
         """Return the options as they are part of a stage's settings."""

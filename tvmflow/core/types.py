@@ -126,6 +126,7 @@ class StageSpec(NamedTuple):
         pinned: `(file, sha256)` of its output files in a locked run.
         traits: What it declares about itself; no part of the key.
         devices: The kinds of this machine's devices that it measures on; no part of the key.
+        memory_bytes: How much memory it may take (see `StageCall`); no part of the key.
     """
 
     id: str
@@ -141,6 +142,7 @@ class StageSpec(NamedTuple):
     pinned: tuple[tuple[str, str], ...] = ()
     traits: RunTraits = RunTraits()
     devices: tuple[str, ...] = ()
+    memory_bytes: int | None = None
 
     @property
     def label(self) -> str:

@@ -40,7 +40,7 @@ class RunContext(NamedTuple):
         timeout_s: How long a stage may run; None for what each stage declares.
         remote_client: Fetches results before a stage runs, and uploads them afterwards.
         ledger_sync: Does so with the trials of tuning.
-        memory_bytes: How much memory a stage may take; see `StageCall`.
+        memory_bytes: How much memory a stage may take (see `StageCall`); None for what its recipe says.
     """
 
     store: LocalStore
@@ -147,6 +147,7 @@ class StageExecution:
     def _run_in_worker(self, claim: Claim) -> StageResult:
         spec, store = self.spec, self.context.store
         started, limit_s = time.monotonic(), self.context.timeout_s
+        memory_bytes = self.context.memory_bytes
         try:
             files = {file.role: self._find_file(file) for file in spec.files}
         except TimeoutError:
@@ -170,7 +171,7 @@ class StageExecution:
             tools=self.key.preimage["tools"],
             traits=spec.traits,
             devices=spec.devices,
-            memory_bytes=self.context.memory_bytes,
+            memory_bytes=spec.memory_bytes if memory_bytes is None else memory_bytes,
         )
         log = _log_path(spec, store)
         store.make_way(str(log))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.errors import RecipeError
+from tvmflow.core.quantities import parse_size
 from tvmflow.core.types import Delivery, InputFile, Need, Plan, RecipeOrigin, StageSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.checks import check_plan
@@ -105,6 +106,7 @@ def _spec(
         timeout_s=stage.TRAITS.timeout_s,
         traits=stage.TRAITS.run,
         devices=settings.measured_devices,
+        memory_bytes=parse_size(recipe.stage_memory) if recipe.stage_memory else None,
     )
 
 

@@ -47,6 +47,11 @@ class Kernels(ClosedModel):
         description="`vector`: exp, sigmoid, tanh and erf are computed with vector instructions, accurate to 8 units in "
         "the last place. `libm`: the C library is called.",
     )
+    vector_bits: Literal[128, 256, 512] | None = Field(
+        default=None,
+        description="Width of vectors in bits; wider ones than the target has are its widest. Default: the width with which "
+        "the model's convolutions and matrix products take fewest operations, which is narrow for few channels.",
+    )
     schedules: Literal["rules", "none"] = Field(
         default="rules",
         description="`rules`: untuned kernels get a schedule that is chosen from their shapes and the target. `none`: "

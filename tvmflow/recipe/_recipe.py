@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from tvmflow.core.formatting import quoted
+from tvmflow.core.quantities import parse_size
 from tvmflow.core.schema import (
     NAME_PATTERN,
     ClosedModel,
@@ -145,6 +146,12 @@ class Recipe(ClosedModel):
         min_length=1,
         description="`tune`, `compile` (without search), or the path of a pipeline file from the recipe's folder.",
     )
+    stage_memory: str | None = Field(
+        default=None,
+        examples=["4GiB"],
+        description="How much memory each stage may take before it is stopped; no result depends on it. Default: 80 % of "
+        "this machine's for all stages together. `--stage-memory` takes precedence: see [cli.md](cli.md).",
+    )
 
     @field_validator("inputs")
     @classmethod
@@ -174,6 +181,15 @@ class Recipe(ClosedModel):
     @classmethod
     def _check_outputs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return check_outputs(value)
+
+    @field_validator("stage_memory")
+    @classmethod
+    def _check_stage_memory(cls, value: str | None) -> str | None:
+        try:
+            parse_size(value or "0")
+        except ValueError as error:
+            raise field_error(str(error)) from None
+        return value
 
     @field_validator("variants")
     @classmethod

@@ -20,7 +20,6 @@ from tvmflow.stages._base import (
     StageTraits,
     name_some,
     no_files,
-    no_lines,
     parse_settings,
 )
 from tvmflow.targets.resolve import ResolvedTarget
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from tvmflow.compiler.lowering import LoweredModel
 
 TRAITS: Final = StageTraits(
-    version=1,
+    version=2,
     scope="machine",
     needs={"import": ("model.json",)},
     tools=("apache-tvm", "apache-tvm-ffi"),
@@ -39,7 +38,6 @@ TRAITS: Final = StageTraits(
     dump_ir=f"{__name__}:dump_ir",
 )
 deliveries = no_files
-explain = no_lines
 
 TASKS: Final = "tasks.json"
 WORKLOADS: Final = "workloads.json"
@@ -61,7 +59,8 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> Facts:
     """Lower the model as `build` will, and write its workloads under their durable keys."""
     from tvmflow.tuning.workloads import extract_workloads
 
-    workloads = extract_workloads(_lower(settings, context.inputs["import/model.json"]).mod)
+    model = _lower(settings, context.inputs["import/model.json"])
+    workloads = extract_workloads(model.mod)
     tasks = [
         {
             "key": workload.key,
@@ -77,6 +76,7 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> Facts:
     (context.out / TASKS).write_text(json.dumps(tasks, indent=1))
     (context.out / WORKLOADS).write_text(json.dumps(modules, indent=1, sort_keys=True))
     return {
+        **({"vectors": model.width.to_json()} if model.width else {}),
         "workloads": len(workloads),
         "tunable": sum(1 for workload in workloads if not workload.untunable_reason),
         "gflops": round(sum(w.weight * w.flops for w in workloads) / 1e9, 6),
@@ -110,4 +110,30 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     if facts["not_tunable"]:
         reasons = [f"{name} ({reason})" for name, reason in facts["not_tunable"].items()]
         line += f"; not tunable: {name_some(reasons)}"
-    return [line]
+    return [line, *_describe_vectors(facts, always=False)]
+
+
+def explain(facts: Facts) -> list[str]:
+    """Return the width of vectors, and the estimate that it was chosen by."""
+    return _describe_vectors(facts, always=True)
+
+
+def _describe_vectors(facts: Facts, *, always: bool) -> list[str]:
+    """Return the width of vectors, and the estimate for each width; for the widest only if it is asked for."""
+    vectors = facts.get("vectors")
+    # A result of an earlier version does not say it.
+    if not vectors:
+        return []
+    costs = {int(bits): cost for bits, cost in vectors["costs"].items()}
+    if not costs:
+        return [f"vectors of {vectors['bits']} bits, as kernels.vector_bits says"]
+    if not always and vectors["bits"] == max(costs):
+        return []
+    best = costs[vectors["bits"]] or 1.0
+    others = ", ".join(
+        f"{cost / best:.2f} times as many with {bits}"
+        for bits, cost in sorted(costs.items(), reverse=True)
+        if bits != vectors["bits"]
+    )
+    line = f"vectors of {vectors['bits']} bits by the channels of the model"
+    return [f"{line}; weighted operations on vectors: {others}" if others else line]

@@ -7,7 +7,6 @@ small notes about it: a description for people, and the saved kernel.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Final, Literal, NamedTuple, TypeGuard
 
 from pydantic import StrictStr, TypeAdapter
 
+from tvmflow.core import documents
 from tvmflow.core.canonical_json import canonical, digest_of, document
-from tvmflow.core.files import write_atomically
+from tvmflow.core.files import temporary_name, write_atomically
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
 from tvmflow.targets.tvm_target import split_threads
@@ -155,10 +155,15 @@ class WorkloadDescription(NamedTuple):
 
 
 class Ledger:
-    """The trials on one target: a folder with one file for each workload."""
+    """The trials on one target: a folder with one file for each workload.
+
+    Attributes:
+        repairs: A sentence for each damage that was found when the folder was opened.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.repairs: list[str] = []
 
     @classmethod
     def open(
@@ -173,11 +178,12 @@ class Ledger:
         folder = root / description.key
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if not (folder / "about.json").exists():
-                write_atomically(folder / "about.json", document(description.to_json()))
+            repairs = _put_description_right(folder, description)
         except OSError as error:
             raise unwritable(folder, error) from error
-        return cls(folder)
+        ledger = cls(folder)
+        ledger.repairs += repairs
+        return ledger
 
     def workload(self, key: str) -> WorkloadLedger:
         """Return the trials of one workload, repaired where the file was damaged."""
@@ -242,8 +248,8 @@ class Ledger:
     def kernel(self, key: str) -> str:
         """Return the saved module of a workload; an empty string when the ledger lacks it."""
         try:
-            return self._note_path(key, "kernel").read_text()
-        except (OSError, UnicodeDecodeError):
+            return documents.read_file(self._note_path(key, "kernel")).decode()
+        except (documents.Unreadable, UnicodeDecodeError):
             return ""
 
     def related_workloads(self, key: str) -> list[str]:
@@ -263,6 +269,31 @@ class Ledger:
         return self.folder / f"{key}.{note}.json"
 
 
+def _put_description_right(folder: Path, description: TargetDescription) -> list[str]:
+    """Write the description of a folder, whose name is its digest; return what was wrong.
+
+    A folder that was copied from another target is moved out of the way: its trials are not
+    comparable with those of this one.
+    """
+    path, repairs = folder / "about.json", []
+    actual = _read_json(path)
+    if actual == description.to_json():
+        return []
+    try:
+        other = TargetDescription.from_json(actual)
+    except ValueError:
+        repairs = [f"{path}: it was damaged, and was written again"] if path.exists() else []
+    else:
+        aside = folder.with_name(f"{folder.name}.set-aside-{temporary_name()}")
+        folder.rename(aside)
+        folder.mkdir()
+        repairs = [
+            f"{path}: it describes another target ({other.text}); the folder was moved to {aside}"
+        ]
+    write_atomically(path, document(description.to_json()))
+    return repairs
+
+
 def _is_text_list(value: Json) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
@@ -270,8 +301,8 @@ def _is_text_list(value: Json) -> TypeGuard[list[str]]:
 def _read_json(path: Path) -> Json:
     """Return the content of a note; an empty object when it is missing or damaged."""
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return documents.read_json(documents.read_file(path))
+    except documents.Unreadable:
         return {}
 
 

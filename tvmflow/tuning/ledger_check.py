@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tvmflow.tuning.ledger_folders import list_target_folders
+from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders
 
 
 class LedgerCheck(NamedTuple):
@@ -18,7 +18,7 @@ class LedgerCheck(NamedTuple):
         trials: How many trials can be used.
         findings: A sentence with its place for each problem.
         quarantined: How many lines were quarantined.
-        unusable_targets: How many folders no tuning uses, because their description is wrong.
+        unusable_targets: How many folders are left out of exports, because their description is wrong.
     """
 
     targets: int
@@ -48,9 +48,12 @@ def check_ledger(root: Path, targets: Sequence[str] = ()) -> LedgerCheck:
             unusable_targets += 1
             findings.append(
                 f"{folder.path / 'about.json'}: {folder.problem}; "
-                "no tuning uses this folder, because its target is not known"
+                "exports and imports leave this folder out until a tuning on its target puts it right"
             )
-        for key, _ in folder.workload_files():
+        findings += _find_irregular_files(folder)
+        for key, path in folder.workload_files():
+            if not path.stat().st_size:
+                findings.append(f"{path}: it is empty; the trials that it had are lost")
             ledger = folder.ledger.workload(key)
             if folder.description is not None:
                 tvm = folder.description.tvm
@@ -61,3 +64,12 @@ def check_ledger(root: Path, targets: Sequence[str] = ()) -> LedgerCheck:
             quarantined += ledger.quarantined
             findings += ledger.repairs
     return LedgerCheck(len(folders), workloads, trials, findings, quarantined, unusable_targets)
+
+
+def _find_irregular_files(folder: TargetFolder) -> list[str]:
+    """Return a sentence for each thing that has a workload's name and is no file: nothing can be recorded there."""
+    return [
+        f"{path}: it is no regular file, and no tuning can use it; remove it"
+        for path in sorted(folder.path.glob("*.jsonl"))
+        if not path.is_file()
+    ]

@@ -6,21 +6,22 @@ that is in use and on one that may not be written.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core import documents
 from tvmflow.core.errors import UsageError
 from tvmflow.tuning.ledger import Ledger, TargetDescription
-from tvmflow.tuning.trials import parse_line
-from tvmflow.tuning.workload_records import WorkloadRecords
+from tvmflow.tuning.trials import FileHeader, parse_line
+from tvmflow.tuning.workload_records import WorkloadRecords, describe_copy, header_of
 
 WORKLOAD_KEY: Final = re.compile(r"[0-9a-f]{64}")
 _TARGET_KEY: Final = re.compile(r"[0-9a-f]{32}")
 _UNKNOWN: Final = "not known: about.json is missing or damaged"
+_MAX_LINE_BYTES: Final = 16 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -56,7 +57,9 @@ class TargetFolder(NamedTuple):
         """Yield key and file of each workload, or of those whose key starts with a prefix."""
         for path in sorted(self.path.glob("*.jsonl")):
             key = path.name.removesuffix(".jsonl")
-            if WORKLOAD_KEY.fullmatch(key) and key.startswith(tuple(prefixes) or ""):
+            is_named = WORKLOAD_KEY.fullmatch(key) and key.startswith(tuple(prefixes) or "")
+            # Opening a pipe would wait forever.
+            if is_named and path.is_file():
                 yield key, path
 
 
@@ -80,12 +83,12 @@ def list_target_folders(root: Path, prefixes: Sequence[str] = ()) -> list[Target
 def _open(path: Path) -> TargetFolder:
     description: TargetDescription | None = None
     try:
-        description = TargetDescription.from_json(json.loads((path / "about.json").read_bytes()))
+        value = documents.read_json(documents.read_file(path / "about.json"))
+        description = TargetDescription.from_json(value)
         problem = "" if description.key == path.name else "it describes another target"
-    except FileNotFoundError:
-        problem = "it is missing"
-    except ValueError as error:
-        problem = f"it cannot be read: {error}"
+    except (ValueError, documents.Unreadable) as error:
+        is_there = (path / "about.json").exists()
+        problem = f"it cannot be read: {error}" if is_there else "it is missing"
     if problem:
         _log.debug("%s: %s", path / "about.json", problem)
     return TargetFolder(path, None if problem else description, problem)
@@ -105,7 +108,10 @@ def read_records(path: Path) -> RecordsFile:
     problems = []
     for number, line in enumerate(read_lines(path), 1):
         try:
-            records.keep(parse_line(line))
+            record = parse_line(line)
+            if isinstance(record, FileHeader) and record != header_of(path):
+                return RecordsFile(WorkloadRecords(), [describe_copy(path, record)])
+            records.keep(record)
         except ValueError as error:
             # A last line without an end is being written.
             if line.endswith(b"\n"):
@@ -114,9 +120,10 @@ def read_records(path: Path) -> RecordsFile:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, one at a time; none when it was removed meanwhile."""
+    """Yield the lines of a file, one at a time, of a damaged one in parts; none when it was removed meanwhile."""
     try:
         with path.open("rb") as stream:
-            yield from stream
+            while line := stream.readline(_MAX_LINE_BYTES):
+                yield line
     except FileNotFoundError:
         return

@@ -63,6 +63,7 @@ class Tuning:
         )
         self._started = time.monotonic()
         self._trials = {key: ledger.workload(key) for key in self._tasks}
+        self._ledger_repairs = ledger.repairs
         self._related = RelatedTrials(ledger, self._trials, fork_server, context.target)
         self._starting_points = StartingPoints(ledger, self._related.quarantine_inapplicable)
         self._measured = dict.fromkeys(self._tasks, 0)
@@ -266,11 +267,15 @@ class Tuning:
 
     def _repairs(self) -> list[str]:
         repairs = [text for trials in self._trials.values() for text in trials.repairs]
-        return repairs + [
-            f"{self._tasks[key].name}: {text}"
-            for key, proposals in self._proposals.items()
-            for text in proposals.problems
-        ]
+        return (
+            self._ledger_repairs
+            + repairs
+            + [
+                f"{self._tasks[key].name}: {text}"
+                for key, proposals in self._proposals.items()
+                for text in proposals.problems
+            ]
+        )
 
     def _result(self, task: Task) -> WorkloadResult:
         trials = self._trials[task.key]

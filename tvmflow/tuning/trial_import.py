@@ -23,6 +23,7 @@ from tvmflow.tuning.replay import TraceCheck, TraceVerdict
 from tvmflow.tuning.trials import (
     Baseline,
     ExhaustedMark,
+    FileHeader,
     FinalistsRecord,
     Record,
     Trial,
@@ -34,6 +35,12 @@ _FIELD_NAMES: Final[Mapping[str, str]] = {
     "tvm": "TVM build",
     "device.class": "device class",
     "device.kind": "device kind",
+}
+_KIND_NAMES: Final[Mapping[type[Record], str]] = {
+    Baseline: "time of the untuned kernel",
+    FinalistsRecord: "times of finalists",
+    ExhaustedMark: "mark of an exhausted search",
+    FileHeader: "header",
 }
 _MAX_SENTENCES: Final = 1000
 _log = logging.getLogger(__name__)
@@ -183,7 +190,7 @@ def _import_workload(
             workload.invalid.add(f"workload {key[:12]}, {_name(record)}: {reason}")
         elif isinstance(record, Trial):
             usable.append(record)
-        elif not isinstance(record, ExhaustedMark):
+        elif isinstance(record, Baseline | FinalistsRecord):
             others.append(record)
     new = 0
     if usable or others:
@@ -205,13 +212,15 @@ def _import_workload(
 def _name(record: Record) -> str:
     if isinstance(record, Trial):
         return f"trial {record.id[:12]}"
-    return "time of the untuned kernel" if isinstance(record, Baseline) else "times of finalists"
+    return _KIND_NAMES[type(record)]
 
 
 def _refusal_reason(record: Record, tvm: str, checked: TraceVerdict) -> str:
     """Return why a ledger refuses a record; an empty string when it does not."""
     if checked.problem:
         return checked.problem
+    if isinstance(record, ExhaustedMark | FileHeader):
+        return "it is no record of a pack"
     if is_ahead_of_clock(record.when):
         return f"its time {record.when} is in the future"
     if not isinstance(record, Trial):

@@ -22,7 +22,7 @@ RECORD_VERSION: Final = 1
 """The version of trials and of marks of exhausted searches."""
 
 MAX_RECORD_VERSION: Final = 2
-"""The version of baselines and of finalists' times, which a tvmflow that reads version 1 leaves alone."""
+"""The version of headers, baselines and finalists' times, which a tvmflow that reads version 1 leaves alone."""
 
 TRIAL_START: Final = b'{"failure":'
 FAILED_TRIAL_START: Final = TRIAL_START + b"{"
@@ -156,7 +156,18 @@ class FinalistsRecord(NamedTuple):
         return {"v": MAX_RECORD_VERSION, "finalists": self.request, **_fields_after_first(self)}
 
 
-Record = Trial | ExhaustedMark | Baseline | FinalistsRecord
+class FileHeader(NamedTuple):
+    """The workload and the target that a file is about: a copy of it under another name is none of that one."""
+
+    workload: StrictStr
+    target: StrictStr
+
+    def to_json(self) -> Json:
+        """Return the header as it is written."""
+        return {"v": MAX_RECORD_VERSION, "header": self.workload, **_fields_after_first(self)}
+
+
+Record = Trial | ExhaustedMark | Baseline | FinalistsRecord | FileHeader
 """What a line of a ledger file holds."""
 
 _TRIAL: Final = TypeAdapter(Trial)
@@ -165,10 +176,13 @@ _KINDS: Final = {
     "exhausted": ("search", TypeAdapter[Record](ExhaustedMark)),
     "baseline": ("schedules", TypeAdapter[Record](Baseline)),
     "finalists": ("request", TypeAdapter[Record](FinalistsRecord)),
+    "header": ("workload", TypeAdapter[Record](FileHeader)),
 }
 
 
-def _fields_after_first(record: ExhaustedMark | Baseline | FinalistsRecord) -> dict[str, Json]:
+def _fields_after_first(
+    record: ExhaustedMark | Baseline | FinalistsRecord | FileHeader,
+) -> dict[str, Json]:
     return dict(list(record._asdict().items())[1:])
 
 

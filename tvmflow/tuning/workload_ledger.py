@@ -12,26 +12,29 @@ import errno
 import json
 import logging
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tvmflow.core import file_locks
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import StoreError
-from tvmflow.core.files import replacing
+from tvmflow.core.files import replacing, temporary_name
 from tvmflow.tuning.trials import (
     Baseline,
     ExhaustedMark,
+    FileHeader,
     FinalistsRecord,
     Record,
     Trial,
     parse_line,
     timestamp,
 )
-from tvmflow.tuning.workload_records import WorkloadRecords
+from tvmflow.tuning.workload_records import WorkloadRecords, describe_copy, header_of
 
+_RECORD_START: Final = b"{"
 _log = logging.getLogger(__name__)
 
 
@@ -41,6 +44,14 @@ class _Line(NamedTuple):
     start: int
     length: int
     number: int
+
+
+class _ForeignFile(Exception):
+    """The file was copied from another workload or target."""
+
+    def __init__(self, header: FileHeader) -> None:
+        super().__init__(header)
+        self.header = header
 
 
 class WorkloadLedger(WorkloadRecords):
@@ -170,13 +181,31 @@ class WorkloadLedger(WorkloadRecords):
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         """Lock the file and read what is new in it; give its descriptor."""
-        with _locked_file(self.path) as descriptor:
-            self._read_new_lines(descriptor)
-            yield descriptor
+        while True:
+            with _locked_file(self.path) as descriptor:
+                try:
+                    self._read_new_lines(descriptor)
+                except _ForeignFile as foreign:
+                    self._set_aside(foreign.header)
+                    continue
+                yield descriptor
+                return
+
+    def _set_aside(self, header: FileHeader) -> None:
+        """Move the locked file, which is another one's, out of the way."""
+        aside = self.path.with_name(f"{self.path.stem}.set-aside-{temporary_name()}.jsonl")
+        try:
+            self.path.rename(aside)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        self._report_repair(f"{describe_copy(self.path, header)}; it was moved to {aside}")
+        self.quarantined += 1
+        self._reset()
 
     def _write(self, descriptor: int, records: Iterable[Record]) -> None:
         """Append records to the locked file, sync and read it; undo it when the disk is full."""
-        lines = b"".join(canonical(record.to_json()) + b"\n" for record in records)
+        headers = [] if self._has_header else [header_of(self.path)]
+        lines = b"".join(canonical(record.to_json()) + b"\n" for record in (*headers, *records))
         end = os.fstat(descriptor).st_size
         try:
             if os.pwrite(descriptor, lines, end) != len(lines):
@@ -189,7 +218,7 @@ class WorkloadLedger(WorkloadRecords):
 
     def _rewrite_without(self, descriptor: int, starts: set[int]) -> None:
         """Replace the locked file by one without the lines that start at these bytes."""
-        content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        content = _read_at(descriptor, 0, os.fstat(descriptor).st_size)
         kept, start = [], 0
         for line in content.split(b"\n"):
             # A search is no longer exhausted then. What is neither that nor blank is a newer version's.
@@ -210,6 +239,7 @@ class WorkloadLedger(WorkloadRecords):
         self._lines: dict[str, _Line] = {}
         self._offset = self._line_count = 0
         self._last_line = b""
+        self._has_header = False
         self.keep_earlier_baseline(self.path)
 
     def _read_new_lines(self, descriptor: int) -> None:
@@ -219,9 +249,9 @@ class WorkloadLedger(WorkloadRecords):
         if before != self._last_line:
             self._reset()
         size = os.fstat(descriptor).st_size
-        *lines, tail = os.pread(descriptor, size - self._offset, self._offset).split(b"\n")
-        if tail and _is_json(tail):
-            # The process died between a record and the end of its line.
+        *lines, tail = _read_at(descriptor, self._offset, size).split(b"\n")
+        if tail and (_is_json(tail) or not tail.startswith(_RECORD_START)):
+            # The process died between a record and the end of its line; or this is no record.
             os.pwrite(descriptor, b"\n", size)
             lines.append(tail)
         elif tail:
@@ -251,6 +281,10 @@ class WorkloadLedger(WorkloadRecords):
             if record.id in self.trials:
                 self._blank(self._lines[record.id])
             self._lines[record.id] = line
+        if isinstance(record, FileHeader):
+            if record != header_of(self.path):
+                raise _ForeignFile(record)
+            self._has_header = True
         self.keep(record)
 
     def _quarantine_line(self, line: _Line, reason: str) -> None:
@@ -298,6 +332,8 @@ def _locked_file(path: Path, *, wait: bool = True) -> Iterator[int]:
                 descriptor = stack.enter_context(file_locks.held(path, wait=wait))
             except OSError as error:
                 raise unwritable(path, error) from error
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise unwritable(path, OSError(errno.EINVAL, "it is no regular file"))
             # If it was replaced while this process waited, the locked file is no longer the ledger.
             if _is_at(path, descriptor):
                 yield descriptor
@@ -312,10 +348,19 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
+def _read_at(descriptor: int, start: int, end: int) -> bytes:
+    """Return the bytes of an open file from `start` to `end`, which one call may not read at once."""
+    parts = []
+    while part := os.pread(descriptor, end - start, start):
+        parts.append(part)
+        start += len(part)
+    return b"".join(parts)
+
+
 def _is_json(text: bytes) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

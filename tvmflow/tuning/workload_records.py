@@ -14,6 +14,7 @@ from tvmflow.tuning.trials import (
     MAX_RECORD_VERSION,
     Baseline,
     ExhaustedMark,
+    FileHeader,
     FinalistsRecord,
     Record,
     Trial,
@@ -52,7 +53,7 @@ class WorkloadRecords:
             self._last_when = max(self._last_when, record.when)
         if isinstance(record, ExhaustedMark):
             self._exhausted[record.search] = record.trials
-        elif record is not None and self.is_news(record):
+        elif record is not None and not isinstance(record, FileHeader) and self.is_news(record):
             if isinstance(record, Trial):
                 self.trials[record.id] = record
             elif isinstance(record, Baseline):
@@ -124,6 +125,19 @@ class WorkloadRecords:
         baseline = self.baselines.get(schedules)
         first = min((trial.when for trial in self.trials.values()), default="")
         return baseline.seconds if baseline and (not first or baseline.when <= first) else None
+
+
+def header_of(path: Path) -> FileHeader:
+    """Return the header that the file of a workload has, by its name and that of its folder."""
+    return FileHeader(path.stem, path.parent.name)
+
+
+def describe_copy(path: Path, header: FileHeader) -> str:
+    """Return a sentence for a file that was copied from another workload or target."""
+    return (
+        f"{path}: it has the records of workload {header.workload[:12]} "
+        f"on target {header.target[:12]}, not of its own"
+    )
 
 
 def _age(record: Trial | Baseline | FinalistsRecord) -> tuple[str, bytes]:

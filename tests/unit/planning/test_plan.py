@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.support.engine import COMPILE, STAGES, plan_of, planned, recipe, target
 from tvmflow.core.errors import RecipeError
+from tvmflow.core.keys import stage_key
 from tvmflow.core.types import Need
 from tvmflow.recipe import Recipe
 from tvmflow.targets.resolve import ResolvedTarget
@@ -218,3 +220,25 @@ def test_where_a_library_runs_is_part_of_what_it_is_verified_by() -> None:
 
     assert settings("auto") == settings("local")
     assert settings("qemu") == {**settings("auto"), "run_on": "qemu"}
+
+
+def test_a_limit_of_memory_is_no_part_of_a_key() -> None:
+    """Every stage has that of its recipe; what the key is made of stays the same."""
+    plain, limited = (
+        plan_of(planned(recipe(**fields))) for fields in ({}, {"stage_memory": "2GiB"})
+    )
+    assert {spec.memory_bytes for spec in plain.stages} == {None}
+    assert {spec.memory_bytes for spec in limited.stages} == {2 << 30}
+    for before, after in zip(plain.stages, limited.stages, strict=True):
+        assert after._replace(memory_bytes=None) == before
+        keys = [
+            stage_key(spec, {}, dict.fromkeys(spec.tools, "1"), "m") for spec in (before, after)
+        ]
+        assert keys[0] == keys[1]
+
+
+def test_a_limit_of_memory_is_a_size_with_a_unit() -> None:
+    with pytest.raises(
+        ValidationError, match="'4G' is not a size such as 20GB or 500MB; units are"
+    ):
+        recipe(stage_memory="4G")

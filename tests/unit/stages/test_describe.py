@@ -200,6 +200,40 @@ def test_facts_of_a_choice_cover_kernels_that_have_a_schedule() -> None:
     assert [kernel["untuned_us"] for kernel in facts["kernels"]] == [8.0, 1.0]
 
 
+def test_the_vector_width_is_told_where_it_is_not_the_widest() -> None:
+    """With the estimate behind it; `explain` has it for every width, and older results say nothing."""
+    costs = {"512": 24.0, "256": 16.0, "128": 32.0}
+    facts = {"workloads": 1, "tunable": 1, "not_tunable": {}}
+    narrow = {**facts, "vectors": {"bits": 256, "costs": costs}}
+    line = (
+        "vectors of 256 bits by the channels of the model; weighted operations on vectors: "
+        "1.50 times as many with 512, 2.00 times as many with 128"
+    )
+    assert extract_tasks.describe(narrow, {}) == ["1 workload, 1 tunable", line]
+    assert extract_tasks.explain(narrow) == [line]
+    wide = {**facts, "vectors": {"bits": 512, "costs": {**costs, "512": 12.0}}}
+    assert extract_tasks.describe(wide, {}) == ["1 workload, 1 tunable"]
+    assert extract_tasks.explain(wide)[0].startswith("vectors of 512 bits by the channels")
+    fixed = {**facts, "vectors": {"bits": 128, "costs": {}}}
+    assert extract_tasks.explain(fixed) == ["vectors of 128 bits, as kernels.vector_bits says"]
+    assert extract_tasks.explain(facts) == []
+
+
+def test_the_threads_of_a_tuning_and_its_starting_points_are_told() -> None:
+    """Also that a shell or a container left less than the machine; times of elsewhere are not among them."""
+    facts: dict[str, Any] = {
+        "trials": 8, "measured": 8, "reused": 0, "failed": 0, "seconds": 2.0, "stopped": "budget", "drift": 0.0,
+        "repairs": [], "exhausted": [], "untunable": [], "threads": 1, "usable_cpus": 1, "cpus": 2,
+        "starting_points": 5, "near_targets": ["llvm znver5, 2 threads"],
+    }  # fmt: skip
+    assert tune.describe(facts, {})[1:] == [
+        "measured with 1 thread; the run might use 1 of this machine's 2 CPUs (the target's `threads` sets another number)",
+        "5 schedules measured first: the best on llvm znver5, 2 threads",
+    ]
+    whole = {**facts, "threads": 2, "usable_cpus": 2, "starting_points": 0, "near_targets": []}
+    assert tune.describe(whole, {})[1:] == ["measured with 2 threads"]
+
+
 def test_a_stand_in_is_never_taken_for_the_framework() -> None:
     """What ran is what outputs agree with; who refused the model is said beside it, with the reason."""
     facts = {

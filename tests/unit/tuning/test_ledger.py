@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from tests.support.trials import DEVICE, TARGET, trial
 from tvmflow.core.errors import StoreError
 from tvmflow.core.file_locks import Locked
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription, target_key
+from tvmflow.tuning.ledger_check import check_ledger
+from tvmflow.tuning.ledger_folders import read_records
 from tvmflow.tuning.trials import Failure
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 
@@ -111,7 +115,8 @@ def test_a_damaged_line_in_the_middle_is_quarantined_alone(path: Path, damage: o
         ledger.append(trial(number))
     lines = path.read_bytes().splitlines(keepends=True)
     assert callable(damage)
-    lines[1] = damage(lines[1].rstrip(b"\n")) + b"\n"
+    # the first line is the header
+    lines[2] = damage(lines[2].rstrip(b"\n")) + b"\n"
     path.write_bytes(b"".join(lines))
     reopened = WorkloadLedger(path)
     assert list(reopened.trials) == [trial(1).id, trial(3).id]
@@ -180,7 +185,7 @@ def test_writers_in_several_processes_lose_and_duplicate_nothing(path: Path) -> 
         assert writer.exitcode == 0
     ledger = WorkloadLedger(path)
     assert len(ledger) == 60 and ledger.repairs == []
-    assert len(path.read_text().splitlines()) == 60
+    assert path.read_text().count("run_secs") == 60
 
 
 def test_a_ledger_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
@@ -245,6 +250,113 @@ def test_removing_drops_marks_and_keeps_what_is_newer(path: Path) -> None:
     ledger.append(trial(3))
     assert path.read_bytes().startswith(newer)
     assert not WorkloadLedger(path).is_exhausted("evolutionary/0")
+
+
+def test_a_file_copied_over_another_is_set_aside(tmp_path: Path) -> None:
+    """Its trials are those of another workload or target; both are named, and nothing is deleted."""
+    ledger = Ledger.open(tmp_path, TARGET, "0", DEVICE)
+    other = Ledger.open(tmp_path, TARGET, "1", DEVICE)
+    ledger.workload("a" * 64).append(trial(1))
+    for source in (ledger.folder / f"{'a' * 64}.jsonl", other.folder / f"{'b' * 64}.jsonl"):
+        other.workload("b" * 64).append(trial(2))
+        victim = ledger.folder / f"{'b' * 64}.jsonl"
+        shutil.copy(source, victim)
+        assert read_records(victim).records.trials == {}
+        assert "not of its own" in read_records(victim).problems[0]
+        opened = ledger.workload("b" * 64)
+        assert len(opened) == 0 and "not of its own" in opened.repairs[0]
+        opened.append(trial(3))
+        assert list(ledger.workload("b" * 64).trials) == [trial(3).id]
+        assert [path.read_bytes() for path in ledger.folder.glob("b*.set-aside-*")][-1:]
+    assert len(list(ledger.folder.glob("b*.set-aside-*.jsonl"))) == 2
+
+
+def test_an_open_ledger_notices_that_its_file_was_replaced(tmp_path: Path) -> None:
+    """What it has read before is no longer used."""
+    one, two = (WorkloadLedger(tmp_path / f"{name}.jsonl") for name in ("one", "two"))
+    one.append(trial(1))
+    two.extend([trial(2), trial(3)])
+    shutil.copy(two.path, one.path)
+    assert one.append(trial(4))
+    assert list(one.trials) == [trial(4).id] and len(one.repairs) == 1
+
+
+def test_a_folder_copied_over_another_is_set_aside(tmp_path: Path) -> None:
+    """Trials of version 0.1 do not say what they are of, but the folder does; a damaged description is written again."""
+    other = Ledger.open(tmp_path / "other", TARGET, "1", DEVICE)
+    other.workload("a" * 64).append(trial(2))
+    key = target_key(TARGET, "0", DEVICE)
+    shutil.copytree(other.folder, tmp_path / key)
+    ledger = Ledger.open(tmp_path, TARGET, "0", DEVICE)
+    assert len(ledger.workload("a" * 64)) == 0
+    assert "describes another target" in ledger.repairs[0]
+    assert len(list(tmp_path.glob(f"{key}.set-aside-*/{'a' * 64}.jsonl"))) == 1
+    ledger.workload("a" * 64).append(trial(3))
+    for damage in (b"", b"\0" * 99, b"[" * 9999, b"{}"):
+        (ledger.folder / "about.json").write_bytes(damage)
+        again = Ledger.open(tmp_path, TARGET, "0", DEVICE)
+        assert len(again.workload("a" * 64)) == 1 and "written again" in again.repairs[0]
+    assert Ledger.open(tmp_path, TARGET, "0", DEVICE).repairs == []
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\0" * 5000,
+        os.urandom(5000),
+        b"\xff\xfe{\0",
+        b"[" * 5000,
+        b"no record",
+        b"\n\n\r\n",
+        b"{" * 9999,
+    ],
+)
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_garbage_in_place_of_a_file_or_behind_it_never_becomes_a_trial(
+    path: Path, garbage: bytes, end: bytes
+) -> None:
+    """It is quarantined, or removed where it is the beginning of a record; the next reading finds nothing."""
+    for before in (b"", None):
+        path.unlink(missing_ok=True)
+        if before is None:
+            WorkloadLedger(path).append(trial(1))
+        good = path.read_bytes() if path.exists() else b""
+        path.write_bytes(good + garbage + end)
+        ledger = WorkloadLedger(path)
+        assert len(ledger) == (1 if good else 0)
+        assert bool(ledger.repairs) == bool(garbage.strip())
+        assert WorkloadLedger(path).repairs == []
+        assert ledger.append(trial(2))
+        assert trial(2).id in WorkloadLedger(path).trials
+
+
+def test_an_emptied_file_is_reported_and_used_again(tmp_path: Path) -> None:
+    """Its trials are lost; nothing else is."""
+    ledger = Ledger.open(tmp_path, TARGET, "0", DEVICE)
+    opened = ledger.workload("a" * 64)
+    opened.append(trial(1))
+    os.truncate(opened.path, 0)
+    assert "it is empty" in check_ledger(tmp_path).findings[0]
+    opened.refresh()
+    assert len(opened) == 0 and opened.append(trial(2))
+    assert list(ledger.workload("a" * 64).trials) == [trial(2).id]
+    assert check_ledger(tmp_path).findings == []
+
+
+def test_a_pipe_or_folder_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    """It is named, and all other workloads can be used."""
+    ledger = Ledger.open(tmp_path, TARGET, "0", DEVICE)
+    ledger.workload("c" * 64).append(trial(1))
+    os.mkfifo(ledger.folder / f"{'a' * 64}.jsonl")
+    (ledger.folder / f"{'b' * 64}.jsonl").mkdir()
+    for key in ("a" * 64, "b" * 64):
+        with pytest.raises(StoreError, match="cannot write the trial ledger"):
+            ledger.workload(key)
+    result = check_ledger(tmp_path)
+    assert (result.workloads, result.trials) == (1, 1)
+    assert [("no regular file" in text) for text in result.findings] == [True, True]
+    os.mkfifo(ledger.folder / f"{'c' * 64}.about.json")
+    assert ledger.description("c" * 64) == WorkloadDescription()
 
 
 def test_a_search_of_another_process_need_not_be_waited_for(path: Path) -> None:

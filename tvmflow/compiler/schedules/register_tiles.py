@@ -28,6 +28,10 @@ _MIN_PARALLEL_WORK: Final = 1 << 16
 _PARTS_PER_CORE: Final = 16
 
 
+# Shorter vectors are not worth their instructions.
+_MIN_PAD_LANES: Final = 4
+
+
 class SingleReduction(NamedTuple):
     """A kernel with one reduction.
 
@@ -119,9 +123,10 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     _schedule_reduction(schedule, main, axes, tile)
     if pad is not None and tile.window_rows:
         schedule.compute_at(pad.handle, parallel, preserve_unit_loops=True)
-        is_whole = pad.spatial_extents[-1] % cpu.lanes == 0
-        if is_whole and is_contiguous(pad, pad.spatial_axes[-1]):
-            _, lanes = schedule.split(schedule.get_loops(pad.handle)[-1], [None, cpu.lanes])
+        # the model may use narrower vectors than the CPU has
+        width = math.gcd(pad.spatial_extents[-1], cpu.lanes)
+        if width >= _MIN_PAD_LANES and is_contiguous(pad, pad.spatial_axes[-1]):
+            _, lanes = schedule.split(schedule.get_loops(pad.handle)[-1], [None, width])
             schedule.vectorize(lanes)
     elif pad is not None:
         schedule_block(schedule, pad, cpu)

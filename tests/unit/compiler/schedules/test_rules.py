@@ -217,7 +217,7 @@ X86: Final = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ({**X86, "mcpu": "x86-64-v4", "num-cores": 8}, CpuModel(16, 32, 1 << 20, 4, True)),
+        ({**X86, "mcpu": "x86-64-v4", "num-cores": 8}, CpuModel(16, 32, 1 << 20, 4, True, 1.25)),
         ({**X86, "mcpu": "x86-64-v3", "num-cores": 2}, CpuModel(8, 16, 1 << 19, 4)),
         ({**X86, "mcpu": "x86-64-v2"}, CpuModel(4, 16, 1 << 18, 4)),
         (
