@@ -48,8 +48,8 @@ def fill(folder: Path) -> None:
             stream.write(bytes(4096))
 
 
-def grow(folder: Path, size: int = 256 << 20) -> None:
-    """Give a small disk more space, and as many files as anybody needs."""
-    options = f"size={size},nr_inodes=100000".encode()
+def grow(folder: Path, size: int = 256 << 20, files: int = 100_000) -> None:
+    """Give a small disk more bytes and files, by default as many as anybody needs."""
+    options = f"size={size},nr_inodes={files}".encode()
     if ctypes.CDLL(None).mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _REMOUNT, options):
         raise OSError(f"{folder} cannot be mounted again")

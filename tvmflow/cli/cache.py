@@ -55,7 +55,9 @@ def verify(options: CacheOptions) -> int:
     store = require_store(options.store.locate())
     checked = check_integrity(store, progress.show, CHECKS)
     progress.end()
-    trials = _check_trials(store)
+    # a pipe or a folder among the trials is set aside before they can be read
+    is_readable = all(finding.kind != "trials" for finding in checked.findings)
+    trials = _check_trials(store) if is_readable else []
     findings = [finding._asdict() for finding in checked.findings]
     value = {**checked._asdict(), "findings": findings, "trials": trials}
     print_result(value, _format_integrity(checked, trials), as_json=options.json)

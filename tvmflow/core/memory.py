@@ -10,7 +10,8 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -79,11 +80,11 @@ def _read(path: Path) -> str:
 # ---------------------------------------------------------------- processes
 
 
-def tree_bytes(pid: int) -> dict[int, int]:
-    """Return the memory of a process and of all that it has started; what they share counts for each."""
+def _resident_bytes(pids: Iterable[int]) -> dict[int, int]:
+    """Return the memory of those processes that have not ended; what they share counts for each."""
     page = os.sysconf("SC_PAGE_SIZE")
     usage = {}
-    for member in (pid, *list_descendants(pid)):
+    for member in pids:
         fields = _read(Path(f"/proc/{member}/statm")).split()
         if fields:
             usage[member] = int(fields[1]) * page
@@ -136,6 +137,8 @@ class MemoryWatch:
         self._shared_limit = shared_limit
         self._limits: dict[int, int | None] = {}
         self._excesses: dict[int, MemoryExcess] = {}
+        self._members: dict[int, tuple[int, ...]] = {}
+        self._listed = 0.0
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -169,7 +172,13 @@ class MemoryWatch:
     def _check(self) -> float:
         """Stop who takes too much; return the seconds until the next check."""
         shared = self._shared_limit or int(machine_bytes() * _SHARE)
-        usage = {pid: tree_bytes(pid) for pid, limit in self._limits.items() if limit != 0}
+        watched = [pid for pid, limit in self._limits.items() if limit != 0]
+        # reading the processes of the whole machine takes more time than those of the workers
+        now = time.monotonic()
+        if now - self._listed >= _LONGEST_WAIT_S or self._members.keys() != set(watched):
+            self._members = {pid: (pid, *list_descendants(pid)) for pid in watched}
+            self._listed = now
+        usage = {pid: _resident_bytes(self._members[pid]) for pid in watched}
         headroom = [shared]
         for pid, limit in self._limits.items():
             if limit:
@@ -196,7 +205,7 @@ class MemoryWatch:
 
     def _stop(self, worker: int, tree: Mapping[int, int], excess: MemoryExcess) -> None:
         """Stop the largest process of a worker: a measurement that fails is not the end of a search."""
-        largest = max(tree, key=tree.__getitem__)
+        largest = max(tree, key=tree.__getitem__, default=worker)
         excess = excess._replace(is_stopped=largest == worker)
         _log.debug("worker %d, process %d: %s", worker, largest, excess.text)
         self._excesses[worker] = excess

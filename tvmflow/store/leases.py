@@ -15,15 +15,21 @@ from collections.abc import Iterator
 
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import StoreError
-from tvmflow.core.file_locks import Locked, held, lock
+from tvmflow.core.file_locks import Locked, lock
 from tvmflow.core.files import temporary_name
 from tvmflow.store.disk import StoreFolder
 
 
-def use_lock(root: str, *, exclusive: bool = False) -> contextlib.AbstractContextManager[int]:
+@contextlib.contextmanager
+def use_lock(root: str, *, exclusive: bool = False) -> Iterator[None]:
     """Hold `use.lock` for an instant, shared with other runs or exclusively."""
     # each call opens the file: threads that shared a descriptor would release each other's lock
-    return held(f"{root}/use.lock", shared=not exclusive)
+    descriptor = StoreFolder(root).open_lock(f"{root}/use.lock")
+    try:
+        lock(descriptor, shared=not exclusive)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -45,6 +45,7 @@ FOLDERS = (
 """The folders of a store, each created when it is needed."""
 # What only a store contains, and everything that one may.
 _RECOGNIZED = frozenset({"cas", "actions", "ledger", "CACHEDIR.TAG"})
+_CERTAIN = frozenset({"cas", "actions", "CACHEDIR.TAG"})
 _OWN_NAMES = frozenset({*FOLDERS, "README.md", "CACHEDIR.TAG", "run.lock", "use.lock", "format"})
 _ANY_FORMAT = r"tvmflow store [0-9]+\n?"
 # What a folder may contain before it becomes a store.
@@ -142,7 +143,7 @@ class LocalStore:
             )
         # what is left of a store is recognized: its trials took hours, and a folder of somebody else is none
         names = set(os.listdir(self.root)) if os.path.isdir(self.root) else set()
-        is_store = bool(names & _RECOGNIZED) and names <= _OWN_NAMES
+        is_store = names >= _CERTAIN or (bool(names & _RECOGNIZED) and names <= _OWN_NAMES)
         return "damaged" if is_store else "absent"
 
     def _repair_layout(self, condition: str) -> None:

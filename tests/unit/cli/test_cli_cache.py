@@ -134,6 +134,52 @@ def test_verify_names_damaged_results(
     assert "2 results and 1 blob read" in out
 
 
+def test_repair_says_what_it_did_and_what_is_left(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every damaged file has a line with its new name, and what nobody can make again a fix; no trial is lost."""
+    root = Path(store.root)
+    add_pin(store, "v1", [NEEDED])
+    trials = root / "ledger" / "target" / "kernel.jsonl"
+    trials.parent.mkdir(parents=True)
+    trials.write_text("{}\n")
+    (root / "format").write_text("")
+    (root / "pins" / "v1").write_text("")
+    os.mkfifo(root / "ledger" / "target" / "pipe.jsonl")
+    (root / "photo.jpg").write_text("mine")
+    code, out, _ = answer(capsys, "verify")
+    assert (code, "`tvmflow cache repair` sets aside" in out) == (1, True)
+    assert "file photo.jpg is damaged: it is no part of a store" in out
+    (root / "photo.jpg").unlink()
+    (root / "last" / "net" / "build+host").write_text("")
+    code, out, _ = answer(capsys, "repair")
+    assert code == 1
+    for line in (
+        "format format: it does not name the format of this store; moved to damaged/format",
+        "note last/net/build+host: its content is damaged; moved to damaged/build+host; the next run makes it again",
+        "pin pins/v1: its content is damaged; moved to damaged/v1",
+        "trials ledger/target/pipe.jsonl: it is no file; moved to damaged/pipe.jsonl",
+    ):
+        assert line in out.splitlines(), out
+    assert "fix: make the lock file or the release of that name again" in out
+    assert "4 files put right" in out and "2 left to you; nothing was deleted" in out
+    assert trials.exists()
+    (root / "ledger" / "target" / "kernel.jsonl").unlink()
+    trials.parent.rmdir()
+    assert answer(capsys, "repair")[:2] == (0, "nothing is damaged\n")
+    assert answer(capsys, "verify")[0] == 0
+
+
+def test_somebody_elses_folder_is_not_repaired_into_a_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without its format, only what contains nothing else is still recognized."""
+    (tmp_path / "cas").mkdir()
+    (tmp_path / "photo.jpg").write_text("mine")
+    code, _, err = answer(capsys, "repair", "--store", str(tmp_path))
+    assert (code, "is not a tvmflow store" in err) == (2, True)
+
+
 def test_a_folder_that_is_not_a_store_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,7 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def names_text(store: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def listed(store: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """The rows of `targets --json` by name."""
     assert main.main(["targets", "--store", str(store), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["targets"]
