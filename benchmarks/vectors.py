@@ -67,6 +67,7 @@ def build(mod: Any, target: dict[str, Any], bits: Any) -> Any:
 
 def time_turn(function: Any, data: Any) -> float:
     """Return the seconds of a call."""
+    function(data)
     started, calls = time.perf_counter(), 0
     while not calls or time.perf_counter() - started < _SECONDS:
         function(data)
@@ -82,10 +83,11 @@ def measure(channels: tuple[int, int, int], rounds: int) -> dict[str, tuple[floa
     requests = {"chosen": (host, None), "512": (host, 512), "256": (host, 256), "x86-64-v3": (level, None)}  # fmt: skip
     functions = {name: build(mod, target, bits) for name, (target, bits) in requests.items()}
     data = tvm.runtime.tensor(np.random.default_rng(1).random((1, 3, _SIZE, _SIZE), np.float32))
-    turns = [
-        {name: time_turn(function, data) for name, function in functions.items()}
-        for _ in range(rounds + 1)
-    ][1:]
+    turns = []
+    for number in range(rounds):
+        # every second turn runs backwards, so that no library always follows the same one
+        order = list(functions)[:: 1 if number % 2 else -1]
+        turns.append({name: time_turn(functions[name], data) for name in order})
     return {
         name: (
             median(turn[name] for turn in turns),

@@ -61,7 +61,7 @@ def test_a_version_is_released_once_and_compared_with_the_previous_release(
     assert (event["event"], event["previous"]) == ("released", "all-1.0")
     assert event["failed_gates"] == []
     assert event["comparisons"][0]["latencies"], event
-    assert "all-1.0" in (releases / "all-1.10/report.html").read_text()
+    assert "all-1.0" in (releases / "all-1.10/measurements.html").read_text()
 
     project.write_model(seed=3, channels=400)
     pipeline(
@@ -110,7 +110,7 @@ def test_a_release_loses_nothing_in_silence(project: Project) -> None:
     declared, _ = released(project)
     assert declared.code == 0, declared.err
     assert "tiny/x86-64-v2: no longer in this release, as release.drop says" in declared.out
-    assert "No longer in it" in (releases / "all-1.1/report.html").read_text()
+    assert "No longer in it" in (releases / "all-1.1/measurements.html").read_text()
 
 
 def test_targets_of_a_pipeline_replace_those_of_its_recipes(project: Project) -> None:

@@ -180,6 +180,10 @@ def _redirected_output() -> list[str]:
 def _temporary_folder() -> str:
     import tempfile
 
+    chosen = os.environ.get("TMPDIR", "")
+    # on a full disk it would not be chosen any more
+    if tempfile.tempdir is None and os.path.isdir(chosen):
+        return chosen
     try:
         return tempfile.gettempdir()
     except OSError:

@@ -27,7 +27,7 @@ from tvmflow.engine.stage_execution import (
 )
 from tvmflow.planning.decisions import PlanState
 from tvmflow.provenance import sidecar
-from tvmflow.provenance.delivered import BOM_SUFFIX
+from tvmflow.provenance.delivered import BOM_SUFFIX, MEASUREMENTS_SUFFIX
 from tvmflow.store.garbage_collection import remove_result
 
 DELIVER: Final = "deliver"
@@ -217,7 +217,9 @@ class DodoTasks:
     def _remove_delivered(self, folder: Path, names: list[str]) -> None:
         """Remove what was delivered for a target, and the folders that are empty then."""
         recipe = folder.parent.name
-        sidecars = [f"{recipe}{suffix}" for suffix in (STATEMENT_SUFFIX, BOM_SUFFIX)]
+        sidecars = [
+            f"{recipe}{suffix}" for suffix in (STATEMENT_SUFFIX, BOM_SUFFIX, MEASUREMENTS_SUFFIX)
+        ]
         paths = [folder / name for name in (*names, *sidecars)]
         for path in paths:
             path.unlink(missing_ok=True)

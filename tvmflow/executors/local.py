@@ -148,7 +148,8 @@ def _last_line(log: Path) -> str:
 
 def _explain_crash(outcome: Outcome, call: StageCall, log: Path) -> Outcome:
     """Return the end of a stage with a full disk as its cause, if one is full."""
-    problem = find_disk_problem([*list_written_folders(call), log])
+    # LLVM ends the process with a line in the log
+    problem = find_disk_problem([*list_written_folders(call), log], _last_line(log))
     if problem is None:
         return outcome
     message = f"{problem.message}; the stage {outcome.message}"

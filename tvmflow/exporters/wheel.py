@@ -25,6 +25,7 @@ _PACKAGE: Final = Path(__file__).parent.parent
 # All modules that loading a bundle needs, below `tvmflow/`.
 _VENDORED: Final = (
     "core/__init__.py",
+    "core/canonical_json.py",
     "core/disk_errors.py",
     "core/documents.py",
     "core/errors.py",

@@ -9,9 +9,10 @@ from pathlib import Path
 from tests.support.fuzzing import released
 from tests.support.fuzzing.cases import Case
 from tests.support.fuzzing.mutations import mutate_bytes, mutate_tree
+from tests.support.trials import sealed
 from tvmflow.cli.main import main
 from tvmflow.core.errors import EXIT_BUG, EXIT_OK
-from tvmflow.tuning.pack import start_digest
+from tvmflow.core.types import Json
 
 prepare = released.prepare
 
@@ -23,23 +24,24 @@ def make_case(draw: random.Random, folder: Path) -> Case:
     else:
         lines = content.splitlines()
         number = draw.randrange(len(lines))
-        lines[number] = json.dumps(mutate_tree(draw, json.loads(lines[number]))).encode()
+        lines[number] = _dump(mutate_tree(draw, json.loads(lines[number])))
         content = _seal(lines)
     (folder / "mutated.jsonl").write_bytes(content)
     return Case(_import_and_check)
 
 
+def _dump(value: Json) -> bytes:
+    """Return JSON as packs have it, also of values that are none of theirs, such as NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
 def _seal(lines: list[bytes]) -> bytes:
-    """Return a pack of these lines with the digest that its header must have: a stranger can do that, too."""
-    body = b"".join(line + b"\n" for line in lines[1:])
+    """Return a pack of these lines with the digest and the counts that it must have: a stranger can do that, too."""
+    content = b"".join(line + b"\n" for line in lines)
     try:
-        header = json.loads(lines[0])
-        digest = start_digest(header)
-        digest.update(body)
-        header["digest"] = digest.hexdigest()
-    except (AttributeError, TypeError, ValueError):
-        return lines[0] + b"\n" + body
-    return json.dumps(header).encode() + b"\n" + body
+        return sealed(content)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return content
 
 
 def _import_and_check() -> int:

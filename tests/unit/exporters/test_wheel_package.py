@@ -253,3 +253,19 @@ def test_pip_installs_it(file: Path, site: Path, tmp_path: Path) -> None:
         tmp_path, "-c", "import importlib.metadata as m; print(m.version('digits-model'))"
     )
     assert shown.stdout.strip() == VERSION
+
+
+def test_every_module_that_the_loader_imports_is_in_a_wheel() -> None:
+    """What its modules import at their beginning is copied, and what that imports."""
+    package = Path(wheel.__file__).parent.parent
+    reached, queue = set(), [package / "runtime" / "loading.py", package / "runtime" / "samples.py"]
+    while queue:
+        path = queue.pop()
+        if path in reached:
+            continue
+        reached.add(path)
+        for name in re.findall(r"^from tvmflow\.([\w.]+) import", path.read_text(), re.MULTILINE):
+            module = package / name.replace(".", "/")
+            queue.append(module / "__init__.py" if module.is_dir() else module.with_suffix(".py"))
+    assert sorted(reached - set(wheel.SOURCES)) == []
+    assert package / "core" / "signing.py" in reached

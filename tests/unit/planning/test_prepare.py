@@ -114,6 +114,16 @@ def test_weights_are_no_inputs() -> None:
     assert problems(f"{RECIPE}inputs: {{data: {{shape: [1, 3, 8, 8]}}}}\n", made) == []
 
 
+def test_more_inputs_than_any_model_has_are_one_problem() -> None:
+    """Neither the message nor the search for similar names goes through all of them."""
+    made = two_inputs(2, 3)
+    made.graph.input.extend([value(f"i{n}", [1]) for n in range(10_000)])
+    text = f"{RECIPE}inputs: {{lefd: {{shape: [2, 3]}}}}\n"
+    assert problems(text, made) == [
+        "r.yaml:4:9: inputs: the model has 10,002 inputs, and tvmflow imports at most 10,000"
+    ]
+
+
 def test_an_input_name_cannot_write_to_the_terminal() -> None:
     """It is quoted, escaped and short."""
     name = "\x1b[2J" + "n" * 50_000

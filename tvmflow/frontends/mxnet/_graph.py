@@ -175,8 +175,9 @@ def _output_names(symbol: Symbol) -> list[str]:
 def _output_name(node: Node, output: int) -> str:
     if node.op == "null":
         return node.name
-    if node.op in _OUTPUT_NAMES:
-        return f"{node.name}_{_OUTPUT_NAMES[node.op][output]}"
+    names = _OUTPUT_NAMES.get(node.op, ())
+    if output < len(names):
+        return f"{node.name}_{names[output]}"
     has_values = node.op == "topk" and node.attrs.get("ret_typ") in ("both", "value")
     number = output if has_values or node.op in _NUMBERED else ""
     return f"{node.name}_output{number}"

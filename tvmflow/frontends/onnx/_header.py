@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.frontends.onnx._inputs import ELEMENT_TYPES, ModelInput
+from tvmflow.frontends.onnx._inputs import ELEMENT_TYPES, MAX_SIGNATURE, ModelInput
 from tvmflow.frontends.onnx._protobuf import Field, NotAModel, fields
 
 # Message -> number of a field -> message in that field.
@@ -25,6 +25,12 @@ _CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
     "tensor": {13: "external"},
 }
 _GRAPH: Final = 7
+MAX_NODES: Final = 100_000
+"""The most nodes of a model: no exporter makes more, and TVM would take hours."""
+
+MAX_WEIGHTS: Final = 100_000
+"""The most weights of a model."""
+
 # The limit of protobuf's own readers.
 _MAX_DEPTH: Final = 100
 
@@ -62,6 +68,7 @@ class _Reader:
         self._data = data
         self._weights: set[str] = set()
         self._inputs: list[Field] = []
+        self._nodes = 0
 
     def data_files(self, message: Field, kind: str, depth: int = 0) -> Iterator[str]:
         """Give the location of each tensor with external data; record the main graph's inputs and weights."""
@@ -84,11 +91,21 @@ class _Reader:
             raise NotAModel("it has no graph")
 
     def _record(self, field: Field) -> None:
-        """Record a field of the main graph: `initializer`, `sparse_initializer` or `input`."""
-        if field.number == 5:
+        """Record a field of the main graph: `node`, `initializer` or `input`."""
+        if field.number == 1:
+            self._nodes += 1
+        elif field.number == 5:
             self._weights.add(self._name(field, 8))
         elif field.number == 11:
             self._inputs.append(field)
+        # Old models list their weights as inputs, too.
+        for count, limit, noun in (
+            (self._nodes, MAX_NODES, "nodes"),
+            (len(self._weights), MAX_WEIGHTS, "weights"),
+            (len(self._inputs), MAX_SIGNATURE + MAX_WEIGHTS, "inputs"),
+        ):
+            if count > limit:
+                raise NotAModel(f"it has more than {limit:,} {noun}, which tvmflow does not import")
 
     def inputs(self) -> Iterator[ModelInput]:
         """Give the inputs of the main graph that are not weights."""

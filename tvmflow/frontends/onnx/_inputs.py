@@ -11,6 +11,9 @@ from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import MAX_ELEMENTS, InputProblem
 
+MAX_SIGNATURE: Final = 10_000
+"""The most inputs and outputs of a model; no exporter makes more."""
+
 ELEMENT_TYPES: Final[Mapping[int, str]] = {
     1: "float32",
     2: "uint8",
@@ -51,6 +54,12 @@ def find_input_problems(
         inputs: The model's inputs.
         specs: The recipe's inputs; may be empty when all shapes of the model are fixed.
     """
+    if len(inputs) > MAX_SIGNATURE:
+        text = (
+            f"the model has {len(inputs):,} inputs, and tvmflow imports at most {MAX_SIGNATURE:,}"
+        )
+        yield InputProblem("", "", text)
+        return
     by_name = {spec.name: spec for spec in specs}
     names = [value.name for value in inputs]
     for name in sorted(by_name.keys() - set(names)):

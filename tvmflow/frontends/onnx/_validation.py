@@ -18,12 +18,9 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, quoted
 from tvmflow.frontends._base import MAX_ELEMENTS
 from tvmflow.frontends.onnx._graph import is_standard, node_name
+from tvmflow.frontends.onnx._header import MAX_NODES, MAX_WEIGHTS
+from tvmflow.frontends.onnx._inputs import MAX_SIGNATURE
 from tvmflow.frontends.onnx._operators import supported_operators
-
-_MAX_NODES: Final = 100_000
-_MAX_WEIGHTS: Final = 100_000
-_MAX_SIGNATURE: Final = 10_000
-"""The most inputs and outputs. Larger models are not made by any exporter, and TVM would take hours."""
 
 # The bits of an element where NumPy's type has more.
 _PACKED_BITS: Final = {
@@ -108,9 +105,9 @@ def all_tensors(model: ModelProto) -> Iterator[TensorProto]:
 def _check_size(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
     signature = len(model.graph.input) + len(model.graph.output) - len(model.graph.initializer)
     for count, limit, noun in (
-        (len(nodes), _MAX_NODES, "nodes"),
-        (len(model.graph.initializer), _MAX_WEIGHTS, "weights"),
-        (signature, _MAX_SIGNATURE, "inputs and outputs"),
+        (len(nodes), MAX_NODES, "nodes"),
+        (len(model.graph.initializer), MAX_WEIGHTS, "weights"),
+        (signature, MAX_SIGNATURE, "inputs and outputs"),
     ):
         if count > limit:
             raise ImportFailed(

@@ -272,6 +272,15 @@ def test_a_few_numbers_do_not_fill_the_memory(operator: Node, text: str, tmp_pat
     assert text in caught.value.message
 
 
+def test_an_output_that_an_operator_does_not_have_is_refused(tmp_path: Path) -> None:
+    """Whether or not MXNet has names for the others."""
+    for operator in ("make_loss", "relu"):
+        nodes = [var("data"), node(operator, "last", [0])]
+        files = write_checkpoint(tmp_path, nodes, [[1, 2, 0]], {})
+        with pytest.raises(ImportFailed, match="its output 2 is not supported"):
+            frontend.load(files, DATA)
+
+
 def test_names_are_shown_escaped_and_short(tmp_path: Path) -> None:
     """Operator, node and attribute may command the terminal, or fill it."""
     name = "\x1b[2J\r\u202e" + "n" * 50_000

@@ -74,6 +74,17 @@ def test_other_files_are_rejected(tmp_path: Path, content: bytes) -> None:
         read_header(path)
 
 
+def test_more_nodes_than_any_model_has_are_refused(tmp_path: Path) -> None:
+    """Reading goes no further."""
+    nodes = b"\x0a\x00" * 100_001  # empty messages in GraphProto.node
+    size = len(nodes)
+    varint = bytes([size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14])
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"\x3a" + varint + nodes)
+    with pytest.raises(NotAModel, match="it has more than 100,000 nodes"):
+        read_header(path)
+
+
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
