@@ -112,7 +112,7 @@ def test_control_characters_do_not_reach_the_terminal(project: Project, store: L
     """Messages are shown without their control characters, failures last."""
     shown = project.tvmflow("records", "show", "ab")
     assert "\x1b" not in shown.out
-    assert shown.out.splitlines()[-1].endswith("build error: �[2Jboo")
+    assert shown.out.splitlines()[-1].endswith("build error: \\x1b[2Jboo")
 
 
 def test_listing_a_missing_store_creates_none(project: Project) -> None:
