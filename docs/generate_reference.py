@@ -32,9 +32,10 @@ inputs:                              # not needed for an ONNX model with fixed s
     dtype: float32
     range: [0.0, 1.0]                # of random inputs, when verify has no data
 
-variants:                            # other input shapes: digits-one and digits-eight
-  one: {}                            # the inputs above
+variants:                            # other shapes or precisions: digits-one, digits-eight, digits-half
+  one: {}                            # as above
   eight: {inputs: {data: {shape: [8, 1, 8, 8]}}}
+  half: {kernels: {precision: mixed}}
 
 targets:
   - host                             # this machine

@@ -45,3 +45,37 @@ def test_precision_for_one_target_and_then_another_model(project: Project) -> No
             "for": "quantized", "rtol": 0.01, "atol": 0.25, "of_largest": 0.0,
         }  # fmt: skip
         assert content["outputs"]["scores"]["atol"] == 0.25
+
+
+@pytest.mark.slow
+def test_two_precisions_as_variants_of_one_recipe(project: Project) -> None:
+    """Imported once, delivered under the names of the variants, and compared at the end, also from the saved answer."""
+    project.edit_recipe(
+        "targets:",
+        "variants:\n  full: {}\n  half: {kernels: {precision: mixed}, verify: {rtol: 0.02}}\ntargets:",
+    )
+    project.edit_recipe("tune:", "pipeline: compile\ntune:")
+    done = project.tvmflow("run", "tiny.yaml", "--json")
+    assert done.code == 0, done.out + done.err
+    finished = done.events[-1]
+    outcomes = {stage["stage_id"]: stage["outcome"] for stage in finished["stages"]}
+    assert [outcomes[f"tiny-{name}:import"] for name in ("full", "half")] == ["ran", "hit"]
+    assert [outcomes[f"tiny-{name}:build/host"] for name in ("full", "half")] == ["ran", "ran"]
+    for name in ("full", "half"):
+        assert f"dist/tiny-{name}/host/tiny-{name}.so" in finished["delivered"]
+        assert (project.folder / f"dist/tiny-{name}/host/tiny-{name}.tvmflow").is_file()
+    path = project.folder / "dist/tiny-half/host/measurements.json"
+    assert json.loads(path.read_text())["tolerance"]["rtol"] == 0.02
+
+    full, half = finished["compared_libraries"]
+    assert (full["recipe"], full["variant"], full["target"]) == ("tiny-full", "full", "host")
+    assert full["group"] == half["group"]
+    assert full["max_abs_error"] < half["max_abs_error"]
+    assert full["is_pareto_optimal"]
+    for _ in range(2):
+        text = project.tvmflow("run", "tiny.yaml").out
+        assert "tiny: 2 libraries, compared by machine and inputs:\n" in text
+        [row] = [line for line in text.splitlines() if line.startswith("  host    full ")]
+        assert row.endswith("Pareto-optimal")
+    only = project.tvmflow("run", "tiny.yaml", "--variant", "half").out
+    assert "compared by machine" not in only

@@ -17,6 +17,7 @@ from tvmflow.core.errors import (
 from tvmflow.core.formatting import count_text, duration_text, printable_lines, size_text
 from tvmflow.core.termination import SIGNAL_EXIT_BASE
 from tvmflow.core.types import Json
+from tvmflow.engine.library_comparison import ComparedLibrary, format_comparison
 from tvmflow.stages import STAGES
 from tvmflow.stages._base import Facts
 from tvmflow.store.remote.client import Traffic
@@ -58,7 +59,8 @@ class RunReport(NamedTuple):
     """A whole run.
 
     `delivered` are paths in `dist`, `damage` those of damaged files in the store. `signal` is the
-    number of the signal that ended it, or 0.
+    number of the signal that ended it, or 0. `compared_libraries` are those of recipes with several
+    that a user may want to compare.
     """
 
     stages: tuple[StageReport, ...]
@@ -67,6 +69,7 @@ class RunReport(NamedTuple):
     seconds: float
     remote: Traffic | None = None
     signal: int = 0
+    compared_libraries: tuple[ComparedLibrary, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -82,6 +85,7 @@ class RunReport(NamedTuple):
             **self._asdict(),
             "stages": [stage._asdict() for stage in self.stages],
             "remote": self.remote and self.remote._asdict(),
+            "compared_libraries": [library._asdict() for library in self.compared_libraries],
             "exit_code": self.exit_code,
         }
 
@@ -103,6 +107,7 @@ def summary(report: RunReport, *, quiet: bool = False) -> str:
     lines = [
         *_list_problems(report),
         *([] if quiet else _describe_results(report.stages)),
+        *([] if quiet else _compare(report.compared_libraries)),
         f"{_count_stages(report)}  ({duration_text(report.seconds)})",
         *_describe_uploads(report.remote),
     ]
@@ -131,6 +136,14 @@ def _describe_results(stages: Sequence[StageReport]) -> list[str]:
     return [
         f"{stage.stage_id}: {line}" for stage in shown for line in describe_result(stage, facts)
     ]
+
+
+def _compare(libraries: Sequence[ComparedLibrary]) -> Iterator[str]:
+    """Give the tables of the libraries; of very many, only that there are."""
+    if len(libraries) <= MAX_SHOWN:
+        yield from format_comparison(libraries)
+    else:
+        yield f"{len(libraries)} libraries are compared in the output of --json"
 
 
 def describe_result(report: StageReport, facts: Mapping[str, Facts]) -> list[str]:

@@ -14,6 +14,7 @@ from tvmflow.core.types import Plan, StageSpec
 from tvmflow.engine import delivery
 from tvmflow.engine.completeness import check_complete
 from tvmflow.engine.doit_adapter import EngineTask, run_tasks
+from tvmflow.engine.library_comparison import compare_libraries
 from tvmflow.engine.prefetch import estimate_work, prefetch
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.stage_execution import ExecutedStage, RunContext, StageExecution, report_error
@@ -94,11 +95,15 @@ def run_plan(
                 if not session.damaged:
                     break
         delivered += delivery.deliver_verdicts(plan, session.verdicts, store, options.dist)
+        artifacts = session.state.artifacts
         report = RunReport(session.list_reports(), tuple(delivered), tuple(store.damage), 0.0)
-        check_complete(plan, report, session.state.artifacts, store, options.dist)
+        check_complete(plan, report, artifacts, store, options.dist)
     traffic = remote_client.traffic() if remote_client else None
     return report._replace(
-        seconds=time.monotonic() - started, remote=traffic, signal=termination.signal_number()
+        seconds=time.monotonic() - started,
+        remote=traffic,
+        signal=termination.signal_number(),
+        compared_libraries=compare_libraries(plan, artifacts),
     )
 
 

@@ -12,6 +12,7 @@ from tvmflow.core import packages
 from tvmflow.core.errors import StoreError
 from tvmflow.core.types import Plan
 from tvmflow.engine import answers, delivery
+from tvmflow.engine.library_comparison import compare_libraries
 from tvmflow.engine.report import RunReport, StageReport, render
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.environment import list_source_files
@@ -116,8 +117,13 @@ def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
         StageReport(spec.id, "hit", "unchanged", 0.0, state.artifacts[spec.id].facts)
         for spec in plan.stages
     )
-    damage = tuple(state.store.damage)
-    return RunReport(stages, (*delivered, *sidecars), damage, time.monotonic() - started)
+    return RunReport(
+        stages,
+        (*delivered, *sidecars),
+        tuple(state.store.damage),
+        time.monotonic() - started,
+        compared_libraries=compare_libraries(plan, state.artifacts),
+    )
 
 
 def _list_watched_folders(plan: Plan) -> list[list[str]]:

@@ -68,8 +68,9 @@ def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
     if uses_mixed_precision(planned.recipe_for(target)):
         slow = backend.slow_float16_reason(target.tvm, target.features)
         if slow:
+            setting = ".".join(planned.setting_loc("kernels", "precision"))
             return [
-                f"{where} only loses speed by kernels.precision: mixed: {slow}; "
+                f"{where} only loses speed by {setting}: mixed: {slow}; "
                 "give it `kernels: {precision: model}`"
             ]
     unlinkable = unlinkable_reason(target.tvm, target.toolchain)
@@ -120,8 +121,9 @@ def _check_run_location(
     else:
         return
     is_override = location != verify.run_location(planned.recipe)
-    where = planned.where(target, "verify", "run_on") if is_override else ""
-    yield f"{where or planned.loaded.where('verify', 'run_on')}: verify.run_on: {problem}"
+    loc = planned.setting_loc("verify", "run_on")
+    where = planned.where(target, *loc[-2:]) if is_override else planned.loaded.where(*loc)
+    yield f"{where}: verify.run_on: {problem}"
 
 
 def _check_outputs(planned: PlannedRecipe, target: Target) -> Iterator[str]:

@@ -176,7 +176,7 @@ def _input_files(
     data = planned.recipe_for(target).verify.data
     if "data" in traits.reads and data is not None:
         path = Path(planned.loaded.path).parent / data
-        where = planned.loaded.where("verify", "data")
+        where = planned.loaded.where(*planned.setting_loc("verify", "data"))
         if target and data != planned.recipe.verify.data:
             where = planned.where(target, "verify", "data")
         yield InputFile("data", str(path.absolute()), where)

@@ -50,6 +50,14 @@ class PlannedRecipe(_Fields):
                 return ("variants", self.variant, *problem.loc)
         return problem.loc
 
+    def setting_loc(self, section: str, field: str) -> tuple[str, ...]:
+        """Return the path of a setting without per-target overrides, in the variant where that sets it."""
+        if self.variant:
+            overrides = getattr(self.loaded.recipe.variants[self.variant], section)
+            if overrides is not None and field in overrides.model_fields_set:
+                return ("variants", self.variant, section, field)
+        return (section, field)
+
     @property
     def partitioned(self) -> tuple[PartitionedTarget, ...]:
         """The targets that have several parts."""

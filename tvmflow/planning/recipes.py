@@ -71,10 +71,11 @@ def _missing_files(document: Document) -> Iterator[Problem]:
 
 
 def _missing_data(document: Document) -> Iterator[Problem]:
-    """Check `verify.data` of the recipe and of its targets."""
-    targets = document.value_at("targets")
+    """Check `verify.data` of the recipe, and of its variants and targets."""
+    targets, variants = document.value_at("targets"), document.value_at("variants")
     count = len(targets) if isinstance(targets, list) else 0
     owners: list[Loc] = [(), *(("targets", index) for index in range(count))]
+    owners += [("variants", name) for name in variants] if isinstance(variants, dict) else []
     for owner in owners:
         loc: Loc = (*owner, "verify", "data")
         data, base = document.value_at(*loc), document.path.parent

@@ -33,7 +33,7 @@ from tvmflow.recipe._model import InputSpec, ModelSource
 from tvmflow.recipe._release import ReleaseVersion
 from tvmflow.recipe._targets import BuildTarget, Output, TargetSpec, check_outputs, expand_preset
 from tvmflow.recipe._tune import Tune
-from tvmflow.recipe._verify import Verify
+from tvmflow.recipe._verify import Verify, VerifyOverrides
 from tvmflow.targets._presets import PRESETS
 
 _MAX_VARIANT_NAME: Final = 50
@@ -41,12 +41,22 @@ _Section = TypeVar("_Section", bound=ClosedModel)
 
 
 class Variant(ClosedModel):
-    """The model with other input shapes, built for every target as `<recipe>-<variant>`."""
+    """The model with other input shapes, another precision or other kernels, built for every target as `<recipe>-<variant>`. Overrides of a target take precedence over those of a variant."""
 
     inputs: dict[str, InputSpec] = Field(
         default={},
         examples=[{"data": {"shape": [8, 3, 224, 224]}}],
         description="Overrides of the recipe's inputs, field by field.",
+    )
+    kernels: Kernels | None = Field(
+        default=None,
+        examples=[{"precision": "mixed"}],
+        description="Overrides of `kernels` for this variant.",
+    )
+    verify: VerifyOverrides | None = Field(
+        default=None,
+        examples=[{"rtol": 0.01}],
+        description="Overrides of `verify` for this variant.",
     )
 
 
@@ -109,8 +119,8 @@ class Recipe(ClosedModel):
     variants: dict[str, Variant] = Field(
         default={},
         examples=[{"b8": {"inputs": {"data": {"shape": [8, 3, 224, 224]}}}}],
-        description="The model with other input shapes, by name: each is built for every target, as `<name>-<variant>`, "
-        "instead of the recipe itself.",
+        description="The model with other input shapes, another precision or other kernels, by name: each is built for "
+        "every target, as `<name>-<variant>`, instead of the recipe itself.",
     )
     targets: Annotated[
         tuple[Annotated[TargetSpec, BeforeValidator(expand_preset)], ...], BeforeValidator(to_tuple)
@@ -216,9 +226,13 @@ class Recipe(ClosedModel):
 
     @model_validator(mode="after")
     def _check_target_overrides(self) -> Recipe:
+        checks = [self.verify]
+        for name, variant in self.variants.items():
+            checks.append(_check_overrides(self.verify, variant.verify, "variants", name, "verify"))
         for index, target in enumerate(self.targets):
             tune = _check_overrides(self.tune, target.tune, "targets", index, "tune")
-            _check_overrides(self.verify, target.verify, "targets", index, "verify")
+            for verify in checks:
+                _check_overrides(verify, target.verify, "targets", index, "verify")
             for at, part in enumerate(target.parts):
                 _check_overrides(tune, part.tune, "targets", index, "parts", at, "tune")
         return self
@@ -231,7 +245,7 @@ class Recipe(ClosedModel):
                 continue
             if target.parts:
                 text = f"is not supported for the target '{target.name}', which is in parts"
-            elif self.for_target(target.name).verify.run_on == "qemu":
+            elif self._is_emulated(target.name):
                 text = (
                     f"needs a latency, and the target '{target.name}' is verified under emulation "
                     "(run_on: qemu), which measures none"
@@ -240,6 +254,11 @@ class Recipe(ClosedModel):
                 continue
             raise field_error(text, *owner, "tune", "min_speedup")
         return self
+
+    def _is_emulated(self, target: str) -> bool:
+        """Return whether the recipe, or a variant of it, is verified under emulation for a target."""
+        forms = [self, *map(self.for_variant, self.variants)]
+        return any(form.for_target(target).verify.run_on == "qemu" for form in forms)
 
     def _min_speedup_owner(
         self, index: int, target: TargetSpec
@@ -288,12 +307,19 @@ class Recipe(ClosedModel):
         return self.model_copy(update=overrides)
 
     def for_variant(self, name: str) -> Recipe:
-        """Return the recipe with the inputs of a variant, and a name of its own."""
+        """Return the recipe with the overrides of a variant, and a name of its own."""
+        variant = self.variants[name]
         inputs = dict(self.inputs)
-        for input_name, spec in self.variants[name].inputs.items():
+        for input_name, spec in variant.inputs.items():
             known = input_name in inputs
             inputs[input_name] = _override(inputs[input_name], spec) if known else spec
-        return self.model_copy(update={"name": f"{self.name}-{name}", "inputs": inputs})
+        overrides = {
+            "name": f"{self.name}-{name}",
+            "inputs": inputs,
+            "kernels": _override(self.kernels, variant.kernels),
+            "verify": _override(self.verify, variant.verify),
+        }
+        return self.model_copy(update=overrides)
 
 
 def json_schema() -> dict[str, Any]:

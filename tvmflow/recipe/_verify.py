@@ -60,7 +60,7 @@ class Verify(ClosedModel):
 
 
 class VerifyOverrides(Verify):
-    """Per-target overrides of `verify`."""
+    """Overrides of `verify` for a target or a variant."""
 
     @model_validator(mode="after")
     def _check_accuracy(self) -> VerifyOverrides:

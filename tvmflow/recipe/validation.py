@@ -103,7 +103,8 @@ def _unknown_field_text(model: type[BaseModel], loc: Loc) -> str:
     """Return at which level a field of this name belongs, or the nearest field of this level."""
     name = str(loc[-1])
     owners: dict[type[BaseModel], str] = {}
-    for path, kind in _nested_models(model):
+    # The section itself is named, not an override of it further inside.
+    for path, kind in sorted(_nested_models(model), key=lambda level: level[0].count(".")):
         if name in kind.model_fields:
             owners.setdefault(kind, path)
     # Overrides of a target have the fields of the section itself, which is named instead.

@@ -13,6 +13,7 @@ from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import LockMismatch, RecipeError, VerifyFailed
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import STATEMENT_SUFFIX, Artifact, Plan
+from tvmflow.engine.library_comparison import compare_libraries
 from tvmflow.planning.pipelines import Pipeline
 from tvmflow.provenance.delivered import BOM_SUFFIX, list_delivered_targets
 from tvmflow.provenance.write import write_release_statements, write_release_targets
@@ -200,7 +201,9 @@ def _write_measurements(
     rows, content = result.comparisons, result.content
     file = make_measurements(result.previous, rows, content, plan, artifacts)
     (part / MEASUREMENTS).write_text(measurements_text(file), encoding="utf-8")
-    html = render_measurements(result.folder.name, result.previous, rows, content)
+    libraries = compare_libraries(plan, artifacts)
+    marked = {(row.recipe, row.target) for row in libraries if row.is_pareto_optimal}
+    html = render_measurements(result.folder.name, result.previous, rows, content, marked)
     (part / MEASUREMENTS_PAGE).write_text(html, encoding="utf-8")
 
 

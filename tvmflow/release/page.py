@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Final
 
@@ -58,7 +58,11 @@ def render_report(name: str, lock: LockFile) -> str:
 
 
 def render_measurements(
-    name: str, previous: str, comparisons: Sequence[Comparison], content: ContentChange
+    name: str,
+    previous: str,
+    comparisons: Sequence[Comparison],
+    content: ContentChange,
+    pareto_optimal: Collection[tuple[str, str]] = (),
 ) -> str:
     """Return the HTML of the measurements of a release beside those of the previous one.
 
@@ -67,11 +71,15 @@ def render_measurements(
         previous: Name of the previous release; empty if there is none.
         comparisons: All recipes and targets.
         content: What is new and what is gone since the previous release.
+        pareto_optimal: Recipe and target of each library that is marked.
     """
     compared = (
         f"compared with <strong>{escape(previous)}</strong>" if previous else "the first release"
     )
-    rows = [_cells(comparison) for comparison in comparisons]
+    rows = [
+        _cells(comparison, (comparison.recipe, comparison.target) in pareto_optimal)
+        for comparison in comparisons
+    ]
     changes = "".join(_content_lines(content))
     return _page(name, f"<p>{compared}</p>\n{changes}{_table(_HEADINGS, rows)}")
 
@@ -109,10 +117,11 @@ def _content_lines(content: ContentChange) -> Iterator[str]:
             yield f"<p>{title}: {codes}</p>\n"
 
 
-def _cells(comparison: Comparison) -> Iterator[str]:
+def _cells(comparison: Comparison, is_pareto_optimal: bool) -> Iterator[str]:
     current, previous = comparison.current, comparison.previous
     yield escape(comparison.recipe)
-    yield escape(comparison.target)
+    mark = "<small>Pareto-optimal</small>" if is_pareto_optimal else ""
+    yield escape(comparison.target) + mark
     yield _latency_cell(comparison)
     yield _figure(current.accuracy, previous.accuracy, "{:.2%}".format)
     yield _figure(

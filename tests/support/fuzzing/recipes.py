@@ -27,6 +27,7 @@ inputs:
 variants:
   one: {}
   eight: {inputs: {data: {shape: [8, 3, 8, 8]}}}
+  plain: {kernels: {precision: model, math: libm}, verify: {rtol: 0.02}}
 targets:
   - host
   - x86-64-v3

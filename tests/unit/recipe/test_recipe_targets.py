@@ -328,6 +328,73 @@ def test_variants_with_the_same_inputs_share_stages() -> None:
     assert actual["net-one:build/host"] == actual["net-same:build/host"]
 
 
+def test_a_variant_may_have_its_own_kernels_and_checks() -> None:
+    """Beside other shapes or without; what a target says of itself has priority."""
+    half = {"kernels": {"precision": "mixed"}, "verify": {"rtol": 0.02}}
+    made = recipe(
+        inputs=DATA,
+        kernels={"math": "libm"},
+        verify={"rtol": 0.01, "samples": 7},
+        variants={"full": {}, "half": half, "half8": {**BATCHES["eight"], **half}},
+        targets=["host", edge(kernels={"precision": "model"}, verify={"rtol": 0.5})],
+    )
+    assert made.for_variant("full").kernels == made.kernels
+    assert made.for_variant("half").kernels == Kernels(precision="mixed", math="libm")
+    assert made.for_variant("half").verify == Verify(rtol=0.02, samples=7)
+    assert made.for_variant("half8").kernels == made.for_variant("half").kernels
+    assert made.for_variant("half8").inputs["data"].shape == (8, 3, 8, 8)
+    on_edge = made.for_variant("half").for_target("edge")
+    assert on_edge.kernels == made.kernels
+    assert on_edge.verify == Verify(rtol=0.5, samples=7)
+
+
+def test_variants_with_other_kernels_share_what_does_not_depend_on_them() -> None:
+    """The model is imported once for equal inputs; an alias of a precision shares everything."""
+    half = {"kernels": {"precision": "mixed"}}
+    variants = {"full": {}, "half": half, "same": half, "half8": {**BATCHES["eight"], **half}}
+    machine = target("host")._replace(features=("f16c",))
+    actual = keys(both(recipe(inputs=DATA, variants=variants), machine))
+    assert actual["net-full:import"] == actual["net-half:import"]
+    assert actual["net-half8:import"] != actual["net-half:import"]
+    assert actual["net-full:build/host"] != actual["net-half:build/host"]
+    assert actual["net-half:build/host"] == actual["net-same:build/host"]
+    assert actual["net-full:verify/host"] != actual["net-half:verify/host"]
+
+
+def test_a_precision_that_a_target_cannot_use_is_reported_with_its_variant() -> None:
+    """The same advice as without variants helps: the target keeps its own precision."""
+    variants = {"full": {}, "half": {"kernels": {"precision": "mixed"}}}
+    old = target("edge")
+    with pytest.raises(RecipeError) as refused:
+        both(recipe(variants=variants, targets=[edge()]), old)
+    assert refused.value.problems == [
+        "/recipes/net.yaml:targets.0: targets: 'edge' only loses speed by "
+        "variants.half.kernels.precision: mixed: its CPU lacks f16c; give it `kernels: {precision: model}`"
+    ]
+    allowed = recipe(variants=variants, targets=[edge(kernels={"precision": "model"})])
+    assert both(allowed, old).stages
+
+
+def test_an_impossible_place_to_run_is_reported_in_the_variant_that_names_it() -> None:
+    """A device behind RPC, without a remote."""
+    variants = {"here": {}, "there": {"verify": {"run_on": "rpc"}}}
+    with pytest.raises(RecipeError) as refused:
+        both(recipe(variants=variants), target("host"))
+    [problem] = refused.value.problems
+    assert problem.startswith("/recipes/net.yaml:variants.there.verify.run_on: verify.run_on: rpc ")
+
+
+def test_a_speedup_needs_a_latency_in_every_variant() -> None:
+    """Emulation measures none."""
+    tune = {"trials": 8, "min_speedup": 1.5}
+    variants = {"here": {}, "emulated": {"verify": {"run_on": "qemu"}}}
+    assert recipe(tune=tune, variants={"here": {}})
+    with pytest.raises(
+        ValueError, match="needs a latency, and the target 'host' is verified under emulation"
+    ):
+        recipe(tune=tune, variants=variants)
+
+
 def test_a_variant_with_the_name_of_another_recipe_is_rejected() -> None:
     """They would write into one folder."""
     made = recipe(inputs=DATA, variants=BATCHES)

@@ -72,6 +72,16 @@ VARIANTS = {
     "{b8: {inputs: {data: {shape: [0]}}}}": "7:41: variants.b8.inputs.data.shape.0: must be at least 1",
     "{b8: {inputs: {data: {shape: [8], dtype: int}}}}": "7:52: variants.b8.inputs.data.dtype: 'int' is not a dtype; did you mean 'int8'? ",
     "{b8: {inputs: {data: {dtype: int8}}}}": "7:32: variants.b8.inputs.data.shape: is missing; write `shape: [1, 3, 224, 224]`",
+    "{b8: {kernels: mixed}}": "7:26: variants.b8.kernels: must be a mapping, such as {precision: mixed}, not the string 'mixed'",
+    "{b8: {kernel: {}}}": "7:17: variants.b8.kernel: unknown field; did you mean 'kernels'?",
+    "{b8: {kernels: {precision: mixd}}}": "7:38: variants.b8.kernels.precision: must be one of model, mixed, not the string 'mixd'; did you mean 'mixed'?",
+    "{b8: {kernels: {precison: mixed}}}": "7:27: variants.b8.kernels.precison: unknown field; did you mean 'precision'?",
+    "{b8: {kernels: {vector_bits: 300}}}": "7:40: variants.b8.kernels.vector_bits: must be one of 128, 256, 512, not the number 300",
+    "{b8: {kernels: {plain: [conv]}}}": "7:35: variants.b8.kernels.plain.0: 'conv' is not an operator with a blocked layout",
+    "{b8: {precision: mixed}}": "7:17: variants.b8.precision: belongs under kernels",
+    "{b8: {verify: {rtol: -1}}}": "7:32: variants.b8.verify.rtol: must be at least 0",
+    "{b8: {verify: {data: date.npz}}}": "7:32: variants.b8.verify.data: there is no file date.npz; did you mean 'data.npz'?",
+    "{b8: {verify: {min_accuracy: 0.5, data: ~}}}": "7:40: variants.b8.verify.min_accuracy: needs labelled data; set verify.data",
     "{b8: {tune: {trials: 5}}}": "7:17: variants.b8.tune: belongs at the top level or under targets",
 }
 
@@ -88,6 +98,15 @@ def test_wrong_variants(text: str, problem: str) -> None:
     """One mistake is one problem, with a position in the variant."""
     [actual] = problems_in(write(Path("r.yaml"), variants(text)))
     assert actual.startswith(problem)
+
+
+def test_a_target_that_contradicts_one_variant(folder: Path) -> None:
+    """Each is right by itself, and so is the recipe."""
+    text = target("verify: {data: ~}").replace(
+        "targets:\n", "variants: {b1: {}, b8: {verify: {min_accuracy: 0.5}}}\ntargets:\n"
+    )
+    [actual] = problems_in(write(Path("r.yaml"), text))
+    assert "targets.0.verify.min_accuracy: needs labelled data; set verify.data" in actual
 
 
 def test_a_missing_linker_is_reported_before_anything_runs(

@@ -86,6 +86,14 @@ def test_the_first_release_has_plain_figures() -> None:
     assert "<p>the first release</p>" in render_measurements("all-1.0", "", [], ContentChange())
 
 
+def test_a_library_that_no_other_one_dominates_is_marked() -> None:
+    """In the cell of its target; the others are not."""
+    both = [comparison(recipe=name) for name in ("net-full", "net-half")]
+    html = render_measurements("all-1.0", "", both, ContentChange(), {("net-half", "host")})
+    assert html.count("Pareto-optimal") == 1
+    assert "<td>net-half</td><td>host<small>Pareto-optimal</small></td>" in html
+
+
 def test_values_that_were_not_measured_are_dashes() -> None:
     assert cells(comparison(Measurements())) == [
         *("net", "host", "<small>not timed</small>"),
