@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ Count: TypeAlias = Callable[[str, int], None]
 
 # Workers import the tests' own support modules, wherever pytest was started.
 os.environ["PYTHONPATH"] = str(ROOT)
+# A shell that starts the tests in the background ignores SIGINT, and so would the commands that they interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nobody's own keys sign what tests make, or judge it.
 for name in ("TVMFLOW_SIGNING_KEY", "TVMFLOW_TRUSTED_KEYS"):
     os.environ.pop(name, None)

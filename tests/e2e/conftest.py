@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from tests.support.project import Project
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path: Path) -> Iterator[Project]:
     """A folder with a small ONNX model and its recipe."""
-    return Project(tmp_path)
+    made = Project(tmp_path)
+    yield made
+    made.close()

@@ -63,6 +63,7 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._started: list[subprocess.Popen[str]] = []
         self.environment = {
             name: value for name, value in os.environ.items() if not name.startswith("TVMFLOW_")
         }
@@ -165,7 +166,7 @@ class Project:
 
     def start(self, *words: str, start_new_session: bool = False) -> subprocess.Popen[str]:
         """Start a run without waiting for its end."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self.command("run", "tiny.yaml", "--json", *words),
             cwd=self.folder,
             env=self.environment,
@@ -174,6 +175,15 @@ class Project:
             text=True,
             start_new_session=start_new_session,
         )
+        self._started.append(process)
+        return process
+
+    def close(self) -> None:
+        """Kill what a failed test left running: it would hold the devices of this machine."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
 
     def kill_after(self, seconds: float) -> bool:
         """Start a run, kill it with SIGKILL, and return whether it was still running."""
