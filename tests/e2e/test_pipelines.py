@@ -131,7 +131,7 @@ def test_targets_of_a_pipeline_replace_those_of_its_recipes(project: Project) ->
         ("recipes: [tony.yaml]", "all.yaml:4:11: recipes.0: "),
         ("recipes: [tiny.yaml, tiny.yaml]", "recipes.1: 'tiny.yaml' is listed twice"),
         ("targets: [host]", "targets: is for pipelines that name their recipes"),
-        ("description: no recipes", "is a pipeline that names no recipes"),
+        ("description: no recipes", "this pipeline names no recipes"),
         ("recipes: [tiny.yaml]\nretune: {trials: 5}", "retune: needs the stage 'tune'"),
         ("recipes: [tiny.yaml]\nrelease: {version: x}", "release.version: must be a version"),
         (

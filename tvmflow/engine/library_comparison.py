@@ -118,24 +118,29 @@ def mark_pareto_optimal(libraries: Sequence[ComparedLibrary]) -> list[ComparedLi
     error), and better in one of these. Libraries are compared within their group, and only where the
     same was measured of both, and more than one of these.
     """
+    comparable: dict[tuple[int, tuple[str, ...]], list[dict[str, float]]] = {}
+    for library in libraries:
+        comparable.setdefault(_measured(library), []).append(library.costs)
     return [
-        library._replace(is_pareto_optimal=_is_pareto_optimal(library, libraries))
+        library._replace(
+            is_pareto_optimal=_is_pareto_optimal(library.costs, comparable[_measured(library)])
+        )
         for library in libraries
     ]
 
 
-def _is_pareto_optimal(library: ComparedLibrary, libraries: Sequence[ComparedLibrary]) -> bool:
-    costs = library.costs
-    others = [
-        other.costs
-        for other in libraries
-        if other is not library
-        and other.group == library.group
-        and other.costs.keys() == costs.keys()
-    ]
+def _measured(library: ComparedLibrary) -> tuple[int, tuple[str, ...]]:
+    """Return the group of a library, and what was measured of it."""
+    return library.group, tuple(library.costs)
+
+
+def _is_pareto_optimal(
+    costs: Mapping[str, float], comparable: Sequence[Mapping[str, float]]
+) -> bool:
+    """Return whether none of the comparable libraries, of which it is one, dominates a library."""
     # The size alone says nothing of what was given up for it.
-    is_known = len(costs) > 1 and bool(others)
-    return is_known and not any(_dominates(other, costs) for other in others)
+    is_known = len(costs) > 1 and len(comparable) > 1
+    return is_known and not any(_dominates(other, costs) for other in comparable)
 
 
 def _dominates(one: Mapping[str, float], other: Mapping[str, float]) -> bool:

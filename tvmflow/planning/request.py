@@ -71,7 +71,7 @@ def _find_pipeline(request: RunRequest) -> Pipeline | None:
     pipeline = load_pipeline(paths[0])
     if not pipeline.recipes:
         raise UsageError(
-            f"{paths[0]} is a pipeline that names no recipes",
+            f"{paths[0]}: this pipeline names no recipes",
             fix=f"give a recipe, and --pipeline {paths[0]}",
         )
     return pipeline
