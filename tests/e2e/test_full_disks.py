@@ -40,16 +40,19 @@ def assert_reported(ran: Ran, disk: Path) -> None:
     assert "no space left on the disk of" in messages(ran)
 
 
+@pytest.mark.parametrize("size", [230 << 10, 300 << 10])
 def test_a_linker_without_space_is_told_from_a_linker_that_fails(
-    project: Project, tmp_path: Path
+    size: int, project: Project, tmp_path: Path
 ) -> None:
-    """It is killed while it writes to mapped memory; with more space the next run goes on from there."""
-    with small_disk(tmp_path / "disk", 300 << 10) as disk:
+    """Compiler and linker are killed while they write to mapped memory; with more space the run goes on from there."""
+    with small_disk(tmp_path / "disk", size) as disk:
         failed = project.run("--store", str(disk))
         assert_reported(failed, disk)
-        assert failed.outcome("build/host") == "blocked"
+        last = ["build/host", "export/host", "verify/host"]
+        blocked = [label for label in last if failed.outcome(label) == "blocked"]
+        assert blocked in (["build/host"], ["export/host"])
         grow(disk)
-        assert project.run("--store", str(disk)).ran == ["build/host", "export/host", "verify/host"]
+        assert project.run("--store", str(disk)).ran == last[last.index(blocked[0]) :]
 
 
 def test_whatever_writes_outside_the_store_names_the_full_disk(

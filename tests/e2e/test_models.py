@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -153,8 +152,12 @@ def test_squeezenet_and_resnet_recipes_can_be_planned(project: Project) -> None:
     missing = project.tvmflow("plan", "recipes/squeezenet-mxnet.yaml")
     assert missing.code == 2
     assert "recipes/squeezenet-mxnet.yaml:" in missing.err
-    for name in ("squeezenet1.1-symbol.json", "squeezenet1.1-0000.params"):
-        Path(project.folder, "recipes/models", name).touch()
+    models = project.folder / "recipes/models"
+    for stand_in, name in (
+        ("digits-symbol.json", "squeezenet1.1-symbol.json"),
+        ("digits-0010.params", "squeezenet1.1-0000.params"),
+    ):
+        shutil.copy(models / stand_in, models / name)
     assert project.tvmflow("plan", "recipes/squeezenet-mxnet.yaml").code == 0
 
 

@@ -40,6 +40,7 @@ from tvmflow.recipe._tune import STRATEGIES
 from tvmflow.targets._presets import PRESETS
 
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
+SHIPPED_PIPELINES = sorted((ROOT / "pipelines").glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)
@@ -221,6 +222,14 @@ def test_the_shipped_recipes_are_valid(path: Path, digits: Path) -> None:
     loaded = load_recipe(copied)
     assert path.stem.startswith(loaded.recipe.name)
     assert loaded.read == (copied, loaded.pipeline.path)
+
+
+@pytest.mark.parametrize("path", SHIPPED_PIPELINES, ids=lambda path: path.stem)
+def test_the_shipped_pipelines_are_valid(path: Path) -> None:
+    """Each has the name of its file, and the recipes that it names exist."""
+    pipeline = load_pipeline(str(path))
+    assert pipeline.name == path.stem
+    assert all((path.parent / recipe).is_file() for recipe in pipeline.recipes)
 
 
 # ---------------------------------------------------------------- places

@@ -530,8 +530,8 @@ def _build(folder: str, seed: str, enough: str) -> None:
             chosen = session.SessionOptions(dist=f"{folder}/right-{seed}-{model}")
             session.run_plan(a_plan(place, model), alone, FakeExecutor(), ignore, chosen)
             right[model] = delivered(Path(chosen.dist), "net")
-            # the file, the verdict, and what describes both
-            assert len(right[model]) == 4
+            # the file, the verdict, the measurements, and what describes them
+            assert len(right[model]) == 6
         assert delivered(dist, "net") == right[model], number
 
 
