@@ -16,8 +16,6 @@ import pytest
 
 from tests.conftest import Count
 
-pytestmark = pytest.mark.fuzz
-
 CHUNK: Final = 500
 CASES: Final = {
     "recipes": 10_000,
@@ -32,17 +30,30 @@ CHUNKS: Final = [
 ]
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(("suite", "first"), CHUNKS)
 def test_mutated_files_are_refused_or_right(
     suite: str, first: int, tmp_path: Path, count: Count
 ) -> None:
     """Each case ends with a documented exit code and a message, and never with a wrong file."""
-    report = tmp_path / "report.json"
-    folder = tmp_path / "cases"
-    folder.mkdir()
     seed = first + int(os.environ.get("TVMFLOW_FUZZ_SEED", "0"))
-    words = [suite, str(folder), str(seed), str(CHUNK), str(report)]
-    log = tmp_path / "log.txt"
+    check_cases(suite, seed, CHUNK, tmp_path, count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", CASES)
+def test_a_few_mutated_files_are_refused_or_right(
+    suite: str, tmp_path: Path, count: Count
+) -> None:
+    """Enough of each kind to notice that a whole kind of mistake is not caught."""
+    check_cases(suite, 1_000_000, 40, tmp_path, count)
+
+
+def check_cases(suite: str, seed: int, cases: int, folder: Path, count: Count) -> None:
+    """Run consecutive cases of a suite; none may be a finding."""
+    report, log, work = folder / "report.json", folder / "log.txt", folder / "cases"
+    work.mkdir()
+    words = [suite, str(work), str(seed), str(cases), str(report)]
     with log.open("w") as stream:
         done = subprocess.run(
             [sys.executable, "-m", "tests.support.fuzzing.cases", *words],
@@ -52,9 +63,9 @@ def test_mutated_files_are_refused_or_right(
         )
     assert done.returncode == 0, log.read_text()[-3000:]
     ended = json.loads(report.read_text())
-    count(f"mutated {suite}", CHUNK)
+    count(f"mutated {suite}", cases)
     for code, number in ended["codes"].items():
         count(f"mutated {suite}: exit code {code}", number)
     findings = ended["findings"]
     shown = [f"seed {f['seed']}: {f['problem']}\n{f['text'][-800:]}" for f in findings[:20]]
-    assert not findings, f"{len(findings)} of {CHUNK}:\n" + "\n".join(shown)
+    assert not findings, f"{len(findings)} of {cases}:\n" + "\n".join(shown)
