@@ -81,7 +81,7 @@ def render_measurements(
         for comparison in comparisons
     ]
     changes = "".join(_content_lines(content))
-    return _page(name, f"<p>{compared}</p>\n{changes}{_table(_HEADINGS, rows)}")
+    return _page(f"{name}: measurements", f"<p>{compared}</p>\n{changes}{_table(_HEADINGS, rows)}")
 
 
 def _page(name: str, body: str) -> str:

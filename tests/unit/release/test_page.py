@@ -145,7 +145,7 @@ def test_names_cannot_add_elements() -> None:
     row = cells(Comparison("<b>", "host", Measurements(bytes={"<i>": 1})), previous="<u>")
     assert row[0] == "&lt;b&gt;" and "&lt;i&gt;" in row[6]
     page = render_measurements("<b>", "<u>", [], ContentChange())
-    assert "<strong>&lt;u&gt;</strong>" in page and "<h1>&lt;b&gt;</h1>" in page
+    assert "<strong>&lt;u&gt;</strong>" in page and "<h1>&lt;b&gt;: measurements</h1>" in page
 
 
 def test_what_is_new_and_what_is_gone_has_a_line() -> None:
