@@ -20,7 +20,8 @@ from tvmflow.engine.report import StageReport
 from tvmflow.executors._base import Executor, OnEvent
 from tvmflow.planning.decisions import check_pinned, input_digests
 from tvmflow.store.claims import Claim
-from tvmflow.store.downloads import DownloadProgress, download, list_files
+from tvmflow.store.download_attempt import DownloadProgress
+from tvmflow.store.downloads import download, list_files
 from tvmflow.store.file_digests import stamp
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.client import RemoteCacheClient

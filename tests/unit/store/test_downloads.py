@@ -20,7 +20,8 @@ import pytest
 
 from tests.support.web import Web, serving
 from tvmflow.core.errors import DownloadError
-from tvmflow.store.downloads import DownloadProgress, download
+from tvmflow.store.download_attempt import DownloadProgress
+from tvmflow.store.downloads import download
 
 BODY = random.Random(0).randbytes(3_000_000)
 DIGEST = hashlib.sha256(BODY).hexdigest()
@@ -217,7 +218,7 @@ def test_a_redirect_from_https_to_http_is_rejected() -> None:
     """https may not lead to http."""
     from urllib.request import Request
 
-    from tvmflow.store.downloads import _Redirects
+    from tvmflow.store.download_attempt import _Redirects
 
     handler = _Redirects()
     secure = Request("https://example.org/m")
