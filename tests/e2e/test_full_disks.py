@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from tests.conftest import Count
 from tests.support.disks import fill, grow, small_disk
 from tests.support.project import Project, Ran
 
@@ -103,7 +104,7 @@ SIZES: Final = {
 
 @pytest.mark.faults
 @pytest.mark.parametrize("place", SIZES)
-def test_fifty_full_disks(project: Project, tmp_path: Path, place: str) -> None:
+def test_fifty_full_disks(project: Project, tmp_path: Path, place: str, count: Count) -> None:
     """Runs on a disk that grows a little from one to the next: each is reported, and none does again what another finished."""
     assert sum(map(len, SIZES.values())) == 50
     project.write_recipe(trials=2)
@@ -124,6 +125,8 @@ def test_fifty_full_disks(project: Project, tmp_path: Path, place: str) -> None:
         ran = project.run(*words)
         assert ran.code == 0, messages(ran)
         assert not done & set(ran.ran)
-    print(f"{ends.total()} disks for {place}: {dict(ends)}")
+    count("small disks", ends.total())
+    for end, number in ends.items():
+        count(f"small disks: {end}", number)
     assert ends.total() == len(SIZES[place])
     assert ends["exit 4"] or place == "temporary files"

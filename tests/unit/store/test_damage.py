@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 
+from tests.conftest import Count
 from tests.support.file_damage import CONTENT, FAULTS
 from tests.support.small_runs import RunHost, plan_of
 from tvmflow.cli.cache import CHECKS
@@ -236,7 +237,7 @@ def test_notes_of_an_earlier_version_are_still_read(host: RunHost) -> None:
 
 
 @pytest.mark.faults
-def test_hundred_damaged_files_of_each_kind(tmp_path: Path) -> None:
+def test_hundred_damaged_files_of_each_kind(tmp_path: Path, count: Count) -> None:
     """Seeded: any number of files of any kinds at once, found, healed by a run, or repaired."""
     choose = random.Random(20)
     named: Counter[str] = Counter()
@@ -264,7 +265,6 @@ def test_hundred_damaged_files_of_each_kind(tmp_path: Path) -> None:
         repair_store(LocalStore(host.store.root), quiet, CHECKS)
         run_again(host)
         assert names_of_damage(LocalStore(host.store.root)) == []
-    print(
-        f"{damaged.total()} damaged files of {len(PLACES)} kinds, {named.total()} that can be known were found"
-    )
+    count("damaged files of a store", damaged.total())
+    count("damaged files of a store: found and named", named.total())
     assert min(Counter(case.partition(":")[0] for case in damaged.elements()).values()) > 60
