@@ -58,6 +58,7 @@ pipeline: compile
 recipe: 1
 name: minimal
 model: {onnx: ../tiny.onnx}
+inputs: {data: {shape: [1, 3, 8, 8]}}
 """,
 )
 PIPELINES: Final = (
