@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import lzma
-import struct
 import tarfile
 import tempfile
 import zipfile
@@ -16,6 +15,7 @@ from typing import IO, Final, NamedTuple
 from tvmflow.core.documents import Unreadable, get_field, quote
 from tvmflow.runtime.bundles import (
     DEFAULT_MAX_BYTES,
+    ZIP_ERRORS,
     Bundle,
     check_entries,
     check_name,
@@ -31,21 +31,7 @@ _ZIP_MAGIC: Final = b"PK\x03\x04"
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 # The errors of readers of archives that are damaged, or made to do harm.
-_ARCHIVE_ERRORS: Final = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    lzma.LZMAError,
-    struct.error,
-    OSError,
-    EOFError,
-    LookupError,
-    ValueError,
-    TypeError,
-    # An encrypted entry; NotImplementedError is one too.
-    RuntimeError,
-    ArithmeticError,
-)
+_ARCHIVE_ERRORS: Final = (*ZIP_ERRORS, tarfile.TarError, zlib.error, lzma.LZMAError)
 
 # The kind of a file by its first bytes.
 _KINDS: Final[Mapping[bytes, str]] = {

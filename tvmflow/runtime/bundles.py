@@ -43,8 +43,7 @@ _ZIP_END: Final = struct.Struct("<4s8sIIH")
 _ZIP_END_MAGIC: Final = b"PK\5\6"
 _ENCRYPTED: Final = 0x1
 
-# The errors of readers of zips that are damaged, or made to do harm.
-_ZIP_ERRORS: Final = (
+ZIP_ERRORS: Final = (
     zipfile.BadZipFile,
     struct.error,
     OSError,
@@ -56,6 +55,7 @@ _ZIP_ERRORS: Final = (
     RuntimeError,
     ArithmeticError,
 )
+"""The errors of readers of zips that are damaged, or made to do harm."""
 
 
 class Bundle(NamedTuple):
@@ -148,7 +148,7 @@ def damaged_bundle_error(path: str | Path, reason: object) -> BundleError:
 
 def _explain(stream: IO[bytes]) -> str:
     """Return what another delivered file is that was taken for a bundle; empty for anything else."""
-    with contextlib.suppress(Unreadable, *_ZIP_ERRORS):
+    with contextlib.suppress(Unreadable, *ZIP_ERRORS):
         stream.seek(0)
         start = stream.read(2)
         if start == b"\x1f\x8b":
@@ -241,7 +241,7 @@ def read_content(stream: IO[bytes], *, with_libraries: bool = True) -> Bundle:
         return _read(stream, with_libraries, is_part=False)
     except Unreadable:
         raise
-    except _ZIP_ERRORS as error:
+    except ZIP_ERRORS as error:
         raise Unreadable(f"it is damaged ({quote(str(error))[1:-1]})") from error
 
 
