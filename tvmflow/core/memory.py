@@ -12,9 +12,9 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.control_groups import list_groups, read_text
 from tvmflow.core.formatting import size_text
 from tvmflow.core.process_tree import kill_tree, list_descendants
 
@@ -27,7 +27,6 @@ _SHORTEST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 1.0
 # What a control group without a limit has as its limit.
 _NO_LIMIT: Final = 1 << 60
-_CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 # ---------------------------------------------------------------- this machine
@@ -44,7 +43,7 @@ def count_oom_kills() -> int | None:
     groups = (*_cgroup_texts("memory.events"), *_cgroup_texts("memory.oom_control"))
     counts = [
         int(number)
-        for text in (_read(Path("/proc/vmstat")), *groups)
+        for text in (read_text("/proc/vmstat"), *groups)
         for number in re.findall(r"^oom_kill (\d+)$", text, re.MULTILINE)
     ]
     return sum(counts) if counts else None
@@ -58,23 +57,9 @@ def _read_numbers(name: str) -> Iterator[int]:
 
 
 def _cgroup_texts(name: str) -> Iterator[str]:
-    """Yield a file of each control group for memory that this process is in, the innermost first."""
-    for line in _read(Path("/proc/self/cgroup")).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root = _CGROUPS / controllers
-        # in a container, the path may be that of the machine, and the root is the container's group
-        for folder in (root / path.strip("/"), *(root / path.strip("/")).parents):
-            if folder.is_relative_to(root):
-                yield _read(folder / name)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    """Yield a file of each control group for memory that this process is in."""
+    for folder in list_groups("memory"):
+        yield read_text(f"{folder}/{name}")
 
 
 # ---------------------------------------------------------------- processes
@@ -85,7 +70,7 @@ def _resident_bytes(pids: Iterable[int]) -> dict[int, int]:
     page = os.sysconf("SC_PAGE_SIZE")
     usage = {}
     for member in pids:
-        fields = _read(Path(f"/proc/{member}/statm")).split()
+        fields = read_text(f"/proc/{member}/statm").split()
         if fields:
             usage[member] = int(fields[1]) * page
     return usage
@@ -93,7 +78,7 @@ def _resident_bytes(pids: Iterable[int]) -> dict[int, int]:
 
 def _proportional_bytes(pid: int, resident: int) -> int:
     """Return the memory of a process, of what it shares only its part. Takes time, so that it is not read always."""
-    match = re.search(r"^Pss:\s+(\d+) kB", _read(Path(f"/proc/{pid}/smaps_rollup")), re.MULTILINE)
+    match = re.search(r"^Pss:\s+(\d+) kB", read_text(f"/proc/{pid}/smaps_rollup"), re.MULTILINE)
     return int(match[1]) << 10 if match else resident
 
 

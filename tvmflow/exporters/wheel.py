@@ -26,6 +26,7 @@ _PACKAGE: Final = Path(__file__).parent.parent
 _VENDORED: Final = (
     "core/__init__.py",
     "core/canonical_json.py",
+    "core/control_groups.py",
     "core/disk_errors.py",
     "core/documents.py",
     "core/errors.py",

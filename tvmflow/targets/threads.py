@@ -8,12 +8,12 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tvmflow.core.control_groups import GROUPS_FOLDER, OWN_GROUPS, list_groups, read_text
+
 VARIABLE: Final = "TVM_NUM_THREADS"
 """The environment variable with the number of threads that TVM starts."""
 
 _BINDING: Final = "TVM_BIND_THREADS"
-_CGROUPS: Final = "/sys/fs/cgroup"
-_OWN_CGROUPS: Final = "/proc/self/cgroup"
 _CPUS: Final = "/sys/devices/system/cpu"
 _UNLIMITED: Final = 1e9
 
@@ -38,7 +38,7 @@ def count_usable_cpus() -> int:
 def count_usable_cores(cpus: str = _CPUS) -> int:
     """Return how many cores this process may keep busy: CPUs that share one, as with SMT, count once."""
     cores = {
-        _read(f"{cpus}/cpu{cpu}/topology/thread_siblings_list") or cpu
+        read_text(f"{cpus}/cpu{cpu}/topology/thread_siblings_list") or cpu
         for cpu in list_allowed_cpus()
     }
     return max(1, min(len(cores), read_quota()))
@@ -84,7 +84,7 @@ def environment_for(threads: int) -> Iterator[None]:
 # ---------------------------------------------------------------- quotas of control groups
 
 
-def read_quota(own: str = _OWN_CGROUPS, root: str = _CGROUPS) -> int:
+def read_quota(own: str = OWN_GROUPS, root: str = GROUPS_FOLDER) -> int:
     """Return how many whole CPUs the control groups of this process grant; a huge number without a quota.
 
     Args:
@@ -92,36 +92,15 @@ def read_quota(own: str = _OWN_CGROUPS, root: str = _CGROUPS) -> int:
         root: The folder in which control groups are mounted.
     """
     quotas = [_UNLIMITED]
-    for line in _read(own).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            quotas += [_parse_quota(f"{group}/cpu.max") for group in _lineage(root, path)]
-        elif "cpu" in controllers.split(","):
-            groups = _lineage(f"{root}/{controllers}", path)
-            quotas += [
-                _parse_quota(f"{group}/cpu.cfs_quota_us", f"{group}/cpu.cfs_period_us")
-                for group in groups
-            ]
+    for group in list_groups("cpu", own, root):
+        quotas.append(_parse_quota(f"{group}/cpu.max"))
+        quotas.append(_parse_quota(f"{group}/cpu.cfs_quota_us", f"{group}/cpu.cfs_period_us"))
     return int(min(quotas))
-
-
-def _lineage(root: str, path: str) -> list[str]:
-    """Return the folders of a group and of all around it. In a container, the root may be the group itself."""
-    names = [name for name in path.split("/") if name]
-    return ["/".join([root, *names[:count]]) for count in range(len(names) + 1)]
 
 
 def _parse_quota(*files: str) -> float:
     """Return the CPUs that the files grant: a quota and a period in µs; `max` and -1 are no quota."""
-    numbers = " ".join(map(_read, files)).split()
+    numbers = " ".join(map(read_text, files)).split()
     if len(numbers) == 2 and all(map(str.isdecimal, numbers)) and int(numbers[1]):
         return int(numbers[0]) / int(numbers[1])
     return _UNLIMITED
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return stream.read()
-    except OSError:
-        return ""
