@@ -10,10 +10,10 @@ from typing import Any, Final, Literal
 
 from tvmflow.core.types import Json
 
-LOWERING_VERSION: Final = 7
+LOWERING_VERSION: Final = 8
 """Raise it when the lowering pipeline or one of its passes gives other kernels."""
 
-SCHEDULES_VERSION: Final = 6
+SCHEDULES_VERSION: Final = 7
 """Raise it when the schedule rules give other schedules."""
 
 NO_SCHEDULES: Final = 0
