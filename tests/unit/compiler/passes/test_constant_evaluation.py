@@ -121,15 +121,15 @@ def test_constants_are_folded_into_one() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "axis", "scales"),
-    [((), 0, ()), ((5,), 1, ()), ((1,), 1, (1,)), ((3, 4), 0, (3,)), ((3, 4), -1, (4,))],
+    [((), 0, ()), ((4,), 0, ()), ((1,), 0, (1,)), ((3, 4), 0, (3,)), ((3, 4), -1, (4,))],
 )
 def test_the_axis_of_one_scale_need_not_exist(
     shape: tuple[int, ...], axis: int, scales: tuple[int, ...]
 ) -> None:
     """ONNX quantizes a number like a tensor whose axis has one scale."""
     random = np.random.default_rng(0)
-    data = random.integers(-128, 128, shape).astype(np.int8)
-    scale = random.random(scales).astype(np.float32)
+    data = np.asarray(random.integers(-128, 128, shape), np.int8)
+    scale = np.asarray(random.random(scales), np.float32)
     parameters = (relax.const(scale), relax.const(np.ones(scales, np.int8)))
 
     def dequantized(value: Any, _: Any) -> Any:
@@ -139,5 +139,5 @@ def test_the_axis_of_one_scale_need_not_exist(
     bindings = mod["main"].body.blocks[0].bindings
     [call] = [binding.value for binding in bindings if isinstance(binding.value, relax.Call)]
     along = scale.reshape(-1, 1) if scales == (3,) else scale
-    expected = (data.astype(np.float32) - 1) * along
-    assert np.array_equal(call.args[1].value.numpy(), expected.reshape(shape))
+    expected = np.multiply(data.astype(np.float32) - np.float32(1), along)
+    assert np.array_equal(call.args[1].value.numpy(), expected)
