@@ -14,8 +14,8 @@ from tvmflow.core.suggestions import did_you_mean
 from tvmflow.frontends.onnx._large_tensors import (
     Place,
     can_stay,
+    leave_in_file,
     read_without_large_tensors,
-    set_place,
 )
 from tvmflow.frontends.onnx._source import EXTERNAL, MODEL
 from tvmflow.frontends.onnx._validation import all_tensors, check_model, check_tensors, not_a_model
@@ -59,7 +59,7 @@ def read_model(files: Mapping[str, Path]) -> ModelProto:
             place = _find_external(tensor, data_files)
             # Only passes over weights know tensors that stay in their files.
             if index < weights and can_stay(tensor, place):
-                set_place(tensor, place)
+                leave_in_file(tensor, place)
             else:
                 _load(tensor, place)
     check_tensors(model)

@@ -46,7 +46,7 @@ _PACKED_TYPES: Final[Mapping[int, int]] = {
 
 
 class Place(NamedTuple):
-    """Where the bytes of a tensor are."""
+    """The place of the bytes of a tensor in a file."""
 
     file: str
     offset: int
@@ -104,7 +104,7 @@ class _Shortener:
         if data is None:
             return self._data[start:end]
         mark = TensorProto()
-        set_place(mark, Place(self._file, data.start, data.end - data.start))
+        leave_in_file(mark, Place(self._file, data.start, data.end - data.start))
         rest = self._data[start : data.begin] + self._data[data.end : end]
         return rest + bytes(mark.SerializeToString())
 
@@ -142,7 +142,7 @@ def can_stay(tensor: TensorProto, place: Place) -> bool:
     return tensor.data_type in _MAPPED_TYPES and place.length >= _MIN_BYTES
 
 
-def set_place(tensor: TensorProto, place: Place) -> None:
+def leave_in_file(tensor: TensorProto, place: Place) -> None:
     """Leave the data of a tensor in a file."""
     tensor.data_location = TensorProto.EXTERNAL
     del tensor.external_data[:]
