@@ -20,6 +20,7 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends.onnx import _recurrent
 from tvmflow.frontends.onnx._graph import known_values, node_name, opset_of
 from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
 
@@ -115,9 +116,11 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def _convert_operator(
         self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
-        """Convert Clip and PRelu to operators that layout passes support, and all others as TVM does."""
+        """Convert recurrent operators, which TVM lacks; Clip and PRelu to operators that layout passes support; all others as TVM does."""
         if op_name == "PRelu":
             return self._prelu(*inputs)
+        if op_name in _recurrent.OPERATORS:
+            return _recurrent.convert(op_name, self.bb, inputs, attrs)
         bounds = _clip_bounds(inputs, attrs) if op_name == "Clip" else None
         if bounds is None:
             return super()._convert_operator(op_name, inputs, attrs, opset)
@@ -125,6 +128,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         for bound, operator in zip(bounds, (relax.op.maximum, relax.op.minimum), strict=True):
             value = value if bound is None else self.bb.normalize(operator(value, bound))
         return value
+
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        """Do nothing: `import_prepared` has refused what neither TVM nor this importer converts."""
 
     def _prelu(self, x: relax.Expr, slope: relax.Expr) -> relax.Expr:
         """Return `max(x, 0) + slope · min(x, 0)`.
