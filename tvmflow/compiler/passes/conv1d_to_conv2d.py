@@ -10,7 +10,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_straight_line
+from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.blocked_layout.elementwise import ELEMENTWISE
 
 # The operator on images, and the layout of the weights of the operator on sequences.
@@ -26,7 +26,7 @@ _POOLS: Final = {
 
 def convert_conv1d(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Convert convolutions and pooling of (n, c, w) data, and elementwise operators between them, to (n, c, 1, w)."""
-    return mod if context.is_plain("conv1d") else rewrite_straight_line(mod, _Conv1dRewriter)
+    return mod if context.is_plain("conv1d") else rewrite_main(mod, _Conv1dRewriter)
 
 
 class _Conv1dRewriter(MainRewriter):
@@ -34,7 +34,7 @@ class _Conv1dRewriter(MainRewriter):
 
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
-        self._images: dict[Any, Any] = {}
+        self._images = self.new_memo()
         self._handlers: Mapping[str, Callable[[Any, list[Any]], Any]] = {
             **dict.fromkeys(_CONVOLUTIONS, self._rewrite_convolution),
             **dict.fromkeys(_POOLS, self._rewrite_pool1d),

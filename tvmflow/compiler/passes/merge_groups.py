@@ -11,7 +11,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_straight_line
+from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _ATTRIBUTES: Final = (
 
 def merge_groups(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Merge groups of convolutions until each fills vectors, where merging a few is enough."""
-    return rewrite_straight_line(mod, _GroupMerger, context)
+    return rewrite_main(mod, _GroupMerger, context)
 
 
 class _GroupMerger(MainRewriter):
