@@ -71,7 +71,7 @@ def conv2d(x: Any, w: Any, strides: Pair, padding: Pair, dilation: Pair, groups:
         weight = w(o, channel, row, column, *lane, inner).astype(x.dtype)
         return te.sum(value * weight, axis=[channel, row, column, *lane])
 
-    shape = _conv_shape(x, (height, width), strides, dilation, blocks, int(w.shape[-1]))
+    shape = convolution_shape(x, (height, width), strides, dilation, blocks, int(w.shape[-1]))
     return te.compute(shape, element, name="conv2d")
 
 
@@ -99,7 +99,7 @@ def depthwise_conv2d(x: Any, w: Any, strides: Pair, padding: Pair, dilation: Pai
         weight = w[c, row, column, inner].astype(x.dtype)
         return te.sum(x(n, source, *pixel, inner) * weight, axis=[row, column])
 
-    shape = _conv_shape(x, (height, width), strides, dilation, blocks, block)
+    shape = convolution_shape(x, (height, width), strides, dilation, blocks, block)
     return te.compute(shape, element, name="depthwise_conv2d")
 
 
@@ -160,7 +160,7 @@ def _pad(x: Any, padding: Pair) -> Any:
     return topi.nn.pad(x, [0, 0, top, left, *rest], [0, 0, bottom, right, *rest], name="pad")
 
 
-def _conv_shape(
+def convolution_shape(
     x: Any, kernel: Pair, strides: Pair, dilation: Pair, blocks: int, block: int
 ) -> tuple[int, ...]:
     """Return the shape of a convolution's result over data that are already padded."""

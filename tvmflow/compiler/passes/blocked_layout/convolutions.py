@@ -10,8 +10,13 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.operators import blocked, winograd
 from tvmflow.compiler.passes._rewriter import OPAQUE
+from tvmflow.compiler.passes.blocked_layout import integer_convolutions
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
-from tvmflow.compiler.passes.quantization import integer_weight_dtype
+from tvmflow.compiler.passes.quantization import (
+    QuantizedData,
+    find_quantized_data,
+    integer_weight_dtype,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -38,18 +43,38 @@ def rewrite_conv2d(
     if not is_supported(rewriter, call, "OIHW"):
         return None
     dtype = integer_weight_dtype(rewriter.flow, call.args[1]) or rewriter.context.weight_dtype
+    quantized = _find_quantized_data(rewriter, call)
     if ir.is_depthwise(call):
         weights = rewriter.cast(_pack_depthwise_kernel(rewriter, kernel), dtype)
+        if quantized is not None:
+            return integer_convolutions.rewrite_depthwise_conv2d(
+                rewriter, quantized, weights, window
+            )
         x, name = rewriter.to_blocked(data), "depthwise_conv2d_NCHWc"
         return rewriter.kernel(blocked.depthwise_conv2d, name, x, weights, *window)
     if not has_full_groups(rewriter, call):
         return None
+    if quantized is not None:
+        return integer_convolutions.rewrite_conv2d(rewriter, call, quantized, window)
     x, lanes = block_data(rewriter, data)
     if lanes > 1 and _is_winograd(rewriter, call, window):
         return _emit_winograd(rewriter, call, x, kernel, window)
     weights = rewriter.cast(_pack_kernel(rewriter, kernel, lanes), dtype)
     groups = int(call.attrs.groups)
     return rewriter.kernel(blocked.conv2d, "conv2d_NCHWc", x, weights, *window, groups)
+
+
+def _find_quantized_data(rewriter: LayoutRewriter, call: relax.Call) -> QuantizedData | None:
+    """Return the integers that were converted to the data of a convolution with int8 weights, where the CPU has dot products."""
+    if not rewriter.context.has_dot_products() or not integer_weight_dtype(
+        rewriter.flow, call.args[1]
+    ):
+        return None
+    quantized = find_quantized_data(rewriter.flow, call.args[0])
+    if quantized is None:
+        return None
+    integers = ir.resolve_alias(rewriter.visit_expr(quantized.integers), rewriter.lookup_binding)
+    return quantized._replace(integers=integers)
 
 
 def is_supported(rewriter: LayoutRewriter, call: relax.Call, kernel_layout: str) -> bool:
