@@ -62,7 +62,7 @@ class _MatmulPacker(MainRewriter):
         split = [-(-columns // block), block, depth // integer.DOT, integer.DOT]
         packed = self.rearrange(weights, split, [0, 2, 1, 3])
         sums = self.kernel(integer.dense, "quantized_dense_pack", x, packed)
-        result = scale_sums(self, sums, weights, [1], [-1], data._replace(zero_point=zero))
+        result = scale_sums(self, sums, weights, [-1], data._replace(zero_point=zero))
         if columns % block == 0:
             return result
         return self.emit(relax.op.strided_slice(result, [-1], [0], [columns]))

@@ -94,7 +94,6 @@ def scale_sums(
     rewriter: MainRewriter,
     sums: Any,
     weights: Any,
-    axes: list[int],
     shape: list[int],
     data: QuantizedData,
 ) -> Any:
@@ -103,12 +102,12 @@ def scale_sums(
     Args:
         rewriter: The rewriter.
         sums: Sums of data times weights.
-        weights: The weights of int8.
-        axes: The axes of the weights that were summed over.
+        weights: The weights, integers of which the first axis is that of the results.
         shape: The shape of one number for each result, as it broadcasts over the sums.
         data: The scale and zero point of the data.
     """
     if data.zero_point:
+        axes = list(range(1, len(ir.known_shape(weights))))
         totals = rewriter.emit(relax.op.sum(rewriter.cast(weights, "int32"), axes))
         offset = relax.op.multiply(totals, relax.const(data.zero_point, "int32"))
         offset = rewriter.reshape(rewriter.emit(offset), shape)
