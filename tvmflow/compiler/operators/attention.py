@@ -73,7 +73,7 @@ class Attention(NamedTuple):
         operands: q (N, D), kᵀ (D, M), v (M, E), the factors of the scores, and the operands of `steps`.
         factors: The positions of factors, of one element each, and whether the scores are divided by it.
         steps: Operations on the scores before softmax.
-        guards_nan: True if the weights of a row without a finite score are zero, not NaN.
+        replacement: The position of the scalar that replaces weights that are NaN; None if they stay.
         out_shape: The shape of the result.
         out: Its matrices (N, E).
     """
@@ -86,7 +86,7 @@ class Attention(NamedTuple):
     operands: tuple[Operand, ...]
     factors: tuple[tuple[int, bool], ...]
     steps: tuple[ScoreStep, ...]
-    guards_nan: bool
+    replacement: int | None
     out_shape: tuple[int, ...]
     out: StridedMatrices
 
@@ -233,12 +233,11 @@ class _Emitter:
             T.buffer_store(total, T.float32(0), [lane])
         for start, count in each_piece(a.keys, lanes):
             with T.vectorized(count) as lane:
-                value = self._apply_steps(matrix, query, start + lane, scores[base + start + lane])
+                place = base + start + lane
                 if a.steps:
-                    scores[base + start + lane] = value
-                T.buffer_store(
-                    largest, tirx.max(tirx.BufferLoad(largest, [lane]), value), [lane]
-                )
+                    scores[place] = self._apply_steps(matrix, query, start + lane, scores[place])
+                value = tirx.max(tirx.BufferLoad(largest, [lane]), scores[place])
+                T.buffer_store(largest, value, [lane])
         if self._keys.padded > a.keys:
             with T.vectorized(self._keys.padded - a.keys) as lane:
                 scores[base + a.keys + lane] = low
@@ -249,10 +248,12 @@ class _Emitter:
             T.buffer_store(total, tirx.BufferLoad(total, [lane]) + scores[place], [lane])
         self._reduce(total, tirx.Add)
         totals[row] = tirx.BufferLoad(total, [0])
-        if a.guards_nan:
+        if a.replacement is not None:
             with T.If(tirx.isnan(totals[row])), T.Then():
                 with T.serial(self._keys.padded // lanes) as vector, T.vectorized(lanes) as lane:
-                    scores[base + vector * lanes + lane] = T.float32(0)
+                    scores[base + vector * lanes + lane] = (
+                        self._load(a.replacement, 0)(0, 0)
+                    )
                 totals[row] = T.float32(1)
 
     def _apply_steps(self, matrix: Any, query: Any, key: Any, value: Any) -> Any:

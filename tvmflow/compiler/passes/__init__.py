@@ -14,5 +14,6 @@ OPERATORS: Final = {
     "depthwise_conv2d": "a convolution of each channel by itself",
     "conv2d_transpose": "a transposed convolution, also grouped or depthwise",
     "matmul": "a matrix product with weights",
+    "attention": "softmax of the product of queries and keys, times values",
 }
 """The operators that have optimized kernels for CPUs, and that a recipe can keep as they are (`kernels.plain`)."""

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import tvm
 from tvm import relax, tirx
 
@@ -17,7 +16,7 @@ from tvmflow.compiler.operators import attention
 from tvmflow.compiler.operators.attention import Attention, Operand, ScoreStep
 from tvmflow.compiler.operators.strided import StridedMatrices, contiguous
 from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_straight_line
-from tvmflow.compiler.passes.strided_views import MatrixView, find_view
+from tvmflow.compiler.passes.strided_views import MatrixView, find_view, is_scalar
 
 _log = logging.getLogger(__name__)
 
@@ -54,11 +53,11 @@ class _Scores(NamedTuple):
 
 
 class _Match(NamedTuple):
-    """The parts of attention in a graph."""
+    """The parts of attention in a graph; the replacement of weights that are NaN is None if they stay."""
 
     scores: _Scores
     values: Any
-    guards_nan: bool
+    replacement: Any
     result: Any
 
 
@@ -121,6 +120,9 @@ class _AttentionFuser(MainRewriter):
             steps.pop(0)
         scalar = StridedMatrices(0, (), 0, 0)
         views += [MatrixView(tensor, scalar) for tensor, _ in factors]
+        replacement = None if match.replacement is None else len(views)
+        if match.replacement is not None:
+            views.append(MatrixView(match.replacement, scalar))
         score_steps = []
         for step in steps:
             positions: list[int | None] = []
@@ -141,7 +143,7 @@ class _AttentionFuser(MainRewriter):
             tuple(_operand(view) for view in known),
             tuple((3 + index, divides) for index, (_, divides) in enumerate(factors)),
             tuple(score_steps),
-            match.guards_nan,
+            replacement,
             tuple(shape[axis] for axis in order),
             contiguous(shape, order),
         )
@@ -183,11 +185,11 @@ def _match(flow: ir.DataFlow, call: Any) -> _Match | None:
     if shape is None or not all(map(ir.is_float32, (weights, values, call))):
         return None
     value = _skip_reshapes(flow, weights)
-    guarded = _match_nan_guard(flow, value)
-    if guarded is not None:
-        value = flow.value_if_used(guarded, 2)
+    weights, replacement = _match_nan_guard(flow, value)
+    if replacement is not None:
+        value = flow.value_if_used(weights, 2)
     softmax = ir.as_call(value, "relax.nn.softmax")
-    rows = ir.shape_of(weights)
+    rows = ir.shape_of(call.args[0])
     if softmax is None or rows is None or ir.shape_of(softmax) is None:
         return None
     scored = ir.known_shape(softmax)
@@ -202,7 +204,7 @@ def _match(flow: ir.DataFlow, call: Any) -> _Match | None:
         return None
     if math.prod(rows[:-2]) != math.prod(shape[:-2]):
         return None
-    return _Match(scores, values, guarded is not None, call)
+    return _Match(scores, values, replacement, call)
 
 
 def _skip_reshapes(flow: ir.DataFlow, expr: Any) -> Any:
@@ -216,15 +218,14 @@ def _skip_reshapes(flow: ir.DataFlow, expr: Any) -> Any:
     return value
 
 
-def _match_nan_guard(flow: ir.DataFlow, value: Any) -> Any:
-    """Return p of `where(isnan(p), 0, p)`; None for another value."""
-    if ir.operator_name(value) != "relax.where":
-        return None
-    condition, zero, weights = value.args
-    test = ir.as_call(flow.value_if_used_once(condition), "relax.isnan")
-    if test is None or not test.args[0].same_as(weights) or not isinstance(zero, tvm.ir.Constant):
-        return None
-    return weights if np.all(zero.value.numpy() == 0) else None
+def _match_nan_guard(flow: ir.DataFlow, value: Any) -> tuple[Any, Any]:
+    """Return p and the scalar s of `where(isnan(p), s, p)`; None for another value."""
+    if ir.operator_name(value) == "relax.where":
+        condition, replacement, weights = value.args
+        test = flow.value_if_used_once(condition)
+        if ir.operator_name(test) == "relax.isnan" and test.args[0].same_as(weights):
+            return weights, replacement if is_scalar(replacement) else None
+    return None, None
 
 
 def _match_scores(flow: ir.DataFlow, expr: Any, keys: int) -> _Scores | None:
