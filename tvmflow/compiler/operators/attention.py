@@ -21,11 +21,11 @@ from tvmflow.compiler.operators.strided import StridedMatrices
 from tvmflow.compiler.operators.tiles import (
     FLOAT,
     Columns,
+    Product,
     Workspace,
     choose_rows,
-    each_piece,
-    each_vector,
-    multiply,
+    iterate_pieces,
+    iterate_vectors,
     pack,
 )
 
@@ -62,7 +62,7 @@ class ScoreStep(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """What an attention kernel computes.
+    """The computation of an attention kernel.
 
     Attributes:
         batch: The number of pairs of query and key matrices.
@@ -174,7 +174,9 @@ class _Emitter:
             source = self._load(position, matrix)
             pack(source, is_contiguous, depth, columns, packed, slot * size)
 
-    def _attend(self, matrix: Any, block: Any, keys: Workspace, values: Workspace, slot: Any) -> None:
+    def _attend(
+        self, matrix: Any, block: Any, keys: Workspace, values: Workspace, slot: Any
+    ) -> None:
         """Emit the attention of a block of queries."""
         a, rows = self._attention, self._rows
         first = block * rows
@@ -183,19 +185,14 @@ class _Emitter:
         totals = Workspace.allocate(rows)
         result = Workspace.allocate(rows * self._values.padded)
         self._copy_queries(matrix, first, queries)
-        multiply(
-            lambda row, k: queries[row * a.depth + k],
-            *(keys, slot * self._key_size, scores),
-            (rows, a.depth, self._keys),
-            self._key_points,
+        Product(rows, a.depth, self._keys, self._key_points).emit(
+            lambda row, k: queries[row * a.depth + k], keys, slot * self._key_size, scores
         )
         with T.serial(rows) as row:
             self._softmax(matrix, self._clamp(first + row), row, scores, totals)
-        multiply(
+        Product(rows, a.keys, self._values, self._value_points).emit(
             lambda row, k: scores[row * self._keys.padded + k],
             *(values, slot * self._value_size, result),
-            (rows, a.keys, self._values),
-            self._value_points,
         )
         with T.serial(rows) as row:
             if a.queries % rows:
@@ -214,7 +211,7 @@ class _Emitter:
         a = self._attention
         source, is_vector = self._load(0, matrix), a.operands[0].matrices.column == 1
         with T.serial(self._rows) as row:
-            for column in each_vector(a.depth, self._lanes if is_vector else 1):
+            for column in iterate_vectors(a.depth, self._lanes if is_vector else 1):
                 value = source(self._clamp(first + row), column)
                 for position, divides in a.factors:
                     factor = self._load(position, 0)(0, 0)
@@ -227,20 +224,21 @@ class _Emitter:
         """Emit the exponentials of a row of scores and their sum."""
         a, lanes, base = self._attention, self._lanes, row * self._keys.padded
         largest, total = (T.alloc_buffer((lanes,), FLOAT, scope="local") for _ in range(2))
-        low = -T.infinity(FLOAT)
         with T.vectorized(lanes) as lane:
-            T.buffer_store(largest, low, [lane])
+            T.buffer_store(largest, tirx.min_value(FLOAT), [lane])
             T.buffer_store(total, T.float32(0), [lane])
-        for start, count in each_piece(a.keys, lanes):
+        if self._keys.padded > a.keys:
+            # twice the lowest number is -∞, which TVM writes as C that compilers reject
+            with T.vectorized(self._keys.padded - a.keys) as lane:
+                lowest = tirx.BufferLoad(largest, [lane])
+                scores[base + a.keys + lane] = lowest + lowest
+        for start, count in iterate_pieces(a.keys, lanes):
             with T.vectorized(count) as lane:
                 place = base + start + lane
                 if a.steps:
                     scores[place] = self._apply_steps(matrix, query, start + lane, scores[place])
                 value = tirx.max(tirx.BufferLoad(largest, [lane]), scores[place])
                 T.buffer_store(largest, value, [lane])
-        if self._keys.padded > a.keys:
-            with T.vectorized(self._keys.padded - a.keys) as lane:
-                scores[base + a.keys + lane] = low
         self._reduce(largest, tirx.max)
         with T.serial(self._keys.padded // lanes) as vector, T.vectorized(lanes) as lane:
             place = base + vector * lanes + lane
@@ -249,11 +247,10 @@ class _Emitter:
         self._reduce(total, tirx.Add)
         totals[row] = tirx.BufferLoad(total, [0])
         if a.replacement is not None:
-            with T.If(tirx.isnan(totals[row])), T.Then():
+            # the sum is NaN, or 0 where all scores are -∞
+            with T.If(tirx.Not(totals[row] > 0)), T.Then():
                 with T.serial(self._keys.padded // lanes) as vector, T.vectorized(lanes) as lane:
-                    scores[base + vector * lanes + lane] = (
-                        self._load(a.replacement, 0)(0, 0)
-                    )
+                    scores[base + vector * lanes + lane] = self._load(a.replacement, 0)(0, 0)
                 totals[row] = T.float32(1)
 
     def _apply_steps(self, matrix: Any, query: Any, key: Any, value: Any) -> Any:
@@ -274,9 +271,11 @@ class _Emitter:
                 T.buffer_store(vector, function(*halves), [lane])
             width //= 2
 
-    def _write(self, matrix: Any, first: Any, row: Any, result: Workspace, totals: Workspace) -> None:
+    def _write(
+        self, matrix: Any, first: Any, row: Any, result: Workspace, totals: Workspace
+    ) -> None:
         a = self._attention
-        for column in each_vector(a.values, self._lanes if a.out.column == 1 else 1):
+        for column in iterate_vectors(a.values, self._lanes if a.out.column == 1 else 1):
             value = result[row * self._values.padded + column] / totals[row]
             self._out[a.out.place(matrix, first + row, column)] = value
 

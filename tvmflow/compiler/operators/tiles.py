@@ -8,7 +8,6 @@ The functions emit TIR; they must be called within an `IRBuilder`.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -34,26 +33,26 @@ class Columns(NamedTuple):
     """The columns of a packed matrix, in tiles of vectors.
 
     Attributes:
-        count: The number of columns.
+        size: The number of columns.
         lanes: The columns of a vector.
         vectors: The vectors of a tile; the last tile may have fewer.
     """
 
-    count: int
+    size: int
     lanes: int
     vectors: int
 
     @property
     def padded(self) -> int:
         """The number of columns in whole vectors."""
-        return -(-self.count // self.lanes) * self.lanes
+        return -(-self.size // self.lanes) * self.lanes
 
-    def each(self) -> Iterator[tuple[Any, int]]:
+    def iterate(self) -> Iterator[tuple[Any, int]]:
         """Emit the loop over all tiles; yield the first column of a tile and how many it has."""
-        return each_piece(self.count, self.vectors * self.lanes)
+        return iterate_pieces(self.size, self.vectors * self.lanes)
 
 
-def each_piece(length: int, size: int) -> Iterator[tuple[Any, int]]:
+def iterate_pieces(length: int, size: int) -> Iterator[tuple[Any, int]]:
     """Emit the loop over pieces of a range; yield the start and the length of a piece: the last may be shorter."""
     whole = length // size
     if whole > 1:
@@ -65,9 +64,9 @@ def each_piece(length: int, size: int) -> Iterator[tuple[Any, int]]:
         yield whole * size, length % size
 
 
-def each_vector(length: int, lanes: int) -> Iterator[Any]:
+def iterate_vectors(length: int, lanes: int) -> Iterator[Any]:
     """Emit vector loops over a range; yield the index. The last vector may be shorter."""
-    for start, count in each_piece(length, lanes):
+    for start, count in iterate_pieces(length, lanes):
         with T.vectorized(count) as lane:
             yield start + lane
 
@@ -102,12 +101,12 @@ def pack(
         packed: Where to write it.
         base: The place of its first tile.
     """
-    for start, count in columns.each():
+    for start, count in columns.iterate():
         width = -(-count // columns.lanes) * columns.lanes
         tile = base + start * depth
         if is_contiguous:
             with T.serial(depth) as k:
-                for column in each_vector(count, columns.lanes):
+                for column in iterate_vectors(count, columns.lanes):
                     packed[tile + k * width + column] = source(k, start + column)
         else:
             # reads along the memory: rows of data may be apart by a multiple of the cache's sets
@@ -118,60 +117,96 @@ def pack(
                 packed[tile + k * width + count + lane] = T.float32(0)
 
 
-def multiply(
-    left: Element,
-    packed: Workspace,
-    base: Any,
-    result: Workspace,
-    sizes: tuple[int, int, Columns],
-    points: int,
-) -> None:
-    """Emit the product of some rows and a packed matrix.
+class Product(NamedTuple):
+    """A product of some rows and a packed matrix.
 
-    Args:
-        left: The rows.
-        packed: The right matrix, as `pack` writes it.
-        base: The place of its first tile.
-        result: The product; its rows have `columns.padded` columns.
-        sizes: The number of rows, the length of a sum, and the columns.
+    Attributes:
+        rows: The number of rows.
+        depth: The length of a sum.
+        columns: The columns of the packed matrix and of the result, whose rows are `columns.padded` long.
         points: The rows of a tile, which divide `rows`.
     """
-    rows, depth, columns = sizes
-    for start, count in columns.each():
-        vectors = -(-count // columns.lanes)
-        width = vectors * columns.lanes
-        block = max(32, _CACHED_NUMBERS // width)
-        block = math.ceil(depth / math.ceil(depth / block))
-        for first, terms in each_piece(depth, block):
-            with T.serial(rows // points) as group:
-                sums = T.alloc_buffer((points, vectors, columns.lanes), FLOAT, scope="local")
 
-                def place(p: Any, v: Any, lane: Any) -> Any:
-                    row = group * points + p  # noqa: B023 - used within this iteration
-                    return row * columns.padded + start + v * columns.lanes + lane  # noqa: B023
+    rows: int
+    depth: int
+    columns: Columns
+    points: int
 
-                def each_sum() -> Iterator[tuple[Any, Any, Any]]:
-                    with T.unroll(points) as p, T.unroll(vectors) as v:  # noqa: B023
-                        with T.vectorized(columns.lanes) as lane:
-                            yield p, v, lane
+    def emit(self, left: Element, packed: Workspace, base: Any, result: Workspace) -> None:
+        """Emit the product.
 
-                for p, v, lane in each_sum():
-                    initial = T.float32(0)
-                    if block < depth:
-                        is_first = tirx.EQ(first, 0)
-                        initial = tirx.Select(is_first, initial, result[place(p, v, lane)])
-                    T.buffer_store(sums, initial, [p, v, lane])
-                with T.serial(terms) as k:
-                    for p, v, lane in each_sum():
-                        weight = packed[base + start * depth + (first + k) * width + v * columns.lanes + lane]
-                        value = left(group * points + p, first + k) * weight
-                        T.buffer_store(sums, tirx.BufferLoad(sums, [p, v, lane]) + value, [p, v, lane])
-                for p, v, lane in each_sum():
-                    result[place(p, v, lane)] = tirx.BufferLoad(sums, [p, v, lane])
+        Args:
+            left: The rows.
+            packed: The right matrix, as `pack` writes it.
+            base: The place of its first tile.
+            result: Where to write the product.
+        """
+        for start, count in self.columns.iterate():
+            vectors = -(-count // self.columns.lanes)
+            blocks = -(-self.depth * vectors * self.columns.lanes // _CACHED_NUMBERS)
+            for terms in iterate_pieces(self.depth, -(-self.depth // blocks)):
+                with T.serial(self.rows // self.points) as group:
+                    sums = _Sums.allocate(self.points, vectors, self.columns.lanes)
+                    corner = group * self.points, start
+                    self._emit_tile(left, packed, base, result, sums, corner, terms)
+
+    def _emit_tile(
+        self,
+        left: Element,
+        packed: Workspace,
+        base: Any,
+        result: Workspace,
+        sums: _Sums,
+        corner: tuple[Any, Any],
+        terms: tuple[Any, int],
+    ) -> None:
+        """Add some terms of the sums of one tile; `corner` is its first row and column."""
+        (row, start), (first, count) = corner, terms
+
+        def place(point: Any, column: Any) -> Any:
+            return (row + point) * self.columns.padded + start + column
+
+        for index, point, column in sums.iterate():
+            initial = T.float32(0)
+            if count < self.depth:
+                initial = tirx.Select(tirx.EQ(first, 0), initial, result[place(point, column)])
+            sums.store(index, initial)
+        tile, width = base + start * self.depth, sums.vectors * sums.lanes
+        with T.serial(count) as k:
+            for index, point, column in sums.iterate():
+                term = left(row + point, first + k) * packed[tile + (first + k) * width + column]
+                sums.store(index, sums.load(index) + term)
+        for index, point, column in sums.iterate():
+            result[place(point, column)] = sums.load(index)
+
+
+class _Sums(NamedTuple):
+    """The sums of a tile; LLVM holds them in registers."""
+
+    buffer: Any
+    points: int
+    vectors: int
+    lanes: int
+
+    @classmethod
+    def allocate(cls, points: int, vectors: int, lanes: int) -> _Sums:
+        shape = (points, vectors, lanes)
+        return cls(T.alloc_buffer(shape, FLOAT, scope="local"), *shape)
+
+    def iterate(self) -> Iterator[tuple[list[Any], Any, Any]]:
+        """Emit loops over all sums; yield the index of a sum, its point and its column."""
+        with T.unroll(self.points) as p, T.unroll(self.vectors) as v, T.vectorized(self.lanes) as c:
+            yield [p, v, c], p, v * self.lanes + c
+
+    def load(self, index: list[Any]) -> Any:
+        return tirx.BufferLoad(self.buffer, index)
+
+    def store(self, index: list[Any], value: Any) -> None:
+        T.buffer_store(self.buffer, value, index)
 
 
 class RowTiles(NamedTuple):
-    """How rows are divided.
+    """The division of rows.
 
     Attributes:
         rows: The rows that are computed together.

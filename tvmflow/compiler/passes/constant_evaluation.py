@@ -139,6 +139,15 @@ def _flip(call: Any, arrays: Sequence[_Array]) -> _Array:
     return np.flip(arrays[0], int(call.attrs.axis))
 
 
+def _take(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    data, indices = arrays
+    if call.attrs.axis is None or indices.dtype.kind not in "iu":
+        return None
+    if indices.size and not -1 < indices.min() <= indices.max() < data.shape[int(call.attrs.axis)]:
+        return None
+    return np.take(data, indices, int(call.attrs.axis))
+
+
 def _astype(call: Any, arrays: Sequence[_Array]) -> _Array | None:
     dtype = ir.dtype_of(call)
     return arrays[0].astype(dtype, copy=False) if dtype in _DTYPES else None
@@ -148,13 +157,21 @@ def _dequantize(call: Any, arrays: Sequence[_Array]) -> _Array | None:
     data, *parameters = arrays
     if data.dtype.kind not in "iu" or call.attrs.out_dtype != "float32":
         return None
-    broadcast = [1] * data.ndim
-    broadcast[int(call.attrs.axis)] = -1
     scale, zero_point = (
-        parameter.reshape(broadcast if parameter.size > 1 else ()) for parameter in parameters
+        _along_axis(parameter, int(call.attrs.axis), data.ndim) for parameter in parameters
     )
     difference = data.astype("int32") - zero_point.astype("int32")
     return np.multiply(difference.astype("float32"), scale)
+
+
+def _along_axis(parameter: _Array, axis: int, rank: int) -> _Array:
+    """Return one number, or one for each index of an axis, in a shape that broadcasts over data of that rank."""
+    if parameter.size == 1:
+        # The axis means nothing here, and data of a low rank need not have it.
+        return parameter.reshape(())
+    shape = [1] * rank
+    shape[axis] = -1
+    return parameter.reshape(shape)
 
 
 def _elementwise(function: Callable[..., _Array]) -> _Rule:
@@ -195,6 +212,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "relax.permute_dims": _permute,
     "relax.nn.pad": _pad,
     "relax.flip": _flip,
+    "relax.take": _take,
     "relax.astype": _astype,
     "relax.dequantize": _dequantize,
     "relax.matmul": _matmul,

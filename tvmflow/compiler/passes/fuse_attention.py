@@ -12,6 +12,7 @@ from tvm import relax, tirx
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.operators import attention
 from tvmflow.compiler.operators.attention import Attention, Operand, ScoreStep
 from tvmflow.compiler.operators.strided import StridedMatrices, contiguous
@@ -32,9 +33,9 @@ _STEPS: Final[Mapping[str, Callable[..., Any]]] = {
 
 def fuse_attention(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Replace softmax(q·kᵀ)·v, with masks and scales, by a kernel that keeps the scores in the cache."""
-    if context.is_plain("attention"):
+    if context.cpu is None or context.is_plain("attention"):
         return mod
-    return rewrite_straight_line(mod, _AttentionFuser, context)
+    return rewrite_straight_line(mod, _AttentionFuser, context.cpu)
 
 
 class _Step(NamedTuple):
@@ -64,9 +65,9 @@ class _Match(NamedTuple):
 class _AttentionFuser(MainRewriter):
     """Rewrites the last product of attention, or the transpose behind it."""
 
-    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
+    def __init__(self, mod: tvm.IRModule, cpu: CpuModel) -> None:
         super().__init__(mod)
-        self._context = context
+        self._cpu = cpu
         transposed = (
             self.flow.value_if_used_once(value.args[0])
             for value in self.flow.values.values()
@@ -97,7 +98,7 @@ class _AttentionFuser(MainRewriter):
             return None
         kernel, views = fused
         _log.debug("attention of %s with %d operands", shape, len(views))
-        function = attention.make_kernel(kernel, self._context.cpu)
+        function = attention.make_kernel(kernel, self._cpu)
         arguments = [self.visit_expr(view.tensor) for view in views]
         return self.call_function(function, "attention", arguments, kernel.out_shape)
 

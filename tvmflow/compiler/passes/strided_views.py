@@ -62,13 +62,16 @@ def find_view(
 
 def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool) -> Any:
     """Return the tensor that an expression reads, the call that reads it, and a factor; None at the end of a chain."""
-    value = flow.values.get(expr) if isinstance(expr, relax.Var) else None
+    value: Any = flow.values.get(expr) if isinstance(expr, relax.Var) else None
     if isinstance(value, relax.Var):
         return value, None, None
     if isinstance(value, relax.TupleGetItem):
-        split = flow.values.get(value.tuple_value)
-        is_split = ir.operator_name(split) == "relax.split"
-        return (split.args[0], value, None) if is_split else None
+        split: Any = flow.values.get(value.tuple_value)
+        if ir.operator_name(split) != "relax.split":
+            return None
+        return split.args[0], value, None
+    if value is None:
+        return None
     name = ir.operator_name(value)
     if name in _RULES:
         return value.args[0], value, None
@@ -98,20 +101,21 @@ def _follow(flow: ir.DataFlow, tensor: Any, calls: Sequence[Any]) -> _Array | No
     shape = ir.shape_of(tensor)
     if shape is None or math.prod(shape) > _MAX_PLACES:
         return None
-    places = np.arange(math.prod(shape)).reshape(shape)
+    places: _Array = np.arange(math.prod(shape)).reshape(shape)
     for call in reversed(calls):
         if call is None:
             continue
         result = ir.shape_of(call)
         if result is None or math.prod(result) > _MAX_PLACES:
             return None
+        moved: _Array | None
         if isinstance(call, relax.TupleGetItem):
-            found = _split(flow.values[call.tuple_value], places, call.index)
+            moved = _split(flow.values[call.tuple_value], places, call.index)
         else:
-            found = _RULES[ir.operator_name(call)](flow, call, places)
-        if found is None or found.shape != result:
+            moved = _RULES[ir.operator_name(call)](flow, call, places)
+        if moved is None or moved.shape != result:
             return None
-        places = found
+        places = moved
     return places if places.ndim >= 2 else None
 
 
@@ -138,19 +142,21 @@ def _take(flow: ir.DataFlow, call: Any, places: _Array) -> _Array | None:
     axis = int(call.attrs.axis)
     if not -places.shape[axis] <= index < places.shape[axis]:
         return None
-    return np.take(places, index, axis).reshape(ir.known_shape(call))
+    part: _Array = np.take(places, index, axis)
+    return part.reshape(ir.known_shape(call))
 
 
 def _slice(_: ir.DataFlow, call: Any, places: _Array) -> _Array | None:
     columns = [[_integer(field) for field in getattr(arg, "fields", ())] for arg in call.args[1:]]
     axes, begins, ends, *strides = columns
     steps = strides[0] if strides else [1] * len(axes)
-    window = [slice(None)] * places.ndim
+    window: list[slice] = [slice(None)] * places.ndim
     for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True):
         if None in (axis, begin, end, step):
             return None
         window[axis] = slice(begin, end, step)
-    return places[tuple(window)]
+    part: _Array = places[tuple(window)]
+    return part
 
 
 def _split(call: Any, places: _Array, index: int) -> _Array:
@@ -162,7 +168,8 @@ def _split(call: Any, places: _Array, index: int) -> _Array:
         cuts = list(range(size, places.shape[axis], size))
     else:
         cuts = [int(cut) for cut in sections]
-    return np.split(places, cuts, axis)[index]
+    part: _Array = np.split(places, cuts, axis)[index]
+    return part
 
 
 _RULES: Final[Mapping[str, Callable[[ir.DataFlow, Any, _Array], _Array | None]]] = {

@@ -207,5 +207,7 @@ def test_a_recipe_keeps_attention_as_the_model_has_it(tmp_path: Path) -> None:
     made, feed = attention(0)
     target = lowering.make_target(level(LEVELS_HERE[-1]))
     options = LoweringOptions(plain=("attention",))
-    kernels = lowering.list_kernels(lowering.lower(load(made, tmp_path, feed).mod, target, options).mod)
+    kernels = lowering.list_kernels(
+        lowering.lower(load(made, tmp_path, feed).mod, target, options).mod
+    )
     assert any("softmax" in name for name in kernels)

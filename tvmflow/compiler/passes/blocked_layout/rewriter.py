@@ -17,14 +17,16 @@ from tvmflow.compiler.passes._rewriter import MainRewriter
 _log = logging.getLogger(__name__)
 
 
-Handlers = Mapping[str, Callable[..., relax.Expr | None]]
-"""Operator -> the function that rewrites its calls: takes the rewriter, the original call and the rewritten arguments; returns the blocked form of the result, or None to decline."""
+Handler = Callable[..., relax.Expr | None]
+"""A function that rewrites the calls of an operator: takes the rewriter, the original call and the rewritten arguments; returns the blocked form of the result, or None to decline."""
+Handlers = Mapping[str, Handler]
+"""Operator -> its handler."""
 
 
 class LayoutRewriter(MainRewriter):
     """Rewrites the calls that a handler takes, and remembers the blocked form of each tensor.
 
-    The blocked form of a tensor (n, c, h, w) is (n, ⌈c/b⌉, h, w, b).
+    The blocked form of a tensor (n, c, …) is (n, ⌈c/b⌉, …, b).
 
     Attributes:
         context: The target and options.
