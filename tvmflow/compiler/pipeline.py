@@ -25,6 +25,7 @@ from tvmflow.compiler.passes.lift_weights import lift_weights, split_inference
 from tvmflow.compiler.passes.merge_groups import merge_groups
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
+from tvmflow.compiler.passes.resize import convert_resize
 from tvmflow.compiler.passes.vector_math import vectorize_math
 
 _log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ GRAPH_PHASES: Final[Phases] = {
         LoweringPass("conv1d_to_conv2d", convert_conv1d, LoweringContext.has_blocked_layout),
         LoweringPass("merge_groups", merge_groups, LoweringContext.has_blocked_layout),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
+        _pass("resize", convert_resize, LoweringContext.has_cpu_model),
         LoweringPass("pack_matmuls", pack_matmuls, LoweringContext.has_packed_weights),
     ),
     "precision": (

@@ -17,6 +17,7 @@ from tvmflow.compiler.passes.blocked_layout import (
     convolutions,
     elementwise,
     pooling,
+    resizing,
     transposed_convolutions,
 )
 from tvmflow.compiler.passes.blocked_layout.rewriter import Handlers, LayoutRewriter
@@ -28,6 +29,7 @@ HANDLERS: Handlers = {
     "relax.nn.avg_pool2d": pooling.rewrite_pool2d,
     "relax.nn.adaptive_avg_pool2d": pooling.rewrite_adaptive_pool2d,
     **dict.fromkeys(pooling.IMAGE_REDUCTIONS, pooling.rewrite_image_reduction),
+    "relax.image.resize2d": resizing.rewrite_resize,
     "relax.concat": elementwise.rewrite_concat,
     **dict.fromkeys(("relax.quantize", "relax.dequantize"), elementwise.rewrite_quantize),
     **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.rewrite_elementwise),
