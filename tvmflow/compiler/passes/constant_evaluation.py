@@ -148,13 +148,21 @@ def _dequantize(call: Any, arrays: Sequence[_Array]) -> _Array | None:
     data, *parameters = arrays
     if data.dtype.kind not in "iu" or call.attrs.out_dtype != "float32":
         return None
-    broadcast = [1] * data.ndim
-    broadcast[int(call.attrs.axis)] = -1
     scale, zero_point = (
-        parameter.reshape(broadcast if parameter.size > 1 else ()) for parameter in parameters
+        _along_axis(parameter, int(call.attrs.axis), data.ndim) for parameter in parameters
     )
     difference = data.astype("int32") - zero_point.astype("int32")
     return np.multiply(difference.astype("float32"), scale)
+
+
+def _along_axis(parameter: _Array, axis: int, rank: int) -> _Array:
+    """Return one number, or one for each index of an axis, in a shape that broadcasts over data of that rank."""
+    if parameter.size == 1:
+        # The axis means nothing here, and data of a low rank need not have it.
+        return parameter.reshape(())
+    shape = [1] * rank
+    shape[axis] = -1
+    return parameter.reshape(shape)
 
 
 def _elementwise(function: Callable[..., _Array]) -> _Rule:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, OperatorSetIdProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, NodeProto, OperatorSetIdProto, helper
 from onnx.defs import onnx_opset_version
 
 from tvmflow.core.formatting import quoted
+from tvmflow.frontends.onnx._large_tensors import array_of
 
 _MAX_KNOWN_ELEMENTS: Final = 64
 
@@ -35,7 +36,7 @@ def known_values(model: ModelProto) -> KnownValues:
     shapes.update({tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer})
     initializers = model.graph.initializer
     small = [t for t in initializers if math.prod(t.dims) <= _MAX_KNOWN_ELEMENTS]
-    return KnownValues({tensor.name: numpy_helper.to_array(tensor) for tensor in small}, shapes)
+    return KnownValues({tensor.name: array_of(tensor) for tensor in small}, shapes)
 
 
 def attributes_of(node: NodeProto) -> dict[str, Any]:

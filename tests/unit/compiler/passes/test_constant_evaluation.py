@@ -117,3 +117,27 @@ def test_constants_are_folded_into_one() -> None:
     [call] = [binding.value for binding in bindings if isinstance(binding.value, relax.Call)]
     assert call.op.name == "relax.add"
     assert np.array_equal(call.args[1].value.numpy(), table.reshape(3, 2).T * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "scales"),
+    [((), 0, ()), ((4,), 0, ()), ((1,), 0, (1,)), ((3, 4), 0, (3,)), ((3, 4), -1, (4,))],
+)
+def test_the_axis_of_one_scale_need_not_exist(
+    shape: tuple[int, ...], axis: int, scales: tuple[int, ...]
+) -> None:
+    """ONNX quantizes a number like a tensor whose axis has one scale."""
+    random = np.random.default_rng(0)
+    data = np.asarray(random.integers(-128, 128, shape), np.int8)
+    scale = np.asarray(random.random(scales), np.float32)
+    parameters = (relax.const(scale), relax.const(np.ones(scales, np.int8)))
+
+    def dequantized(value: Any, _: Any) -> Any:
+        return op.add(value, op.dequantize(relax.const(data), *parameters, axis=axis))
+
+    mod = constant_evaluation.evaluate_constants(model(dequantized, shape=(3, 4)))
+    bindings = mod["main"].body.blocks[0].bindings
+    [call] = [binding.value for binding in bindings if isinstance(binding.value, relax.Call)]
+    along = scale.reshape(-1, 1) if scales == (3,) else scale
+    expected = np.multiply(data.astype(np.float32) - np.float32(1), along)
+    assert np.array_equal(call.args[1].value.numpy(), expected)
