@@ -128,11 +128,9 @@ def _follow_each_other(block: Block, outer: Any, inner: Any, extents: Sequence[i
     if extents[0] == 1:
         return True
     for load in list_loads(block):
-        strides = [
-            linear_stride(load, block.axes, axis, extent)
-            for axis, extent in zip((outer, inner), extents[:2], strict=True)
-        ]
-        if None in strides or strides[0] != strides[1] * extents[1]:
+        first = linear_stride(load, block.axes, outer, extents[0])
+        second = linear_stride(load, block.axes, inner, extents[1])
+        if first is None or second is None or first != second * extents[1]:
             return False
     return True
 
