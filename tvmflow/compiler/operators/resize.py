@@ -14,7 +14,7 @@ _Array = np.ndarray[Any, Any]
 
 
 class Interpolation(NamedTuple):
-    """How the pixels of a resized image are computed, with the names of ONNX's Resize.
+    """The way in which the pixels of a resized image are computed, with the names of ONNX's Resize.
 
     Attributes:
         method: `nearest_neighbor`, `linear` or `cubic`.
