@@ -147,7 +147,7 @@ def convolution_kind(call: Any) -> str:
     name = str(call.op.name).removeprefix("relax.nn.")
     if name != "conv2d" or int(call.attrs.groups) == 1:
         return name
-    return f"{'depthwise' if is_depthwise(call) else 'grouped'}_conv2d"
+    return f"{'depthwise' if is_depthwise(call) else 'grouped'}_{name}"
 
 
 def operator_name(expr: Any) -> str:
@@ -160,7 +160,9 @@ def as_call(expr: Any, name: str) -> Any:
     return expr if operator_name(expr) == name else None
 
 
-def layouts_of(call: Any) -> tuple[str, str, str]:
-    """Return the data, kernel and output layout of a convolution."""
+def has_default_layouts(call: Any, kernel: str = "OI") -> bool:
+    """Return whether a convolution has the frontends' layouts: NCDHW or its short forms, and a kernel whose first axes are `kernel`."""
     attrs = call.attrs
-    return attrs.data_layout, attrs.kernel_layout, attrs.out_layout
+    axes = "DHW"[-len(attrs.strides) :]
+    layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
+    return layouts == (f"NC{axes}", f"{kernel}{axes}", f"NC{axes}")

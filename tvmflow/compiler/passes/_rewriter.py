@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -52,6 +53,11 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         for axis, multiple in enumerate(multiples):
             widths[2 * axis + 1] = -shape[axis] % multiple
         return self.emit(relax.op.nn.pad(tensor, widths)) if any(widths) else tensor
+
+    def take(self, tensor: Any, indices: Sequence[int], axis: int) -> Any:
+        """Emit some slices of a tensor along an axis."""
+        chosen = relax.const(np.asarray(indices, "int64"), "int64")
+        return self.emit(relax.op.take(tensor, chosen, axis))
 
     def cast(self, tensor: Any, dtype: str) -> Any:
         """Emit a tensor in another dtype; itself if it has that dtype."""

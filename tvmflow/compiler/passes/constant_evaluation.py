@@ -139,6 +139,15 @@ def _flip(call: Any, arrays: Sequence[_Array]) -> _Array:
     return np.flip(arrays[0], int(call.attrs.axis))
 
 
+def _take(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    data, indices = arrays
+    if call.attrs.axis is None or indices.dtype.kind not in "iu":
+        return None
+    if indices.size and not -1 < indices.min() <= indices.max() < data.shape[int(call.attrs.axis)]:
+        return None
+    return np.take(data, indices, int(call.attrs.axis))
+
+
 def _astype(call: Any, arrays: Sequence[_Array]) -> _Array | None:
     dtype = ir.dtype_of(call)
     return arrays[0].astype(dtype, copy=False) if dtype in _DTYPES else None
@@ -203,6 +212,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "relax.permute_dims": _permute,
     "relax.nn.pad": _pad,
     "relax.flip": _flip,
+    "relax.take": _take,
     "relax.astype": _astype,
     "relax.dequantize": _dequantize,
     "relax.matmul": _matmul,

@@ -45,7 +45,7 @@ def convert_resize(mod: tvm.IRModule) -> tvm.IRModule:
     return rewrite_straight_line(mod, _ResizeRewriter)
 
 
-def match_resize(call: relax.Call) -> Resize | None:
+def as_resize(call: relax.Call) -> Resize | None:
     """Return the resize that a call is; None for other calls, and for modes without a table."""
     if ir.operator_name(call) not in RESIZES or not all(map(ir.is_float32, (call, call.args[0]))):
         return None
@@ -88,7 +88,7 @@ class _ResizeRewriter(MainRewriter):
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten = super().visit_call_(call)
-        resize = match_resize(call)
+        resize = as_resize(call)
         if resize is None or self.flow.is_weight(call.args[0]):
             return rewritten
         data, last = rewritten.args[0], len(ir.known_shape(call)) - 1

@@ -13,6 +13,7 @@ from tvm.s_tir import Schedule
 
 _ROOT: Final = "root"
 _SPATIAL: Final = 0
+_FAST_CALLS: Final = {"tirx.if_then_else", "tirx.likely", "tirx.fabs"}
 REDUCTION: Final = 2
 """TVM's `IterVar.iter_type` of an axis that is reduced."""
 
@@ -109,6 +110,20 @@ def _find_nodes(tree: Any, kind: type) -> list[Any]:
     nodes: list[Any] = []
     tvm_ffi.structural_walk(tree, (kind, nodes.append))
     return nodes
+
+
+def list_intermediate_buffers(schedule: Schedule) -> list[Any]:
+    """Return the buffers of a kernel that are not its parameters."""
+    return list(schedule.get(schedule.get_sblock(_ROOT)).alloc_buffers)
+
+
+def has_slow_operations(block: Block) -> bool:
+    """Return whether a block divides, or calls functions such as exp, which take as long as many sums."""
+    value = block.stmt.body.value
+    divisions = _find_nodes(value, tirx.Div)
+    calls = _find_nodes(value, tvm.ir.Call)
+    names = {str(getattr(call.op, "name", "")) for call in calls}
+    return bool(divisions or names - _FAST_CALLS)
 
 
 def list_loads(block: Block) -> list[Any]:

@@ -14,8 +14,10 @@ from tvmflow.compiler.schedules.blocks import (
     analyze_blocks,
     depends_on,
     element_stride,
+    has_slow_operations,
     is_contiguous,
     linear_stride,
+    list_intermediate_buffers,
     list_loads,
 )
 
@@ -36,11 +38,43 @@ def apply(schedule: Schedule, cpu: CpuModel) -> bool:
     blocks = analyze_blocks(schedule)
     if not blocks or any(block.is_reduction for block in blocks):
         return False
-    for block in blocks[:-1]:
+    for block in _find_inlined(blocks, list_intermediate_buffers(schedule)):
         schedule.compute_inline(block.handle)
-    (final,) = analyze_blocks(schedule) or []
-    schedule_block(schedule, final, cpu)
+    for block in analyze_blocks(schedule) or []:
+        schedule_block(schedule, block, cpu)
     return True
+
+
+def _find_inlined(blocks: Sequence[Block], intermediate: Sequence[Any]) -> list[Block]:
+    """Return the blocks that are computed where they are read: not the results, and none with slow operations that would run more than once for an element.
+
+    Args:
+        blocks: The blocks of a kernel, in order.
+        intermediate: The buffers that are not parameters of the kernel.
+    """
+    inlined: list[Block] = []
+    slow: list[Block] = []
+    for block in blocks:
+        sources = [load.source for load in list_loads(block)]
+        reads_slow = any(other.output.same_as(source) for other in slow for source in sources)
+        is_slow = reads_slow or has_slow_operations(block)
+        is_result = not any(block.output.same_as(buffer) for buffer in intermediate)
+        if is_result or (is_slow and _count_reads(block, blocks) > block.work):
+            continue
+        inlined.append(block)
+        if is_slow:
+            slow.append(block)
+    return inlined
+
+
+def _count_reads(block: Block, blocks: Sequence[Block]) -> int:
+    """Return how many numbers all blocks together read of a block's output."""
+    return sum(
+        reader.work
+        for reader in blocks
+        for load in list_loads(reader)
+        if load.source.same_as(block.output)
+    )
 
 
 def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:

@@ -27,6 +27,11 @@ CPUS = {
 }
 
 
+def as_volume(value: Any, _: Any) -> Any:
+    n, channels, height, width = (int(extent) for extent in value.ty.shape)
+    return relax.op.reshape(value, (n, channels // 2, 2, height, width))
+
+
 def flattened(value: Any, _: Any) -> Any:
     return relax.op.reshape(value, (1, -1))
 
@@ -55,10 +60,15 @@ def test_kernels_of_all_kinds_compile(preset: str, monkeypatch: pytest.MonkeyPat
         pooled("max", pool_size=(3, 3), strides=(2, 2), padding=(1, 1)),
         conv(20),
         relu,
+        convolution(20, (3, 3), groups=5, padding=12, dilation=12),
         depthwise((3, 3), padding=1),
         convolution(24, (3, 3), padding=1, strides=2),
         transposed(8, (2, 2), strides=2),
         pooled("avg", pool_size=(3, 3), padding=(1, 1)),
+        as_volume,
+        convolution(16, (3, 3, 3), padding=1),
+        relu,
+        transposed(8, (2, 2, 2), strides=2),
         flattened,
         dense,
         normed,

@@ -1,4 +1,4 @@
-"""Resizing of images on blocked layouts."""
+"""Resizing of images and volumes on blocked layouts."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 from tvm import relax
 
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
-from tvmflow.compiler.passes.resize import emit_resize, match_resize
+from tvmflow.compiler.passes.resize import emit_resize, as_resize
 
 
 def rewrite_resize(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any
 ) -> relax.Expr | None:
-    """Rewrite a resize of images whose reader takes blocked data.
+    """Rewrite a resize of the spatial axes whose reader takes blocked data.
 
     Where none does, fewer pixels are unpacked before.
     """
-    resize = match_resize(call)
+    resize = as_resize(call)
     if (
         resize is None
-        or call.attrs.layout != "NCHW"
-        or not set(resize.axes) <= {2, 3}
+        or not call.attrs.layout.startswith("NC")
+        or min(resize.axes, default=0) < 2
         or not rewriter.is_read_blocked(call)
     ):
         return None

@@ -18,16 +18,20 @@ _log = logging.getLogger(__name__)
 
 
 # Operators that take blocked data at any shape.
-_READERS = frozenset({"relax.nn.conv2d", "relax.nn.conv2d_transpose"})
+_READERS = frozenset(
+    f"relax.nn.conv{rank}d{suffix}" for rank in (1, 2, 3) for suffix in ("", "_transpose")
+)
 
-Handlers = Mapping[str, Callable[..., relax.Expr | None]]
-"""Operator -> the function that rewrites its calls: takes the rewriter, the original call and the rewritten arguments; returns the blocked form of the result, or None to decline."""
+Handler = Callable[..., relax.Expr | None]
+"""A function that rewrites the calls of an operator: takes the rewriter, the original call and the rewritten arguments; returns the blocked form of the result, or None to decline."""
+Handlers = Mapping[str, Handler]
+"""Operator -> its handler."""
 
 
 class LayoutRewriter(MainRewriter):
     """Rewrites the calls that a handler takes, and remembers the blocked form of each tensor.
 
-    The blocked form of a tensor (n, c, h, w) is (n, ⌈c/b⌉, h, w, b).
+    The blocked form of a tensor (n, c, …) is (n, ⌈c/b⌉, …, b).
 
     Attributes:
         context: The target and options.
