@@ -35,18 +35,25 @@ def rewrite_elementwise(
 ) -> relax.Expr | None:
     """Rewrite an elementwise operator of which an operand is blocked."""
     shape = ir.known_shape(call)
-    shapes = [ir.shape_of(argument) for argument in arguments]
-    if any(operand is None for operand in shapes):
+    # The limits of `clip` are numbers, not tensors.
+    tensors = [argument for argument in arguments if not _is_number(argument)]
+    if any(ir.shape_of(tensor) is None for tensor in tensors):
         return None
-    if all(_blocked_form(rewriter, argument, shape) is None for argument in arguments):
+    if all(_blocked_form(rewriter, tensor, shape) is None for tensor in tensors):
         return None
     if not _is_safe_on_empty_lanes(call) and shape[1] % rewriter.block:
         return None
     operands = [
-        _to_blocked_operand(rewriter, original, argument, shape)
+        argument
+        if _is_number(argument)
+        else _to_blocked_operand(rewriter, original, argument, shape)
         for original, argument in zip(call.args, arguments, strict=True)
     ]
     return rewriter.emit(relax.Call(call.op, operands, call.attrs))
+
+
+def _is_number(argument: Any) -> bool:
+    return not hasattr(argument.ty, "shape")
 
 
 def _is_safe_on_empty_lanes(call: relax.Call) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from tvm import relax
 
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
-from tvmflow.compiler.passes.resize import emit_resize, as_resize
+from tvmflow.compiler.passes.resize import as_resize, emit_resize
 
 
 def rewrite_resize(
