@@ -44,7 +44,11 @@ class DataFlow:
 
     def value_if_used_once(self, var: Any) -> Any:
         """Return the value of a variable that is used once; None for others."""
-        return self.values.get(var) if self._uses[var] == 1 else None
+        return self.value_if_used(var, 1)
+
+    def value_if_used(self, var: Any, times: int) -> Any:
+        """Return the value of a variable that is used so many times; None for others."""
+        return self.values.get(var) if self._uses[var] == times else None
 
 
 def list_weights(function: relax.Function) -> list[Any]:

@@ -81,6 +81,13 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         attributes = {"primfunc_attrs": pattern} if pattern else {}
         return self.builder_.emit_te(function, *args, primfunc_name_hint=name, **attributes)
 
+    def call_function(
+        self, function: tvm.tirx.PrimFunc, name: str, args: Sequence[Any], shape: Sequence[int]
+    ) -> Any:
+        """Emit a call of a function in TIR with a result of float32."""
+        variable = self.builder_.add_func(function, name)
+        return self.emit(relax.call_tir(variable, list(args), relax.TensorType(shape, "float32")))
+
 
 def rewrite_main(mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any) -> tvm.IRModule:
     """Return a module with `main` rewritten, without dead code.
