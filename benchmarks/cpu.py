@@ -23,24 +23,13 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+from _runtimes import build, compare, draw_inputs
 
 _REAL: Final = {
     "ultraface": "ultraface/version-RFB-320.onnx",
     "ultraface-raw": "ultraface/version-RFB-320_without_postprocessing.onnx",
 }
-_RECIPE: Final = """\
-recipe: 1
-name: {name}
-model: {{onnx: {name}.onnx}}
-kernels: {{precision: {precision}}}
-tune: {{{tune}}}
-verify: {{against: none}}
-"""
 _ZERO_ROUNDS: Final = 3
-_WARM: Final = 2
-_REST_S: Final = 0.4
 
 
 def write_model(name: str, path: Path) -> bool:
@@ -58,115 +47,7 @@ def write_model(name: str, path: Path) -> bool:
     return True
 
 
-def build(
-    name: str, folder: Path, tune: str, log: Path, precision: str = "model"
-) -> tuple[Path, float]:
-    """Build a model with `tvmflow run`; return its bundle and the seconds that it took."""
-    recipe = folder / f"{name}.yaml"
-    recipe.write_text(_RECIPE.format(name=name, tune=tune, precision=precision))
-    out = folder / tune.replace(": ", "-") / precision
-    words = ["run", recipe.name, "--dist", str(out), "--store", str(folder / "store")]
-    started = time.monotonic()
-    with log.open("ab") as sink:
-        subprocess.run(
-            [sys.executable, "-m", "tvmflow", *words],
-            cwd=folder,
-            stdout=sink,
-            stderr=sink,
-            check=True,
-        )
-    (bundle,) = (out / name).rglob("*.tvmflow")
-    return bundle, time.monotonic() - started
-
-
-# ---------------------------------------------------------------- one process for each runtime
-
-
-def serve(model: str, library: str) -> None:
-    """Load a library (a bundle, or `ort`), write its results, then time one call for each line of input.
-
-    Each runtime has a process of its own: threads spin and are bound to cores, and two runtimes in one
-    process would disturb each other.
-    """
-    import numpy as np
-
-    if library == "ort":
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = os.cpu_count() or 1
-        options.log_severity_level = 4
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        inputs = session.get_inputs()
-    else:
-        from tvmflow.runtime import loading
-
-        module = loading.load(library)
-        inputs = module.inputs
-    random = np.random.default_rng(0)
-    feed = {spec.name: random.standard_normal(spec.shape).astype(np.float32) for spec in inputs}
-
-    def call() -> list[Any]:
-        return session.run(None, feed) if library == "ort" else list(module.run(feed).values())
-
-    np.savez(sys.stdin.readline().strip(), *call())
-    print(flush=True)
-    for _ in sys.stdin:
-        for _ in range(_WARM):
-            call()
-        started = time.perf_counter()
-        call()
-        print(time.perf_counter() - started, flush=True)
-
-
-def compare(libraries: dict[str, tuple[str, str]], rounds: int) -> dict[str, Any]:
-    """Call each `(model, library)` in turns; return median latencies, and errors relative to `ort`."""
-    import numpy as np
-
-    servers = {
-        label: subprocess.Popen(
-            [sys.executable, __file__, "--child", "serve", model, library],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=_environment(),
-        )
-        for label, (model, library) in libraries.items()
-    }
-
-    def ask(label: str, line: str) -> str:
-        server = servers[label]
-        assert server.stdin is not None and server.stdout is not None
-        server.stdin.write(f"{line}\n")
-        server.stdin.flush()
-        answer = server.stdout.readline()
-        # TVM's threads spin for a fifth of a second after a call and would disturb the next one.
-        time.sleep(_REST_S)
-        return answer
-
-    with tempfile.TemporaryDirectory() as folder:
-        results = {}
-        for label in servers:
-            ask(label, f"{folder}/{label}.npz")
-            with np.load(f"{folder}/{label}.npz") as arrays:
-                results[label] = list(arrays.values())
-    error = {
-        label: max(
-            float(np.abs(a - b).max() / (np.abs(b).max() or 1.0))
-            for a, b in zip(arrays, results["ort"], strict=True)
-        )
-        for label, arrays in results.items()
-    }
-    seconds: dict[str, list[float]] = {label: [] for label in servers}
-    for turn in range(rounds):
-        for label in list(servers)[:: 1 if turn % 2 else -1]:
-            seconds[label].append(float(ask(label, "")))
-    for server in servers.values():
-        server.communicate()
-    return {
-        "ms": {label: statistics.median(samples) * 1e3 for label, samples in seconds.items()},
-        "error": error,
-    }
+# ---------------------------------------------------------------- TVM's own pipeline
 
 
 def zero(model: str) -> dict[str, Any]:
@@ -197,29 +78,19 @@ def zero(model: str) -> dict[str, Any]:
     return {"ms": statistics.median(seconds) * 1e3}
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "TVM_NUM_THREADS": str(os.cpu_count() or 1)}
-
-
-def in_child(step: str, *words: str) -> dict[str, Any]:
+def zero_in_child(model: str) -> dict[str, Any]:
+    """Return the result of `zero`, or why it failed."""
     done = subprocess.run(
-        [sys.executable, __file__, "--child", step, *words],
+        [sys.executable, __file__, "--zero", model],
         capture_output=True,
         text=True,
         check=False,
-        env=_environment(),
+        env={**os.environ, "TVM_NUM_THREADS": str(os.cpu_count() or 1)},
     )
     if done.returncode:
         return {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1]}
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
-
-
-def child(step: str, *words: str) -> None:
-    if step == "zero":
-        print(json.dumps(zero(*words)))
-    else:
-        serve(*words)
 
 
 # ---------------------------------------------------------------- the table
@@ -233,12 +104,12 @@ def measure(name: str, folder: Path, minutes: float, rounds: int) -> dict[str, A
     bundles, took = {}, {}
     budgets = {"untuned": "trials: 0", **({"tuned": f"minutes: {minutes:g}"} if minutes else {})}
     for label, tune in budgets.items():
-        bundle, took[label] = build(name, folder, tune, log)
+        bundle, took[label] = build(model, folder, tune, log)
         bundles[label] = str(bundle)
     libraries = {"ort": "ort", **bundles}
     pairs = {label: (str(model), library) for label, library in libraries.items()}
-    result = compare(pairs, rounds)
-    result["zero"] = in_child("zero", str(model)).get("ms")
+    result = compare(pairs, draw_inputs(model), rounds)
+    result["zero"] = zero_in_child(str(model)).get("ms")
     result["seconds"] = took
     return result
 
@@ -293,7 +164,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        child(*sys.argv[2:])
+    if sys.argv[1:2] == ["--zero"]:
+        print(json.dumps(zero(*sys.argv[2:])))
     else:
         main()

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import cpu
 import numpy as np
 import onnx
 from _nets import NETS, wide
+from _runtimes import build, compare, draw_inputs
 
 _SHAPE: Final = (1, 3, 224, 224)
 _CALIBRATION: Final = 2
@@ -72,13 +72,13 @@ def measure(name: str, folder: Path, rounds: int) -> dict[str, Any]:
     quantize(plain, quantized)
     log = folder / "log"
     bundles = {
-        "float32": (plain, cpu.build(plain.stem, folder, "trials: 0", log)[0]),
-        "mixed": (plain, cpu.build(plain.stem, folder, "trials: 0", log, "mixed")[0]),
-        "qdq": (quantized, cpu.build(quantized.stem, folder, "trials: 0", log)[0]),
+        "float32": (plain, build(plain, folder, "trials: 0", log)[0]),
+        "mixed": (plain, build(plain, folder, "trials: 0", log, "mixed")[0]),
+        "qdq": (quantized, build(quantized, folder, "trials: 0", log)[0]),
     }
     libraries = {label: (str(model), str(path)) for label, (model, path) in bundles.items()}
     peers = {"ort": (str(plain), "ort"), "ort-qdq": (str(quantized), "ort")}
-    result = cpu.compare({**peers, **libraries}, rounds)
+    result = compare({**peers, **libraries}, draw_inputs(plain), rounds)
     result["mb"] = {label: path.stat().st_size / 1e6 for label, (_, path) in bundles.items()}
     return result
 

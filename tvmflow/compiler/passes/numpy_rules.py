@@ -153,6 +153,14 @@ def _elementwise(function: Callable[..., _Array], dtypes: str = "float32") -> _R
     return rule
 
 
+def _sum(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    """Return a sum of integers, which is the same in any order."""
+    axes, keepdims = call.attrs.axis, bool(call.attrs.keepdims)
+    if arrays[0].dtype != np.int32 or axes is None:
+        return None
+    return np.asarray(arrays[0].sum(tuple(map(int, axes)), dtype=np.int32, keepdims=keepdims))
+
+
 def _rsqrt(x: _Array) -> _Array:
     # TVM computes it like this, rounded twice.
     return np.float32(1) / np.sqrt(x)
@@ -204,6 +212,7 @@ RULES: Final[Mapping[str, _Rule]] = {
         for f in (*_EXACT_FUNCTIONS, *_COMPARISONS)
     },
     **{f"relax.{f.__name__}": _elementwise(f, "bool") for f in _LOGICAL_FUNCTIONS},
+    "relax.sum": _sum,
     "relax.rsqrt": _elementwise(_rsqrt),
 }
 """Operator -> the function that computes a call of it from arrays; None where it has no rule for the call."""

@@ -11,6 +11,12 @@ from onnx import ModelProto, TensorProto
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.suggestions import did_you_mean
+from tvmflow.frontends.onnx._large_tensors import (
+    Place,
+    can_stay,
+    leave_in_file,
+    read_without_large_tensors,
+)
 from tvmflow.frontends.onnx._source import EXTERNAL, MODEL
 from tvmflow.frontends.onnx._validation import all_tensors, check_model, check_tensors, not_a_model
 
@@ -32,29 +38,36 @@ def _link(link: Path, path: Path) -> None:
 
 
 def read_model(files: Mapping[str, Path]) -> ModelProto:
-    """Return the model with all external data loaded into it.
+    """Return the model; its large weights stay in their files (see `_large_tensors`).
 
     Raises:
         ImportFailed: when a file cannot be read or is not an ONNX model.
     """
     try:
-        # Without a format, the name of the file would choose it.
-        model = onnx.load(str(files[MODEL]), format="protobuf", load_external_data=False)
+        model = read_without_large_tensors(files[MODEL])
     except OSError as error:
         raise ImportFailed(f"the ONNX file cannot be read: {last_line(error)}") from error
     except Exception as error:
         # The errors of protobuf have no common public base class.
         raise not_a_model(last_line(error)) from error
     check_model(model)
-    for tensor in all_tensors(model):
+    # The model's own file is where large weights were left, and may be read like the others.
+    data_files = {f"{EXTERNAL}{files[MODEL]}": files[MODEL], **files}
+    weights = len(model.graph.initializer)
+    for index, tensor in enumerate(all_tensors(model)):
         if tensor.data_location == TensorProto.EXTERNAL:
-            _load_external(tensor, files)
+            place = _find_external(tensor, data_files)
+            # Only passes over weights know tensors that stay in their files.
+            if index < weights and can_stay(tensor, place):
+                leave_in_file(tensor, place)
+            else:
+                _load(tensor, place)
     check_tensors(model)
     return model
 
 
-def _load_external(tensor: TensorProto, files: Mapping[str, Path]) -> None:
-    """Read the data of a tensor from its file.
+def _find_external(tensor: TensorProto, files: Mapping[str, Path]) -> Place:
+    """Return where the data of a tensor is.
 
     Raises:
         ImportFailed: when the file is not one of the model's, or does not have the data.
@@ -77,14 +90,27 @@ def _load_external(tensor: TensorProto, files: Mapping[str, Path]) -> None:
                 f"{offset}, and the file has {size} bytes",
                 fix="copy or export the model again with its external data",
             )
-        with path.open("rb") as stream:
-            stream.seek(offset)
-            tensor.raw_data = stream.read(length)
+        return Place(str(path), offset, length)
     except ValueError:
         where = excerpt(f"offset {entries.get('offset')}, length {entries.get('length')}")
         raise not_a_model(f"the data of {name} has the position {where}") from None
     except OSError as error:
         text = f"the data of {name} in {quoted(location)} cannot be read: {error.strerror}"
+        raise ImportFailed(text) from error
+
+
+def _load(tensor: TensorProto, place: Place) -> None:
+    """Read the data of a tensor into it.
+
+    Raises:
+        ImportFailed: when the file cannot be read.
+    """
+    try:
+        with Path(place.file).open("rb") as stream:
+            stream.seek(place.offset)
+            tensor.raw_data = stream.read(place.length)
+    except OSError as error:
+        text = f"the data of {quoted(tensor.name)} cannot be read: {error.strerror}"
         raise ImportFailed(text) from error
     tensor.data_location = TensorProto.DEFAULT
     del tensor.external_data[:]

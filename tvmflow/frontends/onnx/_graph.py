@@ -14,11 +14,11 @@ from onnx import (
     NodeProto,
     OperatorSetIdProto,
     helper,
-    numpy_helper,
 )
 from onnx.defs import onnx_opset_version
 
 from tvmflow.core.formatting import quoted
+from tvmflow.frontends.onnx._large_tensors import array_of
 
 _MAX_KNOWN_ELEMENTS: Final = 64
 
@@ -44,7 +44,7 @@ def known_values(model: ModelProto) -> KnownValues:
     shapes.update({tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer})
     initializers = model.graph.initializer
     small = [t for t in initializers if math.prod(t.dims) <= _MAX_KNOWN_ELEMENTS]
-    return KnownValues({tensor.name: numpy_helper.to_array(tensor) for tensor in small}, shapes)
+    return KnownValues({tensor.name: array_of(tensor) for tensor in small}, shapes)
 
 
 def is_if(node: NodeProto) -> bool:

@@ -12,7 +12,8 @@ from typing import Any, Final
 import numpy as np
 import onnx
 import tvm
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+import tvm_ffi
+from onnx import ModelProto, NodeProto, helper
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
@@ -30,6 +31,7 @@ from tvmflow.frontends.onnx._graph import (
     node_name,
     opset_of,
 )
+from tvmflow.frontends.onnx._large_tensors import array_of, place_of
 from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
 
 _log = logging.getLogger(__name__)
@@ -116,14 +118,16 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for tensor in graph.initializer:
-            name, array = tensor.name, np.asarray(numpy_helper.to_array(tensor), order="C")
+            name, array = tensor.name, np.asarray(array_of(tensor), order="C")
             is_constant = _is_shape_like(array) and name not in self._quantized
             if name in self._parameters or is_constant:
                 self._nodes[name] = relax.const(array, str(array.dtype))
                 continue
             var = self._new_var(name, array.shape, str(array.dtype))
             self._nodes[name] = var
-            self._params[name] = (var, tvm.runtime.tensor(array))
+            # TVM's importer keeps the values, for operators with constant inputs: those in a file stay there
+            as_tensor = tvm_ffi.from_dlpack if place_of(tensor) else tvm.runtime.tensor
+            self._params[name] = (var, as_tensor(array))
             self.weights[name] = (var, array)
         self._keep_params_in_input = True
 

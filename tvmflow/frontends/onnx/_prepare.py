@@ -26,6 +26,7 @@ from tvmflow.frontends.onnx._conversion import (
     expand_unsupported_operators,
     inline_functions,
 )
+from tvmflow.frontends.onnx._einsum import convert_einsums
 from tvmflow.frontends.onnx._graph import all_graphs
 from tvmflow.frontends.onnx._inputs import ELEMENT_TYPES, ModelInput, find_input_problems
 from tvmflow.frontends.onnx._simplification import (
@@ -57,6 +58,7 @@ _SIMPLIFICATIONS: Final[tuple[_Pass, ...]] = (
     drop_unused_outputs,
     expand_unsupported_operators,
     convert_constants_to_initializers,
+    convert_einsums,
     bypass_copies,
     drop_dead_nodes,
 )

@@ -15,12 +15,16 @@ class NotAModel(ValueError):
 
 
 class Field(NamedTuple):
-    """One field of a message: the bytes `start` to `end` of a length-delimited one, the value of a varint."""
+    """One field of a message: the bytes `start` to `end` of a length-delimited one, the value of a varint.
+
+    `begin` is the position of its number, before `start`.
+    """
 
     number: int
     start: int
     end: int
     value: int = 0
+    begin: int = 0
 
 
 def fields(data: mmap.mmap, position: int, end: int) -> Iterator[Field]:
@@ -30,17 +34,18 @@ def fields(data: mmap.mmap, position: int, end: int) -> Iterator[Field]:
         NotAModel: when the bytes are not in protobuf format.
     """
     while position < end:
+        begin = position
         tag, position = _varint(data, position, end)
         number, kind = tag >> 3, tag & 7
         if kind == _LENGTH:
             size, position = _varint(data, position, end)
             if position + size > end:
                 raise NotAModel("it is truncated")
-            yield Field(number, position, position + size)
+            yield Field(number, position, position + size, 0, begin)
             position += size
         elif kind == _VARINT:
             value, position = _varint(data, position, end)
-            yield Field(number, 0, 0, _signed(value))
+            yield Field(number, 0, 0, _signed(value), begin)
         elif kind in (_FIXED32, _FIXED64):
             position += 8 if kind == _FIXED64 else 4
         else:

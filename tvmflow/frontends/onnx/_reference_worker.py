@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from tvmflow.core.formatting import excerpt
@@ -52,9 +53,9 @@ class _Session:
 
 
 def _is_quantized(model: str) -> bool:
-    import onnx
+    from tvmflow.frontends.onnx._large_tensors import read_without_large_tensors
 
-    graph = onnx.load(model, load_external_data=False).graph
+    graph = read_without_large_tensors(Path(model)).graph
     return any(node.op_type == "DequantizeLinear" for node in graph.node)
 
 

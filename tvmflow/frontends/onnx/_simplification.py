@@ -26,6 +26,7 @@ from tvmflow.frontends.onnx._graph import (
     rename_captured,
     replace_nodes,
 )
+from tvmflow.frontends.onnx._large_tensors import place_of, with_data
 from tvmflow.frontends.onnx._operators import MISCOMPUTED
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ _AS_LARGE_AS_INPUTS: Final = frozenset(
     "SequenceEmpty SequenceLength SplitToSequence StringSplit Unique".split()
 )
 _MAX_FOLDED_ELEMENTS: Final = 1 << 23
+# The elements of all constants that a model holds: protobuf's limit is 2 GiB.
+_MAX_HELD_ELEMENTS: Final = 1 << 27
 # What is larger is left to TVM's importer, which evaluates a Range too, and all else when it runs.
 _MAX_CONSTANT_ELEMENTS: Final = 1 << 28
 _MAX_RANGE_ELEMENTS: Final = 1 << 25
@@ -121,14 +124,18 @@ def fold_constants(model: ModelProto) -> ModelProto:
         ImportFailed: when a few numbers of the model would make a constant that fills the memory.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    room = _MAX_HELD_ELEMENTS - sum(
+        math.prod(tensor.dims) for tensor in constants.values() if place_of(tensor) is None
+    )
     kept = []
     for node in model.graph.node:
-        can_fold = _is_foldable(node, constants) and _fits(model, node, constants)
+        can_fold = _is_foldable(node, constants) and _fits(model, node, constants, room)
         results = _evaluate(model, node, constants) if can_fold else None
         if results is None:
             kept.append(node)
             continue
         for name, array in results.items():
+            room -= array.size
             tensor = numpy_helper.from_array(array, name)
             constants[name] = tensor
             model.graph.initializer.append(tensor)
@@ -142,8 +149,16 @@ def _is_foldable(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
     return is_constant and not has_body and node.op_type not in _NOT_FOLDED
 
 
-def _fits(model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
+def _fits(
+    model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto], room: int
+) -> bool:
     """Return whether the results of a node are small enough to be evaluated, before anything makes them.
+
+    Args:
+        model: The model.
+        node: The node.
+        constants: The constants that it may read.
+        room: How many elements the model may still hold; shapes are evaluated also without room.
 
     Raises:
         ImportFailed: when TVM could not make them either.
@@ -153,7 +168,8 @@ def _fits(model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProt
     if max(counts, default=0) > limit:
         raise too_large(node, "a constant", max(counts), limit)
     is_known = bool(counts) or node.op_type in _AS_LARGE_AS_INPUTS
-    return is_known and max(counts, default=0) <= _MAX_FOLDED_ELEMENTS
+    limit = min(_MAX_FOLDED_ELEMENTS, max(room, _MAX_SHAPE_ELEMENTS))
+    return is_known and max(counts, default=0) <= limit
 
 
 def too_large(node: NodeProto, what: str, elements: int, limit: int) -> ImportFailed:
@@ -181,7 +197,7 @@ def _result_shapes(
             if not small
         ],
         [],
-        [t for t, small in zip(tensors, is_small, strict=True) if small],
+        [with_data(t) for t, small in zip(tensors, is_small, strict=True) if small],
     )
     single = helper.make_model(
         graph, opset_imports=list(model.opset_import), ir_version=model.ir_version
@@ -214,7 +230,7 @@ def _evaluate(
         "fold",
         [],
         [helper.make_empty_tensor_value_info(name) for name in outputs],
-        [constants[name] for name in dict.fromkeys(node.input) if name],
+        [with_data(constants[name]) for name in dict.fromkeys(node.input) if name],
     )
     arrays = _run(helper.make_model(graph, opset_imports=list(model.opset_import)))
     if not all(isinstance(array, np.ndarray | np.generic) for array in arrays):

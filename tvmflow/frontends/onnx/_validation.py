@@ -20,6 +20,7 @@ from tvmflow.frontends._base import MAX_ELEMENTS
 from tvmflow.frontends.onnx._graph import is_standard, node_name
 from tvmflow.frontends.onnx._header import MAX_NODES, MAX_WEIGHTS
 from tvmflow.frontends.onnx._inputs import MAX_SIGNATURE
+from tvmflow.frontends.onnx._large_tensors import place_of
 from tvmflow.frontends.onnx._operators import supported_operators
 
 # The bits of an element where NumPy's type has more.
@@ -275,8 +276,10 @@ def _tensor_problem(tensor: TensorProto) -> str:
     if kind not in helper.get_all_tensor_dtypes():
         return f"has the unknown type {kind}"
     bits = _PACKED_BITS.get(kind) or 8 * helper.tensor_dtype_to_np_dtype(kind).itemsize
-    if tensor.HasField("raw_data") and kind != TensorProto.STRING:
-        size, needed = len(tensor.raw_data), math.ceil(elements * bits / 8)
+    place = place_of(tensor)
+    if (place or tensor.HasField("raw_data")) and kind != TensorProto.STRING:
+        size = place.length if place else len(tensor.raw_data)
+        needed = math.ceil(elements * bits / 8)
         return (
             "" if size == needed else f"has {count_text(size, 'byte')} of data, and needs {needed}"
         )

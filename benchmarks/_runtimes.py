@@ -1,0 +1,346 @@
+"""tvmflow, ONNX Runtime and OpenVINO in processes of their own, called in turns.
+
+Threads spin after a call and are bound to cores: two runtimes in one process, or one right after
+the other, would disturb each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+PEERS: Final = {"ort": "ONNX Runtime", "openvino": "OpenVINO"}
+"""The libraries that are no bundles."""
+
+_RECIPE: Final = """\
+recipe: 1
+name: {name}
+model: {{onnx: {file}}}
+inputs: {inputs}
+kernels: {{precision: {precision}}}
+tune: {{{tune}}}
+verify: {{against: none}}
+"""
+_WARM: Final = 2
+# A turn of a fast model is the median of calls that take this long.
+_TURN_S: Final = 0.02
+# TVM's threads spin for a fifth of a second after a call.
+_REST_S: Final = 0.3
+
+Feed = Mapping[str, Any]
+
+
+class Opened(NamedTuple):
+    """A loaded model.
+
+    Attributes:
+        inputs: The names of its inputs.
+        call: Computes the outputs, in the order of the model.
+        profile: Returns (kernel, calls, seconds) of a call; None where the runtime has none.
+    """
+
+    inputs: list[str]
+    call: Callable[[Feed], list[Any]]
+    profile: Callable[[Feed], list[Any]] | None = None
+
+
+def draw_inputs(path: Path, dims: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Return inputs for a model: normal numbers, and 0 or 1 where it takes integers, which suits indices and masks.
+
+    Args:
+        path: The ONNX file.
+        dims: The lengths of its symbolic dimensions; others have length 1.
+    """
+    import numpy as np
+    import onnx
+    from onnx import helper
+
+    model = onnx.load(path, load_external_data=False)
+    random = np.random.default_rng(0)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    feed = {}
+    for value in model.graph.input:
+        if value.name in weights:
+            continue
+        tensor = value.type.tensor_type
+        shape = [
+            dim.dim_value if dim.HasField("dim_value") else (dims or {}).get(dim.dim_param, 1)
+            for dim in tensor.shape.dim
+        ]
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        is_float = dtype.kind == "f"
+        drawn = random.standard_normal(shape) if is_float else random.integers(0, 2, shape)
+        feed[value.name] = np.asarray(drawn).astype(dtype)
+    return feed
+
+
+def build(
+    model: Path,
+    folder: Path,
+    tune: str,
+    log: Path,
+    precision: str = "model",
+    inputs: Mapping[str, Any] | None = None,
+) -> tuple[Path, float]:
+    """Build a model with `tvmflow run`.
+
+    Args:
+        model: The ONNX file; its name without suffix is a valid name of a recipe.
+        folder: Where recipe, store and results go.
+        tune: The fields of the recipe's `tune`.
+        log: The file to which the output of the command is appended.
+        precision: The recipe's `kernels.precision`.
+        inputs: The recipe's `inputs`, for a model that leaves shapes open.
+
+    Returns:
+        The bundle, and the seconds that the command took.
+    """
+    recipe = folder / f"{model.stem}.yaml"
+    recipe.write_text(
+        _RECIPE.format(
+            name=model.stem,
+            file=json.dumps(str(model.resolve())),
+            inputs=json.dumps(inputs or {}),
+            precision=precision,
+            tune=tune,
+        )
+    )
+    out = folder / tune.replace(": ", "-") / precision
+    words = ["run", recipe.name, "--dist", str(out), "--store", str(folder / "store")]
+    started = time.monotonic()
+    with log.open("ab") as sink:
+        subprocess.run(
+            [sys.executable, "-m", "tvmflow", *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=sink,
+            stderr=sink,
+            check=True,
+        )
+    (bundle,) = (out / model.stem).rglob("*.tvmflow")
+    return bundle, time.monotonic() - started
+
+
+# ---------------------------------------------------------------- in the child
+
+
+def _open_ort(model: str, threads: int) -> Opened:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    return Opened(names, lambda feed: list(session.run(None, dict(feed))))
+
+
+def _open_openvino(model: str, threads: int, feed: Feed) -> Opened:
+    import openvino
+
+    core = openvino.Core()
+    network = core.read_model(model)
+    if network.is_dynamic():
+        network.reshape({name: list(array.shape) for name, array in feed.items()})
+    # bfloat16 is its default where the CPU has it
+    options = {
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    request = core.compile_model(network, "CPU", options).create_infer_request()
+    names = [value.get_any_name() for value in network.inputs]
+
+    def call(feed: Feed) -> list[Any]:
+        return list(request.infer(dict(feed), share_inputs=True).values())
+
+    return Opened(names, call)
+
+
+def _open_bundle(library: str) -> Opened:
+    from tvmflow.runtime import loading
+
+    module = loading.load(library)
+    return Opened(
+        [spec.name for spec in module.inputs],
+        lambda feed: list(module.run(feed).values()),
+        lambda feed: [list(operator) for operator in module.profile(feed)],
+    )
+
+
+def serve(model: str, library: str, threads: str, feed_file: str, results: str) -> None:
+    """Load a library, write its results, then answer each line of input: the seconds of a call, or a profile."""
+    import numpy as np
+
+    with np.load(feed_file) as arrays:
+        feed = dict(arrays)
+    if library == "ort":
+        opened = _open_ort(model, int(threads))
+    elif library == "openvino":
+        opened = _open_openvino(model, int(threads), feed)
+    else:
+        opened = _open_bundle(library)
+    feed = {name: feed[name] for name in opened.inputs}
+    np.savez(results, *opened.call(feed))
+    print(flush=True)
+    for line in sys.stdin:
+        if line.strip() == "profile":
+            print(json.dumps(opened.profile(feed) if opened.profile else []), flush=True)
+            continue
+        for _ in range(_WARM):
+            opened.call(feed)
+        seconds: list[float] = []
+        while sum(seconds) < _TURN_S:
+            started = time.perf_counter()
+            opened.call(feed)
+            seconds.append(time.perf_counter() - started)
+        print(statistics.median(seconds), flush=True)
+
+
+# ---------------------------------------------------------------- in the parent
+
+
+class Failed(Exception):
+    """A runtime could not load or run a model."""
+
+
+class Server:
+    """A runtime with one model in a process of its own.
+
+    Args:
+        model: The ONNX file.
+        library: A bundle, or a name in `PEERS`.
+        threads: The number of threads.
+        feed: The file with the model's inputs.
+        results: The file for its outputs.
+    """
+
+    def __init__(self, model: str, library: str, threads: int, feed: Path, results: Path) -> None:
+        self._results = results
+        words = [model, library, str(threads), str(feed), str(results)]
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TVM_NUM_THREADS": str(threads)},
+        )
+
+    def outputs(self) -> list[Any]:
+        """Return the outputs once the model has run.
+
+        Raises:
+            Failed: The process has ended.
+        """
+        import numpy as np
+
+        self._answer()
+        with np.load(self._results) as arrays:
+            return list(arrays.values())
+
+    def ask(self, question: str = "") -> Any:
+        """Return the seconds of a call, or the answer to `profile`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{question}\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._answer())
+        time.sleep(_REST_S)
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            text = self._process.communicate()[1].strip().splitlines()
+            raise Failed(text[-1] if text else f"exit status {self._process.returncode}")
+        return line
+
+
+def compare(
+    libraries: Mapping[str, tuple[str, str]],
+    feed: Feed,
+    rounds: int,
+    threads: int = os.cpu_count() or 1,
+    profile: Callable[[Mapping[str, float]], str | None] = lambda ms: None,
+) -> dict[str, Any]:
+    """Call libraries in turns.
+
+    Args:
+        libraries: For each label the ONNX file, and a bundle or a name in `PEERS`. The first one is the reference.
+        feed: The inputs.
+        rounds: The number of turns.
+        threads: The number of threads of each library.
+        profile: Returns the label of the library to profile, given all latencies in milliseconds.
+
+    Returns:
+        `ms`: the median latency of each library; `error`: the largest difference of an output to that
+        of the reference, relative to the reference's largest number; `failed`: why others could not
+        run; `profile`: (kernel, calls, seconds) of the library that was asked for.
+    """
+    import numpy as np
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.savez(folder / "feed.npz", **feed)
+        servers = {
+            label: Server(*pair, threads, folder / "feed.npz", folder / f"{label}.npz")
+            for label, pair in libraries.items()
+        }
+        try:
+            outputs, failed = {}, {}
+            for label, server in list(servers.items()):
+                try:
+                    outputs[label] = server.outputs()
+                except Failed as error:
+                    failed[label] = str(error)
+                    del servers[label]
+            reference = outputs[next(iter(libraries))]
+            error = {label: _largest_error(arrays, reference) for label, arrays in outputs.items()}
+            ms = _time_in_turns(servers, rounds)
+            chosen = profile(ms)
+            kernels = servers[chosen].ask("profile") if chosen else []
+        finally:
+            for server in servers.values():
+                server.close()
+    return {"ms": ms, "error": error, "failed": failed, "profile": kernels}
+
+
+def _time_in_turns(servers: Mapping[str, Server], rounds: int) -> dict[str, float]:
+    seconds: dict[str, list[float]] = {label: [] for label in servers}
+    for turn in range(rounds):
+        for label in list(servers)[:: 1 if turn % 2 else -1]:
+            seconds[label].append(servers[label].ask())
+    return {label: statistics.median(samples) * 1e3 for label, samples in seconds.items()}
+
+
+def _largest_error(outputs: list[Any], reference: list[Any]) -> float:
+    import numpy as np
+
+    differences = [0.0]
+    for actual, expected in zip(outputs, reference, strict=True):
+        if expected.size and expected.dtype.kind in "fiu":
+            largest = float(np.abs(expected).max()) or 1.0
+            difference = np.abs(actual.astype("float64") - expected.astype("float64"))
+            differences.append(float(difference.max()) / largest)
+    return max(differences)
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

@@ -1,0 +1,188 @@
+"""Latency of every ONNX model in a folder against ONNX Runtime and OpenVINO.
+
+    python benchmarks/zoo.py FOLDER [--model NAME ...] [--minutes M] [--threads N ...] [--dim NAME=N ...]
+                             [--rounds N] [--json FILE]
+
+Each model is built by `tvmflow run` untuned, and tuned for `--minutes` (0: untuned only), and then
+called in turns with both peers, each runtime in a process of its own, with one thread and with one a
+core. The table shows latencies in ms, and those of tvmflow relative to ONNX Runtime and to the faster
+of the two (below 1: faster); below it are the kernels that take most time in each model above 1.1.
+Random weights will do: their values change neither shapes nor speed. OpenVINO comes with
+`pip install -e .[bench]`; without it ONNX Runtime is the only peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import re
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from _runtimes import PEERS, Failed, build, compare, draw_inputs
+
+_SLOW: Final = 1.1
+_SHOWN_KERNELS: Final = 6
+_BUNDLES: Final = ("untuned", "tuned")
+# How `tvmflow run` begins the line that says what went wrong.
+_FAILURE: Final = re.compile(r": failed: |^tvmflow: ")
+
+
+def build_all(
+    model: Path, folder: Path, minutes: float, inputs: Mapping[str, Any]
+) -> dict[str, str]:
+    """Build a model untuned, and tuned for some minutes; return the bundles.
+
+    Raises:
+        Failed: With what `tvmflow run` said.
+    """
+    budgets = {"untuned": "trials: 0", **({"tuned": f"minutes: {minutes:g}"} if minutes else {})}
+    log = folder / "log"
+    bundles = {}
+    for label, tune in budgets.items():
+        try:
+            bundles[label] = str(build(model, folder, tune, log, inputs=inputs)[0])
+        except subprocess.CalledProcessError as error:
+            lines = [line for line in log.read_text().splitlines() if _FAILURE.search(line)]
+            raise Failed(lines[-1].strip() if lines else "tvmflow run failed") from error
+    return bundles
+
+
+def measure(path: Path, args: argparse.Namespace) -> dict[int, dict[str, Any]]:
+    """Return the result of `compare` for each number of threads.
+
+    Raises:
+        Failed: The model cannot be built, or ONNX Runtime cannot run it.
+    """
+    feed = draw_inputs(path, dict(args.dim))
+    inputs = {
+        name: {"shape": list(array.shape), "dtype": str(array.dtype)}
+        for name, array in feed.items()
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        # any file name will do for a model, but not for a recipe
+        link = folder / f"{re.sub('[^a-z0-9-]+', '-', path.stem.lower()).strip('-')}.onnx"
+        link.symlink_to(path.resolve())
+        bundles = build_all(link, folder, args.minutes, inputs)
+        libraries = {label: (str(path), library) for label, library in bundles.items()}
+        peers = [peer for peer in PEERS if peer == "ort" or importlib.util.find_spec(peer)]
+        pairs = {**{peer: (str(path), peer) for peer in peers}, **libraries}
+        return {
+            threads: compare(pairs, feed, args.rounds, threads, _choose_profiled)
+            for threads in args.threads
+        }
+
+
+def _choose_profiled(ms: Mapping[str, float]) -> str | None:
+    """Return the bundle whose kernels are to be shown: the last one, if it is slow."""
+    label = [label for label in _BUNDLES if label in ms][-1:]
+    return label[0] if label and _ratios(ms, label[0])[1] > _SLOW else None
+
+
+def _ratios(ms: Mapping[str, float], label: str) -> tuple[float, float]:
+    """Return a latency relative to that of ONNX Runtime, and to that of the fastest peer."""
+    return ms[label] / ms["ort"], ms[label] / min(ms[peer] for peer in PEERS if peer in ms)
+
+
+def show(name: str, threads: int, result: Mapping[str, Any]) -> None:
+    """Print the row of a model, and the kernels that its profile shows."""
+    ms = result["ms"]
+    cells = [f"{ms[peer]:>9.3f}" if peer in ms else f"{'fails':>9}" for peer in PEERS]
+    for label in _BUNDLES:
+        if label in ms:
+            against_ort, against_best = _ratios(ms, label)
+            cells.append(f"{ms[label]:>9.3f} {against_ort:>6.2f} {against_best:>6.2f}")
+    error = max(result["error"][label] for label in _BUNDLES if label in result["error"])
+    print(f"{name:<24} {threads:>2} {' '.join(cells)}   {error:.1e}", flush=True)
+    for label, reason in result["failed"].items():
+        print(f"    {PEERS.get(label, label)}: {reason[:120]}")
+    total = sum(seconds for _, _, seconds in result["profile"])
+    for kernel, calls, seconds in result["profile"][:_SHOWN_KERNELS]:
+        print(f"    {seconds / total:>5.0%} {seconds * 1e3:>9.3f} ms {calls:>3}x  {kernel}")
+
+
+def summarize(results: Mapping[str, Mapping[int, Mapping[str, Any]]], threads: int) -> None:
+    """Print geometric means and the slowest models for a number of threads."""
+    for label in _BUNDLES:
+        ratios = {
+            name: _ratios(by_threads[threads]["ms"], label)
+            for name, by_threads in results.items()
+            if label in by_threads[threads]["ms"]
+        }
+        if not ratios:
+            continue
+        means = [
+            math.exp(statistics.fmean(math.log(pair[kind]) for pair in ratios.values()))
+            for kind in (0, 1)
+        ]
+        worst = max(ratios, key=lambda name: ratios[name][1])
+        slow = sum(pair[1] > _SLOW for pair in ratios.values())
+        print(
+            f"{label}, {threads} thread(s): geometric mean of {len(ratios)}: {means[0]:.2f} of ONNX "
+            f"Runtime, {means[1]:.2f} of the faster peer; {slow} above {_SLOW}; "
+            f"worst {ratios[worst][1]:.2f} ({worst})"
+        )
+
+
+def _parse_dim(text: str) -> tuple[str, int]:
+    name, _, length = text.partition("=")
+    return name, int(length)
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="the folder with the ONNX files, at any depth")
+    parser.add_argument("--model", nargs="*", help="only these (names without .onnx)")
+    parser.add_argument("--minutes", type=float, default=0.0, help="tune each model (default: 0)")
+    parser.add_argument(
+        "--threads", type=int, nargs="*", default=sorted({1, os.cpu_count() or 1}), metavar="N"
+    )
+    parser.add_argument(
+        "--dim", type=_parse_dim, nargs="*", default=[], help="the length of a symbolic dimension"
+    )
+    parser.add_argument("--rounds", type=int, default=11, help="turns of each runtime")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure the models of a folder and print the table."""
+    args = _parse_arguments()
+    paths = sorted(args.folder.rglob("*.onnx"))
+    if args.model:
+        paths = [path for path in paths if path.stem in args.model]
+    labels = [label for label in _BUNDLES if label == "untuned" or args.minutes]
+    columns = [f"{PEERS[peer][:9]:>9}" for peer in PEERS]
+    columns += [f"{label:>9} {'/ ORT':>6} {'/ best':>6}" for label in labels]
+    print(f"{'':<24} {'':>2} {' '.join(columns)}   error", flush=True)
+    results: dict[str, dict[int, dict[str, Any]]] = {}
+    failed = {}
+    for path in paths:
+        try:
+            results[path.stem] = measure(path, args)
+        except Failed as error:
+            failed[path.stem] = str(error)
+            print(f"{path.stem:<24} not measured: {error}", flush=True)
+            continue
+        for threads, result in results[path.stem].items():
+            show(path.stem, threads, result)
+    for threads in args.threads:
+        summarize(results, threads)
+    if failed:
+        print(f"not measured: {', '.join(failed)}")
+    if args.json:
+        args.json.write_text(json.dumps({"measured": results, "failed": failed}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
