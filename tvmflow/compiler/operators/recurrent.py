@@ -118,13 +118,13 @@ def recurrent(layer: RecurrentLayer, *tensors: Any) -> Sequence[Any]:
         named = RecurrentInputs(**dict(zip(names, inputs, strict=True)))
         return _Loops(layer, named, outputs, dtype).build()
 
-    given = [tensor for tensor in tensors if tensor is not None]
-    results = te.extern(shapes, given, body, dtype=[dtype] * len(shapes), name=layer.kind.lower())
+    present = [tensor for tensor in tensors if tensor is not None]
+    results = te.extern(shapes, present, body, dtype=[dtype] * len(shapes), name=layer.kind.lower())
     return list(results)
 
 
 class _Place(NamedTuple):
-    """Where a step is computed: the direction and its activations, the group's first sequence, and the step."""
+    """The place of a step: the direction and its activations, the group's first sequence, and the step."""
 
     direction: Any
     activations: Sequence[Activation]

@@ -217,15 +217,15 @@ def _activations(kind: str, attributes: Mapping[str, Any]) -> tuple[tuple[Activa
     names = names or list(_ACTIVATIONS[kind]) * directions
     if unknown := [name for name in names if name not in DEFAULTS]:
         raise ValueError(f"ONNX has no activation {unknown[0]}")
-    given = [list(attributes.get(f"activation_{name}", ())) for name in ("alpha", "beta")]
+    parameters = [list(attributes.get(f"activation_{name}", ())) for name in ("alpha", "beta")]
     functions = []
     for name in names:
         # Functions without a parameter leave it to the next one.
-        parameters = [
+        values = [
             numbers.pop(0) if numbers else default
-            for numbers, default in zip(given, DEFAULTS[name], strict=False)
+            for numbers, default in zip(parameters, DEFAULTS[name], strict=False)
         ]
-        functions.append(Activation(name, *map(float, parameters)))
+        functions.append(Activation(name, *map(float, values)))
     return tuple(
         tuple(functions[index * count : (index + 1) * count]) for index in range(directions)
     )

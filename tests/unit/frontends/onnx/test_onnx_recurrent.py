@@ -57,11 +57,11 @@ def layer(
     if peepholes:
         weights["peepholes"] = draw(directions, 3 * hidden)
     operands = ("x", "w", "r", "bias", "lengths", "hidden", "cell", "peepholes")
-    given = [name if name in weights or name in feed else "" for name in operands]
-    while not given[-1]:
-        given.pop()
+    names = [name if name in weights or name in feed else "" for name in operands]
+    while not names[-1]:
+        names.pop()
     results = ["y", *(f"last_{name}" for name in STATES[kind])]
-    node = helper.make_node(kind, given, results, hidden_size=hidden, **attributes)
+    node = helper.make_node(kind, names, results, hidden_size=hidden, **attributes)
     inputs = [value(name, array.shape, dtype) for name, array in feed.items()]
     outputs = [value(name, None, dtype) for name in results]
     return model([node], inputs, outputs, weights, opset=14), feed
@@ -130,8 +130,8 @@ def test_work_for_several_cores_is_divided(
 )
 def test_every_activation_agrees(name: str, tmp_path: Path) -> None:
     """With parameters of its own, and for one direction alone."""
-    given = {"activation_alpha": [0.6], "activation_beta": [0.3]}
-    check(tmp_path, "RNN", activations=[name], **given)
+    parameters = {"activation_alpha": [0.6], "activation_beta": [0.3]}
+    check(tmp_path, "RNN", activations=[name], **parameters)
     names = ["Sigmoid", "Tanh", "Tanh", name, "HardSigmoid", "LeakyRelu"]
     check(tmp_path, "LSTM", activations=names, direction="bidirectional", hidden=5)
 
