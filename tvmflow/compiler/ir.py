@@ -23,20 +23,32 @@ class DataFlow:
             if isinstance(binding, relax.VarBinding)
         }
         self._uses: Counter[Any] = Counter(list_variables(function.body.body))
+        self._readers: dict[Any, list[Any]] = {}
+        self._bound = {value: var for var, value in self.values.items()}
         # In the order of the bindings: recursion through a deep model would exceed Python's stack.
         for bound, value in self.values.items():
             variables = list_variables(value)
             if isinstance(value, relax.Call) and self._weights.issuperset(variables):
                 self._weights.add(bound)
             self._uses.update(variables)
+            for variable in variables:
+                self._readers.setdefault(variable, []).append(value)
 
     def is_weight(self, expr: Any) -> bool:
         """Return whether an expression can be computed when the library is built."""
         return isinstance(expr, tvm.ir.Constant) or expr in self._weights
 
+    def list_readers(self, value: Any) -> list[Any]:
+        """Return the values that read a value directly."""
+        return self._readers.get(self._bound.get(value), [])
+
     def value_if_used_once(self, var: Any) -> Any:
         """Return the value of a variable that is used once; None for others."""
-        return self.values.get(var) if self._uses[var] == 1 else None
+        return self.value_if_used(var, 1)
+
+    def value_if_used(self, var: Any, times: int) -> Any:
+        """Return the value of a variable that is used so many times; None for others."""
+        return self.values.get(var) if self._uses[var] == times else None
 
 
 def list_weights(function: relax.Function) -> list[Any]:
@@ -139,7 +151,7 @@ def convolution_kind(call: Any) -> str:
     name = str(call.op.name).removeprefix("relax.nn.")
     if name != "conv2d" or int(call.attrs.groups) == 1:
         return name
-    return f"{'depthwise' if is_depthwise(call) else 'grouped'}_conv2d"
+    return f"{'depthwise' if is_depthwise(call) else 'grouped'}_{name}"
 
 
 def operator_name(expr: Any) -> str:
@@ -152,7 +164,9 @@ def as_call(expr: Any, name: str) -> Any:
     return expr if operator_name(expr) == name else None
 
 
-def layouts_of(call: Any) -> tuple[str, str, str]:
-    """Return the data, kernel and output layout of a convolution."""
+def has_default_layouts(call: Any, kernel: str = "OI") -> bool:
+    """Return whether a convolution has the frontends' layouts: NCDHW or its short forms, and a kernel whose first axes are `kernel`."""
     attrs = call.attrs
-    return attrs.data_layout, attrs.kernel_layout, attrs.out_layout
+    axes = "DHW"[-len(attrs.strides) :]
+    layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
+    return layouts == (f"NC{axes}", f"{kernel}{axes}", f"NC{axes}")

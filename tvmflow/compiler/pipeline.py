@@ -19,12 +19,12 @@ from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.ir_dump import IRDump
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
 from tvmflow.compiler.passes.constant_evaluation import evaluate_constants
-from tvmflow.compiler.passes.conv1d_to_conv2d import convert_conv1d
 from tvmflow.compiler.passes.fold_norms import fold_norms
+from tvmflow.compiler.passes.fuse_attention import fuse_attention
 from tvmflow.compiler.passes.lift_weights import lift_weights, split_inference
-from tvmflow.compiler.passes.merge_groups import merge_groups
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
+from tvmflow.compiler.passes.resize import convert_resize
 from tvmflow.compiler.passes.vector_math import vectorize_math
 
 _log = logging.getLogger(__name__)
@@ -60,9 +60,9 @@ GRAPH_PHASES: Final[Phases] = {
     ),
     "layouts": (
         _pass("fold_weight_dequantize", fold_weight_dequantize, LoweringContext.has_cpu_model),
-        LoweringPass("conv1d_to_conv2d", convert_conv1d, LoweringContext.has_blocked_layout),
-        LoweringPass("merge_groups", merge_groups, LoweringContext.has_blocked_layout),
+        LoweringPass("fuse_attention", fuse_attention, LoweringContext.has_cpu_model),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
+        _pass("resize", convert_resize, LoweringContext.has_cpu_model),
         LoweringPass("pack_matmuls", pack_matmuls, LoweringContext.has_packed_weights),
     ),
     "precision": (

@@ -18,6 +18,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.core.types import Json
 
 _MIN_LANES: Final = 4
@@ -93,12 +94,9 @@ def _cost_of_convolution(call: relax.Call, is_input: bool) -> _Cost:
     def cost(lanes: int) -> int:
         if groups == out == inner:
             return math.ceil(out / lanes) * kernel * points
-        if groups > 1 and (out // groups % lanes or inner // groups % lanes):
-            # such groups keep the model's layout, without vectors of channels
-            return out * (inner // groups) * kernel * points // _MIN_LANES
-        is_plain = is_input and inner <= lanes // 2
-        reduced = inner // groups if is_plain else math.ceil(inner / groups / lanes) * lanes
-        return math.ceil(out / lanes) * reduced * kernel * points
+        data_lanes = 1 if is_input and inner <= lanes // 2 else lanes
+        reads = Groups(inner // groups, out // groups, data_lanes, lanes, groups)
+        return math.ceil(out / lanes) * reads.width * data_lanes * kernel * points
 
     return cost
 
@@ -111,8 +109,7 @@ def _cost_of_product(call: relax.Call, _: bool) -> _Cost:
 
 
 _RULES: Final[Mapping[str, Callable[[relax.Call, bool], _Cost]]] = {
-    "relax.nn.conv1d": _cost_of_convolution,
-    "relax.nn.conv2d": _cost_of_convolution,
-    "relax.nn.conv2d_transpose": _cost_of_convolution,
+    **{f"relax.nn.conv{rank}d": _cost_of_convolution for rank in (1, 2, 3)},
+    **{f"relax.nn.conv{rank}d_transpose": _cost_of_convolution for rank in (1, 2, 3)},
     "relax.matmul": _cost_of_product,
 }

@@ -43,8 +43,8 @@ ALL = [
     for step in steps
 ]
 ONLY_CPU = {
-    *("fold_weight_dequantize", "conv1d_to_conv2d", "merge_groups", "blocked_layout"),
-    *("pack_matmuls", "fuse_requantize", "vectorize_math"),
+    *("fold_weight_dequantize", "blocked_layout", "pack_matmuls", "fuse_requantize"),
+    "vectorize_math",
 }
 
 
@@ -54,13 +54,7 @@ def test_every_pass_but_that_of_gpus_runs_for_a_cpu(tmp_path: Path) -> None:
 
 def test_a_plain_recipe_runs_no_pass_that_changes_layouts_or_math(tmp_path: Path) -> None:
     passes = dumped_passes(tmp_path, CPU, PLAIN)
-    skipped = {
-        "conv1d_to_conv2d",
-        "merge_groups",
-        "blocked_layout",
-        "pack_matmuls",
-        "vectorize_math",
-    }
+    skipped = {"blocked_layout", "pack_matmuls", "vectorize_math"}
     assert not skipped & set(passes)
 
 

@@ -2,128 +2,201 @@
 
 A blocked tensor of `c` channels has ⌈c/b⌉ blocks. The lanes beyond `c` hold what the
 operators computed from zeros, and are multiplied with zero weights. Weights may have a
-narrower dtype than the data, in whose dtype everything is computed.
+narrower dtype than the data, in whose dtype everything is computed. Sequences, images and
+volumes differ in the number of spatial axes alone, which are written `…` below; padding is that
+before each axis, followed by that after each.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import te, tirx, topi
 
-Pair = Sequence[int]
+Sizes = Sequence[int]
+
+
+class Groups(NamedTuple):
+    """The blocks of data that the blocks of a convolution's result read.
+
+    Attributes:
+        inputs: The channels of data in a group.
+        outputs: The channels of the result in a group.
+        lanes: The channels in a block of data; 1 for plain data.
+        block: The channels in a block of the result.
+        number: The number of groups.
+        phases: How many blocks of the result after each other belong to the same channels.
+    """
+
+    inputs: int
+    outputs: int
+    lanes: int
+    block: int
+    number: int
+    phases: int = 1
+
+    @property
+    def data_blocks(self) -> int:
+        """The number of blocks of data."""
+        return -(-self.inputs * self.number // self.lanes)
+
+    @property
+    def width(self) -> int:
+        """The number of blocks of data that every block of the result reads."""
+        blocks = range(-(-self.outputs * self.number // self.block))
+        return max(self._end(block) - int(self._start(block)) for block in blocks)
+
+    def first_block(self, block: Any) -> Any:
+        """Return the first block of data that a block of the result reads: a number, or an expression of one."""
+        if self.number == 1:
+            return 0
+        start = self._start(block // self.phases)
+        limit = self.data_blocks - self.width
+        if isinstance(block, int):
+            return min(start, limit)
+        last = -(-self.outputs * self.number // self.block) - 1
+        return tirx.min(start, limit) if self._start(last) > limit else start
+
+    def _start(self, block: Any) -> Any:
+        """Return the block of data in which the groups of a block of the result begin."""
+        return (block * self.block // self.outputs) * self.inputs // self.lanes
+
+    def _end(self, block: int) -> int:
+        """Return the block of data after the last one of the groups that a block of the result touches."""
+        channel = min((block + 1) * self.block, self.outputs * self.number) - 1
+        return -(-(channel // self.outputs + 1) * self.inputs // self.lanes)
 
 
 def pack(x: Any, block: int) -> Any:
-    """Return data (n, c, h, w) as (n, ⌈c/b⌉, h, w, b), padded with zero channels."""
-    n, channels, height, width = (int(extent) for extent in x.shape)
+    """Return data (n, c, …) as (n, ⌈c/b⌉, …, b), padded with zero channels."""
+    n, channels, *size = (int(extent) for extent in x.shape)
     blocks = -(-channels // block)
 
-    def element(i: Any, outer: Any, y: Any, z: Any, inner: Any) -> Any:
+    def element(i: Any, outer: Any, *position: Any) -> Any:
+        *pixel, inner = position
         channel = outer * block + inner
-        value = x[i, channel, y, z]
+        value = x(i, channel, *pixel)
         if channels % block == 0:
             return value
         return tirx.if_then_else(channel < channels, value, tirx.const(0, x.dtype))
 
-    return te.compute((n, blocks, height, width, block), element, name="pack", tag="injective")
+    return te.compute((n, blocks, *size, block), element, name="pack", tag="injective")
 
 
 def unpack(x: Any, channels: int) -> Any:
-    """Return blocked data (n, ⌈c/b⌉, h, w, b) as (n, c, h, w)."""
-    n, _, height, width, block = (int(extent) for extent in x.shape)
+    """Return blocked data (n, ⌈c/b⌉, …, b) as (n, c, …)."""
+    n, _, *size, block = (int(extent) for extent in x.shape)
     return te.compute(
-        (n, channels, height, width),
-        lambda i, c, y, z: x[i, c // block, y, z, c % block],
+        (n, channels, *size),
+        lambda i, c, *pixel: x(i, c // block, *pixel, c % block),
         name="unpack",
         tag="injective",
     )
 
 
-def conv2d(x: Any, w: Any, strides: Pair, padding: Pair, dilation: Pair, groups: int) -> Any:
+def repeat_channels(x: Any, channels: int, times: int) -> Any:
+    """Return blocked data of `channels` channels with each of them `times` times."""
+    n, _, *size, block = (int(extent) for extent in x.shape)
+
+    def element(i: Any, outer: Any, *position: Any) -> Any:
+        *pixel, inner = position
+        channel = (outer * block + inner) // times
+        return x(i, channel // block, *pixel, channel % block)
+
+    shape = (n, -(-channels * times // block), *size, block)
+    return te.compute(shape, element, name="repeat", tag="injective")
+
+
+def conv(x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Sizes, groups: Groups) -> Any:
     """Return a convolution with a blocked result.
 
     Args:
-        x: Data (n, i/b, h, w, b), or plain (n, i, h, w).
-        w: Weights (o/b, i/b of a group, kh, kw, b of i, b of o), or (o/b, i, kh, kw, b of o) for plain data.
-        strides: Down and across.
-        padding: Top, left, bottom, right.
-        dilation: Down and across.
-        groups: The number of groups.
+        x: Data (n, i/b, …, b), or plain (n, i, …).
+        w: Weights (o/b, blocks of data of its groups, …, b of i, b of o), without the axis `b of i` for plain data.
+        strides: Along each spatial axis.
+        padding: Before and after each spatial axis.
+        dilation: Along each spatial axis.
+        groups: The blocks of data that each block of the result reads.
 
     Returns:
-        The result (n, o/b, h, w, b of o).
+        The result (n, o/b, …, b of o).
     """
-    x = _pad(x, padding)
-    blocks, _, height, width = (int(extent) for extent in w.shape[:4])
-    group_inputs = int(w.shape[1])
-    group_outputs = blocks // groups
-    is_blocked = len(x.shape) == 5
-    channel = te.reduce_axis((0, group_inputs), "ic")
-    row, column = te.reduce_axis((0, height), "kh"), te.reduce_axis((0, width), "kw")
-    lane = [te.reduce_axis((0, int(x.shape[4])), "ib")] if is_blocked else []
+    rank = len(strides)
+    x = pad(x, padding)
+    blocks, width, *kernel = (int(extent) for extent in w.shape[: rank + 2])
+    channel = te.reduce_axis((0, width), "ic")
+    taps = tap_axes(kernel)
+    lane = [te.reduce_axis((0, int(n)), "ib") for n in x.shape[rank + 2 :]]
 
-    def element(n: Any, o: Any, y: Any, z: Any, inner: Any) -> Any:
-        source = channel if groups == 1 else (o // group_outputs) * group_inputs + channel
-        pixel = (y * strides[0] + row * dilation[0], z * strides[1] + column * dilation[1])
-        value = x(n, source, *pixel, *lane)
-        weight = w(o, channel, row, column, *lane, inner).astype(x.dtype)
-        return te.sum(value * weight, axis=[channel, row, column, *lane])
+    def element(n: Any, o: Any, *position: Any) -> Any:
+        *pixel, inner = position
+        source = groups.first_block(o) + channel
+        value = x(n, source, *read_window(pixel, taps, strides, dilation), *lane)
+        weight = w(o, channel, *taps, *lane, inner).astype(x.dtype)
+        return te.sum(value * weight, axis=[channel, *taps, *lane])
 
-    shape = _conv_shape(x, (height, width), strides, dilation, blocks, int(w.shape[-1]))
-    return te.compute(shape, element, name="conv2d")
+    shape = convolution_shape(x, kernel, strides, dilation, blocks, int(w.shape[-1]))
+    return te.compute(shape, element, name=f"conv{rank}d")
 
 
-def depthwise_conv2d(x: Any, w: Any, strides: Pair, padding: Pair, dilation: Pair) -> Any:
+def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Sizes) -> Any:
     """Return a depthwise convolution with a blocked result.
 
     Args:
-        x: Data (n, c/b, h, w, b).
-        w: Weights (m·c/b, kh, kw, b), for m results of each channel block.
-        strides: Down and across.
-        padding: Top, left, bottom, right.
-        dilation: Down and across.
+        x: Data (n, c/b, …, b).
+        w: Weights (m·c/b, …, b), for m results of each channel block.
+        strides: Along each spatial axis.
+        padding: Before and after each spatial axis.
+        dilation: Along each spatial axis.
 
     Returns:
-        The result (n, m·c/b, h, w, b).
+        The result (n, m·c/b, …, b).
     """
-    x = _pad(x, padding)
-    blocks, height, width, block = (int(extent) for extent in w.shape)
+    x = pad(x, padding)
+    blocks, *kernel, block = (int(extent) for extent in w.shape)
     multiplier = blocks // int(x.shape[1])
-    row, column = te.reduce_axis((0, height), "kh"), te.reduce_axis((0, width), "kw")
+    taps = tap_axes(kernel)
 
-    def element(n: Any, c: Any, y: Any, z: Any, inner: Any) -> Any:
-        pixel = (y * strides[0] + row * dilation[0], z * strides[1] + column * dilation[1])
+    def element(n: Any, c: Any, *position: Any) -> Any:
+        *pixel, inner = position
         source = c if multiplier == 1 else c // multiplier
-        weight = w[c, row, column, inner].astype(x.dtype)
-        return te.sum(x(n, source, *pixel, inner) * weight, axis=[row, column])
+        weight = w(c, *taps, inner).astype(x.dtype)
+        value = x(n, source, *read_window(pixel, taps, strides, dilation), inner)
+        return te.sum(value * weight, axis=taps)
 
-    shape = _conv_shape(x, (height, width), strides, dilation, blocks, block)
-    return te.compute(shape, element, name="depthwise_conv2d")
+    shape = convolution_shape(x, kernel, strides, dilation, blocks, block)
+    return te.compute(shape, element, name=f"depthwise_conv{len(strides)}d")
 
 
-def interleave(x: Any, strides: Pair, offsets: Pair, shape: Pair) -> Any:
+def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
     """Return channel blocks rearranged into an image: the periodic shuffling of Shi et al. 2016, arXiv:1609.05158.
 
     Args:
         x: Data (n, o·s·t, h, w, b); pixel (y, x) of the image comes from block (y mod s, x mod t).
-        strides: s and t.
+        strides: s and t; one number for each spatial axis.
         offsets: How many pixels of the image to skip, from the top and from the left.
         shape: Height and width of the result.
 
     Returns:
         The image (n, o, height, width, b).
     """
-    s, t = strides
-    n, blocks, _, _, block = (int(extent) for extent in x.shape)
+    n, blocks, *_, block = (int(extent) for extent in x.shape)
 
-    def element(i: Any, o: Any, y: Any, z: Any, inner: Any) -> Any:
-        y, z = y + offsets[0], z + offsets[1]
-        return x[i, (o * s + y % s) * t + z % t, y // s, z // t, inner]
+    def element(i: Any, o: Any, *position: Any) -> Any:
+        *pixel, inner = position
+        shifted = [y + offset for y, offset in zip(pixel, offsets, strict=True)]
+        for y, step in zip(shifted, strides, strict=True):
+            o = o * step + y % step
+        source = [y // step for y, step in zip(shifted, strides, strict=True)]
+        return x(i, o, *source, inner)
 
     return te.compute(
-        (n, blocks // (s * t), *shape, block), element, name="interleave", tag="injective"
+        (n, blocks // math.prod(strides), *shape, block),
+        element,
+        name="interleave",
+        tag="injective",
     )
 
 
@@ -152,19 +225,34 @@ def fake_quantize(x: Any, scale: float, low: int, high: int) -> Any:
     return te.compute(x.shape, element, name="rounded", tag="elemwise")
 
 
-def _pad(x: Any, padding: Pair) -> Any:
+def pad(x: Any, padding: Sizes, value: int = 0) -> Any:
+    """Return blocked or plain data with a number around each image."""
     if not any(padding):
         return x
-    top, left, bottom, right = padding
-    rest = [0] * (len(x.shape) - 4)
-    return topi.nn.pad(x, [0, 0, top, left, *rest], [0, 0, bottom, right, *rest], name="pad")
+    rank = len(padding) // 2
+    rest = [0] * (len(x.shape) - 2 - rank)
+    before, after = padding[:rank], padding[rank:]
+    number = tirx.const(value, x.dtype)
+    return topi.nn.pad(x, [0, 0, *before, *rest], [0, 0, *after, *rest], number, name="pad")
 
 
-def _conv_shape(
-    x: Any, kernel: Pair, strides: Pair, dilation: Pair, blocks: int, block: int
+def tap_axes(kernel: Sizes) -> list[Any]:
+    """Return the reduction axes over the taps of a kernel."""
+    names = ("kd", "kh", "kw")[-len(kernel) :]
+    return [te.reduce_axis((0, size), name) for size, name in zip(kernel, names, strict=True)]
+
+
+def read_window(pixel: Any, taps: Any, strides: Sizes, dilation: Sizes) -> list[Any]:
+    """Return the pixel of the data that a tap reads for a pixel of the result."""
+    axes = zip(pixel, taps, strides, dilation, strict=True)
+    return [y * step + tap * spacing for y, tap, step, spacing in axes]
+
+
+def convolution_shape(
+    x: Any, kernel: Sizes, strides: Sizes, dilation: Sizes, blocks: int, block: int
 ) -> tuple[int, ...]:
     """Return the shape of a convolution's result over data that are already padded."""
-    extents = [int(extent) for extent in x.shape[2:4]]
+    extents = [int(extent) for extent in x.shape[2 : 2 + len(kernel)]]
     spatial = [
         (extent - (size - 1) * spacing - 1) // step + 1
         for extent, size, step, spacing in zip(extents, kernel, strides, dilation, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -53,6 +54,11 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
             widths[2 * axis + 1] = -shape[axis] % multiple
         return self.emit(relax.op.nn.pad(tensor, widths)) if any(widths) else tensor
 
+    def take(self, tensor: Any, indices: Sequence[int], axis: int) -> Any:
+        """Emit some slices of a tensor along an axis."""
+        chosen = relax.const(np.asarray(indices, "int64"), "int64")
+        return self.emit(relax.op.take(tensor, chosen, axis))
+
     def cast(self, tensor: Any, dtype: str) -> Any:
         """Emit a tensor in another dtype; itself if it has that dtype."""
         return tensor if ir.dtype_of(tensor) == dtype else self.emit(relax.op.astype(tensor, dtype))
@@ -74,6 +80,13 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         """
         attributes = {"primfunc_attrs": pattern} if pattern else {}
         return self.builder_.emit_te(function, *args, primfunc_name_hint=name, **attributes)
+
+    def call_function(
+        self, function: tvm.tirx.PrimFunc, name: str, args: Sequence[Any], shape: Sequence[int]
+    ) -> Any:
+        """Emit a call of a function in TIR with a result of float32."""
+        variable = self.builder_.add_func(function, name)
+        return self.emit(relax.call_tir(variable, list(args), relax.TensorType(shape, "float32")))
 
 
 def rewrite_main(mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any) -> tvm.IRModule:

@@ -139,6 +139,15 @@ def _flip(call: Any, arrays: Sequence[_Array]) -> _Array:
     return np.flip(arrays[0], int(call.attrs.axis))
 
 
+def _take(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    data, indices = arrays
+    if call.attrs.axis is None or indices.dtype.kind not in "iu":
+        return None
+    if indices.size and not -1 < indices.min() <= indices.max() < data.shape[int(call.attrs.axis)]:
+        return None
+    return np.take(data, indices, int(call.attrs.axis))
+
+
 def _astype(call: Any, arrays: Sequence[_Array]) -> _Array | None:
     dtype = ir.dtype_of(call)
     return arrays[0].astype(dtype, copy=False) if dtype in _DTYPES else None
@@ -165,12 +174,22 @@ def _along_axis(parameter: _Array, axis: int, rank: int) -> _Array:
     return parameter.reshape(shape)
 
 
-def _elementwise(function: Callable[..., _Array]) -> _Rule:
+def _elementwise(function: Callable[..., _Array], *dtypes: str) -> _Rule:
+    """Return the rule of a function of float32, and of some other dtypes."""
+
     def rule(_: Any, arrays: Sequence[_Array]) -> _Array | None:
-        is_float = all(array.dtype == np.float32 for array in arrays)
-        return function(*arrays) if is_float else None
+        is_supported = {str(array.dtype) for array in arrays} <= {"float32", *dtypes}
+        return function(*arrays) if is_supported else None
 
     return rule
+
+
+def _sum(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    """Return a sum of integers, which is the same in any order."""
+    axes, keepdims = call.attrs.axis, bool(call.attrs.keepdims)
+    if arrays[0].dtype != np.int32 or axes is None:
+        return None
+    return np.asarray(arrays[0].sum(tuple(map(int, axes)), dtype=np.int32, keepdims=keepdims))
 
 
 def _rsqrt(x: _Array) -> _Array:
@@ -196,16 +215,19 @@ _DTYPES: Final = frozenset(
 _MAX_TERMS: Final = 8
 
 # Relax has the names of numpy for these.
-_UFUNCS: Final = (np.add, np.subtract, np.multiply, np.divide, np.negative, np.sqrt)
+_UFUNCS: Final = (np.add, np.subtract, np.divide, np.negative, np.sqrt)
 
 _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("relax.reshape", "relax.expand_dims", "relax.squeeze"), _reshape),
     "relax.permute_dims": _permute,
     "relax.nn.pad": _pad,
     "relax.flip": _flip,
+    "relax.take": _take,
     "relax.astype": _astype,
     "relax.dequantize": _dequantize,
     "relax.matmul": _matmul,
     **{f"relax.{function.__name__}": _elementwise(function) for function in _UFUNCS},
+    "relax.multiply": _elementwise(np.multiply, "int32"),
+    "relax.sum": _sum,
     "relax.rsqrt": _elementwise(_rsqrt),
 }

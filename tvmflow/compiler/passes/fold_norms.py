@@ -11,7 +11,7 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 
 _NORM: Final = "relax.nn.batch_norm"
-_CONV2D: Final = "relax.nn.conv2d"
+_CONVOLUTIONS: Final = frozenset(f"relax.nn.conv{rank}d" for rank in (1, 2, 3))
 # A norm behind a bias is a sum, a product and a sum: the product moves first, then the sums are merged.
 _ROUNDS: Final = 2
 
@@ -21,7 +21,7 @@ def fold_norms(mod: tvm.IRModule) -> tvm.IRModule:
     operators = {ir.operator_name(value) for value in ir.DataFlow(mod["main"]).values.values()}
     if _NORM in operators:
         mod = rewrite_main(mod, _NormSimplifier)
-    if _CONV2D in operators:
+    if operators & _CONVOLUTIONS:
         for _ in range(_ROUNDS):
             mod = rewrite_main(mod, _ScaleFolder)
     return mod
@@ -65,14 +65,15 @@ class _ScaleFolder(MainRewriter):
         return super().visit_call_(call) if folded is None else folded
 
     def _match_channels(self, call: Any) -> tuple[Any, Any] | None:
-        """Return four-dimensional data and weights with one value for each channel; None for other operands."""
+        """Return data (n, c, …) and weights with one value for each channel; None for other operands."""
         for data, weights in (tuple(call.args), tuple(call.args)[::-1]):
             shape = ir.shape_of(data) or ()
+            channels = (*shape[1:2], *(1 for _ in shape[2:]))
             if (
-                len(shape) == 4
+                len(shape) > 2
                 and self.flow.is_weight(weights)
                 and not self.flow.is_weight(data)
-                and ir.shape_of(weights) in ((1, shape[1], 1, 1), (shape[1], 1, 1))
+                and ir.shape_of(weights) in ((1, *channels), channels)
             ):
                 return data, weights
         return None
@@ -80,18 +81,19 @@ class _ScaleFolder(MainRewriter):
     def _fold_scale(self, data: Any, factor: Any) -> Any:
         total = self._find_call(data, "relax.add")
         operands = self._match_channels(total) if total is not None else None
-        if operands and self._find_call(operands[0], _CONV2D) is not None:
+        if operands and self._find_call(operands[0], *_CONVOLUTIONS) is not None:
             scaled = self._fold_scale(operands[0], factor)
             bias = relax.op.multiply(self.visit_expr(operands[1]), self.visit_expr(factor))
             return None if scaled is None else relax.op.add(self.emit(scaled), self.emit(bias))
-        conv = self._find_call(data, _CONV2D)
+        conv = self._find_call(data, *_CONVOLUTIONS)
         if (
             conv is None
-            or ir.layouts_of(conv) != ("NCHW", "OIHW", "NCHW")
+            or not ir.has_default_layouts(conv)
             or not self.flow.is_weight(conv.args[1])
         ):
             return None
-        scale = self.reshape(self.visit_expr(factor), [ir.known_shape(data)[1], 1, 1, 1])
+        _, channels, *size = ir.known_shape(data)
+        scale = self.reshape(self.visit_expr(factor), [channels, 1, *(1 for _ in size)])
         kernel = self.emit(relax.op.multiply(self.visit_expr(conv.args[1]), scale))
         return relax.Call(conv.op, [self.visit_expr(conv.args[0]), kernel], conv.attrs)
 
@@ -103,6 +105,7 @@ class _ScaleFolder(MainRewriter):
         merged = relax.op.add(self.visit_expr(operands[1]), self.visit_expr(shift))
         return relax.op.add(self.visit_expr(operands[0]), self.emit(merged))
 
-    def _find_call(self, data: Any, name: str) -> Any:
-        """Return the call of the operator `name` that computes data for one reader; None for other data."""
-        return ir.as_call(self.flow.value_if_used_once(data), name)
+    def _find_call(self, data: Any, *names: str) -> Any:
+        """Return the call of one of some operators that computes data for one reader; None for other data."""
+        value = self.flow.value_if_used_once(data)
+        return value if ir.operator_name(value) in names else None

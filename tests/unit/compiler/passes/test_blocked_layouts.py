@@ -27,12 +27,13 @@ def channels_of(value: Any) -> int:
     return int(value.ty.shape[1])
 
 
-def convolution(out: int, kernel: tuple[int, int], **options: Any) -> Layer:
+def convolution(out: int, kernel: tuple[int, ...], **options: Any) -> Layer:
+    """Return a convolution over sequences, images or volumes."""
+
     def layer(value: Any, weight: Any) -> Any:
         groups = int(options.get("groups", 1))
-        return relax.op.nn.conv2d(
-            value, weight((out, channels_of(value) // groups, *kernel)), **options
-        )
+        operator = getattr(relax.op.nn, f"conv{len(kernel)}d")
+        return operator(value, weight((out, channels_of(value) // groups, *kernel)), **options)
 
     return layer
 
@@ -45,26 +46,18 @@ def depthwise(kernel: tuple[int, int], **options: Any) -> Layer:
     return layer
 
 
-def transposed(out: int, kernel: tuple[int, int], **options: Any) -> Layer:
+def transposed(out: int, kernel: tuple[int, ...], **options: Any) -> Layer:
     def layer(value: Any, weight: Any) -> Any:
         shape = (channels_of(value), out // int(options.get("groups", 1)), *kernel)
-        return relax.op.nn.conv2d_transpose(value, weight(shape), **options)
-
-    return layer
-
-
-def conv1d(out: int, kernel: int, **options: Any) -> Layer:
-    """Return a convolution over a sequence."""
-
-    def layer(value: Any, weight: Any) -> Any:
-        shape = (out, channels_of(value) // int(options.get("groups", 1)), kernel)
-        return relax.op.nn.conv1d(value, weight(shape), **options)
+        operator = getattr(relax.op.nn, f"conv{len(kernel)}d_transpose")
+        return operator(value, weight(shape), **options)
 
     return layer
 
 
 def biased(value: Any, weight: Any) -> Any:
-    return relax.op.add(value, weight((1, channels_of(value), 1, 1)))
+    size = [1] * (len(value.ty.shape) - 2)
+    return relax.op.add(value, weight((1, channels_of(value), *size)))
 
 
 def scaled(value: Any, weight: Any) -> Any:
@@ -169,14 +162,6 @@ def test_transposed_convolutions(case: tuple[tuple[int, ...], Layer], mcpu: str)
     check_alike(mod, level(mcpu))
 
 
-@pytest.mark.parametrize(("per_group", "groups"), [(4, 32), (8, 8), (2, 8)])
-def test_narrow_groups_are_merged(per_group: int, groups: int) -> None:
-    """In ResNeXt a group has 4 channels: groups are merged until they fill a vector."""
-    channels = per_group * groups
-    layers = (conv(channels, 1), convolution(channels, (3, 3), groups=groups, padding=1), relu)
-    check_alike(model(*layers, shape=(1, 3, 9, 9)), host_level())
-
-
 def _with_channels(names: Iterable[str]) -> list[Any]:
     """Return each name with several numbers of channels, of which all but one are slow tests."""
     return [
@@ -190,7 +175,9 @@ def _with_channels(names: Iterable[str]) -> list[Any]:
 
 SEQUENCES: dict[str, tuple[Layer, ...]] = {
     "residual": (
-        residual(lambda value, weight: conv1d(channels_of(value), 3, padding=1)(value, weight)),
+        residual(
+            lambda value, weight: convolution(channels_of(value), (3,), padding=1)(value, weight)
+        ),
     ),
     "pooling": (
         lambda value, _: relax.op.nn.max_pool1d(value, pool_size=2, strides=2),
@@ -204,8 +191,8 @@ SEQUENCES: dict[str, tuple[Layer, ...]] = {
         ),
     ),
     "depthwise": (
-        lambda value, weight: conv1d(
-            channels_of(value), 5, groups=channels_of(value), dilation=2, padding=4
+        lambda value, weight: convolution(
+            channels_of(value), (5,), groups=channels_of(value), dilation=2, padding=4
         )(value, weight),
     ),
     "transposition": (lambda value, _: relax.op.permute_dims(value, [0, 2, 1]),),
@@ -214,12 +201,16 @@ SEQUENCES: dict[str, tuple[Layer, ...]] = {
 
 @pytest.mark.parametrize(("between", "channels"), _with_channels(SEQUENCES))
 def test_convolutions_over_sequences(between: str, channels: int) -> None:
-    """Their kernels are those of images of one row, and data stay blocked between them."""
-    layers = (conv1d(channels, 5, strides=2, padding=(2, 1)), *SEQUENCES[between], conv1d(6, 3))
+    """They have the kernels of images, with one spatial axis, and data stay blocked between them."""
+    layers = (
+        convolution(channels, (5,), strides=2, padding=(2, 1)),
+        *SEQUENCES[between],
+        convolution(6, (3,)),
+    )
     mod = model(*layers, shape=(2, 12, 40))
     check_alike(mod, host_level())
     names = kernels_of(mod, host_level())
-    assert sum("conv2d" in name and "NCHWc" in name for name in names) >= 2
+    assert sum("conv1d" in name and "NCHWc" in name for name in names) >= 2
     if between != "transposition":
         assert sum("unpack" in name for name in names) == 1
 
@@ -304,11 +295,14 @@ def test_products_of_two_inputs_are_not_packed() -> None:
 
 
 OPERATOR_LAYERS: dict[str, tuple[tuple[int, ...], Layer]] = {
-    "conv1d": ((1, 32, 20), conv1d(32, 3)),
+    "conv1d": ((1, 32, 20), convolution(32, (3,))),
     "conv2d": ((1, 32, 9, 9), convolution(32, (3, 3))),
+    "conv3d": ((1, 32, 3, 4, 5), convolution(32, (3, 3, 3))),
     "grouped_conv2d": ((1, 32, 9, 9), convolution(32, (3, 3), groups=2)),
     "depthwise_conv2d": ((1, 32, 9, 9), depthwise((3, 3))),
+    "conv1d_transpose": ((1, 32, 9), transposed(32, (3,), strides=2)),
     "conv2d_transpose": ((1, 32, 9, 9), transposed(32, (3, 3), strides=2)),
+    "conv3d_transpose": ((1, 32, 3, 4, 5), transposed(32, (3, 3, 3), strides=2)),
     "matmul": ((3, 32), dense(32)),
 }
 
@@ -322,7 +316,29 @@ def test_the_recipe_can_keep_an_operator_plain(operator: str) -> None:
     assert any(optimized.search(name) for name in kernels_of(mod, host_level()))
     options = replace(FAST, plain=(operator,))
     assert not any(optimized.search(name) for name in kernels_of(mod, host_level(), options))
-    # A sequence is computed as an image of one row.
-    plain_operators = {operator, "conv2d"} if operator == "conv1d" else {operator}
-    others = replace(FAST, plain=tuple(name for name in OPERATORS if name not in plain_operators))
+    others = replace(FAST, plain=tuple(name for name in OPERATORS if name != operator))
     assert any(optimized.search(name) for name in kernels_of(mod, host_level(), others))
+
+
+def hard_sigmoid(value: Any, _: Any) -> Any:
+    shifted = relax.op.clip(relax.op.add(value, relax.const(3.0)), 0, 6)
+    return relax.op.divide(shifted, relax.const(6.0))
+
+
+@pytest.mark.parametrize("channels", [16, 21])
+def test_clipped_and_divided_data_stay_blocked(channels: int) -> None:
+    """Empty lanes are divided by the same number as all others."""
+    mod = model(conv(channels), hard_sigmoid, conv(8), shape=(1, 8, 6, 5))
+    check_alike(mod, host_level())
+    assert sum("unpack" in name for name in kernels_of(mod, host_level())) == 1
+
+
+def test_plain_data_are_packed_to_be_concatenated() -> None:
+    """One operand comes from a softmax, the other from a convolution."""
+
+    def joined(value: Any, _: Any) -> Any:
+        return relax.op.concat([relax.op.nn.softmax(value), value], axis=1)
+
+    mod = model(conv(16), joined, conv(8), shape=(1, 8, 6, 5))
+    check_alike(mod, host_level())
+    assert any("concatenate" in name for name in kernels_of(mod, host_level()))

@@ -17,6 +17,7 @@ from tvm import te, topi
 from tests.support.kernels import LEVELS, host_level, level
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.operators import blocked
+from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.schedules import modules, rules
 from tvmflow.tuning.measure import apply_trace, make_arguments, trace_json
 
@@ -36,14 +37,16 @@ def convolution(
     x = te.placeholder((1, channels // 16, size, size, 16), name="x")
     w = te.placeholder((out // 16, channels // 16, edge, edge, 16, 16), name="w")
     b = te.placeholder((1, out // 16, 1, 1, 16), name="b")
-    y = blocked.conv2d(x, w, (stride,) * 2, (edge // 2,) * 4, (1, 1), 1)
+    y = blocked.conv(
+        x, w, (stride,) * 2, (edge // 2,) * 4, (1, 1), Groups(channels, out, 16, 16, 1)
+    )
     return kernel(x, w, b, topi.nn.relu(topi.add(y, b)))
 
 
 def depthwise(size: int = 15, stride: int = 2) -> tvm.IRModule:
     x = te.placeholder((2, 3, size, size, 16), name="x")
     w = te.placeholder((3, 3, 3, 16), name="w")
-    return kernel(x, w, blocked.depthwise_conv2d(x, w, (stride,) * 2, (1,) * 4, (1, 1)))
+    return kernel(x, w, blocked.depthwise_conv(x, w, (stride,) * 2, (1,) * 4, (1, 1)))
 
 
 def product(rows: int = 30, depth: int = 24, columns: int = 56) -> tvm.IRModule:

@@ -12,6 +12,7 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.operators import blocked
+from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.schedules.blocks import (
     Block,
     analyze_blocks,
@@ -76,7 +77,9 @@ def test_all_tiles_of_a_convolution_fit(
     lanes = cpu.lanes
     x = te.placeholder((1, inner, size + edge, size + edge, lanes), name="x")
     w = te.placeholder((out, inner, edge, edge, lanes, lanes), name="w")
-    y = blocked.conv2d(x, w, (1, 1), (edge // 2,) * 4, (1, 1), 1)
+    y = blocked.conv(
+        x, w, (1, 1), (edge // 2,) * 4, (1, 1), Groups(inner * lanes, out * lanes, lanes, lanes, 1)
+    )
     blocks = list_blocks(x, w, y)
     pad = blocks[0] if len(blocks) == 2 else None
     axes = analyze_axes(blocks[-1], cpu)

@@ -1,6 +1,6 @@
 """Moves convolutions, and the operators between them, to layouts whose innermost axis is one vector.
 
-`NCHW[b]c` for data and `OIHW[b]i[b]o` for weights, as in oneDNN and in Liu et al., "Optimizing
+`NCHW[b]c` for data and `OIHW[b]i[b]o` for weights (the same with one or three spatial axes), as in oneDNN and in Liu et al., "Optimizing
 CNN Model Inference on CPUs" (USENIX ATC 2019). Data are packed where the first convolution
 reads them and unpacked where an operator without a handler reads them; everything between
 stays blocked. Weights are packed when the library is built. A new operator is a handler in
@@ -17,17 +17,26 @@ from tvmflow.compiler.passes.blocked_layout import (
     convolutions,
     elementwise,
     pooling,
+    resizing,
     transposed_convolutions,
 )
-from tvmflow.compiler.passes.blocked_layout.rewriter import Handlers, LayoutRewriter
+from tvmflow.compiler.passes.blocked_layout.rewriter import Handler, Handlers, LayoutRewriter
+from tvmflow.compiler.passes.resize import RESIZES
+
+
+def _for_each_rank(name: str, handler: Handler) -> dict[str, Handler]:
+    """Return the handler of an operator over sequences, images and volumes by operator."""
+    return {f"relax.nn.{name.format(rank)}": handler for rank in (1, 2, 3)}
+
 
 HANDLERS: Handlers = {
-    "relax.nn.conv2d": convolutions.rewrite_conv2d,
-    "relax.nn.conv2d_transpose": transposed_convolutions.rewrite_conv2d_transpose,
-    "relax.nn.max_pool2d": pooling.rewrite_pool2d,
-    "relax.nn.avg_pool2d": pooling.rewrite_pool2d,
-    "relax.nn.adaptive_avg_pool2d": pooling.rewrite_adaptive_pool2d,
+    **_for_each_rank("conv{}d", convolutions.rewrite_conv),
+    **_for_each_rank("conv{}d_transpose", transposed_convolutions.rewrite_conv_transpose),
+    **_for_each_rank("max_pool{}d", pooling.rewrite_pool),
+    **_for_each_rank("avg_pool{}d", pooling.rewrite_pool),
+    **_for_each_rank("adaptive_avg_pool{}d", pooling.rewrite_adaptive_pool),
     **dict.fromkeys(pooling.IMAGE_REDUCTIONS, pooling.rewrite_image_reduction),
+    **dict.fromkeys(RESIZES, resizing.rewrite_resize),
     "relax.concat": elementwise.rewrite_concat,
     **dict.fromkeys(("relax.quantize", "relax.dequantize"), elementwise.rewrite_quantize),
     **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.rewrite_elementwise),

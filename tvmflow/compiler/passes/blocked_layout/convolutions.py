@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
+import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.operators import blocked, winograd
+from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.passes._rewriter import OPAQUE
+from tvmflow.compiler.passes.blocked_layout import integer_convolutions
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.quantization import integer_weight_dtype
 
@@ -17,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Window(NamedTuple):
-    """The movement of a convolution's kernel over data: strides and dilation down and across, padding top, left, bottom, right."""
+    """The movement of a convolution's kernel over data: strides and dilation along each axis, padding before and then after each."""
 
     strides: list[int]
     padding: list[int]
@@ -30,78 +33,149 @@ class Window(NamedTuple):
         return cls(*([int(n) for n in getattr(call.attrs, name)] for name in names))
 
 
-def rewrite_conv2d(
+def rewrite_conv(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, kernel: Any
 ) -> relax.Expr | None:
-    """Rewrite a convolution; a grouped one only if the channels of each group fill blocks."""
-    window = Window.of(call)
-    if not is_supported(rewriter, call, "OIHW"):
+    """Rewrite a convolution over sequences, images or volumes."""
+    if not is_supported(rewriter, call, "OI"):
         return None
+    kernel, window = _crop_kernel(rewriter, call, kernel)
     dtype = integer_weight_dtype(rewriter.flow, call.args[1]) or rewriter.context.weight_dtype
-    if ir.is_depthwise(call):
-        weights = rewriter.cast(_pack_depthwise_kernel(rewriter, kernel), dtype)
-        x, name = rewriter.to_blocked(data), "depthwise_conv2d_NCHWc"
-        return rewriter.kernel(blocked.depthwise_conv2d, name, x, weights, *window)
-    if not has_full_groups(rewriter, call):
-        return None
-    x, lanes = block_data(rewriter, data)
-    if lanes > 1 and _is_winograd(rewriter, call, window):
-        return _emit_winograd(rewriter, call, x, kernel, window)
-    weights = rewriter.cast(_pack_kernel(rewriter, kernel, lanes), dtype)
+    quantized = integer_convolutions.find_data(rewriter, call)
+    name = f"conv{len(window.strides)}d_NCHWc"
     groups = int(call.attrs.groups)
-    return rewriter.kernel(blocked.conv2d, "conv2d_NCHWc", x, weights, *window, groups)
+    inputs, outputs = (ir.known_shape(expr)[1] for expr in (data, call))
+    if ir.is_depthwise(call) or (inputs == groups and not is_plain_data(rewriter, data)):
+        x = rewriter.to_blocked(data if quantized is None else quantized.integers)
+        x = _repeat(rewriter, x, inputs, outputs // groups)
+        weights = rewriter.cast(pack_depthwise_kernel(rewriter, kernel), dtype)
+        if quantized is not None:
+            quantized = quantized._replace(integers=x)
+            return integer_convolutions.emit_depthwise(rewriter, quantized, weights, window, name)
+        return rewriter.kernel(
+            lambda x, w: blocked.depthwise_conv(x, w, *window), f"depthwise_{name}", x, weights
+        )
+    if quantized is not None:
+        x, lanes = integer_convolutions.block_data(rewriter, quantized.integers)
+        reads = Groups(inputs // groups, outputs // groups, lanes, rewriter.block, groups)
+        packed = pack_kernel(rewriter, kernel, reads)
+        quantized = quantized._replace(integers=x)
+        return integer_convolutions.emit(rewriter, quantized, kernel, packed, window, reads, name)
+    x, lanes = block_data(rewriter, data)
+    if lanes > 1 and _is_winograd(rewriter, call, kernel, window):
+        return _emit_winograd(rewriter, call, x, kernel, window)
+    reads = Groups(inputs // groups, outputs // groups, lanes, rewriter.block, groups)
+    weights = rewriter.cast(pack_kernel(rewriter, kernel, reads), dtype)
+    return rewriter.kernel(lambda x, w: blocked.conv(x, w, *window, reads), name, x, weights)
 
 
-def is_supported(rewriter: LayoutRewriter, call: relax.Call, kernel_layout: str) -> bool:
-    """Return whether a convolution of float32 has static shapes, the frontends' layouts, and weights."""
+def is_supported(rewriter: LayoutRewriter, call: relax.Call, kernel: str) -> bool:
+    """Return whether a convolution of float32 has static shapes, the frontends' layouts (`kernel` names the first axes of its weights), and weights."""
     return (
         all(ir.shape_of(argument) is not None for argument in call.args)
         and not rewriter.context.is_plain(ir.convolution_kind(call))
         and rewriter.flow.is_weight(call.args[1])
-        and ir.layouts_of(call) == ("NCHW", kernel_layout, "NCHW")
+        and ir.has_default_layouts(call, kernel)
         and ir.is_float32(call.args[0])
     )
 
 
-def has_full_groups(rewriter: LayoutRewriter, call: relax.Call) -> bool:
-    """Return whether the channels of each group fill blocks, or there is one group."""
-    groups = int(call.attrs.groups)
-    channels = [ir.known_shape(expr)[1] // groups for expr in (call, call.args[0])]
-    return groups == 1 or not any(count % rewriter.block for count in channels)
+def is_plain_data(rewriter: LayoutRewriter, data: Any) -> bool:
+    """Return whether a convolution reads its data as they are because they have few channels."""
+    few = ir.known_shape(data)[1] <= rewriter.block // 2
+    return few and rewriter.blocked_form(data) is None
 
 
 def block_data(rewriter: LayoutRewriter, data: Any) -> tuple[Any, int]:
-    """Return a convolution's data and their lanes: 1 for data that stay plain because they have few channels."""
-    if ir.known_shape(data)[1] <= rewriter.block // 2 and rewriter.blocked_form(data) is None:
+    """Return a convolution's data and their lanes: 1 for data that stay plain."""
+    if is_plain_data(rewriter, data):
         return data, 1
     return rewriter.to_blocked(data), rewriter.block
 
 
-def _pack_depthwise_kernel(rewriter: LayoutRewriter, kernel: Any) -> Any:
-    """Emit weights (o, 1, h, w) as (o/b, h, w, b)."""
+def pack_depthwise_kernel(rewriter: LayoutRewriter, kernel: Any) -> Any:
+    """Emit weights (o, 1, …) as (o/b, …, b)."""
     block = rewriter.block
     kernel = rewriter.pad_to_multiples(kernel, [block])
-    outer, _, height, width = ir.known_shape(kernel)
-    return rewriter.rearrange(kernel, [outer // block, block, height, width], [0, 2, 3, 1])
+    outer, _, *taps = ir.known_shape(kernel)
+    last = [*range(2, 2 + len(taps)), 1]
+    return rewriter.rearrange(kernel, [outer // block, block, *taps], [0, *last])
 
 
-def _pack_kernel(rewriter: LayoutRewriter, kernel: Any, lanes: int) -> Any:
-    """Emit weights OIHW as (o/b, i/lanes, h, w, lanes of i, b of o); without the axis of lanes if there is one."""
-    block = rewriter.block
-    kernel = rewriter.pad_to_multiples(kernel, [block, lanes])
-    o, i, height, width = ir.known_shape(kernel)
-    if lanes == 1:
-        return rewriter.rearrange(kernel, [o // block, block, i, height, width], [0, 2, 3, 4, 1])
-    split = [o // block, block, i // lanes, lanes, height, width]
-    return rewriter.rearrange(kernel, split, [0, 2, 4, 5, 3, 1])
+def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
+    """Emit weights (o, i of a group, …) as (o/b, blocks of data, …, lanes of i, b of o); without the axis of lanes if there is one.
+
+    A block of the result may belong to several groups: the weights of data of other groups are 0.
+    """
+    block, lanes = groups.block, groups.lanes
+    kernel = rewriter.pad_to_multiples(kernel, [block, 1])
+    o, i, *taps = ir.known_shape(kernel)
+    kernel = rewriter.pad_to_multiples(kernel, [1, i + 1])
+    rows = rewriter.reshape(kernel, [o * (i + 1), *taps])
+    blocks, width = o // block, groups.width
+    spread = rewriter.take(rows, _list_weight_rows(groups, blocks), 0)
+    inner = [width, lanes] if lanes > 1 else [width]
+    split = rewriter.reshape(spread, [blocks, block, *inner, *taps])
+    first_tap = 2 + len(inner)
+    order = [0, 2, *range(first_tap, first_tap + len(taps)), *range(3, first_tap), 1]
+    return rewriter.emit(relax.op.permute_dims(split, order))
 
 
-def _is_winograd(rewriter: LayoutRewriter, call: relax.Call, window: Window) -> bool:
+def _list_weight_rows(groups: Groups, blocks: int) -> list[int]:
+    """Return, for each output channel and each channel of data that its block reads, the row of its weights.
+
+    Output channel `o` has `inputs` rows from `o·(inputs + 1)`, followed by a row of zeros.
+    """
+    o = np.arange(blocks * groups.block)
+    starts = np.array([groups.first_block(block * groups.phases) for block in range(blocks)])
+    channel = (
+        np.arange(groups.width * groups.lanes) + groups.lanes * starts[o // groups.block][:, None]
+    )
+    offset = channel - (o // groups.outputs * groups.inputs)[:, None]
+    is_own = (offset >= 0) & (offset < groups.inputs)
+    rows = o[:, None] * (groups.inputs + 1) + np.where(is_own, offset, groups.inputs)
+    return [int(row) for row in rows.ravel()]
+
+
+def _repeat(rewriter: LayoutRewriter, x: Any, channels: int, times: int) -> Any:
+    """Emit blocked data with each channel `times` times."""
+    if times == 1:
+        return x
+    return rewriter.kernel(
+        lambda x: blocked.repeat_channels(x, channels, times), "repeat_channels", x, pattern=None
+    )
+
+
+def _crop_kernel(rewriter: LayoutRewriter, call: relax.Call, kernel: Any) -> tuple[Any, Window]:
+    """Return weights and window without the first and last taps that read nothing but padding."""
+    window = Window.of(call)
+    rank = len(window.strides)
+    padding = list(window.padding)
+    data, taps, result = (ir.known_shape(expr)[2:] for expr in (call.args[0], kernel, call))
+    for axis in range(rank):
+        step, spacing = window.strides[axis], window.dilation[axis]
+        starts = [tap * spacing - window.padding[axis] for tap in range(taps[axis])]
+        reach = (result[axis] - 1) * step
+        used = [
+            tap for tap, start in enumerate(starts) if start < data[axis] and start + reach >= 0
+        ]
+        # more could be cut off if the data were cropped too
+        first = min(used[0], padding[axis] // spacing) if used else 0
+        last = taps[axis] - 1 - used[-1] if used else 0
+        last = min(last, padding[rank + axis] // spacing)
+        if first or last:
+            kernel = rewriter.take(kernel, range(first, taps[axis] - last), 2 + axis)
+            padding[axis] -= first * spacing
+            padding[rank + axis] -= last * spacing
+    return kernel, window._replace(padding=padding)
+
+
+def _is_winograd(rewriter: LayoutRewriter, call: relax.Call, kernel: Any, window: Window) -> bool:
     """Return whether a convolution has the kernel of the transforms, and they are profitable."""
     tile = rewriter.context.options.winograd
-    out, inner, *kernel = ir.known_shape(call.args[1])
+    out, inner, *taps = ir.known_shape(kernel)
     n, _, *size = ir.known_shape(call)
-    is_supported_window = (kernel, window.strides, window.dilation) == ([3, 3], [1, 1], [1, 1])
+    is_supported_window = (taps, window.strides, window.dilation) == ([3, 3], [1, 1], [1, 1])
     if not tile or not is_supported_window or int(call.attrs.groups) != 1:
         return False
     is_profitable = winograd.is_profitable(tile, out, inner, (n, *size), rewriter.block)

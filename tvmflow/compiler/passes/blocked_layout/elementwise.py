@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
@@ -34,47 +35,67 @@ def rewrite_elementwise(
 ) -> relax.Expr | None:
     """Rewrite an elementwise operator of which an operand is blocked."""
     shape = ir.known_shape(call)
-    shapes = [ir.shape_of(argument) for argument in arguments]
-    if len(shape) != 4 or any(operand is None or len(operand) > 4 for operand in shapes):
+    # The limits of `clip` are numbers, not tensors.
+    tensors = [argument for argument in arguments if not _is_number(argument)]
+    if any(ir.shape_of(tensor) is None for tensor in tensors):
         return None
-    channels = shape[1]
-    if all(_blocked_form(rewriter, argument, channels) is None for argument in arguments):
+    if all(_blocked_form(rewriter, tensor, shape) is None for tensor in tensors):
         return None
-    if call.op.name not in _SAFE_ON_EMPTY_LANES and channels % rewriter.block:
+    if not _is_safe_on_empty_lanes(call) and shape[1] % rewriter.block:
         return None
     operands = [
-        _to_blocked_operand(rewriter, original, argument, channels)
+        argument
+        if _is_number(argument)
+        else _to_blocked_operand(rewriter, original, argument, shape)
         for original, argument in zip(call.args, arguments, strict=True)
     ]
     return rewriter.emit(relax.Call(call.op, operands, call.attrs))
 
 
-def _blocked_form(rewriter: LayoutRewriter, operand: Any, channels: int) -> relax.Expr | None:
-    """Return the blocked form of an operand with that many channels; None for others."""
+def _is_number(argument: Any) -> bool:
+    return not hasattr(argument.ty, "shape")
+
+
+def _is_safe_on_empty_lanes(call: relax.Call) -> bool:
+    """Return whether a call makes no NaN and no infinity of empty lanes."""
+    if call.op.name == "relax.divide" and isinstance(call.args[1], tvm.ir.Constant):
+        divisor = call.args[1].value.numpy()
+        return divisor.size == 1 and bool(divisor != 0)
+    return call.op.name in _SAFE_ON_EMPTY_LANES
+
+
+def _blocked_form(
+    rewriter: LayoutRewriter, operand: Any, result: tuple[int, ...]
+) -> relax.Expr | None:
+    """Return the blocked form of an operand that has the rank and the channels of the result; None for others."""
     tensor = rewriter.blocked_form(operand)
-    return None if tensor is None or ir.known_shape(operand)[1] != channels else tensor
+    if tensor is None:
+        return None
+    shape = ir.known_shape(operand)
+    return tensor if len(shape) == len(result) and shape[1] == result[1] else None
 
 
 def _to_blocked_operand(
-    rewriter: LayoutRewriter, original: Any, operand: Any, channels: int
+    rewriter: LayoutRewriter, original: Any, operand: Any, result: tuple[int, ...]
 ) -> relax.Expr:
-    """Return an operand in a shape that broadcasts over blocked data of `channels` channels."""
-    tensor = _blocked_form(rewriter, operand, channels)
+    """Return an operand in a shape that broadcasts over the blocked form of a result."""
+    tensor = _blocked_form(rewriter, operand, result)
     if tensor is not None:
         return tensor
     shape = ir.known_shape(operand)
     if all(extent == 1 for extent in shape):
-        return operand if len(shape) == 0 else rewriter.reshape(operand, [1] * 5)
-    full = [1] * (4 - len(shape)) + list(shape)
+        return operand if len(shape) == 0 else rewriter.reshape(operand, [1] * (len(result) + 1))
+    full = [1] * (len(result) - len(shape)) + list(shape)
     if full[1] == 1:
         return rewriter.reshape(operand, [*full, 1])
-    operand = operand if len(shape) == 4 else rewriter.reshape(operand, full)
+    operand = operand if len(shape) == len(result) else rewriter.reshape(operand, full)
     if not rewriter.flow.is_weight(original):
         return rewriter.to_blocked(operand)
     block = rewriter.block
     operand = rewriter.pad_to_multiples(operand, [1, block])
-    n, c, height, width = ir.known_shape(operand)
-    return rewriter.rearrange(operand, [n, c // block, block, height, width], [0, 1, 3, 4, 2])
+    n, c, *size = ir.known_shape(operand)
+    last = [*range(3, 3 + len(size)), 2]
+    return rewriter.rearrange(operand, [n, c // block, block, *size], [0, 1, *last])
 
 
 def rewrite_quantize(
@@ -89,11 +110,15 @@ def rewrite_quantize(
 
 
 def rewrite_concat(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> relax.Expr | None:
-    """Rewrite a concatenation of channels of blocked tensors, of which all but the last fill their blocks."""
+    """Rewrite a concatenation of channels, with a blocked tensor, of which all but the last fill their blocks."""
     fields = rewriter.list_fields(data)
-    tensors = [rewriter.blocked_form(field) for field in fields]
-    if int(call.attrs.axis) % 4 != 1 or not fields or any(tensor is None for tensor in tensors):
+    axis = int(call.attrs.axis) % len(ir.known_shape(call))
+    if axis != 1 or all(rewriter.blocked_form(field) is None for field in fields):
         return None
     if any(ir.known_shape(field)[1] % rewriter.block for field in fields[:-1]):
         return None
+    is_mixed = any(rewriter.blocked_form(field) is None for field in fields)
+    if is_mixed and not rewriter.is_read_blocked(call):
+        return None
+    tensors = [rewriter.to_blocked(field) for field in fields]
     return rewriter.emit(relax.op.concat(relax.Tuple(tensors), axis=1))

@@ -12,18 +12,28 @@ from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 IMAGE_REDUCTIONS: Final = {
     f"relax.{name}": getattr(relax.op, name) for name in ("mean", "sum", "max", "min")
 }
-"""Operators that may reduce each channel's image to one number."""
+"""Operators that may reduce each channel's sequence, image or volume to one number."""
 
 
-def rewrite_pool2d(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> relax.Expr | None:
+_POOLS: Final = {1: topi.nn.pool1d, 2: topi.nn.pool2d, 3: topi.nn.pool3d}
+_ADAPTIVE_POOLS: Final = {
+    1: topi.nn.adaptive_pool1d,
+    2: topi.nn.adaptive_pool,
+    3: topi.nn.adaptive_pool3d,
+}
+
+
+def rewrite_pool(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> relax.Expr | None:
     """Rewrite max or average pooling of blocked data."""
     tensor = rewriter.blocked_form(data)
     attrs = call.attrs
-    if tensor is None or (attrs.layout, attrs.out_layout) != ("NCHW", "NCHW"):
+    layout = _default_layout(call)
+    if tensor is None or (attrs.layout, attrs.out_layout) != (layout, layout):
         return None
+    rank = len(layout) - 2
     kind = "max" if "max" in call.op.name else "avg"
     return rewriter.builder_.emit_te(
-        topi.nn.pool2d,
+        _POOLS[rank],
         tensor,
         kernel=attrs.pool_size,
         stride=attrs.strides,
@@ -31,29 +41,38 @@ def rewrite_pool2d(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> rel
         padding=attrs.padding,
         pool_type=kind,
         ceil_mode=bool(attrs.ceil_mode),
-        layout=f"NCHW{rewriter.block}c",
+        layout=f"{layout}{rewriter.block}c",
         count_include_pad=bool(attrs.count_include_pad),
-        primfunc_name_hint=f"{kind}_pool2d",
+        primfunc_name_hint=f"{kind}_pool{rank}d",
     )
 
 
-def rewrite_adaptive_pool2d(
+def rewrite_adaptive_pool(
     rewriter: LayoutRewriter, call: relax.Call, data: Any
 ) -> relax.Expr | None:
     """Rewrite adaptive average pooling of blocked data."""
     tensor = rewriter.blocked_form(data)
-    if tensor is None or call.attrs.layout != "NCHW":
+    layout = _default_layout(call)
+    if tensor is None or call.attrs.layout != layout:
         return None
-    arguments = (tensor, ir.known_shape(call)[2:], "avg", f"NCHW{rewriter.block}c")
-    return rewriter.kernel(topi.nn.adaptive_pool, "adaptive_avg_pool2d", *arguments, pattern=None)
+    rank = len(layout) - 2
+    arguments = (tensor, ir.known_shape(call)[2:], "avg", f"{layout}{rewriter.block}c")
+    name = f"adaptive_avg_pool{rank}d"
+    return rewriter.kernel(_ADAPTIVE_POOLS[rank], name, *arguments, pattern=None)
 
 
 def rewrite_image_reduction(
     rewriter: LayoutRewriter, call: relax.Call, data: Any
 ) -> relax.Expr | None:
-    """Rewrite a reduction over height and width that keeps its axes."""
+    """Rewrite a reduction over all spatial axes that keeps these."""
     tensor = rewriter.blocked_form(data)
-    axes = sorted(int(axis) % 4 for axis in call.attrs.axis or ())
-    if tensor is None or axes != [2, 3] or not call.attrs.keepdims:
+    rank = len(ir.known_shape(call))
+    axes = sorted(int(axis) % rank for axis in call.attrs.axis or ())
+    if tensor is None or axes != list(range(2, rank)) or not call.attrs.keepdims:
         return None
-    return rewriter.emit(IMAGE_REDUCTIONS[call.op.name](tensor, [2, 3], keepdims=True))
+    return rewriter.emit(IMAGE_REDUCTIONS[call.op.name](tensor, axes, keepdims=True))
+
+
+def _default_layout(call: relax.Call) -> str:
+    """Return the frontends' layout of an operator's data."""
+    return "NC" + "DHW"[2 - len(ir.known_shape(call)) :]

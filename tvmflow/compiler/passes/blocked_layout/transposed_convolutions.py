@@ -8,24 +8,26 @@ of the weights.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.operators import blocked
+from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.passes.blocked_layout import convolutions
 from tvmflow.compiler.passes.blocked_layout.convolutions import Window
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 
 
 class _Geometry(NamedTuple):
-    """The convolution behind a transposed one, down and across.
+    """The convolution behind a transposed one; one number for each spatial axis.
 
     Attributes:
         strides: The strides of the transposed convolution.
         kernel: The size of the convolution's kernel.
-        padding: Its padding: top, left, bottom, right.
+        padding: Its padding before and then after each axis.
         rows: The size of its result.
         offsets: How many pixels of the interleaved image to skip.
     """
@@ -37,29 +39,38 @@ class _Geometry(NamedTuple):
     offsets: list[int]
 
 
-def rewrite_conv2d_transpose(
+def rewrite_conv_transpose(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, kernel: Any
 ) -> relax.Expr | None:
-    """Rewrite a transposed convolution without dilation; a grouped one only if its groups fill blocks."""
+    """Rewrite a transposed convolution without dilation."""
     window = Window.of(call)
-    if not convolutions.is_supported(rewriter, call, "IOHW") or window.dilation != [1, 1]:
+    rank = len(window.strides)
+    if not convolutions.is_supported(rewriter, call, "IO") or window.dilation != [1] * rank:
         return None
     size = list(ir.known_shape(call)[2:])
     geometry = _analyze(ir.known_shape(data)[2:], ir.known_shape(kernel)[2:], size, window)
-    inner_window = Window([1, 1], geometry.padding, [1, 1])
+    inner = Window([1] * rank, geometry.padding, [1] * rank)
     groups, dtype = int(call.attrs.groups), rewriter.context.weight_dtype
+    name = f"conv{rank}d_transpose_NCHWc"
+    flipped = _flip_kernel(rewriter, kernel, geometry, groups)
     if ir.is_depthwise(call):
-        weights = rewriter.cast(_pack_depthwise_kernel(rewriter, kernel, geometry), dtype)
-        x, name = rewriter.to_blocked(data), "depthwise_conv2d_transpose_NCHWc"
-        pixels = rewriter.kernel(blocked.depthwise_conv2d, name, x, weights, *inner_window)
-    elif convolutions.has_full_groups(rewriter, call):
-        x, lanes = convolutions.block_data(rewriter, data)
-        weights = rewriter.cast(_pack_kernel(rewriter, kernel, geometry, groups, lanes), dtype)
-        name = "conv2d_transpose_NCHWc"
-        pixels = rewriter.kernel(blocked.conv2d, name, x, weights, *inner_window, groups)
+        packed = convolutions.pack_depthwise_kernel(rewriter, flipped)
+        weights = rewriter.cast(_move_phases(rewriter, packed, geometry, 1), dtype)
+        pixels = rewriter.kernel(
+            lambda x, w: blocked.depthwise_conv(x, w, *inner),
+            f"depthwise_{name}",
+            rewriter.to_blocked(data),
+            weights,
+        )
     else:
-        return None
-    if window.strides == [1, 1] and not any(geometry.offsets) and geometry.rows == size:
+        x, lanes = convolutions.block_data(rewriter, data)
+        inputs, outputs = (ir.known_shape(expr)[1] // groups for expr in (data, call))
+        phases = math.prod(window.strides)
+        reads = Groups(inputs, outputs, lanes, rewriter.block, groups, phases)
+        packed = convolutions.pack_kernel(rewriter, flipped, reads)
+        weights = rewriter.cast(_move_phases(rewriter, packed, geometry, 2), dtype)
+        pixels = rewriter.kernel(lambda x, w: blocked.conv(x, w, *inner, reads), name, x, weights)
+    if window.strides == [1] * rank and not any(geometry.offsets) and geometry.rows == size:
         return pixels
     arguments = (pixels, window.strides, geometry.offsets, size)
     return rewriter.kernel(blocked.interleave, "interleave", *arguments, pattern=None)
@@ -68,10 +79,10 @@ def rewrite_conv2d_transpose(
 def _analyze(
     data: tuple[int, ...], kernel: tuple[int, ...], result: list[int], window: Window
 ) -> _Geometry:
-    """Return the convolution behind a transposed one; all sizes are down and across."""
+    """Return the convolution behind a transposed one; all sizes are those along each spatial axis."""
     axes = []
-    # The padding at the bottom and at the right is in the size of the result.
-    sizes = zip(data, kernel, result, window.strides, window.padding[:2], strict=True)
+    # The padding after each axis is in the size of the result.
+    sizes = zip(data, kernel, result, window.strides, window.padding[: len(data)], strict=True)
     for size, edge, out, step, pad in sizes:
         length = -(-edge // step)
         # Padding of whole strides only skips rows of data.
@@ -83,30 +94,28 @@ def _analyze(
     return _Geometry(window.strides, inner_kernel, before + after, rows, offsets)
 
 
-def _pack_depthwise_kernel(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry) -> Any:
-    """Emit weights (i, 1, h, w) as those of the inner depthwise convolution: (i/b·s·t, h, w, b).
+def _flip_kernel(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, groups: int) -> Any:
+    """Emit weights (i, o of a group, s·h, t·w) as (o, i of a group, h, s, w, t): taps and phases of each axis.
 
     The kernel is flipped: a transposed convolution scatters what a convolution gathers.
     """
-    block, (s, t), (h, w) = rewriter.block, geometry.strides, geometry.kernel
-    kernel = rewriter.pad_to_multiples(kernel, [block, 1, s * h, t * w])
-    blocks = ir.known_shape(kernel)[0] // block
-    split = rewriter.rearrange(kernel, [blocks, block, h, s, w, t], [0, 3, 5, 2, 4, 1], (2, 4))
-    return rewriter.reshape(split, [blocks * s * t, h, w, block])
-
-
-def _pack_kernel(
-    rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, groups: int, lanes: int
-) -> Any:
-    """Emit weights IOHW as those of the inner convolution: (o/b·s·t, i/lanes, h, w, lanes of i, b of o).
-
-    The kernel is flipped, as for a depthwise convolution. The axis of lanes is missing if there is one.
-    """
-    block, (s, t), (h, w) = rewriter.block, geometry.strides, geometry.kernel
-    kernel = rewriter.pad_to_multiples(kernel, [lanes, block, s * h, t * w])
     i, o = ir.known_shape(kernel)[:2]
-    i, o = i // groups // lanes, o // block
-    split = [groups, i, lanes, o, block, h, s, w, t]
-    packed = rewriter.rearrange(kernel, split, [0, 3, 6, 8, 1, 5, 7, 2, 4], (5, 7))
-    inner = [lanes, block] if lanes > 1 else [block]
-    return rewriter.reshape(packed, [groups * o * s * t, i, h, w, *inner])
+    split = list(zip(geometry.kernel, geometry.strides, strict=True))
+    padded = rewriter.pad_to_multiples(kernel, [1, 1, *(taps * step for taps, step in split)])
+    axes = [extent for pair in split for extent in pair]
+    taps = list(range(3, 3 + len(axes)))
+    swapped = rewriter.rearrange(
+        padded, [groups, i // groups, o, *axes], [0, 2, 1, *taps], taps[::2]
+    )
+    return rewriter.reshape(swapped, [groups * o, i // groups, *axes])
+
+
+def _move_phases(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, outer: int) -> Any:
+    """Emit packed weights (o/b, …, h, s, w, t, …) as (o/b·s·t, …, h, w, …); `outer` axes are before the taps."""
+    shape = ir.known_shape(kernel)
+    rank = len(geometry.strides)
+    taps, phases = (list(range(outer + part, outer + 2 * rank, 2)) for part in (0, 1))
+    order = [0, *phases, *range(1, outer), *taps, *range(outer + 2 * rank, len(shape))]
+    moved = rewriter.emit(relax.op.permute_dims(kernel, order))
+    first, *rest = (shape[axis] for axis in order)
+    return rewriter.reshape(moved, [first * math.prod(rest[:rank]), *rest[rank:]])

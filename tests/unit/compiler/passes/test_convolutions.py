@@ -1,0 +1,157 @@
+"""Convolutions over sequences, images and volumes: any groups, channels, dilation, and the operators between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tvm import relax
+
+from tests.support.kernels import LEVELS_HERE, check_alike, host_level, kernels_of, level
+from tests.support.tuning import model, relu
+from tests.unit.compiler.passes.test_blocked_layouts import (
+    Layer,
+    biased,
+    channels_of,
+    convolution,
+    residual,
+    transposed,
+)
+from tvmflow.compiler.operators.blocked import Groups
+
+MANY = settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+FEW = settings(MANY, max_examples=5)
+
+Case = tuple[tuple[int, ...], Layer]
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Case:
+    """Return an input shape and a convolution of it."""
+    rank = draw(st.integers(1, 3))
+    kernel = tuple(draw(st.integers(1, 4)) for _ in range(rank))
+    strides = [draw(st.integers(1, 3)) for _ in range(rank)]
+    spacing = [draw(st.integers(1, 3)) for _ in range(rank)]
+    padding = [draw(st.integers(0, 2)) for _ in range(2 * rank)]
+    size = [(e - 1) * d + 1 + draw(st.integers(0, 9)) for e, d in zip(kernel, spacing, strict=True)]
+    groups = draw(st.sampled_from([1, 1, 2, 3, 5, 13]))
+    per_group = draw(st.sampled_from([1, 2, 3, 8, 12, 16, 24, 40]))
+    out = groups * draw(st.sampled_from([1, 2, 7, 8, 16, 24]))
+    options = {"strides": strides, "dilation": spacing, "padding": padding, "groups": groups}
+    return (draw(st.integers(1, 2)), groups * per_group, *size), convolution(out, kernel, **options)
+
+
+@MANY
+@pytest.mark.slow
+@given(convolutions(), st.sampled_from(LEVELS_HERE))
+def test_convolutions_of_any_rank_and_groups(case: Case, mcpu: str) -> None:
+    """A bias and an activation follow; all run on blocked data."""
+    shape, layer = case
+    check_alike(model(layer, biased, relu, shape=shape), level(mcpu))
+
+
+@st.composite
+def dilated_convolutions(draw: st.DrawFn) -> Case:
+    """Return an input shape and a convolution whose outer taps may read nothing but padding."""
+    rank = draw(st.integers(1, 2))
+    kernel = tuple(draw(st.integers(1, 4)) for _ in range(rank))
+    spacing = [draw(st.integers(1, 9)) for _ in range(rank)]
+    size = [draw(st.integers(1, 12)) for _ in range(rank)]
+    least = [max(0, (e - 1) * d + 1 - s) for e, d, s in zip(kernel, spacing, size, strict=True)]
+    before = [draw(st.integers(0, 20)) for _ in range(rank)]
+    after = [max(n - b, 0) + draw(st.integers(0, 9)) for n, b in zip(least, before, strict=True)]
+    strides = [draw(st.integers(1, 3)) for _ in range(rank)]
+    options = {"strides": strides, "dilation": spacing, "padding": before + after}
+    return (1, draw(st.sampled_from([3, 16, 20])), *size), convolution(18, kernel, **options)
+
+
+@MANY
+@pytest.mark.slow
+@given(dilated_convolutions())
+def test_taps_that_read_padding_alone(case: Case) -> None:
+    """They are left out; the result is the same."""
+    shape, layer = case
+    check_alike(model(layer, biased, relu, shape=shape), host_level())
+
+
+GROUPED: dict[str, Case] = {
+    "13 groups of 8": ((1, 104, 9, 7), convolution(104, (3, 3), groups=13, padding=1)),
+    "groups of 24": ((1, 72, 5, 9), convolution(72, (3, 3), groups=3, strides=2)),
+    "groups of 4": ((1, 128, 6, 6), convolution(128, (3, 3), groups=32, padding=1)),
+    "12 to 40 a group": ((2, 36, 5, 5), convolution(120, (1, 1), groups=3)),
+    "three of each channel": ((1, 33, 8, 5), convolution(99, (3, 3), groups=33, padding=1)),
+    "groups of a sequence": ((1, 48, 20), convolution(48, (8,), groups=4, padding=4)),
+    "groups of a volume": ((1, 24, 4, 5, 6), convolution(48, (1, 3, 3), groups=3)),
+    "transposed groups": ((1, 24, 5, 5), transposed(36, (3, 3), groups=3, strides=2)),
+    "a transposed volume": ((1, 20, 3, 4, 5), transposed(18, (2, 3, 3), strides=(1, 2, 2))),
+    "dilated beyond the image": (
+        (1, 20, 9, 9),
+        convolution(16, (3, 3), dilation=(12, 6), padding=(12, 6)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_unusual_convolutions_are_blocked(name: str) -> None:
+    """Channels of a group need not fill vectors."""
+    shape, layer = GROUPED[name]
+    mod = model(layer, biased, relu, shape=shape)
+    assert any("_NCHWc" in kernel for kernel in kernels_of(mod, host_level()))
+    check_alike(mod, host_level())
+
+
+@MANY
+@given(
+    *(st.integers(1, 40) for _ in range(3)), st.sampled_from([1, 4, 16]), st.sampled_from([4, 16])
+)
+def test_every_block_reads_all_data_of_its_groups(
+    inputs: int, outputs: int, number: int, lanes: int, block: int
+) -> None:
+    """The blocks of data from the first one on hold the channels of every group of a block of the result."""
+    groups = Groups(inputs, outputs, lanes, block, number)
+    for channel in range(outputs * number):
+        start = groups.first_block(channel // block)
+        first = channel // outputs * inputs
+        assert start * lanes <= first and first + inputs <= (start + groups.width) * lanes
+        assert start >= 0 and start + groups.width <= groups.data_blocks
+
+
+VOLUMES: dict[str, tuple[Layer, ...]] = {
+    "residual": (
+        residual(
+            lambda value, weight: convolution(channels_of(value), (3, 1, 3), padding=[1, 0, 1])(
+                value, weight
+            )
+        ),
+        relu,
+    ),
+    "max pooling": (
+        lambda value, _: relax.op.nn.max_pool3d(value, (1, 3, 3), (1, 2, 2), (0, 1, 1)),
+    ),
+    "average pooling": (
+        lambda value, _: relax.op.nn.avg_pool3d(value, (2, 2, 3), (2, 1, 2), ceil_mode=True),
+    ),
+    "adaptive pooling": (
+        lambda value, _: relax.op.nn.adaptive_avg_pool3d(value, output_size=(1, 2, 3)),
+    ),
+    "mean": (lambda value, _: relax.op.mean(value, [2, 3, 4], keepdims=True),),
+    "gate": (lambda value, _: relax.op.multiply(value, relax.op.sigmoid(value)),),
+}
+
+
+@pytest.mark.parametrize("between", VOLUMES)
+def test_convolutions_over_volumes(between: str) -> None:
+    """Data stay blocked between them."""
+    layers = (convolution(20, (3, 3, 3), padding=1), *VOLUMES[between], conv3d_of_points)
+    mod = model(*layers, shape=(1, 3, 5, 8, 7))
+    names = kernels_of(mod, host_level())
+    assert sum("unpack" in name for name in names) == 1
+    check_alike(mod, host_level())
+
+
+def conv3d_of_points(value: Any, weight: Any) -> Any:
+    return convolution(7, (1, 1, 1))(value, weight)
