@@ -128,8 +128,13 @@ def has_slow_operations(block: Block) -> bool:
 
 def list_loads(block: Block) -> list[Any]:
     """Return the loads of a block, except those of the buffer that it accumulates into."""
-    loads = _find_nodes(block.stmt.body.value, tvm.ir.TensorLoad)
+    loads = find_loads(block.stmt.body.value)
     return [load for load in loads if not load.source.same_as(block.output)]
+
+
+def find_loads(expr: Any) -> list[Any]:
+    """Return the loads in an expression."""
+    return _find_nodes(expr, tvm.ir.TensorLoad)
 
 
 def depends_on(load: Any, axis: Any) -> bool:
