@@ -72,7 +72,7 @@ def positive(mod: tvm.IRModule) -> dict[str, Any]:
 
 def compute_weights(mod: tvm.IRModule, options: LoweringOptions) -> list[Any]:
     lowered = lowering.lower(mod, lowering.make_target(host_level()), options)
-    return [weight.numpy() for weight in lowered.compute_weights(positive(mod))]
+    return lowered.compute_weights(positive(mod))
 
 
 @pytest.mark.parametrize("precision", ["model", "mixed"])
