@@ -13,7 +13,7 @@ with the layouts, schedule rules and search spaces that a recipe has by default.
 are then built and timed in forked processes, as those of tvmflow are: its own builder starts a process for each,
 which on a slow machine takes longer than its time limit for a build, so that every one counts as failed.
 
-    squeezenet     SqueezeNet 1.1 from MXNet's Gluon zoo (needs the checkpoint: recipes/models/make_squeezenet.py)
+    squeezenet     SqueezeNet 1.1, with random weights
     transformer    one encoder block: 64 tokens of 256 numbers, 4 heads
 """
 
@@ -47,19 +47,13 @@ ROUNDS = 15
 
 
 def load(model: str, folder: Path) -> Any:
-    from tvmflow.core.types import TensorSpec
+    from _nets import NETS
+
     from tvmflow.frontends import FRONTENDS
 
-    if model == "squeezenet":
-        prefix = ROOT / "recipes/models/squeezenet1.1"
-        files = {
-            "symbol": prefix.with_name(f"{prefix.name}-symbol.json"),
-            "params": prefix.with_name(f"{prefix.name}-0000.params"),
-        }
-        inputs = (TensorSpec("data", (1, 3, 224, 224), "float32"),)
-        return FRONTENDS["mxnet"].load(files, inputs)
-    path = folder / "transformer.onnx"
-    path.write_bytes(transformer().SerializeToString())
+    make = NETS["squeezenet"] if model == "squeezenet" else transformer
+    path = folder / f"{model}.onnx"
+    path.write_bytes(make().SerializeToString())
     return FRONTENDS["onnx"].load({"model": path}, ())
 
 
@@ -121,11 +115,13 @@ def host_target() -> dict[str, Any]:
     from tvmflow.targets.host import read_host
     from tvmflow.targets.llvm_query import TargetFacts, query_targets_in_process
     from tvmflow.targets.resolve import resolve
+    from tvmflow.targets.tvm_target import with_threads
 
     host = read_host()
     (answer,) = query_targets_in_process([None])
     facts = TargetFacts.from_json(answer)
-    return dict(resolve("host", None, None, host, facts).tvm)
+    resolved = resolve("host", None, None, host, facts)
+    return with_threads(resolved.tvm, resolved.threads)
 
 
 def tune_peer(model: str, folder: Path, trials: int, per_task: int) -> dict[str, Any]:

@@ -13,6 +13,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.project import Project
+from tvmflow.core.canonical_json import canonical
+from tvmflow.stages import build
+from tvmflow.tuning.ledger_folders import list_target_folders
+from tvmflow.tuning.trials import trial_id
+from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 
 @pytest.mark.slow
@@ -168,3 +173,62 @@ def test_ctrl_c_while_tuning_keeps_every_trial(project: Project) -> None:
     assert kept >= reported
     facts = project.run("--until", "tune").stages["tune/host"]["facts"]
     assert (facts["measured"], facts["reused"]) == (30 - kept, kept)
+
+
+# A valid schedule that does nothing: the kernel as it was lowered, one operation after another.
+NO_SCHEDULE: Any = [[], []]
+
+
+def add_slow_schedule(project: Project) -> WorkloadLedger:
+    """Make the ledger say that this is the fastest schedule of the convolution; return its records."""
+    [folder] = list_target_folders(project.folder / "cache" / "ledger")
+    [ledger] = [
+        folder.ledger.workload(key)
+        for key, _ in folder.workload_files()
+        if "conv2d" in folder.ledger.description(key).name
+    ]
+    trial = next(iter(ledger.trials.values()))
+    slow = trial._replace(id=trial_id(NO_SCHEDULE), trace=NO_SCHEDULE, run_secs=(1e-9,))
+    assert ledger.append(slow)
+    return ledger
+
+
+def claim_that_it_wins(ledger: WorkloadLedger) -> None:
+    """Make the ledger say that the slow schedule also won against the untuned kernel."""
+    lines = []
+    for line in ledger.path.read_text().splitlines():
+        record = json.loads(line)
+        if "finalists" in record:
+            first, *others = record["samples"]
+            record["untuned"] = [1e-3] * len(first)
+            record["samples"] = [[1e-9] * len(first), *([1.0] * len(first) for _ in others)]
+        lines.append(canonical(record).decode())
+    ledger.path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.slow
+def test_a_library_whose_tuned_schedule_is_slow_is_delivered_untuned(project: Project) -> None:
+    """Neither alone nor, where the ledger claims that it won there, in the whole library does it pass."""
+    project.write_model(channels=64)
+    project.write_recipe(trials=6)
+    project.edit_recipe("trials: 6", "trials: 6, only: [conv2d]")
+    assert project.run("--until", "tune").code == 0
+    ledger = add_slow_schedule(project)
+    project.edit_recipe("trials: 6", "trials: 7")
+    alone = project.run()
+    kernels = alone.stages["pick_best/host"]["facts"]["kernels"]
+    [conv] = [kernel for kernel in kernels if "conv2d" in kernel["name"]]
+    assert alone.code == 0
+    assert conv["tuned_us"] is None or conv["tuned_us"] < conv["untuned_us"]
+
+    claim_that_it_wins(ledger)
+    assert project.tvmflow("clean").code == 0
+    whole = project.run()
+    library = whole.stages["pick_best/host"]["facts"]["library"]
+    assert whole.code == 0 and sum(map(len, library["overruled"].values())) == 1
+    assert build.TUNED not in whole.stages["build/host"]["facts"]["schedule_rules"]
+    assert "speedup" not in whole.stages["verify/host"]["facts"]
+    # It is measured once: the ledger keeps the decision.
+    assert project.tvmflow("clean").code == 0
+    again = project.run().stages["pick_best/host"]["facts"]["library"]
+    assert again == library

@@ -28,8 +28,8 @@ class Judgement(TypedDict):
     """The outcome of measuring a workload's finalists again; times in µs.
 
     `rule` is the schedule rule of the untuned kernel, `winner` the id of a finalist that is faster
-    than the untuned kernel, `error` why nothing could be measured. `finalists` have their `id`, and
-    in `samples_us` one time a round.
+    than the untuned kernel, `error` why nothing could be measured. `overruled` says why such a
+    finalist is not used all the same. `finalists` have their `id`, and in `samples_us` one time a round.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Judgement(TypedDict):
     tuned_us: float | None
     error: str
     winner: str | None
+    overruled: str
     finalists: list[dict[str, Json]]
 
 
@@ -139,7 +140,7 @@ def judge_finalists(task: Facts, measured: FinalistTimes, trials: Sequence[Facts
         if samples
     ]
     untuned_s = median(measured.untuned) if measured.untuned else None
-    winner = choose_finalist(finalists, untuned_s) if untuned_s is not None else None
+    winner = choose_finalist(finalists, measured.untuned) if measured.untuned else None
     return {
         "name": task["names"][0],
         "weight": task["weight"],
@@ -149,6 +150,7 @@ def judge_finalists(task: Facts, measured: FinalistTimes, trials: Sequence[Facts
         "tuned_us": median(winner.samples) * 1e6 if winner else None,
         "error": measured.error,
         "winner": winner.id if winner else None,
+        "overruled": "",
         "finalists": [
             {"id": finalist.id, "samples_us": [seconds * 1e6 for seconds in finalist.samples]}
             for finalist in finalists
@@ -156,19 +158,27 @@ def judge_finalists(task: Facts, measured: FinalistTimes, trials: Sequence[Facts
     }
 
 
-def choose_finalist(finalists: Sequence[Finalist], untuned_s: float) -> Finalist | None:
+def choose_finalist(finalists: Sequence[Finalist], untuned: Sequence[float]) -> Finalist | None:
     """Return the finalist to keep; None when none is faster than the untuned kernel beyond the noise.
 
     Among those that the samples cannot tell apart it is the one that the ledger knows as
     fastest, so that measuring again does not change the choice.
+
+    Args:
+        finalists: The finalists with their samples, one a round.
+        untuned: Seconds of the untuned kernel in the same rounds, or a single time.
     """
+    from tvmflow.tuning.finalists import MIN_GAIN, pair_with_untuned
+
     if not finalists:
         return None
     fastest = min(finalists, key=lambda finalist: (median(finalist.samples), finalist.id))
     limit = median(fastest.samples) * (1 + _relative_noise(fastest.samples))
     equals = [finalist for finalist in finalists if median(finalist.samples) <= limit]
     winner = min(equals, key=lambda finalist: (finalist.ledger_s, finalist.id))
-    return winner if median(winner.samples) < untuned_s * (1 - _MIN_NOISE) else None
+    times = pair_with_untuned(winner.samples, untuned)
+    is_gain = times.ratio < 1 - MIN_GAIN and times.limits[1] < 1
+    return winner if is_gain else None
 
 
 def _relative_noise(samples: Sequence[float]) -> float:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
+from tvmflow.core.paired_times import PairedTimes, measure_in_turns
 from tvmflow.core.statistics import summarize
 from tvmflow.frontends._base import Reference
 from tvmflow.stages import build
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._libraries import Library, Timed, TimedLibrary
-from tvmflow.stages._verdict import Latency, Verdict
+from tvmflow.stages._verdict import Latency, Speedup, Verdict
 from tvmflow.stages._verify_settings import LOCAL, VerifySettings
 from tvmflow.targets.devices import CPU, exclusive
 
@@ -41,7 +42,7 @@ def add_latencies(
     settings: VerifySettings,
     context: StageContext,
 ) -> None:
-    """Measure the library, the same model untuned, the reference, and each part; one after the other.
+    """Measure the library in turns with the same model untuned, then the reference, and each part.
 
     Args:
         verdict: Gets the latencies.
@@ -56,9 +57,7 @@ def add_latencies(
     # the reference runs in a process of this machine: its speed says nothing of another machine
     local_reference = reference if settings.run_on == LOCAL else None
     with _exclusive_devices(settings, context):
-        verdict["latency"] = _measure_variants(
-            library.timed, local_reference, feed, settings, context
-        )
+        _measure_variants(verdict, library.timed, local_reference, feed, settings, context)
         for name, part_feed in _part_feeds(library, tensors).items():
             part = library.parts[name].timed
             assert part is not None
@@ -91,22 +90,52 @@ def _exclusive_devices(settings: VerifySettings, context: StageContext) -> Itera
 
 
 def _measure_variants(
+    verdict: Verdict,
     library: TimedLibrary,
     reference: Reference | None,
     feed: Feed,
     settings: VerifySettings,
     context: StageContext,
-) -> dict[str, Latency]:
-    """Return the latencies of the library, of the same model untuned where it is tuned, and of the reference."""
+) -> None:
+    """Measure the library, the same model untuned where it is tuned, and the reference."""
     repeat = settings.verify.repeat
-    latencies = {"library": _measure(library, feed, repeat)}
     kernels = context.inputs.get("build/kernels.json")
     if kernels and build.TUNED in json.loads(kernels.read_text()).values():
         untuned = library.load_variant(_compile_untuned(settings, context))
-        latencies["untuned"] = _measure(untuned, feed, repeat)
+        times = _measure_in_turns(library, untuned, feed)
+        verdict["latency"] = {
+            "library": make_latency(times.first),
+            "untuned": make_latency(times.second),
+        }
+        verdict["speedup"] = make_speedup(times)
+    else:
+        verdict["latency"] = {"library": _measure(library, feed, repeat)}
     if reference is not None:
-        latencies["reference"] = _measure(reference, feed, repeat)
-    return latencies
+        verdict["latency"]["reference"] = _measure(reference, feed, repeat)
+
+
+def _measure_in_turns(library: Timed, untuned: Timed, feed: Feed) -> PairedTimes:
+    """Return the times of the tuned and the untuned library, until it is decided which is faster."""
+
+    def measure_once(subject: Timed) -> float:
+        return subject.latency(feed, repeat=1, min_seconds=_MIN_SECONDS_PER_REPEAT)[0]
+
+    _settle()
+    return measure_in_turns(
+        lambda: measure_once(library), lambda: measure_once(untuned), seconds=_SECONDS_PER_SUBJECT
+    )
+
+
+def make_speedup(times: PairedTimes) -> Speedup:
+    """Return the speedup of the first subject over the second."""
+    low, high = times.limits
+    return {
+        "median": 1 / times.ratio,
+        "low": 1 / high,
+        "high": 1 / low,
+        "pairs": len(times.first),
+        "is_slower": times.is_slower,
+    }
 
 
 def _measure(subject: Timed, feed: Feed, repeat: int) -> Latency:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from tvmflow.core.types import Json
-from tvmflow.stages._base import Settings, StageSettings
+from tvmflow.stages._base import Lowering, Settings, StageSettings
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import with_threads
@@ -73,9 +73,10 @@ class FinalistSettings(Settings):
 
 
 class PickBestSettings(TrialSettings):
-    """The measurement of finalists."""
+    """The measurement of finalists, and how the whole library is lowered."""
 
     tune: FinalistSettings
+    lowering: Lowering
 
 
 class NoTrials(Settings):

@@ -10,6 +10,20 @@ Latency = dict[str, float]
 """Seconds of one call: `mean`, `median`, `min`, `max` and `std` over the repeats of a measurement, and `repeats`."""
 
 
+class Speedup(TypedDict):
+    """The speed of the library relative to the same model untuned, measured in turns.
+
+    `low` and `high` are the limits of the `median` of `pairs` turns; `is_slower` says that the library
+    is slower beyond the noise.
+    """
+
+    median: float
+    low: float
+    high: float
+    pairs: int
+    is_slower: bool
+
+
 class OutputComparison(TypedDict, total=False):
     """An output compared with the reference's: errors, and the tolerance in numbers.
 
@@ -44,7 +58,7 @@ class Verdict(TypedDict, total=False):
     `reference` names what it was compared with, and `reference_note` says why that is not the
     framework itself, where it refuses the model. `ran_on` names what ran it where that is
     not this process, `samples` counts samples (or random batches). `latency` has the library, the
-    same model `untuned`, and the `reference`. `tolerance` is for the arithmetic that it names. `not_run` and `latency_not_measured` are reasons.
+    same model `untuned`, and the `reference`; `speedup` is there where the library is tuned. `tolerance` is for the arithmetic that it names. `not_run` and `latency_not_measured` are reasons.
     """
 
     passed: bool
@@ -59,6 +73,7 @@ class Verdict(TypedDict, total=False):
     reference_accuracy: float
     ran_on: str
     latency: dict[str, Latency]
+    speedup: Speedup
     latency_not_measured: str
     not_run: str
     failures: list[str]

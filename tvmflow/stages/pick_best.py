@@ -1,6 +1,7 @@
 """`pick_best`: measures each workload's finalists again, in turns, and keeps the one that wins.
 
-The ledger keeps these times, so that the same finalists always have the same winner.
+Then the whole library is compared with the untuned one, and what loses there stays untuned. The
+ledger keeps these times, so that the same finalists always have the same winner.
 """
 
 from __future__ import annotations
@@ -8,15 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.compiler.options import schedules_version
+from tvmflow.compiler.options import lowering_options, schedules_version
 from tvmflow.core import packages
 from tvmflow.core.errors import StageError, VerifyFailed
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
-from tvmflow.stages import _finalists
+from tvmflow.stages import _finalists, _library_choice
 from tvmflow.stages._base import Facts, Files, StageContext, StageTraits, no_lines
 from tvmflow.stages._finalists import Judgement
 from tvmflow.stages._tune_settings import (
@@ -28,10 +29,17 @@ from tvmflow.stages._tune_settings import (
 )
 from tvmflow.targets.resolve import ResolvedTarget
 
+if TYPE_CHECKING:
+    from tvmflow.tuning.library_comparison import LibraryTimes
+
 TRAITS: Final = StageTraits(
-    version=5,
+    version=6,
     scope="machine",
-    needs={"extract_tasks": ("tasks.json", "workloads.json"), "tune": ("records.json",)},
+    needs={
+        "import": ("model.json",),
+        "extract_tasks": ("tasks.json", "workloads.json"),
+        "tune": ("records.json",),
+    },
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
     compiles_kernels=True,
@@ -53,6 +61,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> PickBestSettings | NoSea
         return NO_SEARCH
     return PickBestSettings(
         tune=FinalistSettings.model_validate(recipe.tune),
+        lowering=lowering_options(recipe),
         schedules=schedules_version(recipe),
         target=target.tvm,
         threads=measured_threads(target),
@@ -81,18 +90,20 @@ def run(settings: PickBestSettings | NoSearchSettings, context: StageContext) ->
     tasks = [task for task in _read_json(context.inputs, "tasks.json") if task["tunable"]]
     judgements: dict[str, Judgement] = {}
     peak: float | None = None
+    library: LibraryTimes | None = None
     if records and isinstance(settings, PickBestSettings):
-        judgements, peak = _measure_workloads(settings, context, tasks, records)
+        judgements, peak, library = _measure(settings, context, tasks, records)
     _check_any_measured(judgements)
-    chosen = {
-        key: next(trial["trace"] for trial in records[key] if trial["id"] == judgement["winner"])
-        for key, judgement in judgements.items()
-        if judgement["winner"] is not None
-    }
+    _library_choice.drop_slower(judgements, library)
+    chosen = _choose_traces(judgements, records)
     (context.out / CHOSEN).write_text(choice_text(chosen))
     (context.out / FINALISTS).write_text(json.dumps(judgements, indent=1, sort_keys=True))
     threads = settings.threads if isinstance(settings, PickBestSettings) else None
-    facts = {**_make_facts(len(tasks), list(judgements.values()), peak), "threads": threads}
+    facts = {
+        **_make_facts(len(tasks), list(judgements.values()), peak),
+        "threads": threads,
+        "library": _library_choice.make_facts(judgements, library),
+    }
     (context.out / ROOFLINE).write_text(roofline.render_roofline(facts["kernels"], peak))
     if isinstance(settings, PickBestSettings):
         _check_coverage(facts["coverage"], settings.tune.min_coverage)
@@ -103,13 +114,24 @@ def _read_json(inputs: Mapping[str, Path], name: str) -> Any:
     return json.loads(inputs[f"extract_tasks/{name}"].read_text())
 
 
-def _measure_workloads(
+def _choose_traces(
+    judgements: Mapping[str, Judgement], records: Mapping[str, list[Facts]]
+) -> dict[str, Json]:
+    """Return the winner's trace of each workload that has one."""
+    return {
+        key: next(trial["trace"] for trial in records[key] if trial["id"] == judgement["winner"])
+        for key, judgement in judgements.items()
+        if judgement["winner"] is not None
+    }
+
+
+def _measure(
     settings: PickBestSettings,
     context: StageContext,
     tasks: Sequence[Facts],
     records: Mapping[str, list[Facts]],
-) -> tuple[dict[str, Judgement], float | None]:
-    """Return the judgement of each workload by its key, and the peak of the machine in GFLOPS."""
+) -> tuple[dict[str, Judgement], float | None, LibraryTimes | None]:
+    """Return the judgement of each workload by its key, the peak of the machine in GFLOPS, and the library's times."""
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.tuning import measure
     from tvmflow.tuning.ledger import Ledger
@@ -138,7 +160,11 @@ def _measure_workloads(
                     "failed": sum(1 for judgement in judgements.values() if judgement["error"]),
                 }
             )
-    return judgements, peak
+        chosen = _choose_traces(judgements, records)
+        library = _library_choice.compare_libraries(
+            settings, context, fork_server, tasks, chosen, ledger
+        )
+    return judgements, peak, library
 
 
 def _check_any_measured(judgements: Mapping[str, Judgement]) -> None:
@@ -215,6 +241,8 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
         f"one inference: {latency_text(facts['untuned_us'] / 1e6)} untuned, "
         f"{latency_text(facts['tuned_us'] / 1e6)} tuned (speedup {facts['speedup']:.3g}{_threads_text(facts)})"
     ]
+    # A result of an earlier version does not say it.
+    lines += _library_choice.describe(facts.get("library", {}))
     if facts["kernels"]:
         peak = facts["peak_gflops"]
         machine = f" (peak of this machine: {peak:.0f} GFLOPS)" if peak else ""

@@ -21,7 +21,7 @@ from tvmflow.stages import _comparison
 from tvmflow.stages._base import Facts, Files, StageContext, StageTraits
 from tvmflow.stages._comparison import Tolerance
 from tvmflow.stages._libraries import UNTIMED_REASONS, Library, open_library
-from tvmflow.stages._verdict import Latency, OutputComparison, PartVerdict, Verdict
+from tvmflow.stages._verdict import OutputComparison, PartVerdict, Speedup, Verdict
 from tvmflow.stages._verify_settings import (
     LOCAL,
     RPC,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Feed = dict[str, Array]
 
 TRAITS: Final = StageTraits(
-    version=3,
+    version=4,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
@@ -208,7 +208,7 @@ def _verify(library: Library, settings: VerifySettings, context: StageContext) -
     min_speedup = settings.tune.min_speedup if settings.tune else None
     verdict["failures"] = [
         *_comparison.list_failures(verdict, checks.min_accuracy),
-        *list_slowdowns(verdict.get("latency", {}), min_speedup),
+        *list_slowdowns(verdict, min_speedup),
     ]
     verdict["passed"] = not verdict["failures"]
     return verdict
@@ -309,13 +309,12 @@ def _compare_outputs(
     }
 
 
-def list_slowdowns(latency: Mapping[str, Latency], min_speedup: float | None) -> list[str]:
+def list_slowdowns(verdict: Verdict, min_speedup: float | None) -> list[str]:
     """Return a sentence if tuning gave less than the least end-to-end speedup."""
     if min_speedup is None:
         return []
     # without a tuned kernel the library is the untuned one
-    untuned_s = latency.get("untuned", latency["library"])["median"]
-    speedup = untuned_s / latency["library"]["median"]
+    speedup = verdict["speedup"]["median"] if "speedup" in verdict else 1.0
     if speedup >= min_speedup:
         return []
     return [
@@ -374,7 +373,20 @@ def _describe_latency(facts: Facts) -> list[str]:
         for name, row in measured
     ]
     head = f"    {'':<24} {'median':>9} {'mean':>9} {'min':>9} {'max':>9} {'std':>9}"
-    return ["latency of one call\n" + "\n".join([head, *rows])] if rows else []
+    table = ["latency of one call\n" + "\n".join([head, *rows])] if rows else []
+    return table + _describe_speedup(facts.get("speedup"))
+
+
+def _describe_speedup(speedup: Speedup | None) -> list[str]:
+    """Return the speedup over the untuned library; a tuned library that is slower stands out."""
+    if speedup is None:
+        return []
+    warning = "SLOWER THAN UNTUNED: " if speedup["is_slower"] else ""
+    pairs = count_text(speedup["pairs"], "pair")
+    return [
+        f"{warning}speedup over untuned {speedup['median']:.3g} "
+        f"({speedup['low']:.3g} to {speedup['high']:.3g}, measured in turns, {pairs})"
+    ]
 
 
 def explain(facts: Facts) -> list[str]:

@@ -1,18 +1,22 @@
 """Finalists: the best trials of a workload, timed again in turns with each other and the untuned kernel.
 
-Turns make a disturbance of the machine disturb all of them alike.
+Turns make a disturbance of the machine disturb all of them alike, and go on until it is decided
+whether the fastest one is faster than the untuned kernel.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
+from tvmflow.core.paired_times import PairedTimes
 from tvmflow.core.types import Json
 from tvmflow.targets import devices
 from tvmflow.tuning import measure
@@ -25,6 +29,11 @@ TIME_FINALISTS: Final = f"{__name__}:time_finalists"
 
 # An untuned kernel that takes longer than this is timed once.
 _SLOW_S: Final = 0.1
+# As many rounds as those of the request may follow, of the fastest finalist and the untuned kernel
+# alone, until it is decided which is faster; less than this share of its time is no gain.
+_MAX_ROUNDS_FACTOR: Final = 4
+_MAX_SECONDS: Final = 5.0
+MIN_GAIN: Final = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +42,7 @@ class FinalistsRequest(measure.KernelRequest):
 
     Attributes:
         traces: Their schedules.
-        rounds: How often each finalist has its turn, timed as `timing` says.
+        rounds: How often each finalist has its turn, timed as `timing` says; the fastest one more often.
         libraries: For a remote device, the paths of the built kernels: the untuned one first,
             None for a schedule that does not apply.
     """
@@ -45,7 +54,8 @@ class FinalistsRequest(measure.KernelRequest):
     @property
     def digest(self) -> str:
         """The digest of what is measured and how, for one workload on one target."""
-        return digest_of([self.traces, self.rounds, self.rules_version, self.timing])
+        how = [self.rounds, _MAX_ROUNDS_FACTOR, self.rules_version, self.timing]
+        return digest_of([self.traces, *how])
 
 
 class FinalistTimes(NamedTuple):
@@ -53,7 +63,7 @@ class FinalistTimes(NamedTuple):
 
     Attributes:
         rule: The schedule rule of the untuned kernel; `none` when it has none.
-        untuned: Samples of the untuned kernel, from the first and the last round.
+        untuned: One sample a round of the untuned kernel; a single one where it takes long.
         samples: One sample a round for each finalist; none for one that does not apply.
         error: The reason why nothing was measured; otherwise empty.
     """
@@ -178,20 +188,68 @@ def time_in_turns(
         kernels: The finalists; None for one that could not be built.
         arguments: Their arguments, on the device.
         timing: How to time one sample.
-        rounds: Samples of each finalist.
+        rounds: Samples of each finalist, at least.
     """
+    once = timing._replace(repeat=1)
+
+    def measure_kernel(kernel: Any) -> float:
+        return measure.time_kernel(kernel, arguments, once)[0]
+
     # One call of a kernel without a schedule can take seconds, and then one is enough.
-    untuned_secs = measure.time_kernel(
-        untuned, arguments, Timing(number=1, repeat=1, min_repeat_ms=0)
-    )
-    is_slow = untuned_secs[0] > _SLOW_S
-    baseline = timing._replace(number=1, repeat=3)
+    first_look = measure.time_kernel(untuned, arguments, Timing(1, 1, 0))[0]
+    is_slow = first_look > _SLOW_S
+    turns = [None] if is_slow else [untuned]
+    return run_rounds([*turns, *kernels], measure_kernel, rounds, [first_look] if is_slow else [])
+
+
+def run_rounds(
+    kernels: Sequence[Any],
+    measure_kernel: Callable[[Any], float],
+    rounds: int,
+    untuned: Sequence[float] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> Json:
+    """Measure kernels in turns until it is decided whether one is faster than the untuned kernel.
+
+    Args:
+        kernels: The untuned kernel, or None where `untuned` has its time, then the finalists; None
+            for one that could not be built.
+        measure_kernel: Returns the seconds of a call.
+        rounds: Samples of each; the fastest finalist and the untuned kernel get four times as many
+            at most.
+        untuned: The time of an untuned kernel that is not measured again.
+        clock: Returns the current time in seconds.
+
+    Returns:
+        The `untuned` times and the `samples` of the finalists.
+    """
     samples: list[list[float]] = [[] for _ in kernels]
+    samples[0] += untuned
     order = [(index, kernel) for index, kernel in enumerate(kernels) if kernel is not None]
-    for number in range(rounds):
+    started = clock()
+    for number in range(_MAX_ROUNDS_FACTOR * rounds):
+        if number == rounds:
+            fastest = min(filter(None, samples[1:]), key=median, default=[])
+            order = [entry for entry in order if entry[0] == 0 or samples[entry[0]] is fastest]
+        if number >= rounds and (clock() - started > _MAX_SECONDS or _is_decided(samples)):
+            break
         # Every second round runs backwards, so that no kernel always follows the same one.
         for index, kernel in order if number % 2 == 0 else reversed(order):
-            samples[index] += measure.time_kernel(kernel, arguments, timing._replace(repeat=1))
-        if not is_slow and number in (0, rounds - 1):
-            untuned_secs += measure.time_kernel(untuned, arguments, baseline)
-    return {"untuned": untuned_secs, "samples": samples}
+            samples[index].append(measure_kernel(kernel))
+    return {"untuned": samples[0], "samples": samples[1:]}
+
+
+def _is_decided(samples: Sequence[Sequence[float]]) -> bool:
+    """Return whether it is known that the fastest finalist is faster than the untuned kernel, or that it gains nothing."""
+    measured = [times for times in samples[1:] if times]
+    if not measured:
+        return True
+    times = pair_with_untuned(min(measured, key=median), samples[0])
+    return times.is_decided or times.limits[0] > 1 - MIN_GAIN
+
+
+def pair_with_untuned(samples: Sequence[float], untuned: Sequence[float]) -> PairedTimes:
+    """Return the times of a finalist beside those of the untuned kernel, round by round."""
+    # Of a slow untuned kernel there is one time.
+    same_rounds = untuned[: len(samples)] if len(untuned) > 1 else tuple(untuned) * len(samples)
+    return PairedTimes(tuple(samples), tuple(same_rounds))

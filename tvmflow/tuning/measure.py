@@ -160,13 +160,18 @@ def make_arguments(mod: tvm.IRModule) -> list[Any]:
     types = [variable.ty for variable in mod["main"].params]
     shapes = [tuple(int(extent) for extent in ty.shape) for ty in types]
     arrays = [
-        _random_array(random, shape, str(ty.dtype.dtype))
+        random_array(random, shape, str(ty.dtype.dtype))
         for shape, ty in zip(shapes, types, strict=True)
     ]
     return [tvm.runtime.tensor(array) for array in arrays]
 
 
-def _random_array(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+def random_array(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+    """Return an array of random numbers: floats between 0 and 1, integers 0 or 1.
+
+    Raises:
+        ValueError: The type is none of these.
+    """
     if dtype in _FLOATS:
         drawn: Any = "float64" if dtype == "float64" else "float32"
         return random.random(shape, dtype=drawn).astype(dtype)

@@ -124,7 +124,7 @@ def _write_targets(
             records, unreadable = read_records(path)
             problems += unreadable
             trials = records.in_order() if best is None else sort_by_record(records.valid()[:best])
-            if trials or records.others():
+            if trials or records.notes():
                 _write_workload(body, folder, key, records, trials)
                 failed = sum(1 for trial in trials if trial.failure)
                 counts.update(workloads=1, trials=len(trials), failed=failed)
@@ -148,7 +148,7 @@ def _write_workload(
     # The kernel, by which related workloads know each other and schedules can be checked.
     line |= {"kernel": kernel} if kernel and len(kernel) <= MAX_KERNEL_BYTES else {}
     body.write(canonical(line) + b"\n")
-    for record in (*trials, *records.others()):
+    for record in (*trials, *records.notes()):
         body.write(canonical(record.to_json()) + b"\n")
 
 

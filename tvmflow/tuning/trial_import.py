@@ -25,6 +25,8 @@ from tvmflow.tuning.trials import (
     ExhaustedMark,
     FileHeader,
     FinalistsRecord,
+    LibraryRecord,
+    Note,
     Record,
     Trial,
     is_ahead_of_clock,
@@ -39,6 +41,7 @@ _FIELD_NAMES: Final[Mapping[str, str]] = {
 _KIND_NAMES: Final[Mapping[type[Record], str]] = {
     Baseline: "time of the untuned kernel",
     FinalistsRecord: "times of finalists",
+    LibraryRecord: "comparison of libraries",
     ExhaustedMark: "mark of an exhausted search",
     FileHeader: "header",
 }
@@ -184,18 +187,18 @@ def _import_workload(
     if checker and trials:
         checked = checker.check(key, workload.kernel or ledger.kernel(key), target.target, trials)
     usable: list[Trial] = []
-    others: list[Baseline | FinalistsRecord] = []
+    notes: list[Note] = []
     for record in workload.records:
         if reason := _refusal_reason(record, target.tvm, checked):
             workload.invalid.add(f"workload {key[:12]}, {_name(record)}: {reason}")
         elif isinstance(record, Trial):
             usable.append(record)
-        elif isinstance(record, Baseline | FinalistsRecord):
-            others.append(record)
+        elif isinstance(record, Note):
+            notes.append(record)
     new = 0
-    if usable or others:
+    if usable or notes:
         opened = ledger.workload(key)
-        opened.add(others)
+        opened.add(notes)
         new = opened.extend(usable)
         for search in workload.exhausted if same_trials(opened, trials) else ():
             if not opened.is_exhausted(search):
@@ -318,6 +321,6 @@ def _read_workloads(folders: Iterable[TargetFolder]) -> Iterator[ImportedWorkloa
                 folder.ledger.description(key),
                 tuple(records.exhausted_searches()),
                 folder.ledger.kernel(key),
-                [*records.in_order(), *records.others()],
+                [*records.in_order(), *records.notes()],
                 Problems(problems),
             )

@@ -21,12 +21,18 @@ from tvmflow.tuning import traces
 RECORD_VERSION: Final = 1
 """The version of trials and of marks of exhausted searches."""
 
-MAX_RECORD_VERSION: Final = 2
+NOTE_VERSION: Final = 2
 """The version of headers, baselines and finalists' times, which a tvmflow that reads version 1 leaves alone."""
+
+MAX_RECORD_VERSION: Final = 3
+"""The version of comparisons of libraries, which a tvmflow that reads version 2 leaves alone."""
 
 TRIAL_START: Final = b'{"failure":'
 FAILED_TRIAL_START: Final = TRIAL_START + b"{"
-RECORD_STARTS: Final = (TRIAL_START, b'{"baseline":', b'{"finalists":', b'{"exhausted":')
+RECORD_STARTS: Final = (
+    TRIAL_START,
+    *(b'{"baseline":', b'{"finalists":', b'{"exhausted":', b'{"library":'),
+)
 """The first bytes of each kind of record in its canonical form."""
 
 _YEARS: Final = range(1970, 3000)
@@ -131,7 +137,7 @@ class Baseline(NamedTuple):
 
     def to_json(self) -> Json:
         """Return the baseline as it is written."""
-        return {"v": MAX_RECORD_VERSION, "baseline": self.schedules, **_fields_after_first(self)}
+        return {"v": NOTE_VERSION, "baseline": self.schedules, **_fields_after_first(self)}
 
 
 class FinalistsRecord(NamedTuple):
@@ -153,7 +159,29 @@ class FinalistsRecord(NamedTuple):
 
     def to_json(self) -> Json:
         """Return the record as it is written."""
-        return {"v": MAX_RECORD_VERSION, "finalists": self.request, **_fields_after_first(self)}
+        return {"v": NOTE_VERSION, "finalists": self.request, **_fields_after_first(self)}
+
+
+class LibraryRecord(NamedTuple):
+    """The comparison of a whole tuned library with the untuned one, measured in turns.
+
+    Attributes:
+        request: The digest of what was compared and how.
+        slower: The workloads whose tuned kernels are slower in the library than untuned, by key.
+        tuned: Seconds of a call of the library with the other schedules; none if there are none.
+        untuned: Seconds of the untuned library in the same turns.
+        when: The time of the record (ISO 8601, UTC).
+    """
+
+    request: _Digest
+    slower: tuple[_Digest, ...]
+    tuned: tuple[_Seconds, ...]
+    untuned: tuple[_Seconds, ...]
+    when: _When
+
+    def to_json(self) -> Json:
+        """Return the record as it is written."""
+        return {"v": MAX_RECORD_VERSION, "library": self.request, **_fields_after_first(self)}
 
 
 class FileHeader(NamedTuple):
@@ -164,10 +192,13 @@ class FileHeader(NamedTuple):
 
     def to_json(self) -> Json:
         """Return the header as it is written."""
-        return {"v": MAX_RECORD_VERSION, "header": self.workload, **_fields_after_first(self)}
+        return {"v": NOTE_VERSION, "header": self.workload, **_fields_after_first(self)}
 
 
-Record = Trial | ExhaustedMark | Baseline | FinalistsRecord | FileHeader
+Note = Baseline | FinalistsRecord | LibraryRecord
+"""What a ledger keeps beside trials, because it decides which schedule is tried or chosen."""
+
+Record = Trial | ExhaustedMark | Note | FileHeader
 """What a line of a ledger file holds."""
 
 _TRIAL: Final = TypeAdapter(Trial)
@@ -176,13 +207,12 @@ _KINDS: Final = {
     "exhausted": ("search", TypeAdapter[Record](ExhaustedMark)),
     "baseline": ("schedules", TypeAdapter[Record](Baseline)),
     "finalists": ("request", TypeAdapter[Record](FinalistsRecord)),
+    "library": ("request", TypeAdapter[Record](LibraryRecord)),
     "header": ("workload", TypeAdapter[Record](FileHeader)),
 }
 
 
-def _fields_after_first(
-    record: ExhaustedMark | Baseline | FinalistsRecord | FileHeader,
-) -> dict[str, Json]:
+def _fields_after_first(record: ExhaustedMark | Note | FileHeader) -> dict[str, Json]:
     return dict(list(record._asdict().items())[1:])
 
 

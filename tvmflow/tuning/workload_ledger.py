@@ -26,7 +26,7 @@ from tvmflow.tuning.trials import (
     Baseline,
     ExhaustedMark,
     FileHeader,
-    FinalistsRecord,
+    Note,
     Record,
     Trial,
     parse_line,
@@ -134,7 +134,7 @@ class WorkloadLedger(WorkloadRecords):
                 when = timestamp(after=self._last_when)
                 self._write(descriptor, [Baseline(schedules, seconds, when)])
 
-    def add(self, records: Iterable[Baseline | FinalistsRecord]) -> None:
+    def add(self, records: Iterable[Note]) -> None:
         """Add records of other kinds than trials; of two about the same thing the earliest counts.
 
         Raises:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from tvmflow.core.canonical_json import canonical
 from tvmflow.tuning.trials import (
-    MAX_RECORD_VERSION,
+    NOTE_VERSION,
     Baseline,
     ExhaustedMark,
     FileHeader,
     FinalistsRecord,
+    LibraryRecord,
+    Note,
     Record,
     Trial,
     parse_line,
@@ -31,12 +33,14 @@ class WorkloadRecords:
         trials: The trials by id, in the order in which they were added.
         baselines: The time of the untuned kernel, by the version of the schedule rules.
         finalists: The times of finalists, by the digest of what was measured and how.
+        libraries: The same of comparisons of libraries.
     """
 
     def __init__(self) -> None:
         self.trials: dict[str, Trial] = {}
         self.baselines: dict[int, Baseline] = {}
         self.finalists: dict[str, FinalistsRecord] = {}
+        self.libraries: dict[str, LibraryRecord] = {}
         self._exhausted: dict[str, int] = {}
         self._last_when = ""
 
@@ -58,18 +62,22 @@ class WorkloadRecords:
                 self.trials[record.id] = record
             elif isinstance(record, Baseline):
                 self.baselines[record.schedules] = record
-            else:
+            elif isinstance(record, FinalistsRecord):
                 self.finalists[record.request] = record
+            else:
+                self.libraries[record.request] = record
 
-    def is_news(self, record: Trial | Baseline | FinalistsRecord) -> bool:
+    def is_news(self, record: Trial | Note) -> bool:
         """Return whether a record is about something unknown, or earlier than the known one."""
-        known: Trial | Baseline | FinalistsRecord | None
+        known: Trial | Note | None
         if isinstance(record, Trial):
             known = self.trials.get(record.id)
         elif isinstance(record, Baseline):
             known = self.baselines.get(record.schedules)
-        else:
+        elif isinstance(record, FinalistsRecord):
             known = self.finalists.get(record.request)
+        else:
+            known = self.libraries.get(record.request)
         return known is None or _age(record) < _age(known)
 
     def keep_earlier_baseline(self, path: Path) -> None:
@@ -81,7 +89,7 @@ class WorkloadRecords:
         try:
             note = json.loads(path.with_name(f"{path.stem}.untuned.json").read_bytes())
             note["baseline"] = note.pop("schedules")
-            self.keep(parse_line(canonical({"v": MAX_RECORD_VERSION, **note})))
+            self.keep(parse_line(canonical({"v": NOTE_VERSION, **note})))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return
 
@@ -95,10 +103,13 @@ class WorkloadRecords:
         """Return the trials that have a time, fastest first; equal ones in the order of their ids."""
         return sort_by_time(trial for trial in self.trials.values() if trial.run_secs)
 
-    def others(self) -> list[Baseline | FinalistsRecord]:
+    def notes(self) -> list[Note]:
         """Return the records of other kinds in an order that depends on the content alone."""
-        baselines = [self.baselines[version] for version in sorted(self.baselines)]
-        return [*baselines, *(self.finalists[request] for request in sorted(self.finalists))]
+        return [
+            *(self.baselines[version] for version in sorted(self.baselines)),
+            *(self.finalists[request] for request in sorted(self.finalists)),
+            *(self.libraries[request] for request in sorted(self.libraries)),
+        ]
 
     def is_exhausted(self, search: str) -> bool:
         """Return whether `search` came to its end and no trial was added since."""
@@ -140,7 +151,7 @@ def describe_copy(path: Path, header: FileHeader) -> str:
     )
 
 
-def _age(record: Trial | Baseline | FinalistsRecord) -> tuple[str, bytes]:
+def _age(record: Trial | Note) -> tuple[str, bytes]:
     """Return what sorts an earlier record first, and equally old ones always alike."""
     return record.when, canonical(record.to_json())
 

@@ -6,11 +6,22 @@ from typing import Any
 
 import pytest
 
-from tvmflow.stages import STAGES, _finalists, build, extract_tasks, join, pick_best, tune, verify
+from tvmflow.stages import (
+    STAGES,
+    _finalists,
+    _library_choice,
+    build,
+    extract_tasks,
+    join,
+    pick_best,
+    tune,
+    verify,
+)
 from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.stages._latency import make_latency
 from tvmflow.stages._verdict import OutputComparison, Verdict
 from tvmflow.tuning.finalists import FinalistTimes
+from tvmflow.tuning.library_comparison import LibraryTimes
 
 COMPARISON: OutputComparison = {
     "passed": True,
@@ -161,7 +172,7 @@ TRIALS: list[dict[str, Any]] = [
 
 def test_the_fastest_finalist_wins_if_it_beats_the_untuned_kernel() -> None:
     """Medians in µs, the rule of the untuned kernel, and all samples are kept."""
-    times = FinalistTimes("register_tiles", (8e-6, 8e-6), ((4e-6,) * 3, (2e-6,) * 3))
+    times = FinalistTimes("register_tiles", (8e-6,) * 3, ((4e-6,) * 3, (2e-6,) * 3))
     judgement = _finalists.judge_finalists(TASK, times, TRIALS)
     assert (judgement["winner"], judgement["rule"]) == ("b", "register_tiles")
     assert judgement["untuned_us"] == pytest.approx(8)
@@ -175,13 +186,13 @@ def test_a_finalist_that_is_no_faster_than_the_untuned_kernel_is_not_chosen() ->
     assert _finalists.judge_finalists(TASK, slow, TRIALS)["winner"] is None
     failed = _finalists.judge_finalists(TASK, FinalistTimes(error="it hung"), TRIALS)
     assert (failed["winner"], failed["untuned_us"], failed["error"]) == (None, None, "it hung")
-    assert choose_finalist([], 1.0) is None
+    assert choose_finalist([], (1.0,)) is None
 
 
 def test_finalists_that_the_noise_does_not_separate_are_chosen_by_the_ledger() -> None:
     """So that measuring again does not change the choice, and `build` stays up to date."""
     finalists = [Finalist("a", 1.0, (1.00,) * 4), Finalist("b", 0.9, (1.01,) * 4)]
-    winner = choose_finalist(finalists, 2.0)
+    winner = choose_finalist(finalists, (2.0,))
     assert winner is not None and winner.id == "b"
 
 
@@ -198,6 +209,57 @@ def test_facts_of_a_choice_cover_kernels_that_have_a_schedule() -> None:
     assert facts["coverage"] == pytest.approx(16 / 18, abs=1e-4)
     assert facts["speedup"] == pytest.approx(18 / 6)
     assert [kernel["untuned_us"] for kernel in facts["kernels"]] == [8.0, 1.0]
+
+
+def judge_two() -> dict[str, _finalists.Judgement]:
+    """Two workloads with a winner each."""
+    times = FinalistTimes("register_tiles", (8e-6,) * 3, ((4e-6,) * 3, (2e-6,) * 3))
+    return {
+        key: _finalists.judge_finalists({**TASK, "key": key, "names": [name]}, times, TRIALS)
+        for key, name in (("k", "conv"), ("l", "dense"))
+    }
+
+
+def test_a_kernel_that_loses_in_the_library_is_left_untuned() -> None:
+    """The summary names it, and has the gain of the whole library."""
+    judgements = judge_two()
+    times = LibraryTimes(("k",), (3e-3,) * 8, (6e-3,) * 8)
+    _library_choice.drop_slower(judgements, times)
+    assert [judgement["winner"] for judgement in judgements.values()] == [None, "b"]
+    assert [judgement["tuned_us"] for judgement in judgements.values()] == [None, 2.0]
+    facts = _library_choice.make_facts(judgements, times)
+    assert facts["overruled"] == {_library_choice.SLOWER_IN_LIBRARY: ["conv"]}
+    assert _library_choice.describe(facts) == [
+        "1 kernel is faster tuned alone and slower in the library, so left untuned: conv",
+        "the whole library takes 6 ms untuned and 3 ms tuned, measured in turns (8 pairs): "
+        "speedup 2 (2 to 2)",
+    ]
+
+
+def test_a_library_that_is_not_faster_is_left_untuned() -> None:
+    """All its kernels are, and the summary says so loudly."""
+    judgements = judge_two()
+    times = LibraryTimes((), (11.2e-3,) * 8, (6.1e-3,) * 8)
+    _library_choice.drop_slower(judgements, times)
+    assert [judgement["winner"] for judgement in judgements.values()] == [None, None]
+    facts = _library_choice.make_facts(judgements, times)
+    assert _library_choice.describe(facts) == [
+        "NOT TUNED: the whole library takes 6.1 ms untuned and 11.2 ms tuned, measured in turns "
+        "(8 pairs): speedup 0.545 (0.545 to 0.545); all kernels keep their untuned schedules"
+    ]
+
+
+def test_a_library_that_cannot_be_compared_keeps_what_won_alone() -> None:
+    """With the reason; a target that is not timed here says nothing."""
+    judgements = judge_two()
+    for times in (LibraryTimes(error="it crashed"), None):
+        _library_choice.drop_slower(judgements, times)
+    assert [judgement["winner"] for judgement in judgements.values()] == ["b", "b"]
+    facts = _library_choice.make_facts(judgements, LibraryTimes(error="it crashed"))
+    assert _library_choice.describe(facts) == [
+        "the tuned library was not compared with the untuned one: it crashed"
+    ]
+    assert _library_choice.describe(_library_choice.make_facts(judgements, None)) == []
 
 
 def test_the_vector_width_is_told_where_it_is_not_the_widest() -> None:

@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from tests.support.tuning import model, relu
+from tvmflow.core.paired_times import PairedTimes
 from tvmflow.core.types import TensorSpec
 from tvmflow.stages import _comparison, verify
 from tvmflow.stages._comparison import (
@@ -22,7 +23,7 @@ from tvmflow.stages._comparison import (
     find_arithmetic,
     tolerance_for,
 )
-from tvmflow.stages._latency import make_latency
+from tvmflow.stages._latency import make_speedup
 from tvmflow.stages._verdict import OutputComparison, Verdict
 
 F = np.float32
@@ -165,14 +166,27 @@ def test_accuracy_below_the_gate_fails() -> None:
 
 def test_the_gate_on_speed() -> None:
     """The whole library against the same one untuned; without a tuned kernel it is the same one."""
-    tuned = {"library": make_latency([1.0]), "untuned": make_latency([3.0])}
+    times = PairedTimes((1.0,) * 8, (3.0,) * 8)
+    tuned: Verdict = {"passed": True, "against": "none", "speedup": make_speedup(times)}
     assert verify.list_slowdowns(tuned, None) == []
     assert verify.list_slowdowns(tuned, 2.5) == []
     assert verify.list_slowdowns(tuned, 3.5) == [
         "the speedup of the tuned library over the untuned one is 3, below tune.min_speedup 3.5"
     ]
-    untuned_only = {"library": make_latency([1.0])}
+    untuned_only: Verdict = {"passed": True, "against": "none"}
     assert "the untuned one is 1, " in verify.list_slowdowns(untuned_only, 3.5)[0]
+
+
+def test_a_tuned_library_that_is_slower_than_the_untuned_one_stands_out() -> None:
+    """The summary says by how much, and how sure that is."""
+    slower = make_speedup(PairedTimes((2.0,) * 8, (1.0,) * 8))
+    facts: Verdict = {"passed": True, "against": "reference", "speedup": slower}
+    assert verify.describe(facts, {}) == [
+        "SLOWER THAN UNTUNED: speedup over untuned 0.5 (0.5 to 0.5, measured in turns, 8 pairs)"
+    ]
+    faster = make_speedup(PairedTimes((1.0,) * 8, (2.0,) * 8))
+    [line] = verify.describe({**facts, "speedup": faster}, {})
+    assert line.startswith("speedup over untuned 2 ")
 
 
 def test_the_verdict_on_a_library_that_passed_has_no_figure_of_this_machine() -> None:

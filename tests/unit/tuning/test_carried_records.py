@@ -26,7 +26,7 @@ from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.pack import export_pack
 from tvmflow.tuning.pack_import import import_pack
 from tvmflow.tuning.trial_import import merge_ledger
-from tvmflow.tuning.trials import Baseline, FinalistsRecord, Trial
+from tvmflow.tuning.trials import Baseline, FinalistsRecord, LibraryRecord, Note, Trial
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 HERE = MachineClass("0", DEVICE)
@@ -41,10 +41,11 @@ def at(second: int) -> str:
 
 
 def fill(root: Path, numbers: Iterable[int], *, second: int = 0, key: str = KEY) -> WorkloadLedger:
-    """A ledger with trials, and a baseline and finalists' times of that second."""
+    """A ledger with trials, and a baseline, finalists' times and a library's times of that second."""
     ledger = Ledger.open(root, TARGET, "0", DEVICE).workload(key)
     times = FinalistsRecord(REQUEST, "none", (1e-3,), ((second + 1.0,), ()), at(second))
-    ledger.add([Baseline(5, second + 1.0, at(second)), times])
+    library = LibraryRecord(REQUEST, (ONLY_UNTUNED,), (second + 1.0,), (second + 2.0,), at(second))
+    ledger.add([Baseline(5, second + 1.0, at(second)), times, library])
     ledger.extend(trial(number, seconds=second + 1.0) for number in numbers)
     ledger.mark_exhausted(SEARCH)
     return ledger
@@ -54,7 +55,7 @@ class Known(NamedTuple):
     """All that a ledger knows of a workload and that decides."""
 
     trials: list[Trial]
-    others: list[Baseline | FinalistsRecord]
+    notes: list[Note]
     exhausted: list[str]
 
 
@@ -65,7 +66,7 @@ def decisions(root: Path) -> dict[str, Known]:
         for key, _ in folder.workload_files():
             ledger = folder.ledger.workload(key)
             assert ledger.repairs == []
-            known[key] = Known(ledger.in_order(), ledger.others(), ledger.exhausted_searches())
+            known[key] = Known(ledger.in_order(), ledger.notes(), ledger.exhausted_searches())
     return known
 
 
@@ -87,14 +88,14 @@ WAYS = [by_pack("x.jsonl"), by_pack("x.jsonl.gz"), by_merge]
 
 @pytest.mark.parametrize("carry", WAYS)
 def test_all_that_decides_travels(tmp_path: Path, carry: Callable[[Path, Path], None]) -> None:
-    """Trials, baselines, also of a workload without trials, times of finalists, exhausted searches."""
+    """Trials, baselines, also of a workload without trials, times of finalists and libraries, exhausted searches."""
     fill(tmp_path / "here", range(5))
     baseline = Baseline(5, 2.0, at(1))
     Ledger.open(tmp_path / "here", TARGET, "0", DEVICE).workload(ONLY_UNTUNED).add([baseline])
     carry(tmp_path / "here", tmp_path / "there")
     assert decisions(tmp_path / "there") == decisions(tmp_path / "here")
-    trials, others, exhausted = decisions(tmp_path / "there")[KEY]
-    assert (len(trials), len(others), exhausted) == (5, 2, [SEARCH])
+    trials, notes, exhausted = decisions(tmp_path / "there")[KEY]
+    assert (len(trials), len(notes), exhausted) == (5, 3, [SEARCH])
 
 
 def test_all_that_decides_travels_through_a_remote_cache(

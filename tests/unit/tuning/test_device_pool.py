@@ -139,7 +139,7 @@ def test_trials_are_distributed_over_the_devices(pool: rpc.DevicePool, tuning: T
     report = json.loads(Path(tuning.files["pick_best/finalists.json"]).read_text())
     ((_, kernel),) = report.items()
     assert kernel["error"] == "" and kernel["untuned_us"] > 0
-    assert [len(finalist["samples_us"]) for finalist in kernel["finalists"]] == [9, 9]
+    assert all(9 <= len(finalist["samples_us"]) <= 36 for finalist in kernel["finalists"])
 
 
 def test_trials_in_the_ledger_need_no_tracker(pool: rpc.DevicePool, tuning: Tuning) -> None:

@@ -95,7 +95,7 @@ def test_a_target_that_llvm_refuses_is_a_failure_of_the_build(
 def test_finalists_are_timed_in_turns_with_the_untuned_kernel(
     fork_server: ForkServer, task: Task
 ) -> None:
-    """One sample a round for each that applies, and the untuned kernel in the first and last round."""
+    """One sample a round for each that applies; the fastest and the untuned kernel go on until it is decided."""
     outcome = fork_server.call(
         TIME_FINALISTS,
         FinalistsRequest(
@@ -109,8 +109,9 @@ def test_finalists_are_timed_in_turns_with_the_untuned_kernel(
         timeout_s=30,
         emit=lambda _: None,
     )
-    assert [len(samples) for samples in outcome.value["samples"]] == [4, 0, 4]
-    assert len(outcome.value["untuned"]) == 1 + 3 + 3
+    first, broken, second = map(len, outcome.value["samples"])
+    assert (broken, min(first, second)) == (0, 4)
+    assert 4 <= max(first, second) == len(outcome.value["untuned"]) <= 16
 
 
 def test_a_device_is_locked_by_one_process_at_a_time(tmp_path: Path) -> None:

@@ -193,7 +193,9 @@ def test_the_gain_of_tuning_is_in_the_facts(pipeline: Pipeline) -> None:
     chosen = read(files["pick_best/chosen.json"])
     report = read(files["pick_best/finalists.json"])
     assert list(chosen) == list(report)
-    assert [len(entry["samples_us"]) for entry in report[next(iter(report))]["finalists"]] == [9, 9]
+    finalists = report[next(iter(report))]["finalists"]
+    assert [9 <= len(entry["samples_us"]) <= 36 for entry in finalists] == [True, True]
+    assert gain["library"]["speedup"] > 1 and gain["library"]["overruled"] == {}
 
 
 def test_without_trials_nothing_is_measured_and_nothing_chosen(pipeline: Pipeline) -> None:
@@ -258,18 +260,18 @@ def test_the_clearly_fastest_finalist_wins() -> None:
     """Its time in the ledger does not matter."""
     slow = finalist("a", 1.0, 2.0, 2.0, 2.0)
     fast = finalist("b", 9.0, 1.0, 1.0, 1.0)
-    assert choose_finalist([slow, fast], untuned_s=5.0) == fast
+    assert choose_finalist([slow, fast], (5.0,)) == fast
 
 
 def test_within_the_noise_the_ledger_decides() -> None:
     """So that measuring again does not change the choice."""
     one = finalist("a", 1.01, 1.00, 1.00, 1.00)
     two = finalist("b", 1.00, 1.01, 1.01, 1.01)
-    assert choose_finalist([one, two], untuned_s=5.0) == two
-    assert choose_finalist([two, one], untuned_s=5.0) == two
+    assert choose_finalist([one, two], (5.0,)) == two
+    assert choose_finalist([two, one], (5.0,)) == two
 
 
 def test_nothing_is_kept_that_is_not_faster_than_untuned() -> None:
     """A tie within the noise is no gain."""
-    assert choose_finalist([finalist("a", 1.0, 1.0, 1.0)], untuned_s=1.01) is None
-    assert choose_finalist([], untuned_s=1.0) is None
+    assert choose_finalist([finalist("a", 1.0, 1.0, 1.0)], (1.01,)) is None
+    assert choose_finalist([], (1.0,)) is None

@@ -1,0 +1,109 @@
+"""The comparison of a tuned library with the untuned one: what stays tuned, with stand-ins for libraries."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.support.trials import DEVICE, TARGET
+from tvmflow.compiler.options import LoweringOptions
+from tvmflow.tuning.finalists import run_rounds
+from tvmflow.tuning.ledger import Ledger
+from tvmflow.tuning.library_comparison import (
+    LibraryRequest,
+    LibraryTimes,
+    find_slower,
+    read_or_compare,
+)
+
+GAINS, LOSES, EQUAL = "a" * 64, "b" * 64, "c" * 64
+NAMES = {GAINS: ["conv"], LOSES: ["dense", "dense1"], EQUAL: ["pool"]}
+REQUEST = LibraryRequest(
+    model="model.json",
+    workloads="workloads.json",
+    calls={GAINS: 1, LOSES: 2, EQUAL: 1},
+    names=NAMES,
+    chosen={GAINS: [[], []]},
+    target=TARGET,
+    threads=2,
+    lowering=LoweringOptions().to_json(),
+    rules_version=7,
+)
+
+
+def profile(**seconds: float) -> Mapping[str, float]:
+    """A profile on a busy machine."""
+    return {name: value * random.uniform(1.0, 1.2) for name, value in seconds.items()}
+
+
+def test_kernels_that_lose_in_the_library_are_found() -> None:
+    """All calls of a workload count together; what cannot be told apart is no loss."""
+    random.seed(0)
+    slower = find_slower(
+        NAMES,
+        lambda: profile(conv=1.0, dense=0.5, dense1=4.0, pool=1.0),
+        lambda: profile(conv=2.0, dense=1.0, dense1=2.0, pool=1.0),
+        clock=lambda: 0.0,
+    )
+    assert slower == [LOSES]
+
+
+def test_of_a_few_profiles_of_a_slow_library_nothing_is_concluded() -> None:
+    """The time is limited, and three rounds may all lie on one side by chance."""
+    ticks = itertools.count(step=100)
+    rounds = itertools.count()
+
+    def profile_tuned() -> Mapping[str, float]:
+        next(rounds)
+        return {"conv": 2.0}
+
+    slower = find_slower(
+        {GAINS: ["conv"]}, profile_tuned, lambda: {"conv": 1.0}, clock=lambda: float(next(ticks))
+    )
+    assert (slower, next(rounds)) == ([], 3)
+
+
+def test_the_faster_library_is_kept() -> None:
+    """By the median of the ratios; without a comparison the kernels' own times decide."""
+    assert LibraryTimes((), (1.0, 1.0, 9.0), (2.0, 2.0, 2.0)).keeps_tuned
+    assert not LibraryTimes((), (2.0, 2.0), (1.0, 1.0)).keeps_tuned
+    assert not LibraryTimes((), (1.0, 1.0), (1.0, 1.0)).keeps_tuned
+    assert not LibraryTimes((LOSES,)).keeps_tuned
+    assert LibraryTimes(error="it crashed").keeps_tuned
+
+
+def test_a_comparison_is_made_once(tmp_path: Path) -> None:
+    """The ledger keeps it: the same libraries have the same choice, also where it is carried; an error is not kept."""
+    ledger = Ledger.open(tmp_path, TARGET, "0", DEVICE)
+    answers = [LibraryTimes(error="it crashed"), LibraryTimes((LOSES,), (1.0,), (2.0,))]
+    results = [
+        read_or_compare(REQUEST, ledger.workload(REQUEST.library_key), lambda: answers.pop(0))
+        for _ in range(3)
+    ]
+    assert not answers
+    assert [times.error for times in results] == ["it crashed", "", ""]
+    assert results[1] == results[2] == LibraryTimes((LOSES,), (1.0,), (2.0,))
+
+
+def test_finalists_take_turns_until_the_fastest_is_settled() -> None:
+    """Nine rounds where it is clear; then the fastest alone goes on. A broken finalist has no times."""
+    clear = run_rounds([3.0, 1.0, None, 2.0], lambda kernel: kernel, 9, clock=lambda: 0.0)
+    assert clear == {"untuned": [3.0] * 9, "samples": [[1.0] * 9, [], [2.0] * 9]}
+    noise = random.Random(0)
+    unclear = run_rounds(
+        [1.0, 0.9, 3.0], lambda kernel: kernel * noise.uniform(1, 2), 9, clock=lambda: 0.0
+    )
+    assert [len(times) for times in (unclear["untuned"], *unclear["samples"])] == [36, 36, 9]
+    late = itertools.count(step=100)
+    ended = run_rounds(
+        [1.0, 0.9], lambda kernel: kernel * noise.uniform(1, 2), 9, clock=lambda: float(next(late))
+    )
+    assert len(ended["untuned"]) == 9
+
+
+def test_a_slow_untuned_kernel_is_timed_once() -> None:
+    """A single call can take seconds; each sample of a finalist is compared with that time."""
+    times = run_rounds([None, 1.0], lambda kernel: kernel, 9, [5.0], clock=lambda: 0.0)
+    assert times == {"untuned": [5.0], "samples": [[1.0] * 9]}

@@ -1,0 +1,274 @@
+"""The whole library with the chosen schedules, measured in turns with the same library untuned.
+
+A schedule that wins alone, with its data in the cache, may lose between other kernels. So each
+tuned kernel is timed once more where it will run, and those that lose there stay untuned. Then
+both libraries are called in turns. Their weights are random: no time depends on them, so that a
+model with new weights has the same choice.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pydantic import TypeAdapter
+
+from tvmflow.compiler.options import LoweringOptions
+from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.fork_server import Emit
+from tvmflow.core.paired_times import MIN_PAIRS, PairedTimes, measure_in_turns
+from tvmflow.core.types import Json, TensorSpec
+from tvmflow.tuning.trials import LibraryRecord, timestamp
+from tvmflow.tuning.workload_ledger import WorkloadLedger
+
+if TYPE_CHECKING:
+    import tvm
+
+    from tvmflow.runtime.module import Module
+
+COMPARE_LIBRARIES: Final = f"{__name__}:compare_libraries"
+"""The function for the fork server."""
+
+_PROFILE_ROUNDS: Final = MIN_PAIRS + 1
+_MIN_PROFILE_ROUNDS: Final = 3
+_SECONDS: Final = 20.0
+_MIN_SECONDS_PER_TURN: Final = 0.02
+_SEED: Final = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryRequest:
+    """A model and the schedules that were chosen for its kernels, each by itself.
+
+    Attributes:
+        model: The path of the imported model.
+        workloads: The path of the saved modules by workload key.
+        calls: How often the model calls each of its workloads.
+        names: The kernels of each chosen workload.
+        chosen: Their traces.
+        target: TVM's mapping of the target.
+        threads: The threads that kernels run with.
+        lowering: The options of lowering.
+        rules_version: The version of the schedule rules.
+    """
+
+    model: str
+    workloads: str
+    calls: Mapping[str, int]
+    names: Mapping[str, Sequence[str]]
+    chosen: Mapping[str, Json]
+    target: Mapping[str, Json]
+    threads: int
+    lowering: Mapping[str, Json]
+    rules_version: int
+
+    @property
+    def library_key(self) -> str:
+        """The key under which a ledger keeps the records: that of all kernels and their calls."""
+        return digest_of({"library": self.calls})
+
+    @property
+    def digest(self) -> str:
+        """The digest of what is compared and how, for one library on one target."""
+        return digest_of([self.chosen, self.rules_version, _PROFILE_ROUNDS])
+
+
+class LibraryTimes(NamedTuple):
+    """The comparison of a tuned library with the untuned one.
+
+    Attributes:
+        slower: The workloads whose tuned kernels are slower in the library than untuned, by key.
+        tuned: Seconds of a call of the library with all other chosen schedules; none if there are none.
+        untuned: Seconds of the untuned library in the same turns.
+        error: The reason why nothing was compared; otherwise empty.
+    """
+
+    slower: tuple[str, ...] = ()
+    tuned: tuple[float, ...] = ()
+    untuned: tuple[float, ...] = ()
+    error: str = ""
+
+    @property
+    def pairs(self) -> PairedTimes:
+        """Both libraries, the tuned one first."""
+        return PairedTimes(self.tuned, self.untuned)
+
+    @property
+    def keeps_tuned(self) -> bool:
+        """True if the tuned library is the faster one; an unmeasured one is not judged."""
+        return bool(self.error) or bool(self.tuned and self.pairs.ratio < 1)
+
+
+def read_or_compare(
+    request: LibraryRequest, ledger: WorkloadLedger, compare: Callable[[], LibraryTimes]
+) -> LibraryTimes:
+    """Return the comparison that the ledger has of these libraries, or compare and record it.
+
+    Args:
+        request: The libraries.
+        ledger: The records of the library.
+        compare: Compares them.
+
+    Raises:
+        StoreError: The times cannot be recorded.
+    """
+    known = ledger.libraries.get(request.digest)
+    if known is not None:
+        return LibraryTimes(known.slower, known.tuned, known.untuned)
+    times = compare()
+    if not times.error:
+        fields = (times.slower, times.tuned, times.untuned)
+        ledger.add([LibraryRecord(request.digest, *fields, timestamp())])
+    return times
+
+
+# ---------------------------------------------------------------- in the child
+
+
+def compare_libraries(payload: Json, emit: Emit) -> Json:
+    """Build and compare both libraries: the entry point of the child.
+
+    Args:
+        payload: A `LibraryRequest` as JSON.
+        emit: Not used.
+
+    Returns:
+        `slower`, `tuned` and `untuned` of `LibraryTimes`.
+    """
+    del emit
+    request = LibraryRequest(**payload)
+    libraries = _Libraries(request)
+    untuned, tuned = libraries.load({}), libraries.load(request.chosen)
+    slower = find_slower(
+        request.names,
+        lambda: libraries.profile(tuned),
+        lambda: libraries.profile(untuned),
+    )
+    kept = {key: trace for key, trace in request.chosen.items() if key not in slower}
+    if not kept:
+        return {"slower": slower, "tuned": [], "untuned": []}
+    if slower:
+        tuned = libraries.load(kept)
+    times = measure_in_turns(
+        lambda: libraries.latency(tuned), lambda: libraries.latency(untuned), seconds=_SECONDS
+    )
+    return {"slower": slower, "tuned": times.first, "untuned": times.second}
+
+
+Profile = Callable[[], Mapping[str, float]]
+"""Runs a library once and returns the seconds of each kernel."""
+
+
+def find_slower(
+    names: Mapping[str, Iterable[str]],
+    profile_tuned: Profile,
+    profile_untuned: Profile,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[str]:
+    """Return the workloads whose tuned kernels are slower than the untuned ones beyond the noise.
+
+    Args:
+        names: The kernels of each tuned workload, by its key.
+        profile_tuned: Profiles the tuned library.
+        profile_untuned: Profiles the untuned library.
+        clock: Returns the current time in seconds.
+    """
+    started = clock()
+    rounds: list[tuple[Mapping[str, float], Mapping[str, float]]] = []
+    while len(rounds) < _PROFILE_ROUNDS:
+        if len(rounds) >= _MIN_PROFILE_ROUNDS and clock() - started > _SECONDS:
+            break
+        rounds.append((profile_tuned(), profile_untuned()))
+
+    def pair(key: str) -> PairedTimes:
+        tuned, untuned = (
+            tuple(sum(times[side].get(name, 0.0) for name in names[key]) for times in rounds)
+            for side in (0, 1)
+        )
+        return PairedTimes(tuned, untuned)
+
+    called = set().union(*(times for times, _ in rounds))
+    return [key for key in sorted(names) if called & set(names[key]) and pair(key).is_slower]
+
+
+class _Libraries:
+    """Compiles a model with schedules, and times it."""
+
+    def __init__(self, request: LibraryRequest) -> None:
+        from tvmflow.compiler import ir, lowering
+        from tvmflow.tuning import measure
+
+        measure.load_compiler(request.target)
+        measure.use_threads({**request.target, "num-cores": request.threads})
+        self._request = request
+        self._target = lowering.make_target(request.target)
+        options = TypeAdapter(LoweringOptions).validate_python(request.lowering)
+        model = lowering.load_ir(Path(request.model))
+        self._lowered = lowering.lower(model, self._target, options).mod
+        self._workloads = json.loads(Path(request.workloads).read_text())
+        main = self._lowered["main"]
+        weights = ir.list_weights(main)
+        inputs = list(main.params)[: len(main.params) - len(weights)]
+        self._inputs = [_spec(f"x{index}", variable) for index, variable in enumerate(inputs)]
+        self._feed = {spec.name: _draw(spec) for spec in self._inputs}
+        self._weights = [_send_weight(_spec("", variable)) for variable in weights]
+
+    def load(self, chosen: Mapping[str, Json]) -> Module:
+        """Return the model with the schedules of some workloads, in this process."""
+        import tvm
+
+        from tvmflow.compiler import schedules
+        from tvmflow.runtime.module import Module
+        from tvmflow.runtime.native import Executable
+        from tvmflow.runtime.threads import ThreadPool
+        from tvmflow.tuning.apply import apply_chosen
+
+        request, scheduled = self._request, self._lowered
+        if chosen:
+            scheduled, _ = apply_chosen(scheduled, chosen, self._workloads, self._target)
+        scheduled, _ = schedules.schedule_untuned(scheduled, request.target, request.rules_version)
+        with self._target:
+            built = tvm.compile(scheduled, self._target)
+        signature = {"inputs": [spec.to_json() for spec in self._inputs], "outputs": []}
+        pool = ThreadPool.of(request.threads)
+        module = Module(Executable(built.jit()), signature, {"name": "library"}, pool=pool)
+        # shared, as they may take gigabytes
+        module.weights = self._weights
+        return module
+
+    def latency(self, module: Module) -> float:
+        """Return the seconds of a call."""
+        return module.latency(self._feed, repeat=1, min_seconds=_MIN_SECONDS_PER_TURN)[0]
+
+    def profile(self, module: Module) -> dict[str, float]:
+        """Return the seconds of each kernel in one call."""
+        return {entry.name: entry.seconds for entry in module.profile(self._feed, repeat=1)}
+
+
+def _spec(name: str, variable: tvm.relax.Var) -> TensorSpec:
+    shape = tuple(int(extent) for extent in variable.ty.shape)
+    return TensorSpec(name, shape, str(variable.ty.dtype.dtype))
+
+
+def _draw(spec: TensorSpec) -> Any:
+    import numpy as np
+
+    from tvmflow.tuning.measure import random_array
+
+    return random_array(np.random.default_rng(_SEED), spec.shape, spec.dtype)
+
+
+def _send_weight(spec: TensorSpec) -> Any:
+    """Return a weight that lets no value grow without bounds or become so small that it slows the CPU."""
+    import numpy as np
+
+    from tvmflow.runtime.native import CPU, send_array
+
+    array = _draw(spec)
+    if np.issubdtype(array.dtype, np.floating):
+        array = ((array - array.dtype.type(0.5)) * array.dtype.type(0.1)).astype(array.dtype)
+    return send_array(array, CPU)
