@@ -230,18 +230,30 @@ def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
     )
 
 
-def dense(x: Any, w: Any, columns: int) -> Any:
-    """Return the product (…, columns) of a matrix (…, k) and packed weights (⌈columns/b⌉, k, b)."""
-    *outer, depth = (int(extent) for extent in x.shape)
-    block = int(w.shape[2])
+def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
+    """Return the product (…, rows, columns) of a matrix (…, rows, k) and packed weights (⌈columns/b⌉, k, b).
+
+    Args:
+        x: The matrix.
+        w: The packed weights.
+        columns: The columns of the result.
+        padded_rows: How many rows are computed, the last one again where there are more; None for those of the matrix.
+    """
+    *outer, rows, depth = (int(extent) for extent in x.shape)
+    blocks, _, block = (int(extent) for extent in w.shape)
+    padded_rows = padded_rows or rows
     k = te.reduce_axis((0, depth), "k")
 
     def element(*index: Any) -> Any:
-        *row, column = index
+        *batch, row, column = index
+        existing = row if padded_rows == rows else tirx.min(row, rows - 1)
         weight = w[column // block, k, column % block].astype(x.dtype)
-        return te.sum(x(*row, k) * weight, axis=[k])
+        return te.sum(x(*batch, existing, k) * weight, axis=[k])
 
-    return te.compute((*outer, columns), element, name="dense")
+    product = te.compute((*outer, padded_rows, blocks * block), element, name="dense")
+    if (padded_rows, blocks * block) == (rows, columns):
+        return product
+    return te.compute((*outer, rows, columns), lambda *index: product(*index), name="unpadded")
 
 
 def fake_quantize(x: Any, scale: float, low: int, high: int) -> Any:
