@@ -198,7 +198,7 @@ class _Emitter:
     ) -> None:
         """Emit the exponentials of a row of scores and their sum."""
         a, lanes, base = self._attention, self._lanes, row * self._keys.padded
-        largest, total = (T.allocdeclare_buffer((lanes,), FLOAT, scope="local") for _ in range(2))
+        largest, total = (T.alloc_buffer((lanes,), FLOAT, scope="local") for _ in range(2))
         with T.vectorized(lanes) as lane:
             T.buffer_store(largest, tirx.min_value(FLOAT), [lane])
             T.buffer_store(total, T.float32(0), [lane])
