@@ -23,6 +23,7 @@ from tvmflow.compiler.passes.fold_norms import fold_norms
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
 from tvmflow.compiler.passes.group_norm import rewrite_group_norms
 from tvmflow.compiler.passes.lift_weights import lift_weights, split_inference
+from tvmflow.compiler.passes.limit_fusion import limit_fusion
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
 from tvmflow.compiler.passes.resize import convert_resize
@@ -93,6 +94,7 @@ KERNEL_PHASES: Final[Phases] = {
     "fuse": (
         _pass("annotate_op_patterns", relax.transform.AnnotateTIROpPattern()),
         _pass("fold_constants", relax.transform.FoldConstant()),
+        _pass("limit_fusion", limit_fusion, LoweringContext.has_cpu_model),
         _pass("fuse_ops", relax.transform.FuseOps()),
         _pass("fuse_tir", relax.transform.FuseTIR()),
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),

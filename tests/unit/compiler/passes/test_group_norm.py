@@ -35,9 +35,7 @@ def normed(batch: int, channels: int, groups: int, size: tuple[int, int]) -> Any
         node("Relu", ["g"], ["u"]),
         node("Conv", ["u", "v"], ["y"]),
     ]
-    return model(
-        nodes, [value("x", [batch, 8, *size])], [value("y", [batch, 16, *size])], weights
-    )
+    return model(nodes, [value("x", [batch, 8, *size])], [value("y", [batch, 16, *size])], weights)
 
 
 def check(batch: int, channels: int, groups: int, size: tuple[int, int], folder: Path) -> None:
