@@ -8,12 +8,12 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.passes._rewriter import OPAQUE, MainRewriter, rewrite_straight_line
+from tvmflow.compiler.passes._rewriter import OPAQUE, MainRewriter, rewrite_main
 
 
 def rewrite_group_norms(mod: tvm.IRModule) -> tvm.IRModule:
     """Rewrite norms of data that are reshaped to (n, groups, …) and back to norms with one mean and variance a channel."""
-    return rewrite_straight_line(mod, _GroupNormRewriter)
+    return rewrite_main(mod, _GroupNormRewriter)
 
 
 def group_mean(x: Any, groups: int) -> Any:
