@@ -69,6 +69,40 @@ def test_elementwise_kernels_of_any_shape(shape: list[int], mcpu: str) -> None:
     check(mod, "elementwise", level(mcpu), lambda x, y: np.maximum(x * x + y, 0))
 
 
+@pytest.mark.parametrize("shape", [[40001], [3, 40001], [1, 1, 32769], [5, 7, 1009]], ids=str)
+def test_long_elementwise_kernels_that_no_vector_divides(shape: list[int]) -> None:
+    """The loop over vectors runs in parallel where there are few rows."""
+    x = te.placeholder(shape, name="x")
+    mod = kernel(x, topi.nn.relu(topi.add(x, x)))
+    check(mod, "elementwise", host_level(), lambda x: np.maximum(x + x, 0))
+    assert "T.parallel" in choose(mod, host_level()).schedule.mod.script()
+
+
+@pytest.mark.parametrize("columns", [3, 15, 16, 17, 49, 257])
+def test_softmax_of_rows_that_no_vector_divides(columns: int) -> None:
+    """What is left of a row belongs to its maximum and its sum, and nothing behind the row does."""
+    x = te.placeholder((9, columns), name="x")
+
+    def softmax(x: Array) -> Array:
+        exponents = np.exp(x - x.max(-1, keepdims=True))
+        result: Array = exponents / exponents.sum(-1, keepdims=True)
+        return result
+
+    check(kernel(x, topi.nn.softmax(x)), "row_reductions", host_level(), softmax)
+
+
+def test_rows_are_those_of_the_blocks_that_are_read() -> None:
+    """Softmax over the channels of an image whose channels are as many as its rows: axes of one length are not one axis."""
+    x = te.placeholder((2, 7, 7, 5), name="x")
+
+    def softmax(x: Array) -> Array:
+        exponents = np.exp(x - x.max(1, keepdims=True))
+        result: Array = exponents / exponents.sum(1, keepdims=True)
+        return result
+
+    check(kernel(x, topi.nn.softmax(x, axis=1)), "row_reductions", host_level(), softmax)
+
+
 @SLOW_EXAMPLES
 @given(EXTENTS, EXTENTS, LEVELS)
 def test_transpositions_of_any_shape(rows: int, columns: int, mcpu: str) -> None:
