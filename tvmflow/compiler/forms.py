@@ -17,6 +17,7 @@ from tvm import relax, tirx
 from tvmflow.compiler import ir
 from tvmflow.compiler.form_names import C_SOURCE, PARAMS, SYSTEM_LIBRARY, WEIGHTS_FILE
 from tvmflow.compiler.lowering import compile_with_weights
+from tvmflow.compiler.schedules.dot_products import expand_dot_products
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import last_line
 from tvmflow.targets.c_compiler import find_c_error
@@ -73,7 +74,7 @@ def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
     target = tvm.target.Target({"kind": "c"})
     with tvm.transform.PassContext(config=_NO_VECTORS):
         try:
-            mod = ir.rewrite_kernel_calls(inputs.mod, _to_c_call)
+            mod = ir.rewrite_kernel_calls(expand_dot_products(inputs.mod), _to_c_call)
             library = compile_with_weights(mod, inputs.weights, target)
         except Exception as error:
             raise _unsupported_in_c(last_line(error)) from error

@@ -23,16 +23,24 @@ class DataFlow:
             if isinstance(binding, relax.VarBinding)
         }
         self._uses: Counter[Any] = Counter(list_variables(function.body.body))
+        self._readers: dict[Any, list[Any]] = {}
+        self._bound = {value: var for var, value in self.values.items()}
         # In the order of the bindings: recursion through a deep model would exceed Python's stack.
         for bound, value in self.values.items():
             variables = list_variables(value)
             if isinstance(value, relax.Call) and self._weights.issuperset(variables):
                 self._weights.add(bound)
             self._uses.update(variables)
+            for variable in variables:
+                self._readers.setdefault(variable, []).append(value)
 
     def is_weight(self, expr: Any) -> bool:
         """Return whether an expression can be computed when the library is built."""
         return isinstance(expr, tvm.ir.Constant) or expr in self._weights
+
+    def list_readers(self, value: Any) -> list[Any]:
+        """Return the values that read a value directly."""
+        return self._readers.get(self._bound.get(value), [])
 
     def value_if_used_once(self, var: Any) -> Any:
         """Return the value of a variable that is used once; None for others."""

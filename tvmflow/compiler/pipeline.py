@@ -24,6 +24,7 @@ from tvmflow.compiler.passes.fuse_attention import fuse_attention
 from tvmflow.compiler.passes.lift_weights import lift_weights, split_inference
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
+from tvmflow.compiler.passes.resize import convert_resize
 from tvmflow.compiler.passes.vector_math import vectorize_math
 
 _log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ GRAPH_PHASES: Final[Phases] = {
         _pass("fold_weight_dequantize", fold_weight_dequantize, LoweringContext.has_cpu_model),
         LoweringPass("fuse_attention", fuse_attention, LoweringContext.has_cpu_model),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
+        _pass("resize", convert_resize, LoweringContext.has_cpu_model),
         LoweringPass("pack_matmuls", pack_matmuls, LoweringContext.has_packed_weights),
     ),
     "precision": (

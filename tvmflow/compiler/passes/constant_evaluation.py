@@ -174,12 +174,22 @@ def _along_axis(parameter: _Array, axis: int, rank: int) -> _Array:
     return parameter.reshape(shape)
 
 
-def _elementwise(function: Callable[..., _Array]) -> _Rule:
+def _elementwise(function: Callable[..., _Array], *dtypes: str) -> _Rule:
+    """Return the rule of a function of float32, and of some other dtypes."""
+
     def rule(_: Any, arrays: Sequence[_Array]) -> _Array | None:
-        is_float = all(array.dtype == np.float32 for array in arrays)
-        return function(*arrays) if is_float else None
+        is_supported = {str(array.dtype) for array in arrays} <= {"float32", *dtypes}
+        return function(*arrays) if is_supported else None
 
     return rule
+
+
+def _sum(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    """Return a sum of integers, which is the same in any order."""
+    axes, keepdims = call.attrs.axis, bool(call.attrs.keepdims)
+    if arrays[0].dtype != np.int32 or axes is None:
+        return None
+    return np.asarray(arrays[0].sum(tuple(map(int, axes)), dtype=np.int32, keepdims=keepdims))
 
 
 def _rsqrt(x: _Array) -> _Array:
@@ -205,7 +215,7 @@ _DTYPES: Final = frozenset(
 _MAX_TERMS: Final = 8
 
 # Relax has the names of numpy for these.
-_UFUNCS: Final = (np.add, np.subtract, np.multiply, np.divide, np.negative, np.sqrt)
+_UFUNCS: Final = (np.add, np.subtract, np.divide, np.negative, np.sqrt)
 
 _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("relax.reshape", "relax.expand_dims", "relax.squeeze"), _reshape),
@@ -217,5 +227,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "relax.dequantize": _dequantize,
     "relax.matmul": _matmul,
     **{f"relax.{function.__name__}": _elementwise(function) for function in _UFUNCS},
+    "relax.multiply": _elementwise(np.multiply, "int32"),
+    "relax.sum": _sum,
     "relax.rsqrt": _elementwise(_rsqrt),
 }

@@ -9,9 +9,15 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.operators import blocked
+from tvmflow.compiler.operators import blocked, integer
 from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_straight_line
-from tvmflow.compiler.passes.quantization import integer_weight_dtype
+from tvmflow.compiler.passes.quantization import (
+    find_integer_weights,
+    find_quantized_data,
+    integer_weight_dtype,
+    scale_sums,
+    to_dot_data,
+)
 
 
 def pack_matmuls(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
@@ -32,10 +38,34 @@ class _MatmulPacker(MainRewriter):
         rewritten = super().visit_call_(call)
         if ir.as_call(call, "relax.matmul") is None or not self._is_supported(call):
             return rewritten
+        product = self._multiply_integers(call)
+        if product is not None:
+            return product
         data, weights = rewritten.args
         dtype = integer_weight_dtype(self.flow, call.args[1]) or self._context.weight_dtype
         columns = ir.known_shape(weights)[1]
         return self.kernel(blocked.dense, "dense_pack", data, self._pack(weights, dtype), columns)
+
+    def _multiply_integers(self, call: relax.Call) -> Any:
+        """Emit the product of quantized data and int8 weights, without the scale of the weights; None for others."""
+        data = find_quantized_data(self.flow, call.args[0])
+        source = find_integer_weights(self.flow, call.args[1])
+        dtype, depth = self._context.dot_dtype, ir.known_shape(call.args[1])[0]
+        if dtype is None or data is None or source is None or depth % integer.DOT:
+            return None
+        x, zero = to_dot_data(self, self.visit_expr(data.integers), data.zero_point, dtype)
+        weights = self.visit_expr(source.call.args[0])
+        if not source.is_transposed:
+            weights = self.emit(relax.op.permute_dims(weights))
+        block, columns = self._context.lanes, ir.known_shape(weights)[0]
+        weights = self.pad_to_multiples(weights, [block])
+        split = [-(-columns // block), block, depth // integer.DOT, integer.DOT]
+        packed = self.rearrange(weights, split, [0, 2, 1, 3])
+        sums = self.kernel(integer.dense, "quantized_dense_pack", x, packed)
+        result = scale_sums(self, sums, weights, [-1], data._replace(zero_point=zero))
+        if columns % block == 0:
+            return result
+        return self.emit(relax.op.strided_slice(result, [-1], [0], [columns]))
 
     def _is_supported(self, call: Any) -> bool:
         data, weights = call.args
