@@ -14,6 +14,8 @@ from tvmflow.compiler import ir
 
 # Fusion may append elementwise operators to a kernel with this pattern (TVM's kOutEWiseFusable).
 TAKES_EPILOGUE: Final = {"op_pattern": 4}
+# Nothing is fused with a kernel with this pattern (TVM's kOpaque).
+OPAQUE: Final = {"op_pattern": 8}
 
 
 class MainRewriter(PyExprMutator):  # type: ignore[misc]
