@@ -90,7 +90,8 @@ def _find_blocks(schedule: Schedule) -> _Blocks | None:
         return None
     for block in blocks[4:-1]:
         schedule.compute_inline(block.handle)
-    return _Blocks(*blocks[:4], blocks[-1])
+    pad, data, product, image = blocks[:4]
+    return _Blocks(pad, data, product, image, blocks[-1])
 
 
 def _list_splits(blocks: _Blocks, cpu: CpuModel) -> list[_Split]:
