@@ -88,7 +88,7 @@ def is_profitable(tile: int, out: int, inner: int, shape: Sequence[int], lanes: 
     return direct > _MIN_GAIN * (product + transforms)
 
 
-def conv2d(x: Any, w: Any, tile: int, padding: Sequence[int], shape: Sequence[int]) -> Any:
+def conv(x: Any, w: Any, tile: int, padding: Sequence[int], shape: Sequence[int]) -> Any:
     """Return a 3×3 convolution with stride 1 of blocked data.
 
     Args:

@@ -52,7 +52,7 @@ class _Blocks(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """How a convolution is split.
+    """The split of a convolution into parts.
 
     Attributes:
         rows: The rows of tiles that are computed together.
@@ -73,9 +73,9 @@ def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
     blocks = _find_blocks(Schedule(mod, seed=1))
     for split in _list_splits(blocks, cpu)[:_MAX_SCHEDULES] if blocks else ():
         schedule = Schedule(mod, seed=1)
-        found = _find_blocks(schedule)
-        assert found is not None, "the kernel had these blocks"
-        _apply(schedule, found, split, cpu)
+        own = _find_blocks(schedule)
+        assert own is not None, "the kernel had these blocks"
+        _apply(schedule, own, split, cpu)
         yield schedule
 
 

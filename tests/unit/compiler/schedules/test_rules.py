@@ -180,7 +180,7 @@ def test_winograd_convolutions_of_any_size(
     shape = (images, height + top + bottom - 2, width + left + right - 2)
     x = te.placeholder((images, inner, height, width, lanes), name="x")
     w = te.placeholder((tile + 2, tile + 2, out, inner, lanes, lanes), name="w")
-    mod = kernel(x, w, winograd.conv2d(x, w, tile, padding, shape))
+    mod = kernel(x, w, winograd.conv(x, w, tile, padding, shape))
     transforms = [matrix.astype(np.float32) for matrix in winograd.TRANSFORMS[tile]]
 
     def reference(x: Array, w: Array) -> Array:

@@ -169,4 +169,4 @@ def _emit_winograd(
     weights = rewriter.rearrange(both, split, [4, 5, 0, 2, 3, 1])
     weights = rewriter.cast(weights, rewriter.context.weight_dtype)
     arguments = (x, weights, tile, window.padding, (n, *result_size))
-    return rewriter.kernel(winograd.conv2d, "winograd_conv2d_NCHWc", *arguments)
+    return rewriter.kernel(winograd.conv, "winograd_conv2d_NCHWc", *arguments)
