@@ -9,7 +9,8 @@ Neural Networks", 2015, arXiv:1509.09308. A tile of 2×2 takes 16 multiplication
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -66,129 +67,149 @@ _MEMORY_COST: Final = 4
 _MIN_GAIN: Final = 1.1
 
 
-def is_profitable(tile: int, out: int, inner: int, shape: Sequence[int], lanes: int) -> bool:
+class Geometry(NamedTuple):
+    """The sizes of a Winograd convolution over volumes; images are volumes with a depth of 1.
+
+    Attributes:
+        tile: The size of a tile of the result.
+        shape: Images, depth, height and width of the result.
+        padding: Front, top, left.
+        taps: The depth of the kernel.
+        stride: The stride down the depth.
+        dilation: The dilation down the depth.
+    """
+
+    tile: int
+    shape: tuple[int, int, int, int]
+    padding: tuple[int, int, int]
+    taps: int = 1
+    stride: int = 1
+    dilation: int = 1
+
+    @property
+    def edge(self) -> int:
+        """The size of a tile of data."""
+        return self.tile + _KERNEL - 1
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """The rows and columns of tiles in one slice of the result."""
+        return -(-self.shape[2] // self.tile), -(-self.shape[3] // self.tile)
+
+    @property
+    def slices(self) -> int:
+        """The depth of the data that the result reads, with padding."""
+        return (self.shape[1] - 1) * self.stride + (self.taps - 1) * self.dilation + 1
+
+
+def is_profitable(geometry: Geometry, out: int, inner: int, lanes: int) -> bool:
     """Return whether a Winograd convolution is estimated to be faster than a direct one.
 
     The estimate assumes that weights come from memory and data from a cache.
 
     Args:
-        tile: The size of a tile of the result.
+        geometry: The sizes of the convolution.
         out: The number of output channels.
         inner: The number of input channels.
-        shape: Images, height and width of the result.
         lanes: The number of float32 values in a vector register.
     """
-    n, height, width = shape
-    elements, tiles = (tile + _KERNEL - 1) ** 2, n * -(-height // tile) * -(-width // tile)
+    n, depth, height, width = geometry.shape
+    tiles = n * math.prod(geometry.tiles)
     inner_blocks, out_blocks = -(-inner // lanes), -(-out // lanes)
-    weights, memory_cost = inner_blocks * lanes * out_blocks, _MEMORY_COST * lanes
-    direct = _KERNEL**2 * weights * max(n * height * width, memory_cost)
-    product = elements * weights * max(tiles, memory_cost)
-    transforms = _TRANSFORM_COST[tile] * lanes * tiles * (inner_blocks + out_blocks)
+    weights, memory_cost = geometry.taps * inner_blocks * lanes * out_blocks, _MEMORY_COST * lanes
+    direct = _KERNEL**2 * weights * max(n * depth * height * width, memory_cost)
+    product = geometry.edge**2 * weights * max(depth * tiles, memory_cost)
+    transformed = geometry.slices * inner_blocks + depth * out_blocks
+    transforms = _TRANSFORM_COST[geometry.tile] * lanes * tiles * transformed
     return direct > _MIN_GAIN * (product + transforms)
 
 
-def conv(x: Any, w: Any, tile: int, padding: Sequence[int], shape: Sequence[int]) -> Any:
-    """Return a 3×3 convolution with stride 1 of blocked data.
+def conv(x: Any, w: Any, geometry: Geometry) -> Any:
+    """Return a convolution of blocked data, with a kernel of 3×3, or of any depth ×3×3, and stride 1 in height and width.
 
     Args:
-        x: Data (n, i, h, w, b).
-        w: Transformed weights (t, t, o, i, b of i, b of o), where t = tile + 2.
-        tile: The size of a tile of the result.
-        padding: Top, left, bottom, right.
-        shape: Images, height and width of the result.
+        x: Data (n, i, h, w, b) or (n, i, d, h, w, b).
+        w: Transformed weights (t, t, o, depth, i, b of i, b of o), where t = tile + 2.
+        geometry: The sizes of the convolution.
 
     Returns:
-        The result (n, o, h, w, b).
+        The result (n, o, h, w, b) or (n, o, d, h, w, b).
     """
-    return transform_product(multiply(transform_data(x, tile, padding), w), tile, shape)
+    product = _multiply(_transform_data(x, geometry), w, geometry)
+    return _transform_product(product, geometry, len(x.shape) == 6)
 
 
-def transform_data(x: Any, tile: int, padding: Sequence[int]) -> Any:
-    """Return data (n, c, h, w, b) as transformed tiles (t, t, c, tiles of all images, b), where t = tile + 2.
+def _transform_data(x: Any, geometry: Geometry) -> Any:
+    """Return data as transformed tiles (t, t, i, n, slices, tiles, b)."""
+    n, blocks, *_, lanes = (int(extent) for extent in x.shape)
+    (rows, columns), edge, tile = geometry.tiles, geometry.edge, geometry.tile
+    extents = [1, *(int(extent) for extent in x.shape[2:-1])][-3:]
 
-    Args:
-        x: Blocked data.
-        tile: The size of a tile of the result.
-        padding: Top, left, bottom, right.
-    """
-    n, blocks, height, width, lanes = (int(extent) for extent in x.shape)
-    tile_rows, tile_columns = count_tiles(x.shape, tile, padding)
-    top, left = padding[0], padding[1]
-    size = tile + _KERNEL - 1
+    def padded(i: Any, c: Any, *point: Any) -> Any:
+        *positions, lane = point
+        offset = [
+            position - before for position, before in zip(positions, geometry.padding, strict=True)
+        ]
+        inside = [
+            tirx.all(position >= 0, position < extent)
+            for position, extent in zip(offset, extents, strict=True)
+        ]
+        value = x(i, c, *offset[6 - len(x.shape) :], lane)
+        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, x.dtype))
 
-    def padded(i: Any, c: Any, y: Any, z: Any, lane: Any) -> Any:
-        is_inside = tirx.all(y >= top, y < height + top, z >= left, z < width + left)
-        value = x[i, c, y - top, z - left, lane]
-        return tirx.if_then_else(is_inside, value, tirx.const(0, x.dtype))
-
-    shape = (n, blocks, tile_rows * tile + size - tile, tile_columns * tile + size - tile, lanes)
-    data = te.compute(shape, padded, name="pad")
-    row, column = te.reduce_axis((0, size), "row"), te.reduce_axis((0, size), "column")
+    size = (geometry.slices, rows * tile + edge - tile, columns * tile + edge - tile)
+    data = te.compute((n, blocks, *size, lanes), padded, name="pad")
+    row, column = te.reduce_axis((0, edge), "row"), te.reduce_axis((0, edge), "column")
     matrix = TRANSFORMS[tile].data
 
-    def transformed(i: Any, j: Any, c: Any, p: Any, lane: Any) -> Any:
-        image = p // (tile_rows * tile_columns)
-        y, z = p // tile_columns % tile_rows, p % tile_columns
-        value = data[image, c, y * tile + row, z * tile + column, lane]
+    def transformed(i: Any, j: Any, c: Any, image: Any, d: Any, p: Any, lane: Any) -> Any:
+        y, z = p // columns * tile + row, p % columns * tile + column
         factor = _entry(matrix, i, row) * _entry(matrix, j, column)
-        return te.sum(factor * value, axis=[row, column])
+        return te.sum(factor * data[image, c, d, y, z, lane], axis=[row, column])
 
-    tiles = n * tile_rows * tile_columns
-    return te.compute((size, size, blocks, tiles, lanes), transformed, name=DATA)
+    shape = (edge, edge, blocks, n, geometry.slices, rows * columns, lanes)
+    return te.compute(shape, transformed, name=DATA)
 
 
-def multiply(x: Any, w: Any) -> Any:
-    """Return the product (t, t, o, tiles, b) of data and weights.
+def _multiply(x: Any, w: Any, geometry: Geometry) -> Any:
+    """Return the product (t, t, o, n, d, tiles, b) of transformed data and weights."""
+    edge, _, out, taps, blocks, lanes, out_lanes = (int(extent) for extent in w.shape)
+    tap, block = te.reduce_axis((0, taps), "kd"), te.reduce_axis((0, blocks), "ic")
+    channel = te.reduce_axis((0, lanes), "ib")
 
-    Args:
-        x: Transformed data (t, t, i, tiles, b).
-        w: Transformed weights (t, t, o, i, b of i, b of o).
-    """
-    size, _, blocks, lanes, out = (int(w.shape[axis]) for axis in (0, 1, 3, 4, 5))
-    block, lane = te.reduce_axis((0, blocks), "ic"), te.reduce_axis((0, lanes), "ib")
+    def element(i: Any, j: Any, o: Any, image: Any, d: Any, p: Any, inner: Any) -> Any:
+        source = d * geometry.stride + tap * geometry.dilation
+        weight = w[i, j, o, tap, block, channel, inner].astype(x.dtype)
+        return te.sum(
+            x[i, j, block, image, source, p, channel] * weight, axis=[tap, block, channel]
+        )
 
-    def element(i: Any, j: Any, o: Any, p: Any, inner: Any) -> Any:
-        weight = w[i, j, o, block, lane, inner].astype(x.dtype)
-        return te.sum(x[i, j, block, p, lane] * weight, axis=[block, lane])
-
-    shape = (size, size, int(w.shape[2]), int(x.shape[3]), out)
+    shape = (edge, edge, out, *geometry.shape[:2], math.prod(geometry.tiles), out_lanes)
     return te.compute(shape, element, name=PRODUCT)
 
 
-def transform_product(x: Any, tile: int, shape: Sequence[int]) -> Any:
-    """Return products (t, t, o, tiles, b) as the result (n, o, h, w, b) of the convolution.
-
-    Args:
-        x: The product of data and weights.
-        tile: The size of a tile of the result.
-        shape: Images, height and width of the result.
-    """
-    n, height, width = shape
-    size, _, blocks, _, lanes = (int(extent) for extent in x.shape)
-    tile_rows, tile_columns = -(-height // tile), -(-width // tile)
-    row, column = te.reduce_axis((0, size), "row"), te.reduce_axis((0, size), "column")
+def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
+    """Return a product (t, t, o, n, d, tiles, b) as the result of the convolution."""
+    n, depth, *size = geometry.shape
+    edge, _, blocks, *_, lanes = (int(extent) for extent in x.shape)
+    (rows, columns), tile = geometry.tiles, geometry.tile
+    row, column = te.reduce_axis((0, edge), "row"), te.reduce_axis((0, edge), "column")
     matrix = TRANSFORMS[tile].image
 
-    def element(i: Any, o: Any, y: Any, z: Any, p: Any, q: Any, lane: Any) -> Any:
-        value = x[row, column, o, (i * tile_rows + y) * tile_columns + z, lane]
+    def element(i: Any, o: Any, d: Any, y: Any, z: Any, p: Any, q: Any, lane: Any) -> Any:
         factor = _entry(matrix, p, row) * _entry(matrix, q, column)
+        value = x[row, column, o, i, d, y * columns + z, lane]
         return te.sum(factor * value, axis=[row, column])
 
-    tiles = te.compute((n, blocks, tile_rows, tile_columns, tile, tile, lanes), element, name=IMAGE)
-    return te.compute(
-        (n, blocks, height, width, lanes),
-        lambda i, o, y, z, lane: tiles[i, o, y // tile, z // tile, y % tile, z % tile, lane],
-        name="crop",
-    )
+    shape = (n, blocks, depth, rows, columns, tile, tile, lanes)
+    tiles = te.compute(shape, element, name=IMAGE)
 
+    def cropped(i: Any, o: Any, *point: Any) -> Any:
+        *d, y, z, lane = point
+        return tiles(i, o, *(d or [0]), y // tile, z // tile, y % tile, z % tile, lane)
 
-def count_tiles(shape: Sequence[Any], tile: int, padding: Sequence[int]) -> tuple[int, int]:
-    """Return the rows and columns of tiles in the result of a convolution of blocked data."""
-    height, width = int(shape[2]), int(shape[3])
-    top, left, bottom, right = padding
-    rows, columns = height + top + bottom - _KERNEL + 1, width + left + right - _KERNEL + 1
-    return -(-rows // tile), -(-columns // tile)
+    result = (n, blocks, *([depth] if is_volume else []), *size, lanes)
+    return te.compute(result, cropped, name="crop")
 
 
 def _entry(matrix: np.ndarray[Any, Any], i: Any, j: Any) -> Any:

@@ -38,17 +38,17 @@ class _Blocks(NamedTuple):
     @property
     def tile(self) -> int:
         """The size of a tile of the result."""
-        return self.image.spatial_extents[4]
+        return self.image.spatial_extents[5]
 
     @property
     def tile_rows(self) -> int:
-        """The rows of tiles of one image."""
-        return self.image.spatial_extents[2]
+        """The rows of tiles of one slice."""
+        return self.image.spatial_extents[3]
 
     @property
     def tile_columns(self) -> int:
-        """The columns of tiles of one image."""
-        return self.image.spatial_extents[3]
+        """The columns of tiles of one slice."""
+        return self.image.spatial_extents[4]
 
 
 class _Split(NamedTuple):
@@ -86,7 +86,7 @@ def _find_blocks(schedule: Schedule) -> _Blocks | None:
     first = ["pad", winograd.DATA, winograd.PRODUCT, winograd.IMAGE]
     if names[:4] != first or len(blocks) < 5 or any(block.is_reduction for block in blocks[4:]):
         return None
-    if len(blocks[-1].spatial_extents) != 5:
+    if len(blocks[-1].spatial_extents) not in (5, 6):
         return None
     for block in blocks[4:-1]:
         schedule.compute_inline(block.handle)
@@ -101,12 +101,15 @@ def _list_splits(blocks: _Blocks, cpu: CpuModel) -> list[_Split]:
         blocks.product.spatial_extents[2],
         math.prod(blocks.product.reduction_extents),
     )
-    lanes = blocks.product.spatial_extents[4]
+    depth, lanes = blocks.product.spatial_extents[4], blocks.product.spatial_extents[6]
+    taps = blocks.product.reduction_extents[0]
+    slices = blocks.data.spatial_extents[4]
     weight_bytes = elements * inner * out_blocks * lanes * _FLOAT_BYTES
     in_strips = weight_bytes <= cpu.l2_bytes * 3 // 4
     splits = []
     for vectors in _list_divisors(out_blocks):
-        tile_bytes = elements * (inner + vectors * lanes) * _FLOAT_BYTES
+        channels = slices * inner // taps + depth * vectors * lanes
+        tile_bytes = elements * channels * _FLOAT_BYTES
         rows = _choose_rows(blocks, tile_bytes, in_strips, cpu)
         for points in _list_divisors(rows * blocks.tile_columns):
             if vectors * points + vectors + 1 <= cpu.registers:
@@ -137,7 +140,8 @@ def _choose_rows(blocks: _Blocks, tile_bytes: int, in_strips: bool, cpu: CpuMode
             and images * blocks.tile_rows // count >= parts
         ]
         return max(small, default=1)
-    enough = [count for count in rows if count * blocks.tile_columns >= _MIN_TILES]
+    row_tiles = blocks.image.spatial_extents[2] * blocks.tile_columns
+    enough = [count for count in rows if count * row_tiles >= _MIN_TILES]
     return min(enough, default=blocks.tile_rows)
 
 
@@ -153,12 +157,12 @@ def _estimate_cost(split: _Split, out_blocks: int, cpu: CpuModel) -> tuple[float
 
 
 def _apply(schedule: Schedule, blocks: _Blocks, split: _Split, cpu: CpuModel) -> None:
-    image, out, y, z, lane = schedule.get_loops(blocks.final.handle)
+    image, out, *depth, y, z, lane = schedule.get_loops(blocks.final.handle)
     strip, row = schedule.split(y, [None, split.rows * blocks.tile])
     tile_row, p = schedule.split(row, [split.rows, blocks.tile])
     tile_column, q = schedule.split(z, [None, blocks.tile])
     group, block = schedule.split(out, [None, split.vectors])
-    schedule.reorder(image, strip, group, block, tile_row, tile_column, p, q, lane)
+    schedule.reorder(image, strip, group, block, *depth, tile_row, tile_column, p, q, lane)
     around = schedule.fuse(image, strip)
     parallel = around if split.in_strips else group
     if cpu.cores > 1:
@@ -189,23 +193,24 @@ def _schedule_image(schedule: Schedule, block: Block, tile: Any) -> None:
 
 def _schedule_product(schedule: Schedule, block: Block, split: _Split) -> None:
     """Hold the sums of some vectors of channels and some tiles in registers."""
-    *_, i, j, out, tile, lane, channel_block, channel = schedule.get_loops(block.handle)
+    *_, i, j, out, image, depth, tile, lane, tap, chunk, channel = schedule.get_loops(block.handle)
     vectors, vector = schedule.split(out, [None, split.vectors])
     points, point = schedule.split(tile, [None, split.points])
-    schedule.reorder(i, j, vectors, points, channel_block, channel, vector, point, lane)
+    outer = (i, j, vectors, image, depth, points)
+    schedule.reorder(*outer, tap, chunk, channel, vector, point, lane)
     store = schedule.cache_write(block.handle, 0, "local")
     schedule.reverse_compute_at(store, points)
     for loop in (vector, point, *schedule.get_loops(store)[-3:-1]):
         schedule.unroll(loop)
     for loop in (lane, schedule.get_loops(store)[-1]):
         schedule.vectorize(loop)
-    schedule.decompose_reduction(block.handle, channel_block)
+    schedule.decompose_reduction(block.handle, tap)
 
 
 def _schedule_data(schedule: Schedule, block: Block, is_parallel: bool) -> Any:
     """Transform the data of a tile in registers; return the loop over blocks of channels, which may be parallel."""
-    *_, i, j, channel, tile, lane, row, column = schedule.get_loops(block.handle)
-    schedule.reorder(channel, tile, i, j, row, column, lane)
+    *_, i, j, channel, image, depth, tile, lane, row, column = schedule.get_loops(block.handle)
+    schedule.reorder(channel, image, depth, tile, i, j, row, column, lane)
     store = schedule.cache_write(block.handle, 0, "local")
     schedule.reverse_compute_at(store, tile)
     if is_parallel:

@@ -74,6 +74,25 @@ def test_winograd_convolutions_compute_what_direct_ones_do(
 
 
 @pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(
+    ("shape", "out", "kernel", "options"),
+    [
+        ((1, 16, 4, 8, 8), 32, (3, 3, 3), {"padding": 1}),
+        ((2, 20, 5, 7, 6), 17, (1, 3, 3), {"padding": [0, 1, 0, 1, 1, 1]}),
+        ((2, 16, 7, 5, 9), 24, (3, 3, 3), {"padding": [2, 0, 1, 1, 0, 1], "strides": (2, 1, 1)}),
+        ((1, 16, 9, 6, 6), 16, (2, 3, 3), {"padding": 1, "dilation": (3, 1, 1)}),
+    ],
+)
+def test_volumes_are_transformed_slice_by_slice(
+    shape: tuple[int, ...], out: int, kernel: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    """The depth may have any kernel, stride, dilation and padding."""
+    mod = model(convolution(out, kernel, **options), relu, shape=shape)
+    assert any("winograd_conv3d" in name for name in kernels_of(mod, host_level(), FAST))
+    check(mod, 2, host_level())
+
+
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("mcpu", LEVELS_HERE)
 def test_every_level_schedules_winograd_convolutions(mcpu: str) -> None:
     """One kernel transforms, multiplies, transforms back and computes the epilogue."""

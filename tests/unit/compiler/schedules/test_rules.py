@@ -211,24 +211,25 @@ def test_winograd_convolutions_of_any_size(
     target = level(mcpu)
     lanes, (inner, out) = choose_lanes(target), blocks
     top, left, bottom, right = padding
-    shape = (images, height + top + bottom - 2, width + left + right - 2)
+    shape = (images, 1, height + top + bottom - 2, width + left + right - 2)
+    geometry = winograd.Geometry(tile, shape, (0, top, left))
     x = te.placeholder((images, inner, height, width, lanes), name="x")
-    w = te.placeholder((tile + 2, tile + 2, out, inner, lanes, lanes), name="w")
-    mod = kernel(x, w, winograd.conv(x, w, tile, padding, shape))
+    w = te.placeholder((tile + 2, tile + 2, out, 1, inner, lanes, lanes), name="w")
+    mod = kernel(x, w, winograd.conv(x, w, geometry))
     transforms = [matrix.astype(np.float32) for matrix in winograd.TRANSFORMS[tile]]
 
     def reference(x: Array, w: Array) -> Array:
         """Transform each window of the padded data, and multiply it with the transformed weights."""
-        rows, columns = (-(-extent // tile) for extent in shape[1:])
+        rows, columns = (-(-extent // tile) for extent in shape[2:])
         padded = np.zeros((images, inner, rows * tile + 2, columns * tile + 2, lanes), np.float32)
         inside = padded[:, :, top : top + height, left : left + width]
         inside[:] = x[:, :, : inside.shape[2], : inside.shape[3]]
         tiles = sliding_windows(padded, tile + 2)[:, :, ::tile, ::tile]
         data = np.einsum("ir,ncyxlrs,js->ncyxlij", transforms[0], tiles, transforms[0])
-        product = np.einsum("ncyxlij,ijoclm->noyxmij", data, w)
+        product = np.einsum("ncyxlij,ijoclm->noyxmij", data, w[:, :, :, 0])
         image = np.einsum("pi,noyxmij,qj->noypxqm", transforms[2], product, transforms[2])
         image = image.reshape(images, out, rows * tile, columns * tile, lanes)
-        result: Array = image[:, :, : shape[1], : shape[2]]
+        result: Array = image[:, :, : shape[2], : shape[3]]
         return result
 
     check(mod, "winograd", target, reference)

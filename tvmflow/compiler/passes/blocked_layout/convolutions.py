@@ -11,6 +11,7 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.operators import blocked, winograd
 from tvmflow.compiler.operators.blocked import Groups
+from tvmflow.compiler.operators.winograd import Geometry
 from tvmflow.compiler.passes.blocked_layout import integer_convolutions, taps
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.blocked_layout.taps import Image, Window
@@ -50,8 +51,9 @@ def rewrite_conv(
         quantized = quantized._replace(integers=x)
         return integer_convolutions.emit(rewriter, quantized, kernel, packed, window, reads, name)
     x, lanes = block_data(rewriter, data)
-    if lanes > 1 and _is_winograd(rewriter, call, kernel, window):
-        return _emit_winograd(rewriter, call, x, kernel, window)
+    geometry = _find_winograd(rewriter, call, kernel, window) if lanes > 1 else None
+    if geometry is not None:
+        return _emit_winograd(rewriter, name, x, kernel, geometry)
     reads = Groups(inputs // groups, outputs // groups, lanes, rewriter.block, groups)
     weights = rewriter.cast(pack_kernel(rewriter, kernel, reads), dtype)
     if taps.are_profitable(image, ir.known_shape(kernel)[2:], window):
@@ -136,37 +138,42 @@ def _repeat(rewriter: LayoutRewriter, x: Any, channels: int, times: int) -> Any:
     )
 
 
-def _is_winograd(rewriter: LayoutRewriter, call: relax.Call, kernel: Any, window: Window) -> bool:
-    """Return whether a convolution has the kernel of the transforms, and they are profitable."""
+def _find_winograd(
+    rewriter: LayoutRewriter, call: relax.Call, kernel: Any, window: Window
+) -> Geometry | None:
+    """Return the sizes of a Winograd convolution; None where it is not possible or not profitable."""
     tile = rewriter.context.options.winograd
     out, inner, *edges = ir.known_shape(kernel)
     n, _, *size = ir.known_shape(call)
-    is_supported_window = (edges, window.strides, window.dilation) == ([3, 3], [1, 1], [1, 1])
     if (
         not tile
-        or not is_supported_window
+        or edges[-2:] != [3, 3]
+        or not window.strides[-2:] == window.dilation[-2:] == [1, 1]
         or int(call.attrs.groups) != 1
         or min(window.padding) < 0
     ):
-        return False
-    is_profitable = winograd.is_profitable(tile, out, inner, (n, *size), rewriter.block)
+        return None
+    depth, height, width = [1, *size][-3:]
+    front, top, left = [0, *window.padding[: len(size)]][-3:]
+    down = [[1, *values][-3] for values in (edges, window.strides, window.dilation)]
+    geometry = Geometry(tile, (n, depth, height, width), (front, top, left), *down)
+    is_profitable = winograd.is_profitable(geometry, out, inner, rewriter.block)
     _log.debug("%d to %d channels of %s: use Winograd: %s", inner, out, size, is_profitable)
-    return is_profitable
+    return geometry if is_profitable else None
 
 
 def _emit_winograd(
-    rewriter: LayoutRewriter, call: relax.Call, x: Any, kernel: Any, window: Window
+    rewriter: LayoutRewriter, name: str, x: Any, kernel: Any, geometry: Geometry
 ) -> Any:
-    n, _, *result_size = ir.known_shape(call)
-    block, tile = rewriter.block, rewriter.context.options.winograd
+    block, edge = rewriter.block, geometry.edge
     kernel = rewriter.pad_to_multiples(kernel, [block, block])
     o, i = ir.known_shape(kernel)[:2]
-    matrix = winograd.TRANSFORMS[tile].weights.astype("float32")
-    size = len(matrix)
+    matrix = winograd.TRANSFORMS[geometry.tile].weights.astype("float32")
     left = rewriter.emit(relax.op.matmul(relax.const(matrix), kernel))
     both = rewriter.emit(relax.op.matmul(left, relax.const(matrix.T.copy())))
-    split = [o // block, block, i // block, block, size, size]
-    weights = rewriter.rearrange(both, split, [4, 5, 0, 2, 3, 1])
+    split = [o // block, block, i // block, block, geometry.taps, edge, edge]
+    weights = rewriter.rearrange(both, split, [5, 6, 0, 4, 2, 3, 1])
     weights = rewriter.cast(weights, rewriter.context.weight_dtype)
-    arguments = (x, weights, tile, window.padding, (n, *result_size))
-    return rewriter.kernel(winograd.conv, "winograd_conv2d_NCHWc", *arguments)
+    return rewriter.kernel(
+        lambda x, w: winograd.conv(x, w, geometry), f"winograd_{name}", x, weights
+    )
