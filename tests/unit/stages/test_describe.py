@@ -22,6 +22,7 @@ from tvmflow.stages._latency import make_latency
 from tvmflow.stages._verdict import OutputComparison, Verdict
 from tvmflow.tuning.finalists import FinalistTimes
 from tvmflow.tuning.library_comparison import LibraryTimes
+from tvmflow.tuning.tuning_job import WorkloadResult
 
 COMPARISON: OutputComparison = {
     "passed": True,
@@ -209,6 +210,45 @@ def test_facts_of_a_choice_cover_kernels_that_have_a_schedule() -> None:
     assert facts["coverage"] == pytest.approx(16 / 18, abs=1e-4)
     assert facts["speedup"] == pytest.approx(18 / 6)
     assert [kernel["untuned_us"] for kernel in facts["kernels"]] == [8.0, 1.0]
+
+
+def test_the_gain_that_was_found_is_told_against_the_possible_one() -> None:
+    """With the workloads that have nothing to gain, and why the search ended before its budget."""
+    near = tune._make_workload_facts(
+        WorkloadResult("k", "conv", 2, 1e6, 0, 0, 0, None, 0.0, False, "", 0.0, 1e-3)._replace(
+            least_s=0.98e-3, at_roofline=True
+        )
+    )
+    far = tune._make_workload_facts(
+        WorkloadResult("l", "pool", 1, 1e6, 9, 9, 0, 0.9e-3, 0.0, False, "", 240.0, 1e-3)._replace(
+            least_s=0.5e-3
+        )
+    )
+    facts = {
+        "workloads": [far, near],
+        "measured": 9,
+        "seconds": 240.0,
+        "gain": {"found": 1.02, "possible": 1.05},
+    }
+    assert tune._describe_gain(facts) == [
+        "4 min 00 s bought a speedup of 1.02 of at most 1.05 "
+        "(its kernels alone, against the roofline of this machine)",
+        "1 of 2 workloads reaches 95% of the roofline and is not tuned further",
+    ]
+    assert tune._describe_gain({"workloads": []}) == []
+    assert tune.explain(facts) == [
+        "workloads against the roofline of this machine",
+        "  conv: 0 trials, 1 ms a call, 98% of its roofline",
+        "  pool: 9 trials, 900 µs a call, 56% of its roofline",
+    ]
+
+
+def test_the_possible_gain_is_that_of_all_kernels_at_the_roofline() -> None:
+    """A kernel that is faster than its estimate has nothing to gain; without all times there is no figure."""
+    row = WorkloadResult("k", "conv", 2, 1e6, 9, 9, 0, 0.5e-3, 0.0, False, "", 1.0, 1e-3)
+    rows = [row._replace(least_s=0.4e-3), row._replace(calls=1, least_s=0.8e-3)]
+    assert tune._make_gain(rows) == {"found": 2.0, "possible": round(3.0 / 1.3, 4)}
+    assert tune._make_gain([row]) == {} == tune._make_gain([])
 
 
 def judge_two() -> dict[str, _finalists.Judgement]:
