@@ -218,14 +218,13 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
 
 
 def _describe_gain(facts: Facts) -> list[str]:
-    """Return the gain that was found against the possible one, and what is at the roofline."""
+    """Return the gain of the kernels alone against the possible one, and what is at the roofline."""
     # A result of an earlier version does not say it.
     gain, lines = facts.get("gain"), []
     if gain:
-        took = f"{duration_text(facts['seconds'])} bought" if facts["measured"] else "tuning bought"
         lines.append(
-            f"{took} a speedup of {gain['found']:.3g} of at most {gain['possible']:.3g} "
-            "(its kernels alone, against the roofline of this machine)"
+            f"the best trials alone have a speedup of {gain['found']:.3g}; "
+            f"the roofline of this machine allows {gain['possible']:.3g}"
         )
     workloads = facts.get("workloads", ())
     done = [workload for workload in workloads if workload.get("at_roofline")]

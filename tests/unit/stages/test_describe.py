@@ -56,6 +56,11 @@ def test_kernels_are_counted_by_schedule_rule() -> None:
         "kernels": 1,
         "schedule_rules": {"none": ["nms", "sort"], "winograd": ["conv"]},
     }
+    generic = {"kernels": 1, "schedule_rules": {"generic_loops": ["gather"]}}
+    assert build.describe(generic, {}) == [
+        "1 kernel: 1 with generic loops",
+        "no rule fits, so with generic loops: gather",
+    ]
     assert build.describe(facts, {}) == [
         "1 kernel: 1 with Winograd transforms",
         "WITHOUT A SCHEDULE, so slow: nms, sort",
@@ -231,8 +236,7 @@ def test_the_gain_that_was_found_is_told_against_the_possible_one() -> None:
         "gain": {"found": 1.02, "possible": 1.05},
     }
     assert tune._describe_gain(facts) == [
-        "4 min 00 s bought a speedup of 1.02 of at most 1.05 "
-        "(its kernels alone, against the roofline of this machine)",
+        "the best trials alone have a speedup of 1.02; the roofline of this machine allows 1.05",
         "1 of 2 workloads reaches 95% of the roofline and is not tuned further",
     ]
     assert tune._describe_gain({"workloads": []}) == []
@@ -300,6 +304,28 @@ def test_a_library_that_cannot_be_compared_keeps_what_won_alone() -> None:
         "the tuned library was not compared with the untuned one: it crashed"
     ]
     assert _library_choice.describe(_library_choice.make_facts(judgements, None)) == []
+
+
+def test_the_time_of_a_tuning_is_told_with_what_it_bought() -> None:
+    """The speedup of the whole library, of at most that at the roofline; nothing where that is not known."""
+    tuned = {
+        "measured": 9,
+        "seconds": 240.0,
+        "workloads": [{"name": "conv", "roofline_us": 2.0}, {"name": "dense", "roofline_us": 4.0}],
+    }
+    kernels = [
+        {"name": "conv", "calls": 1, "untuned_us": 8.0, "tuned_us": 4.0},
+        {"name": "dense", "calls": 2, "untuned_us": 4.0, "tuned_us": None},
+    ]
+    facts = {"kernels": kernels, "untuned_us": 16.0, "speedup": 1.33}
+    library = {"overruled": {}, "pairs": 8, "speedup": 1.25}
+    assert _library_choice.describe_speedup({**facts, "library": library}, tuned) == [
+        "4 min 00 s of tuning bought a speedup of 1.25 of at most 1.6 by the roofline"
+    ]
+    slower = {**library, "overruled": {_library_choice.LIBRARY_SLOWER: ["conv"]}}
+    [line] = _library_choice.describe_speedup({**facts, "library": slower}, tuned)
+    assert "bought a speedup of 1 of at most 1.6" in line
+    assert _library_choice.describe_speedup(facts, {}) == []
 
 
 def test_the_vector_width_is_told_where_it_is_not_the_widest() -> None:
