@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tvm
 
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS, CpuModel
 from tvmflow.compiler.options import LoweringOptions
 
 
@@ -30,6 +30,12 @@ class LoweringContext:
         return self.cpu.lanes if self.cpu is not None else 1
 
     @property
+    def dot_dtype(self) -> str | None:
+        """The dtype of data that dot product instructions take with vectors of `lanes`; None without them."""
+        dtype = self.cpu.dot_dtype if self.cpu is not None else None
+        return dtype if (dtype, self.lanes) in DOT_INSTRUCTIONS else None
+
+    @property
     def weight_dtype(self) -> str:
         """The dtype in which the library stores packed float weights."""
         return "float16" if self.options.precision == "mixed" else "float32"
@@ -42,6 +48,10 @@ class LoweringContext:
         """Return whether kernels are optimized for a CPU."""
         return self.cpu is not None
 
+    def has_dot_products(self) -> bool:
+        """Return whether a CPU multiplies and adds integers of 8 bits in one instruction."""
+        return self.dot_dtype is not None
+
     def has_blocked_layout(self) -> bool:
         """Return whether convolutions on a CPU use blocked layouts."""
         return self.has_cpu_model() and self.options.layout == "blocked"
@@ -51,7 +61,7 @@ class LoweringContext:
         return self.has_cpu_model() and self.options.weights == "packed"
 
     def has_vector_math(self) -> bool:
-        """Return whether a CPU computes exp, sigmoid, tanh and erf in vectors."""
+        """Return whether a CPU computes exp, log, sigmoid, tanh and erf in vectors."""
         return self.has_cpu_model() and self.options.math == "vector"
 
     def has_mixed_data(self) -> bool:

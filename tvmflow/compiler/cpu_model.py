@@ -31,6 +31,23 @@ def _full_vector_cost(cpu: str, features: set[str]) -> float:
     return _LOW_CLOCK_COST if "prefer-256-bit" in features else 1.0
 
 
+DOT_INSTRUCTIONS: Final[Mapping[tuple[str, int], str]] = {
+    ("uint8", 16): "llvm.x86.avx512.vpdpbusd.512",
+    ("uint8", 8): "llvm.x86.avx512.vpdpbusd.256",
+    ("uint8", 4): "llvm.x86.avx512.vpdpbusd.128",
+    ("int8", 4): "llvm.aarch64.neon.sdot.v4i32.v16i8",
+}
+"""The dtype of data and the number of sums -> LLVM's intrinsic that adds four products of data and int8 weights to each sum."""
+
+
+def _find_dot_dtype(arch: str, features: set[str]) -> str | None:
+    """Return the dtype of data that dot product instructions multiply with int8 weights; None without them."""
+    if arch == "x86_64" and features & {"avx512vnni", "avxvnni"}:
+        # AVX-512 VNNI without VL has no instructions for vectors of 256 bits.
+        return "uint8" if features & {"avx512vl", "avxvnni"} else None
+    return "int8" if arch in ("aarch64", "arm64") and "dotprod" in features else None
+
+
 class CpuModel(NamedTuple):
     """A CPU as schedule rules see it.
 
@@ -41,6 +58,7 @@ class CpuModel(NamedTuple):
         cores: The number of cores that the work is divided for.
         has_broadcast_loads: True if a multiplication can read one number from memory for all lanes.
         full_vector_cost: The time of an operation on whole vectors, relative to one on half of their lanes.
+        dot_dtype: The dtype of data that dot product instructions multiply with int8 weights; None without them.
     """
 
     lanes: int
@@ -49,6 +67,7 @@ class CpuModel(NamedTuple):
     cores: int
     has_broadcast_loads: bool = False
     full_vector_cost: float = 1.0
+    dot_dtype: str | None = None
 
     @classmethod
     def from_target(cls, target: Mapping[str, Json]) -> CpuModel | None:
@@ -58,15 +77,17 @@ class CpuModel(NamedTuple):
             return None
         arch = str(target.get("mtriple", "")).partition("-")[0]
         features = {str(name) for name in codegen.llvm_get_cpu_features(tvm_target)}
+        dot_dtype = _find_dot_dtype(arch, features)
         if "avx512f" in features:
             cost = _full_vector_cost(str(target.get("mcpu", "")), features)
-            return cls(16, 32, 1 << 20, _CORES, has_broadcast_loads=True, full_vector_cost=cost)
+            wide = cls(16, 32, 1 << 20, _CORES, has_broadcast_loads=True, full_vector_cost=cost)
+            return wide._replace(dot_dtype=dot_dtype)
         if "avx2" in features or "avx" in features:
-            return cls(8, 16, 1 << 19, _CORES)
+            return cls(8, 16, 1 << 19, _CORES, dot_dtype=dot_dtype)
         if arch in ("x86_64", "i686"):
             return cls(4, 16, 1 << 18, _CORES)
         if arch in ("aarch64", "arm64"):
-            return cls(4, 32, 1 << 19, _CORES)
+            return cls(4, 32, 1 << 19, _CORES, dot_dtype=dot_dtype)
         if arch.startswith("arm") and "neon" in features:
             return cls(4, 16, 1 << 18, _CORES)
         # Every RISC-V CPU with the vector extension has vectors of at least 128 bits (Zvl128b).

@@ -20,9 +20,12 @@ from tvmflow.compiler.ir_dump import IRDump
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
 from tvmflow.compiler.passes.constant_evaluation import evaluate_constants
 from tvmflow.compiler.passes.fold_norms import fold_norms
-from tvmflow.compiler.passes.lift_weights import lift_weights, split_inference
+from tvmflow.compiler.passes.fuse_attention import fuse_attention
+from tvmflow.compiler.passes.lift_weights import hoist_weights, lift_weights, split_inference
+from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
+from tvmflow.compiler.passes.resize import convert_resize
 from tvmflow.compiler.passes.vector_math import vectorize_math
 
 _log = logging.getLogger(__name__)
@@ -58,7 +61,9 @@ GRAPH_PHASES: Final[Phases] = {
     ),
     "layouts": (
         _pass("fold_weight_dequantize", fold_weight_dequantize, LoweringContext.has_cpu_model),
+        LoweringPass("fuse_attention", fuse_attention, LoweringContext.has_cpu_model),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
+        _pass("resize", convert_resize, LoweringContext.has_cpu_model),
         LoweringPass("pack_matmuls", pack_matmuls, LoweringContext.has_packed_weights),
     ),
     "precision": (
@@ -70,7 +75,12 @@ GRAPH_PHASES: Final[Phases] = {
             "mixed_precision", relax.transform.ToMixedPrecision(), LoweringContext.has_mixed_data
         ),
     ),
-    "weights": (_pass("lift_weights", lift_weights),),
+    "weights": (
+        _pass("hoist_weights", hoist_weights),
+        # A model with an If has no dataflow blocks yet, which the passes from here on work on.
+        _pass("convert_to_dataflow", relax.transform.ConvertToDataflow(min_size=1)),
+        _pass("lift_weights", lift_weights),
+    ),
 }
 """The passes over the graph; afterwards the module has a function that computes the weights."""
 
@@ -87,6 +97,7 @@ KERNEL_PHASES: Final[Phases] = {
     "fuse": (
         _pass("annotate_op_patterns", relax.transform.AnnotateTIROpPattern()),
         _pass("fold_constants", relax.transform.FoldConstant()),
+        _pass("outline_branches", outline_branches),
         _pass("fuse_ops", relax.transform.FuseOps()),
         _pass("fuse_tir", relax.transform.FuseTIR()),
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),

@@ -124,20 +124,20 @@ def conv(x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Sizes, groups
         The result (n, o/b, …, b of o).
     """
     rank = len(strides)
-    x = _pad(x, padding)
+    x = pad(x, padding)
     blocks, width, *kernel = (int(extent) for extent in w.shape[: rank + 2])
     channel = te.reduce_axis((0, width), "ic")
-    taps = _tap_axes(kernel)
+    taps = tap_axes(kernel)
     lane = [te.reduce_axis((0, int(n)), "ib") for n in x.shape[rank + 2 :]]
 
     def element(n: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
         source = groups.first_block(o) + channel
-        value = x(n, source, *_window(pixel, taps, strides, dilation), *lane)
+        value = x(n, source, *read_window(pixel, taps, strides, dilation), *lane)
         weight = w(o, channel, *taps, *lane, inner).astype(x.dtype)
         return te.sum(value * weight, axis=[channel, *taps, *lane])
 
-    shape = _conv_shape(x, kernel, strides, dilation, blocks, int(w.shape[-1]))
+    shape = convolution_shape(x, kernel, strides, dilation, blocks, int(w.shape[-1]))
     return te.compute(shape, element, name=f"conv{rank}d")
 
 
@@ -154,19 +154,19 @@ def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Siz
     Returns:
         The result (n, m·c/b, …, b).
     """
-    x = _pad(x, padding)
+    x = pad(x, padding)
     blocks, *kernel, block = (int(extent) for extent in w.shape)
     multiplier = blocks // int(x.shape[1])
-    taps = _tap_axes(kernel)
+    taps = tap_axes(kernel)
 
     def element(n: Any, c: Any, *position: Any) -> Any:
         *pixel, inner = position
         source = c if multiplier == 1 else c // multiplier
         weight = w(c, *taps, inner).astype(x.dtype)
-        value = x(n, source, *_window(pixel, taps, strides, dilation), inner)
+        value = x(n, source, *read_window(pixel, taps, strides, dilation), inner)
         return te.sum(value * weight, axis=taps)
 
-    shape = _conv_shape(x, kernel, strides, dilation, blocks, block)
+    shape = convolution_shape(x, kernel, strides, dilation, blocks, block)
     return te.compute(shape, element, name=f"depthwise_conv{len(strides)}d")
 
 
@@ -200,18 +200,30 @@ def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
     )
 
 
-def dense(x: Any, w: Any, columns: int) -> Any:
-    """Return the product (…, columns) of a matrix (…, k) and packed weights (⌈columns/b⌉, k, b)."""
-    *outer, depth = (int(extent) for extent in x.shape)
-    block = int(w.shape[2])
+def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
+    """Return the product (…, rows, columns) of a matrix (…, rows, k) and packed weights (⌈columns/b⌉, k, b).
+
+    Args:
+        x: The matrix.
+        w: The packed weights.
+        columns: The columns of the result.
+        padded_rows: How many rows are computed, the last one again where there are more; None for those of the matrix.
+    """
+    *outer, rows, depth = (int(extent) for extent in x.shape)
+    blocks, _, block = (int(extent) for extent in w.shape)
+    padded_rows = padded_rows or rows
     k = te.reduce_axis((0, depth), "k")
 
     def element(*index: Any) -> Any:
-        *row, column = index
+        *batch, row, column = index
+        existing = row if padded_rows == rows else tirx.min(row, rows - 1)
         weight = w[column // block, k, column % block].astype(x.dtype)
-        return te.sum(x(*row, k) * weight, axis=[k])
+        return te.sum(x(*batch, existing, k) * weight, axis=[k])
 
-    return te.compute((*outer, columns), element, name="dense")
+    product = te.compute((*outer, padded_rows, blocks * block), element, name="dense")
+    if (padded_rows, blocks * block) == (rows, columns):
+        return product
+    return te.compute((*outer, rows, columns), lambda *index: product(*index), name="unpadded")
 
 
 def fake_quantize(x: Any, scale: float, low: int, high: int) -> Any:
@@ -225,28 +237,30 @@ def fake_quantize(x: Any, scale: float, low: int, high: int) -> Any:
     return te.compute(x.shape, element, name="rounded", tag="elemwise")
 
 
-def _pad(x: Any, padding: Sizes) -> Any:
+def pad(x: Any, padding: Sizes, value: int = 0) -> Any:
+    """Return blocked or plain data with a number around each image."""
     if not any(padding):
         return x
     rank = len(padding) // 2
     rest = [0] * (len(x.shape) - 2 - rank)
     before, after = padding[:rank], padding[rank:]
-    return topi.nn.pad(x, [0, 0, *before, *rest], [0, 0, *after, *rest], name="pad")
+    number = tirx.const(value, x.dtype)
+    return topi.nn.pad(x, [0, 0, *before, *rest], [0, 0, *after, *rest], number, name="pad")
 
 
-def _tap_axes(kernel: Sizes) -> list[Any]:
+def tap_axes(kernel: Sizes) -> list[Any]:
     """Return the reduction axes over the taps of a kernel."""
     names = ("kd", "kh", "kw")[-len(kernel) :]
     return [te.reduce_axis((0, size), name) for size, name in zip(kernel, names, strict=True)]
 
 
-def _window(pixel: Any, taps: Any, strides: Sizes, dilation: Sizes) -> list[Any]:
+def read_window(pixel: Any, taps: Any, strides: Sizes, dilation: Sizes) -> list[Any]:
     """Return the pixel of the data that a tap reads for a pixel of the result."""
     axes = zip(pixel, taps, strides, dilation, strict=True)
     return [y * step + tap * spacing for y, tap, step, spacing in axes]
 
 
-def _conv_shape(
+def convolution_shape(
     x: Any, kernel: Sizes, strides: Sizes, dilation: Sizes, blocks: int, block: int
 ) -> tuple[int, ...]:
     """Return the shape of a convolution's result over data that are already padded."""

@@ -17,5 +17,6 @@ OPERATORS: Final = {
     "conv2d_transpose": "a transposed convolution over an image",
     "conv3d_transpose": "a transposed convolution over a volume",
     "matmul": "a matrix product with weights",
+    "attention": "softmax of the product of queries and keys, times values",
 }
 """The operators that have optimized kernels for CPUs, and that a recipe can keep as they are (`kernels.plain`)."""

@@ -9,16 +9,22 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.operators import blocked
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_straight_line
-from tvmflow.compiler.passes.quantization import integer_weight_dtype
+from tvmflow.compiler.operators import blocked, integer, tiles
+from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.quantization import (
+    find_integer_weights,
+    find_quantized_data,
+    integer_weight_dtype,
+    scale_sums,
+    to_dot_data,
+)
 
 
 def pack_matmuls(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Pack the weights (k, n) of matrix products as (⌈n/b⌉, k, b)."""
     if context.is_plain("matmul"):
         return mod
-    return rewrite_straight_line(mod, _MatmulPacker, context)
+    return rewrite_main(mod, _MatmulPacker, context)
 
 
 class _MatmulPacker(MainRewriter):
@@ -32,10 +38,35 @@ class _MatmulPacker(MainRewriter):
         rewritten = super().visit_call_(call)
         if ir.as_call(call, "relax.matmul") is None or not self._is_supported(call):
             return rewritten
+        product = self._multiply_integers(call)
+        if product is not None:
+            return product
         data, weights = rewritten.args
         dtype = integer_weight_dtype(self.flow, call.args[1]) or self._context.weight_dtype
         columns = ir.known_shape(weights)[1]
-        return self.kernel(blocked.dense, "dense_pack", data, self._pack(weights, dtype), columns)
+        sizes = columns, self._pad_rows(ir.known_shape(data)[-2], columns)
+        return self.kernel(blocked.dense, "dense_pack", data, self._pack(weights, dtype), *sizes)
+
+    def _multiply_integers(self, call: relax.Call) -> Any:
+        """Emit the product of quantized data and int8 weights, without the scale of the weights; None for others."""
+        data = find_quantized_data(self.flow, call.args[0])
+        source = find_integer_weights(self.flow, call.args[1])
+        dtype, depth = self._context.dot_dtype, ir.known_shape(call.args[1])[0]
+        if dtype is None or data is None or source is None or depth % integer.DOT:
+            return None
+        x, zero = to_dot_data(self, self.visit_expr(data.integers), data.zero_point, dtype)
+        weights = self.visit_expr(source.call.args[0])
+        if not source.is_transposed:
+            weights = self.emit(relax.op.permute_dims(weights))
+        block, columns = self._context.lanes, ir.known_shape(weights)[0]
+        weights = self.pad_to_multiples(weights, [block])
+        split = [-(-columns // block), block, depth // integer.DOT, integer.DOT]
+        packed = self.rearrange(weights, split, [0, 2, 1, 3])
+        sums = self.kernel(integer.dense, "quantized_dense_pack", x, packed)
+        result = scale_sums(self, sums, weights, [-1], data._replace(zero_point=zero))
+        if columns % block == 0:
+            return result
+        return self.emit(relax.op.strided_slice(result, [-1], [0], [columns]))
 
     def _is_supported(self, call: Any) -> bool:
         data, weights = call.args
@@ -46,6 +77,11 @@ class _MatmulPacker(MainRewriter):
             and self.flow.is_weight(weights)
             and not self.flow.is_weight(data)
         )
+
+    def _pad_rows(self, rows: int, columns: int) -> int:
+        """Return how many rows are computed, so that tiles divide them."""
+        cpu = self._context.cpu
+        return rows if cpu is None else tiles.pad_rows(rows, columns, cpu)
 
     def _pack(self, weights: Any, dtype: str) -> Any:
         block = self._context.lanes

@@ -10,11 +10,13 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.operators import blocked
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_straight_line
+from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 
 _CONV2D: Final = "relax.nn.conv2d"
 _MATMUL: Final = "relax.matmul"
 _WEIGHT_DTYPE: Final = "int8"
+# What dot product instructions multiply.
+_DOT_DTYPES: Final = ("int8", "uint8")
 # float32 represents each difference to a zero point of these dtypes exactly.
 _DATA_DTYPES: Final = ("int8", "uint8", "int16", "uint16")
 # The rank of an operator's weights.
@@ -23,7 +25,7 @@ _WEIGHT_RANKS: Final = {_CONV2D: 4, _MATMUL: 2}
 
 def fold_weight_dequantize(mod: tvm.IRModule) -> tvm.IRModule:
     """Rewrite convolutions and matrix products with weights s·w, w being int8, to products with w, multiplied by s."""
-    return rewrite_straight_line(mod, _WeightDequantizeFolder)
+    return rewrite_main(mod, _WeightDequantizeFolder)
 
 
 def fuse_requantize(mod: tvm.IRModule) -> tvm.IRModule:
@@ -31,14 +33,88 @@ def fuse_requantize(mod: tvm.IRModule) -> tvm.IRModule:
 
     The results are the same, except that a zero may be −0.
     """
-    return rewrite_straight_line(mod, _RequantizeFuser)
+    return rewrite_main(mod, _RequantizeFuser)
 
 
 def integer_weight_dtype(flow: ir.DataFlow, weights: Any) -> str:
     """Return the integer dtype from which weights were converted; empty for other weights."""
+    return "" if find_integer_weights(flow, weights) is None else _WEIGHT_DTYPE
+
+
+class QuantizedData(NamedTuple):
+    """Integers that were converted to data, data = scale · (integers − zero_point).
+
+    Attributes:
+        integers: The integers of 8 bits.
+        scale: The scale of the whole tensor.
+        zero_point: The integer that stands for 0.
+    """
+
+    integers: Any
+    scale: float
+    zero_point: int
+
+
+def find_quantized_data(flow: ir.DataFlow, data: Any) -> QuantizedData | None:
+    """Return the integers of 8 bits that were converted to data with one scale; None for other data."""
+    call = ir.as_call(flow.values.get(ir.resolve_alias(data, flow.values.get)), "relax.dequantize")
+    if call is None or not ir.is_float32(call):
+        return None
+    integers, *parameters = call.args
+    if ir.dtype_of(integers) not in _DOT_DTYPES or ir.shape_of(integers) is None:
+        return None
+    if not all(isinstance(parameter, tvm.ir.Constant) for parameter in parameters):
+        return None
+    scale, zero_point = (parameter.value.numpy() for parameter in parameters)
+    if scale.size > 1 or zero_point.size > 1:
+        return None
+    return QuantizedData(integers, float(scale.item()), int(zero_point.item()))
+
+
+def find_integer_weights(flow: ir.DataFlow, weights: Any) -> _WeightSource | None:
+    """Return the call that converted weights from int8; None for other weights."""
     source = _find_source("relax.astype", weights, flow)
-    dtype = ir.dtype_of(source.call.args[0]) if source is not None else ""
-    return dtype if dtype == _WEIGHT_DTYPE else ""
+    is_integer = source is not None and ir.dtype_of(source.call.args[0]) == _WEIGHT_DTYPE
+    return source if is_integer else None
+
+
+def to_dot_data(
+    rewriter: MainRewriter, data: Any, zero_point: int, dtype: str | None
+) -> tuple[Any, int]:
+    """Return data of 8 bits in the dtype that an instruction takes, and their zero point."""
+    if dtype is None or ir.dtype_of(data) == dtype:
+        return data, zero_point
+    shift = 128 if dtype == "uint8" else -128
+    wide = rewriter.emit(relax.op.astype(data, "int32"))
+    moved = rewriter.emit(relax.op.add(wide, relax.const(shift, "int32")))
+    return rewriter.emit(relax.op.astype(moved, dtype)), zero_point + shift
+
+
+def scale_sums(
+    rewriter: MainRewriter,
+    sums: Any,
+    weights: Any,
+    shape: list[int],
+    data: QuantizedData,
+) -> Any:
+    """Emit the float32 of sums of products of integers.
+
+    Args:
+        rewriter: The rewriter.
+        sums: Sums of data times weights.
+        weights: The weights, integers of which the first axis is that of the results.
+        shape: The shape of one number for each result, as it broadcasts over the sums.
+        data: The scale and zero point of the data.
+    """
+    if data.zero_point:
+        axes = list(range(1, len(ir.known_shape(weights))))
+        totals = rewriter.emit(relax.op.sum(rewriter.cast(weights, "int32"), axes))
+        offset = relax.op.multiply(totals, relax.const(data.zero_point, "int32"))
+        offset = rewriter.reshape(rewriter.emit(offset), shape)
+        sums = rewriter.emit(relax.op.subtract(sums, offset))
+    return rewriter.emit(
+        relax.op.multiply(rewriter.cast(sums, "float32"), relax.const(data.scale, "float32"))
+    )
 
 
 class _WeightSource(NamedTuple):

@@ -13,6 +13,7 @@ from tvm.s_tir import Schedule
 
 _ROOT: Final = "root"
 _SPATIAL: Final = 0
+_FAST_CALLS: Final = {"tirx.if_then_else", "tirx.likely", "tirx.fabs"}
 REDUCTION: Final = 2
 """TVM's `IterVar.iter_type` of an axis that is reduced."""
 
@@ -111,16 +112,38 @@ def _find_nodes(tree: Any, kind: type) -> list[Any]:
     return nodes
 
 
+def list_intermediate_buffers(schedule: Schedule) -> list[Any]:
+    """Return the buffers of a kernel that are not its parameters."""
+    return list(schedule.get(schedule.get_sblock(_ROOT)).alloc_buffers)
+
+
+def has_slow_operations(block: Block) -> bool:
+    """Return whether a block divides, or calls functions such as exp, which take as long as many sums."""
+    value = block.stmt.body.value
+    divisions = _find_nodes(value, tirx.Div)
+    calls = _find_nodes(value, tvm.ir.Call)
+    names = {str(getattr(call.op, "name", "")) for call in calls}
+    return bool(divisions or names - _FAST_CALLS)
+
+
 def list_loads(block: Block) -> list[Any]:
     """Return the loads of a block, except those of the buffer that it accumulates into."""
-    loads = _find_nodes(block.stmt.body.value, tvm.ir.TensorLoad)
+    loads = find_loads(block.stmt.body.value)
     return [load for load in loads if not load.source.same_as(block.output)]
+
+
+def find_loads(expr: Any) -> list[Any]:
+    """Return the loads in an expression."""
+    return _find_nodes(expr, tvm.ir.TensorLoad)
 
 
 def depends_on(load: Any, axis: Any) -> bool:
     """Return whether the address of a load depends on an axis."""
-    variables = [var for index in load.indices for var in _find_nodes(index, tvm.ir.Var)]
-    return any(var.same_as(axis) for var in variables)
+    return any(_uses(index, axis) for index in load.indices)
+
+
+def _uses(expr: Any, axis: Any) -> bool:
+    return any(var.same_as(axis) for var in _find_nodes(expr, tvm.ir.Var))
 
 
 def is_contiguous(block: Block, axis: Any) -> bool:
@@ -137,14 +160,34 @@ def element_stride(load: Any, axes: Sequence[Any], axis: Any) -> int | None:
     Returns:
         The stride in elements; None if it depends on data.
     """
-    offsets = []
-    index_map = tirx.IndexMap(list(axes), list(load.indices), None)
-    for value in (0, 1):
-        point = [tirx.IntImm("int64", value if other.same_as(axis) else 0) for other in axes]
-        offset = 0
-        for index, extent in zip(index_map.map_indices(point), load.source.shape, strict=True):
-            if not isinstance(index, tirx.IntImm):
+    return _distance(load, axes, axis, 1)
+
+
+def linear_stride(load: Any, axes: Sequence[Any], axis: Any, extent: int) -> int | None:
+    """Return the stride of a load along a whole axis; None if the stride changes or depends on data."""
+    steps = {1, extent // 2, extent - 1} - {0}
+    strides = set()
+    for step in steps:
+        distance = _distance(load, axes, axis, step)
+        strides.add(None if distance is None or distance % step else distance // step)
+    return strides.pop() if len(strides) == 1 else None if strides else 0
+
+
+def _distance(load: Any, axes: Sequence[Any], axis: Any, step: int) -> int | None:
+    """Return by how many elements a load moves when `axis` goes from 0 to `step` and all other axes are 0."""
+    distance = 0
+    for index, extent in zip(load.indices, load.source.shape, strict=True):
+        distance *= int(extent)
+        # An index that does not depend on the axis may depend on data.
+        if _uses(index, axis):
+            index_map = tirx.IndexMap(list(axes), [index], None)
+            ends = [
+                index_map.map_indices(
+                    [tirx.IntImm("int64", value if other.same_as(axis) else 0) for other in axes]
+                )[0]
+                for value in (0, step)
+            ]
+            if not all(isinstance(end, tirx.IntImm) for end in ends):
                 return None
-            offset = offset * int(extent) + int(index)
-        offsets.append(offset)
-    return offsets[1] - offsets[0]
+            distance += int(ends[1]) - int(ends[0])
+    return distance

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.schedules.blocks import Block, analyze_blocks, is_contiguous
+from tvmflow.compiler.schedules.blocks import (
+    Block,
+    analyze_blocks,
+    depends_on,
+    element_stride,
+    has_slow_operations,
+    is_contiguous,
+    linear_stride,
+    list_intermediate_buffers,
+    list_loads,
+)
 
 MIN_PARALLEL_ELEMENTS: Final = 1 << 15
 """Fewer elements are not worth handing to another core."""
 
 # A vector of fewer lanes is not worth its instructions.
 _MIN_LANES: Final = 4
+# With so many parts of the work a core, an uneven rest costs little.
+_PARTS_PER_CORE: Final = 16
+# The first-level cache holds the lines of so many rows of a transposed tile; a line holds so many numbers.
+_MAX_TILE_ROWS: Final = 64
+_LINE: Final = 16
 
 
 def apply(schedule: Schedule, cpu: CpuModel) -> bool:
@@ -22,27 +38,70 @@ def apply(schedule: Schedule, cpu: CpuModel) -> bool:
     blocks = analyze_blocks(schedule)
     if not blocks or any(block.is_reduction for block in blocks):
         return False
-    for block in blocks[:-1]:
+    for block in _find_inlined(blocks, list_intermediate_buffers(schedule)):
         schedule.compute_inline(block.handle)
-    (final,) = analyze_blocks(schedule) or []
-    schedule_block(schedule, final, cpu)
+    for block in analyze_blocks(schedule) or []:
+        schedule_block(schedule, block, cpu)
     return True
 
 
+def _find_inlined(blocks: Sequence[Block], intermediate: Sequence[Any]) -> list[Block]:
+    """Return the blocks that are computed where they are read: not the results, and none with slow operations that would run more than once for an element.
+
+    Args:
+        blocks: The blocks of a kernel, in order.
+        intermediate: The buffers that are not parameters of the kernel.
+    """
+    inlined: list[Block] = []
+    slow: list[Block] = []
+    for block in blocks:
+        sources = [load.source for load in list_loads(block)]
+        reads_slow = any(other.output.same_as(source) for other in slow for source in sources)
+        is_slow = reads_slow or has_slow_operations(block)
+        is_result = not any(block.output.same_as(buffer) for buffer in intermediate)
+        if is_result or (is_slow and _count_reads(block, blocks) > block.work):
+            continue
+        inlined.append(block)
+        if is_slow:
+            slow.append(block)
+    return inlined
+
+
+def _count_reads(block: Block, blocks: Sequence[Block]) -> int:
+    """Return how many numbers all blocks together read of a block's output."""
+    return sum(
+        reader.work
+        for reader in blocks
+        for load in list_loads(reader)
+        if load.source.same_as(block.output)
+    )
+
+
 def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
-    """Parallelize a block's spatial loops, and vectorize the innermost one where all loads are contiguous."""
-    extent = block.spatial_extents[-1]
-    outer = list(schedule.get_loops(block.handle))[-len(block.spatial_extents) :]
-    lanes = math.gcd(extent, cpu.lanes)
-    is_wide = not block.is_reduction and lanes >= min(_MIN_LANES, cpu.lanes)
-    if is_wide and is_contiguous(block, block.spatial_axes[-1]):
-        vector = outer.pop()
-        if extent > lanes:
-            rest, vector = schedule.split(vector, [None, lanes])
-            outer.append(rest)
-        schedule.vectorize(vector)
-    if outer:
-        fuse_and_parallelize(schedule, outer, block.work >= MIN_PARALLEL_ELEMENTS, cpu)
+    """Parallelize a block's outer spatial loops, and vectorize the innermost one where all loads are contiguous."""
+    loops = list(schedule.get_loops(block.handle))[-len(block.spatial_extents) :]
+    is_worthwhile = block.work >= MIN_PARALLEL_ELEMENTS
+    if not block.is_reduction and is_contiguous(block, block.spatial_axes[-1]):
+        outer = _vectorize(schedule, block, loops, cpu)
+    elif not block.is_reduction:
+        outer = _tile_transposition(schedule, block, loops)
+    else:
+        outer = loops
+    parallelize(schedule, outer, is_worthwhile, cpu)
+
+
+def parallelize(schedule: Schedule, loops: list[Any], is_worthwhile: bool, cpu: CpuModel) -> None:
+    """Distribute as few of the outermost loops as make enough parts over the cores.
+
+    The indices of fused loops are quotients and remainders, so the other loops stay as they are.
+    """
+    if not loops or not is_worthwhile:
+        return
+    parts, count = 1, 0
+    while count < len(loops) and parts < _PARTS_PER_CORE * cpu.cores:
+        parts *= int(schedule.get(loops[count]).extent)
+        count += 1
+    fuse_and_parallelize(schedule, loops[:count], is_worthwhile, cpu)
 
 
 def fuse_and_parallelize(
@@ -53,3 +112,100 @@ def fuse_and_parallelize(
     if is_worthwhile and cpu.cores > 1:
         schedule.parallel(fused)
     return fused
+
+
+def _vectorize(schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel) -> list[Any]:
+    """Vectorize the innermost loop; return the loops around it.
+
+    Loops whose elements follow each other in all tensors are fused before.
+    """
+    count = _count_fused_axes(block, cpu.lanes)
+    outer = list(loops[:-count])
+    loop = schedule.fuse(*loops[-count:]) if count > 1 else loops[-1]
+    return [*outer, *vectorize_loop(schedule, loop, cpu)]
+
+
+def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> list[Any]:
+    """Vectorize a loop of any length; return the loop over whole vectors, if there is one.
+
+    What is left after the last whole vector is computed element by element.
+    """
+    extent = int(schedule.get(loop).extent)
+    if extent <= cpu.lanes:
+        schedule.vectorize(loop)
+        return []
+    vectors, vector = schedule.split(loop, [None, cpu.lanes])
+    schedule.vectorize(vector)
+    if extent % cpu.lanes:
+        peel_last_iteration(schedule, vectors)
+    return [vectors]
+
+
+def peel_last_iteration(schedule: Schedule, loop: Any) -> None:
+    """Have TVM move the last iteration, whose vector is not whole, behind the loop."""
+    schedule.annotate(loop, "pragma_loop_partition_hint", True)
+
+
+def _count_fused_axes(block: Block, lanes: int) -> int:
+    """Return how many of the innermost axes make a loop of whole vectors, or else the longest loop."""
+    axes, extents = block.spatial_axes, block.spatial_extents
+    count = 1
+    while math.prod(extents[-count:]) % lanes and count < len(extents):
+        if not _follow_each_other(block, axes[-count - 1], axes[-count], extents[-count - 1 :]):
+            break
+        count += 1
+    return count
+
+
+def _follow_each_other(block: Block, outer: Any, inner: Any, extents: Sequence[int]) -> bool:
+    """Return whether all loads move along two neighboring axes as along one axis."""
+    if extents[0] == 1:
+        return True
+    for load in list_loads(block):
+        first = linear_stride(load, block.axes, outer, extents[0])
+        second = linear_stride(load, block.axes, inner, extents[1])
+        if first is None or second is None or first != second * extents[1]:
+            return False
+    return True
+
+
+def _tile_transposition(schedule: Schedule, block: Block, loops: list[Any]) -> list[Any]:
+    """Compute a transposition in tiles whose lines stay in the cache; return the loops around them.
+
+    A tile spans the axis along which results are contiguous and the one along which data are.
+    The innermost loop is the one whose other side has the shorter stride: lines whose distance
+    is a large power of two would displace each other.
+    """
+    axes, extents = block.spatial_axes, block.spatial_extents
+    strides = {
+        load: element_stride(load, block.axes, axes[-1])
+        for load in list_loads(block)
+        if depends_on(load, axes[-1])
+    }
+    strided = [load for load, stride in strides.items() if stride != 1]
+    position = _find_contiguous_axis(block, strided)
+    if position is None:
+        return loops
+    outer = list(loops)
+    rows, columns = _divisor(extents[position], _LINE), _divisor(extents[-1], _MAX_TILE_ROWS)
+    outer[position], row = schedule.split(loops[position], [None, rows])
+    outer[-1], column = schedule.split(loops[-1], [None, columns])
+    read_stride = max(abs(strides[load] or 0) for load in strided)
+    write_stride = math.prod(extents[position + 1 :])
+    tile = (row, column) if read_stride <= write_stride else (column, row)
+    schedule.reorder(*outer, *tile)
+    return outer
+
+
+def _find_contiguous_axis(block: Block, loads: Sequence[Any]) -> int | None:
+    """Return the position of an axis, but the last, along which all loads are contiguous."""
+    for position in reversed(range(len(block.spatial_extents) - 1)):
+        axis, extent = block.spatial_axes[position], block.spatial_extents[position]
+        if extent > 1 and all(element_stride(load, block.axes, axis) == 1 for load in loads):
+            return position
+    return None
+
+
+def _divisor(extent: int, limit: int) -> int:
+    """Return the largest divisor of an extent up to a limit."""
+    return next(n for n in range(min(extent, limit), 0, -1) if extent % n == 0)

@@ -13,6 +13,7 @@ from typing import Final
 
 import tvm
 
+from tvmflow.compiler.schedules import dot_products
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import backend_for
 
@@ -30,6 +31,7 @@ def load_intrinsics(target: Mapping[str, Json]) -> None:
     with _fast_decorators():
         for name in backend_for(target).tensor_intrinsics(target):
             importlib.import_module(f"{_PACKAGE}.{name}")
+        dot_products.register_intrinsics()
 
 
 @contextlib.contextmanager

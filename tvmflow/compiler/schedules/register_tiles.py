@@ -16,8 +16,13 @@ import tvm
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.schedules import tile_candidates
-from tvmflow.compiler.schedules.blocks import Block, analyze_blocks, is_contiguous
+from tvmflow.compiler.schedules import dot_products, tile_candidates
+from tvmflow.compiler.schedules.blocks import (
+    Block,
+    analyze_blocks,
+    is_contiguous,
+    list_loads,
+)
 from tvmflow.compiler.schedules.elementwise import fuse_and_parallelize, schedule_block
 from tvmflow.compiler.schedules.tile_candidates import ReductionAxes, Tile
 
@@ -86,9 +91,21 @@ def _isolate_reduction(schedule: Schedule, cpu: CpuModel) -> SingleReduction | N
     if position == len(blocks) - 1:
         schedule.cache_write(reductions[0].handle, 0, "local")
     *before, main, final = analyze_blocks(schedule) or []
-    if final.spatial_extents != main.spatial_extents or len(before) > 1:
+    if len(before) > 1 or not _is_result(final, main):
         return None
     return SingleReduction(before[0] if before else None, main, final, axes)
+
+
+def _is_result(final: Block, main: Block) -> bool:
+    """Return whether a block computes the result from the sums; these may be padded."""
+    if final.spatial_extents == main.spatial_extents:
+        return True
+    sums = [load for load in list_loads(final) if load.source.same_as(main.output)]
+    return len(sums) > 0 and all(
+        len(load.indices) == len(final.spatial_axes)
+        and all(map(lambda index, axis: index.same_as(axis), load.indices, final.spatial_axes))
+        for load in sums
+    )
 
 
 def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu: CpuModel) -> None:
@@ -99,6 +116,12 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     vector = loops[last]
     if main.spatial_extents[last] > axes.lanes:
         outer[last], vector = schedule.split(vector, [None, axes.lanes])
+    store_loops = []
+    if final.spatial_extents[last] % axes.lanes:
+        # the last vector is stored in parts: those beyond the end are left out
+        width = math.gcd(final.spatial_extents[last], axes.lanes)
+        part, vector = schedule.split(vector, [None, width])
+        store_loops.append(part)
     register_loops, window_loops = [], []
     for axis, size in ((axes.weight, tile.vectors), (axes.data, tile.points)):
         if axis is not None:
@@ -111,16 +134,16 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     around = [outer[axis] for axis in parallel_axes]
     within = [*(outer[axis] for axis in serial_axes if axis != axes.data), *window_loops]
     within += [outer[axis] for axis in serial_axes if axis == axes.data]
-    schedule.reorder(*around, *within, *register_loops, vector)
+    schedule.reorder(*around, *within, *register_loops, *store_loops, vector)
     if not tile.window_rows:
         _move_outside(schedule, around, within, _PARTS_PER_CORE * cpu.cores)
     parallel = fuse_and_parallelize(schedule, around, main.work >= _MIN_PARALLEL_WORK, cpu)
-    for loop in register_loops:
+    for loop in (*register_loops, *store_loops):
         schedule.unroll(loop)
     schedule.vectorize(vector)
     schedule.compute_at(main.handle, (within or [parallel])[-1], preserve_unit_loops=True)
     schedule.set_scope(main.handle, 0, "local")
-    _schedule_reduction(schedule, main, axes, tile)
+    sums = _schedule_reduction(schedule, main, axes, tile)
     if pad is not None and tile.window_rows:
         schedule.compute_at(pad.handle, parallel, preserve_unit_loops=True)
         # the model may use narrower vectors than the CPU has
@@ -130,6 +153,8 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
             schedule.vectorize(lanes)
     elif pad is not None:
         schedule_block(schedule, pad, cpu)
+    if dot_products.is_dot_product(main):
+        dot_products.use_instruction(schedule, main, sums, axes.lanes)
 
 
 def _order_outer_axes(
@@ -153,11 +178,18 @@ def _move_outside(schedule: Schedule, around: list[Any], within: list[Any], part
         around.append(within.pop(0))
 
 
-def _schedule_reduction(schedule: Schedule, block: Block, axes: ReductionAxes, tile: Tile) -> None:
-    """Order, unroll and vectorize the loops of the reduction within one tile."""
+def _schedule_reduction(schedule: Schedule, block: Block, axes: ReductionAxes, tile: Tile) -> Any:
+    """Order, unroll and vectorize the loops of the reduction within one tile.
+
+    Returns:
+        The loop over the lanes of a vector. That of a dot product is as yet neither vectorized nor an
+        instruction, because TVM moves no block after one with an instruction.
+    """
     last, reduction_rank = len(block.spatial_extents) - 1, len(block.reduction_extents)
     loops = list(schedule.get_loops(block.handle))[-(last + 1 + reduction_rank) :]
     spatial, reduction_loops = loops[: last + 1], loops[last + 1 :]
+    is_dot = dot_products.is_dot_product(block)
+    terms = [reduction_loops.pop()] if is_dot else []
     vector, register_loops = spatial[last], []
     if axes.weight == last:
         vectors, vector = schedule.split(vector, [None, axes.lanes])
@@ -165,15 +197,19 @@ def _schedule_reduction(schedule: Schedule, block: Block, axes: ReductionAxes, t
     tiled = [axis for axis in (axes.weight, axes.data) if axis not in (None, last)]
     register_loops += [spatial[axis] for axis in tiled if axis is not None]
     unit_loops = [loop for axis, loop in enumerate(spatial[:last]) if axis not in tiled]
-    schedule.reorder(*unit_loops, *reduction_loops, *register_loops, vector)
+    schedule.reorder(*unit_loops, *reduction_loops, *register_loops, vector, *terms)
     for loop in register_loops:
         schedule.unroll(loop)
-    schedule.vectorize(vector)
+    if not is_dot:
+        schedule.vectorize(vector)
     unrolled = tile.vectors * tile.points
-    extents = reversed(block.reduction_extents)
+    extents = reversed(block.reduction_extents[: len(reduction_loops)])
     for loop, extent in zip(reversed(reduction_loops), extents, strict=True):
         unrolled *= extent
         if extent > tile_candidates.SHORT_REDUCTION or unrolled > _MAX_UNROLLED:
             break
         schedule.unroll(loop)
-    schedule.decompose_reduction(block.handle, reduction_loops[0])
+    initial = schedule.decompose_reduction(block.handle, reduction_loops[0])
+    if is_dot:
+        schedule.vectorize(schedule.get_loops(initial)[-1])
+    return vector

@@ -5,14 +5,29 @@ Softmax, norms, and sums along the last axis: all steps of a row run while it is
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.schedules.blocks import REDUCTION, Block, analyze_blocks, is_contiguous
-from tvmflow.compiler.schedules.elementwise import MIN_PARALLEL_ELEMENTS, fuse_and_parallelize
+from tvmflow.compiler.schedules.blocks import Block, analyze_blocks, is_contiguous, list_loads
+from tvmflow.compiler.schedules.elementwise import (
+    MIN_PARALLEL_ELEMENTS,
+    fuse_and_parallelize,
+    peel_last_iteration,
+    vectorize_loop,
+)
+
+
+class _Step(NamedTuple):
+    """A block of a row, and the block of its partial sums, one for each lane, which runs before it."""
+
+    block: Block
+    partial_sums: Any = None
+
+    @property
+    def handles(self) -> list[Any]:
+        return [self.block.handle] if self.partial_sums is None else [*self[1:], self.block.handle]
 
 
 def apply(schedule: Schedule, cpu: CpuModel) -> bool:
@@ -21,46 +36,46 @@ def apply(schedule: Schedule, cpu: CpuModel) -> bool:
     row_axes = _count_shared_axes(blocks)
     if not row_axes:
         return False
-    final = blocks[-1]
-    is_worthwhile = sum(block.work for block in blocks) >= MIN_PARALLEL_ELEMENTS
-    partial_sums = {
-        position: _reduce_in_vectors(schedule, block, cpu)
-        for position, block in enumerate(blocks)
-        if block.is_reduction
-    }
-    row_loops = list(schedule.get_loops(final.handle))[:row_axes]
-    row = fuse_and_parallelize(schedule, row_loops, is_worthwhile, cpu)
-    for position, block in reversed(list(enumerate(blocks))):
-        if block is not final:
-            schedule.compute_at(block.handle, row, preserve_unit_loops=True)
-        if partial_sums.get(position) is not None:
-            schedule.compute_at(partial_sums[position], row, preserve_unit_loops=True)
-    for position, block in enumerate(blocks):
-        if partial_sums.get(position) is not None:
-            _vectorize_partial_sums(schedule, partial_sums[position])
-        elif not block.is_reduction and row_axes < len(block.spatial_extents):
+    steps = [_Step(block, _reduce_in_vectors(schedule, block, cpu)) for block in blocks]
+    for block, _ in steps:
+        if not block.is_reduction and row_axes < len(block.spatial_extents):
             _vectorize_innermost(schedule, block, cpu)
+    rows = [
+        _fuse(schedule, list(schedule.get_loops(handle))[:row_axes])
+        for step in steps
+        for handle in step.handles
+    ]
+    row = schedule.merge(*rows) if len(rows) > 1 else rows[0]
+    is_worthwhile = sum(block.work for block in blocks) >= MIN_PARALLEL_ELEMENTS
+    fuse_and_parallelize(schedule, [row], is_worthwhile, cpu)
     return True
 
 
 def _count_shared_axes(blocks: list[Block]) -> int:
-    """Return how many of the outermost axes all blocks share: a row is one point of them."""
+    """Return how many of the outermost axes all blocks share: at one point of them, a block reads no other block's results but those at that point."""
     count = 0
     for extents in zip(*(block.spatial_extents for block in blocks), strict=False):
         if len(set(extents)) > 1:
             break
         count += 1
+    outputs = [block.output for block in blocks]
+    for block in blocks:
+        for load in list_loads(block):
+            if any(load.source.same_as(output) for output in outputs):
+                pairs = list(zip(load.indices, block.spatial_axes, strict=False))[:count]
+                same = [index.same_as(axis) for index, axis in pairs]
+                count = (*same, False).index(False)
     return count
+
+
+def _fuse(schedule: Schedule, loops: list[Any]) -> Any:
+    return schedule.fuse(*loops) if len(loops) > 1 else loops[0]
 
 
 def _vectorize_innermost(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
     """Vectorize the innermost loop if all loads are contiguous."""
-    extent = block.spatial_extents[-1]
-    lanes = math.gcd(extent, cpu.lanes)
-    if lanes > 1 and is_contiguous(block, block.spatial_axes[-1]):
-        loop = schedule.get_loops(block.handle)[-1]
-        vector = schedule.split(loop, [None, lanes])[1] if extent > lanes else loop
-        schedule.vectorize(vector)
+    if is_contiguous(block, block.spatial_axes[-1]):
+        vectorize_loop(schedule, schedule.get_loops(block.handle)[-1], cpu)
 
 
 def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> Any:
@@ -69,20 +84,17 @@ def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> Any:
     Returns:
         The handle of the block of partial sums; None if the reduction does not allow it.
     """
-    extent = block.reduction_extents[-1]
-    has_whole_vectors = extent % cpu.lanes == 0 and extent > cpu.lanes
-    if not has_whole_vectors or not is_contiguous(block, block.axes[-1]):
+    if (
+        not block.is_reduction
+        or block.reduction_extents[-1] <= cpu.lanes
+        or not is_contiguous(block, block.axes[-1])
+    ):
         return None
     loop = schedule.get_loops(block.handle)[-1]
-    _, vector = schedule.split(loop, [None, cpu.lanes])
-    return schedule.rfactor(vector, factor_axis=len(block.spatial_extents))
-
-
-def _vectorize_partial_sums(schedule: Schedule, partial_sums: Any) -> None:
-    """Move the loop over lanes inside all other loops of the row, and vectorize it."""
-    axes = list(schedule.get(partial_sums).iter_vars)
-    lanes, *others = list(schedule.get_loops(partial_sums))[-len(axes) :]
-    schedule.reorder(*others, lanes)
+    _, lanes = schedule.split(loop, [None, cpu.lanes])
+    partial_sums = schedule.rfactor(lanes, factor_axis=len(block.spatial_extents))
+    *_, vectors, lanes = schedule.get_loops(partial_sums)
     schedule.vectorize(lanes)
-    first = next(position for position, axis in enumerate(axes) if axis.iter_type == REDUCTION)
-    schedule.decompose_reduction(partial_sums, others[first - 1])
+    if block.reduction_extents[-1] % cpu.lanes:
+        peel_last_iteration(schedule, vectors)
+    return partial_sums

@@ -318,3 +318,27 @@ def test_the_recipe_can_keep_an_operator_plain(operator: str) -> None:
     assert not any(optimized.search(name) for name in kernels_of(mod, host_level(), options))
     others = replace(FAST, plain=tuple(name for name in OPERATORS if name != operator))
     assert any(optimized.search(name) for name in kernels_of(mod, host_level(), others))
+
+
+def hard_sigmoid(value: Any, _: Any) -> Any:
+    shifted = relax.op.clip(relax.op.add(value, relax.const(3.0)), 0, 6)
+    return relax.op.divide(shifted, relax.const(6.0))
+
+
+@pytest.mark.parametrize("channels", [16, 21])
+def test_clipped_and_divided_data_stay_blocked(channels: int) -> None:
+    """Empty lanes are divided by the same number as all others."""
+    mod = model(conv(channels), hard_sigmoid, conv(8), shape=(1, 8, 6, 5))
+    check_alike(mod, host_level())
+    assert sum("unpack" in name for name in kernels_of(mod, host_level())) == 1
+
+
+def test_plain_data_are_packed_to_be_concatenated() -> None:
+    """One operand comes from a softmax, the other from a convolution."""
+
+    def joined(value: Any, _: Any) -> Any:
+        return relax.op.concat([relax.op.nn.softmax(value), value], axis=1)
+
+    mod = model(conv(16), joined, conv(8), shape=(1, 8, 6, 5))
+    check_alike(mod, host_level())
+    assert any("concatenate" in name for name in kernels_of(mod, host_level()))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tvm import relax
 
 from tests.support.kernels import FAST, weights_of
+from tests.support.onnx_models import load
 from tests.support.tuning import conv, model, relu
 from tests.unit.compiler.passes.test_blocked_layouts import (
     biased,
@@ -16,6 +18,7 @@ from tests.unit.compiler.passes.test_blocked_layouts import (
     pooled,
     transposed,
 )
+from tests.unit.compiler.passes.test_fuse_attention import attention
 from tvmflow.compiler import lowering
 from tvmflow.compiler.operators import winograd
 from tvmflow.targets._presets import PRESETS
@@ -78,3 +81,13 @@ def test_kernels_of_all_kinds_compile(preset: str, monkeypatch: pytest.MonkeyPat
     target = {**(CPUS[preset] or {}), "num-cores": 2}
     library = lowering.compile_untuned(mod, weights_of(mod), target, FAST, 1)
     assert library.mod.imports
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", CPUS)
+def test_attention_compiles(preset: str, tmp_path: Path) -> None:
+    target = {**(CPUS[preset] or {}), "num-cores": 2}
+    for seed in range(4):
+        loaded = load(attention(seed)[0], tmp_path)
+        library = lowering.compile_untuned(loaded.mod, loaded.params, target, FAST, 1)
+        assert library.mod.imports

@@ -12,14 +12,16 @@ from __future__ import annotations
 import tvm
 
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes._rewriter import rewrite_straight_line
+from tvmflow.compiler.passes._rewriter import rewrite_main
 from tvmflow.compiler.passes.blocked_layout import (
     convolutions,
     elementwise,
     pooling,
+    resizing,
     transposed_convolutions,
 )
 from tvmflow.compiler.passes.blocked_layout.rewriter import Handler, Handlers, LayoutRewriter
+from tvmflow.compiler.passes.resize import RESIZES
 
 
 def _for_each_rank(name: str, handler: Handler) -> dict[str, Handler]:
@@ -34,6 +36,7 @@ HANDLERS: Handlers = {
     **_for_each_rank("avg_pool{}d", pooling.rewrite_pool),
     **_for_each_rank("adaptive_avg_pool{}d", pooling.rewrite_adaptive_pool),
     **dict.fromkeys(pooling.IMAGE_REDUCTIONS, pooling.rewrite_image_reduction),
+    **dict.fromkeys(RESIZES, resizing.rewrite_resize),
     "relax.concat": elementwise.rewrite_concat,
     **dict.fromkeys(("relax.quantize", "relax.dequantize"), elementwise.rewrite_quantize),
     **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.rewrite_elementwise),
@@ -42,4 +45,4 @@ HANDLERS: Handlers = {
 
 def use_blocked_layouts(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Move convolutions and the operators between them to blocked layouts."""
-    return rewrite_straight_line(mod, LayoutRewriter, context, HANDLERS)
+    return rewrite_main(mod, LayoutRewriter, context, HANDLERS)

@@ -12,6 +12,7 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.operators import blocked, winograd
 from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.passes._rewriter import OPAQUE
+from tvmflow.compiler.passes.blocked_layout import integer_convolutions
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.quantization import integer_weight_dtype
 
@@ -40,15 +41,26 @@ def rewrite_conv(
         return None
     kernel, window = _crop_kernel(rewriter, call, kernel)
     dtype = integer_weight_dtype(rewriter.flow, call.args[1]) or rewriter.context.weight_dtype
+    quantized = integer_convolutions.find_data(rewriter, call)
     name = f"conv{len(window.strides)}d_NCHWc"
     groups = int(call.attrs.groups)
     inputs, outputs = (ir.known_shape(expr)[1] for expr in (data, call))
     if ir.is_depthwise(call) or (inputs == groups and not is_plain_data(rewriter, data)):
-        x = _repeat(rewriter, rewriter.to_blocked(data), inputs, outputs // groups)
+        x = rewriter.to_blocked(data if quantized is None else quantized.integers)
+        x = _repeat(rewriter, x, inputs, outputs // groups)
         weights = rewriter.cast(pack_depthwise_kernel(rewriter, kernel), dtype)
+        if quantized is not None:
+            quantized = quantized._replace(integers=x)
+            return integer_convolutions.emit_depthwise(rewriter, quantized, weights, window, name)
         return rewriter.kernel(
             lambda x, w: blocked.depthwise_conv(x, w, *window), f"depthwise_{name}", x, weights
         )
+    if quantized is not None:
+        x, lanes = integer_convolutions.block_data(rewriter, quantized.integers)
+        reads = Groups(inputs // groups, outputs // groups, lanes, rewriter.block, groups)
+        packed = pack_kernel(rewriter, kernel, reads)
+        quantized = quantized._replace(integers=x)
+        return integer_convolutions.emit(rewriter, quantized, kernel, packed, window, reads, name)
     x, lanes = block_data(rewriter, data)
     if lanes > 1 and _is_winograd(rewriter, call, kernel, window):
         return _emit_winograd(rewriter, call, x, kernel, window)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
@@ -34,18 +35,33 @@ def rewrite_elementwise(
 ) -> relax.Expr | None:
     """Rewrite an elementwise operator of which an operand is blocked."""
     shape = ir.known_shape(call)
-    shapes = [ir.shape_of(argument) for argument in arguments]
-    if any(operand is None for operand in shapes):
+    # The limits of `clip` are numbers, not tensors.
+    tensors = [argument for argument in arguments if not _is_number(argument)]
+    if any(ir.shape_of(tensor) is None for tensor in tensors):
         return None
-    if all(_blocked_form(rewriter, argument, shape) is None for argument in arguments):
+    if all(_blocked_form(rewriter, tensor, shape) is None for tensor in tensors):
         return None
-    if call.op.name not in _SAFE_ON_EMPTY_LANES and shape[1] % rewriter.block:
+    if not _is_safe_on_empty_lanes(call) and shape[1] % rewriter.block:
         return None
     operands = [
-        _to_blocked_operand(rewriter, original, argument, shape)
+        argument
+        if _is_number(argument)
+        else _to_blocked_operand(rewriter, original, argument, shape)
         for original, argument in zip(call.args, arguments, strict=True)
     ]
     return rewriter.emit(relax.Call(call.op, operands, call.attrs))
+
+
+def _is_number(argument: Any) -> bool:
+    return not hasattr(argument.ty, "shape")
+
+
+def _is_safe_on_empty_lanes(call: relax.Call) -> bool:
+    """Return whether a call makes no NaN and no infinity of empty lanes."""
+    if call.op.name == "relax.divide" and isinstance(call.args[1], tvm.ir.Constant):
+        divisor = call.args[1].value.numpy()
+        return divisor.size == 1 and bool(divisor != 0)
+    return call.op.name in _SAFE_ON_EMPTY_LANES
 
 
 def _blocked_form(
@@ -94,12 +110,15 @@ def rewrite_quantize(
 
 
 def rewrite_concat(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> relax.Expr | None:
-    """Rewrite a concatenation of channels of blocked tensors, of which all but the last fill their blocks."""
+    """Rewrite a concatenation of channels, with a blocked tensor, of which all but the last fill their blocks."""
     fields = rewriter.list_fields(data)
-    tensors = [rewriter.blocked_form(field) for field in fields]
     axis = int(call.attrs.axis) % len(ir.known_shape(call))
-    if axis != 1 or not fields or any(tensor is None for tensor in tensors):
+    if axis != 1 or all(rewriter.blocked_form(field) is None for field in fields):
         return None
     if any(ir.known_shape(field)[1] % rewriter.block for field in fields[:-1]):
         return None
+    is_mixed = any(rewriter.blocked_form(field) is None for field in fields)
+    if is_mixed and not rewriter.is_read_blocked(call):
+        return None
+    tensors = [rewriter.to_blocked(field) for field in fields]
     return rewriter.emit(relax.op.concat(relax.Tuple(tensors), axis=1))

@@ -17,6 +17,11 @@ from tvmflow.compiler.passes._rewriter import MainRewriter
 _log = logging.getLogger(__name__)
 
 
+# Operators that take blocked data at any shape.
+_READERS = frozenset(
+    f"relax.nn.conv{rank}d{suffix}" for rank in (1, 2, 3) for suffix in ("", "_transpose")
+)
+
 Handler = Callable[..., relax.Expr | None]
 """A function that rewrites the calls of an operator: takes the rewriter, the original call and the rewritten arguments; returns the blocked form of the result, or None to decline."""
 Handlers = Mapping[str, Handler]
@@ -38,8 +43,8 @@ class LayoutRewriter(MainRewriter):
         self.context = context
         self.block = context.lanes
         self._handlers = handlers
-        self._blocked: dict[Any, relax.Expr] = {}
-        self._packed: dict[Any, relax.Expr] = {}
+        self._blocked = self.new_memo()
+        self._packed = self.new_memo()
 
     def visit_call_(self, call: relax.Call) -> Any:
         """Rewrite one call."""
@@ -70,6 +75,22 @@ class LayoutRewriter(MainRewriter):
         if data not in self._packed:
             self._packed[data] = self.kernel(blocked.pack, "pack", data, self.block, pattern=None)
         return self._packed[data]
+
+    def is_read_blocked(self, call: relax.Call) -> bool:
+        """Return whether a convolution reads the result of a call, directly or through operators with a handler."""
+        pending, seen = [call], set()
+        while pending:
+            value = pending.pop()
+            for reader in self.flow.list_readers(value):
+                name = ir.operator_name(reader)
+                if name in _READERS:
+                    return True
+                if reader not in seen and (
+                    name in self._handlers or isinstance(reader, relax.Tuple)
+                ):
+                    seen.add(reader)
+                    pending.append(reader)
+        return False
 
     def list_fields(self, expr: Any) -> list[Any]:
         """Return the fields of a tuple; none for other expressions."""

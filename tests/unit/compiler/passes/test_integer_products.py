@@ -1,0 +1,164 @@
+"""Quantized models on CPUs with dot products of bytes: integers are multiplied, and agree with ONNX Runtime."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+from onnx import helper
+from tvm import relax
+
+from tests.support import onnx_models
+from tests.support.kernels import FAST, kernels_of, level
+from tvmflow.compiler import lowering, schedules
+from tvmflow.compiler.schedules import dot_products
+from tvmflow.frontends._base import LoadedModel
+from tvmflow.targets.host import read_host
+
+Array = np.ndarray[Any, Any]
+
+# Vectors of 512 and of 256 bits.
+TARGETS = {"avx512_vnni": ("x86-64-v4", "+avx512vnni"), "avx_vnni": ("x86-64-v3", "+avxvnni")}
+
+
+def dot_target(flag: str) -> dict[str, Any]:
+    """Return a target with an instruction for dot products; skip the test on a machine that lacks it."""
+    if flag not in read_host().flags:
+        pytest.skip(f"this machine lacks {flag}")
+    mcpu, feature = TARGETS[flag]
+    return {**level(mcpu), "mattr": [feature]}
+
+
+def run(loaded: LoadedModel, target: dict[str, Any], data: Array) -> Array:
+    library = lowering.compile_untuned(loaded.mod, loaded.params, target, FAST, 1)
+    result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data))
+    return np.asarray(result.numpy())
+
+
+def expected(made: onnx.ModelProto, data: Array) -> Array:
+    """Return what the nodes define: ONNX Runtime without integer kernels."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    session = onnxruntime.InferenceSession(made.SerializeToString(), options)
+    (result,) = session.run(None, {made.graph.input[0].name: data})
+    return np.asarray(result)
+
+
+def check(made: onnx.ModelProto, folder: Path, target: dict[str, Any]) -> list[str]:
+    """Check that at most one value of 500 is off, by one step; return the names of the kernels."""
+    shape = [axis.dim_value for axis in made.graph.input[0].type.tensor_type.shape.dim]
+    data = onnx_models.draw(*shape, seed=9)
+    loaded = onnx_models.load(made, folder, {"x": data})
+    result, reference = run(loaded, target, data), expected(made, data)
+    values = np.unique(reference)
+    step = float(np.diff(values).min()) if values.size > 1 else 1.0
+    steps = np.abs(result - reference) / step
+    assert steps.max() < 1.01
+    assert np.count_nonzero(steps > 0.01) <= max(1, reference.size // 500)
+    return kernels_of(loaded.mod, target)
+
+
+def convolution(random: np.random.Generator) -> onnx.ModelProto:
+    """Return a convolution of random shape with an activation or none."""
+    groups = int(random.choice([1, 1, 2, 5, 16]))
+    inputs = groups * int(random.choice([1, 3, 7, 16, 20]))
+    outputs = groups * int(random.choice([1, 2, 9, 16]))
+    kernel = [int(n) for n in random.integers(1, 4, 2)]
+    weights = {
+        "w": onnx_models.draw(outputs, inputs // groups, *kernel, seed=1),
+        "b": onnx_models.draw(outputs, seed=2),
+    }
+    activation = str(random.choice(["", "Relu", "HardSwish", "Sigmoid"]))
+    node = helper.make_node(
+        "Conv",
+        ["x", "w", "b"] if random.integers(2) else ["x", "w"],
+        ["y" if not activation else "c"],
+        strides=[int(n) for n in random.integers(1, 3, 2)],
+        dilations=[int(n) for n in random.integers(1, 3, 2)],
+        pads=[int(n) for n in random.integers(0, 3, 4)],
+        group=groups,
+    )
+    nodes = [node, *([helper.make_node(activation, ["c"], ["y"])] if activation else [])]
+    size = [int(n) for n in random.integers(5, 14, 2)]
+    data = onnx_models.value("x", (int(random.integers(1, 3)), inputs, *size))
+    return onnx_models.model(nodes, [data], [onnx_models.value("y", None)], weights)
+
+
+def product(random: np.random.Generator) -> onnx.ModelProto:
+    """Return a matrix product of random shape with a sum."""
+    rows = [int(n) for n in random.integers(1, 12, int(random.integers(1, 3)))]
+    depth, columns = (int(random.choice([4, 12, 40, 64])), int(random.choice([1, 7, 16, 24, 100])))
+    weights = {"w": onnx_models.draw(depth, columns), "b": onnx_models.draw(columns)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"]),
+        helper.make_node("Add", ["m", "b"], ["y"]),
+    ]
+    data = onnx_models.value("x", (*rows, depth))
+    return onnx_models.model(nodes, [data], [onnx_models.value("y", None)], weights)
+
+
+@pytest.mark.parametrize("flag", TARGETS)
+@pytest.mark.parametrize("kind", [convolution, product])
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 60))]
+)
+def test_random_shapes_agree_with_onnxruntime(
+    seed: int, kind: Any, flag: str, tmp_path: Path
+) -> None:
+    """Odd channels, strides, dilations, groups, zero points, signed and unsigned, one scale or one a channel."""
+    random = np.random.default_rng(seed)
+    made, (signed, per_channel) = kind(random), map(bool, random.integers(0, 2, 2))
+    quantized = onnx_models.quantized(made, tmp_path, signed=signed, per_channel=per_channel)
+    check(quantized, tmp_path, dot_target(flag))
+
+
+def conv(inputs: int, outputs: int, kernel: int, groups: int = 1, size: int = 9) -> onnx.ModelProto:
+    weights = {"w": onnx_models.draw(outputs, inputs // groups, kernel, kernel)}
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[kernel // 2] * 4, group=groups)
+    data, result = onnx_models.value("x", (1, inputs, size, size)), onnx_models.value("y", None)
+    return onnx_models.model([node], [data], [result], weights)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize(
+    "made",
+    [
+        conv(3, 20, 5),
+        conv(20, 24, 3),
+        conv(64, 32, 3, groups=2),
+        conv(24, 24, 3, groups=24),
+        product(np.random.default_rng(0)),
+    ],
+    ids=["stem", "conv", "groups", "depthwise", "dense"],
+)
+def test_products_of_quantized_data_are_of_integers(
+    made: onnx.ModelProto, signed: bool, tmp_path: Path
+) -> None:
+    """Each becomes one integer kernel; a CPU without the instruction computes as before."""
+    # The quantizer changes its argument.
+    quantized = onnx_models.quantized(copy.deepcopy(made), tmp_path, signed=signed)
+    names = check(quantized, tmp_path, dot_target("avx512_vnni"))
+    assert sum("quantized_" in name for name in names) == 1
+    loaded = onnx_models.load(quantized, tmp_path)
+    assert not any("quantized_" in name for name in kernels_of(loaded.mod, level("x86-64-v3")))
+
+
+def test_loops_compute_what_the_instruction_does(tmp_path: Path) -> None:
+    """C source has no intrinsics of LLVM."""
+    made = onnx_models.quantized(conv(20, 24, 3), tmp_path)
+    loaded, target = onnx_models.load(made, tmp_path), dot_target("avx512_vnni")
+    lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST)
+    scheduled = schedules.schedule_untuned(lowered.mod, target, 1).mod
+    weights, data = lowered.compute_weights(loaded.params), onnx_models.draw(1, 20, 9, 9)
+    expanded = dot_products.expand_dot_products(scheduled)
+    assert "llvm" in scheduled.script() and "llvm" not in expanded.script()
+    library = lowering.compile_with_weights(expanded, weights, lowering.make_target(target))
+    result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
+    assert np.array_equal(result, run(loaded, target, data))

@@ -1,0 +1,149 @@
+"""Resizing of images and volumes along tables of source pixels and weights, which are computed at build time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from tvm import te
+
+_Array = np.ndarray[Any, Any]
+
+
+class Interpolation(NamedTuple):
+    """The way in which the pixels of a resized image are computed, with the names of ONNX's Resize.
+
+    Attributes:
+        method: `nearest_neighbor`, `linear` or `cubic`.
+        coordinates: The coordinate transformation mode.
+        rounding: The nearest mode.
+        cubic_alpha: The coefficient of cubic interpolation.
+        excludes_outside: Whether cubic weights outside of the image are zero.
+    """
+
+    method: str
+    coordinates: str
+    rounding: str
+    cubic_alpha: float
+    excludes_outside: bool
+
+
+class Taps(NamedTuple):
+    """The source pixels along one axis.
+
+    Attributes:
+        positions: int32 (pixels of the result, taps).
+        weights: float32 of the same shape.
+    """
+
+    positions: _Array
+    weights: _Array
+
+
+# Coordinates of the result, size of the source, size of the result -> coordinates in the source.
+_COORDINATES: Final[Mapping[str, Callable[[_Array, int, int], _Array]]] = {
+    "half_pixel": lambda x, source, size: (
+        (x + np.float32(0.5)) / _scale(source, size) - np.float32(0.5)
+    ),
+    "pytorch_half_pixel": lambda x, source, size: (
+        (x + np.float32(0.5)) / _scale(source, size) - np.float32(0.5) if size > 1 else x * 0
+    ),
+    "align_corners": lambda x, source, size: (
+        x * np.float32(source - 1) / np.float32(size - 1) if size > 1 else x * 0
+    ),
+    "asymmetric": lambda x, source, size: x / _scale(source, size),
+    "tf_half_pixel_for_nn": lambda x, source, size: (x + np.float32(0.5)) / _scale(source, size),
+}
+# ONNX's nearest modes, and TVM's `round`.
+_ROUNDING: Final[Mapping[str, Callable[[_Array], _Array]]] = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "round_prefer_ceil": lambda x: np.floor(x + np.float32(0.5)),
+    "round_prefer_floor": lambda x: np.ceil(x - np.float32(0.5)),
+}
+
+
+def _scale(source: int, size: int) -> np.float32:
+    return np.float32(size) / np.float32(source)
+
+
+def is_supported(mode: Interpolation) -> bool:
+    """Return whether `find_taps` knows a mode; it does not know cropping, nor methods of other frameworks."""
+    rounds = mode.method != "nearest_neighbor" or mode.rounding in _ROUNDING
+    return rounds and mode.method in _TAPS and mode.coordinates in _COORDINATES
+
+
+def find_taps(source: int, size: int, mode: Interpolation) -> Taps:
+    """Return the taps along an axis, in float32 as ONNX Runtime computes them.
+
+    Args:
+        source: The number of pixels of the source.
+        size: The number of pixels of the result.
+        mode: A mode that `is_supported`.
+    """
+    x = np.arange(size, dtype=np.float32)
+    if source != size:
+        x = _COORDINATES[mode.coordinates](x, source, size).astype(np.float32)
+    positions, weights = _TAPS[mode.method](x, source, mode)
+    return Taps(positions.clip(0, source - 1).astype(np.int32), weights.astype(np.float32))
+
+
+def _nearest(x: _Array, _: int, mode: Interpolation) -> tuple[_Array, _Array]:
+    return _ROUNDING[mode.rounding](x)[:, None], np.ones((len(x), 1))
+
+
+def _linear(x: _Array, source: int, _: Interpolation) -> tuple[_Array, _Array]:
+    x = x.clip(0, source - 1)
+    first = np.floor(x)
+    fraction = x - first
+    return np.stack([first, first + 1], 1), np.stack([1 - fraction, fraction], 1)
+
+
+def _cubic(x: _Array, source: int, mode: Interpolation) -> tuple[_Array, _Array]:
+    """Return four taps with the weights of Keys, "Cubic Convolution Interpolation for Digital Image Processing", 1981."""
+    first, a = np.floor(x), mode.cubic_alpha
+    positions = first[:, None] + np.arange(-1, 3)
+    distance = np.abs(x[:, None] - positions).astype(np.float64)
+    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    far = ((distance - 5) * distance + 8) * distance * a - 4 * a
+    weights = np.where(distance <= 1, near, far)
+    if mode.excludes_outside:
+        weights = np.where((positions >= 0) & (positions < source), weights, 0)
+        weights /= weights.sum(1, keepdims=True)
+    return positions, weights
+
+
+_TAPS: Final = {"nearest_neighbor": _nearest, "linear": _linear, "cubic": _cubic}
+
+
+def resize(x: Any, *tables: Any, axes: Sequence[int]) -> Any:
+    """Return data resized along some axes.
+
+    Args:
+        x: Data of any rank.
+        *tables: For each axis, the positions and the weights of its taps, each (pixels of the result, taps).
+        axes: The axes of `x`.
+    """
+    shape = [int(extent) for extent in x.shape]
+    positions, weights = tables[::2], tables[1::2]
+    for axis, table in zip(axes, positions, strict=True):
+        shape[axis] = int(table.shape[0])
+    counts = [range(int(table.shape[1])) for table in positions]
+
+    def element(*index: Any) -> Any:
+        values = []
+        for taps in itertools.product(*counts):
+            source, factors = list(index), []
+            for axis, table, weight, tap in zip(axes, positions, weights, taps, strict=True):
+                source[axis] = table[index[axis], tap].astype("int64")
+                factors.append(weight[index[axis], tap])
+            # A nearest pixel has no weight.
+            weighted = [f for f, count in zip(factors, counts, strict=True) if len(count) > 1]
+            values.append(math.prod(weighted, start=1.0) * x(*source) if weighted else x(*source))
+        return sum(values[1:], values[0])
+
+    return te.compute(tuple(shape), element, name="resize")

@@ -1,0 +1,276 @@
+"""Products of two matrices that the model computes, written as loops: their sums are held in registers.
+
+A tile is `vectors` of columns times `points`, which are rows (see `schedules.register_tiles`). The
+right matrix is packed first, so that the columns of a tile are one contiguous piece of memory.
+The functions emit TIR; they must be called within an `IRBuilder`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from tvmflow.compiler.cpu_model import CpuModel
+
+Element = Callable[[Any, Any], Any]
+"""Row and column -> the expression that loads the element."""
+
+FLOAT: Final = "float32"
+
+_MAX_VECTORS: Final = 8
+_MAX_ROWS: Final = 28
+# Registers that are left for operands.
+_OPERAND_REGISTERS: Final = 4
+# So many numbers of a packed matrix stay in the first-level cache while all rows are multiplied with them.
+_CACHED_NUMBERS: Final = 6144
+
+
+class Columns(NamedTuple):
+    """The columns of a packed matrix, in tiles of vectors.
+
+    Attributes:
+        size: The number of columns.
+        lanes: The columns of a vector.
+        vectors: The vectors of a tile; the last tile may have fewer.
+    """
+
+    size: int
+    lanes: int
+    vectors: int
+
+    @property
+    def padded(self) -> int:
+        """The number of columns in whole vectors."""
+        return -(-self.size // self.lanes) * self.lanes
+
+    def iterate(self) -> Iterator[tuple[Any, int]]:
+        """Emit the loop over all tiles; yield the first column of a tile and how many it has."""
+        return iterate_pieces(self.size, self.vectors * self.lanes)
+
+
+def iterate_pieces(length: int, size: int) -> Iterator[tuple[Any, int]]:
+    """Emit the loop over pieces of a range; yield the start and the length of a piece: the last may be shorter."""
+    whole = length // size
+    if whole > 1:
+        with T.serial(whole) as piece:
+            yield piece * size, size
+    elif whole:
+        yield 0, size
+    if length % size:
+        yield whole * size, length % size
+
+
+def iterate_vectors(length: int, lanes: int) -> Iterator[Any]:
+    """Emit vector loops over a range; yield the index. The last vector may be shorter."""
+    for start, count in iterate_pieces(length, lanes):
+        with T.vectorized(count) as lane:
+            yield start + lane
+
+
+class Workspace(NamedTuple):
+    """A flat buffer, of which matrices are used."""
+
+    buffer: Any
+
+    @classmethod
+    def allocate(cls, size: int) -> Workspace:
+        """Emit an allocation."""
+        return cls(T.alloc_buffer((size,), FLOAT))
+
+    def __getitem__(self, index: Any) -> Any:
+        return tirx.BufferLoad(self.buffer, [index])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        T.buffer_store(self.buffer, value, [index])
+
+
+def pack(
+    source: Element, is_contiguous: bool, depth: int, columns: Columns, packed: Workspace, base: Any
+) -> None:
+    """Emit the packing of a matrix (depth, columns) into tiles, padded with zeros to whole vectors.
+
+    Args:
+        source: The matrix.
+        is_contiguous: True if the elements of a row are next to each other.
+        depth: The number of rows.
+        columns: The tiles of columns.
+        packed: Where to write it.
+        base: The place of its first tile.
+    """
+    for start, count in columns.iterate():
+        width = -(-count // columns.lanes) * columns.lanes
+        tile = base + start * depth
+        if is_contiguous:
+            with T.serial(depth) as k:
+                for column in iterate_vectors(count, columns.lanes):
+                    packed[tile + k * width + column] = source(k, start + column)
+        else:
+            # reads along the memory: rows of data may be apart by a multiple of the cache's sets
+            with T.serial(count) as column, T.serial(depth) as k:
+                packed[tile + k * width + column] = source(k, start + column)
+        if width > count:
+            with T.serial(depth) as k, T.vectorized(width - count) as lane:
+                packed[tile + k * width + count + lane] = T.float32(0)
+
+
+class Product(NamedTuple):
+    """A product of some rows and a packed matrix.
+
+    Attributes:
+        rows: The number of rows.
+        depth: The length of a sum.
+        columns: The columns of the packed matrix and of the result, whose rows are `columns.padded` long.
+        points: The rows of a tile, which divide `rows`.
+    """
+
+    rows: int
+    depth: int
+    columns: Columns
+    points: int
+
+    def emit(self, left: Element, packed: Workspace, base: Any, result: Workspace) -> None:
+        """Emit the product.
+
+        Args:
+            left: The rows.
+            packed: The right matrix, as `pack` writes it.
+            base: The place of its first tile.
+            result: Where to write the product.
+        """
+        for start, count in self.columns.iterate():
+            vectors = -(-count // self.columns.lanes)
+            blocks = -(-self.depth * vectors * self.columns.lanes // _CACHED_NUMBERS)
+            for terms in iterate_pieces(self.depth, -(-self.depth // blocks)):
+                with T.serial(self.rows // self.points) as group:
+                    sums = _Sums.allocate(self.points, vectors, self.columns.lanes)
+                    corner = group * self.points, start
+                    self._emit_tile(left, packed, base, result, sums, corner, terms)
+
+    def _emit_tile(
+        self,
+        left: Element,
+        packed: Workspace,
+        base: Any,
+        result: Workspace,
+        sums: _Sums,
+        corner: tuple[Any, Any],
+        terms: tuple[Any, int],
+    ) -> None:
+        """Add some terms of the sums of one tile; `corner` is its first row and column."""
+        (row, start), (first, count) = corner, terms
+
+        def place(point: Any, column: Any) -> Any:
+            return (row + point) * self.columns.padded + start + column
+
+        for index, point, column in sums.iterate():
+            initial = T.float32(0)
+            if count < self.depth:
+                initial = tirx.Select(tirx.EQ(first, 0), initial, result[place(point, column)])
+            sums.store(index, initial)
+        tile, width = base + start * self.depth, sums.vectors * sums.lanes
+        with T.serial(count) as k:
+            for index, point, column in sums.iterate():
+                term = left(row + point, first + k) * packed[tile + (first + k) * width + column]
+                sums.store(index, sums.load(index) + term)
+        for index, point, column in sums.iterate():
+            result[place(point, column)] = sums.load(index)
+
+
+class _Sums(NamedTuple):
+    """The sums of a tile; LLVM holds them in registers."""
+
+    buffer: Any
+    points: int
+    vectors: int
+    lanes: int
+
+    @classmethod
+    def allocate(cls, points: int, vectors: int, lanes: int) -> _Sums:
+        shape = (points, vectors, lanes)
+        return cls(T.alloc_buffer(shape, FLOAT, scope="local"), *shape)
+
+    def iterate(self) -> Iterator[tuple[list[Any], Any, Any]]:
+        """Emit loops over all sums; yield the index of a sum, its point and its column."""
+        with T.unroll(self.points) as p, T.unroll(self.vectors) as v, T.vectorized(self.lanes) as c:
+            yield [p, v, c], p, v * self.lanes + c
+
+    def load(self, index: list[Any]) -> Any:
+        return tirx.BufferLoad(self.buffer, index)
+
+    def store(self, index: list[Any], value: Any) -> None:
+        T.buffer_store(self.buffer, value, index)
+
+
+class RowTiles(NamedTuple):
+    """The division of rows.
+
+    Attributes:
+        rows: The rows that are computed together.
+        tiles: For each product, points and vectors of its tiles.
+    """
+
+    rows: int
+    tiles: tuple[tuple[int, int], ...]
+
+
+@functools.cache
+def choose_rows(
+    rows: int, columns: tuple[int, ...], max_rows: int, cpu: CpuModel, lanes: int
+) -> RowTiles:
+    """Return the division of rows with which products take least time.
+
+    Args:
+        rows: The number of rows.
+        columns: The number of columns of each product of these rows.
+        max_rows: How many rows may be computed together.
+        cpu: The CPU.
+        lanes: The float32 values of a vector.
+    """
+    best: tuple[float, RowTiles] | None = None
+    for together in range(1, min(_MAX_ROWS, max_rows, rows + 2) + 1):
+        tiles = [_choose_tile(together, -(-count // lanes), cpu) for count in columns]
+        blocks = -(-rows // together)
+        # the packed matrices are read once for all these rows
+        cost = blocks * together * (1 + 1 / together) * sum(cost for cost, _ in tiles)
+        if best is None or cost < best[0]:
+            best = cost, RowTiles(together, tuple(tile for _, tile in tiles))
+    assert best is not None, "at least one row is computed"
+    return best[1]
+
+
+def pad_rows(rows: int, columns: int, cpu: CpuModel) -> int:
+    """Return the least number of rows, from `rows`, for which a product takes least time."""
+    vectors = -(-columns // cpu.lanes)
+    counts = range(rows, rows + _MAX_VECTORS)
+    return min(counts, key=lambda count: count * _choose_tile(count, vectors, cpu)[0])
+
+
+@functools.cache
+def _choose_tile(rows: int, vectors: int, cpu: CpuModel) -> tuple[float, tuple[int, int]]:
+    """Return the estimated time of a row of so many vectors, and points and vectors of the best tile."""
+    tiles = [
+        (points, width)
+        for points in range(1, min(rows, _MAX_ROWS) + 1)
+        for width in range(1, min(vectors, _MAX_VECTORS) + 1)
+        if rows % points == 0 and points * width <= cpu.registers - _OPERAND_REGISTERS
+    ]
+
+    def cost(tile: tuple[int, int]) -> float:
+        points, width = tile
+        rest = vectors % width
+        whole = (vectors - rest) / _utilization(points, width, cpu)
+        return whole + (rest / _utilization(points, rest, cpu) if rest else 0)
+
+    return min((cost(tile), tile) for tile in tiles)
+
+
+def _utilization(points: int, vectors: int, cpu: CpuModel) -> float:
+    """Estimate the share of time in which the arithmetic units are busy (see `tile_candidates`)."""
+    sums = points * vectors
+    loads = (points + vectors) / sums
+    stalls = 0.6 + 0.4 * loads if cpu.has_broadcast_loads else 0.1 + 1.25 * loads
+    return min(1.0, sums / 8) / max(1.0, stalls)

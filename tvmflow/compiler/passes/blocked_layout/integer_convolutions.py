@@ -1,0 +1,93 @@
+"""Convolutions of quantized data on blocked layouts, with dot product instructions where the CPU has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.operators import blocked, integer
+from tvmflow.compiler.operators.blocked import Groups, Sizes
+from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
+from tvmflow.compiler.passes.quantization import (
+    QuantizedData,
+    find_quantized_data,
+    integer_weight_dtype,
+    scale_sums,
+    to_dot_data,
+)
+
+
+def find_data(rewriter: LayoutRewriter, call: relax.Call) -> QuantizedData | None:
+    """Return the integers from which the data of a convolution with int8 weights were converted; None without dot products."""
+    if not rewriter.context.has_dot_products():
+        return None
+    quantized = find_quantized_data(rewriter.flow, call.args[0])
+    if quantized is None or not integer_weight_dtype(rewriter.flow, call.args[1]):
+        return None
+    integers = ir.resolve_alias(rewriter.visit_expr(quantized.integers), rewriter.lookup_binding)
+    return quantized._replace(integers=integers)
+
+
+def block_data(rewriter: LayoutRewriter, integers: Any) -> tuple[Any, int]:
+    """Return blocked integers and the channels of their blocks, which are few for few channels."""
+    channels = ir.known_shape(integers)[1]
+    if channels > rewriter.block // 2 or rewriter.blocked_form(integers) is not None:
+        return rewriter.to_blocked(integers), rewriter.block
+    lanes = channels + -channels % integer.DOT
+    return rewriter.kernel(blocked.pack, "pack", integers, lanes, pattern=None), lanes
+
+
+def emit(
+    rewriter: LayoutRewriter,
+    data: QuantizedData,
+    kernel: Any,
+    packed: Any,
+    window: tuple[Sizes, Sizes, Sizes],
+    groups: Groups,
+    name: str,
+) -> Any:
+    """Emit a convolution of integers.
+
+    Args:
+        rewriter: The rewriter.
+        data: Blocked integers, with the scale and the zero point of the data.
+        kernel: Integral weights (o, i of a group, …).
+        packed: The same as (o/b, blocks of data, …, lanes of i, b of o).
+        window: Strides, padding and dilation.
+        groups: The blocks of data that each block of the result reads.
+        name: The name of the kernel of a convolution of floats.
+
+    Returns:
+        The blocked result, without the scale of the weights.
+    """
+    x, zero = to_dot_data(rewriter, data.integers, data.zero_point, rewriter.context.dot_dtype)
+    *outer, lanes, block = ir.known_shape(packed)
+    split = rewriter.reshape(packed, [*outer, lanes // integer.DOT, integer.DOT, block])
+    rank = len(outer)
+    order = [*range(rank + 1), rank + 2, rank + 1]
+    weights = rewriter.cast(rewriter.emit(relax.op.permute_dims(split, order)), "int8")
+    sums = rewriter.kernel(
+        lambda x, w: integer.conv(x, w, *window, groups, zero), f"quantized_{name}", x, weights
+    )
+    totals = rewriter.pad_to_multiples(kernel, [block])
+    shape = [1, -1, *[1] * (rank - 2), block]
+    return scale_sums(rewriter, sums, totals, shape, data._replace(zero_point=zero))
+
+
+def emit_depthwise(
+    rewriter: LayoutRewriter,
+    data: QuantizedData,
+    weights: Any,
+    window: tuple[Sizes, Sizes, Sizes],
+    name: str,
+) -> Any:
+    """Emit a depthwise convolution of integers, computed in float32; return it without the scale of the weights."""
+    sums = rewriter.kernel(
+        lambda x, w: integer.depthwise_conv(x, w, *window, data.zero_point),
+        f"quantized_depthwise_{name}",
+        data.integers,
+        weights,
+    )
+    return rewriter.emit(relax.op.multiply(sums, relax.const(data.scale, "float32")))

@@ -1,0 +1,218 @@
+"""Finds the tensor in memory behind reshapes, transposes, slices and broadcasts, and how they read it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.operators.strided import StridedMatrices, find_strides
+
+_Array = np.ndarray[Any, Any]
+
+# The places of a larger tensor are not worth the memory.
+_MAX_PLACES: Final = 1 << 24
+
+
+class MatrixView(NamedTuple):
+    """A batch of matrices in a tensor.
+
+    Attributes:
+        tensor: The tensor: a variable or a constant.
+        matrices: The matrices in it.
+        factors: The scalars by which the matrices are multiplied, and whether they are divided by it.
+    """
+
+    tensor: Any
+    matrices: StridedMatrices
+    factors: tuple[tuple[Any, bool], ...] = ()
+
+
+def find_view(
+    flow: ir.DataFlow, expr: Any, batch: Sequence[int], *, with_factors: bool = False
+) -> MatrixView | None:
+    """Return the tensor that is farthest up from an expression, and can be read in its place.
+
+    Args:
+        flow: The data flow of the function.
+        expr: A tensor of rank 2 or more.
+        batch: The shape to which its outer axes are broadcast.
+        with_factors: True to move multiplications with scalars out of the view.
+    """
+    chain, calls, factors = [expr], [], []
+    counts = [0]
+    while (step := _find_source(flow, expr, with_factors)) is not None:
+        expr, call, factor = step
+        calls.append(call)
+        factors += [factor] if factor else []
+        chain.append(expr)
+        counts.append(len(factors))
+    for position in reversed(range(len(chain))):
+        places = _follow(flow, chain[position], calls[:position])
+        matrices = None if places is None else find_strides(places, batch)
+        if matrices is not None:
+            return MatrixView(chain[position], matrices, tuple(factors[: counts[position]]))
+    return None
+
+
+def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool) -> Any:
+    """Return the tensor that an expression reads, the call that reads it, and a factor; None at the end of a chain."""
+    value: Any = flow.values.get(expr) if isinstance(expr, relax.Var) else None
+    if isinstance(value, relax.Var):
+        return value, None, None
+    if isinstance(value, relax.TupleGetItem):
+        split: Any = flow.values.get(value.tuple_value)
+        if ir.operator_name(split) != "relax.split":
+            return None
+        return split.args[0], value, None
+    if value is None:
+        return None
+    name = ir.operator_name(value)
+    if name in _RULES:
+        return value.args[0], value, None
+    if with_factors and name in ("relax.multiply", "relax.divide"):
+        data, factor = value.args
+        if name == "relax.multiply" and is_scalar(data):
+            data, factor = factor, data
+        if is_scalar(factor) and ir.shape_of(data) == ir.shape_of(value):
+            return data, None, (factor, name == "relax.divide")
+    return None
+
+
+def is_scalar(expr: Any) -> bool:
+    """Return whether a tensor has one element of float32."""
+    shape = ir.shape_of(expr)
+    return shape is not None and math.prod(shape) == 1 and ir.is_float32(expr)
+
+
+def _follow(flow: ir.DataFlow, tensor: Any, calls: Sequence[Any]) -> _Array | None:
+    """Return for each element of a view its place in the tensor; None if that is not known.
+
+    Args:
+        flow: The data flow of the function.
+        tensor: The tensor.
+        calls: The calls between the view and the tensor, the last one first.
+    """
+    shape = ir.shape_of(tensor)
+    if shape is None or math.prod(shape) > _MAX_PLACES:
+        return None
+    places: _Array = np.arange(math.prod(shape)).reshape(shape)
+    for call in reversed(calls):
+        if call is None:
+            continue
+        result = ir.shape_of(call)
+        if result is None or math.prod(result) > _MAX_PLACES:
+            return None
+        moved: _Array | None
+        if isinstance(call, relax.TupleGetItem):
+            moved = _split(flow.values[call.tuple_value], places, call.index)
+        else:
+            moved = _RULES[ir.operator_name(call)](flow, call, places)
+        if moved is None or moved.shape != result:
+            return None
+        places = moved
+    return places if places.ndim >= 2 else None
+
+
+# ---------------------------------------------------------------- rules
+
+
+def _reshape(_: ir.DataFlow, call: Any, places: _Array) -> _Array:
+    return places.reshape(ir.known_shape(call))
+
+
+def _permute(_: ir.DataFlow, call: Any, places: _Array) -> _Array:
+    axes = call.attrs.axes
+    return places.transpose(None if axes is None else [int(axis) for axis in axes])
+
+
+def _broadcast(_: ir.DataFlow, call: Any, places: _Array) -> _Array:
+    return np.broadcast_to(places, ir.known_shape(call))
+
+
+def _take(flow: ir.DataFlow, call: Any, places: _Array) -> _Array | None:
+    index = _find_integer(flow, call.args[1])
+    if index is None or call.attrs.axis is None:
+        return None
+    axis = int(call.attrs.axis)
+    if not -places.shape[axis] <= index < places.shape[axis]:
+        return None
+    part: _Array = np.take(places, index, axis)
+    return part.reshape(ir.known_shape(call))
+
+
+def _slice(_: ir.DataFlow, call: Any, places: _Array) -> _Array | None:
+    columns = [[_integer(field) for field in getattr(arg, "fields", ())] for arg in call.args[1:]]
+    axes, begins, ends, *strides = columns
+    steps = strides[0] if strides else [1] * len(axes)
+    window: list[slice] = [slice(None)] * places.ndim
+    for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True):
+        if None in (axis, begin, end, step):
+            return None
+        window[axis] = slice(begin, end, step)
+    part: _Array = places[tuple(window)]
+    return part
+
+
+def _split(call: Any, places: _Array, index: int) -> _Array:
+    sections = call.attrs.indices_or_sections
+    axis = int(call.attrs.axis)
+    if isinstance(sections, int | tvm.tirx.IntImm):
+        # as TVM: the last section may be shorter
+        size = -(-places.shape[axis] // int(sections))
+        cuts = list(range(size, places.shape[axis], size))
+    else:
+        cuts = [int(cut) for cut in sections]
+    part: _Array = np.split(places, cuts, axis)[index]
+    return part
+
+
+_RULES: Final[Mapping[str, Callable[[ir.DataFlow, Any, _Array], _Array | None]]] = {
+    **dict.fromkeys(("relax.reshape", "relax.expand_dims", "relax.squeeze"), _reshape),
+    "relax.permute_dims": _permute,
+    "relax.broadcast_to": _broadcast,
+    "relax.take": _take,
+    "relax.strided_slice": _slice,
+}
+
+
+def _integer(expr: Any) -> Any:
+    value = getattr(expr, "value", expr)
+    return int(value) if isinstance(value, int | tvm.tirx.IntImm) else None
+
+
+def _find_integer(flow: ir.DataFlow, expr: Any) -> int | None:
+    """Return an index that constants and static shapes determine."""
+    value = _evaluate(flow, expr)
+    return int(value.reshape(())) if value is not None and value.size == 1 else None
+
+
+def _evaluate(flow: ir.DataFlow, expr: Any) -> _Array | None:
+    """Return the value of an expression of integers as far as importers emit it for indices."""
+    value = flow.values.get(expr, expr) if isinstance(expr, relax.Var) else expr
+    if isinstance(value, tvm.ir.Constant):
+        return value.value.numpy() if isinstance(value.value, tvm.runtime.Tensor) else None
+    name = ir.operator_name(value)
+    if name == "relax.shape_to_tensor":
+        extents = value.args[0].ty.values
+        known = extents is not None and all(isinstance(n, tvm.tirx.IntImm) for n in extents)
+        return np.array([int(n) for n in extents]) if known else None
+    if name not in _INDEX_FUNCTIONS:
+        return None
+    arguments = [_evaluate(flow, argument) for argument in value.args]
+    if any(argument is None for argument in arguments):
+        return None
+    return np.asarray(_INDEX_FUNCTIONS[name](*arguments))
+
+
+_INDEX_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "relax.add": np.add,
+    "relax.less": np.less,
+    "relax.take": np.take,
+    "relax.where": np.where,
+}
