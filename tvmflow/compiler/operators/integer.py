@@ -45,12 +45,12 @@ def conv(
     def element(n: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
         source = groups.first_block(o) + channel
-        window = blocked.read_window(pixel, taps, strides, dilation)
+        window = blocked.read_window(pixel, taps, strides, dilation, padding)
         value = x(n, source, *window, part * DOT + term).astype("int32")
         weight = w(o, channel, *taps, part, inner, term).astype("int32")
         return te.sum(value * weight, axis=[channel, *taps, part, term])
 
-    shape = blocked.convolution_shape(x, kernel, strides, dilation, blocks, block)
+    shape = blocked.convolution_shape(x, kernel, strides, padding, dilation, blocks, block)
     return te.compute(shape, element, name=NAME)
 
 

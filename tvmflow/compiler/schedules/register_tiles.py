@@ -86,7 +86,10 @@ def _isolate_reduction(schedule: Schedule, cpu: CpuModel) -> SingleReduction | N
     if axes is None:
         return None
     position = blocks.index(reductions[0])
-    for block in (*blocks[: max(position - 1, 0)], *blocks[position + 1 : -1]):
+    # What is read once is not worth a pass over memory.
+    is_read_once = position > 0 and blocks[position - 1].work == reductions[0].work
+    first = position if is_read_once else max(position - 1, 0)
+    for block in (*blocks[:first], *blocks[position + 1 : -1]):
         schedule.compute_inline(block.handle)
     if position == len(blocks) - 1:
         schedule.cache_write(reductions[0].handle, 0, "local")
