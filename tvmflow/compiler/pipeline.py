@@ -17,6 +17,7 @@ from tvm import relax
 
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.ir_dump import IRDump
+from tvmflow.compiler.passes.batched_matmuls import pack_batched_matmuls
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
 from tvmflow.compiler.passes.constant_evaluation import evaluate_constants
 from tvmflow.compiler.passes.fold_norms import fold_norms
@@ -67,6 +68,9 @@ GRAPH_PHASES: Final[Phases] = {
         _pass("group_norm", rewrite_group_norms, LoweringContext.has_blocked_layout),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
         _pass("resize", convert_resize, LoweringContext.has_cpu_model),
+        LoweringPass(
+            "pack_batched_matmuls", pack_batched_matmuls, LoweringContext.has_packed_weights
+        ),
         LoweringPass("pack_matmuls", pack_matmuls, LoweringContext.has_packed_weights),
     ),
     "precision": (

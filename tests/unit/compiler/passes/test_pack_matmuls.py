@@ -69,3 +69,47 @@ def test_products_of_any_shape_agree(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(6, 120))
 def test_more_products_agree(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)
+
+
+def check_batched(seed: int, folder: Path) -> None:
+    """Compare a product of two inputs with numpy; either may be transposed or broadcast."""
+    rng = random.Random(seed)
+    rows, columns, depth = rng.choice(_ROWS), rng.choice(_COLUMNS), rng.choice(_DEPTHS)
+    left_batch, right_batch = rng.choice(
+        (((), ()), ((3,), (3,)), ((2, 3), (2, 3)), ((2, 3), (3,)), ((5,), (1,)))
+    )
+    transposed = rng.random() < 0.5
+    left = draw(*left_batch, rows, depth, seed=seed)
+    right = draw(
+        *right_batch, *((columns, depth) if transposed else (depth, columns)), seed=seed + 1
+    )
+    order = [*range(len(right_batch)), len(right_batch) + 1, len(right_batch)]
+    nodes = [
+        *([helper.make_node("Transpose", ["b"], ["t"], perm=order)] if transposed else []),
+        helper.make_node("MatMul", ["a", "t" if transposed else "b"], ["y"]),
+        helper.make_node("Relu", ["y"], ["z"]),
+    ]
+    feed = {"a": left, "b": right}
+    expected = np.maximum(left @ (right.swapaxes(-1, -2) if transposed else right), 0)
+    made = model(
+        nodes,
+        [value(name, array.shape) for name, array in feed.items()],
+        [value("z", expected.shape)],
+    )
+    loaded = load(made, folder, feed)
+    target = level(LEVELS_HERE[seed % len(LEVELS_HERE)])
+    library = lowering.compile_untuned(loaded.mod, loaded.params, target, FAST, 1)
+    arguments = [tvm.runtime.tensor(feed[spec.name]) for spec in loaded.inputs]
+    actual = relax.VirtualMachine(library, tvm.cpu())["main"](*arguments)
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_batched_products_of_any_shape_agree(seed: int, tmp_path: Path) -> None:
+    check_batched(seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4, 80))
+def test_more_batched_products_agree(seed: int, tmp_path: Path) -> None:
+    check_batched(seed, tmp_path)

@@ -11,7 +11,6 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.operators import blocked, winograd
 from tvmflow.compiler.operators.blocked import Groups
-from tvmflow.compiler.passes._rewriter import OPAQUE
 from tvmflow.compiler.passes.blocked_layout import integer_convolutions, taps
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.blocked_layout.taps import Image, Window
@@ -169,9 +168,5 @@ def _emit_winograd(
     split = [o // block, block, i // block, block, size, size]
     weights = rewriter.rearrange(both, split, [4, 5, 0, 2, 3, 1])
     weights = rewriter.cast(weights, rewriter.context.weight_dtype)
-    names = [f"{name}_NCHWc" for name in (winograd.DATA, winograd.PRODUCT, winograd.IMAGE)]
-    arguments = (x, tile, window.padding)
-    data = rewriter.kernel(winograd.transform_data, names[0], *arguments, pattern=OPAQUE)
-    product = rewriter.kernel(winograd.multiply, names[1], data, weights, pattern=OPAQUE)
-    shape = (n, *result_size)
-    return rewriter.kernel(winograd.transform_product, names[2], product, tile, shape)
+    arguments = (x, weights, tile, window.padding, (n, *result_size))
+    return rewriter.kernel(winograd.conv, "winograd_conv2d_NCHWc", *arguments)
