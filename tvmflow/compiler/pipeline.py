@@ -22,6 +22,7 @@ from tvmflow.compiler.passes.constant_evaluation import evaluate_constants
 from tvmflow.compiler.passes.fold_norms import fold_norms
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
 from tvmflow.compiler.passes.lift_weights import lift_weights, split_inference
+from tvmflow.compiler.passes.move_dequantize import move_dequantize
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
 from tvmflow.compiler.passes.resize import convert_resize
@@ -60,13 +61,14 @@ GRAPH_PHASES: Final[Phases] = {
     ),
     "layouts": (
         _pass("fold_weight_dequantize", fold_weight_dequantize, LoweringContext.has_cpu_model),
+        LoweringPass("move_dequantize", move_dequantize, LoweringContext.has_dot_products),
         LoweringPass("fuse_attention", fuse_attention, LoweringContext.has_cpu_model),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
         _pass("resize", convert_resize, LoweringContext.has_cpu_model),
         LoweringPass("pack_matmuls", pack_matmuls, LoweringContext.has_packed_weights),
     ),
     "precision": (
-        _pass("fuse_requantize", fuse_requantize, LoweringContext.has_cpu_model),
+        LoweringPass("fuse_requantize", fuse_requantize, LoweringContext.has_cpu_model),
         _pass(
             "canonicalize", relax.transform.CanonicalizeBindings(), LoweringContext.has_cpu_model
         ),

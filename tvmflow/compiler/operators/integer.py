@@ -94,3 +94,8 @@ def dense(x: Any, w: Any) -> Any:
         return te.sum(value * weight, axis=[part, term])
 
     return te.compute((*outer, blocks * block), element, name=NAME)
+
+
+def take_columns(x: Any, columns: int) -> Any:
+    """Return the first columns of a matrix."""
+    return te.compute((*x.shape[:-1], columns), lambda *index: x(*index), name="columns")
