@@ -6,17 +6,17 @@ Each form fills a folder with the files that its exporter delivers or links.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import tvm
-from tvm import relax, tirx
+from tvm import tirx
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.form_names import C_SOURCE, PARAMS, SYSTEM_LIBRARY, WEIGHTS_FILE
 from tvmflow.compiler.lowering import compile_with_weights
+from tvmflow.compiler.object_files import Array, copy_object_files
 from tvmflow.compiler.schedules.dot_products import expand_dot_products
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import last_line
@@ -39,7 +39,7 @@ class FormInputs(NamedTuple):
     """
 
     mod: tvm.IRModule
-    weights: Sequence[tvm.runtime.Tensor]
+    weights: Sequence[Array]
     target: tvm.target.Target
     prefix: str
 
@@ -53,7 +53,7 @@ def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
         copy_object_files(tvm.compile(inputs.mod, inputs.target), folder)
     arrays = {
         # Lifting may give two weights the same name, and safetensors orders tensors by name.
-        f"{index:04d}.{name}": weight.numpy()
+        f"{index:04d}.{name}": weight
         for index, (name, weight) in enumerate(zip(names, inputs.weights, strict=True))
     }
     save_file(arrays, folder / WEIGHTS_FILE)
@@ -118,13 +118,3 @@ FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
     PARAMS: _compile_without_weights,
     SYSTEM_LIBRARY: _compile_system_library,
 }
-
-
-def copy_object_files(library: relax.VMExecutable, folder: Path) -> None:
-    """Copy the object or C files of a compiled model, as they are before they are linked."""
-
-    def copy(output: str, files: list[str], **_: Any) -> None:
-        for file in sorted(files):
-            shutil.copy(file, folder)
-
-    library.export_library(str(folder / "unlinked.so"), fcompile=copy)

@@ -12,27 +12,28 @@ from tvm import relax
 
 
 class DataFlow:
-    """The definitions and uses of a function's variables, and which of them depend on weights alone."""
+    """The definitions and uses of a function's variables, also in branches, and which of them depend on weights alone."""
 
     def __init__(self, function: relax.Function) -> None:
         self._weights = set(list_weights(function))
-        self.values: dict[Any, Any] = {
-            binding.var: binding.value
-            for block in function.body.blocks
-            for binding in block.bindings
-            if isinstance(binding, relax.VarBinding)
-        }
-        self._uses: Counter[Any] = Counter(list_variables(function.body.body))
+        self.values: dict[Any, Any] = {}
+        self._uses: Counter[Any] = Counter()
         self._readers: dict[Any, list[Any]] = {}
-        self._bound = {value: var for var, value in self.values.items()}
         # In the order of the bindings: recursion through a deep model would exceed Python's stack.
-        for bound, value in self.values.items():
-            variables = list_variables(value)
-            if isinstance(value, relax.Call) and self._weights.issuperset(variables):
-                self._weights.add(bound)
+        for binding in list_bindings(function.body):
+            value = binding.value
+            variables = list_variables(value.cond if isinstance(value, relax.If) else value)
             self._uses.update(variables)
             for variable in variables:
                 self._readers.setdefault(variable, []).append(value)
+            if isinstance(binding, relax.VarBinding):
+                self.values[binding.var] = value
+                if isinstance(value, relax.Call) and self._weights.issuperset(variables):
+                    self._weights.add(binding.var)
+        self._bound = {value: var for var, value in self.values.items()}
+        self._uses.update(
+            var for body in _list_bodies(function.body) for var in list_variables(body)
+        )
 
     def is_weight(self, expr: Any) -> bool:
         """Return whether an expression can be computed when the library is built."""
@@ -55,6 +56,33 @@ class DataFlow:
     def value_if_used(self, var: Any, times: int) -> Any:
         """Return the value of a variable that is used so many times; None for others."""
         return self.values.get(var) if self._uses[var] == times else None
+
+
+def list_bindings(sequence: relax.SeqExpr) -> list[Any]:
+    """Return the bindings of a sequence in their order, with those in the branches of an If before it."""
+    bindings: list[Any] = []
+    for block in sequence.blocks:
+        for binding in block.bindings:
+            for branch in branches_of(binding.value):
+                bindings += list_bindings(branch)
+            bindings.append(binding)
+    return bindings
+
+
+def branches_of(expr: Any) -> tuple[relax.SeqExpr, ...]:
+    """Return the branches of an If; none for other expressions."""
+    return (expr.true_branch, expr.false_branch) if isinstance(expr, relax.If) else ()
+
+
+def _list_bodies(sequence: relax.SeqExpr) -> list[Any]:
+    """Return what a sequence and the branches in it result in."""
+    branches = (
+        branch
+        for block in sequence.blocks
+        for binding in block.bindings
+        for branch in branches_of(binding.value)
+    )
+    return [sequence.body, *(body for branch in branches for body in _list_bodies(branch))]
 
 
 def list_weights(function: relax.Function) -> list[Any]:
@@ -117,6 +145,11 @@ def is_straight_line(mod: tvm.IRModule) -> bool:
     """Return whether `main` is one sequence of bindings without control flow."""
     blocks = mod["main"].body.blocks
     return len(blocks) == 1 and isinstance(blocks[0], relax.DataflowBlock)
+
+
+def has_branches(mod: tvm.IRModule) -> bool:
+    """Return whether `main` has an If."""
+    return any(isinstance(value, relax.If) for value in DataFlow(mod["main"]).values.values())
 
 
 def shape_of(expr: Any) -> tuple[int, ...] | None:

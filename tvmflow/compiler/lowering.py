@@ -21,6 +21,7 @@ from tvmflow.compiler.passes.constant_evaluation import evaluate_function
 from tvmflow.compiler.passes.lift_weights import split_weights
 from tvmflow.compiler.vector_width import VectorWidth
 from tvmflow.core.types import Json
+from tvmflow.runtime.weights import read_safetensors
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class LoweredModel:
     weight_mod: tvm.IRModule | None
     width: VectorWidth | None = None
 
-    def compute_weights(self, params: Weights) -> list[tvm.runtime.Tensor]:
+    def compute_weights(self, params: Weights) -> list[np.ndarray[Any, Any]]:
         """Compute the weights that `main` takes, in its order.
 
         Args:
@@ -55,14 +56,15 @@ class LoweredModel:
         """
         arrays = [params[name] for name in self.weight_names]
         if self.weight_mod is None:
-            return list(map(tvm.runtime.tensor, arrays))
+            return arrays
         weights = evaluate_function(self.weight_mod["main"], arrays)
         if weights is not None:
-            return list(map(tvm.runtime.tensor, weights))
+            return weights
         _log.debug("the weights need an operator without a numpy rule: compiling their function")
         library = tvm.compile(self.weight_mod, tvm.target.Target(_WEIGHTS_TARGET))
         tensors = list(map(tvm.runtime.tensor, arrays))
-        return list(relax.VirtualMachine(library, tvm.cpu())["main"](tensors))
+        computed = relax.VirtualMachine(library, tvm.cpu())["main"](tensors)
+        return [weight.numpy() for weight in computed]
 
 
 def load_ir(path: Path) -> tvm.IRModule:
@@ -71,10 +73,8 @@ def load_ir(path: Path) -> tvm.IRModule:
 
 
 def load_weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Load the weights that `import` wrote, by the names of the imported `main`'s parameters."""
-    from safetensors.numpy import load_file
-
-    return dict(load_file(path))
+    """Return the weights that `import` wrote, by the names of the imported `main`'s parameters, mapped from the file."""
+    return read_safetensors(path)
 
 
 def make_target(mapping: Mapping[str, Json]) -> tvm.target.Target:
@@ -108,14 +108,15 @@ def lower(
 
 
 def compile_with_weights(
-    mod: tvm.IRModule, weights: Sequence[tvm.runtime.Tensor], target: tvm.target.Target
+    mod: tvm.IRModule, weights: Sequence[np.ndarray[Any, Any]], target: tvm.target.Target
 ) -> relax.VMExecutable:
     """Compile a lowered module to a library that contains its weights: `main` takes the model's inputs alone."""
     params = ir.list_weights(mod["main"])
     if len(params) != len(weights):
         raise AssertionError(f"main takes {len(params)} weights, but {len(weights)} were computed")
     # By variable, not by name: lifting may give two parameters the same name.
-    bound = relax.transform.BindParams("main", dict(zip(params, weights, strict=True)))(mod)
+    tensors = map(tvm.runtime.tensor, weights)
+    bound = relax.transform.BindParams("main", dict(zip(params, tensors, strict=True)))(mod)
     with target:
         return tvm.compile(bound, target)
 

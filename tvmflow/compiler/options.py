@@ -32,7 +32,7 @@ class LoweringOptions:
         plain: The operators (see `passes.OPERATORS`) that keep the model's layout and weights.
         winograd: The tile size of Winograd convolutions; 0 for none.
         vector_bits: The width of vectors; None to choose it by the model.
-        math: `vector` for vectorized exp, sigmoid, tanh and erf, `libm` for the C library's.
+        math: `vector` for vectorized exp, log, sigmoid, tanh and erf, `libm` for the C library's.
     """
 
     version: int = LOWERING_VERSION

@@ -21,8 +21,9 @@ from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
 from tvmflow.compiler.passes.constant_evaluation import evaluate_constants
 from tvmflow.compiler.passes.fold_norms import fold_norms
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
-from tvmflow.compiler.passes.lift_weights import lift_weights, split_inference
+from tvmflow.compiler.passes.lift_weights import hoist_weights, lift_weights, split_inference
 from tvmflow.compiler.passes.move_dequantize import move_dequantize
+from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
 from tvmflow.compiler.passes.resize import convert_resize
@@ -76,7 +77,12 @@ GRAPH_PHASES: Final[Phases] = {
             "mixed_precision", relax.transform.ToMixedPrecision(), LoweringContext.has_mixed_data
         ),
     ),
-    "weights": (_pass("lift_weights", lift_weights),),
+    "weights": (
+        _pass("hoist_weights", hoist_weights),
+        # A model with an If has no dataflow blocks yet, which the passes from here on work on.
+        _pass("convert_to_dataflow", relax.transform.ConvertToDataflow(min_size=1)),
+        _pass("lift_weights", lift_weights),
+    ),
 }
 """The passes over the graph; afterwards the module has a function that computes the weights."""
 
@@ -93,6 +99,7 @@ KERNEL_PHASES: Final[Phases] = {
     "fuse": (
         _pass("annotate_op_patterns", relax.transform.AnnotateTIROpPattern()),
         _pass("fold_constants", relax.transform.FoldConstant()),
+        _pass("outline_branches", outline_branches),
         _pass("fuse_ops", relax.transform.FuseOps()),
         _pass("fuse_tir", relax.transform.FuseTIR()),
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -125,6 +127,18 @@ class PartitionedExporter(Exporter, Protocol):
 
     def export(self, built: BuiltModel | PartitionedModel, folder: Path) -> None:
         """Write the files into a folder: the same bytes for the same input, on any machine."""
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file that does not change any more a second name; copy it where the disk cannot.
+
+    Raises:
+        OSError: when `target` cannot be written.
+    """
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def json_bytes(value: Json) -> bytes:

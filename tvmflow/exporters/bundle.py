@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from tvmflow.core.files import hash_file
 from tvmflow.core.types import Json
 from tvmflow.exporters import _base
 from tvmflow.exporters._archives import write_zip
-from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
+from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel, link_or_copy
 from tvmflow.runtime.bundles import LIBRARY_FORMAT, MANIFEST, PARTITIONED_FORMAT, SIGNATURE
 
 FORM: Final = ""
@@ -26,15 +26,15 @@ def files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
-    """Copy the bundle, which `tvmflow.load` opens."""
-    shutil.copyfile(built.bundle, folder / files(built.request)[0])
+    """Deliver the bundle, which `tvmflow.load` opens."""
+    link_or_copy(built.bundle, folder / files(built.request)[0])
 
 
 def write(built: BuiltModel, output: Path) -> None:
     """Write a zip without compression: `manifest.json`, `signature.json` and the library, in this order."""
-    content = {
+    content: dict[str, Path | bytes] = {
         SIGNATURE: _base.json_bytes(built.signature),
-        built.request.library_name: built.library.read_bytes(),
+        built.request.library_name: built.library,
     }
     _write(built.manifest, LIBRARY_FORMAT, content, output)
 
@@ -48,18 +48,26 @@ def write_partitioned(
     """Write the bundle of a partitioned model: the bundle of each part, in order, in place of the library."""
     part_files = {name: f"parts/{name}.tvmflow" for name in parts}
     listed = [{"name": name, "file": file} for name, file in part_files.items()]
-    content = {SIGNATURE: _base.json_bytes(signature)}
-    content |= {part_files[name]: path.read_bytes() for name, path in parts.items()}
+    content: dict[str, Path | bytes] = {SIGNATURE: _base.json_bytes(signature)}
+    content |= {part_files[name]: path for name, path in parts.items()}
     _write({**manifest, "parts": listed}, PARTITIONED_FORMAT, content, output)
 
 
 def _write(
-    manifest: Mapping[str, Json], bundle_format: int, content: Mapping[str, bytes], output: Path
+    manifest: Mapping[str, Json],
+    bundle_format: int,
+    content: Mapping[str, Path | bytes],
+    output: Path,
 ) -> None:
     """Write a zip whose manifest has size and digest of every other file in it."""
-    files = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in content.items()
-    }
+    known = manifest.get("sha256", {})
+    files = {name: _describe(source, known.get(name)) for name, source in content.items()}
     document = {**manifest, "bundle": bundle_format, "files": files}
     write_zip(output, {MANIFEST: _base.json_bytes(document), **content})
+
+
+def _describe(source: Path | bytes, digest: str | None) -> dict[str, Json]:
+    """Return size and digest of a file or a content; the digest may be known."""
+    if isinstance(source, bytes):
+        return {"bytes": len(source), "sha256": hashlib.sha256(source).hexdigest()}
+    return {"bytes": source.stat().st_size, "sha256": digest or hash_file(source)}

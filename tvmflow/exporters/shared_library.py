@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Final
 
-from tvmflow.exporters._base import BuiltModel, ExportRequest, no_reason
+from tvmflow.exporters._base import BuiltModel, ExportRequest, link_or_copy, no_reason
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()
@@ -20,5 +19,5 @@ def files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def export(built: BuiltModel, folder: Path) -> None:
-    """Copy the linked library."""
-    shutil.copyfile(built.library, folder / files(built.request)[0])
+    """Deliver the linked library."""
+    link_or_copy(built.library, folder / files(built.request)[0])

@@ -44,7 +44,7 @@ class Kernels(ClosedModel):
     )
     math: Literal["vector", "libm"] = Field(
         default="vector",
-        description="`vector`: exp, sigmoid, tanh and erf are computed with vector instructions, accurate to 8 units in "
+        description="`vector`: exp, log, sigmoid, tanh and erf are computed with vector instructions, accurate to 8 units in "
         "the last place. `libm`: the C library is called.",
     )
     vector_bits: Literal[128, 256, 512] | None = Field(

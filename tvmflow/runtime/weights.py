@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -117,15 +119,19 @@ def read_params(
 
 
 def read_safetensors(path: str | Path) -> dict[str, Array]:
-    """Return the arrays of a `.safetensors` file as views of the file's content.
+    """Return the arrays of a `.safetensors` file that does not change, mapped from it: they take no memory.
 
     Raises:
         BundleError: when the file is damaged.
     """
-    return _parse_safetensors(path, Path(path).read_bytes())
+    with Path(path).open("rb") as stream:
+        is_empty = not os.fstat(stream.fileno()).st_size
+        # TVM takes arrays that can be written alone; changes do not reach the file
+        content = b"" if is_empty else mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+    return _parse_safetensors(path, content)
 
 
-def _parse_safetensors(path: str | Path, content: bytes) -> dict[str, Array]:
+def _parse_safetensors(path: str | Path, content: bytes | mmap.mmap) -> dict[str, Array]:
     import numpy as np
 
     try:

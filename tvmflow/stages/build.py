@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tvmflow.compiler.lowering import LoweredModel
 
 TRAITS: Final = StageTraits(
-    version=3,
+    version=4,
     scope="machine",
     needs={
         "import": ("model.json", "params.safetensors"),
@@ -109,14 +109,14 @@ def run(settings: BuildSettings, context: StageContext) -> Facts:
 
 def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Facts:
     """Compile in the process that the backend chose; arguments and result are JSON."""
-    from tvmflow.compiler import forms, lowering
+    from tvmflow.compiler import forms, lowering, object_files
 
     settings, folder = parse_settings(run, document), Path(out)
     paths = {name: Path(path) for name, path in inputs.items()}
     target = lowering.make_target(settings.target)
     model, rules = _schedule(settings, paths)
     weights = model.compute_weights(lowering.load_weights(paths["import/params.safetensors"]))
-    forms.copy_object_files(lowering.compile_with_weights(model.mod, weights, target), folder)
+    object_files.write_object_files(model.mod, weights, target, folder)
     form_inputs = forms.FormInputs(model.mod, weights, target, settings.prefix)
     for form in settings.forms:
         (folder / form).mkdir()

@@ -92,7 +92,7 @@ def test_weights_come_in_the_order_of_mains_parameters() -> None:
     weights = lowered.compute_weights(weights_of(mod))
     assert [list(weight.shape) for weight in weights] == shapes == [[2, 3, 3, 3, 8], [1, 576, 8]]
     original = weights_of(mod)["w0"].reshape(2, 8, 3, 3, 3).transpose(0, 2, 3, 4, 1)
-    np.testing.assert_array_equal(weights[0].numpy(), original)
+    np.testing.assert_array_equal(weights[0], original)
 
 
 def test_a_failing_pass_leaves_the_dump_up_to_it(

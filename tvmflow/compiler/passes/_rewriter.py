@@ -28,6 +28,24 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self.flow = ir.DataFlow(mod["main"])
+        self._memos: list[dict[Any, Any]] = []
+
+    def visit_if_(self, op: relax.If) -> Any:
+        """Rewrite both branches; what one of them has emitted is no longer known after it."""
+        condition = self.visit_expr(op.cond)
+        branches = []
+        for branch in ir.branches_of(op):
+            before = [dict(memo) for memo in self._memos]
+            branches.append(self.visit_with_new_scope(branch))
+            for memo, entries in zip(self._memos, before, strict=True):
+                memo.clear()
+                memo.update(entries)
+        return relax.If(condition, *branches)
+
+    def new_memo(self) -> dict[Any, Any]:
+        """Return a dictionary for emitted variables, from which those of a branch vanish after it."""
+        self._memos.append({})
+        return self._memos[-1]
 
     def emit(self, expr: Any) -> Any:
         """Bind an expression to a new variable."""
@@ -101,10 +119,3 @@ def rewrite_main(mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any)
     main = instance.visit_expr(mod["main"])
     instance.builder_.update_func(mod.get_global_var("main"), main)
     return relax.transform.DeadCodeElimination(["main"])(instance.builder_.get())
-
-
-def rewrite_straight_line(
-    mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any
-) -> tvm.IRModule:
-    """Return a module with `main` rewritten; as it is if `main` has control flow."""
-    return rewrite_main(mod, rewriter, *options) if ir.is_straight_line(mod) else mod

@@ -16,7 +16,7 @@ from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.operators import attention
 from tvmflow.compiler.operators.attention import Attention, Operand, ScoreStep
 from tvmflow.compiler.operators.strided import StridedMatrices, contiguous
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_straight_line
+from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import MatrixView, find_view, is_scalar
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def fuse_attention(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Replace softmax(q·kᵀ)·v, with masks and scales, by a kernel that keeps the scores in the cache."""
     if context.cpu is None or context.is_plain("attention"):
         return mod
-    return rewrite_straight_line(mod, _AttentionFuser, context.cpu)
+    return rewrite_main(mod, _AttentionFuser, context.cpu)
 
 
 class _Step(NamedTuple):

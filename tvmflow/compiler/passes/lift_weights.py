@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import Any, Final
 
 import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 
 _log = logging.getLogger(__name__)
 
 _WEIGHTS: Final = "main_transform_params"
+
+
+def hoist_weights(mod: tvm.IRModule) -> tvm.IRModule:
+    """Move what depends on weights alone out of branches, so that it can be lifted."""
+    return rewrite_main(mod, _WeightHoister) if ir.has_branches(mod) else mod
+
+
+class _WeightHoister(MainRewriter):
+    """Emits the weights of both branches before an If."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self._hoisted: set[Any] = set()
+
+    def visit_if_(self, op: relax.If) -> Any:
+        for branch in ir.branches_of(op):
+            for binding in ir.list_bindings(branch):
+                if binding.var not in self._hoisted and self.flow.is_weight(binding.var):
+                    self._hoisted.add(binding.var)
+                    self.set_var_remap(binding.var, self.emit(self.visit_expr(binding.value)))
+        return super().visit_if_(op)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        if binding.var not in self._hoisted:
+            super().visit_var_binding_(binding)
 
 
 def lift_weights(mod: tvm.IRModule) -> tvm.IRModule:

@@ -10,7 +10,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_straight_line
+from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 
 _QUANTIZE: Final = "relax.quantize"
 _DEQUANTIZE: Final = "relax.dequantize"
@@ -27,7 +27,7 @@ def move_dequantize(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule
 
     Bytes get the dtype that dot product instructions take, and conversion forth and back is removed.
     """
-    return rewrite_straight_line(mod, _DequantizeMover, str(context.dot_dtype))
+    return rewrite_main(mod, _DequantizeMover, str(context.dot_dtype))
 
 
 class _DequantizeMover(MainRewriter):

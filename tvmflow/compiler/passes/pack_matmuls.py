@@ -11,7 +11,7 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS
 from tvmflow.compiler.operators import blocked, integer
-from tvmflow.compiler.passes._rewriter import OPAQUE, MainRewriter, rewrite_straight_line
+from tvmflow.compiler.passes._rewriter import OPAQUE, MainRewriter, rewrite_main
 from tvmflow.compiler.passes.quantization import (
     find_integer_weights,
     find_quantized_data,
@@ -25,7 +25,7 @@ def pack_matmuls(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Pack the weights (k, n) of matrix products as (⌈n/b⌉, k, b)."""
     if context.is_plain("matmul"):
         return mod
-    return rewrite_straight_line(mod, _MatmulPacker, context)
+    return rewrite_main(mod, _MatmulPacker, context)
 
 
 class _MatmulPacker(MainRewriter):

@@ -11,7 +11,7 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.operators import blocked
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_straight_line
+from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 
 _CONV2D: Final = "relax.nn.conv2d"
 _MATMUL: Final = "relax.matmul"
@@ -34,7 +34,7 @@ _WEIGHT_RANKS: Final = {_CONV2D: 4, _MATMUL: 2}
 
 def fold_weight_dequantize(mod: tvm.IRModule) -> tvm.IRModule:
     """Rewrite convolutions and matrix products with weights s·w, w being int8, to products with w, multiplied by s."""
-    return rewrite_straight_line(mod, _WeightDequantizeFolder)
+    return rewrite_main(mod, _WeightDequantizeFolder)
 
 
 def fuse_requantize(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
@@ -43,7 +43,7 @@ def fuse_requantize(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule
     The results are the same, except that a zero may be −0. Where the CPU has dot products, what
     goes from kernel to kernel stays bytes.
     """
-    return rewrite_straight_line(mod, _RequantizeFuser, context.has_dot_products())
+    return rewrite_main(mod, _RequantizeFuser, context.has_dot_products())
 
 
 def integer_weight_dtype(flow: ir.DataFlow, weights: Any) -> str:

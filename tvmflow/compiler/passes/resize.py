@@ -16,7 +16,7 @@ from tvmflow.compiler.passes._rewriter import (
     OPAQUE,
     TAKES_EPILOGUE,
     MainRewriter,
-    rewrite_straight_line,
+    rewrite_main,
 )
 
 RESIZES: Final = ("relax.image.resize2d", "relax.image.resize3d")
@@ -42,7 +42,7 @@ class Resize(NamedTuple):
 
 def convert_resize(mod: tvm.IRModule) -> tvm.IRModule:
     """Convert resizes of float32 data to kernels with tables."""
-    return rewrite_straight_line(mod, _ResizeRewriter)
+    return rewrite_main(mod, _ResizeRewriter)
 
 
 def as_resize(call: relax.Call) -> Resize | None:

@@ -1,6 +1,6 @@
-"""Vectorized exp, sigmoid, tanh and erf of float32: LLVM would call libm for each lane.
+"""Vectorized exp, sigmoid, tanh, erf, logarithms and powers of float32: LLVM would call libm for each lane.
 
-The error is at most 8 units in the last place over the whole range (2 for `exp`). Infinities,
+The error is at most 8 units in the last place over the whole range (2 for `exp` and `log`). Infinities,
 denormals and NaN are those of IEEE 754: this is no fast-math.
 """
 
@@ -19,15 +19,17 @@ _FLOAT: Final = "float32"
 
 
 def vectorize_math(mod: tvm.IRModule) -> tvm.IRModule:
-    """Replace `exp`, `sigmoid`, `tanh` and `erf` of float32 in kernels by arithmetic."""
+    """Replace the functions of this module, of float32, in kernels by arithmetic."""
     return ir.rewrite_kernel_calls(mod, _expand)
 
 
 def _expand(call: Any) -> Any:
     name = ir.operator_name(call)
-    if name not in _FUNCTIONS or str(call.ty.dtype) != _FLOAT:
+    if str(getattr(call.ty, "dtype", "")) != _FLOAT:
         return call
-    return _FUNCTIONS[name](call.args[0])
+    if name == "tirx.pow" and isinstance(call.args[1], tirx.FloatImm):
+        return _constant_power(call, float(call.args[1]))
+    return _FUNCTIONS[name](call.args[0]) if name in _FUNCTIONS else call
 
 
 def _const(value: float) -> Any:
@@ -83,6 +85,93 @@ def _power(n: Any) -> Any:
     return tirx.reinterpret(_FLOAT, bits)
 
 
+# Cephes' logf: ln(1 + m) = m - m²/2 + m³·P(m) for m from √½ - 1 to √2 - 1.
+_LOG_SERIES: Final = (
+    *(7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1),
+    *(-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1),
+)
+_MIN_NORMAL: Final = 2.0**-126
+_INFINITY: Final = math.inf
+
+
+def _log(x: Any) -> Any:
+    """Return ln x = e·ln 2 + ln m with x = m·2ᵉ, as Cephes' logf does."""
+
+    def finite(x: Any) -> Any:
+        is_denormal = x < _const(_MIN_NORMAL)
+        scaled = tirx.Select(is_denormal, x * _const(2.0**25), x)
+        shift = tirx.Select(is_denormal, _const(-151.0), _const(-126.0))
+        return _let_int(tirx.reinterpret("int32", scaled), lambda bits: _split(bits, shift))
+
+    def _split(bits: Any, shift: Any) -> Any:
+        exponent = tirx.Cast(_FLOAT, bits >> 23) + shift
+        mantissa = tirx.reinterpret(_FLOAT, (bits & 0x007FFFFF) | 0x3F000000)
+        return _let(mantissa, lambda m: _let(exponent, lambda e: _reduced(m, e)))
+
+    def _reduced(m: Any, e: Any) -> Any:
+        is_low = m < _const(math.sqrt(0.5))
+        e = tirx.Select(is_low, e - _const(1.0), e)
+        m = tirx.Select(is_low, m + m, m) - _const(1.0)
+        return _let(m, lambda m: _let(e, lambda e: _series(m, e)))
+
+    def _series(m: Any, e: Any) -> Any:
+        def total(z: Any) -> Any:
+            small = _polynomial(m, _LOG_SERIES) * m * z - _const(2.12194440e-4) * e
+            return (m + (small - _const(0.5) * z)) + _const(0.693359375) * e
+
+        return _let(m * m, total)
+
+    def special(x: Any) -> Any:
+        at_most_zero = tirx.Select(x < _const(0.0), _const(math.nan), _const(-_INFINITY))
+        is_normal = tirx.all(x > _const(0.0), x < _const(_INFINITY))
+        other = tirx.Select(x > _const(0.0), x, tirx.Select(tirx.isnan(x), x, at_most_zero))
+        return tirx.Select(is_normal, finite(x), other)
+
+    return _let(x, special)
+
+
+def _log1p(x: Any) -> Any:
+    """Return ln(1 + x) = ln u · x / (u − 1) with u = 1 + x, whose rounding cancels.
+
+    Source: Goldberg, "What Every Computer Scientist Should Know About Floating-Point Arithmetic", theorem 4.
+    """
+
+    def corrected(x: Any, u: Any) -> Any:
+        ratio = tirx.Select(
+            tirx.any(x > _const(1e8), u <= _const(0.0)), _const(1.0), x / (u - _const(1.0))
+        )
+        return tirx.Select(u == _const(1.0), x, _log(u) * ratio)
+
+    return _let(x, lambda x: _let(x + _const(1.0), lambda u: corrected(x, u)))
+
+
+def _let_int(value: Any, body: Callable[[Any], Any]) -> Any:
+    var = tirx.Var("b", "int32")
+    return tirx.Let(var, value, body(var))
+
+
+_MAX_PRODUCTS: Final = 8
+
+
+def _constant_power(call: Any, exponent: float) -> Any:
+    """Return xⁿ as products for small integers n, and as a root for n = ±½; the call itself for others."""
+    if abs(exponent) == 0.5:
+        value = tirx.sqrt(call.args[0])
+    elif exponent == int(exponent) and 1 <= abs(exponent) <= _MAX_PRODUCTS:
+        value = _let(call.args[0], lambda x: _integer_power(x, int(abs(exponent))))
+    else:
+        return call
+    return value if exponent > 0 else _const(1.0) / value
+
+
+def _integer_power(x: Any, exponent: int) -> Any:
+    if exponent == 1:
+        return x
+    rest = x if exponent % 2 else None
+    square = _let(_integer_power(x, exponent // 2), lambda half: half * half)
+    return square if rest is None else square * rest
+
+
 def _sigmoid(x: Any) -> Any:
     return _const(1.0) / (_const(1.0) + _exp(_const(0.0) - x))
 
@@ -123,6 +212,8 @@ def _rational(
 
 _FUNCTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "tirx.exp": _exp,
+    "tirx.log": _log,
+    "tirx.log1p": _log1p,
     "tirx.sigmoid": _sigmoid,
     "tirx.tanh": _rational(7.90531110763549805, _TANH_NUMERATOR, _TANH_DENOMINATOR),
     "tirx.erf": _rational(3.925, _ERF_NUMERATOR, _ERF_DENOMINATOR),

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, OperatorSetIdProto, helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    OperatorSetIdProto,
+    helper,
+)
 from onnx.defs import onnx_opset_version
 
 from tvmflow.core.formatting import quoted
@@ -17,15 +24,16 @@ _MAX_KNOWN_ELEMENTS: Final = 64
 
 
 class KnownValues(NamedTuple):
-    """Small constants and static shapes of the values in a graph."""
+    """Small constants and static shapes of the values in a model."""
 
     constants: Mapping[str, np.ndarray[Any, Any]]
     shapes: Mapping[str, tuple[int, ...]]
 
 
 def known_values(model: ModelProto) -> KnownValues:
-    """Return the small constants and the static shapes of a model's main graph."""
-    values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
+    """Return the small constants and the static shapes of a model, whose branches have names of their own."""
+    graphs = list(all_graphs(model.graph))
+    values = [v for graph in graphs for v in (*graph.input, *graph.value_info, *graph.output)]
     shapes = {}
     for value in values:
         tensor = value.type.tensor_type
@@ -37,6 +45,25 @@ def known_values(model: ModelProto) -> KnownValues:
     initializers = model.graph.initializer
     small = [t for t in initializers if math.prod(t.dims) <= _MAX_KNOWN_ELEMENTS]
     return KnownValues({tensor.name: array_of(tensor) for tensor in small}, shapes)
+
+
+def is_if(node: NodeProto) -> bool:
+    """Return whether a node is ONNX's conditional operator."""
+    return bool(node.op_type == "If" and is_standard(node))
+
+
+def list_branches(graph: GraphProto) -> Iterator[GraphProto]:
+    """Give the branches of every If in a graph, without those inside them."""
+    for node in graph.node:
+        if is_if(node):
+            yield from (attribute.g for attribute in node.attribute)
+
+
+def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """Give a graph, and all branches in it."""
+    yield graph
+    for branch in list_branches(graph):
+        yield from all_graphs(branch)
 
 
 def attributes_of(node: NodeProto) -> dict[str, Any]:
@@ -83,3 +110,19 @@ def captured_names(attribute: AttributeProto) -> set[str]:
             for inner in node.attribute:
                 names |= captured_names(inner)
     return names
+
+
+def rename_captured(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Rename values where a graph, or a subgraph in it, reads them or returns them.
+
+    Args:
+        graph: The graph; it is changed.
+        names: The old name -> the new one.
+    """
+    for value in (*graph.output, *graph.value_info):
+        value.name = names.get(value.name, value.name)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                rename_captured(inner, names)

@@ -21,7 +21,16 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import LoadedModel
-from tvmflow.frontends.onnx._graph import known_values, node_name, opset_of
+from tvmflow.frontends.onnx import _recurrent
+from tvmflow.frontends.onnx._graph import (
+    all_graphs,
+    attributes_of,
+    captured_names,
+    is_if,
+    known_values,
+    node_name,
+    opset_of,
+)
 from tvmflow.frontends.onnx._large_tensors import array_of, place_of
 from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
 
@@ -75,7 +84,7 @@ def _refuse_unsupported(model: ModelProto) -> None:
     """
     known = known_values(model)
     refused: dict[str, list[NodeProto]] = {}
-    for node in model.graph.node:
+    for node in _all_nodes(model):
         if reason := unsupported_reason(node, known):
             refused.setdefault(reason, []).append(node)
     if not refused:
@@ -84,20 +93,26 @@ def _refuse_unsupported(model: ModelProto) -> None:
     for reason, nodes in sorted(refused.items()):
         rest = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
         lines.append(f"{reason} (node {node_name(nodes[0])}{rest})")
-    is_quantized = any(node.op_type in QOPERATORS for node in model.graph.node)
+    is_quantized = any(node.op_type in QOPERATORS for node in _all_nodes(model))
     raise ImportFailed("; ".join(lines), fix=_QUANTIZED_FIX if is_quantized else _FIX)
+
+
+def _all_nodes(model: ModelProto) -> list[NodeProto]:
+    return [node for graph in all_graphs(model.graph) for node in graph.node]
 
 
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     """TVM's importer, which gets weights as parameters, and names the node at which it fails."""
 
+    _nodes: dict[str, Any]
+
     def __init__(self, model: ModelProto) -> None:
         super().__init__({}, "float32", keep_params_in_input=False, sanitize=False)
         inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
         self._dtype = {n: str(helper.tensor_dtype_to_np_dtype(t)) for n, t in inputs.items()}
-        self._parameters = {n for node in model.graph.node for n in parameter_operands(node)}
+        self._parameters = {n for node in _all_nodes(model) for n in parameter_operands(node)}
         self._quantized = {
-            node.input[0] for node in model.graph.node if node.op_type == "DequantizeLinear"
+            node.input[0] for node in _all_nodes(model) if node.op_type == "DequantizeLinear"
         }
         self.weights: dict[str, tuple[relax.Var, np.ndarray[Any, Any]]] = {}
 
@@ -119,9 +134,11 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def _convert_operator(
         self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
-        """Convert Clip and PRelu to operators that layout passes support, and all others as TVM does."""
+        """Convert recurrent operators, which TVM lacks; Clip and PRelu to operators that layout passes support; all others as TVM does."""
         if op_name == "PRelu":
             return self._prelu(*inputs)
+        if op_name in _recurrent.OPERATORS:
+            return _recurrent.convert(op_name, self.bb, inputs, attrs)
         bounds = _clip_bounds(inputs, attrs) if op_name == "Clip" else None
         if bounds is None:
             return super()._convert_operator(op_name, inputs, attrs, opset)
@@ -129,6 +146,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         for bound, operator in zip(bounds, (relax.op.maximum, relax.op.minimum), strict=True):
             value = value if bound is None else self.bb.normalize(operator(value, bound))
         return value
+
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        """Do nothing: `import_prepared` has refused what neither TVM nor this importer converts."""
 
     def _prelu(self, x: relax.Expr, slope: relax.Expr) -> relax.Expr:
         """Return `max(x, 0) + slope · min(x, 0)`.
@@ -151,13 +171,44 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             single = onnx.GraphProto()
             single.node.append(node)
             try:
-                super()._construct_nodes(single)
+                if is_if(node):
+                    self._construct_if(node)
+                else:
+                    super()._construct_nodes(single)
             except ImportFailed:
                 raise
             except Exception as error:
                 name = f"{excerpt(node.op_type)} (node {node_name(node)})"
                 text = f"{name} cannot be imported: {last_line(error)}"
                 raise ImportFailed(text, fix=_FIX) from error
+
+    def _construct_if(self, node: NodeProto) -> None:
+        """Convert an If, of which only the branch that is taken is computed."""
+        branches = attributes_of(node)
+        # What is not bound to a variable yet would be computed in each branch again.
+        for name in sorted({name for a in node.attribute for name in captured_names(a)}):
+            if isinstance(self._nodes.get(name), relax.Call):
+                self._nodes[name] = self.bb.emit(self._nodes[name])
+        condition = self.bb.emit(relax.op.reshape(self._nodes[node.input[0]], []))
+        bodies = [self._convert_branch(branches[f"{name}_branch"]) for name in ("then", "else")]
+        result = self.bb.emit(relax.If(condition, *bodies))
+        if len(node.output) == 1:
+            self._nodes[node.output[0]] = result
+            return
+        for index, name in enumerate(node.output):
+            self._nodes[name] = self.bb.emit(relax.TupleGetItem(result, index))
+
+    def _convert_branch(self, graph: onnx.GraphProto) -> relax.SeqExpr:
+        outer = dict(self._nodes)
+        self.bb.begin_scope()
+        self.bb._begin_binding_block()
+        self._construct_nodes(graph)
+        results = [self._nodes[value.name] for value in graph.output]
+        body = self.bb.emit(results[0] if len(results) == 1 else relax.Tuple(results))
+        block = self.bb._end_block()
+        self.bb.end_scope()
+        self._nodes = outer
+        return relax.SeqExpr([block], body)
 
 
 def _clip_bounds(inputs: Any, attrs: Mapping[str, Any]) -> tuple[Any, Any] | None:

@@ -119,10 +119,17 @@ _MICROSOFT_ONLY: Final = frozenset({"Attention"})
 
 @functools.cache
 def supported_operators() -> frozenset[str]:
-    """Return the operators that TVM's importer has a converter for."""
+    """Return the operators that TVM's importer or tvmflow's has a converter for."""
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
-    return frozenset(_get_convert_map()) | {"If", "Constant"}
+    return frozenset(_get_convert_map()) | {"If", "Constant"} | _recurrent_operators()
+
+
+def _recurrent_operators() -> frozenset[str]:
+    # The module imports TVM.
+    from tvmflow.frontends.onnx._recurrent import OPERATORS
+
+    return OPERATORS
 
 
 def unsupported_reason(node: NodeProto, known: KnownValues) -> str:

@@ -15,6 +15,11 @@ from onnx import ModelProto, TensorShapeProto, ValueInfoProto
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import TensorSpec
+from tvmflow.frontends.onnx._branches import (
+    inline_known_branches,
+    name_branch_values,
+    simplify_branches,
+)
 from tvmflow.frontends.onnx._conversion import (
     convert_constants_to_initializers,
     convert_opset,
@@ -22,6 +27,7 @@ from tvmflow.frontends.onnx._conversion import (
     inline_functions,
 )
 from tvmflow.frontends.onnx._einsum import convert_einsums
+from tvmflow.frontends.onnx._graph import all_graphs
 from tvmflow.frontends.onnx._inputs import ELEMENT_TYPES, ModelInput, find_input_problems
 from tvmflow.frontends.onnx._simplification import (
     bypass_copies,
@@ -40,6 +46,7 @@ _Pass = Callable[[ModelProto], ModelProto]
 _CONVERSIONS: Final[tuple[_Pass, ...]] = (
     inline_functions,
     convert_opset,
+    name_branch_values,
     convert_constants_to_initializers,
 )
 # Each may give the others something to do.
@@ -47,6 +54,7 @@ _SIMPLIFICATIONS: Final[tuple[_Pass, ...]] = (
     infer_shapes,
     fold_shapes,
     fold_constants,
+    inline_known_branches,
     drop_unused_outputs,
     expand_unsupported_operators,
     convert_constants_to_initializers,
@@ -54,7 +62,7 @@ _SIMPLIFICATIONS: Final[tuple[_Pass, ...]] = (
     bypass_copies,
     drop_dead_nodes,
 )
-_MAX_ROUNDS: Final = 8
+_MAX_ROUNDS: Final = 16
 _MAX_PROBLEMS: Final = 20
 
 
@@ -72,14 +80,20 @@ def prepare(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> ModelProto:
     _set_input_shapes(model, inputs)
     for conversion in _CONVERSIONS:
         model = conversion(model)
+    model = _simplify(model)
+    refuse_large_tensors(model)
+    return model
+
+
+def _simplify(model: ModelProto) -> ModelProto:
     for round_number in range(_MAX_ROUNDS):
         before = model.SerializeToString(deterministic=True)
         for simplification in _SIMPLIFICATIONS:
             model = simplification(model)
+        model = simplify_branches(model, _simplify)
         if model.SerializeToString(deterministic=True) == before:
             _log.debug("nothing left to simplify after %d rounds", round_number)
             break
-    refuse_large_tensors(model)
     return model
 
 
@@ -113,9 +127,10 @@ def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None
                 TensorShapeProto.Dimension(dim_value=n) for n in specs[value.name].shape
             )
     # Shapes that were inferred from other input shapes would contradict the new ones.
-    del model.graph.value_info[:]
-    for output in model.graph.output:
-        output.type.tensor_type.ClearField("shape")
+    for graph in all_graphs(model.graph):
+        del graph.value_info[:]
+        for output in graph.output:
+            output.type.tensor_type.ClearField("shape")
 
 
 def _model_input(value: ValueInfoProto) -> ModelInput:

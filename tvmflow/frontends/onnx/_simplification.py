@@ -17,11 +17,13 @@ from tvmflow.core.formatting import excerpt
 from tvmflow.frontends._base import MAX_ELEMENTS
 from tvmflow.frontends.onnx._graph import (
     KnownValues,
+    all_graphs,
     attributes_of,
     captured_names,
     known_values,
     node_name,
     opset_of,
+    rename_captured,
     replace_nodes,
 )
 from tvmflow.frontends.onnx._large_tensors import place_of, with_data
@@ -211,7 +213,7 @@ def refuse_large_tensors(model: ModelProto) -> None:
         ImportFailed: with the node of the first that cannot.
     """
     shapes = known_values(model).shapes
-    for node in model.graph.node:
+    for node in (node for graph in all_graphs(model.graph) for node in graph.node):
         for name in node.output:
             elements = math.prod(shapes.get(name, ()))
             if elements > MAX_ELEMENTS:
@@ -260,6 +262,8 @@ def bypass_copies(model: ModelProto) -> ModelProto:
     for node in model.graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = sources.get(name, name)
+        for branch in (graph for a in node.attribute for graph in (a.g, *a.graphs)):
+            rename_captured(branch, sources)
         if _is_copy(node, known) and node.output[0] not in outputs:
             sources[node.output[0]] = node.input[0]
         else:

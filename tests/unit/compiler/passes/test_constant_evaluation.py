@@ -49,6 +49,22 @@ def squashed(value: Any, weight: Any) -> Any:
     return op.add(value, op.tanh(weight((1, int(value.ty.shape[1]), 1, 1))))
 
 
+def moved(value: Any, weight: Any) -> Any:
+    """Return data plus weights that are sliced, taken, joined, compared and broadcast."""
+    table, other = weight((5, 7)), weight((5, 7))
+    indices = relax.const(np.array([[4, -1], [0, 2]], np.int64))
+    taken = op.take(table, indices, axis=0, mode="wrap")
+    part = op.strided_slice(other, [0, 1], [1, -6], [99, -1], [2, 1])
+    bigger = op.where(op.greater(table, other), table, op.concat([other], axis=0))
+    rows = op.take(bigger, relax.const(np.arange(2)), axis=0)
+    gathered = op.gather_elements(rows, relax.const(np.array([[6, 1], [0, 2]])), axis=1)
+    spread = op.broadcast_to(op.reshape(part, (2, 5, 1)), (2, 5, 3))
+    size = op.astype(op.shape_to_tensor(op.shape_of(spread)), "float32")
+    sizes = {28: taken, 10: part, 35: bigger, 4: gathered, 30: spread, 3: size}
+    flat = [op.reshape(expr, (count,)) for count, expr in sizes.items()]
+    return op.add(value, op.reshape(op.concat(flat, axis=0), (1, 110)))
+
+
 def positive(mod: tvm.IRModule) -> dict[str, Any]:
     """Return random weights that all have a square root."""
     return {name: np.asarray(np.abs(array)) for name, array in weights_of(mod).items()}
@@ -56,7 +72,7 @@ def positive(mod: tvm.IRModule) -> dict[str, Any]:
 
 def compute_weights(mod: tvm.IRModule, options: LoweringOptions) -> list[Any]:
     lowered = lowering.lower(mod, lowering.make_target(host_level()), options)
-    return [weight.numpy() for weight in lowered.compute_weights(positive(mod))]
+    return lowered.compute_weights(positive(mod))
 
 
 @pytest.mark.parametrize("precision", ["model", "mixed"])
@@ -68,8 +84,9 @@ def compute_weights(mod: tvm.IRModule, options: LoweringOptions) -> list[Any]:
         ((1, 64, 24, 24), [conv(64)]),
         ((1, 16, 5, 5), [transposed]),
         ((3, 40), [dense(21)]),
+        ((1, 110), [moved]),
     ],
-    ids=["norms", "elementwise norms", "winograd", "transposed", "dense"],
+    ids=["norms", "elementwise norms", "winograd", "transposed", "dense", "moved"],
 )
 def test_numpy_gives_the_bits_that_kernels_give(
     shape: tuple[int, ...],

@@ -1,4 +1,4 @@
-"""Vectorized exp, sigmoid, tanh and erf: their errors, and their limits."""
+"""Vectorized functions: their errors, and their limits."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from tvmflow.compiler.schedules import rules
 SMALLEST = np.float32(1.2e-38)
 FUNCTIONS: dict[str, Any] = {
     "exp": np.exp,
+    "log": np.log,
+    "log1p": np.log1p,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tanh": np.tanh,
     "erf": np.vectorize(math.erf),
@@ -53,7 +55,7 @@ def compute(function: str, values: np.ndarray[Any, Any], target: dict[str, Any])
 @pytest.mark.parametrize("mcpu", LEVELS)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_every_value_is_within_a_few_units_in_the_last_place(function: str, mcpu: str) -> None:
-    """At most eight units, two for exp; denormals count as the smallest normal number."""
+    """At most eight units, two for exp and log; denormals count as the smallest normal number."""
     values = points()
     actual = compute(function, values, level(mcpu)).astype(np.float64)
     with np.errstate(all="ignore"):
@@ -62,10 +64,10 @@ def test_every_value_is_within_a_few_units_in_the_last_place(function: str, mcpu
     finite = np.isfinite(rounded)
     unit = np.spacing(np.maximum(np.abs(rounded), SMALLEST)).astype(np.float64)
     # 1 / (1 + inf) is 0, as with a C library.
-    most = 2 if function == "exp" else 8
+    most = 2 if function in ("exp", "log") else 8
     allowed = np.where(np.abs(exact) < SMALLEST, float(SMALLEST), most * unit)
     assert (np.abs(actual[finite] - exact[finite]) <= allowed[finite]).all()
-    assert (actual[~finite] == rounded[~finite]).all()
+    np.testing.assert_array_equal(actual[~finite], rounded[~finite])
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -76,6 +78,31 @@ def test_infinities_and_nan_have_their_limits(function: str) -> None:
     with np.errstate(all="ignore"):
         exact = FUNCTIONS[function](values[:4].astype(np.float64))
     np.testing.assert_allclose(actual, exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize("exponent", [1, 2, 3, 7, 8, -1, -2, -3, 0.5, -0.5, 2.5, 9, 0])
+def test_constant_powers(exponent: float) -> None:
+    """Small integers and halves become products and roots; other powers stay calls."""
+    x = te.placeholder((64,), name="x")
+    y = te.compute(
+        (64,),
+        lambda i: tirx.call_intrin(
+            "float32", "tirx.pow", x[i], tirx.const(float(exponent), "float32")
+        ),
+    )
+    mod = tvm.IRModule({"main": te.create_prim_func([x, y]).with_attr("global_symbol", "main")})
+    expanded = vectorize_math(mod)
+    assert ("T.pow" in expanded.script()) is (exponent in (2.5, 9, 0))
+    values = np.concatenate([np.linspace(-9, 9, 60), [0.0, np.inf, np.nan, 1e-30]]).astype(
+        np.float32
+    )
+    values = np.abs(values) if exponent % 1 else values
+    out = tvm.runtime.tensor(np.zeros_like(values))
+    library = tvm.compile(expanded, tvm.target.Target(host_level()))
+    library["main"](tvm.runtime.tensor(values), out)
+    with np.errstate(all="ignore"):
+        expected = (values.astype(np.float64) ** exponent).astype(np.float32)
+    np.testing.assert_allclose(out.numpy(), expected, rtol=1e-6)
 
 
 def test_other_dtypes_and_functions_are_not_replaced() -> None:

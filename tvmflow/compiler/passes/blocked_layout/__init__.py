@@ -12,7 +12,7 @@ from __future__ import annotations
 import tvm
 
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes._rewriter import rewrite_straight_line
+from tvmflow.compiler.passes._rewriter import rewrite_main
 from tvmflow.compiler.passes.blocked_layout import (
     convolutions,
     elementwise,
@@ -45,4 +45,4 @@ HANDLERS: Handlers = {
 
 def use_blocked_layouts(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Move convolutions and the operators between them to blocked layouts."""
-    return rewrite_straight_line(mod, LayoutRewriter, context, HANDLERS)
+    return rewrite_main(mod, LayoutRewriter, context, HANDLERS)

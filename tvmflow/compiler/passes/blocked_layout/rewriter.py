@@ -43,8 +43,8 @@ class LayoutRewriter(MainRewriter):
         self.context = context
         self.block = context.lanes
         self._handlers = handlers
-        self._blocked: dict[Any, relax.Expr] = {}
-        self._packed: dict[Any, relax.Expr] = {}
+        self._blocked = self.new_memo()
+        self._packed = self.new_memo()
 
     def visit_call_(self, call: relax.Call) -> Any:
         """Rewrite one call."""

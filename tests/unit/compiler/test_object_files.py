@@ -1,0 +1,97 @@
+"""Object files with weights that were written to them directly are those that TVM writes, in every ELF format."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tvmflow.compiler import lowering, object_files
+
+TRIPLES = {
+    "x86_64-unknown-linux-gnu": {},
+    "aarch64-unknown-linux-gnu": {},
+    "riscv64-unknown-linux-gnu": {"mattr": ["+m", "+a", "+f", "+d"], "mabi": "lp64d"},
+    "armv7a-unknown-linux-gnueabihf": {},
+    "aarch64-linux-android": {},
+}
+SYMBOL = b"__tvm_ffi__library_bin"
+
+
+def weighted(weights: list[np.ndarray[Any, Any]]) -> tvm.IRModule:
+    """Return a lowered model that returns the sum of an input and each weight, and one weight as it is."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((3,), "float32"))
+    parameters = [
+        relax.Var(f"w{index}", relax.TensorType(array.shape, str(array.dtype)))
+        for index, array in enumerate(weights)
+    ]
+    with builder.function("main", [x, *parameters], attrs={"num_input": 1}):
+        with builder.dataflow():
+            outputs = [
+                builder.emit_output(
+                    relax.op.add(builder.emit(relax.op.astype(parameter, "float32")), x)
+                )
+                for parameter in parameters
+            ]
+        builder.emit_func_output([*outputs, parameters[-1]])
+    return relax.transform.LegalizeOps()(builder.finalize())
+
+
+def random_weights(seed: int) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    shapes: list[tuple[int, ...]] = [(3,), (1,), (5, 3), (2, 1, 3), (), (70, 3), (0, 3)]
+    dtypes = ["float32", "float16", "int8", "uint8", "int64", "bool", "float64", "int32"]
+    return [
+        np.asarray(rng.standard_normal(shape) * 50).astype(dtypes[rng.integers(len(dtypes))])
+        for shape in (shapes[index] for index in rng.permutation(len(shapes)))
+    ]
+
+
+def blob_of(path: Path) -> bytes:
+    """Return the data behind the symbol of an ELF object, found by its tables."""
+    content = path.read_bytes()
+    is_64 = content[4] == 2
+    sections_at = struct.unpack_from("<Q" if is_64 else "<I", content, 40 if is_64 else 32)[0]
+    size, count = struct.unpack_from("<HH", content, 58 if is_64 else 46)
+    layout = "<IIQQQQIIQQ" if is_64 else "<10I"
+    sections = [struct.unpack_from(layout, content, sections_at + n * size) for n in range(count)]
+
+    def data(section: tuple[int, ...]) -> bytes:
+        return content[section[4] : section[4] + section[5]]
+
+    [symbols] = [section for section in sections if section[1] == 2]
+    names = data(sections[symbols[6]])
+    for entry in struct.iter_unpack("<IBBHQQ" if is_64 else "<IIIBBH", data(symbols)):
+        name, section, value, length = (
+            (entry[0], entry[3], entry[4], entry[5])
+            if is_64
+            else (entry[0], entry[5], entry[1], entry[2])
+        )
+        if names[name:].split(b"\0")[0] == SYMBOL:
+            return data(sections[section])[value : value + length]
+    raise AssertionError("there is no such symbol")
+
+
+@pytest.mark.parametrize("triple", TRIPLES)
+def test_the_data_is_what_tvm_writes(triple: str, tmp_path: Path) -> None:
+    """For each machine, the object has the same header, symbol and data as TVM's, weights of all types included."""
+    mod, weights = weighted(random_weights(len(triple))), random_weights(len(triple))
+    target = lowering.make_target({"kind": "llvm", "mtriple": triple, **TRIPLES[triple]})
+    actual, expected = tmp_path / "actual", tmp_path / "expected"
+    actual.mkdir()
+    expected.mkdir()
+    object_files.write_object_files(mod, weights, target, actual)
+    compiled = lowering.compile_with_weights(mod, weights, target)
+    object_files.copy_object_files(compiled, expected)
+    assert sorted(path.name for path in actual.iterdir()) == ["devc.o", "lib0.o"]
+    assert (actual / "lib0.o").read_bytes() == (expected / "lib0.o").read_bytes()
+    assert blob_of(actual / "devc.o") == blob_of(expected / "devc.o")
+    header, expected_header = ((folder / "devc.o").read_bytes() for folder in (actual, expected))
+    flags = slice(48, 52) if header[4] == 2 else slice(36, 40)
+    assert (header[:20], header[flags]) == (expected_header[:20], expected_header[flags])

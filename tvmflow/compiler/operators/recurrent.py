@@ -1,0 +1,400 @@
+"""The kernel of recurrent layers (LSTM, GRU and plain RNN), which loops over time.
+
+The products of all inputs with their weights are one matrix product before it. What is left for
+each step is a product of the state with the recurrent weights, of which a tile of hidden units
+with all its gates is one piece of memory, read from its beginning to its end. Gates are in ONNX's
+order: input, output, forget, cell (LSTM); update, reset, hidden (GRU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from tvm import te, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from tvmflow.compiler.operators.activations import Activation
+
+LANES: Final = 16
+"""The hidden units of a tile on every target: one vector of the widest CPUs, several of others."""
+
+GATES: Final[Mapping[str, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
+"""The number of gates of each kind of layer."""
+
+# Sums that are computed side by side, so that few multiplications wait for the one before.
+_SUMS: Final = 8
+# The sequences of a batch for which weights are loaded once.
+_MAX_ROWS: Final = 4
+# Fewer multiplications are not worth handing to other cores: in all steps, and in one step.
+_MIN_PARALLEL: Final = 1 << 20
+_MIN_PARALLEL_STEP: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentLayer:
+    """A recurrent layer, in the terms of ONNX's operators.
+
+    Attributes:
+        kind: The operator.
+        steps: The number of time steps.
+        batch: The number of sequences.
+        hidden: The number of hidden units.
+        is_reversed: For each direction, whether it begins at the end of a sequence.
+        activations: For each direction, the functions f, g and h of ONNX's equations, as many as the layer has.
+        clip: The largest absolute value of a gate before its activation; None without limit.
+        has_coupled_gates: True if the forget gate of an LSTM is one minus its input gate.
+        resets_product: True if a GRU's reset gate multiplies the product with the state (`linear_before_reset`), not the state.
+    """
+
+    kind: str
+    steps: int
+    batch: int
+    hidden: int
+    is_reversed: tuple[bool, ...]
+    activations: tuple[tuple[Activation, ...], ...]
+    clip: float | None = None
+    has_coupled_gates: bool = False
+    resets_product: bool = False
+
+    @property
+    def gates(self) -> int:
+        """The number of gates."""
+        return GATES[self.kind]
+
+    @property
+    def directions(self) -> int:
+        """The number of directions."""
+        return len(self.is_reversed)
+
+    @property
+    def tiles(self) -> int:
+        """The number of tiles of hidden units."""
+        return -(-self.hidden // LANES)
+
+
+class RecurrentInputs(NamedTuple):
+    """The arguments of the kernel. `d` are directions, `n` sequences, `units` hidden units padded to whole tiles.
+
+    Attributes:
+        projected: Inputs times weights, plus biases: (steps, n, d, tiles, gates, lanes).
+        weights: The recurrent weights: (d, tiles, units, gates, lanes), zero where a unit is padding.
+        hidden: The initial hidden state: (d, n, units).
+        cell: The initial cell state of an LSTM: (d, n, units).
+        peepholes: The weights of an LSTM's cell state in its input, output and forget gate: (d, 3, units).
+        product_bias: What a GRU with `resets_product` adds to the product with the state: (d, units).
+        lengths: The length of each sequence: (n,).
+    """
+
+    projected: Any
+    weights: Any
+    hidden: Any
+    cell: Any = None
+    peepholes: Any = None
+    product_bias: Any = None
+    lengths: Any = None
+
+
+def recurrent(layer: RecurrentLayer, *tensors: Any) -> Sequence[Any]:
+    """Return the hidden states of all steps (steps, d, n, hidden), and the last states (d, n, hidden).
+
+    Args:
+        layer: The layer.
+        *tensors: The fields of `RecurrentInputs`; None for those that the layer lacks.
+    """
+    dtype = str(tensors[0].dtype)
+    names = [
+        name
+        for name, tensor in zip(RecurrentInputs._fields, tensors, strict=True)
+        if tensor is not None
+    ]
+    last = (layer.directions, layer.batch, layer.hidden)
+    shapes = [(layer.steps, *last), *[last] * (2 if layer.kind == "LSTM" else 1)]
+
+    def body(inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+        named = RecurrentInputs(**dict(zip(names, inputs, strict=True)))
+        return _Loops(layer, named, outputs, dtype).build()
+
+    present = [tensor for tensor in tensors if tensor is not None]
+    results = te.extern(shapes, present, body, dtype=[dtype] * len(shapes), name=layer.kind.lower())
+    return list(results)
+
+
+class _Place(NamedTuple):
+    """The place of a step: the direction and its activations, the group's first sequence, and the step."""
+
+    direction: Any
+    activations: Sequence[Activation]
+    first: Any
+    step: Any
+
+
+class _Buffers(NamedTuple):
+    """The state of a group of sequences, each (rows, units).
+
+    Attributes:
+        hidden: The hidden state.
+        following: That of the next step.
+        cell: The cell state of an LSTM, the update gate of a GRU.
+        scaled: A GRU's hidden state times its reset gate.
+    """
+
+    hidden: Any
+    following: Any
+    cell: Any
+    scaled: Any
+
+
+class _Loops:
+    """Emits the loops of one layer."""
+
+    def __init__(
+        self, layer: RecurrentLayer, inputs: RecurrentInputs, outputs: Sequence[Any], dtype: str
+    ) -> None:
+        self._layer = layer
+        self._inputs = RecurrentInputs(
+            *(None if tensor is None else T.buffer_proxy(tensor) for tensor in inputs)
+        )
+        self._outputs = list(map(T.buffer_proxy, outputs))
+        self._dtype = dtype
+        self._rows = next(count for count in range(_MAX_ROWS, 0, -1) if layer.batch % count == 0)
+        step = layer.gates * layer.hidden * layer.hidden
+        groups = layer.directions * layer.batch // self._rows
+        work = step * layer.steps * layer.batch * layer.directions
+        self._has_parallel_groups = groups > 1 and work >= _MIN_PARALLEL
+        self._has_parallel_tiles = groups == 1 and step >= _MIN_PARALLEL_STEP
+
+    def build(self) -> Any:
+        """Return the loops over directions and groups of sequences, which do not depend on each other."""
+        layer = self._layer
+        if len(set(layer.activations)) == 1:
+            return self._build_loop(range(layer.directions), layer.activations[0])
+        directions = enumerate(layer.activations)
+        return tirx.SeqStmt(
+            [self._build_loop(range(d, d + 1), functions) for d, functions in directions]
+        )
+
+    def _build_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
+        groups = self._layer.batch // self._rows
+        loop = T.parallel if self._has_parallel_groups else T.serial
+        with IRBuilder() as builder:
+            with loop(0, len(directions) * groups) as group:
+                direction = directions.start + tirx.floordiv(group, groups)
+                self._emit_group(direction, activations, group % groups * self._rows)
+            return builder.get()
+
+    def _emit_group(self, direction: Any, activations: Sequence[Activation], first: Any) -> None:
+        layer, inputs = self._layer, self._inputs
+        width = layer.tiles * LANES
+        state = _Buffers(*(self._allocate(self._rows, width) for _ in _Buffers._fields))
+        for row in range(self._rows):
+            with _units(width) as unit:
+                state.hidden[row, unit] = inputs.hidden[direction, first + row, unit]
+                if inputs.cell is not None:
+                    state.cell[row, unit] = inputs.cell[direction, first + row, unit]
+        with T.serial(0, layer.steps) as step:
+            place = _Place(direction, activations, first, step)
+            for compute in self._list_phases():
+                with (T.parallel if self._has_parallel_tiles else T.serial)(0, layer.tiles) as tile:
+                    compute(place, state, tile)
+            self._advance(place, state)
+        for output, buffer in zip(self._outputs[1:], (state.hidden, state.cell), strict=False):
+            for row in range(self._rows):
+                with _units(layer.hidden) as unit:
+                    output[direction, first + row, unit] = buffer[row, unit]
+
+    def _list_phases(self) -> list[Callable[[_Place, _Buffers, Any], None]]:
+        """Return the functions that compute a tile of a step; each needs the one before it for all tiles."""
+        if self._layer.kind == "LSTM":
+            return [self._compute_lstm]
+        if self._layer.kind == "RNN":
+            return [self._compute_rnn]
+        if self._layer.resets_product:
+            return [self._compute_gru]
+        return [self._compute_gru_gates, self._compute_gru_state]
+
+    def _compute_rnn(self, place: _Place, state: _Buffers, tile: Any) -> None:
+        gates = self._gates(place, state.hidden, tile, [0])
+        for row in range(self._rows):
+            with T.vectorized(0, LANES) as lane:
+                state.following[row, tile * LANES + lane] = self._activate(
+                    place, 0, gates[row, 0, lane]
+                )
+
+    def _compute_lstm(self, place: _Place, state: _Buffers, tile: Any) -> None:
+        gates = self._gates(place, state.hidden, tile, [0, 1, 2, 3])
+        for row in range(self._rows):
+            with T.vectorized(0, LANES) as lane:
+                unit = tile * LANES + lane
+                cell = state.cell[row, unit]
+                entry = self._activate(
+                    place, 0, gates[row, 0, lane] + self._peek(place, 0, unit, cell)
+                )
+                gates[row, 0, lane] = entry
+                if self._layer.has_coupled_gates:
+                    gates[row, 2, lane] = 1 - gates[row, 0, lane]
+                else:
+                    forget = gates[row, 2, lane] + self._peek(place, 2, unit, cell)
+                    gates[row, 2, lane] = self._activate(place, 0, forget)
+                new = gates[row, 0, lane] * self._activate(place, 1, gates[row, 3, lane])
+                gates[row, 3, lane] = gates[row, 2, lane] * cell + new
+                result = gates[row, 1, lane] + self._peek(place, 1, unit, gates[row, 3, lane])
+                gates[row, 1, lane] = self._activate(place, 0, result)
+                squashed = self._activate(place, 2, gates[row, 3, lane], clips=False)
+                state.following[row, unit] = gates[row, 1, lane] * squashed
+                state.cell[row, unit] = self._if_active(place, row, gates[row, 3, lane], cell)
+
+    def _peek(self, place: _Place, gate: int, unit: Any, cell: Any) -> Any:
+        """Return what a gate of an LSTM sees of the cell state."""
+        if self._inputs.peepholes is None:
+            return 0
+        return self._inputs.peepholes[place.direction, gate, unit] * cell
+
+    def _compute_gru(self, place: _Place, state: _Buffers, tile: Any) -> None:
+        gates = self._gates(place, state.hidden, tile, [0, 1, 2], inputs=[0, 1])
+        for row in range(self._rows):
+            with T.vectorized(0, LANES) as lane:
+                unit = tile * LANES + lane
+                gates[row, 0, lane] = self._activate(place, 0, gates[row, 0, lane])
+                product = gates[row, 2, lane] + self._inputs.product_bias[place.direction, unit]
+                reset = self._activate(place, 0, gates[row, 1, lane])
+                gates[row, 2, lane] = reset * product + self._projected(place, row, tile, 2, lane)
+                gates[row, 2, lane] = self._activate(place, 1, gates[row, 2, lane])
+                state.following[row, unit] = _mix(
+                    gates[row, 0, lane], state.hidden[row, unit], gates[row, 2, lane]
+                )
+
+    def _compute_gru_gates(self, place: _Place, state: _Buffers, tile: Any) -> None:
+        gates = self._gates(place, state.hidden, tile, [0, 1])
+        for row in range(self._rows):
+            with T.vectorized(0, LANES) as lane:
+                unit = tile * LANES + lane
+                state.cell[row, unit] = self._activate(place, 0, gates[row, 0, lane])
+                reset = self._activate(place, 0, gates[row, 1, lane])
+                state.scaled[row, unit] = reset * state.hidden[row, unit]
+
+    def _compute_gru_state(self, place: _Place, state: _Buffers, tile: Any) -> None:
+        gates = self._gates(place, state.scaled, tile, [2])
+        for row in range(self._rows):
+            with T.vectorized(0, LANES) as lane:
+                unit = tile * LANES + lane
+                gates[row, 0, lane] = self._activate(place, 1, gates[row, 0, lane])
+                state.following[row, unit] = _mix(
+                    state.cell[row, unit], state.hidden[row, unit], gates[row, 0, lane]
+                )
+
+    def _gates(
+        self,
+        place: _Place,
+        source: Any,
+        tile: Any,
+        gates: Sequence[int],
+        inputs: Sequence[int] | None = None,
+    ) -> Any:
+        """Emit the sums of some gates of a tile, and return them: (rows, gates, lanes).
+
+        Args:
+            place: The step.
+            source: The state that is multiplied with the weights.
+            tile: The tile.
+            gates: The gates.
+            inputs: The gates to which the projected inputs are added; None for all.
+        """
+        rows, count, depth = self._rows, len(gates), self._layer.tiles * LANES
+        parts = max(1, _SUMS // (count * rows))
+        parts = next(number for number in range(parts, 0, -1) if depth % number == 0)
+        sums = self._allocate(parts * rows, count, LANES, scope="local")
+        places = [(row, index, gate) for row in range(rows) for index, gate in enumerate(gates)]
+        for part in range(parts):
+            for row, index, gate in places:
+                has_input = part == 0 and (inputs is None or gate in inputs)
+                with T.vectorized(0, LANES) as lane:
+                    start = (
+                        self._projected(place, row, tile, gate, lane)
+                        if has_input
+                        else self._const(0)
+                    )
+                    sums[part * rows + row, index, lane] = start
+        with T.serial(0, depth // parts) as k:
+            for part in range(parts):
+                for row, index, gate in places:
+                    with T.vectorized(0, LANES) as lane:
+                        weight = self._inputs.weights[
+                            place.direction, tile, k * parts + part, gate, lane
+                        ]
+                        sums[part * rows + row, index, lane] += (
+                            source[row, k * parts + part] * weight
+                        )
+        for part in range(1, parts):
+            for row, index, _ in places:
+                with T.vectorized(0, LANES) as lane:
+                    sums[row, index, lane] += sums[part * rows + row, index, lane]
+        return sums
+
+    def _projected(self, place: _Place, row: int, tile: Any, gate: int, lane: Any) -> Any:
+        position = self._position(place, row)
+        return self._inputs.projected[
+            position, place.first + row, place.direction, tile, gate, lane
+        ]
+
+    def _position(self, place: _Place, row: int) -> Any:
+        """Return the position in its sequence at which a step reads and writes."""
+        step, lengths = place.step, self._inputs.lengths
+        if lengths is None:
+            backward = self._layer.steps - 1 - step
+        else:
+            # beyond its end, a sequence is filled in its order
+            backward = self._if_active(place, row, lengths[place.first + row] - 1 - step, step)
+        if self._layer.directions == 1:
+            return backward if self._layer.is_reversed[0] else step
+        return tirx.Select(tirx.EQ(place.direction, 1), backward, step)
+
+    def _if_active(self, place: _Place, row: int, value: Any, otherwise: Any) -> Any:
+        """Return a value within a sequence, and another one beyond its end."""
+        lengths = self._inputs.lengths
+        if lengths is None:
+            return value
+        return tirx.Select(place.step < lengths[place.first + row], value, otherwise)
+
+    def _activate(self, place: _Place, function: int, value: Any, *, clips: bool = True) -> Any:
+        if clips and self._layer.clip is not None:
+            limit = self._layer.clip
+            value = tirx.max(tirx.min(value, self._const(limit)), self._const(-limit))
+        return place.activations[function].apply(value, self._dtype)
+
+    def _advance(self, place: _Place, state: _Buffers) -> None:
+        """Emit the copy of the next hidden state to the present one and to the result."""
+        for row in range(self._rows):
+            with _units(self._layer.hidden) as unit:
+                result = self._if_active(place, row, state.following[row, unit], self._const(0))
+                position = self._position(place, row)
+                self._outputs[0][position, place.direction, place.first + row, unit] = result
+            with _units(self._layer.tiles * LANES) as unit:
+                state.hidden[row, unit] = self._if_active(
+                    place, row, state.following[row, unit], state.hidden[row, unit]
+                )
+
+    def _allocate(self, *shape: int, scope: str = "global") -> Any:
+        return T.buffer_proxy(T.alloc_buffer(shape, self._dtype, scope=scope))
+
+    def _const(self, value: float) -> Any:
+        return tirx.const(value, self._dtype)
+
+
+def _mix(update: Any, old: Any, new: Any) -> Any:
+    """Return the next state of a GRU."""
+    return (1 - update) * new + update * old
+
+
+@contextmanager
+def _units(count: int) -> Iterator[Any]:
+    """Emit a loop over hidden units, by vectors if they are whole, and yield the unit."""
+    if count % LANES:
+        with T.serial(0, count) as unit:
+            yield unit
+    else:
+        with T.serial(0, count // LANES) as tile, T.vectorized(0, LANES) as lane:
+            yield tile * LANES + lane
