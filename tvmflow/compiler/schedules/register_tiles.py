@@ -86,7 +86,10 @@ def _isolate_reduction(schedule: Schedule, cpu: CpuModel) -> SingleReduction | N
     if position == len(blocks) - 1:
         schedule.cache_write(reductions[0].handle, 0, "local")
     *before, main, final = analyze_blocks(schedule) or []
-    if final.spatial_extents != main.spatial_extents or len(before) > 1:
+    # Dot products may be summed for points beyond the result, to fill tiles.
+    limits = zip(final.spatial_extents, main.spatial_extents, strict=False)
+    is_covered = dot_products.is_dot_product(main) and all(part <= whole for part, whole in limits)
+    if not (is_covered or final.spatial_extents == main.spatial_extents) or len(before) > 1:
         return None
     return SingleReduction(before[0] if before else None, main, final, axes)
 

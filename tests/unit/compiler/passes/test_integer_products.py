@@ -87,14 +87,14 @@ def convolution(random: np.random.Generator) -> onnx.ModelProto:
         group=groups,
     )
     nodes = [node, *([helper.make_node(activation, ["c"], ["y"])] if activation else [])]
-    size = [int(n) for n in random.integers(5, 14, 2)]
+    size = [int(n) for n in random.choice([5, 7, 10, 13, 17, 29, 37], 2)]
     data = onnx_models.value("x", (int(random.integers(1, 3)), inputs, *size))
     return onnx_models.model(nodes, [data], [onnx_models.value("y", None)], weights)
 
 
 def product(random: np.random.Generator) -> onnx.ModelProto:
     """Return a matrix product of random shape with a sum."""
-    rows = [int(n) for n in random.integers(1, 12, int(random.integers(1, 3)))]
+    rows = [int(n) for n in random.choice([1, 2, 7, 11, 17, 37], int(random.integers(1, 3)))]
     depth, columns = (int(random.choice([4, 12, 40, 64])), int(random.choice([1, 7, 16, 24, 100])))
     weights = {"w": onnx_models.draw(depth, columns), "b": onnx_models.draw(columns)}
     nodes = [
