@@ -101,6 +101,29 @@ def test_ultraface_agrees_with_onnx_runtime(project: Project, cut: str) -> None:
     assert sorted(verdict["outputs"]) == ["boxes", "scores"]
 
 
+@pytest.mark.models
+@pytest.mark.slow
+@needs_models
+@pytest.mark.parametrize("sampling_rate", [8000, 16000])
+@pytest.mark.parametrize("name", ["16k_op15", "op18_ifless"])
+def test_silero_agrees_with_onnx_runtime(project: Project, name: str, sampling_rate: int) -> None:
+    """A voice detector with an LSTM, and an If that the shapes decide, or the sampling rate when it runs."""
+    random = np.random.default_rng(0)
+    np.savez(
+        project.folder / "data.npz",
+        input=random.normal(size=(1, 576)).astype(np.float32),
+        state=random.normal(size=(2, 1, 128)).astype(np.float32),
+        sr=np.array(sampling_rate),
+    )
+    verdict = deliver(
+        project,
+        f"{{onnx: {MODELS}/silero/silero_vad_{name}.onnx}}",
+        "{input: {shape: [1, 576]}, state: {shape: [2, 1, 128]}, sr: {shape: [], dtype: int64}}",
+        "{data: data.npz, repeat: 2}",
+    )
+    assert len(verdict["outputs"]) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.models
 @pytest.mark.mxnet

@@ -13,6 +13,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +21,12 @@ import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax
+from tvm.relax import vm_build
 
 from tvmflow.compiler import ir, lowering
 from tvmflow.targets.linking import LINKERS, elf, elf_data
 from tvmflow.targets.platforms import parse_triple
+from tvmflow.targets.threads import count_usable_cpus
 from tvmflow.targets.tvm_target import cpu_triple
 
 Array = np.ndarray[Any, Any]
@@ -34,6 +37,8 @@ _EXECUTABLE: Final = b"relax.VMExecutable"
 _TENSOR_MAGIC: Final = 0xDD5E40F096B4A13F
 # The first value of a marker, a random number; the second is the index of its weight.
 _MARKER: Final = 0x3C1D5A7E96B2F048
+# Enough for many cores; each costs 20 ms.
+_MAX_GROUPS: Final = 16
 _LENGTH: Final = struct.Struct("<Q")
 
 
@@ -52,8 +57,7 @@ def write_object_files(
     if not lowering.list_kernels(mod) or LINKERS.get(platform.system) is not elf:
         copy_object_files(lowering.compile_with_weights(mod, weights, target), folder)
         return
-    with target:
-        compiled = tvm.compile(_bind_markers(mod), target)
+    compiled = _compile_kernels(_bind_markers(mod), target, folder)
 
     def pack(module: Any, _is_system_library: bool, _prefix: str, workspace: str) -> str:
         serialize = tvm.get_global_func("runtime.ModulePackImportsToTensor")
@@ -63,6 +67,47 @@ def write_object_files(
         return str(output)
 
     copy_object_files(compiled, folder, fpack_imports=pack)
+
+
+def _compile_kernels(
+    mod: tvm.IRModule, target: tvm.target.Target, folder: Path
+) -> relax.VMExecutable:
+    """Compile a module for a CPU with several threads, as `tvm.compile` does with one.
+
+    Kernels are in groups that do not depend on the machine, so that their objects do not either.
+
+    Returns:
+        The executable with the first group of kernels; the objects of all others are in the folder.
+    """
+    if target.kind.name != "llvm":
+        with target:
+            return tvm.compile(mod, target)
+    with target:
+        lowered = relax.get_pipeline("default")(mod)
+    builder = relax.ExecBuilder()
+    kernels = vm_build._filter_tir(vm_build._vmcodegen(builder, lowered))
+    functions = sorted(kernels.functions_items(), key=_kernel_name)
+    count = min(len(functions), _MAX_GROUPS)
+    groups = [
+        tvm.IRModule(dict(functions[start::count]), attrs=kernels.attrs) for start in range(count)
+    ]
+
+    def write(number: int) -> None:
+        # the target of a `with` block is that of its thread alone
+        with target:
+            library = tvm.tirx.build(groups[number], target=target)
+        library.write_to_file(str(folder / f"lib{number}.o"))
+
+    with ThreadPoolExecutor(count_usable_cpus()) as pool:
+        others = pool.map(write, range(1, count))
+        with target:
+            executable = vm_build._vmlink(builder, target, groups[0])
+        list(others)
+    return executable
+
+
+def _kernel_name(function: tuple[tvm.ir.GlobalVar, tvm.tirx.PrimFunc]) -> str:
+    return str(function[0].name_hint)
 
 
 def copy_object_files(library: relax.VMExecutable, folder: Path, **options: Any) -> None:

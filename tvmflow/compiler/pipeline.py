@@ -17,11 +17,14 @@ from tvm import relax
 
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.ir_dump import IRDump
+from tvmflow.compiler.passes.batched_matmuls import pack_batched_matmuls
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
 from tvmflow.compiler.passes.constant_evaluation import evaluate_constants
 from tvmflow.compiler.passes.fold_norms import fold_norms
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
+from tvmflow.compiler.passes.group_norm import rewrite_group_norms
 from tvmflow.compiler.passes.lift_weights import hoist_weights, lift_weights, split_inference
+from tvmflow.compiler.passes.limit_fusion import limit_fusion
 from tvmflow.compiler.passes.move_dequantize import move_dequantize
 from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
@@ -64,8 +67,12 @@ GRAPH_PHASES: Final[Phases] = {
         _pass("fold_weight_dequantize", fold_weight_dequantize, LoweringContext.has_cpu_model),
         LoweringPass("move_dequantize", move_dequantize, LoweringContext.has_dot_products),
         LoweringPass("fuse_attention", fuse_attention, LoweringContext.has_cpu_model),
+        _pass("group_norm", rewrite_group_norms, LoweringContext.has_blocked_layout),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
         _pass("resize", convert_resize, LoweringContext.has_cpu_model),
+        LoweringPass(
+            "pack_batched_matmuls", pack_batched_matmuls, LoweringContext.has_packed_weights
+        ),
         LoweringPass("pack_matmuls", pack_matmuls, LoweringContext.has_packed_weights),
     ),
     "precision": (
@@ -99,6 +106,7 @@ KERNEL_PHASES: Final[Phases] = {
     "fuse": (
         _pass("annotate_op_patterns", relax.transform.AnnotateTIROpPattern()),
         _pass("fold_constants", relax.transform.FoldConstant()),
+        _pass("limit_fusion", limit_fusion, LoweringContext.has_cpu_model),
         _pass("outline_branches", outline_branches),
         _pass("fuse_ops", relax.transform.FuseOps()),
         _pass("fuse_tir", relax.transform.FuseTIR()),

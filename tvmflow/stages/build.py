@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tvmflow.compiler.lowering import LoweredModel
 
 TRAITS: Final = StageTraits(
-    version=4,
+    version=5,
     scope="machine",
     needs={
         "import": ("model.json", "params.safetensors"),

@@ -8,8 +8,7 @@ online softmax over blocks of keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import tvm
 from tvm import tirx
@@ -17,6 +16,14 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.operators.batches import (
+    MIN_PARALLEL_WORK,
+    Batches,
+    Operand,
+    declare_buffer,
+    emit_batches,
+    flatten,
+)
 from tvmflow.compiler.operators.strided import StridedMatrices
 from tvmflow.compiler.operators.tiles import (
     FLOAT,
@@ -28,25 +35,6 @@ from tvmflow.compiler.operators.tiles import (
     iterate_vectors,
     pack,
 )
-
-# Fewer multiplications are not worth handing to another core.
-_MIN_PARALLEL_WORK: Final = 1 << 16
-# With so many batches a core, each packs its keys and values for itself, while they are in its cache.
-_MIN_BATCHES_PER_CORE: Final = 4
-
-
-class Operand(NamedTuple):
-    """A tensor that the kernel reads.
-
-    Attributes:
-        shape: The shape of the tensor.
-        dtype: Its dtype.
-        matrices: The matrices of the batch in it.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    matrices: StridedMatrices
 
 
 class ScoreStep(NamedTuple):
@@ -123,15 +111,15 @@ class _Emitter:
             T.func_name("attention")
             T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
             buffers = [
-                T.arg(f"x{position}", _buffer(operand.shape, operand.dtype))
+                T.arg(f"x{position}", declare_buffer(operand.shape, operand.dtype))
                 for position, operand in enumerate(a.operands)
             ]
-            out = T.arg("out", _buffer(a.out_shape, FLOAT))
+            out = T.arg("out", declare_buffer(a.out_shape, FLOAT))
             self._inputs = [
-                _flatten(buffer, operand.shape, operand.dtype)
+                flatten(buffer, operand.shape, operand.dtype)
                 for buffer, operand in zip(buffers, a.operands, strict=True)
             ]
-            self._out = Workspace(_flatten(out, a.out_shape, FLOAT))
+            self._out = Workspace(flatten(out, a.out_shape, FLOAT))
             self._emit_batches()
         return builder.get()
 
@@ -141,44 +129,31 @@ class _Emitter:
         return lambda row, column: tirx.BufferLoad(buffer, [matrices.place(matrix, row, column)])
 
     def _emit_batches(self) -> None:
-        a, cpu = self._attention, self._cpu
+        a = self._attention
         work = a.batch * a.queries * a.keys * (a.depth + a.values)
-        is_parallel = work >= _MIN_PARALLEL_WORK and cpu.cores > 1
-        groups, blocks = a.batch // self._shared, -(-a.queries // self._rows)
-        if not is_parallel or groups >= _MIN_BATCHES_PER_CORE * cpu.cores:
-            with _loop(groups, is_parallel) as group:
-                packed = self._allocate(1)
-                self._pack(group, *packed, 0)
-                with T.serial(self._shared) as member, T.serial(blocks) as block:
-                    self._attend(group * self._shared + member, block, *packed, 0)
-            return
-        packed = self._allocate(groups)
-        with _loop(groups, True) as group:
-            self._pack(group, *packed, group)
-        with _loop(a.batch * blocks, True) as part:
-            matrix = part // blocks
-            self._attend(matrix, part % blocks, *packed, matrix // self._shared)
+        emit_batches(
+            Batches(a.batch, self._shared, -(-a.queries // self._rows)),
+            (self._key_size, self._value_size),
+            self._cpu.cores if work >= MIN_PARALLEL_WORK else 1,
+            self._pack,
+            self._attend,
+        )
 
-    def _allocate(self, count: int) -> tuple[Workspace, Workspace]:
-        """Emit the allocation of packed keys and values."""
-        keys = Workspace.allocate(count * self._key_size)
-        return keys, Workspace.allocate(count * self._value_size)
-
-    def _pack(self, group: Any, keys: Workspace, values: Workspace, slot: Any) -> None:
+    def _pack(self, group: Any, packed: Sequence[Workspace], slot: Any) -> None:
+        keys, values = packed
         a, matrix = self._attention, group * self._shared
-        for position, depth, columns, packed, size in (
+        for position, depth, columns, target, size in (
             (1, a.depth, self._keys, keys, self._key_size),
             (2, a.keys, self._values, values, self._value_size),
         ):
             is_contiguous = a.operands[position].matrices.column == 1
             source = self._load(position, matrix)
-            pack(source, is_contiguous, depth, columns, packed, slot * size)
+            pack(source, is_contiguous, depth, columns, target, slot * size)
 
-    def _attend(
-        self, matrix: Any, block: Any, keys: Workspace, values: Workspace, slot: Any
-    ) -> None:
+    def _attend(self, matrix: Any, block: Any, packed: Sequence[Workspace], slot: Any) -> None:
         """Emit the attention of a block of queries."""
         a, rows = self._attention, self._rows
+        keys, values = packed
         first = block * rows
         queries = Workspace.allocate(rows * a.depth)
         scores = Workspace.allocate(rows * self._keys.padded)
@@ -278,20 +253,3 @@ class _Emitter:
         for column in iterate_vectors(a.values, self._lanes if a.out.column == 1 else 1):
             value = result[row * self._values.padded + column] / totals[row]
             self._out[a.out.place(matrix, first + row, column)] = value
-
-
-def _loop(extent: int, is_parallel: bool) -> AbstractContextManager[Any]:
-    loop: AbstractContextManager[Any] = (T.parallel if is_parallel else T.serial)(extent)
-    return loop
-
-
-def _buffer(shape: Sequence[int], dtype: str) -> Any:
-    return T.Buffer(tuple(T.int64(n) for n in shape), dtype)
-
-
-def _flatten(buffer: Any, shape: Sequence[int], dtype: str) -> Any:
-    """Emit another name for a buffer, with one index."""
-    size = 1
-    for extent in shape:
-        size *= extent
-    return T.decl_buffer((size,), dtype, data=buffer.data)

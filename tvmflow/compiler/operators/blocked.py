@@ -4,7 +4,7 @@ A blocked tensor of `c` channels has ⌈c/b⌉ blocks. The lanes beyond `c` hold
 operators computed from zeros, and are multiplied with zero weights. Weights may have a
 narrower dtype than the data, in whose dtype everything is computed. Sequences, images and
 volumes differ in the number of spatial axes alone, which are written `…` below; padding is that
-before each axis, followed by that after each.
+before each axis, followed by that after each; negative padding skips data.
 """
 
 from __future__ import annotations
@@ -133,11 +133,12 @@ def conv(x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Sizes, groups
     def element(n: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
         source = groups.first_block(o) + channel
-        value = x(n, source, *read_window(pixel, taps, strides, dilation), *lane)
+        value = x(n, source, *read_window(pixel, taps, strides, dilation, padding), *lane)
         weight = w(o, channel, *taps, *lane, inner).astype(x.dtype)
         return te.sum(value * weight, axis=[channel, *taps, *lane])
 
-    shape = convolution_shape(x, kernel, strides, dilation, blocks, int(w.shape[-1]))
+    lanes = int(w.shape[-1])
+    shape = convolution_shape(x, kernel, strides, padding, dilation, blocks, lanes)
     return te.compute(shape, element, name=f"conv{rank}d")
 
 
@@ -163,11 +164,40 @@ def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Siz
         *pixel, inner = position
         source = c if multiplier == 1 else c // multiplier
         weight = w(c, *taps, inner).astype(x.dtype)
-        value = x(n, source, *read_window(pixel, taps, strides, dilation), inner)
+        value = x(n, source, *read_window(pixel, taps, strides, dilation, padding), inner)
         return te.sum(value * weight, axis=taps)
 
-    shape = convolution_shape(x, kernel, strides, dilation, blocks, block)
+    shape = convolution_shape(x, kernel, strides, padding, dilation, blocks, block)
     return te.compute(shape, element, name=f"depthwise_conv{len(strides)}d")
+
+
+def add_parts(shape: Sizes, corners: Sequence[Sizes], *parts: Any) -> Any:
+    """Return the sum of parts of an image, each at its place.
+
+    Args:
+        shape: The shape (n, o, …, b) of the image.
+        corners: The first pixel of each part.
+        *parts: The parts (n, o, …, b).
+    """
+
+    def element(n: Any, o: Any, *position: Any) -> Any:
+        *pixel, inner = position
+        total = tirx.const(0, parts[0].dtype)
+        for corner, part in zip(corners, parts, strict=True):
+            size = [int(extent) for extent in part.shape[2:-1]]
+            inside = [
+                condition
+                for y, start, extent, whole in zip(pixel, corner, size, shape[2:-1], strict=True)
+                for condition in ((y >= start, y < start + extent) if extent < whole else ())
+            ]
+            source = [y - start for y, start in zip(pixel, corner, strict=True)]
+            value = part(n, o, *source, inner)
+            if inside:
+                value = tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, part.dtype))
+            total = total + value
+        return total
+
+    return te.compute(shape, element, name="add_parts", tag="injective")
 
 
 def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
@@ -200,18 +230,30 @@ def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
     )
 
 
-def dense(x: Any, w: Any, columns: int) -> Any:
-    """Return the product (…, columns) of a matrix (…, k) and packed weights (⌈columns/b⌉, k, b)."""
-    *outer, depth = (int(extent) for extent in x.shape)
-    block = int(w.shape[2])
+def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
+    """Return the product (…, rows, columns) of a matrix (…, rows, k) and packed weights (⌈columns/b⌉, k, b).
+
+    Args:
+        x: The matrix.
+        w: The packed weights.
+        columns: The columns of the result.
+        padded_rows: How many rows are computed, the last one again where there are more; None for those of the matrix.
+    """
+    *outer, rows, depth = (int(extent) for extent in x.shape)
+    blocks, _, block = (int(extent) for extent in w.shape)
+    padded_rows = padded_rows or rows
     k = te.reduce_axis((0, depth), "k")
 
     def element(*index: Any) -> Any:
-        *row, column = index
+        *batch, row, column = index
+        existing = row if padded_rows == rows else tirx.min(row, rows - 1)
         weight = w[column // block, k, column % block].astype(x.dtype)
-        return te.sum(x(*row, k) * weight, axis=[k])
+        return te.sum(x(*batch, existing, k) * weight, axis=[k])
 
-    return te.compute((*outer, columns), element, name="dense")
+    product = te.compute((*outer, padded_rows, blocks * block), element, name="dense")
+    if (padded_rows, blocks * block) == (rows, columns):
+        return product
+    return te.compute((*outer, rows, columns), lambda *index: product(*index), name="unpadded")
 
 
 def fake_quantize(x: Any, scale: float, low: int, high: int) -> Any:
@@ -226,7 +268,8 @@ def fake_quantize(x: Any, scale: float, low: int, high: int) -> Any:
 
 
 def pad(x: Any, padding: Sizes, value: int = 0) -> Any:
-    """Return blocked or plain data with a number around each image."""
+    """Return blocked or plain data with a number around each image; negative padding leaves the data as they are."""
+    padding = [max(width, 0) for width in padding]
     if not any(padding):
         return x
     rank = len(padding) // 2
@@ -242,19 +285,31 @@ def tap_axes(kernel: Sizes) -> list[Any]:
     return [te.reduce_axis((0, size), name) for size, name in zip(kernel, names, strict=True)]
 
 
-def read_window(pixel: Any, taps: Any, strides: Sizes, dilation: Sizes) -> list[Any]:
-    """Return the pixel of the data that a tap reads for a pixel of the result."""
-    axes = zip(pixel, taps, strides, dilation, strict=True)
-    return [y * step + tap * spacing for y, tap, step, spacing in axes]
+def read_window(
+    pixel: Any, taps: Any, strides: Sizes, dilation: Sizes, padding: Sizes
+) -> list[Any]:
+    """Return the pixel of the padded data that a tap reads for a pixel of the result."""
+    before = padding[: len(strides)]
+    axes = zip(pixel, taps, strides, dilation, before, strict=True)
+    return [y * step + tap * gap + max(-width, 0) for y, tap, step, gap, width in axes]
 
 
 def convolution_shape(
-    x: Any, kernel: Sizes, strides: Sizes, dilation: Sizes, blocks: int, block: int
+    x: Any,
+    kernel: Sizes,
+    strides: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    blocks: int,
+    block: int,
 ) -> tuple[int, ...]:
     """Return the shape of a convolution's result over data that are already padded."""
-    extents = [int(extent) for extent in x.shape[2 : 2 + len(kernel)]]
+    rank = len(kernel)
+    skipped = [min(before, 0) for before in padding[:rank]]
+    skipped = [skip + min(after, 0) for skip, after in zip(skipped, padding[rank:], strict=True)]
+    axes = zip(x.shape[2 : 2 + rank], skipped, kernel, strides, dilation, strict=True)
     spatial = [
-        (extent - (size - 1) * spacing - 1) // step + 1
-        for extent, size, step, spacing in zip(extents, kernel, strides, dilation, strict=True)
+        (int(extent) + skip - (size - 1) * gap - 1) // step + 1
+        for extent, skip, size, step, gap in axes
     ]
     return (int(x.shape[0]), blocks, *spatial, block)

@@ -50,12 +50,12 @@ def conv(
         *pixel, inner = position
         source = groups.first_block(o) + channel
         pixel[-1] = _limit(pixel[-1], shape[-2])
-        window = blocked.read_window(pixel, taps, strides, dilation)
+        window = blocked.read_window(pixel, taps, strides, dilation, padding)
         value = x(n, source, *window, part * DOT + term).astype("int32")
         weight = w(o, channel, *taps, part, inner, term).astype("int32")
         return te.sum(value * weight, axis=[channel, *taps, part, term])
 
-    shape = blocked.convolution_shape(x, kernel, strides, dilation, blocks, block)
+    shape = blocked.convolution_shape(x, kernel, strides, padding, dilation, blocks, block)
     *outer, points, _ = shape
     return _take(shape, te.compute((*outer, _round_up(points), block), element, name=NAME))
 

@@ -242,11 +242,19 @@ def choose_rows(
     return best[1]
 
 
+def pad_rows(rows: int, columns: int, cpu: CpuModel) -> int:
+    """Return the least number of rows, from `rows`, for which a product takes least time."""
+    vectors = -(-columns // cpu.lanes)
+    counts = range(rows, rows + _MAX_VECTORS)
+    return min(counts, key=lambda count: count * _choose_tile(count, vectors, cpu)[0])
+
+
+@functools.cache
 def _choose_tile(rows: int, vectors: int, cpu: CpuModel) -> tuple[float, tuple[int, int]]:
     """Return the estimated time of a row of so many vectors, and points and vectors of the best tile."""
     tiles = [
         (points, width)
-        for points in range(1, rows + 1)
+        for points in range(1, min(rows, _MAX_ROWS) + 1)
         for width in range(1, min(vectors, _MAX_VECTORS) + 1)
         if rows % points == 0 and points * width <= cpu.registers - _OPERAND_REGISTERS
     ]

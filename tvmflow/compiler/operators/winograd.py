@@ -16,11 +16,11 @@ import numpy as np
 from tvm import te, tirx
 
 DATA: Final = "winograd_data"
-"""The name of the kernel that transforms data."""
+"""The name of the block that transforms data."""
 PRODUCT: Final = "winograd_product"
-"""The name of the kernel that multiplies transformed data and weights."""
+"""The name of the block that multiplies transformed data and weights."""
 IMAGE: Final = "winograd_image"
-"""The name of the kernel that transforms the product into the result."""
+"""The name of the block that transforms the product into tiles of the result."""
 
 _KERNEL: Final = 3
 
@@ -58,11 +58,12 @@ TRANSFORMS: Final[Mapping[int, Transforms]] = {
 }
 
 
-# The cost of a byte in multiplications of vectors of 8 lanes, from a cache and from memory.
-_CACHE_COST: Final = 3.5
-_MEMORY_COST: Final = 7.0
+# Times for each lane of a vector, in multiplications of vectors: to transform the data, or the result, of
+# a tile of one block of channels; and to read a vector of weights from memory.
+_TRANSFORM_COST: Final[Mapping[int, int]] = {2: 9, 4: 22}
+_MEMORY_COST: Final = 4
 # By this factor the estimate must be better than that of the direct convolution.
-_MIN_GAIN: Final = 1.15
+_MIN_GAIN: Final = 1.1
 
 
 def is_profitable(tile: int, out: int, inner: int, shape: Sequence[int], lanes: int) -> bool:
@@ -79,12 +80,28 @@ def is_profitable(tile: int, out: int, inner: int, shape: Sequence[int], lanes: 
     """
     n, height, width = shape
     elements, tiles = (tile + _KERNEL - 1) ** 2, n * -(-height // tile) * -(-width // tile)
-    cache_cost, memory_cost = (cost * lanes / 8 for cost in (_CACHE_COST, _MEMORY_COST))
-    direct = _KERNEL**2 * inner * out * (n * height * width + 4 * memory_cost)
-    # Transformed data are written once and read once.
-    moved_bytes = 8 * elements * tiles * (inner + out)
-    product = elements * inner * out * (tiles + 4 * memory_cost)
-    return direct > _MIN_GAIN * (product + cache_cost * moved_bytes)
+    inner_blocks, out_blocks = -(-inner // lanes), -(-out // lanes)
+    weights, memory_cost = inner_blocks * lanes * out_blocks, _MEMORY_COST * lanes
+    direct = _KERNEL**2 * weights * max(n * height * width, memory_cost)
+    product = elements * weights * max(tiles, memory_cost)
+    transforms = _TRANSFORM_COST[tile] * lanes * tiles * (inner_blocks + out_blocks)
+    return direct > _MIN_GAIN * (product + transforms)
+
+
+def conv(x: Any, w: Any, tile: int, padding: Sequence[int], shape: Sequence[int]) -> Any:
+    """Return a 3×3 convolution with stride 1 of blocked data.
+
+    Args:
+        x: Data (n, i, h, w, b).
+        w: Transformed weights (t, t, o, i, b of i, b of o), where t = tile + 2.
+        tile: The size of a tile of the result.
+        padding: Top, left, bottom, right.
+        shape: Images, height and width of the result.
+
+    Returns:
+        The result (n, o, h, w, b).
+    """
+    return transform_product(multiply(transform_data(x, tile, padding), w), tile, shape)
 
 
 def transform_data(x: Any, tile: int, padding: Sequence[int]) -> Any:

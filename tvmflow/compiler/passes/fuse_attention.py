@@ -14,7 +14,8 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.operators import attention
-from tvmflow.compiler.operators.attention import Attention, Operand, ScoreStep
+from tvmflow.compiler.operators.attention import Attention, ScoreStep
+from tvmflow.compiler.operators.batches import Operand
 from tvmflow.compiler.operators.strided import StridedMatrices, contiguous
 from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import MatrixView, find_view, is_scalar

@@ -10,7 +10,7 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS
-from tvmflow.compiler.operators import blocked, integer
+from tvmflow.compiler.operators import blocked, integer, tiles
 from tvmflow.compiler.passes._rewriter import OPAQUE, MainRewriter, rewrite_main
 from tvmflow.compiler.passes.quantization import (
     find_integer_weights,
@@ -45,7 +45,8 @@ class _MatmulPacker(MainRewriter):
         data, weights = rewritten.args
         dtype = integer_weight_dtype(self.flow, call.args[1]) or self._context.weight_dtype
         columns = ir.known_shape(weights)[1]
-        return self.kernel(blocked.dense, "dense_pack", data, self._pack(weights, dtype), columns)
+        sizes = columns, self._pad_rows(ir.known_shape(data)[-2], columns)
+        return self.kernel(blocked.dense, "dense_pack", data, self._pack(weights, dtype), *sizes)
 
     def _multiply_integers(self, call: relax.Call) -> Any:
         """Emit the product of quantized data and int8 weights, without the scale of the weights; None for others."""
@@ -87,6 +88,11 @@ class _MatmulPacker(MainRewriter):
             and self.flow.is_weight(weights)
             and not self.flow.is_weight(data)
         )
+
+    def _pad_rows(self, rows: int, columns: int) -> int:
+        """Return how many rows are computed, so that tiles divide them."""
+        cpu = self._context.cpu
+        return rows if cpu is None else tiles.pad_rows(rows, columns, cpu)
 
     def _pack(self, weights: Any, dtype: str) -> Any:
         block = self._context.lanes

@@ -122,22 +122,28 @@ def _vectorize(schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel
     count = _count_fused_axes(block, cpu.lanes)
     outer = list(loops[:-count])
     loop = schedule.fuse(*loops[-count:]) if count > 1 else loops[-1]
-    return [*outer, *vectorize_loop(schedule, loop, cpu)]
+    if math.prod(block.spatial_extents[:-count]) < cpu.cores:
+        # The loop over vectors runs in parallel, so it stays whole.
+        return [*outer, *_split_vectors(schedule, loop, cpu)]
+    vectorize_loop(schedule, loop, cpu)
+    return outer
 
 
-def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> list[Any]:
-    """Vectorize a loop of any length; return the loop over whole vectors, if there is one.
-
-    What is left after the last whole vector is computed element by element.
-    """
+def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> None:
+    """Vectorize a loop of any length; what is left after the last whole vector is computed element by element."""
     extent = int(schedule.get(loop).extent)
-    if extent <= cpu.lanes:
+    for vectors in _split_vectors(schedule, loop, cpu):
+        if extent % cpu.lanes:
+            peel_last_iteration(schedule, vectors)
+
+
+def _split_vectors(schedule: Schedule, loop: Any, cpu: CpuModel) -> list[Any]:
+    """Vectorize a loop; return the loop over vectors, if there is one."""
+    if int(schedule.get(loop).extent) <= cpu.lanes:
         schedule.vectorize(loop)
         return []
     vectors, vector = schedule.split(loop, [None, cpu.lanes])
     schedule.vectorize(vector)
-    if extent % cpu.lanes:
-        peel_last_iteration(schedule, vectors)
     return [vectors]
 
 

@@ -17,7 +17,12 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.schedules import dot_products, tile_candidates
-from tvmflow.compiler.schedules.blocks import Block, analyze_blocks, is_contiguous
+from tvmflow.compiler.schedules.blocks import (
+    Block,
+    analyze_blocks,
+    is_contiguous,
+    list_loads,
+)
 from tvmflow.compiler.schedules.elementwise import fuse_and_parallelize, schedule_block
 from tvmflow.compiler.schedules.tile_candidates import ReductionAxes, Tile
 
@@ -81,17 +86,29 @@ def _isolate_reduction(schedule: Schedule, cpu: CpuModel) -> SingleReduction | N
     if axes is None:
         return None
     position = blocks.index(reductions[0])
-    for block in (*blocks[: max(position - 1, 0)], *blocks[position + 1 : -1]):
+    # What is read once is not worth a pass over memory.
+    is_read_once = position > 0 and blocks[position - 1].work == reductions[0].work
+    first = position if is_read_once else max(position - 1, 0)
+    for block in (*blocks[:first], *blocks[position + 1 : -1]):
         schedule.compute_inline(block.handle)
     if position == len(blocks) - 1:
         schedule.cache_write(reductions[0].handle, 0, "local")
     *before, main, final = analyze_blocks(schedule) or []
-    # Dot products may be summed for points beyond the result, to fill tiles.
-    limits = zip(final.spatial_extents, main.spatial_extents, strict=False)
-    is_covered = dot_products.is_dot_product(main) and all(part <= whole for part, whole in limits)
-    if not (is_covered or final.spatial_extents == main.spatial_extents) or len(before) > 1:
+    if len(before) > 1 or not _is_result(final, main):
         return None
     return SingleReduction(before[0] if before else None, main, final, axes)
+
+
+def _is_result(final: Block, main: Block) -> bool:
+    """Return whether a block computes the result from the sums; these may be padded."""
+    if final.spatial_extents == main.spatial_extents:
+        return True
+    sums = [load for load in list_loads(final) if load.source.same_as(main.output)]
+    return len(sums) > 0 and all(
+        len(load.indices) == len(final.spatial_axes)
+        and all(map(lambda index, axis: index.same_as(axis), load.indices, final.spatial_axes))
+        for load in sums
+    )
 
 
 def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu: CpuModel) -> None:
@@ -102,6 +119,12 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     vector = loops[last]
     if main.spatial_extents[last] > axes.lanes:
         outer[last], vector = schedule.split(vector, [None, axes.lanes])
+    store_loops = []
+    if final.spatial_extents[last] % axes.lanes:
+        # the last vector is stored in parts: those beyond the end are left out
+        width = math.gcd(final.spatial_extents[last], axes.lanes)
+        part, vector = schedule.split(vector, [None, width])
+        store_loops.append(part)
     register_loops, window_loops = [], []
     for axis, size in ((axes.weight, tile.vectors), (axes.data, tile.points)):
         if axis is not None:
@@ -114,11 +137,11 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     around = [outer[axis] for axis in parallel_axes]
     within = [*(outer[axis] for axis in serial_axes if axis != axes.data), *window_loops]
     within += [outer[axis] for axis in serial_axes if axis == axes.data]
-    schedule.reorder(*around, *within, *register_loops, vector)
+    schedule.reorder(*around, *within, *register_loops, *store_loops, vector)
     if not tile.window_rows:
         _move_outside(schedule, around, within, _PARTS_PER_CORE * cpu.cores)
     parallel = fuse_and_parallelize(schedule, around, main.work >= _MIN_PARALLEL_WORK, cpu)
-    for loop in register_loops:
+    for loop in (*register_loops, *store_loops):
         schedule.unroll(loop)
     schedule.vectorize(vector)
     schedule.compute_at(main.handle, (within or [parallel])[-1], preserve_unit_loops=True)

@@ -50,7 +50,7 @@ def _single(apply: Callable[[Schedule, CpuModel], bool]) -> ScheduleRule:
 
 
 CPU_RULES: Final[Mapping[str, ScheduleRule]] = {
-    "winograd": _single(winograd.apply),
+    "winograd": winograd.generate,
     "register_tiles": register_tiles.generate,
     "elementwise": _single(elementwise.apply),
     "row_reductions": _single(row_reductions.apply),

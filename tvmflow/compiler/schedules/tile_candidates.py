@@ -23,6 +23,8 @@ _COPY_COST: Final = 3
 # The relative cost of testing each row where the last window is not full.
 _PARTIAL_WINDOW_COST: Final = 1.1
 _MAX_WINDOW_HEIGHTS: Final = 4
+# The first axes of a convolution's data and result are images and channels.
+_FIRST_SPATIAL: Final = 2
 
 
 class Tile(NamedTuple):
@@ -180,21 +182,27 @@ def _estimate_utilization(
     return utilization if points > 2 or max_points < 3 else 0.93 * utilization
 
 
+def _measure_overlap(padded: int, extent: int) -> tuple[int, int]:
+    """Return how many new rows of padded data each row of a result reads, and how many more the last one."""
+    step = max(1, (padded - 1) // (extent - 1)) if extent > 1 else 1
+    return step, max(0, padded - step * extent)
+
+
 def _choose_window_heights(
     block: Block, pad: Block | None, axes: ReductionAxes, cpu: CpuModel
 ) -> list[int]:
     """Return how many rows may share a padded window, the cheapest first; [0] if nothing is padded."""
-    if pad is None or axes.row is None or len(pad.spatial_extents) not in (4, 5):
+    if pad is None or axes.row is None or not _FIRST_SPATIAL <= axes.row < len(pad.spatial_extents):
         return [0]
     extents, padded = block.spatial_extents, pad.spatial_extents
     height = extents[axes.row]
-    padded_rows = padded[-2 if len(padded) == 4 else -3]
-    # Each row of the result reads `step` new rows of padded data, and the last one `halo` more.
-    step = max(1, (padded_rows - 1) // max(height - 1, 1)) if height > 1 else 1
-    halo = max(0, padded_rows - step * height)
+    step, halo = _measure_overlap(padded[axes.row], height)
     # Without weights (depthwise, pooling), each block of channels reads one block of data.
     channels = padded[1] if axes.weights else 1
-    row_elements = math.prod(padded[3:]) * channels
+    row_elements = math.prod(padded[axes.row + 1 :]) * channels
+    # A row of a volume reads rows of several planes.
+    for axis in range(_FIRST_SPATIAL, axes.row):
+        row_elements *= sum(_measure_overlap(padded[axis], extents[axis]))
     outer = [extents[axis] for axis in range(axes.row) if axis not in axes.weights]
     outer_parts = math.prod(outer)
     row_work = block.work // height // outer_parts

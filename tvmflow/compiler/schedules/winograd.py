@@ -1,82 +1,218 @@
-"""The rule `winograd`: the transforms of Winograd convolutions.
+"""The rule `winograd`: Winograd convolutions, transformed, multiplied and transformed back while they are in the cache.
 
-Both loops over a tile are unrolled, so that the constants of the transforms become additions.
+All loops over the elements of a tile are unrolled, so that the constants of the transforms
+become additions. The product of data and weights is held in registers as in `register_tiles`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
+import tvm
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.operators import winograd
 from tvmflow.compiler.schedules.blocks import Block, analyze_blocks
 
-_PARTS_PER_CORE: Final = 8
+_FLOAT_BYTES: Final = 4
+_PARTS_PER_CORE: Final = 2
+# Weights are read once for so many tiles; with fewer, reading them takes longer than multiplying.
+_MIN_TILES: Final = 96
+# Independent sums that keep two pipelines with a latency of four cycles busy.
+_MIN_SUMS: Final = 8
+_MAX_SCHEDULES: Final = 12
 
 
-def apply(schedule: Schedule, cpu: CpuModel) -> bool:
-    """Schedule a kernel that transforms the data or the result of tiles; return False for another kernel."""
+class _Blocks(NamedTuple):
+    """The blocks of a Winograd convolution, in their order; `final` computes the epilogue."""
+
+    pad: Block
+    data: Block
+    product: Block
+    image: Block
+    final: Block
+
+    @property
+    def tile(self) -> int:
+        """The size of a tile of the result."""
+        return self.image.spatial_extents[4]
+
+    @property
+    def tile_rows(self) -> int:
+        """The rows of tiles of one image."""
+        return self.image.spatial_extents[2]
+
+    @property
+    def tile_columns(self) -> int:
+        """The columns of tiles of one image."""
+        return self.image.spatial_extents[3]
+
+
+class _Split(NamedTuple):
+    """The split of a convolution into parts.
+
+    Attributes:
+        rows: The rows of tiles that are computed together.
+        vectors: The vectors of output channels whose product is held in registers.
+        points: The tiles whose product is held in registers.
+        in_strips: True if parts of the image run in parallel; False if output channels do, because
+            all weights together do not fit into a core's cache.
+    """
+
+    rows: int
+    vectors: int
+    points: int
+    in_strips: bool
+
+
+def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
+    """Yield schedules of a Winograd convolution, the fastest estimate first; none for other kernels."""
+    blocks = _find_blocks(Schedule(mod, seed=1))
+    for split in _list_splits(blocks, cpu)[:_MAX_SCHEDULES] if blocks else ():
+        schedule = Schedule(mod, seed=1)
+        own = _find_blocks(schedule)
+        assert own is not None, "the kernel had these blocks"
+        _apply(schedule, own, split, cpu)
+        yield schedule
+
+
+def _find_blocks(schedule: Schedule) -> _Blocks | None:
+    """Return the blocks of a Winograd convolution with its epilogue inlined; None for other kernels."""
     blocks = analyze_blocks(schedule) or []
-    blocks_by_name = {str(block.stmt.name_hint): block for block in blocks}
-    if winograd.DATA in blocks_by_name and len(blocks) == 2:
-        _schedule_data(schedule, blocks[0], blocks_by_name[winograd.DATA], cpu)
-        return True
-    return winograd.IMAGE in blocks_by_name and _schedule_image(schedule, blocks, cpu)
+    names = [str(block.stmt.name_hint) for block in blocks]
+    first = ["pad", winograd.DATA, winograd.PRODUCT, winograd.IMAGE]
+    if names[:4] != first or len(blocks) < 5 or any(block.is_reduction for block in blocks[4:]):
+        return None
+    if len(blocks[-1].spatial_extents) != 5:
+        return None
+    for block in blocks[4:-1]:
+        schedule.compute_inline(block.handle)
+    pad, data, product, image = blocks[:4]
+    return _Blocks(pad, data, product, image, blocks[-1])
 
 
-def _schedule_data(schedule: Schedule, pad: Block, block: Block, cpu: CpuModel) -> None:
-    """Transform some rows of tiles of one block of channels at a time, with their padded data in the cache."""
-    size, _, channels, tiles, _ = block.spatial_extents
-    n, _, height, _, _ = pad.spatial_extents
-    tile = size - 2
-    tile_rows = (height - 2) // tile
-    tile_columns = tiles // (n * tile_rows)
-    rows = tile_rows
-    while rows > 1 and channels * n * (tile_rows // rows) < _PARTS_PER_CORE * cpu.cores:
-        rows = next(count for count in range(rows - 1, 0, -1) if tile_rows % count == 0)
-    i, j, c, p, lane, row, column = schedule.get_loops(block.handle)
-    parts, y, z = schedule.split(p, [n * tile_rows // rows, rows, tile_columns])
-    schedule.reorder(c, parts, y, z, i, j, row, column, lane)
-    fused = schedule.fuse(c, parts)
-    schedule.parallel(fused)
-    for loop in (i, j, row, column):
-        schedule.unroll(loop)
-    schedule.vectorize(lane)
-    schedule.compute_at(pad.handle, fused)
-    schedule.vectorize(schedule.get_loops(pad.handle)[-1])
-    cached = schedule.cache_write(block.handle, 0, "local")
-    schedule.reverse_compute_at(cached, j)
-    schedule.vectorize(schedule.get_loops(cached)[-1])
-    schedule.decompose_reduction(block.handle, row)
+def _list_splits(blocks: _Blocks, cpu: CpuModel) -> list[_Split]:
+    """Return all splits whose sums fit the registers, the fastest estimate first."""
+    elements = blocks.product.spatial_extents[0] ** 2
+    out_blocks, inner = (
+        blocks.product.spatial_extents[2],
+        math.prod(blocks.product.reduction_extents),
+    )
+    lanes = blocks.product.spatial_extents[4]
+    weight_bytes = elements * inner * out_blocks * lanes * _FLOAT_BYTES
+    in_strips = weight_bytes <= cpu.l2_bytes * 3 // 4
+    splits = []
+    for vectors in _list_divisors(out_blocks):
+        tile_bytes = elements * (inner + vectors * lanes) * _FLOAT_BYTES
+        rows = _choose_rows(blocks, tile_bytes, in_strips, cpu)
+        for points in _list_divisors(rows * blocks.tile_columns):
+            if vectors * points + vectors + 1 <= cpu.registers:
+                splits.append(_Split(rows, vectors, points, in_strips))
+    return sorted(splits, key=lambda split: _estimate_cost(split, out_blocks, cpu))
 
 
-def _schedule_image(schedule: Schedule, blocks: list[Block], cpu: CpuModel) -> bool:
-    """Transform a tile at a time, and compute its epilogue (bias, sum, activation) while it is in registers."""
-    (block,) = (candidate for candidate in blocks if candidate.is_reduction)
-    final = blocks[-1]
-    if final.is_reduction or len(final.spatial_extents) != 5 or blocks[0] is not block:
-        return False
-    for intermediate in blocks[1:-1]:
-        schedule.compute_inline(intermediate.handle)
-    tile = block.spatial_extents[4]
-    i, o, y, z, lane = schedule.get_loops(final.handle)
-    tile_row, p = schedule.split(y, [None, tile])
-    tile_column, q = schedule.split(z, [None, tile])
-    schedule.reorder(i, o, tile_row, tile_column, p, q, lane)
-    fused = schedule.fuse(i, o, tile_row)
+def _list_divisors(extent: int) -> list[int]:
+    return [size for size in range(1, extent + 1) if extent % size == 0]
+
+
+def _choose_rows(blocks: _Blocks, tile_bytes: int, in_strips: bool, cpu: CpuModel) -> int:
+    """Return how many rows of tiles are computed together.
+
+    Args:
+        blocks: The blocks of the kernel.
+        tile_bytes: The size of a tile's data and product.
+        in_strips: See `_Split`.
+        cpu: The CPU to schedule for.
+    """
+    images, rows = blocks.image.spatial_extents[0], _list_divisors(blocks.tile_rows)
+    if in_strips:
+        parts = _PARTS_PER_CORE * cpu.cores
+        small = [
+            count
+            for count in rows
+            if count * blocks.tile_columns * tile_bytes <= cpu.l2_bytes // 2
+            and images * blocks.tile_rows // count >= parts
+        ]
+        return max(small, default=1)
+    enough = [count for count in rows if count * blocks.tile_columns >= _MIN_TILES]
+    return min(enough, default=blocks.tile_rows)
+
+
+def _estimate_cost(split: _Split, out_blocks: int, cpu: CpuModel) -> tuple[float, int]:
+    """Return an estimate of the time for a product of vectors; of equal ones, more sums come last."""
+    sums = split.vectors * split.points
+    stalls = max(1.0, _MIN_SUMS / sums)
+    # two loads take the time of two products
+    loads = max(1.0, (split.vectors + split.points) / sums)
+    parts = out_blocks // split.vectors
+    is_balanced = split.in_strips or parts % cpu.cores == 0 or parts >= _PARTS_PER_CORE * cpu.cores
+    return stalls * loads * (1.0 if is_balanced else 1.2), sums
+
+
+def _apply(schedule: Schedule, blocks: _Blocks, split: _Split, cpu: CpuModel) -> None:
+    image, out, y, z, lane = schedule.get_loops(blocks.final.handle)
+    strip, row = schedule.split(y, [None, split.rows * blocks.tile])
+    tile_row, p = schedule.split(row, [split.rows, blocks.tile])
+    tile_column, q = schedule.split(z, [None, blocks.tile])
+    group, block = schedule.split(out, [None, split.vectors])
+    schedule.reorder(image, strip, group, block, tile_row, tile_column, p, q, lane)
+    around = schedule.fuse(image, strip)
+    parallel = around if split.in_strips else group
     if cpu.cores > 1:
-        schedule.parallel(fused)
-    schedule.compute_at(block.handle, tile_column, preserve_unit_loops=True)
-    schedule.set_scope(block.handle, 0, "local")
+        schedule.parallel(parallel)
     for loop in (p, q):
         schedule.unroll(loop)
     schedule.vectorize(lane)
+    _schedule_image(schedule, blocks.image, tile_column)
+    schedule.compute_at(blocks.product.handle, group, preserve_unit_loops=True)
+    _schedule_product(schedule, blocks.product, split)
+    schedule.compute_at(blocks.data.handle, around, preserve_unit_loops=True)
+    channel = _schedule_data(schedule, blocks.data, cpu.cores > 1 and not split.in_strips)
+    schedule.compute_at(blocks.pad.handle, channel, preserve_unit_loops=True)
+    schedule.vectorize(schedule.get_loops(blocks.pad.handle)[-1])
+
+
+def _schedule_image(schedule: Schedule, block: Block, tile: Any) -> None:
+    """Transform the product of a tile into registers."""
+    schedule.compute_at(block.handle, tile, preserve_unit_loops=True)
+    schedule.set_scope(block.handle, 0, "local")
     *_, p, q, lane, row, column = schedule.get_loops(block.handle)
     schedule.reorder(p, q, row, column, lane)
     for loop in (p, q, row, column):
         schedule.unroll(loop)
     schedule.vectorize(lane)
     schedule.decompose_reduction(block.handle, row)
-    return True
+
+
+def _schedule_product(schedule: Schedule, block: Block, split: _Split) -> None:
+    """Hold the sums of some vectors of channels and some tiles in registers."""
+    *_, i, j, out, tile, lane, channel_block, channel = schedule.get_loops(block.handle)
+    vectors, vector = schedule.split(out, [None, split.vectors])
+    points, point = schedule.split(tile, [None, split.points])
+    schedule.reorder(i, j, vectors, points, channel_block, channel, vector, point, lane)
+    store = schedule.cache_write(block.handle, 0, "local")
+    schedule.reverse_compute_at(store, points)
+    for loop in (vector, point, *schedule.get_loops(store)[-3:-1]):
+        schedule.unroll(loop)
+    for loop in (lane, schedule.get_loops(store)[-1]):
+        schedule.vectorize(loop)
+    schedule.decompose_reduction(block.handle, channel_block)
+
+
+def _schedule_data(schedule: Schedule, block: Block, is_parallel: bool) -> Any:
+    """Transform the data of a tile in registers; return the loop over blocks of channels, which may be parallel."""
+    *_, i, j, channel, tile, lane, row, column = schedule.get_loops(block.handle)
+    schedule.reorder(channel, tile, i, j, row, column, lane)
+    store = schedule.cache_write(block.handle, 0, "local")
+    schedule.reverse_compute_at(store, tile)
+    if is_parallel:
+        schedule.parallel(channel)
+    for loop in (i, j, row, column, *schedule.get_loops(store)[-3:-1]):
+        schedule.unroll(loop)
+    for loop in (lane, schedule.get_loops(store)[-1]):
+        schedule.vectorize(loop)
+    schedule.decompose_reduction(block.handle, row)
+    return channel

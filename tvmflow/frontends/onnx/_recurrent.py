@@ -122,7 +122,11 @@ class _Converter:
         x = self._operands.x
         if self._is_batch_first:
             x = self._emit(relax.op.permute_dims(x, [1, 0, 2]))
-        size = _shape(x)[2]
+        size, expected = _shape(x)[2], _shape(self._operands.weights)[2]
+        if size != expected:
+            raise ValueError(
+                f"its input has {size} values a step, and its weights are for {expected}"
+            )
         columns = layer.directions * layer.gates * layer.tiles * LANES
         weights = self._split_units(self._operands.weights, [layer.directions, layer.gates], [size])
         weights = self._emit(relax.op.permute_dims(weights, [4, 0, 2, 1, 3]))

@@ -51,7 +51,9 @@ def check(
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in inputs]
     result = tvm.runtime.tensor(np.full(output, np.nan, np.float32))
     library["main"](*map(tvm.runtime.tensor, arrays), result)
-    np.testing.assert_allclose(result.numpy(), reference(*arrays), rtol=1e-4, atol=1e-4)
+    expected = reference(*arrays)
+    atol = max(1e-4, 2e-6 * float(np.abs(expected).max()))
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=atol)
 
 
 def sliding_windows(images: Array, size: int) -> Array:
@@ -67,6 +69,40 @@ def test_elementwise_kernels_of_any_shape(shape: list[int], mcpu: str) -> None:
     x, y = te.placeholder(shape, name="x"), te.placeholder(shape[-1:], name="y")
     mod = kernel(x, y, topi.nn.relu(topi.add(topi.multiply(x, x), y)))
     check(mod, "elementwise", level(mcpu), lambda x, y: np.maximum(x * x + y, 0))
+
+
+@pytest.mark.parametrize("shape", [[40001], [3, 40001], [1, 1, 32769], [5, 7, 1009]], ids=str)
+def test_long_elementwise_kernels_that_no_vector_divides(shape: list[int]) -> None:
+    """The loop over vectors runs in parallel where there are few rows."""
+    x = te.placeholder(shape, name="x")
+    mod = kernel(x, topi.nn.relu(topi.add(x, x)))
+    check(mod, "elementwise", host_level(), lambda x: np.maximum(x + x, 0))
+    assert "T.parallel" in choose(mod, host_level()).schedule.mod.script()
+
+
+@pytest.mark.parametrize("columns", [3, 15, 16, 17, 49, 257])
+def test_softmax_of_rows_that_no_vector_divides(columns: int) -> None:
+    """What is left of a row belongs to its maximum and its sum, and nothing behind the row does."""
+    x = te.placeholder((9, columns), name="x")
+
+    def softmax(x: Array) -> Array:
+        exponents = np.exp(x - x.max(-1, keepdims=True))
+        result: Array = exponents / exponents.sum(-1, keepdims=True)
+        return result
+
+    check(kernel(x, topi.nn.softmax(x)), "row_reductions", host_level(), softmax)
+
+
+def test_rows_are_those_of_the_blocks_that_are_read() -> None:
+    """Softmax over the channels of an image whose channels are as many as its rows: axes of one length are not one axis."""
+    x = te.placeholder((2, 7, 7, 5), name="x")
+
+    def softmax(x: Array) -> Array:
+        exponents = np.exp(x - x.max(1, keepdims=True))
+        result: Array = exponents / exponents.sum(1, keepdims=True)
+        return result
+
+    check(kernel(x, topi.nn.softmax(x, axis=1)), "row_reductions", host_level(), softmax)
 
 
 @SLOW_EXAMPLES
@@ -153,25 +189,46 @@ def test_blocks_of_different_shapes_are_scheduled_one_by_one() -> None:
 
 
 @SLOW_EXAMPLES
-@given(st.sampled_from([2, 4]), st.integers(3, 19), st.integers(3, 19), st.integers(0, 1), LEVELS)
-def test_winograd_transforms_data_of_any_size(
-    tile: int, height: int, width: int, padding: int, mcpu: str
+@given(
+    tile=st.sampled_from([2, 4]),
+    height=st.integers(3, 19),
+    width=st.integers(3, 19),
+    blocks=st.tuples(st.integers(1, 3), st.integers(1, 5)),
+    images=st.integers(1, 2),
+    padding=st.tuples(*[st.integers(0, 2)] * 4),
+    mcpu=LEVELS,
+)
+def test_winograd_convolutions_of_any_size(
+    tile: int,
+    height: int,
+    width: int,
+    blocks: tuple[int, int],
+    images: int,
+    padding: tuple[int, int, int, int],
+    mcpu: str,
 ) -> None:
-    """Tiles at the border reach beyond the image, where data are zeros."""
+    """Tiles at the border reach beyond the image, where data are zeros; every schedule gives the same numbers."""
     target = level(mcpu)
-    lanes = choose_lanes(target)
-    x = te.placeholder((1, 2, height, width, lanes), name="x")
-    mod = kernel(x, winograd.transform_data(x, tile, [padding] * 4))
-    rows, columns = winograd.count_tiles(x.shape, tile, [padding] * 4)
-    matrix, size = winograd.TRANSFORMS[tile].data.astype(np.float32), tile + 2
+    lanes, (inner, out) = choose_lanes(target), blocks
+    top, left, bottom, right = padding
+    shape = (images, height + top + bottom - 2, width + left + right - 2)
+    x = te.placeholder((images, inner, height, width, lanes), name="x")
+    w = te.placeholder((tile + 2, tile + 2, out, inner, lanes, lanes), name="w")
+    mod = kernel(x, w, winograd.conv(x, w, tile, padding, shape))
+    transforms = [matrix.astype(np.float32) for matrix in winograd.TRANSFORMS[tile]]
 
-    def reference(x: Array) -> Array:
-        padded = np.zeros((1, 2, rows * tile + 2, columns * tile + 2, lanes), np.float32)
-        inside = padded[:, :, padding : padding + height, padding : padding + width]
+    def reference(x: Array, w: Array) -> Array:
+        """Transform each window of the padded data, and multiply it with the transformed weights."""
+        rows, columns = (-(-extent // tile) for extent in shape[1:])
+        padded = np.zeros((images, inner, rows * tile + 2, columns * tile + 2, lanes), np.float32)
+        inside = padded[:, :, top : top + height, left : left + width]
         inside[:] = x[:, :, : inside.shape[2], : inside.shape[3]]
-        windows = sliding_windows(padded, size)
-        tiles = windows[0, :, ::tile, ::tile].reshape(2, rows * columns, lanes, size, size)
-        result: Array = np.einsum("ir,cplrs,js->ijcpl", matrix, tiles, matrix)
+        tiles = sliding_windows(padded, tile + 2)[:, :, ::tile, ::tile]
+        data = np.einsum("ir,ncyxlrs,js->ncyxlij", transforms[0], tiles, transforms[0])
+        product = np.einsum("ncyxlij,ijoclm->noyxmij", data, w)
+        image = np.einsum("pi,noyxmij,qj->noypxqm", transforms[2], product, transforms[2])
+        image = image.reshape(images, out, rows * tile, columns * tile, lanes)
+        result: Array = image[:, :, : shape[1], : shape[2]]
         return result
 
     check(mod, "winograd", target, reference)

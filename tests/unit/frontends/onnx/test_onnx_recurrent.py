@@ -160,6 +160,15 @@ def test_an_unknown_activation_is_refused_by_name(tmp_path: Path) -> None:
         load(made, tmp_path, feed)
 
 
+def test_an_input_that_does_not_fit_the_weights_is_refused(tmp_path: Path) -> None:
+    """The other branch of a model for several sampling rates may be for other shapes."""
+    made, feed = layer("RNN", size=3)
+    made.graph.input[0].type.tensor_type.shape.dim[2].dim_value = 5
+    feed["x"] = np.zeros((4, 1, 5), np.float32)
+    with pytest.raises(ImportFailed, match="5 values a step, and its weights are for 3"):
+        load(made, tmp_path, feed)
+
+
 def test_a_layer_can_be_written_as_c(tmp_path: Path) -> None:
     """Without vectors, which C lacks."""
     made, feed = layer("GRU", hidden=16, batch=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -11,26 +11,12 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.operators import blocked, winograd
 from tvmflow.compiler.operators.blocked import Groups
-from tvmflow.compiler.passes._rewriter import OPAQUE
-from tvmflow.compiler.passes.blocked_layout import integer_convolutions
+from tvmflow.compiler.passes.blocked_layout import integer_convolutions, taps
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
+from tvmflow.compiler.passes.blocked_layout.taps import Image, Window
 from tvmflow.compiler.passes.quantization import integer_weight_dtype
 
 _log = logging.getLogger(__name__)
-
-
-class Window(NamedTuple):
-    """The movement of a convolution's kernel over data: strides and dilation along each axis, padding before and then after each."""
-
-    strides: list[int]
-    padding: list[int]
-    dilation: list[int]
-
-    @classmethod
-    def of(cls, call: relax.Call) -> Window:
-        """Return the window of a convolution."""
-        names = ("strides", "padding", "dilation")
-        return cls(*([int(n) for n in getattr(call.attrs, name)] for name in names))
 
 
 def rewrite_conv(
@@ -39,7 +25,9 @@ def rewrite_conv(
     """Rewrite a convolution over sequences, images or volumes."""
     if not is_supported(rewriter, call, "OI"):
         return None
-    kernel, window = _crop_kernel(rewriter, call, kernel)
+    window = Window.of(call)
+    image = Image(ir.known_shape(data)[2:], ir.known_shape(call)[2:])
+    kernel, window = taps.crop_kernel(rewriter, image, kernel, window)
     dtype = integer_weight_dtype(rewriter.flow, call.args[1]) or rewriter.context.weight_dtype
     quantized = integer_convolutions.find_data(rewriter, call)
     name = f"conv{len(window.strides)}d_NCHWc"
@@ -66,6 +54,8 @@ def rewrite_conv(
         return _emit_winograd(rewriter, call, x, kernel, window)
     reads = Groups(inputs // groups, outputs // groups, lanes, rewriter.block, groups)
     weights = rewriter.cast(pack_kernel(rewriter, kernel, reads), dtype)
+    if taps.are_profitable(image, ir.known_shape(kernel)[2:], window):
+        return taps.emit_convolutions(rewriter, image, x, weights, window, reads)
     return rewriter.kernel(lambda x, w: blocked.conv(x, w, *window, reads), name, x, weights)
 
 
@@ -97,9 +87,9 @@ def pack_depthwise_kernel(rewriter: LayoutRewriter, kernel: Any) -> Any:
     """Emit weights (o, 1, …) as (o/b, …, b)."""
     block = rewriter.block
     kernel = rewriter.pad_to_multiples(kernel, [block])
-    outer, _, *taps = ir.known_shape(kernel)
-    last = [*range(2, 2 + len(taps)), 1]
-    return rewriter.rearrange(kernel, [outer // block, block, *taps], [0, *last])
+    outer, _, *size = ir.known_shape(kernel)
+    last = [*range(2, 2 + len(size)), 1]
+    return rewriter.rearrange(kernel, [outer // block, block, *size], [0, *last])
 
 
 def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
@@ -109,15 +99,15 @@ def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
     """
     block, lanes = groups.block, groups.lanes
     kernel = rewriter.pad_to_multiples(kernel, [block, 1])
-    o, i, *taps = ir.known_shape(kernel)
+    o, i, *size = ir.known_shape(kernel)
     kernel = rewriter.pad_to_multiples(kernel, [1, i + 1])
-    rows = rewriter.reshape(kernel, [o * (i + 1), *taps])
+    rows = rewriter.reshape(kernel, [o * (i + 1), *size])
     blocks, width = o // block, groups.width
     spread = rewriter.take(rows, _list_weight_rows(groups, blocks), 0)
     inner = [width, lanes] if lanes > 1 else [width]
-    split = rewriter.reshape(spread, [blocks, block, *inner, *taps])
+    split = rewriter.reshape(spread, [blocks, block, *inner, *size])
     first_tap = 2 + len(inner)
-    order = [0, 2, *range(first_tap, first_tap + len(taps)), *range(3, first_tap), 1]
+    order = [0, 2, *range(first_tap, first_tap + len(size)), *range(3, first_tap), 1]
     return rewriter.emit(relax.op.permute_dims(split, order))
 
 
@@ -146,37 +136,18 @@ def _repeat(rewriter: LayoutRewriter, x: Any, channels: int, times: int) -> Any:
     )
 
 
-def _crop_kernel(rewriter: LayoutRewriter, call: relax.Call, kernel: Any) -> tuple[Any, Window]:
-    """Return weights and window without the first and last taps that read nothing but padding."""
-    window = Window.of(call)
-    rank = len(window.strides)
-    padding = list(window.padding)
-    data, taps, result = (ir.known_shape(expr)[2:] for expr in (call.args[0], kernel, call))
-    for axis in range(rank):
-        step, spacing = window.strides[axis], window.dilation[axis]
-        starts = [tap * spacing - window.padding[axis] for tap in range(taps[axis])]
-        reach = (result[axis] - 1) * step
-        used = [
-            tap for tap, start in enumerate(starts) if start < data[axis] and start + reach >= 0
-        ]
-        # more could be cut off if the data were cropped too
-        first = min(used[0], padding[axis] // spacing) if used else 0
-        last = taps[axis] - 1 - used[-1] if used else 0
-        last = min(last, padding[rank + axis] // spacing)
-        if first or last:
-            kernel = rewriter.take(kernel, range(first, taps[axis] - last), 2 + axis)
-            padding[axis] -= first * spacing
-            padding[rank + axis] -= last * spacing
-    return kernel, window._replace(padding=padding)
-
-
 def _is_winograd(rewriter: LayoutRewriter, call: relax.Call, kernel: Any, window: Window) -> bool:
     """Return whether a convolution has the kernel of the transforms, and they are profitable."""
     tile = rewriter.context.options.winograd
-    out, inner, *taps = ir.known_shape(kernel)
+    out, inner, *edges = ir.known_shape(kernel)
     n, _, *size = ir.known_shape(call)
-    is_supported_window = (taps, window.strides, window.dilation) == ([3, 3], [1, 1], [1, 1])
-    if not tile or not is_supported_window or int(call.attrs.groups) != 1:
+    is_supported_window = (edges, window.strides, window.dilation) == ([3, 3], [1, 1], [1, 1])
+    if (
+        not tile
+        or not is_supported_window
+        or int(call.attrs.groups) != 1
+        or min(window.padding) < 0
+    ):
         return False
     is_profitable = winograd.is_profitable(tile, out, inner, (n, *size), rewriter.block)
     _log.debug("%d to %d channels of %s: use Winograd: %s", inner, out, size, is_profitable)
@@ -197,9 +168,5 @@ def _emit_winograd(
     split = [o // block, block, i // block, block, size, size]
     weights = rewriter.rearrange(both, split, [4, 5, 0, 2, 3, 1])
     weights = rewriter.cast(weights, rewriter.context.weight_dtype)
-    names = [f"{name}_NCHWc" for name in (winograd.DATA, winograd.PRODUCT, winograd.IMAGE)]
-    arguments = (x, tile, window.padding)
-    data = rewriter.kernel(winograd.transform_data, names[0], *arguments, pattern=OPAQUE)
-    product = rewriter.kernel(winograd.multiply, names[1], data, weights, pattern=OPAQUE)
-    shape = (n, *result_size)
-    return rewriter.kernel(winograd.transform_product, names[2], product, tile, shape)
+    arguments = (x, weights, tile, window.padding, (n, *result_size))
+    return rewriter.kernel(winograd.conv, "winograd_conv2d_NCHWc", *arguments)

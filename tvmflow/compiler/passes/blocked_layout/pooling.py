@@ -10,7 +10,7 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 
 IMAGE_REDUCTIONS: Final = {
-    f"relax.{name}": getattr(relax.op, name) for name in ("mean", "sum", "max", "min")
+    f"relax.{name}": getattr(relax.op, name) for name in ("mean", "sum", "max", "min", "variance")
 }
 """Operators that may reduce each channel's sequence, image or volume to one number."""
 

@@ -17,8 +17,8 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.operators import blocked
 from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.passes.blocked_layout import convolutions
-from tvmflow.compiler.passes.blocked_layout.convolutions import Window
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
+from tvmflow.compiler.passes.blocked_layout.taps import Window
 
 
 class _Geometry(NamedTuple):

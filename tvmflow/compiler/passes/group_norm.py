@@ -1,0 +1,142 @@
+"""Computes group norms on images instead of flattened groups, so that their data stay blocked."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tvm
+from tvm import relax, te, tirx
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.passes._rewriter import OPAQUE, MainRewriter, rewrite_main
+
+
+def rewrite_group_norms(mod: tvm.IRModule) -> tvm.IRModule:
+    """Rewrite norms of data that are reshaped to (n, groups, …) and back to norms with one mean and variance a channel."""
+    return rewrite_main(mod, _GroupNormRewriter)
+
+
+def group_mean(x: Any, groups: int) -> Any:
+    """Return means of channels (n, c, 1, …) averaged over each group, for all channels of the group."""
+    size = int(x.shape[1]) // groups
+    member = te.reduce_axis((0, size), "member")
+
+    def element(n: Any, c: Any, *rest: Any) -> Any:
+        value = x(n, c // size * size + member, *rest)
+        return te.sum(value / tirx.const(size, x.dtype), axis=[member])
+
+    return te.compute(x.shape, element, name="group_mean")
+
+
+class _GroupNorm(NamedTuple):
+    """A norm between two reshapes.
+
+    Attributes:
+        data: The images, (n, c, …).
+        groups: The number of groups.
+        epsilon: What is added to the variance.
+        scale: Weights with one factor a group; None without.
+        shift: Weights with one summand a group; None without.
+    """
+
+    data: Any
+    groups: int
+    epsilon: Any
+    scale: Any
+    shift: Any
+
+
+class _GroupNormRewriter(MainRewriter):
+    """Rewrites the reshape that ends a group norm; what it read becomes dead code."""
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        norm = self._match(call) if ir.operator_name(call) == "relax.reshape" else None
+        return super().visit_call_(call) if norm is None else self._rewrite(norm)
+
+    def _match(self, call: relax.Call) -> _GroupNorm | None:
+        shift, value = self._match_weights("relax.add", call.args[0])
+        scale, value = self._match_weights("relax.multiply", value)
+        quotient = self._find("relax.divide", value)
+        difference = self._find("relax.subtract", self._argument(quotient, 0))
+        root = self._find("relax.sqrt", self._argument(quotient, 1))
+        total = self._find("relax.add", self._argument(root, 0))
+        if difference is None or total is None or not self.flow.is_weight(total.args[1]):
+            return None
+        groups = difference.args[0]
+        flattened = self._find("relax.reshape", groups)
+        means = (
+            self._find("relax.mean", difference.args[1]),
+            self._find("relax.variance", total.args[0]),
+        )
+        if flattened is None or not all(self._reduces_rows(mean, groups) for mean in means):
+            return None
+        data, shape = flattened.args[0], ir.shape_of(groups)
+        image = ir.shape_of(data)
+        if (
+            shape is None
+            or image is None
+            or len(image) < 4
+            or image != ir.shape_of(call)
+            or len(shape) != 3
+            or shape[0] != image[0]
+            or image[1] % shape[1]
+            or not ir.is_float32(call)
+        ):
+            return None
+        return _GroupNorm(data, shape[1], total.args[1], scale, shift)
+
+    def _match_weights(self, name: str, expr: Any) -> tuple[Any, Any]:
+        """Return the weights (groups, 1) and the other operand of a call; None and the expression if it is none."""
+        call = self._find(name, expr)
+        if call is not None:
+            for weights, other in (tuple(call.args)[::-1], tuple(call.args)):
+                shape, result = ir.shape_of(weights), ir.shape_of(call)
+                if self.flow.is_weight(weights) and result and shape == (result[1], 1):
+                    return weights, other
+        return None, expr
+
+    @staticmethod
+    def _argument(call: Any, position: int) -> Any:
+        return None if call is None else call.args[position]
+
+    def _find(self, name: str, expr: Any) -> Any:
+        return ir.as_call(self.flow.values.get(expr), name)
+
+    @staticmethod
+    def _reduces_rows(call: Any, data: Any) -> bool:
+        return (
+            call is not None
+            and call.args[0].same_as(data)
+            and [int(axis) for axis in call.attrs.axis or ()] in ([2], [-1])
+            and bool(call.attrs.keepdims)
+        )
+
+    def _rewrite(self, norm: _GroupNorm) -> Any:
+        data, emit = self.visit_expr(norm.data), self.emit
+        channels, rank = ir.known_shape(norm.data)[1], len(ir.known_shape(norm.data))
+        axes = list(range(2, rank))
+        mean = self._group_mean(emit(relax.op.mean(data, axes, keepdims=True)), norm.groups)
+        # Two subtractions: a shared one would be a tensor in memory.
+        difference = emit(relax.op.subtract(data, mean))
+        squares = emit(relax.op.multiply(difference, difference))
+        deviation = emit(relax.op.mean(squares, axes, keepdims=True))
+        variance = self._group_mean(deviation, norm.groups)
+        total = emit(relax.op.add(variance, self.visit_expr(norm.epsilon)))
+        factor = emit(relax.op.divide(relax.const(1.0, "float32"), emit(relax.op.sqrt(total))))
+        if norm.scale is not None:
+            factor = emit(relax.op.multiply(factor, self._expand(norm.scale, channels, rank)))
+        result = relax.op.multiply(emit(relax.op.subtract(data, mean)), factor)
+        if norm.shift is None:
+            return result
+        return relax.op.add(emit(result), self._expand(norm.shift, channels, rank))
+
+    def _group_mean(self, means: Any, groups: int) -> Any:
+        # Opaque: a kernel of images that reads it would find the group of each number.
+        return self.kernel(group_mean, "group_mean", means, groups, pattern=OPAQUE)
+
+    def _expand(self, weights: Any, channels: int, rank: int) -> Any:
+        """Emit weights (groups, 1) as (1, c, 1, …), each for all channels of its group."""
+        weights = self.visit_expr(weights)
+        groups = ir.known_shape(weights)[0]
+        spread = self.emit(relax.op.broadcast_to(weights, [groups, channels // groups]))
+        return self.reshape(spread, [1, channels, *[1] * (rank - 2)])
