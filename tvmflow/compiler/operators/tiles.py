@@ -8,6 +8,7 @@ The functions emit TIR; they must be called within an `IRBuilder`.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,8 @@ FLOAT: Final = "float32"
 
 _MAX_VECTORS: Final = 8
 _MAX_ROWS: Final = 28
+# One vector of zeros may be added for so many vectors.
+_MIN_USEFUL_VECTORS: Final = 16
 # Registers that are left for operands.
 _OPERAND_REGISTERS: Final = 4
 # So many numbers of a packed matrix stay in the first-level cache while all rows are multiplied with them.
@@ -242,11 +245,27 @@ def choose_rows(
     return best[1]
 
 
-def pad_rows(rows: int, columns: int, cpu: CpuModel) -> int:
-    """Return the least number of rows, from `rows`, for which a product takes least time."""
+@functools.cache
+def pad_product(rows: int, columns: int, cpu: CpuModel) -> tuple[int, int]:
+    """Return the numbers of rows and columns, from those of a product, for which it takes least time in whole tiles."""
     vectors = -(-columns // cpu.lanes)
-    counts = range(rows, rows + _MAX_VECTORS)
-    return min(counts, key=lambda count: count * _choose_tile(count, vectors, cpu)[0])
+    sizes = itertools.product(
+        range(rows, rows + _MAX_VECTORS),
+        range(vectors, vectors + vectors // _MIN_USEFUL_VECTORS + 1),
+    )
+
+    def cost(size: tuple[int, int]) -> float:
+        tiles = itertools.product(range(1, _MAX_ROWS + 1), range(1, _MAX_VECTORS + 1))
+        best = max(
+            _utilization(points, width, cpu)
+            for points, width in tiles
+            if size[0] % points == size[1] % width == 0
+            and points * width <= cpu.registers - _OPERAND_REGISTERS
+        )
+        return size[0] * size[1] / best
+
+    padded_rows, padded_vectors = min(sizes, key=cost)
+    return padded_rows, padded_vectors * cpu.lanes
 
 
 @functools.cache

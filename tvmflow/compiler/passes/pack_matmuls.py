@@ -45,8 +45,9 @@ class _MatmulPacker(MainRewriter):
         data, weights = rewritten.args
         dtype = integer_weight_dtype(self.flow, call.args[1]) or self._context.weight_dtype
         columns = ir.known_shape(weights)[1]
-        sizes = columns, self._pad_rows(ir.known_shape(data)[-2], columns)
-        return self.kernel(blocked.dense, "dense_pack", data, self._pack(weights, dtype), *sizes)
+        rows, padded = self._pad_product(ir.known_shape(data)[-2], columns)
+        packed = self._pack(weights, padded, dtype)
+        return self.kernel(blocked.dense, "dense_pack", data, packed, columns, rows)
 
     def _multiply_integers(self, call: relax.Call) -> Any:
         """Emit the product of quantized data and int8 weights, without the scale of the weights; None for others."""
@@ -89,14 +90,14 @@ class _MatmulPacker(MainRewriter):
             and not self.flow.is_weight(data)
         )
 
-    def _pad_rows(self, rows: int, columns: int) -> int:
-        """Return how many rows are computed, so that tiles divide them."""
-        cpu = self._context.cpu
-        return rows if cpu is None else tiles.pad_rows(rows, columns, cpu)
+    def _pad_product(self, rows: int, columns: int) -> tuple[int, int]:
+        """Return how many rows and columns are computed, so that tiles divide them."""
+        assert self._context.cpu is not None, "weights are packed for a CPU model"
+        return tiles.pad_product(rows, columns, self._context.cpu)
 
-    def _pack(self, weights: Any, dtype: str) -> Any:
+    def _pack(self, weights: Any, padded_columns: int, dtype: str) -> Any:
         block = self._context.lanes
-        weights = self.pad_to_multiples(weights, [1, block])
+        weights = self.pad_to_multiples(weights, [1, padded_columns])
         depth, columns = ir.known_shape(weights)
         packed = self.rearrange(weights, [depth, columns // block, block], [1, 0, 2])
         return self.cast(packed, dtype)

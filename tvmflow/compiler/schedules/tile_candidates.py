@@ -23,6 +23,9 @@ _COPY_COST: Final = 3
 # The relative cost of testing each row where the last window is not full.
 _PARTIAL_WINDOW_COST: Final = 1.1
 _MAX_WINDOW_HEIGHTS: Final = 4
+# CPUs differ little in the size of the first-level cache, and in how fast they read the second.
+_L1_BYTES: Final = 1 << 15
+_L2_BYTES_PER_CYCLE: Final = 32
 # The first axes of a convolution's data and result are images and channels.
 _FIRST_SPATIAL: Final = 2
 
@@ -135,7 +138,9 @@ def _estimate_shapes(
             if vectors * points <= cpu.registers - _OPERAND_REGISTERS:
                 useful = _useful_share(max_vectors, vectors) * _useful_share(max_points, points)
                 sizes = (vectors, points, max_vectors, max_points)
-                yield useful * _estimate_utilization(block, *sizes, cpu), vectors, points
+                stalls = _estimate_weight_stalls(block, axes, vectors, points)
+                utilization = useful * _estimate_utilization(block, *sizes, cpu) / stalls
+                yield utilization, vectors, points
 
 
 def _useful_share(extent: int, size: int) -> float:
@@ -180,6 +185,17 @@ def _estimate_utilization(
     utilization *= test_factor if max_points % points else 1.0
     utilization *= 0.6 if max_vectors % vectors else 1.0
     return utilization if points > 2 or max_points < 3 else 0.93 * utilization
+
+
+def _estimate_weight_stalls(block: Block, axes: ReductionAxes, vectors: int, points: int) -> float:
+    """Estimate the time of a tile, relative to that of its multiplications, where its weights come from the second-level cache.
+
+    The weights are loaded once for all points, while two multiplications a cycle use them.
+    """
+    weight_bytes = 4 * axes.lanes * vectors * math.prod(block.reduction_extents)
+    if not axes.weights or weight_bytes <= _L1_BYTES:
+        return 1.0
+    return max(1.0, 4 * axes.lanes * 2 / points / _L2_BYTES_PER_CYCLE)
 
 
 def _measure_overlap(padded: int, extent: int) -> tuple[int, int]:

@@ -99,6 +99,19 @@ def test_all_tiles_of_a_convolution_fit(
 
 
 @FAST
+@given(st.sampled_from([199, 399, 799, 1599]))
+def test_weights_beyond_the_first_cache_are_loaded_for_many_points(width: int) -> None:
+    """A sequence whose length has no small factors has a test at its end rather than tiles of one point."""
+    x, w = te.placeholder((1, 32, width + 2, 16)), te.placeholder((32, 32, 3, 16, 16))
+    y = blocked.conv(x, w, (1,), (0, 0), (1,), Groups(512, 512, 16, 16, 1))
+    (block,) = list_blocks(x, w, y)
+    cpu = CpuModel(16, 32, 1 << 20, 2, has_broadcast_loads=True)
+    axes = analyze_axes(block, cpu)
+    assert axes is not None
+    assert next(generate_tiles(block, None, axes, cpu)).points > 3
+
+
+@FAST
 @given(st.integers(1, 50), CPUS)
 def test_a_reduction_that_reads_across_vectors_has_no_tiles(rows: int, cpu: CpuModel) -> None:
     """The sum of each row of a matrix is one number: its last axis is the reduction's."""
