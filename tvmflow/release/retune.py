@@ -22,6 +22,11 @@ _log = logging.getLogger(__name__)
 # How often a round starts again because the ledger had all of its trials.
 _MAX_EXTENSIONS: Final = 8
 
+_STOP_REASONS: Final[Mapping[str, str]] = {
+    "exhausted": "its search spaces are exhausted",
+    "converged": "nothing is left to gain",
+}
+
 
 class KernelTimes(NamedTuple):
     """The times of a kernel in µs, None as long as they are unknown, and its calls in one inference."""
@@ -37,7 +42,8 @@ class TuneFacts(NamedTuple):
     Attributes:
         measured: Trials that it has measured.
         known: Trials that the ledger had before.
-        stopped: Why it stopped; `budget` when it spent all trials, `exhausted` when nothing is left to try.
+        stopped: Why it stopped; `budget` when it spent all trials, `exhausted` when nothing is left to try, `converged`
+            when nothing is left to gain.
         kernels: The kernels of the model.
     """
 
@@ -160,7 +166,7 @@ def _run_round(progress: TuningProgress, trials: int, tune: TuneStage) -> Tuning
         first_us=progress.first_us if progress.first_us is not None else untuned,
         estimated_us=current,
         gain=0.0 if not previous or current is None else max(0.0, 1 - current / previous),
-        stop_reason="its search spaces are exhausted" if facts.stopped == "exhausted" else "",
+        stop_reason=_STOP_REASONS.get(facts.stopped, ""),
     )
 
 

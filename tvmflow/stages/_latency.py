@@ -16,7 +16,7 @@ from tvmflow.frontends._base import Reference
 from tvmflow.stages import build
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._libraries import Library, Timed, TimedLibrary
-from tvmflow.stages._verdict import Latency, Speedup, Verdict
+from tvmflow.stages._verdict import Latency, Profile, Speedup, Verdict
 from tvmflow.stages._verify_settings import LOCAL, VerifySettings
 from tvmflow.targets.devices import CPU, exclusive
 
@@ -100,7 +100,8 @@ def _measure_variants(
     """Measure the library, the same model untuned where it is tuned, and the reference."""
     repeat = settings.verify.repeat
     kernels = context.inputs.get("build/kernels.json")
-    if kernels and build.TUNED in json.loads(kernels.read_text()).values():
+    rules: dict[str, str] = json.loads(kernels.read_text()) if kernels else {}
+    if build.TUNED in rules.values():
         untuned = library.load_variant(_compile_untuned(settings, context))
         times = _measure_in_turns(library, untuned, feed)
         verdict["latency"] = {
@@ -112,6 +113,28 @@ def _measure_variants(
         verdict["latency"] = {"library": _measure(library, feed, repeat)}
     if reference is not None:
         verdict["latency"]["reference"] = _measure(reference, feed, repeat)
+    profile = make_profile(library.profile(feed), rules) if rules else None
+    if profile is not None:
+        verdict["profile"] = profile
+
+
+def make_profile(seconds: Mapping[str, float], rules: Mapping[str, str]) -> Profile | None:
+    """Return the shares of schedule rules in the time of all kernels; None where no kernel was timed.
+
+    Args:
+        seconds: Seconds of each kernel, and of steps of the runtime.
+        rules: The rule of each kernel.
+    """
+    total = sum(seconds.get(name, 0.0) for name in rules)
+    if not total:
+        return None
+    shares = {name: round(seconds.get(name, 0.0) / total, 4) for name in rules}
+    by_rule: dict[str, float] = {}
+    for name, rule in rules.items():
+        by_rule[rule] = round(by_rule.get(rule, 0.0) + shares[name], 4)
+    without_rule = {name: shares[name] for name in rules if rules[name] in build.WITHOUT_RULE}
+    ordered = sorted(without_rule.items(), key=lambda entry: (-entry[1], entry[0]))
+    return {"rules": by_rule, "without_rule": dict(ordered)}
 
 
 def _measure_in_turns(library: Timed, untuned: Timed, feed: Feed) -> PairedTimes:

@@ -29,6 +29,9 @@ UNTIMED_REASONS: Final[Mapping[str, str]] = {
 """Where a library runs -> the reason why its speed says nothing there, when it has no `timed`."""
 
 
+_PROFILED_CALLS: Final = 3
+
+
 class Timed(Protocol):
     """Something whose calls can be timed."""
 
@@ -42,6 +45,10 @@ class TimedLibrary(Timed, Protocol):
 
     def load_variant(self, built: Any) -> Timed:
         """Return the same model with other schedules, as TVM built it, on the same machine."""
+        ...
+
+    def profile(self, feed: Feed) -> dict[str, float]:
+        """Return the seconds of each kernel in one call, by its name; none where they cannot be told."""
         ...
 
 
@@ -94,6 +101,11 @@ class LocalLibrary:
     def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
         """Return the outputs by name for every batch of inputs by name."""
         return [self.module.run(feed) for feed in feeds]
+
+    def profile(self, feed: Feed) -> dict[str, float]:
+        """Return the seconds of each kernel and each step of the runtime, by its name."""
+        times = self.module.profile(feed, repeat=_PROFILED_CALLS)
+        return {operator.name: operator.seconds for operator in times}
 
     def load_variant(self, built: Any) -> Timed:
         """Return what TVM built, loaded into this process."""

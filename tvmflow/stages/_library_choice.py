@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from tvmflow.core.errors import StageError
-from tvmflow.core.formatting import count_text, latency_text
+from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.types import Json
 from tvmflow.stages._base import Facts, StageContext, name_some
 from tvmflow.stages._finalists import LOG, Judgement
@@ -149,3 +149,28 @@ def describe(facts: Facts) -> list[str]:
     if facts["overruled"].get(LIBRARY_SLOWER):
         line = f"NOT TUNED: {line}; all kernels keep their untuned schedules"
     return [*lines, line]
+
+
+def describe_speedup(facts: Facts, tuned: Facts) -> list[str]:
+    """Return what the time of a tuning bought, against the speedup at the roofline.
+
+    Args:
+        facts: The facts of `pick_best`.
+        tuned: Those of `tune`.
+    """
+    library = facts.get("library") or {}
+    least_us = {w["name"]: w.get("roofline_us") for w in tuned.get("workloads", ())}
+    kernels = facts["kernels"]
+    if not tuned.get("measured") or not all(least_us.get(kernel["name"]) for kernel in kernels):
+        return []
+    possible_us = sum(
+        kernel["calls"] * min(kernel["tuned_us"] or kernel["untuned_us"], least_us[kernel["name"]])
+        for kernel in kernels
+    )
+    bought = 1.0 if LIBRARY_SLOWER in library.get("overruled", {}) else facts["speedup"]
+    if bought != 1.0 and "pairs" in library:
+        bought = library["speedup"]
+    return [
+        f"{duration_text(tuned['seconds'])} of tuning bought a speedup of {bought:.3g} "
+        f"of at most {facts['untuned_us'] / possible_us:.3g} by the roofline"
+    ]

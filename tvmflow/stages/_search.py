@@ -17,8 +17,10 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.files import write_atomically
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.stages._base import Event, StageContext
+from tvmflow.targets import devices
+from tvmflow.targets.backends import backend_for
 from tvmflow.targets.host import read_host
-from tvmflow.tuning import budget, device_pool, measure, measurer, remote_measurer
+from tvmflow.tuning import budget, device_pool, measure, measurer, remote_measurer, roofline
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription
 from tvmflow.tuning.search import Tuning
 from tvmflow.tuning.tuning_job import SearchOptions, Task, TuningResult
@@ -112,7 +114,10 @@ def search(
                 context.work,
             )
         emit = clock.recording(context.emit)
-        tuning = Tuning(tasks, options, measure_context, ledger, fork_server, emit, remote)
+        tuning = Tuning(
+            *(tasks, options, measure_context, ledger, fork_server, emit, remote),
+            measure_roofline=lambda: _measure_roofline(settings, measure_context, fork_server),
+        )
         return ledger, tuning.run()
 
 
@@ -146,6 +151,25 @@ def _make_measure_context(
         },
         log=context.work / "trials.log",
     )
+
+
+def _measure_roofline(
+    settings: TuneSettings, context: measurer.MeasureContext, fork_server: ForkServer
+) -> roofline.Roofline | None:
+    """Return what this machine can do; None for a GPU, a remote device, and where it cannot be measured."""
+    if settings.remote or not backend_for(settings.target).RUNS_ON_HOST_CPU:
+        return None
+    with devices.exclusive(context.locks, context.device):
+        outcome = fork_server.call(
+            roofline.MEASURE_ROOFLINE,
+            {"target": dict(context.target), "rules_version": context.rules_version},
+            timeout_s=settings.tune.trial_timeout_s,
+            log=context.log,
+        )
+    if outcome.kind != "ok" or outcome.value["gflops"] is None:
+        return None
+    bandwidths = tuple((size, speed) for size, speed in outcome.value["bandwidths"])
+    return roofline.Roofline(outcome.value["gflops"], bandwidths)
 
 
 def _describe_workloads(ledger: Ledger, tasks: Sequence[Task]) -> None:

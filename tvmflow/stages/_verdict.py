@@ -24,6 +24,16 @@ class Speedup(TypedDict):
     is_slower: bool
 
 
+class Profile(TypedDict):
+    """The shares of kernels in the time of all kernels.
+
+    `rules` has the share of each schedule rule, `without_rule` that of each kernel that no rule fits.
+    """
+
+    rules: dict[str, float]
+    without_rule: dict[str, float]
+
+
 class OutputComparison(TypedDict, total=False):
     """An output compared with the reference's: errors, and the tolerance in numbers.
 
@@ -58,7 +68,7 @@ class Verdict(TypedDict, total=False):
     `reference` names what it was compared with, and `reference_note` says why that is not the
     framework itself, where it refuses the model. `ran_on` names what ran it where that is
     not this process, `samples` counts samples (or random batches). `latency` has the library, the
-    same model `untuned`, and the `reference`; `speedup` is there where the library is tuned. `tolerance` is for the arithmetic that it names. `not_run` and `latency_not_measured` are reasons.
+    same model `untuned`, and the `reference`; `speedup` is there where the library is tuned, `profile` where it ran in this process. `tolerance` is for the arithmetic that it names. `not_run` and `latency_not_measured` are reasons.
     """
 
     passed: bool
@@ -74,6 +84,7 @@ class Verdict(TypedDict, total=False):
     ran_on: str
     latency: dict[str, Latency]
     speedup: Speedup
+    profile: Profile
     latency_not_measured: str
     not_run: str
     failures: list[str]

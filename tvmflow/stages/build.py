@@ -58,6 +58,12 @@ TUNED: Final = "tuned"
 UNSCHEDULED: Final = "none"
 """In place of a schedule rule for a kernel that has no schedule."""
 
+GENERIC_LOOPS: Final = "generic_loops"
+"""The rule for kernels that no other rule fits."""
+
+WITHOUT_RULE: Final = (GENERIC_LOOPS, UNSCHEDULED)
+"""In place of a rule that fits the kernel."""
+
 # What a summary says of kernels by the rule of their schedule, in this order.
 _RULE_TEXTS: Final[Mapping[str, str]] = {
     TUNED: "tuned",
@@ -65,7 +71,7 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
     "winograd": "with Winograd transforms",
     "row_reductions": "with row reductions",
     "elementwise": "elementwise",
-    "generic_loops": "with generic loops",
+    GENERIC_LOOPS: "with generic loops",
     UNSCHEDULED: "without a schedule",
 }
 
@@ -180,7 +186,7 @@ def _read_json(path: Path | None) -> dict[str, Json]:
 
 
 def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
-    """Return how many kernels each schedule rule scheduled; kernels without a schedule are slow, and named."""
+    """Return how many kernels each schedule rule scheduled; those that no rule fits are named."""
     rules = facts["schedule_rules"]
     counts = [
         f"{len(rules[rule])} {text}"
@@ -188,6 +194,8 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
         if rule in rules and rule != UNSCHEDULED
     ]
     lines = [f"{count_text(facts['kernels'], 'kernel')}: {', '.join(counts)}"] if counts else []
+    if GENERIC_LOOPS in rules:
+        lines.append(f"no rule fits, so with generic loops: {name_some(rules[GENERIC_LOOPS])}")
     if UNSCHEDULED in rules:
         lines.append(f"WITHOUT A SCHEDULE, so slow: {name_some(rules[UNSCHEDULED])}")
     return lines

@@ -243,6 +243,7 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     ]
     # A result of an earlier version does not say it.
     lines += _library_choice.describe(facts.get("library", {}))
+    lines += _library_choice.describe_speedup(facts, inputs.get("tune", {}))
     if facts["kernels"]:
         peak = facts["peak_gflops"]
         machine = f" (peak of this machine: {peak:.0f} GFLOPS)" if peak else ""

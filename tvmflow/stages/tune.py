@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from tvmflow.compiler.options import schedules_version
 from tvmflow.core.errors import StageError
-from tvmflow.core.formatting import count_text, duration_text
+from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.types import RunTraits
 from tvmflow.recipe import Recipe
-from tvmflow.stages._base import Facts, StageContext, StageTraits, name_some, no_files, no_lines
+from tvmflow.stages._base import Facts, StageContext, StageTraits, name_some, no_files
 from tvmflow.stages._tune_settings import (
     NO_SEARCH,
     NoSearchSettings,
@@ -21,12 +21,13 @@ from tvmflow.stages._tune_settings import (
 )
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.threads import count_cpus, count_usable_cpus
+from tvmflow.tuning.budget import ROOFLINE_SHARE
 
 if TYPE_CHECKING:
     from tvmflow.tuning.tuning_job import TuningResult, WorkloadResult
 
 TRAITS: Final = StageTraits(
-    version=3,
+    version=4,
     scope="machine",
     needs={"extract_tasks": ("tasks.json", "workloads.json")},
     tools=("apache-tvm", "apache-tvm-ffi"),
@@ -35,7 +36,6 @@ TRAITS: Final = StageTraits(
     run=RunTraits(measures=True, searches=True, uses_ledger=True),
 )
 deliveries = no_files
-explain = no_lines
 
 RECORDS: Final = "records.json"
 
@@ -44,6 +44,7 @@ _MAX_DRIFT: Final = 0.1
 _STOPPED_TEXTS: Final[Mapping[str, str]] = {
     "time": "stopped at tune.minutes; raise it and run again to continue",
     "exhausted": "stopped before the budget was spent: every search space was exhausted",
+    "converged": "stopped before the budget was spent: nothing worth a trial is left to gain",
 }
 
 
@@ -126,7 +127,8 @@ def _make_facts(trials: int, threads: int | None, result: TuningResult) -> Facts
     `trials` is the budget, `threads` those that kernels ran with; `usable_cpus` are those of this
     machine's `cpus` that the run might use; `starting_points` counts schedules that were measured
     first because they are good on `near_targets`; `measured` and `reused` are the trials of this run and of the ledger;
-    `stopped` is `budget`, `time` or `exhausted`.
+    `stopped` is `budget`, `time`, `exhausted` or `converged`. `gain` compares the speedup that was
+    found, by the best trials alone, with the one at the roofline.
     """
     workloads = result.workloads
     return {
@@ -143,11 +145,26 @@ def _make_facts(trials: int, threads: int | None, result: TuningResult) -> Facts
         "exhausted": [w.name for w in workloads if w.exhausted],
         "untunable": [w.name for w in workloads if w.trials and w.best_s is None],
         "stopped": result.stopped,
+        "gain": _make_gain(workloads),
         "seconds": round(sum(w.seconds for w in workloads), 3),
         "drift": round(result.drift, 4),
         "repairs": result.repairs,
         "workloads": [_make_workload_facts(w) for w in workloads],
     }
+
+
+def _make_gain(workloads: Sequence[WorkloadResult]) -> Facts:
+    """Return the `found` speedup and the `possible` one; empty where one of the times is not known."""
+    if not workloads or any(w.untuned_s is None or not w.least_s for w in workloads):
+        return {}
+    untuned_s = tuned_s = least_s = 0.0
+    for w in workloads:
+        assert w.untuned_s is not None
+        best_s = min(w.untuned_s, w.best_s or w.untuned_s)
+        untuned_s += w.calls * w.untuned_s
+        tuned_s += w.calls * best_s
+        least_s += w.calls * min(best_s, w.least_s)
+    return {"found": round(untuned_s / tuned_s, 4), "possible": round(untuned_s / least_s, 4)}
 
 
 def _make_workload_facts(workload: WorkloadResult) -> Facts:
@@ -161,6 +178,8 @@ def _make_workload_facts(workload: WorkloadResult) -> Facts:
         "calls": workload.calls,
         "untuned_us": _microseconds(workload.untuned_s),
         "best_us": _microseconds(workload.best_s),
+        "roofline_us": _microseconds(workload.least_s or None),
+        "at_roofline": workload.at_roofline,
         "spread": round(workload.spread, 4),
         "seconds": round(workload.seconds, 3),
         "first_failure": workload.first_failure,
@@ -185,6 +204,7 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     lines += _describe_threads(facts)
     if facts["stopped"] in _STOPPED_TEXTS:
         lines.append(_STOPPED_TEXTS[facts["stopped"]])
+    lines += _describe_gain(facts)
     if facts["drift"] > _MAX_DRIFT:
         lines.append(
             f"the machine's speed changed during the search: one kernel's time by {facts['drift']:.0%}"
@@ -195,3 +215,37 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     if facts["untunable"]:
         lines.append(f"no candidate worked: {name_some(facts['untunable'])}")
     return lines
+
+
+def _describe_gain(facts: Facts) -> list[str]:
+    """Return the gain of the kernels alone against the possible one, and what is at the roofline."""
+    # A result of an earlier version does not say it.
+    gain, lines = facts.get("gain"), []
+    if gain:
+        lines.append(
+            f"the best trials alone have a speedup of {gain['found']:.3g}; "
+            f"the roofline of this machine allows {gain['possible']:.3g}"
+        )
+    workloads = facts.get("workloads", ())
+    done = [workload for workload in workloads if workload.get("at_roofline")]
+    if done:
+        verb = "reaches" if len(done) == 1 else "reach"
+        share = f"{ROOFLINE_SHARE:.0%} of the roofline and {'is' if len(done) == 1 else 'are'}"
+        count = f"{len(done)} of {count_text(len(workloads), 'workload')}"
+        lines.append(f"{count} {verb} {share} not tuned further")
+    return lines
+
+
+def explain(facts: Facts) -> list[str]:
+    """Return for each workload its trials, its time, and the share of its roofline, the longest first."""
+    known = [workload for workload in facts.get("workloads", ()) if workload.get("roofline_us")]
+    lines = []
+    for workload in sorted(known, key=lambda entry: -entry["calls"] * (entry["untuned_us"] or 0.0)):
+        times = [us for us in (workload["untuned_us"], workload["best_us"]) if us]
+        if times:
+            share = min(workload["roofline_us"] / min(times), 1.0)
+            lines.append(
+                f"  {workload['name']}: {count_text(workload['trials'], 'trial')}, "
+                f"{latency_text(min(times) / 1e6)} a call, {share:.0%} of its roofline"
+            )
+    return ["workloads against the roofline of this machine", *lines] if lines else []

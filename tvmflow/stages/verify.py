@@ -18,10 +18,10 @@ from tvmflow.recipe import Recipe
 from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages import _comparison
-from tvmflow.stages._base import Facts, Files, StageContext, StageTraits
+from tvmflow.stages._base import Facts, Files, StageContext, StageTraits, name_some
 from tvmflow.stages._comparison import Tolerance
 from tvmflow.stages._libraries import UNTIMED_REASONS, Library, open_library
-from tvmflow.stages._verdict import OutputComparison, PartVerdict, Speedup, Verdict
+from tvmflow.stages._verdict import OutputComparison, PartVerdict, Profile, Speedup, Verdict
 from tvmflow.stages._verify_settings import (
     LOCAL,
     RPC,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Feed = dict[str, Array]
 
 TRAITS: Final = StageTraits(
-    version=4,
+    version=5,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
@@ -374,7 +374,7 @@ def _describe_latency(facts: Facts) -> list[str]:
     ]
     head = f"    {'':<24} {'median':>9} {'mean':>9} {'min':>9} {'max':>9} {'std':>9}"
     table = ["latency of one call\n" + "\n".join([head, *rows])] if rows else []
-    return table + _describe_speedup(facts.get("speedup"))
+    return table + _describe_speedup(facts.get("speedup")) + _describe_profile(facts.get("profile"))
 
 
 def _describe_speedup(speedup: Speedup | None) -> list[str]:
@@ -389,9 +389,33 @@ def _describe_speedup(speedup: Speedup | None) -> list[str]:
     ]
 
 
+def _describe_profile(profile: Profile | None) -> list[str]:
+    """Return the kernels that no schedule rule fits, with their shares of the time."""
+    shares = profile["without_rule"] if profile else {}
+    if not shares:
+        return []
+    names = name_some([f"{name} {share:.1%}" for name, share in shares.items()])
+    verb = "takes" if len(shares) == 1 else "take"
+    return [
+        f"{count_text(len(shares), 'kernel')} that no schedule rule fits {verb} "
+        f"{sum(shares.values()):.1%} of the time: {names}"
+    ]
+
+
 def explain(facts: Facts) -> list[str]:
-    """Return by how much outputs may differ from the reference's, and why."""
-    return [_explain_tolerance(facts["tolerance"])] if "tolerance" in facts else []
+    """Return by how much outputs may differ from the reference's, and which rules the time is spent with."""
+    lines = [_explain_tolerance(facts["tolerance"])] if "tolerance" in facts else []
+    profile = facts.get("profile")
+    if not profile:
+        return lines
+    rules = sorted(profile["rules"].items(), key=lambda entry: -entry[1])
+    lines.append(
+        f"time by schedule rule: {', '.join(f'{name} {share:.1%}' for name, share in rules)}"
+    )
+    if profile["without_rule"]:
+        lines.append("kernels that no schedule rule fits")
+        lines += [f"  {name} {share:.1%}" for name, share in profile["without_rule"].items()]
+    return lines
 
 
 def _explain_tolerance(tolerance: Facts) -> str:

@@ -20,6 +20,12 @@ WARMUP_TRIALS: Final = 3
 BATCH_SIZE: Final = 16
 """Trials that a workload gets at a time after that."""
 
+ROOFLINE_SHARE: Final = 0.95
+"""The share of its roofline at which a workload has nothing to gain."""
+
+# A batch that is expected to save less than this share of an inference is not worth its time.
+_MIN_BATCH_GAIN: Final = 0.001
+
 # Ansor (Zheng et al., OSDI 2020, section 6.2) weighs what a workload gained lately against what
 # it may still gain; the weight of the former is its alpha.
 _RECENT_GAIN_WEIGHT: Final = 0.2
@@ -37,12 +43,14 @@ class WorkloadShare(NamedTuple):
         calls: Calls in one inference.
         flops: Arithmetic operations of one call.
         untuned_s: Seconds of one untuned call; infinity when not known.
+        least_s: Seconds of one call at the roofline of the machine; 0 when not known.
     """
 
     key: str
     calls: int
     flops: float
     untuned_s: float = math.inf
+    least_s: float = 0.0
 
 
 class BudgetRules(NamedTuple):
@@ -84,17 +92,28 @@ class _WorkloadHistory:
     def trials_since_gain(self) -> int:
         return self.spent - self.last_gain
 
-    def expected_gain(self) -> float:
-        """Return the seconds of one inference that the next trial is expected to save."""
+    @property
+    def is_at_roofline(self) -> bool:
+        return self.share.least_s >= ROOFLINE_SHARE * self.best_s
+
+    @property
+    def possible_gain(self) -> float:
+        """Seconds of one inference that are left down to the roofline."""
         best = self.best_s
         if math.isinf(best):
             best = max(self.share.flops, 1.0) / _ASSUMED_FLOPS_PER_S
+        return self.share.calls * max(best - self.share.least_s, 0.0)
+
+    def expected_gain(self) -> float:
+        """Return the seconds of one inference that the next batch is expected to save."""
+        if not self.spent:
+            return self.possible_gain
         earlier = self.best_after[-min(BATCH_SIZE, self.spent)]
-        recent = 0.0 if math.isinf(earlier) else (earlier - self.best_s) / BATCH_SIZE
-        further = best / (self.spent + _NO_GAIN_WEIGHT * self.trials_since_gain)
-        return self.share.calls * (
-            _RECENT_GAIN_WEIGHT * recent + (1 - _RECENT_GAIN_WEIGHT) * further
-        )
+        recent = 0.0 if math.isinf(earlier) else self.share.calls * (earlier - self.best_s)
+        trials = self.spent + _NO_GAIN_WEIGHT * self.trials_since_gain
+        further = BATCH_SIZE * self.possible_gain / trials
+        expected = _RECENT_GAIN_WEIGHT * recent + (1 - _RECENT_GAIN_WEIGHT) * further
+        return min(expected, self.possible_gain)
 
 
 class Budget:
@@ -103,7 +122,13 @@ class Budget:
     def __init__(self, shares: Sequence[WorkloadShare], rules: BudgetRules) -> None:
         self._rules = rules
         ordered = sorted(shares, key=lambda share: (-share.calls * share.flops, share.key))
-        self._histories = {share.key: _WorkloadHistory(share) for share in ordered}
+        histories = [_WorkloadHistory(share) for share in ordered]
+        times = [share.calls * share.untuned_s for share in ordered]
+        # Without the time of an inference no gain is too small.
+        self._least_gain = _MIN_BATCH_GAIN * sum(times) if math.isfinite(sum(times)) else 0.0
+        if self._least_gain:
+            histories.sort(key=lambda history: -history.possible_gain)
+        self._histories = {history.share.key: history for history in histories}
 
     @property
     def spent(self) -> int:
@@ -113,6 +138,19 @@ class Budget:
     def spent_on(self, key: str) -> int:
         """Return the number of trials that one workload has had."""
         return self._histories[key].spent
+
+    @property
+    def left_out(self) -> list[str]:
+        """The workloads that might have more trials, if these promised a gain."""
+        return [
+            key
+            for key, history in self._histories.items()
+            if self._room(history) > 0 and not self._is_worthwhile(history)
+        ]
+
+    def is_at_roofline(self, key: str) -> bool:
+        """Return whether a workload, tuned or not, is about as fast as the machine allows."""
+        return self._histories[key].is_at_roofline
 
     def next_round(self) -> dict[str, int]:
         """Return the trials of the next round by workload; empty when the tuning is over."""
@@ -142,6 +180,10 @@ class Budget:
             return 0
         return (rules.trials_per_task or rules.trials) - history.spent
 
+    def _is_worthwhile(self, history: _WorkloadHistory) -> bool:
+        """Return whether a batch for a workload is expected to shorten an inference."""
+        return not history.is_at_roofline and history.expected_gain() >= self._least_gain
+
     def _warmup_round(self, left: int) -> dict[str, int]:
         """Return one trial for each workload, or for each the rest of the warm-up."""
         for goal in (1, WARMUP_TRIALS):
@@ -149,6 +191,8 @@ class Budget:
             for _ in range(goal):
                 for key, history in self._histories.items():
                     extra = trials.get(key, 0)
+                    if not self._is_worthwhile(history):
+                        continue
                     if left and history.spent + extra < goal and self._room(history) > extra:
                         trials[key] = extra + 1
                         left -= 1
@@ -159,7 +203,9 @@ class Budget:
     def _batch_round(self, left: int) -> dict[str, int]:
         """Return a batch for the workload with the largest expected gain."""
         open_ones = [
-            history for history in self._histories.values() if left > 0 and self._room(history) > 0
+            history
+            for history in self._histories.values()
+            if left > 0 and self._room(history) > 0 and self._is_worthwhile(history)
         ]
         if not open_ones:
             return {}

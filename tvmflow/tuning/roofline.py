@@ -1,9 +1,14 @@
-"""The roofline: measured speed of kernels against the machine's peak (Williams et al. 2009)."""
+"""The roofline: the measured speed of kernels against what the machine can do (Williams et al. 2009).
+
+The bandwidth is that of the cache, or of the memory, that as many bytes fit into, as in the
+cache-aware roofline of Ilic et al. (2014): a kernel that is timed alone finds its data there.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.types import Json
@@ -14,8 +19,12 @@ _DEPTH: Final = 64
 _VECTORS: Final = 4
 _PIECES_PER_CORE: Final = 16
 _TILES: Final = 6
-_REPEATS: Final = 5
-_MIN_REPEAT_MS: Final = 20
+# Many short repeats: on a busy machine some of them are not interrupted, and the fastest one counts.
+_REPEATS: Final = 50
+# Sums of four arrays, as most kernels read more than they write; bytes of all five.
+_SUMMED: Final = 4
+_TRANSFERRED_BYTES: Final = tuple(4**power << 18 for power in range(5))
+_FLOAT_BYTES: Final = 4
 
 # Pixels of the chart.
 _ROW_HEIGHT: Final = 22
@@ -27,7 +36,46 @@ _TUNED_COLOR: Final = "#48a868"
 _UNTUNED_COLOR: Final = "#4878a8"
 
 MEASURE_PEAK: Final = f"{__name__}:measure_peak"
-"""The function for the fork server."""
+MEASURE_ROOFLINE: Final = f"{__name__}:measure_roofline"
+"""The functions for the fork server."""
+
+
+class Roofline(NamedTuple):
+    """The peak speeds of a machine.
+
+    Attributes:
+        gflops: The peak of arithmetic in float32, in GFLOPS.
+        bandwidths: Bytes of data that are read and written again and again, and the bytes per
+            second of that, by size.
+    """
+
+    gflops: float
+    bandwidths: tuple[tuple[float, float], ...]
+
+    def bandwidth(self, size: float) -> float:
+        """Return the most bytes per second for `size` bytes of data."""
+        largest = self.bandwidths[-1][0]
+        return max(speed for known, speed in self.bandwidths if known >= min(size, largest))
+
+    def least_seconds(self, mod: str, flops: float) -> float:
+        """Return the seconds that a call of a workload takes at the roofline.
+
+        Args:
+            mod: The saved module of the workload.
+            flops: Arithmetic operations of one call.
+        """
+        import tvm
+
+        types = [variable.ty for variable in tvm.ir.load_json(mod)["main"].params]
+        sizes = [
+            math.prod(int(extent) for extent in ty.shape) * tvm.DataType(str(ty.dtype.dtype)).bits
+            for ty in types
+        ]
+        transferred = sum(sizes) / 8
+        # The peaks of other types are others.
+        is_float32 = all(str(ty.dtype.dtype) == "float32" for ty in types)
+        computing_s = flops / (self.gflops * 1e9) if is_float32 else 0.0
+        return float(max(computing_s, transferred / self.bandwidth(transferred)))
 
 
 def measure_peak(payload: Json, emit: Emit) -> Json:
@@ -61,7 +109,7 @@ def measure_peak(payload: Json, emit: Emit) -> Json:
     mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     flops = 2 * pieces * _ROWS * _DEPTH * columns
     peak = 0.0
-    timing = measure.Timing(1, _REPEATS, _MIN_REPEAT_MS)
+    timing = measure.Timing(1, _REPEATS, 0)
     measure.use_threads(target)
     arguments = measure.make_arguments(mod)
     choices = rules.generate_schedules(mod, cpu_model)
@@ -70,6 +118,43 @@ def measure_peak(payload: Json, emit: Emit) -> Json:
         seconds = measure.time_kernel(kernel, arguments, timing)
         peak = max(peak, flops / min(seconds) / 1e9)
     return {"gflops": round(peak, 1)}
+
+
+def measure_roofline(payload: Json, emit: Emit) -> Json:
+    """Measure the peak and the bandwidths: the entry point of a child.
+
+    Args:
+        payload: `target`, TVM's mapping of the target, and `rules_version`, that of the schedule rules.
+        emit: Not used.
+
+    Returns:
+        The fields of a `Roofline`; `gflops` is None for a target without a model of its CPU.
+    """
+    peak = measure_peak(payload, emit)
+    if peak["gflops"] is None:
+        return peak
+    sizes = [float(size) for size in _TRANSFERRED_BYTES]
+    return {**peak, "bandwidths": [[size, _measure_bandwidth(payload, size)] for size in sizes]}
+
+
+def _measure_bandwidth(payload: Json, size: float) -> float:
+    """Return the bytes per second of a sum of arrays that take `size` bytes with their sum."""
+    import tvm
+    from tvm import te
+
+    from tvmflow.compiler import schedules
+    from tvmflow.tuning import measure
+
+    length = int(size) // _FLOAT_BYTES // (_SUMMED + 1) // 64 * 64
+    arrays = [te.placeholder((length,), name=f"x{index}") for index in range(_SUMMED)]
+    total = te.compute((length,), lambda i: sum((x[i] for x in arrays[1:]), arrays[0][i]))
+    function = te.create_prim_func([*arrays, total]).with_attr("global_symbol", "main")
+    mod = tvm.IRModule({"main": function})
+    scheduled, _ = schedules.schedule_untuned(mod, payload["target"], payload["rules_version"])
+    kernel = measure.build(scheduled, payload["target"])
+    timing = measure.Timing(1, _REPEATS, 0)
+    seconds = measure.time_kernel(kernel, measure.make_arguments(mod), timing)
+    return (_SUMMED + 1) * length * _FLOAT_BYTES / min(seconds)
 
 
 def gflops(kernel: Mapping[str, Any]) -> float | None:

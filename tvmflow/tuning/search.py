@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvmflow.core.fork_server import Emit, ForkServer
@@ -19,6 +19,7 @@ from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measurer import DriftMonitor, MeasureContext, MeasureJob, Measurer
 from tvmflow.tuning.proposals import Candidate, Proposals, make_cost_model
 from tvmflow.tuning.related_workloads import RelatedTrials
+from tvmflow.tuning.roofline import Roofline
 from tvmflow.tuning.starting_points import StartingPoints
 from tvmflow.tuning.trials import Failure, Trial
 from tvmflow.tuning.tuning_job import SearchOptions, StopReason, Task, TuningResult, WorkloadResult
@@ -42,6 +43,7 @@ class Tuning:
         fork_server: ForkServer,
         emit: Emit,
         measurer: Measurer | None = None,
+        measure_roofline: Callable[[], Roofline | None] = lambda: None,
     ) -> None:
         """Prepare a tuning.
 
@@ -53,6 +55,7 @@ class Tuning:
             fork_server: Where children are forked.
             emit: Takes an event after each trial.
             measurer: What measures; by default this machine.
+            measure_roofline: Measures what the machine can do; None where that is not known.
         """
         self._tasks = {task.key: task for task in tasks}
         self._options = options
@@ -61,6 +64,7 @@ class Tuning:
         self._measurer = measurer or Measurer(
             context, options.timing, options.trial_timeout_s, fork_server
         )
+        self._measure_roofline = measure_roofline
         self._started = time.monotonic()
         self._trials = {key: ledger.workload(key) for key in self._tasks}
         self._ledger_repairs = ledger.repairs
@@ -89,7 +93,7 @@ class Tuning:
             self._run_round(planned)
             self._drift.check(sum(self._measured.values()))
         if stopped == "budget" and self._budget.spent < self._options.rules.trials:
-            stopped = "exhausted"
+            stopped = "converged" if self._budget.left_out else "exhausted"
         ordered = sorted(
             self._tasks.values(), key=lambda task: (-task.calls * task.flops, task.key)
         )
@@ -108,10 +112,13 @@ class Tuning:
         known = self._read_untuned()
         missing = [task for key, task in self._tasks.items() if key not in known]
         version = self._context.rules_version
+        roofline = self._measure_roofline() if missing else None
 
         def record(index: int, trial: Trial) -> None:
+            task = missing[index]
+            least_s = roofline.least_seconds(task.mod, task.flops) if roofline else 0.0
             if trial.run_secs:
-                self._trials[missing[index].key].record_untuned(version, trial.seconds)
+                self._trials[task.key].record_untuned(version, trial.seconds, least_s)
 
         # With 0 as the best time a kernel gets the first look alone: some take seconds.
         jobs = [MeasureJob(task.key, task.mod, None, 0.0, self._options.seed) for task in missing]
@@ -126,8 +133,9 @@ class Tuning:
     def _share(self, task: Task) -> WorkloadShare:
         """Return a workload as the budget sees it: as it was when its first trial was decided on."""
         version = self._context.rules_version
-        untuned_s = self._trials[task.key].untuned_seconds_before_trials(version)
-        return WorkloadShare(task.key, task.calls, task.flops, untuned_s or math.inf)
+        baseline = self._trials[task.key].baseline_before_trials(version)
+        times = (baseline.seconds, baseline.least_s) if baseline else (math.inf, 0.0)
+        return WorkloadShare(task.key, task.calls, task.flops, *times)
 
     def _has_time(self) -> bool:
         limit = self._options.seconds
@@ -281,6 +289,7 @@ class Tuning:
         trials = self._trials[task.key]
         best = trials.valid()
         failures = self._failures(task.key)
+        baseline = trials.baselines.get(self._context.rules_version)
         return WorkloadResult(
             key=task.key,
             name=task.name,
@@ -296,4 +305,6 @@ class Tuning:
             seconds=self._seconds[task.key],
             untuned_s=self._untuned.get(task.key),
             known=len(trials.trials),
+            least_s=baseline.least_s if baseline else 0.0,
+            at_roofline=self._budget.is_at_roofline(task.key),
         )

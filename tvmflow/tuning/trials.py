@@ -25,7 +25,7 @@ NOTE_VERSION: Final = 2
 """The version of headers, baselines and finalists' times, which a tvmflow that reads version 1 leaves alone."""
 
 MAX_RECORD_VERSION: Final = 3
-"""The version of comparisons of libraries, which a tvmflow that reads version 2 leaves alone."""
+"""The version of comparisons of libraries and of rooflines, which a tvmflow that reads version 2 leaves alone."""
 
 TRIAL_START: Final = b'{"failure":'
 FAILED_TRIAL_START: Final = TRIAL_START + b"{"
@@ -129,15 +129,21 @@ class Baseline(NamedTuple):
         schedules: The version of the schedule rules that gave the kernel its schedule.
         seconds: Seconds of a call.
         when: The time of the record (ISO 8601, UTC).
+        least_s: Seconds of a call at the roofline of the machine; 0 when not known.
     """
 
     schedules: _Count
     seconds: _Seconds
     when: _When
+    least_s: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 0.0
 
     def to_json(self) -> Json:
         """Return the baseline as it is written."""
-        return {"v": NOTE_VERSION, "baseline": self.schedules, **_fields_after_first(self)}
+        record = {"v": MAX_RECORD_VERSION, "baseline": self.schedules, **_fields_after_first(self)}
+        # A version that does not know the roofline can use the rest.
+        if not record.pop("least_s"):
+            return {**record, "v": NOTE_VERSION}
+        return {**record, "least_s": self.least_s}
 
 
 class FinalistsRecord(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from tvmflow.tuning.budget import BudgetRules
 from tvmflow.tuning.measure import Timing
 
-StopReason = Literal["budget", "time", "exhausted"]
+StopReason = Literal["budget", "time", "exhausted", "converged"]
 
 
 class Task(NamedTuple):
@@ -69,6 +69,8 @@ class WorkloadResult(NamedTuple):
         seconds: Time that this run spent on it.
         untuned_s: Seconds of one untuned call; None when that could not be measured.
         known: All its trials in the ledger.
+        least_s: Seconds of one call at the roofline of the machine; 0 when not known.
+        at_roofline: It is about as fast as the machine allows, tuned or not.
     """
 
     key: str
@@ -85,6 +87,8 @@ class WorkloadResult(NamedTuple):
     seconds: float
     untuned_s: float | None = None
     known: int = 0
+    least_s: float = 0.0
+    at_roofline: bool = False
 
 
 class TuningResult(NamedTuple):
@@ -92,7 +96,8 @@ class TuningResult(NamedTuple):
 
     Attributes:
         workloads: The outcome for each workload, those with most work per inference first.
-        stopped: What ended it: the budget, the time, or that all search spaces are exhausted.
+        stopped: What ended it: the budget, the time, that all search spaces are exhausted, or that
+            nothing worth a trial is left to gain.
         drift: See `DriftMonitor`.
         repairs: A sentence for each repair of the ledger and each search that failed.
         starting_points: How many schedules were measured first because they are good on near targets.

@@ -123,8 +123,13 @@ class WorkloadLedger(WorkloadRecords):
         with self._locked() as descriptor:
             self._write(descriptor, [ExhaustedMark(search, len(self), timestamp())])
 
-    def record_untuned(self, schedules: int, seconds: float) -> None:
+    def record_untuned(self, schedules: int, seconds: float, least_s: float = 0.0) -> None:
         """Record the seconds of an untuned call that was just measured, unless some are known.
+
+        Args:
+            schedules: The version of the schedule rules.
+            seconds: Seconds of a call.
+            least_s: Seconds of a call at the roofline of the machine; 0 when not known.
 
         Raises:
             StoreError: The record cannot be written.
@@ -132,7 +137,7 @@ class WorkloadLedger(WorkloadRecords):
         with self._locked() as descriptor:
             if schedules not in self.baselines:
                 when = timestamp(after=self._last_when)
-                self._write(descriptor, [Baseline(schedules, seconds, when)])
+                self._write(descriptor, [Baseline(schedules, seconds, when, least_s)])
 
     def add(self, records: Iterable[Note]) -> None:
         """Add records of other kinds than trials; of two about the same thing the earliest counts.

@@ -128,14 +128,14 @@ class WorkloadRecords:
         baseline = self.baselines.get(schedules)
         return baseline.seconds if baseline else None
 
-    def untuned_seconds_before_trials(self, schedules: int) -> float | None:
-        """Return the seconds of an untuned call if they were measured before the first trial.
+    def baseline_before_trials(self, schedules: int) -> Baseline | None:
+        """Return the time of an untuned call if it was measured before the first trial.
 
         What is measured later must not change the decisions that led to the present trials.
         """
         baseline = self.baselines.get(schedules)
         first = min((trial.when for trial in self.trials.values()), default="")
-        return baseline.seconds if baseline and (not first or baseline.when <= first) else None
+        return baseline if baseline and (not first or baseline.when <= first) else None
 
 
 def header_of(path: Path) -> FileHeader:

@@ -22,6 +22,7 @@ from tvmflow.stages._latency import make_latency
 from tvmflow.stages._verdict import OutputComparison, Verdict
 from tvmflow.tuning.finalists import FinalistTimes
 from tvmflow.tuning.library_comparison import LibraryTimes
+from tvmflow.tuning.tuning_job import WorkloadResult
 
 COMPARISON: OutputComparison = {
     "passed": True,
@@ -55,6 +56,11 @@ def test_kernels_are_counted_by_schedule_rule() -> None:
         "kernels": 1,
         "schedule_rules": {"none": ["nms", "sort"], "winograd": ["conv"]},
     }
+    generic = {"kernels": 1, "schedule_rules": {"generic_loops": ["gather"]}}
+    assert build.describe(generic, {}) == [
+        "1 kernel: 1 with generic loops",
+        "no rule fits, so with generic loops: gather",
+    ]
     assert build.describe(facts, {}) == [
         "1 kernel: 1 with Winograd transforms",
         "WITHOUT A SCHEDULE, so slow: nms, sort",
@@ -211,6 +217,44 @@ def test_facts_of_a_choice_cover_kernels_that_have_a_schedule() -> None:
     assert [kernel["untuned_us"] for kernel in facts["kernels"]] == [8.0, 1.0]
 
 
+def test_the_gain_that_was_found_is_told_against_the_possible_one() -> None:
+    """With the workloads that have nothing to gain, and why the search ended before its budget."""
+    near = tune._make_workload_facts(
+        WorkloadResult("k", "conv", 2, 1e6, 0, 0, 0, None, 0.0, False, "", 0.0, 1e-3)._replace(
+            least_s=0.98e-3, at_roofline=True
+        )
+    )
+    far = tune._make_workload_facts(
+        WorkloadResult("l", "pool", 1, 1e6, 9, 9, 0, 0.9e-3, 0.0, False, "", 240.0, 1e-3)._replace(
+            least_s=0.5e-3
+        )
+    )
+    facts = {
+        "workloads": [far, near],
+        "measured": 9,
+        "seconds": 240.0,
+        "gain": {"found": 1.02, "possible": 1.05},
+    }
+    assert tune._describe_gain(facts) == [
+        "the best trials alone have a speedup of 1.02; the roofline of this machine allows 1.05",
+        "1 of 2 workloads reaches 95% of the roofline and is not tuned further",
+    ]
+    assert tune._describe_gain({"workloads": []}) == []
+    assert tune.explain(facts) == [
+        "workloads against the roofline of this machine",
+        "  conv: 0 trials, 1 ms a call, 98% of its roofline",
+        "  pool: 9 trials, 900 µs a call, 56% of its roofline",
+    ]
+
+
+def test_the_possible_gain_is_that_of_all_kernels_at_the_roofline() -> None:
+    """A kernel that is faster than its estimate has nothing to gain; without all times there is no figure."""
+    row = WorkloadResult("k", "conv", 2, 1e6, 9, 9, 0, 0.5e-3, 0.0, False, "", 1.0, 1e-3)
+    rows = [row._replace(least_s=0.4e-3), row._replace(calls=1, least_s=0.8e-3)]
+    assert tune._make_gain(rows) == {"found": 2.0, "possible": round(3.0 / 1.3, 4)}
+    assert tune._make_gain([row]) == {} == tune._make_gain([])
+
+
 def judge_two() -> dict[str, _finalists.Judgement]:
     """Two workloads with a winner each."""
     times = FinalistTimes("register_tiles", (8e-6,) * 3, ((4e-6,) * 3, (2e-6,) * 3))
@@ -260,6 +304,28 @@ def test_a_library_that_cannot_be_compared_keeps_what_won_alone() -> None:
         "the tuned library was not compared with the untuned one: it crashed"
     ]
     assert _library_choice.describe(_library_choice.make_facts(judgements, None)) == []
+
+
+def test_the_time_of_a_tuning_is_told_with_what_it_bought() -> None:
+    """The speedup of the whole library, of at most that at the roofline; nothing where that is not known."""
+    tuned = {
+        "measured": 9,
+        "seconds": 240.0,
+        "workloads": [{"name": "conv", "roofline_us": 2.0}, {"name": "dense", "roofline_us": 4.0}],
+    }
+    kernels = [
+        {"name": "conv", "calls": 1, "untuned_us": 8.0, "tuned_us": 4.0},
+        {"name": "dense", "calls": 2, "untuned_us": 4.0, "tuned_us": None},
+    ]
+    facts = {"kernels": kernels, "untuned_us": 16.0, "speedup": 1.33}
+    library = {"overruled": {}, "pairs": 8, "speedup": 1.25}
+    assert _library_choice.describe_speedup({**facts, "library": library}, tuned) == [
+        "4 min 00 s of tuning bought a speedup of 1.25 of at most 1.6 by the roofline"
+    ]
+    slower = {**library, "overruled": {_library_choice.LIBRARY_SLOWER: ["conv"]}}
+    [line] = _library_choice.describe_speedup({**facts, "library": slower}, tuned)
+    assert "bought a speedup of 1 of at most 1.6" in line
+    assert _library_choice.describe_speedup(facts, {}) == []
 
 
 def test_the_vector_width_is_told_where_it_is_not_the_widest() -> None:

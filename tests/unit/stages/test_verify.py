@@ -23,7 +23,7 @@ from tvmflow.stages._comparison import (
     find_arithmetic,
     tolerance_for,
 )
-from tvmflow.stages._latency import make_speedup
+from tvmflow.stages._latency import make_profile, make_speedup
 from tvmflow.stages._verdict import OutputComparison, Verdict
 
 F = np.float32
@@ -187,6 +187,30 @@ def test_a_tuned_library_that_is_slower_than_the_untuned_one_stands_out() -> Non
     faster = make_speedup(PairedTimes((1.0,) * 8, (2.0,) * 8))
     [line] = verify.describe({**facts, "speedup": faster}, {})
     assert line.startswith("speedup over untuned 2 ")
+
+
+def test_kernels_that_no_rule_fits_are_listed_with_their_share_of_the_time() -> None:
+    """Steps of the runtime do not count; `explain` has all of them, and the share of each rule."""
+    rules = {"conv": "register_tiles", "nms": "none", "gather": "generic_loops", "pad": "none"}
+    seconds = {"conv": 5e-3, "nms": 1e-3, "gather": 4e-3, "pad": 0.0, "vm.builtin.copy": 9e-3}
+    profile = make_profile(seconds, rules)
+    assert profile == {
+        "rules": {"register_tiles": 0.5, "none": 0.1, "generic_loops": 0.4},
+        "without_rule": {"gather": 0.4, "nms": 0.1, "pad": 0.0},
+    }
+    facts: Verdict = {"passed": True, "against": "reference", "profile": profile}
+    assert verify.describe(facts, {}) == [
+        "3 kernels that no schedule rule fits take 50.0% of the time: "
+        "gather 40.0%, nms 10.0%, pad 0.0%"
+    ]
+    assert verify.explain(facts) == [
+        "time by schedule rule: register_tiles 50.0%, generic_loops 40.0%, none 10.0%",
+        "kernels that no schedule rule fits",
+        "  gather 40.0%",
+        "  nms 10.0%",
+        "  pad 0.0%",
+    ]
+    assert make_profile({}, rules) is None
 
 
 def test_the_verdict_on_a_library_that_passed_has_no_figure_of_this_machine() -> None:

@@ -8,7 +8,14 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvmflow.tuning.budget import BATCH_SIZE, WARMUP_TRIALS, Budget, BudgetRules, WorkloadShare
+from tvmflow.tuning.budget import (
+    BATCH_SIZE,
+    UNLIMITED_TRIALS,
+    WARMUP_TRIALS,
+    Budget,
+    BudgetRules,
+    WorkloadShare,
+)
 
 SHARES = st.lists(
     st.builds(
@@ -16,6 +23,21 @@ SHARES = st.lists(
         st.text("abcdef", min_size=1, max_size=3),
         st.integers(1, 50),
         st.floats(0, 1e12),
+        untuned_s=st.just(math.inf),
+        least_s=st.just(0.0),
+    ),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda share: share.key,
+)
+MEASURED_SHARES = st.lists(
+    st.builds(
+        WorkloadShare,
+        st.text("abcdef", min_size=1, max_size=3),
+        st.integers(1, 50),
+        st.floats(0, 1e12),
+        untuned_s=st.floats(1e-7, 1.0),
+        least_s=st.floats(0, 1e-2),
     ),
     min_size=1,
     max_size=8,
@@ -148,9 +170,57 @@ def test_a_larger_budget_only_adds_trials(
     assert all(before[key] <= after[key] for key in before)
 
 
+@given(MEASURED_SHARES, st.integers(0, 80), st.integers(0, 80))
+def test_a_larger_budget_only_adds_trials_where_a_gain_is_left(
+    shares: list[WorkloadShare], smaller: int, more: int
+) -> None:
+    """What is left of a budget is not spent; a raised one resumes from the same trials."""
+    before = deal(shares, BudgetRules(smaller))
+    after = deal(shares, BudgetRules(smaller + more))
+    assert sum(before.values()) <= smaller
+    assert all(before[key] <= after[key] for key in before)
+
+
 @given(SHARES, st.integers(0, 80))
 def test_the_order_of_the_workloads_does_not_matter(
     shares: list[WorkloadShare], trials: int
 ) -> None:
     """The same workloads and budget give the same split, however they are listed."""
     assert deal(shares, BudgetRules(trials)) == deal(shares[::-1], BudgetRules(trials))
+
+
+def test_a_workload_near_its_roofline_gets_no_trial() -> None:
+    """Neither before any was measured, nor once one of its trials reaches 95 % of it."""
+    shares = [
+        WorkloadShare("done", 1, 1e6, untuned_s=1e-3, least_s=0.96e-3),
+        WorkloadShare("far", 1, 1e6, untuned_s=1e-3, least_s=0.1e-3),
+    ]
+    budget = Budget(shares, BudgetRules(100))
+    assert budget.is_at_roofline("done") and not budget.is_at_roofline("far")
+    assert budget.next_round() == {"far": 1}
+    budget.record("far", [0.104e-3])
+    assert budget.next_round() == {}
+    assert budget.is_at_roofline("far") and budget.left_out == ["far", "done"]
+
+
+def test_the_budget_goes_to_what_is_far_from_the_roofline_and_carries_time() -> None:
+    """Of two kernels that take as long, the one with more to gain; a kernel without weight gets nothing."""
+    shares = [
+        WorkloadShare("near", 1, 9e6, untuned_s=1e-3, least_s=0.8e-3),
+        WorkloadShare("far", 1, 1e6, untuned_s=1e-3, least_s=0.1e-3),
+        WorkloadShare("light", 1, 1e3, untuned_s=1e-6),
+    ]
+    budget = Budget(shares, BudgetRules(100))
+    assert list(budget.next_round().items()) == [("far", 1), ("near", 1)]
+    for _ in range(2):
+        for key, number in {**budget.next_round()}.items():
+            budget.record(key, [1e-3] * number)
+    assert budget.next_round() == {"far": BATCH_SIZE}
+
+
+def test_a_search_ends_when_the_next_batch_is_not_worth_its_time() -> None:
+    """After many trials without a gain, long before an unlimited budget is spent."""
+    budget = Budget([WorkloadShare("a", 1, 1e6, untuned_s=1e-3)], BudgetRules(UNLIMITED_TRIALS))
+    while step := budget.next_round():
+        budget.record("a", [1e-3] * step["a"])
+    assert 1_000 < budget.spent < 5_000 and budget.left_out == ["a"]

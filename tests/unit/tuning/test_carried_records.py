@@ -162,11 +162,12 @@ def test_a_baseline_decides_only_if_it_was_measured_before_the_trials(tmp_path: 
     """What another machine measures later for its report changes no decision."""
     ledger = WorkloadLedger(tmp_path / "x.jsonl")
     ledger.record_untuned(5, 3.0)
-    assert ledger.untuned_seconds_before_trials(5) == 3.0
+    baseline = ledger.baseline_before_trials(5)
+    assert baseline and baseline.seconds == 3.0
     ledger.append(trial(1)._replace(when="2100-01-01T00:00:00.000+00:00"))
     ledger.record_untuned(6, 2.0)
-    assert (ledger.untuned_seconds(5), ledger.untuned_seconds_before_trials(5)) == (3.0, 3.0)
-    assert (ledger.untuned_seconds(6), ledger.untuned_seconds_before_trials(6)) == (2.0, None)
+    assert (ledger.untuned_seconds(5), ledger.baseline_before_trials(5)) == (3.0, baseline)
+    assert (ledger.untuned_seconds(6), ledger.baseline_before_trials(6)) == (2.0, None)
     ledger.record_untuned(5, 1.0)
     assert ledger.untuned_seconds(5) == 3.0
 
@@ -187,7 +188,8 @@ def test_the_baseline_of_version_0_1_is_read(tmp_path: Path) -> None:
     note = {"seconds": 0.5, "schedules": 5, "when": at(1)}
     (tmp_path / "x.untuned.json").write_text(json.dumps(note))
     ledger = WorkloadLedger(tmp_path / "x.jsonl")
-    assert ledger.untuned_seconds_before_trials(5) == 0.5
+    baseline = ledger.baseline_before_trials(5)
+    assert baseline and baseline.seconds == 0.5
     for damage in ("", "[]", "{", '{"seconds": NaN, "schedules": 5, "when": ""}'):
         (tmp_path / "x.untuned.json").write_text(damage)
         assert WorkloadLedger(ledger.path).untuned_seconds(5) is None

@@ -5,14 +5,51 @@ from __future__ import annotations
 from typing import Any
 from xml.etree import ElementTree
 
+import pytest
+import tvm
+from tvm import te
+
 from tests.support.kernels import host_level
-from tvmflow.tuning.roofline import gflops, measure_peak, render_roofline
+from tvmflow.compiler.options import SCHEDULES_VERSION
+from tvmflow.tuning.roofline import (
+    Roofline,
+    gflops,
+    measure_peak,
+    measure_roofline,
+    render_roofline,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def kernel(name: str, flops: float, tuned_us: float | None) -> dict[str, Any]:
     return {"name": name, "calls": 2, "flops": flops, "untuned_us": 100.0, "tuned_us": tuned_us}
+
+
+def module(shape: tuple[int, ...], dtype: str) -> str:
+    """A workload that adds two arrays."""
+    x, y = (te.placeholder(shape, dtype, name) for name in "xy")
+    function = te.create_prim_func([x, y, te.compute(shape, lambda *i: x(*i) + y(*i))])
+    return str(tvm.ir.save_json(tvm.IRModule({"main": function})))
+
+
+def test_the_roofline_is_the_longer_of_computing_and_moving_data() -> None:
+    """With the bandwidth of the cache that the data fit into; the peak is that of float32 alone."""
+    machine = Roofline(100.0, ((1e6, 5e10), (1e7, 2e10)))
+    assert [machine.bandwidth(size) for size in (1e3, 1e6, 5e6, 1e9)] == [5e10, 5e10, 2e10, 2e10]
+    floats, bytes_ = module((1000, 1000), "float32"), module((1000, 1000), "int8")
+    assert machine.least_seconds(floats, 1e6) == pytest.approx(12e6 / 2e10)
+    assert machine.least_seconds(floats, 1e9) == pytest.approx(1e-2)
+    assert machine.least_seconds(bytes_, 1e9) == pytest.approx(3e6 / 2e10)
+
+
+def test_the_roofline_of_this_machine_is_measured() -> None:
+    """Peak and bandwidths; there are none for a target without a model of its CPU."""
+    payload = {"target": host_level(), "rules_version": SCHEDULES_VERSION}
+    measured = measure_roofline(payload, lambda _: None)
+    assert measured["gflops"] > 0 and all(speed > 0 for _, speed in measured["bandwidths"])
+    board = {"kind": "llvm", "mtriple": "powerpc64le-linux-gnu", "num-cores": 2}
+    assert measure_roofline({**payload, "target": board}, lambda _: None) == {"gflops": None}
 
 
 def test_the_peak_uses_vector_instructions() -> None:

@@ -30,19 +30,19 @@ class Activation(NamedTuple):
 
 
 DEFAULTS: Final[Mapping[str, tuple[float, ...]]] = {
-    "affine": (1.0, 0.0),
+    "affine": (0.0, 0.0),
     "elu": (1.0,),
     "hardsigmoid": (0.2, 0.5),
     "leakyrelu": (0.01,),
     "relu": (),
-    "scaledtanh": (1.0, 1.0),
+    "scaledtanh": (0.0, 0.0),
     "sigmoid": (),
     "softplus": (),
     "softsign": (),
     "tanh": (),
-    "thresholdedrelu": (1.0,),
+    "thresholdedrelu": (0.0,),
 }
-"""The parameters of each function where a model does not give them; as many as it has."""
+"""The parameters of each function where a model does not give them; as many as it has. They are ONNX Runtime's."""
 
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "affine": lambda x, a, b, _, __: a * x + b,

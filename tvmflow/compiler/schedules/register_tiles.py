@@ -45,12 +45,14 @@ class SingleReduction(NamedTuple):
         main: The reduction.
         final: The block that computes the result from the sums, elementwise.
         axes: The roles of the reduction's axes.
+        broadcast: The block that reads each element of the result several times; None if there is none.
     """
 
     pad: Block | None
     main: Block
     final: Block
     axes: ReductionAxes
+    broadcast: Block | None
 
 
 def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
@@ -74,7 +76,7 @@ def _list_tiles(mod: tvm.IRModule, cpu: CpuModel) -> list[Tile]:
         return []
     if reduction is None:
         return []
-    pad, main, _, axes = reduction
+    pad, main, _, axes, _ = reduction
     return list(tile_candidates.generate_tiles(main, pad, axes, cpu))
 
 
@@ -89,14 +91,30 @@ def _isolate_reduction(schedule: Schedule, cpu: CpuModel) -> SingleReduction | N
     # What is read once is not worth a pass over memory.
     is_read_once = position > 0 and blocks[position - 1].work == reductions[0].work
     first = position if is_read_once else max(position - 1, 0)
-    for block in (*blocks[:first], *blocks[position + 1 : -1]):
+    after = blocks[position + 1 :]
+    # Norms, which have no weights, read their data again while these are in the cache.
+    has_weights = axes.weight_bytes > 0
+    small = _count_before_broadcast(reductions[0], after) if has_weights else len(after)
+    kept = {small - 1, len(after) - 1}
+    inlined = [block for index, block in enumerate(after) if index not in kept]
+    for block in (*blocks[:first], *inlined):
         schedule.compute_inline(block.handle)
-    if position == len(blocks) - 1:
+    if small == 0:
         schedule.cache_write(reductions[0].handle, 0, "local")
-    *before, main, final = analyze_blocks(schedule) or []
+    isolated = analyze_blocks(schedule) or []
+    broadcast = isolated.pop() if small < len(after) else None
+    *before, main, final = isolated
     if len(before) > 1 or not _is_result(final, main):
         return None
-    return SingleReduction(before[0] if before else None, main, final, axes)
+    return SingleReduction(before[0] if before else None, main, final, axes, broadcast)
+
+
+def _count_before_broadcast(main: Block, after: list[Block]) -> int:
+    """Return how many of the blocks after a reduction compute its result: those before it is broadcast, or all."""
+    if not after or math.prod(after[-1].spatial_extents) < 2 * math.prod(main.spatial_extents):
+        return len(after)
+    sizes = [block.spatial_extents == main.spatial_extents for block in after]
+    return sizes.index(False)
 
 
 def _is_result(final: Block, main: Block) -> bool:
@@ -112,7 +130,9 @@ def _is_result(final: Block, main: Block) -> bool:
 
 
 def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu: CpuModel) -> None:
-    pad, main, final, axes = reduction
+    pad, main, final, axes, broadcast = reduction
+    if broadcast is not None:
+        schedule_block(schedule, broadcast, cpu)
     last = len(main.spatial_extents) - 1
     loops = list(schedule.get_loops(final.handle))
     outer: dict[int, Any] = dict(enumerate(loops[:last]))

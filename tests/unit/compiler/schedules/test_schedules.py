@@ -56,6 +56,17 @@ def product(rows: int = 30, depth: int = 24, columns: int = 56) -> tvm.IRModule:
     return kernel(x, y, z)
 
 
+def gate() -> tvm.IRModule:
+    """Return a product of an image and numbers that a convolution computes for its channels."""
+    x, image = (
+        te.placeholder((1, 2, 1, 1, 16), name="x"),
+        te.placeholder((1, 4, 7, 5, 16), name="i"),
+    )
+    w = te.placeholder((4, 2, 1, 1, 16, 16), name="w")
+    y = blocked.conv(x, w, (1, 1), (0,) * 4, (1, 1), Groups(32, 64, 16, 16, 1))
+    return kernel(x, w, image, topi.multiply(image, topi.nn.relu(topi.add(y, te.const(1.0)))))
+
+
 def rows(kind: str, *shape: int) -> tvm.IRModule:
     x = te.placeholder(shape, name="x")
     last = len(shape) - 1
@@ -96,6 +107,7 @@ KERNELS = {
     "1x1 convolution": (convolution(edge=1), "register_tiles"),
     "strided convolution": (convolution(size=17, stride=2), "register_tiles"),
     "depthwise": (depthwise(), "register_tiles"),
+    "gate": (gate(), "register_tiles"),
     "product": (product(), "register_tiles"),
     "product of one row": (product(rows=1), "register_tiles"),
     "softmax": (rows("softmax", 6, 7, 64), "row_reductions"),
