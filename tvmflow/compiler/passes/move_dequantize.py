@@ -119,7 +119,7 @@ def _is_inverse(dequantize: Any, scale: Any, zero_point: Any, dtype: str) -> boo
     """Return whether quantization gives the bytes that were converted."""
     parameters = zip(dequantize.args[1:], (scale, zero_point), strict=True)
     return ir.dtype_of(dequantize.args[0]) == dtype and all(
-        isinstance(wanted, tvm.ir.Constant)
-        and np.array_equal(converted.value.numpy().ravel(), wanted.value.numpy().ravel())
-        for converted, wanted in parameters
+        isinstance(expected, tvm.ir.Constant)
+        and np.array_equal(actual.value.numpy().ravel(), expected.value.numpy().ravel())
+        for actual, expected in parameters
     )
