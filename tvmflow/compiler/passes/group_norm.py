@@ -90,8 +90,9 @@ class _GroupNormRewriter(MainRewriter):
         call = self._find(name, expr)
         if call is not None:
             for weights, other in (tuple(call.args)[::-1], tuple(call.args)):
-                shape, result = ir.shape_of(weights), ir.shape_of(call)
-                if self.flow.is_weight(weights) and result and shape == (result[1], 1):
+                shape, result = ir.shape_of(weights), ir.shape_of(call) or ()
+                is_per_group = len(result) > 1 and shape == (result[1], 1)
+                if is_per_group and self.flow.is_weight(weights):
                     return weights, other
         return None, expr
 

@@ -60,3 +60,14 @@ def test_groups_of_any_shape(
     batch: int, channels: int, groups: int, size: tuple[int, int], tmp_path: Path
 ) -> None:
     check(batch, channels, groups, size, tmp_path)
+
+
+def test_a_reshape_of_a_scaled_vector_is_left_alone(tmp_path: Path) -> None:
+    """What is reshaped may have one axis, which is no batch of groups."""
+    nodes = [
+        node("Mul", ["x", "scale"], ["scaled"]),
+        node("Reshape", ["scaled", "shape"], ["y"]),
+    ]
+    weights = {"scale": draw(6), "shape": np.array([2, 3])}
+    made = model(nodes, [value("x", [6])], [value("y", [2, 3])], weights)
+    agree(made, tmp_path, {"x": draw(6)})
