@@ -43,6 +43,12 @@ class DataFlow:
         """Return the values that read a value directly."""
         return self._readers.get(self._bound.get(value), [])
 
+    def is_read_by(self, value: Any, name: str) -> bool:
+        """Return whether a value is read by calls of one operator alone, and is no output."""
+        readers = self.list_readers(value)
+        is_only_read = len(readers) == self._uses[self._bound.get(value)]
+        return is_only_read and all(as_call(reader, name) is not None for reader in readers)
+
     def value_if_used_once(self, var: Any) -> Any:
         """Return the value of a variable that is used once; None for others."""
         return self.value_if_used(var, 1)

@@ -25,6 +25,7 @@ from tvmflow.compiler.passes.fuse_attention import fuse_attention
 from tvmflow.compiler.passes.group_norm import rewrite_group_norms
 from tvmflow.compiler.passes.lift_weights import hoist_weights, lift_weights, split_inference
 from tvmflow.compiler.passes.limit_fusion import limit_fusion
+from tvmflow.compiler.passes.move_dequantize import move_dequantize
 from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
@@ -64,6 +65,7 @@ GRAPH_PHASES: Final[Phases] = {
     ),
     "layouts": (
         _pass("fold_weight_dequantize", fold_weight_dequantize, LoweringContext.has_cpu_model),
+        LoweringPass("move_dequantize", move_dequantize, LoweringContext.has_dot_products),
         LoweringPass("fuse_attention", fuse_attention, LoweringContext.has_cpu_model),
         _pass("group_norm", rewrite_group_norms, LoweringContext.has_blocked_layout),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
@@ -74,7 +76,7 @@ GRAPH_PHASES: Final[Phases] = {
         LoweringPass("pack_matmuls", pack_matmuls, LoweringContext.has_packed_weights),
     ),
     "precision": (
-        _pass("fuse_requantize", fuse_requantize, LoweringContext.has_cpu_model),
+        LoweringPass("fuse_requantize", fuse_requantize, LoweringContext.has_cpu_model),
         _pass(
             "canonicalize", relax.transform.CanonicalizeBindings(), LoweringContext.has_cpu_model
         ),

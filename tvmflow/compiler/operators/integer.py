@@ -7,15 +7,19 @@ dtype that the instruction takes; the sums are exact.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any, Final
 
-from tvm import te
+from tvm import te, tirx
 
 from tvmflow.compiler.operators import blocked
 from tvmflow.compiler.operators.blocked import Groups, Sizes
 
 DOT: Final = 4
 """The number of products that an instruction adds up."""
+_TILES: Final = range(5, 15)
+"""How many points a tile of registers may have."""
 NAME: Final = "integer_dot"
 """The name of the blocks that sum products, by which the schedule rule finds them."""
 
@@ -45,13 +49,15 @@ def conv(
     def element(n: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
         source = groups.first_block(o) + channel
+        pixel[-1] = _limit(pixel[-1], shape[-2])
         window = blocked.read_window(pixel, taps, strides, dilation, padding)
         value = x(n, source, *window, part * DOT + term).astype("int32")
         weight = w(o, channel, *taps, part, inner, term).astype("int32")
         return te.sum(value * weight, axis=[channel, *taps, part, term])
 
     shape = blocked.convolution_shape(x, kernel, strides, padding, dilation, blocks, block)
-    return te.compute(shape, element, name=NAME)
+    *outer, points, _ = shape
+    return _take(shape, te.compute((*outer, _round_up(points), block), element, name=NAME))
 
 
 def depthwise_conv(
@@ -83,14 +89,40 @@ def depthwise_conv(
 
 def dense(x: Any, w: Any) -> Any:
     """Return the sums (…, n) of a matrix (…, k) and int8 weights (n/b, k/4, b, 4)."""
-    *outer, _ = (int(extent) for extent in x.shape)
+    *outer, rows, _ = (int(extent) for extent in x.shape)
     blocks, depth, block, _ = (int(extent) for extent in w.shape)
     part, term = te.reduce_axis((0, depth), "kp"), te.reduce_axis((0, DOT), "kt")
 
     def element(*index: Any) -> Any:
-        *row, column = index
-        value = x(*row, part * DOT + term).astype("int32")
+        *matrix, row, column = index
+        value = x(*matrix, _limit(row, rows), part * DOT + term).astype("int32")
         weight = w(column // block, part, column % block, term).astype("int32")
         return te.sum(value * weight, axis=[part, term])
 
-    return te.compute((*outer, blocks * block), element, name=NAME)
+    columns = blocks * block
+    sums = te.compute((*outer, _round_up(rows), columns), element, name=NAME)
+    return _take((*outer, rows, columns), sums)
+
+
+def take_columns(x: Any, columns: int) -> Any:
+    """Return the first columns of a matrix."""
+    return te.compute((*x.shape[:-1], columns), lambda *index: x(*index), name="columns")
+
+
+def _round_up(points: int) -> int:
+    """Return the next number that tiles of registers divide: no instruction computes a part of a tile."""
+    if points <= max(_TILES):
+        return points
+    return next(n for n in itertools.count(points) if any(n % tile == 0 for tile in _TILES))
+
+
+def _limit(point: Any, points: int) -> Any:
+    """Return a point that is among so many; points beyond are computed from the last one, and left out."""
+    return point if _round_up(points) == points else tirx.min(point, points - 1)
+
+
+def _take(shape: Sequence[int], sums: Any) -> Any:
+    """Return the first sums along each axis."""
+    if list(shape) == [int(extent) for extent in sums.shape]:
+        return sums
+    return te.compute(shape, lambda *index: sums(*index), name="take")

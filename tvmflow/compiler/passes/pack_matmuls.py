@@ -9,8 +9,9 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS
 from tvmflow.compiler.operators import blocked, integer, tiles
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes._rewriter import OPAQUE, MainRewriter, rewrite_main
 from tvmflow.compiler.passes.quantization import (
     find_integer_weights,
     find_quantized_data,
@@ -59,7 +60,8 @@ class _MatmulPacker(MainRewriter):
         weights = self.visit_expr(source.call.args[0])
         if not source.is_transposed:
             weights = self.emit(relax.op.permute_dims(weights))
-        block, columns = self._context.lanes, ir.known_shape(weights)[0]
+        columns = ir.known_shape(weights)[0]
+        block = self._choose_block(columns)
         weights = self.pad_to_multiples(weights, [block])
         split = [-(-columns // block), block, depth // integer.DOT, integer.DOT]
         packed = self.rearrange(weights, split, [0, 2, 1, 3])
@@ -67,7 +69,16 @@ class _MatmulPacker(MainRewriter):
         result = scale_sums(self, sums, weights, [-1], data._replace(zero_point=zero))
         if columns % block == 0:
             return result
-        return self.emit(relax.op.strided_slice(result, [-1], [0], [columns]))
+        return self.kernel(integer.take_columns, "take_columns", result, columns, pattern=OPAQUE)
+
+    def _choose_block(self, columns: int) -> int:
+        """Return the sums of one instruction: narrower ones than usual rather than empty ones, because those must be cut off."""
+        lanes = self._context.lanes
+        widths = [lanes >> shift for shift in range(3)]
+        instructions = [
+            width for width in widths if (self._context.dot_dtype, width) in DOT_INSTRUCTIONS
+        ]
+        return next((width for width in instructions if columns % width == 0), lanes)
 
     def _is_supported(self, call: Any) -> bool:
         data, weights = call.args

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.operators import blocked
 from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 
@@ -19,6 +20,14 @@ _WEIGHT_DTYPE: Final = "int8"
 _DOT_DTYPES: Final = ("int8", "uint8")
 # float32 represents each difference to a zero point of these dtypes exactly.
 _DATA_DTYPES: Final = ("int8", "uint8", "int16", "uint16")
+# Operators that become part of the kernel before them if they read nothing else but weights.
+_EPILOGUE: Final = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("add", "subtract", "multiply", "divide", "maximum", "minimum", "clip", "quantize"),
+        *("sigmoid", "tanh", "erf", "sqrt", "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.silu"),
+    )
+)
 # The rank of an operator's weights.
 _WEIGHT_RANKS: Final = {_CONV2D: 4, _MATMUL: 2}
 
@@ -28,12 +37,13 @@ def fold_weight_dequantize(mod: tvm.IRModule) -> tvm.IRModule:
     return rewrite_main(mod, _WeightDequantizeFolder)
 
 
-def fuse_requantize(mod: tvm.IRModule) -> tvm.IRModule:
+def fuse_requantize(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Rewrite quantization that is at once followed by dequantization to rounding of float32.
 
-    The results are the same, except that a zero may be −0.
+    The results are the same, except that a zero may be −0. Where the CPU has dot products, what
+    goes from kernel to kernel stays bytes.
     """
-    return rewrite_main(mod, _RequantizeFuser)
+    return rewrite_main(mod, _RequantizeFuser, context.has_dot_products())
 
 
 def integer_weight_dtype(flow: ir.DataFlow, weights: Any) -> str:
@@ -176,6 +186,10 @@ class _WeightDequantizeFolder(MainRewriter):
 class _RequantizeFuser(MainRewriter):
     """Rewrites pairs of quantize and dequantize."""
 
+    def __init__(self, mod: tvm.IRModule, keeps_bytes: bool) -> None:
+        super().__init__(mod)
+        self._keeps_bytes = keeps_bytes
+
     def visit_call_(self, call: relax.Call) -> Any:
         match = self._match(call)
         if match is None:
@@ -191,6 +205,8 @@ class _RequantizeFuser(MainRewriter):
         quantize = ir.as_call(self.flow.value_if_used_once(dequantize.args[0]), "relax.quantize")
         if quantize is None or not (ir.is_float32(quantize.args[0]) and ir.is_float32(dequantize)):
             return None
+        if self._keeps_bytes and not self._is_read_within_kernel(call):
+            return None
         dtype = ir.dtype_of(quantize)
         parameters = [*quantize.args[1:], *dequantize.args[1:]]
         if dtype not in _DATA_DTYPES or not all(
@@ -205,3 +221,12 @@ class _RequantizeFuser(MainRewriter):
         limits, zero = np.iinfo(dtype), int(zero_point.item())
         low, high = int(limits.min) - zero, int(limits.max) - zero
         return quantize.args[0], float(scale.item()), low, high
+
+    def _is_read_within_kernel(self, call: Any) -> bool:
+        """Return whether one operator reads a result, and fusion appends it to the kernel of the result."""
+        readers = self.flow.list_readers(call)
+        return (
+            len(readers) == 1
+            and ir.operator_name(readers[0]) in _EPILOGUE
+            and sum(not self.flow.is_weight(argument) for argument in readers[0].args) == 1
+        )

@@ -17,6 +17,7 @@ from tvm import relax
 from tests.support import onnx_models
 from tests.support.kernels import FAST, kernels_of, level
 from tvmflow.compiler import lowering, schedules
+from tvmflow.compiler.ir import DataFlow
 from tvmflow.compiler.schedules import dot_products
 from tvmflow.frontends._base import LoadedModel
 from tvmflow.targets.host import read_host
@@ -86,14 +87,14 @@ def convolution(random: np.random.Generator) -> onnx.ModelProto:
         group=groups,
     )
     nodes = [node, *([helper.make_node(activation, ["c"], ["y"])] if activation else [])]
-    size = [int(n) for n in random.integers(5, 14, 2)]
+    size = [int(n) for n in random.choice([5, 7, 10, 13, 17, 29, 37], 2)]
     data = onnx_models.value("x", (int(random.integers(1, 3)), inputs, *size))
     return onnx_models.model(nodes, [data], [onnx_models.value("y", None)], weights)
 
 
 def product(random: np.random.Generator) -> onnx.ModelProto:
     """Return a matrix product of random shape with a sum."""
-    rows = [int(n) for n in random.integers(1, 12, int(random.integers(1, 3)))]
+    rows = [int(n) for n in random.choice([1, 2, 7, 11, 17, 37], int(random.integers(1, 3)))]
     depth, columns = (int(random.choice([4, 12, 40, 64])), int(random.choice([1, 7, 16, 24, 100])))
     weights = {"w": onnx_models.draw(depth, columns), "b": onnx_models.draw(columns)}
     nodes = [
@@ -162,3 +163,39 @@ def test_loops_compute_what_the_instruction_does(tmp_path: Path) -> None:
     library = lowering.compile_with_weights(expanded, weights, lowering.make_target(target))
     result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
     assert np.array_equal(result, run(loaded, target, data))
+
+
+def test_bytes_go_from_kernel_to_kernel(tmp_path: Path) -> None:
+    """Maxima and reshapes read bytes, and a tensor with two readers is converted by each of them."""
+    weights = {
+        "w": onnx_models.draw(24, 3, 3, 3),
+        "v": onnx_models.draw(24, 24, 1, 1, seed=1),
+        "u": onnx_models.draw(24 * 16, 10, seed=2),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node(
+            "MaxPool", ["r"], ["p"], kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4
+        ),
+        helper.make_node("Conv", ["p", "v"], ["d"]),
+        helper.make_node("Add", ["d", "p"], ["a"]),
+        helper.make_node("Flatten", ["a"], ["f"]),
+        helper.make_node("MatMul", ["f", "u"], ["y"]),
+    ]
+    data, result = onnx_models.value("x", (1, 3, 8, 8)), onnx_models.value("y", None)
+    made = onnx_models.model(nodes, [data], [result], weights)
+    for signed in (False, True):
+        quantized = onnx_models.quantized(copy.deepcopy(made), tmp_path, signed=signed)
+        target = dot_target("avx512_vnni")
+        check(quantized, tmp_path, target)
+        loaded = onnx_models.load(quantized, tmp_path)
+        lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST).mod
+        arguments = {
+            str(argument.ty.dtype)
+            for value in DataFlow(lowered["main"]).values.values()
+            if isinstance(value, relax.Call) and value.args
+            for argument in value.args[1].fields
+            if len(argument.ty.shape) == 5 and int(argument.ty.shape[2]) > 1
+        }
+        assert arguments == {"uint8"}

@@ -52,9 +52,12 @@ class LayoutRewriter(MainRewriter):
         handler, shape = self._handlers.get(ir.operator_name(call)), ir.shape_of(call)
         is_float = any(map(ir.is_float32, (call, *call.args[:1])))
         is_weight = all(map(self.flow.is_weight, call.args))
-        if handler is None or shape is None or is_weight or not is_float:
+        if handler is None or shape is None or is_weight:
             return rewritten
         arguments = [ir.resolve_alias(argument, self.lookup_binding) for argument in rewritten.args]
+        # Maxima of quantized data are those of their bytes.
+        if not is_float and self.blocked_form(arguments[0]) is None:
+            return rewritten
         result = handler(self, call, *arguments)
         if result is None:
             _log.debug("%s keeps its layout", ir.operator_name(call))
