@@ -294,6 +294,12 @@ def test_products_of_two_inputs_are_not_packed() -> None:
     check_alike(mod, host_level())
 
 
+def self_attention(value: Any, _: Any) -> Any:
+    """Attention with one tensor as queries, keys and values."""
+    scores = relax.op.nn.softmax(relax.op.matmul(value, relax.op.permute_dims(value, [0, 2, 1])))
+    return relax.op.matmul(scores, value)
+
+
 OPERATOR_LAYERS: dict[str, tuple[tuple[int, ...], Layer]] = {
     "conv1d": ((1, 32, 20), convolution(32, (3,))),
     "conv2d": ((1, 32, 9, 9), convolution(32, (3, 3))),
@@ -304,6 +310,7 @@ OPERATOR_LAYERS: dict[str, tuple[tuple[int, ...], Layer]] = {
     "conv2d_transpose": ((1, 32, 9, 9), transposed(32, (3, 3), strides=2)),
     "conv3d_transpose": ((1, 32, 3, 4, 5), transposed(32, (3, 3, 3), strides=2)),
     "matmul": ((3, 32), dense(32)),
+    "attention": ((2, 16, 32), self_attention),
 }
 
 
@@ -312,7 +319,7 @@ def test_the_recipe_can_keep_an_operator_plain(operator: str) -> None:
     """Its kernel is then the one that TVM makes; other operators keep their optimized kernels."""
     shape, layer = OPERATOR_LAYERS[operator]
     mod = model(layer, shape=shape)
-    optimized = re.compile("_NCHWc|_pack")
+    optimized = re.compile("_NCHWc|_pack|attention")
     assert any(optimized.search(name) for name in kernels_of(mod, host_level()))
     options = replace(FAST, plain=(operator,))
     assert not any(optimized.search(name) for name in kernels_of(mod, host_level(), options))
