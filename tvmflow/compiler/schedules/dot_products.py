@@ -26,7 +26,13 @@ def register_intrinsics() -> None:
     """Register the intrinsics that recorded schedules may name."""
     for dtype, lanes in DOT_INSTRUCTIONS:
         _load_intrinsic(dtype, lanes)
-    # MetaSchedule tries this one for VNNI, and LLVM 22 rejects the operands of TVM 0.27's own.
+
+
+def replace_vnni() -> None:
+    """Replace TVM's intrinsic for VNNI, which MetaSchedule tries: LLVM 22 rejects its operands (apache-tvm 0.27).
+
+    TVM's own must be registered before, because it replaces none.
+    """
     _register("dot_16x4_vnni", "uint8", 16, "global")
 
 

@@ -29,9 +29,12 @@ def load_intrinsics(target: Mapping[str, Json]) -> None:
         package.__path__ = [str(Path(tvm.__file__).parent / "s_tir" / "tensor_intrin")]
         sys.modules[_PACKAGE] = package
     with _fast_decorators():
-        for name in backend_for(target).tensor_intrinsics(target):
+        names = backend_for(target).tensor_intrinsics(target)
+        for name in names:
             importlib.import_module(f"{_PACKAGE}.{name}")
         dot_products.register_intrinsics()
+        if "x86" in names:
+            dot_products.replace_vnni()
 
 
 @contextlib.contextmanager

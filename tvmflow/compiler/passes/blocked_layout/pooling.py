@@ -66,9 +66,11 @@ def rewrite_image_reduction(
 ) -> relax.Expr | None:
     """Rewrite a reduction over all spatial axes that keeps these."""
     tensor = rewriter.blocked_form(data)
-    rank = len(ir.known_shape(call))
+    if tensor is None:
+        return None
+    rank = len(ir.known_shape(data))
     axes = sorted(int(axis) % rank for axis in call.attrs.axis or ())
-    if tensor is None or axes != list(range(2, rank)) or not call.attrs.keepdims:
+    if axes != list(range(2, rank)) or not call.attrs.keepdims:
         return None
     return rewriter.emit(IMAGE_REDUCTIONS[call.op.name](tensor, axes, keepdims=True))
 
