@@ -137,6 +137,12 @@ def find_loads(expr: Any) -> list[Any]:
     return _find_nodes(expr, tvm.ir.TensorLoad)
 
 
+def has_indirect_loads(schedule: Schedule) -> bool:
+    """Return whether a kernel loads data whose index is computed from other data."""
+    loads = find_loads(schedule.mod["main"].body)
+    return any(find_loads(index) for load in loads for index in load.indices)
+
+
 def depends_on(load: Any, axis: Any) -> bool:
     """Return whether the address of a load depends on an axis."""
     return any(_uses(index, axis) for index in load.indices)

@@ -14,6 +14,7 @@ from tvmflow.compiler.schedules.blocks import (
     analyze_blocks,
     depends_on,
     element_stride,
+    has_indirect_loads,
     has_slow_operations,
     is_contiguous,
     linear_stride,
@@ -132,6 +133,9 @@ def _vectorize(schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel
 def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> None:
     """Vectorize a loop of any length; what is left after the last whole vector is computed element by element."""
     extent = int(schedule.get(loop).extent)
+    lanes = _divisor(extent, cpu.lanes)
+    if lanes >= _MIN_LANES and has_indirect_loads(schedule):
+        cpu = cpu._replace(lanes=lanes)
     for vectors in _split_vectors(schedule, loop, cpu):
         if extent % cpu.lanes:
             peel_last_iteration(schedule, vectors)
@@ -148,8 +152,12 @@ def _split_vectors(schedule: Schedule, loop: Any, cpu: CpuModel) -> list[Any]:
 
 
 def peel_last_iteration(schedule: Schedule, loop: Any) -> None:
-    """Have TVM move the last iteration, whose vector is not whole, behind the loop."""
-    schedule.annotate(loop, "pragma_loop_partition_hint", True)
+    """Have TVM move the last iteration, whose vector is not whole, behind the loop.
+
+    It fails to where data are the index of other data (apache-tvm 0.27): the loop stays whole.
+    """
+    if not has_indirect_loads(schedule):
+        schedule.annotate(loop, "pragma_loop_partition_hint", True)
 
 
 def _count_fused_axes(block: Block, lanes: int) -> int:

@@ -235,6 +235,23 @@ def test_winograd_convolutions_of_any_size(
     check(mod, "winograd", target, reference)
 
 
+@pytest.mark.parametrize("columns", [20, 257])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_rows_of_a_table_that_fill_no_vectors(columns: int, dtype: str) -> None:
+    """TVM fails to move the last vector behind the loop where data are indices: mismatched types."""
+    x = te.placeholder((7, columns), name="x")
+    rows = te.placeholder((9,), dtype, name="rows")
+    y = te.compute((9, columns), lambda i, j: x[rows[i].astype("int64"), j] + 1)
+    choice = choose(kernel(x, rows, y), host_level())
+    assert choice.rule == "elementwise"
+    library = tvm.compile(choice.schedule.mod, tvm.target.Target(host_level()))
+    table = np.arange(7 * columns, dtype=np.float32).reshape(7, columns)
+    taken = np.array([6, 0, 3, 3, 1, 2, 5, 4, 6], dtype)
+    result = tvm.runtime.tensor(np.zeros((9, columns), np.float32))
+    library["main"](tvm.runtime.tensor(table), tvm.runtime.tensor(taken), result)
+    np.testing.assert_array_equal(result.numpy(), table[taken] + 1)
+
+
 def matmul(rows: int, columns: int) -> tvm.IRModule:
     x, w = te.placeholder((rows, 64), name="x"), te.placeholder((columns // 16, 64, 16), name="w")
     return kernel(x, w, blocked.dense(x, w, columns))
