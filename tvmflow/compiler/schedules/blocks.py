@@ -137,7 +137,7 @@ def find_loads(expr: Any) -> list[Any]:
     return _find_nodes(expr, tvm.ir.TensorLoad)
 
 
-def has_indirect_loads(schedule: Schedule) -> bool:
+def has_data_in_indices(schedule: Schedule) -> bool:
     """Return whether a kernel loads data whose index is computed from other data."""
     loads = find_loads(schedule.mod["main"].body)
     return any(find_loads(index) for load in loads for index in load.indices)

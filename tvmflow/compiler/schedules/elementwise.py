@@ -14,7 +14,7 @@ from tvmflow.compiler.schedules.blocks import (
     analyze_blocks,
     depends_on,
     element_stride,
-    has_indirect_loads,
+    has_data_in_indices,
     has_slow_operations,
     is_contiguous,
     linear_stride,
@@ -134,7 +134,7 @@ def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> None:
     """Vectorize a loop of any length; what is left after the last whole vector is computed element by element."""
     extent = int(schedule.get(loop).extent)
     lanes = _divisor(extent, cpu.lanes)
-    if lanes >= _MIN_LANES and has_indirect_loads(schedule):
+    if lanes >= _MIN_LANES and has_data_in_indices(schedule):
         cpu = cpu._replace(lanes=lanes)
     for vectors in _split_vectors(schedule, loop, cpu):
         if extent % cpu.lanes:
@@ -156,7 +156,7 @@ def peel_last_iteration(schedule: Schedule, loop: Any) -> None:
 
     It fails to where data are the index of other data (apache-tvm 0.27): the loop stays whole.
     """
-    if not has_indirect_loads(schedule):
+    if not has_data_in_indices(schedule):
         schedule.annotate(loop, "pragma_loop_partition_hint", True)
 
 
