@@ -145,7 +145,7 @@ def test_only_the_selected_kernels_are_tuned(project: Project) -> None:
 def test_a_limit_in_minutes_ends_in_a_library(project: Project) -> None:
     """Without a number of trials it runs until the time is over, and builds the best schedules."""
     project.write_recipe(trials=4)
-    project.edit_recipe("trials: 4", "minutes: 0.05")
+    project.edit_recipe("trials: 4", "minutes: 0.15")
     done = project.run()
     facts = done.stages["tune/host"]["facts"]
     assert done.code == 0

@@ -156,7 +156,7 @@ def _replace_markers(content: bytes, weights: Sequence[Array]) -> Iterator[bytes
     added = sum(len(_header(array)) + array.nbytes for array in weights)
     added -= sum(len(_serialize(_make_marker(index))) for index in range(len(weights)))
     (total,) = _LENGTH.unpack_from(content)
-    if not length_at <= places[0][0] <= places[-1][0] < length_at + length:
+    if not all(length_at <= place < length_at + length for place, _ in places):
         raise AssertionError("the weights are outside of the executable")
     yield _LENGTH.pack(total + added)
     yield content[_LENGTH.size : length_at]

@@ -81,9 +81,24 @@ def blob_of(path: Path) -> bytes:
 @pytest.mark.parametrize("triple", TRIPLES)
 def test_the_data_is_what_tvm_writes(triple: str, tmp_path: Path) -> None:
     """For each machine, the object has the same header, symbol and data as TVM's, weights of all types included."""
-    mod, weights = weighted(random_weights(len(triple))), random_weights(len(triple))
+    weights = random_weights(len(triple))
+    check_data(weighted(weights), weights, triple, tmp_path)
+
+
+def test_a_model_may_have_no_weights(tmp_path: Path) -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((3,), "float32"))
+    with builder.function("main", [x], attrs={"num_input": 1}):
+        builder.emit_func_output(builder.emit(relax.op.add(x, x)))
+    mod = relax.transform.LegalizeOps()(builder.finalize())
+    check_data(mod, [], "x86_64-unknown-linux-gnu", tmp_path)
+
+
+def check_data(
+    mod: tvm.IRModule, weights: list[np.ndarray[Any, Any]], triple: str, folder: Path
+) -> None:
     target = lowering.make_target({"kind": "llvm", "mtriple": triple, **TRIPLES[triple]})
-    actual, expected = tmp_path / "actual", tmp_path / "expected"
+    actual, expected = folder / "actual", folder / "expected"
     actual.mkdir()
     expected.mkdir()
     object_files.write_object_files(mod, weights, target, actual)

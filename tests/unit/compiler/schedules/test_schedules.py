@@ -163,7 +163,7 @@ def test_every_tile_computes_the_same(name: str) -> None:
     assert (
         len({json.dumps(trace_json(choice.schedule.trace)) for choice in choices})
         == len(choices)
-        > 6
+        > 3
     )
     for choice in choices[:: max(1, len(choices) // 25)]:
         np.testing.assert_allclose(
