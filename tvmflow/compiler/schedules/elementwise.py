@@ -109,10 +109,15 @@ def fuse_and_parallelize(
     schedule: Schedule, loops: list[Any], is_worthwhile: bool, cpu: CpuModel
 ) -> Any:
     """Fuse loops and distribute them over the cores if that is worthwhile; return the fused loop."""
-    fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
+    fused = fuse(schedule, loops)
     if is_worthwhile and cpu.cores > 1:
         schedule.parallel(fused)
     return fused
+
+
+def fuse(schedule: Schedule, loops: Sequence[Any]) -> Any:
+    """Return one loop in place of some, which is the loop itself if there is one."""
+    return schedule.fuse(*loops) if len(loops) > 1 else loops[0]
 
 
 def _vectorize(schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel) -> list[Any]:
@@ -122,7 +127,7 @@ def _vectorize(schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel
     """
     count = _count_fused_axes(block, cpu.lanes)
     outer = list(loops[:-count])
-    loop = schedule.fuse(*loops[-count:]) if count > 1 else loops[-1]
+    loop = fuse(schedule, loops[-count:])
     if math.prod(block.spatial_extents[:-count]) < cpu.cores:
         # The loop over vectors runs in parallel, so it stays whole.
         return [*outer, *_split_vectors(schedule, loop, cpu)]
@@ -133,9 +138,9 @@ def _vectorize(schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel
 def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> None:
     """Vectorize a loop of any length; what is left after the last whole vector is computed element by element."""
     extent = int(schedule.get(loop).extent)
-    lanes = _divisor(extent, cpu.lanes)
-    if lanes >= _MIN_LANES and has_data_in_indices(schedule):
-        cpu = cpu._replace(lanes=lanes)
+    if extent % cpu.lanes and has_data_in_indices(schedule):
+        lanes = _divisor(extent, cpu.lanes)
+        cpu = cpu._replace(lanes=lanes) if lanes >= _MIN_LANES else cpu
     for vectors in _split_vectors(schedule, loop, cpu):
         if extent % cpu.lanes:
             peel_last_iteration(schedule, vectors)

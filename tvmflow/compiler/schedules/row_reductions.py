@@ -13,6 +13,7 @@ from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.schedules.blocks import Block, analyze_blocks, is_contiguous, list_loads
 from tvmflow.compiler.schedules.elementwise import (
     MIN_PARALLEL_ELEMENTS,
+    fuse,
     fuse_and_parallelize,
     peel_last_iteration,
     vectorize_loop,
@@ -41,7 +42,7 @@ def apply(schedule: Schedule, cpu: CpuModel) -> bool:
         if not block.is_reduction and row_axes < len(block.spatial_extents):
             _vectorize_innermost(schedule, block, cpu)
     rows = [
-        _fuse(schedule, list(schedule.get_loops(handle))[:row_axes])
+        fuse(schedule, list(schedule.get_loops(handle))[:row_axes])
         for step in steps
         for handle in step.handles
     ]
@@ -66,10 +67,6 @@ def _count_shared_axes(blocks: list[Block]) -> int:
                 same = [index.same_as(axis) for index, axis in pairs]
                 count = (*same, False).index(False)
     return count
-
-
-def _fuse(schedule: Schedule, loops: list[Any]) -> Any:
-    return schedule.fuse(*loops) if len(loops) > 1 else loops[0]
 
 
 def _vectorize_innermost(schedule: Schedule, block: Block, cpu: CpuModel) -> None:

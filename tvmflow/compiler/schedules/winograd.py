@@ -96,12 +96,8 @@ def _find_blocks(schedule: Schedule) -> _Blocks | None:
 
 def _list_splits(blocks: _Blocks, cpu: CpuModel) -> list[_Split]:
     """Return all splits whose sums fit the registers, the fastest estimate first."""
-    elements = blocks.product.spatial_extents[0] ** 2
-    out_blocks, inner = (
-        blocks.product.spatial_extents[2],
-        math.prod(blocks.product.reduction_extents),
-    )
-    depth, lanes = blocks.product.spatial_extents[4], blocks.product.spatial_extents[6]
+    edge, _, out_blocks, _, depth, _, lanes = blocks.product.spatial_extents
+    elements, inner = edge**2, math.prod(blocks.product.reduction_extents)
     taps = blocks.product.reduction_extents[0]
     slices = blocks.data.spatial_extents[4]
     weight_bytes = elements * inner * out_blocks * lanes * _FLOAT_BYTES

@@ -10,12 +10,11 @@ from tvm import relax
 
 from tvmflow.compiler.operators.activations import DEFAULTS, Activation
 from tvmflow.compiler.operators.recurrent import GATES, LANES, RecurrentLayer, recurrent
+from tvmflow.compiler.passes._rewriter import OPAQUE
 
 OPERATORS: Final = frozenset(GATES)
 """The operators that this module converts."""
 
-# TVM's kOpaque: nothing is fused with the kernel.
-_OPAQUE: Final = 8
 _DIRECTIONS: Final = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "LSTM": ("sigmoid", "tanh", "tanh"),
@@ -106,7 +105,7 @@ class _Converter:
             kernel,
             *(argument for argument in arguments if argument is not None),
             primfunc_name_hint=layer.kind.lower(),
-            primfunc_attrs={"tirx.is_scheduled": True, "op_pattern": _OPAQUE},
+            primfunc_attrs={"tirx.is_scheduled": True, **OPAQUE},
         )
         count = len(results.ty.fields) if isinstance(results.ty, relax.TupleType) else 0
         fields = [self._emit(relax.TupleGetItem(results, index)) for index in range(count)]

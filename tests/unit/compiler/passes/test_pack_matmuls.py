@@ -12,7 +12,7 @@ import tvm
 from onnx import helper
 from tvm import relax
 
-from tests.support.kernels import FAST, LEVELS_HERE, level
+from tests.support.kernels import FAST, LEVELS_HERE, level, outputs
 from tests.support.onnx_models import draw, load, model, value
 from tvmflow.compiler import lowering, schedules
 
@@ -98,10 +98,8 @@ def check_batched(seed: int, folder: Path) -> None:
     )
     loaded = load(made, folder, feed)
     target = level(LEVELS_HERE[seed % len(LEVELS_HERE)])
-    library = lowering.compile_untuned(loaded.mod, loaded.params, target, FAST, 1)
-    arguments = [tvm.runtime.tensor(feed[spec.name]) for spec in loaded.inputs]
-    actual = relax.VirtualMachine(library, tvm.cpu())["main"](*arguments)
-    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-4, atol=1e-4)
+    (actual,) = outputs(loaded, feed, target)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(4))
