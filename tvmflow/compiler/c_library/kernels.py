@@ -1,0 +1,101 @@
+"""Kernels as plain C functions: pointers to tensors in, an error code out, no packed arguments.
+
+TVM ends its pipeline with `MakePackedAPI`, which wraps every kernel in checks of its packed
+arguments. A C library calls its kernels itself with tensors that it has planned, so that each kernel
+is `int32_t kernel(void *tensor, ...)` here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import tvm
+from tvm import ir, s_tir, tirx
+
+# Every tensor begins at a multiple of this many bytes; TVM's code relies on it.
+ALIGNMENT: Final = 64
+
+_CPU: Final = 1
+_C_CALL: Final = 0
+
+# The passes of TVM's pipeline `s_tir` that a CPU needs, up to `MakePackedAPI`.
+_PASSES: Final = (
+    s_tir.transform.CanonicalizeLoop,
+    s_tir.transform.LowerInitBlock,
+    s_tir.transform.PlanAndUpdateBufferAllocationLocation,
+    s_tir.transform.ConvertBlocksToOpaque,
+    s_tir.transform.CompactBufferAllocation,
+    s_tir.transform.LowerMatchBuffer,
+    s_tir.transform.StmtSimplify,
+    s_tir.transform.AnnotateIrregularLoop,
+    s_tir.transform.LowerOpaqueBlock,
+    tirx.transform.FlattenBuffer,
+    tirx.transform.BF16ComputeLegalize,
+    lambda: tirx.transform.NarrowDataType(32),
+    s_tir.transform.LoopPartition,
+    lambda: tirx.transform.VectorizeLoop(True),
+    s_tir.transform.InjectDoubleBuffer,
+    tirx.transform.StorageRewrite,
+    s_tir.transform.HoistIfThenElse,
+    tirx.transform.UnrollLoop,
+    s_tir.transform.RenormalizeSplitPattern,
+    tirx.transform.StmtSimplify,
+    tirx.transform.RemoveNoOp,
+    s_tir.transform.RewriteUnsafeSelect,
+    tirx.transform.CommonSubexprElim,
+    tirx.transform.FP8ComputeLegalize,
+    tirx.transform.VerifyMemory,
+    tirx.transform.SplitHostDevice,
+)
+_STORAGE_PASSES: Final = (
+    tirx.transform.FP8StorageLegalize,
+    tirx.transform.BF16StorageLegalize,
+    tirx.transform.LowerTVMBuiltin,
+    tirx.transform.LowerIntrin,
+)
+
+
+def compile_kernels(
+    functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc], target: tvm.target.Target
+) -> tvm.runtime.Module:
+    """Compile kernels to C functions named by their `global_symbol`.
+
+    Args:
+        functions: The scheduled kernels.
+        target: The target, a CPU.
+    """
+    mod = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(functions))
+    mod = ir.transform.Sequential([make() for make in _PASSES])(mod)
+    mod = tvm.IRModule(
+        {var: _to_c_function(function, target) for var, function in mod.functions_items()}
+    )
+    mod = ir.transform.Sequential([make() for make in _STORAGE_PASSES])(mod)
+    return tvm.get_global_func(f"target.build.{target.kind.name}")(mod, target)
+
+
+def _to_c_function(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
+    """Return a kernel that takes a pointer for each tensor and returns 0."""
+    declarations, pointers = [], []
+    for param in function.params:
+        dtype, name = str(param.ty.dtype.dtype), param.name
+        pointer = tvm.ir.Var(name, ir.PointerType(ir.PrimType(dtype), "global"))
+        pointers.append(pointer)
+        if isinstance(offset := param.ty.elem_offset, ir.Var):
+            declarations.append(tirx.Bind(offset, tirx.const(0, str(offset.ty.dtype))))
+        declarations.append(tirx.DeclBuffer(param, data=pointer))
+    body = function.body
+    # What LowerTVMBuiltin and the code generator expect of the code around a kernel.
+    for pointer in pointers:
+        body = tirx.AttrStmt(pointer, "storage_alignment", tirx.const(ALIGNMENT, "int32"), body)
+    for key, value in (("device_id", 0), ("device_type", _CPU)):
+        body = tirx.AttrStmt(ir.StringImm("default"), key, tirx.const(value, "int32"), body)
+    # Frees of workspaces belong to a scope of their own: after the return they would be lost.
+    body = tirx.AttrStmt(ir.StringImm("kernel"), "tvmflow.scope", tirx.const(0, "int32"), body)
+    body = tirx.SeqStmt([*declarations, body, tirx.Return(tirx.const(0, "int32"))])
+    attributes = {
+        "global_symbol": function.attrs["global_symbol"],
+        "target": target,
+        "calling_conv": _C_CALL,
+        "tirx.noalias": True,
+    }
+    return tirx.PrimFunc(pointers, body, ir.PrimType("int32")).with_attrs(attributes)

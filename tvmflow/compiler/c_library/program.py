@@ -1,0 +1,305 @@
+"""`main` of a lowered model as a list of steps over tensors whose places are planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Final, Literal
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvmflow.compiler import ir
+from tvmflow.core.errors import StageError
+
+Array = np.ndarray[Any, Any]
+Place = Literal["input", "output", "constant", "arena"]
+
+
+@dataclass(eq=False, slots=True)
+class Storage:
+    """The memory of a tensor, which views of it share.
+
+    Attributes:
+        place: What it is part of.
+        bytes: Its size.
+        index: The number of the input, output or constant.
+        offset: Where it begins in the arena, in bytes.
+        replacement: The storage that took its place.
+    """
+
+    place: Place
+    bytes: int
+    index: int = 0
+    offset: int = 0
+    replacement: Storage | None = None
+
+    def resolve(self) -> Storage:
+        """Return the storage that took its place last; itself if none did."""
+        storage = self
+        while storage.replacement is not None:
+            storage = storage.replacement
+        return storage
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """A call of a kernel with pointers to its tensors: first the `inputs` ones that it reads."""
+
+    kernel: str
+    tensors: tuple[Storage, ...]
+    inputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of a whole tensor."""
+
+    source: Storage
+    target: Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Steps for a condition, a tensor of one boolean, that is true, and for one that is false."""
+
+    condition: Storage
+    if_true: tuple[Step, ...]
+    if_false: tuple[Step, ...]
+
+
+Step = KernelCall | Copy | Branch
+
+
+@dataclass(slots=True)
+class Program:
+    """A model as steps.
+
+    Attributes:
+        steps: The steps, in order.
+        inputs: The inputs of the model.
+        outputs: Its outputs: those of the steps, or in the order of `main`.
+        constants: The weights and other constants, each once.
+        arena: The size of the memory for all other tensors, in bytes.
+    """
+
+    steps: tuple[Step, ...] = ()
+    inputs: list[Storage] = field(default_factory=list)
+    outputs: list[Storage] = field(default_factory=list)
+    constants: list[Array] = field(default_factory=list)
+    arena: int = 0
+
+
+Value = Any  # a Storage, or a tuple of values
+
+
+def read_program(mod: tvm.IRModule, weights: Sequence[Array]) -> Program:
+    """Return `main` of a lowered model as steps.
+
+    Args:
+        mod: The lowered module with scheduled kernels.
+        weights: The weights that `main` takes after its inputs.
+
+    Raises:
+        UnsupportedProgram: It needs TVM's runtime.
+    """
+    mod = relax.transform.ToNonDataflow()(mod)
+    return _Reader(mod).read(weights)
+
+
+class UnsupportedProgram(StageError):
+    """A model does what a plain C library cannot: the message says what."""
+
+
+class _Reader:
+    """Reads Relax functions; see `read_program`."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self._mod = mod
+        self._program = Program()
+        self._values: dict[Any, Value] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], Storage] = {}
+        self._is_view: dict[str, bool] = {}
+
+    def read(self, weights: Sequence[Array]) -> Program:
+        main = self._mod["main"]
+        program = self._program
+        first_weight = len(main.params) - len(weights)
+        for index, param in enumerate(main.params[:first_weight]):
+            storage = Storage("input", _bytes_of(param), index)
+            program.inputs.append(storage)
+            self._values[param] = storage
+        for param, weight in zip(main.params[first_weight:], weights, strict=True):
+            self._values[param] = self._add_constant(weight)
+        steps: list[Step] = []
+        result = self._read_sequence(main.body, steps)
+        results = list(_flatten(result))
+        program.outputs = [
+            self._make_output(index, storage, steps) for index, storage in enumerate(results)
+        ]
+        program.steps = tuple(steps)
+        return program
+
+    def _make_output(self, index: int, source: Storage, steps: list[Step]) -> Storage:
+        """Let a result be computed in an output's own memory, or copy it there."""
+        output = Storage("output", source.bytes, index)
+        source = source.resolve()
+        if source.place == "arena":
+            source.replacement = output
+        else:
+            steps.append(Copy(source, output))
+        return output
+
+    def _add_constant(self, array: Array) -> Storage:
+        array = np.ascontiguousarray(array)
+        small = array.tobytes() if array.nbytes <= _MAX_COMPARED else bytes(str(id(array)), "ascii")
+        key = (str(array.dtype), array.shape, small)
+        if key not in self._constants:
+            self._constants[key] = Storage("constant", array.nbytes, len(self._program.constants))
+            self._program.constants.append(array)
+        return self._constants[key]
+
+    def _read_sequence(self, sequence: relax.SeqExpr, steps: list[Step]) -> Value:
+        for block in sequence.blocks:
+            for binding in block.bindings:
+                if not isinstance(binding, relax.VarBinding):
+                    raise _unsupported("a cast of shapes")
+                self._values[binding.var] = self._read_value(binding.value, steps)
+        return self._read_value(sequence.body, steps)
+
+    def _read_value(self, value: Any, steps: list[Step]) -> Value:
+        if isinstance(value, relax.Var):
+            return self._values[value]
+        if isinstance(value, tvm.ir.Constant) or hasattr(value, "value"):
+            return self._add_constant(value.value.numpy())
+        if isinstance(value, relax.Tuple):
+            return tuple(self._read_value(item, steps) for item in value.fields)
+        if isinstance(value, relax.TupleGetItem):
+            return self._read_value(value.tuple_value, steps)[value.index]
+        if isinstance(value, relax.SeqExpr):
+            return self._read_sequence(value, steps)
+        if isinstance(value, relax.If):
+            return self._read_if(value, steps)
+        if isinstance(value, tvm.ir.Call):
+            return self._read_call(value, steps)
+        raise _unsupported(f"an expression of the kind {type(value).__name__}")
+
+    def _read_if(self, value: relax.If, steps: list[Step]) -> Value:
+        condition = self._read_value(value.cond, steps)
+        sides: list[tuple[list[Step], Value]] = []
+        for sequence in (value.true_branch, value.false_branch):
+            branch: list[Step] = []
+            sides.append((branch, self._read_sequence(sequence, branch)))
+        (if_true, true_result), (if_false, false_result) = sides
+        joined = [Storage("arena", storage.bytes) for storage in _flatten(true_result)]
+        for branch, result in ((if_true, true_result), (if_false, false_result)):
+            made = _written_by(branch)
+            for source, target in zip(_flatten(result), joined, strict=True):
+                source = source.resolve()
+                if source in made and source is not target:
+                    source.replacement = target
+                    made.remove(source)
+                elif source is not target:
+                    branch.append(Copy(source, target))
+        steps.append(Branch(condition, tuple(if_true), tuple(if_false)))
+        return _unflatten(true_result, iter(joined))
+
+    def _read_call(self, call: Any, steps: list[Step]) -> Value:
+        if isinstance(call.op, tvm.ir.GlobalVar):
+            return self._read_function(call, steps)
+        name = str(getattr(call.op, "name", call.op))
+        if name in _VIEWS:
+            return self._read_value(call.args[0], steps)
+        if name != "relax.call_tir":
+            raise _unsupported(_describe(call, name))
+        if len(call.args) > 2:
+            raise _unsupported("shapes that are known only when it runs")
+        kernel = call.args[0].name_hint
+        inputs = tuple(_flatten(self._read_value(call.args[1], steps)))
+        if self._views(call.args[0]):
+            return inputs[0]
+        is_tuple = isinstance(call.ty, relax.TupleType)
+        types = list(call.ty.fields) if is_tuple else [call.ty]
+        outputs = tuple(Storage("arena", _bytes_of_type(ty)) for ty in types)
+        steps.append(KernelCall(kernel, inputs + outputs, len(inputs)))
+        return outputs if is_tuple else outputs[0]
+
+    def _read_function(self, call: Any, steps: list[Step]) -> Value:
+        function = self._mod[call.op]
+        arguments = [self._read_value(argument, steps) for argument in call.args]
+        self._values.update(zip(function.params, arguments, strict=True))
+        return self._read_sequence(function.body, steps)
+
+    def _views(self, var: tvm.ir.GlobalVar) -> bool:
+        """Return whether a kernel only copies its one input to its output, so that both can be one tensor."""
+        name = var.name_hint
+        if name not in self._is_view:
+            function = self._mod[var]
+            self._is_view[name] = len(function.params) == 2 and bool(
+                relax.analysis.has_reshape_pattern(function)
+            )
+        return self._is_view[name]
+
+
+# Constants up to this size are compared, so that equal ones are stored once, in bytes.
+_MAX_COMPARED: Final = 1 << 16
+_VIEWS: Final = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
+
+
+def _written_by(steps: Sequence[Step]) -> set[Storage]:
+    """Return the storages in the arena that steps write."""
+    written: set[Storage] = set()
+    for step in steps:
+        if isinstance(step, KernelCall):
+            written.update(storage.resolve() for storage in step.tensors[step.inputs :])
+        elif isinstance(step, Copy):
+            written.add(step.target.resolve())
+        else:
+            written |= _written_by(step.if_true) | _written_by(step.if_false)
+    return written
+
+
+def _flatten(value: Value) -> Iterator[Storage]:
+    if isinstance(value, Storage):
+        yield value
+        return
+    for item in value:
+        yield from _flatten(item)
+
+
+def _unflatten(like: Value, storages: Iterator[Storage]) -> Value:
+    if isinstance(like, Storage):
+        return next(storages)
+    return tuple(_unflatten(item, storages) for item in like)
+
+
+def _bytes_of(expr: Any) -> int:
+    return _bytes_of_type(expr.ty)
+
+
+def _bytes_of_type(ty: Any) -> int:
+    shape = getattr(ty, "shape", None)
+    extents = list(shape.values) if isinstance(shape, relax.ShapeExpr) else None
+    if extents is None or not all(isinstance(extent, tvm.tirx.IntImm) for extent in extents):
+        raise _unsupported("shapes that are known only when it runs")
+    return prod(map(int, extents)) * itemsize(str(ty.dtype.dtype))
+
+
+def itemsize(dtype: str) -> int:
+    """Return the bytes of one element."""
+    return 1 if dtype == "bool" else (np.dtype(dtype).itemsize if dtype != "bfloat16" else 2)
+
+
+def _describe(call: Any, name: str) -> str:
+    if "packed" in name and call.args and hasattr(call.args[0], "global_symbol"):
+        return f"the function {call.args[0].global_symbol} of TVM's runtime"
+    return f"the operator {name.removeprefix('relax.')}"
+
+
+def _unsupported(reason: str) -> UnsupportedProgram:
+    return UnsupportedProgram(
+        f"this model needs TVM's runtime for {reason}",
+        fix="leave c-library out of `outputs`; all other outputs hold the model",
+    )

@@ -1,0 +1,486 @@
+/* The runtime of a library: contexts, threads, and the checks of what a caller gives. */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+#ifdef TF_THREADS
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+#endif
+#ifdef __linux__
+#include <sched.h>
+#endif
+
+/* How long an idle thread looks for work before it sleeps: a call of the next kernel comes within microseconds. */
+#define TF_SPIN_NS 50000
+/* How often the caller looks whether the others are done before it sleeps. */
+#define TF_JOIN_SPINS 20000
+#define TF_CACHE_LINE 128
+#define TF_STACK (1 << 20)
+#define TF_MAX_THREADS 1024
+
+/* What a thread needs of its context while it runs kernels. */
+typedef struct {
+  tf_context *context;
+  unsigned char *scratch;
+  size_t used;
+  bool is_serial;
+} tf_thread;
+
+static _Thread_local tf_thread tf_here;
+
+typedef struct {
+  _Alignas(TF_CACHE_LINE) atomic_uint claimed; /* the last job whose task somebody took */
+} tf_task;
+
+#ifdef TF_THREADS
+typedef struct {
+  tf_context *context;
+  uint32_t number;
+  pthread_t handle;
+} tf_worker;
+#endif
+
+struct TF(context) {
+  uint32_t threads;
+  tf_options options;
+  unsigned char *arena;
+  unsigned char *scratch; /* for the caller's code outside of parallel loops, then for each task */
+  const unsigned char *weights;
+  tf_hook hook;
+  void *hook_user;
+  atomic_flag is_busy;
+  /* A job is a parallel loop: `threads` tasks. Whoever comes first takes a task, the thread of its number at best. So
+   * nobody waits for a thread that is not running: the caller does what is left. */
+  tf_lambda lambda;
+  void *data;
+  tf_task *tasks;
+  _Alignas(TF_CACHE_LINE) atomic_uint job;
+  _Alignas(TF_CACHE_LINE) atomic_uint pending;
+  atomic_int failure;
+  atomic_uint calls;
+#ifdef TF_THREADS
+  _Alignas(TF_CACHE_LINE) atomic_uint sleeping;
+  atomic_bool is_stopping;
+  atomic_bool is_joining;
+  pthread_mutex_t mutex;
+  pthread_cond_t work;
+  pthread_cond_t done;
+  tf_worker *workers;
+  uint32_t started;
+#endif
+};
+
+static uint64_t tf_nanoseconds(void) {
+  struct timespec now;
+  timespec_get(&now, TIME_UTC);
+#ifdef CLOCK_MONOTONIC
+  clock_gettime(CLOCK_MONOTONIC, &now);
+#endif
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static inline void tf_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__) || (defined(__arm__) && __ARM_ARCH >= 7)
+  __asm__ volatile("yield");
+#endif
+}
+
+static size_t tf_padded(size_t bytes) { return (bytes + TF_ALIGNMENT - 1) / TF_ALIGNMENT * TF_ALIGNMENT; }
+
+/* ------------------------------------------------------------------ what TVM's code calls */
+
+/* A kernel's buffers that are too large for the stack: their size is known, and so is the scratch memory's. */
+static void *tf_allocate_workspace(int type, int device, uint64_t bytes, int code, int bits) {
+  (void)type, (void)device, (void)code, (void)bits;
+  unsigned char *memory = tf_here.scratch + tf_here.used;
+  tf_here.used += tf_padded((size_t)bytes);
+  return memory;
+}
+
+static int tf_free_workspace(int type, int device, void *memory) {
+  (void)type, (void)device;
+  tf_here.used = (size_t)((unsigned char *)memory - tf_here.scratch);
+  return 0;
+}
+
+/* Do one task with scratch memory of its own. */
+static void tf_do_task(tf_context *context, uint32_t task, uint32_t tasks, tf_lambda lambda, void *data) {
+  const tf_thread before = tf_here;
+  tf_group group = {NULL, (int32_t)tasks};
+  tf_here = (tf_thread){context, context->scratch + (task + 1) * (size_t)TF_SCRATCH, 0, true};
+  if (lambda((int)task, &group, data) != 0) atomic_store_explicit(&context->failure, 1, memory_order_relaxed);
+  tf_here = before;
+}
+
+/* Take the tasks of a job that nobody has taken, and do them. */
+static void tf_work(tf_context *context, unsigned job, uint32_t first) {
+  for (uint32_t i = 0; i < context->threads; ++i) {
+    const uint32_t task = (first + i) % context->threads;
+    unsigned expected = job - 1;
+    if (!atomic_compare_exchange_strong(&context->tasks[task].claimed, &expected, job)) continue;
+    /* The job cannot end before this task, so its data stays. */
+    tf_do_task(context, task, context->threads, context->lambda, context->data);
+    const unsigned left = atomic_fetch_sub(&context->pending, 1) - 1;
+#ifdef TF_THREADS
+    if (left == 0 && atomic_load(&context->is_joining)) {
+      pthread_mutex_lock(&context->mutex);
+      pthread_cond_signal(&context->done);
+      pthread_mutex_unlock(&context->mutex);
+    }
+#else
+    (void)left;
+#endif
+  }
+}
+
+static void tf_wake(tf_context *context) {
+#ifdef TF_THREADS
+  if (atomic_load(&context->sleeping) == 0) return;
+  pthread_mutex_lock(&context->mutex);
+  pthread_cond_broadcast(&context->work);
+  pthread_mutex_unlock(&context->mutex);
+#else
+  (void)context;
+#endif
+}
+
+static void tf_join(tf_context *context) {
+  for (unsigned spins = 0; atomic_load_explicit(&context->pending, memory_order_acquire) != 0; ++spins) {
+    tf_pause();
+#ifdef TF_THREADS
+    if (spins < TF_JOIN_SPINS) continue;
+    /* The other thread may need this CPU. */
+    pthread_mutex_lock(&context->mutex);
+    atomic_store(&context->is_joining, true);
+    while (atomic_load(&context->pending) != 0) pthread_cond_wait(&context->done, &context->mutex);
+    atomic_store(&context->is_joining, false);
+    pthread_mutex_unlock(&context->mutex);
+#endif
+  }
+}
+
+typedef struct {
+  tf_context *context;
+  tf_lambda lambda;
+  void *data;
+} tf_body;
+
+static void tf_do_body(void *argument, uint32_t task) {
+  const tf_body *body = argument;
+  tf_do_task(body->context, task, body->context->threads, body->lambda, body->data);
+}
+
+/* Run a parallel loop. */
+static int tf_launch(tf_lambda lambda, void *data, int tasks) {
+  tf_context *context = tf_here.context;
+  (void)tasks;
+  if (tf_here.is_serial || context->threads == 1) {
+    tf_group group = {NULL, 1};
+    return lambda(0, &group, data);
+  }
+  if (context->options.parallel_for) {
+    tf_body body = {context, lambda, data};
+    context->options.parallel_for(context->options.user, context->threads, tf_do_body, &body);
+  } else {
+    context->lambda = lambda;
+    context->data = data;
+    atomic_store_explicit(&context->pending, context->threads, memory_order_relaxed);
+    const unsigned job = atomic_load_explicit(&context->job, memory_order_relaxed) + 1;
+    atomic_store(&context->job, job);
+    tf_wake(context);
+    tf_work(context, job, 0);
+    tf_join(context);
+  }
+  return atomic_exchange_explicit(&context->failure, 0, memory_order_relaxed) ? -1 : 0;
+}
+
+__attribute__((visibility("hidden"))) int (*TF_PARALLEL_LAUNCH)(tf_lambda, void *, int) = tf_launch;
+__attribute__((visibility("hidden"))) void *(*TF_ALLOC_WORKSPACE)(int, int, uint64_t, int, int) = tf_allocate_workspace;
+__attribute__((visibility("hidden"))) int (*TF_FREE_WORKSPACE)(int, int, void *) = tf_free_workspace;
+
+/* ------------------------------------------------------------------ threads */
+
+#ifdef TF_THREADS
+
+/* Look for a job other than `seen` for a while. */
+static bool tf_spin(tf_context *context, unsigned seen) {
+  const uint64_t limit = tf_nanoseconds() + TF_SPIN_NS;
+  for (unsigned spins = 1;; ++spins) {
+    if (atomic_load_explicit(&context->job, memory_order_acquire) != seen) return true;
+    tf_pause();
+    if (spins % 64 == 0 && tf_nanoseconds() > limit) return false;
+  }
+}
+
+/* Wait for a job that is not `seen`, and return it. A call wakes its threads before there is a job. */
+static unsigned tf_next_job(tf_context *context, unsigned seen) {
+  while (!tf_spin(context, seen) && !atomic_load(&context->is_stopping)) {
+    pthread_mutex_lock(&context->mutex);
+    atomic_fetch_add(&context->sleeping, 1);
+    const unsigned calls = atomic_load(&context->calls);
+    while (atomic_load(&context->job) == seen && atomic_load(&context->calls) == calls &&
+           !atomic_load(&context->is_stopping))
+      pthread_cond_wait(&context->work, &context->mutex);
+    atomic_fetch_sub(&context->sleeping, 1);
+    pthread_mutex_unlock(&context->mutex);
+  }
+  return atomic_load(&context->job);
+}
+
+static void *tf_serve(void *argument) {
+  tf_worker *worker = argument;
+  tf_context *context = worker->context;
+  for (unsigned job = 0;;) {
+    job = tf_next_job(context, job);
+    if (atomic_load(&context->is_stopping)) return NULL;
+    tf_work(context, job, worker->number);
+  }
+}
+
+static uint32_t tf_count_cpus(void) {
+#if defined(__linux__) && defined(CPU_COUNT)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return (uint32_t)CPU_COUNT(&set);
+#endif
+  const long count = sysconf(_SC_NPROCESSORS_ONLN);
+  return count > 0 ? (uint32_t)count : 1;
+}
+
+static bool tf_start_workers(tf_context *context) {
+  pthread_mutex_init(&context->mutex, NULL);
+  pthread_cond_init(&context->work, NULL);
+  pthread_cond_init(&context->done, NULL);
+  if (context->options.parallel_for) return true;
+  /* The program's signals are for its own threads. Some C libraries give threads a stack of 128 KiB. */
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, TF_STACK);
+  for (uint32_t number = 1; number < context->threads; ++number) {
+    tf_worker *worker = &context->workers[number - 1];
+    *worker = (tf_worker){context, number, worker->handle};
+    if (pthread_create(&worker->handle, &attributes, tf_serve, worker) != 0) break;
+    ++context->started;
+  }
+  pthread_attr_destroy(&attributes);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return context->started == context->threads - 1;
+}
+
+static void tf_stop_workers(tf_context *context) {
+  pthread_mutex_lock(&context->mutex);
+  atomic_store(&context->is_stopping, true);
+  pthread_cond_broadcast(&context->work);
+  pthread_mutex_unlock(&context->mutex);
+  for (uint32_t i = 0; i < context->started; ++i) pthread_join(context->workers[i].handle, NULL);
+  pthread_cond_destroy(&context->done);
+  pthread_cond_destroy(&context->work);
+  pthread_mutex_destroy(&context->mutex);
+}
+
+#endif
+
+/* ------------------------------------------------------------------ contexts */
+
+static void *tf_default_allocate(void *user, size_t bytes, size_t alignment) {
+  (void)user;
+#ifdef _WIN32
+  return _aligned_malloc(bytes, alignment);
+#else
+  void *memory = NULL;
+  return posix_memalign(&memory, alignment, bytes) == 0 ? memory : NULL;
+#endif
+}
+
+static void tf_default_release(void *user, void *memory) {
+  (void)user;
+#ifdef _WIN32
+  _aligned_free(memory);
+#else
+  free(memory);
+#endif
+}
+
+static int tf_choose_options(const tf_options *given, tf_options *options) {
+  *options = (tf_options){.abi = TF_STATUS(ABI)};
+  if (given) {
+    /* The version comes first in all of them. */
+    if (given->abi != TF_STATUS(ABI)) return TF_STATUS(WRONG_VERSION);
+    *options = *given;
+  }
+  if (!options->allocate != !options->release) return TF_STATUS(WRONG_OPTION);
+  if (options->threads > TF_MAX_THREADS) return TF_STATUS(WRONG_OPTION);
+  if (!options->allocate) {
+    options->allocate = tf_default_allocate;
+    options->release = tf_default_release;
+  }
+#ifdef TF_THREADS
+  if (options->threads == 0) {
+    const uint32_t cpus = tf_count_cpus();
+    options->threads = cpus < TF_DEFAULT_THREADS ? cpus : TF_DEFAULT_THREADS;
+  }
+#else
+  if (options->threads == 0 || !options->parallel_for) options->threads = 1;
+#endif
+  return TF_STATUS(OK);
+}
+
+int TF(create)(const tf_options *given, tf_context **result) {
+  if (!result) return TF_STATUS(NULL_ARGUMENT);
+  *result = NULL;
+  tf_options options;
+  const int status = tf_choose_options(given, &options);
+  if (status != TF_STATUS(OK)) return status;
+  if (TF(missing_feature)()) return TF_STATUS(MISSING_FEATURE);
+  /* One block: the context, its tasks and threads, scratch memory, and the arena. */
+  const size_t head = tf_padded(sizeof(tf_context));
+  const size_t tasks = tf_padded(options.threads * sizeof(tf_task));
+  size_t bytes = head + tasks;
+#ifdef TF_THREADS
+  const size_t workers = tf_padded(options.threads * sizeof(tf_worker));
+  bytes += workers;
+#endif
+  const size_t scratch = (options.threads + 1) * (size_t)TF_SCRATCH;
+  unsigned char *block = options.allocate(options.user, bytes + scratch + TF_ARENA + TF_STAGING, TF_CACHE_LINE);
+  if (!block) return TF_STATUS(NO_MEMORY);
+  memset(block, 0, bytes);
+  tf_context *context = (tf_context *)block;
+  context->options = options;
+  context->threads = options.threads;
+  context->tasks = (tf_task *)(block + head);
+  context->scratch = block + bytes;
+  context->arena = block + bytes + scratch;
+  /* Not a constant for the compiler: weights may be further away than its addresses reach. */
+  const unsigned char *volatile weights = TF(weights);
+  context->weights = weights;
+  atomic_flag_clear(&context->is_busy);
+#ifdef TF_THREADS
+  context->workers = (tf_worker *)(block + head + tasks);
+  if (!tf_start_workers(context)) {
+    TF(destroy)(context);
+    return TF_STATUS(NO_THREADS);
+  }
+#endif
+  *result = context;
+  return TF_STATUS(OK);
+}
+
+int TF(destroy)(tf_context *context) {
+  if (!context) return TF_STATUS(OK);
+  if (atomic_flag_test_and_set(&context->is_busy)) return TF_STATUS(BUSY);
+#ifdef TF_THREADS
+  tf_stop_workers(context);
+#endif
+  context->options.release(context->options.user, context);
+  return TF_STATUS(OK);
+}
+
+/* ------------------------------------------------------------------ a call */
+
+static bool tf_overlap(const tf_buffer *left, const tf_buffer *right) {
+  const uintptr_t first = (uintptr_t)left->data, second = (uintptr_t)right->data;
+  return first < second + right->bytes && second < first + left->bytes;
+}
+
+static int tf_check(const tf_buffer *buffers, size_t count, const tf_tensor *tensors, size_t expected) {
+  if (count != expected) return TF_STATUS(WRONG_COUNT);
+  if (!buffers && expected) return TF_STATUS(NULL_ARGUMENT);
+  for (size_t i = 0; i < count; ++i) {
+    if (buffers[i].bytes != tensors[i].bytes) return TF_STATUS(WRONG_SIZE);
+    if (!buffers[i].data && buffers[i].bytes) return TF_STATUS(NULL_ARGUMENT);
+  }
+  return TF_STATUS(OK);
+}
+
+static int tf_check_call(const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs, size_t output_count) {
+  int status = tf_check(inputs, input_count, TF(inputs)(), TF_STATUS(INPUTS));
+  if (status == TF_STATUS(OK)) status = tf_check(outputs, output_count, TF(outputs)(), TF_STATUS(OUTPUTS));
+  if (status != TF_STATUS(OK)) return status;
+  for (size_t i = 0; i < output_count; ++i) {
+    for (size_t j = 0; j < input_count; ++j)
+      if (tf_overlap(&outputs[i], &inputs[j])) return TF_STATUS(OVERLAP);
+    for (size_t j = 0; j < i; ++j)
+      if (tf_overlap(&outputs[i], &outputs[j])) return TF_STATUS(OVERLAP);
+  }
+  return TF_STATUS(OK);
+}
+
+static bool tf_is_aligned(const void *data) { return (uintptr_t)data % TF_ALIGNMENT == 0; }
+
+/* Run the steps with pointers to aligned memory: what is not aligned is copied, before or after. */
+static int tf_run_aligned(tf_context *context, const tf_buffer *inputs, const tf_buffer *outputs) {
+  unsigned char *in[TF_STATUS(INPUTS) + 1], *out[TF_STATUS(OUTPUTS) + 1];
+  unsigned char *staging = context->arena + TF_ARENA;
+  for (size_t i = 0; i < TF_STATUS(INPUTS); ++i) {
+    in[i] = inputs[i].data;
+    if (!tf_is_aligned(in[i])) in[i] = memcpy(staging, in[i], inputs[i].bytes);
+    staging += tf_padded(inputs[i].bytes);
+  }
+  for (size_t i = 0; i < TF_STATUS(OUTPUTS); ++i) {
+    out[i] = tf_is_aligned(outputs[i].data) ? outputs[i].data : staging;
+    staging += tf_padded(outputs[i].bytes);
+  }
+  const int status = tf_steps(context, context->arena, context->weights, in, out);
+  for (size_t i = 0; i < TF_STATUS(OUTPUTS) && status == TF_STATUS(OK); ++i)
+    if (out[i] != outputs[i].data) memcpy(outputs[i].data, out[i], outputs[i].bytes);
+  return status;
+}
+
+int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
+            size_t output_count) {
+  if (!context) return TF_STATUS(NULL_ARGUMENT);
+  int status = tf_check_call(inputs, input_count, outputs, output_count);
+  if (status != TF_STATUS(OK)) return status;
+  if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) return TF_STATUS(BUSY);
+  const tf_thread before = tf_here;
+  tf_here = (tf_thread){context, context->scratch, 0, context->threads == 1};
+  if (TF_IS_PARALLEL && context->threads > 1) {
+    atomic_fetch_add(&context->calls, 1);
+    tf_wake(context);
+  }
+  status = tf_run_aligned(context, inputs, outputs);
+  tf_here = before;
+  atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
+  return status;
+}
+
+/* ------------------------------------------------------------------ descriptions */
+
+uint32_t TF(threads)(const tf_context *context) { return context ? context->threads : 0; }
+
+size_t TF(kernel_count)(void) { return TF_KERNELS; }
+
+const char *TF(kernel_name)(size_t kernel) { return kernel < TF_KERNELS ? tf_kernel_names[kernel] : NULL; }
+
+int TF(profile)(tf_context *context, tf_hook hook, void *user) {
+  if (!context) return TF_STATUS(NULL_ARGUMENT);
+  if (atomic_flag_test_and_set(&context->is_busy)) return TF_STATUS(BUSY);
+  context->hook = hook;
+  context->hook_user = user;
+  atomic_flag_clear(&context->is_busy);
+  return TF_STATUS(OK);
+}
+
+const char *TF(message)(int status) {
+  static const char *const messages[] = {
+      "no error",
+      "a pointer that must be given is NULL",
+      "the options have another version than the library: compile the program with the library's own header",
+      "an option has a value that it cannot have: more threads than the library allows, or allocate without release",
+      "the number of inputs or outputs is not the model's",
+      "an input or output has another size than the model's",
+      "an output shares memory with an input or another output",
+      "the context is in use by another thread: make a context for each thread",
+      "there is not enough memory",
+      "the system does not start another thread",
+      "this CPU lacks an instruction set that the library was built for",
+      "a kernel reported an error",
+  };
+  return status >= 0 && (size_t)status < sizeof messages / sizeof *messages ? messages[status] : "unknown error";
+}
