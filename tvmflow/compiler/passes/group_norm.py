@@ -57,22 +57,22 @@ class _GroupNormRewriter(MainRewriter):
 
     def match_instance_norm(self, call: relax.Call) -> _GroupNorm | None:
         """Return the norm that a division ends, of each channel by itself; None for others."""
-        found = self._match_division(call)
-        shape = None if found is None else ir.shape_of(found[0])
-        if found is None or shape is None or not ir.is_float32(call):
+        division = self._match_division(call)
+        shape = None if division is None else ir.shape_of(division[0])
+        if division is None or shape is None or not ir.is_float32(call):
             return None
-        return _GroupNorm(found[0], shape[1], found[1], None, None)
+        return _GroupNorm(division[0], shape[1], division[1], None, None)
 
     def match_group_norm(self, call: relax.Call) -> _GroupNorm | None:
         """Return the norm of groups before a reshape; None for others."""
         shift, value = self._match_weights("relax.add", call.args[0])
         scale, value = self._match_weights("relax.multiply", value)
         quotient = self._find("relax.divide", value)
-        found = None if quotient is None else self._match_division(quotient)
-        flattened = None if found is None else self._find("relax.reshape", found[0])
-        if found is None or flattened is None:
+        division = None if quotient is None else self._match_division(quotient)
+        flattened = None if division is None else self._find("relax.reshape", division[0])
+        if division is None or flattened is None:
             return None
-        groups, epsilon = found
+        groups, epsilon = division
         data, shape = flattened.args[0], ir.shape_of(groups)
         image = ir.shape_of(data)
         if (
