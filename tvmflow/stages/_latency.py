@@ -22,8 +22,6 @@ from tvmflow.targets.devices import CPU, exclusive
 if TYPE_CHECKING:
     import numpy as np
 
-    from tvmflow.stages._reference_run import ReferenceRun
-
     Array = np.ndarray[Any, Any]
     Feed = dict[str, Array]
 
@@ -38,7 +36,6 @@ _MIN_SECONDS_PER_REPEAT: Final = 0.02
 def add_latencies(
     verdict: Verdict,
     library: Library,
-    reference: ReferenceRun | None,
     tensors: Mapping[str, Array],
     settings: VerifySettings,
     context: StageContext,
@@ -48,7 +45,6 @@ def add_latencies(
     Args:
         verdict: Gets the latencies.
         library: What is measured; it must be `timed`.
-        reference: What the reference computed, and how long it took, if there is one.
         tensors: The first batch, and the tensors of it that the reference gave.
         settings: Those of `verify`.
         context: That of the stage.
@@ -62,8 +58,6 @@ def add_latencies(
             assert part is not None
             latency = measure(part, part_feed, settings.verify.repeat)
             verdict.setdefault("parts", {}).setdefault(name, {})["latency"] = latency
-    if reference is not None and reference.latency is not None:
-        verdict["latency"]["reference"] = reference.latency
 
 
 def _part_feeds(library: Library, tensors: Mapping[str, Array]) -> dict[str, Feed]:

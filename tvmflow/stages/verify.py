@@ -228,7 +228,9 @@ def _add_results(
     if library.timed is None:
         verdict["latency_not_measured"] = UNTIMED_REASONS[settings.run_on]
     else:
-        add_latencies(verdict, library, reference, tensors, settings, context)
+        add_latencies(verdict, library, tensors, settings, context)
+        if reference is not None and reference.latency is not None:
+            verdict["latency"]["reference"] = reference.latency
 
 
 def _load_samples(
