@@ -38,6 +38,7 @@ HANDLERS: Handlers = {
     **dict.fromkeys(pooling.IMAGE_REDUCTIONS, pooling.rewrite_image_reduction),
     **dict.fromkeys(RESIZES, resizing.rewrite_resize),
     "relax.concat": elementwise.rewrite_concat,
+    "relax.reshape": elementwise.rewrite_reshape,
     **dict.fromkeys(("relax.quantize", "relax.dequantize"), elementwise.rewrite_quantize),
     **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.rewrite_elementwise),
 }

@@ -122,3 +122,8 @@ def rewrite_concat(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> rel
         return None
     tensors = [rewriter.to_blocked(field) for field in fields]
     return rewriter.emit(relax.op.concat(relax.Tuple(tensors), axis=1))
+
+
+def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any) -> Any:
+    """Rewrite a reshape to the same shape."""
+    return rewriter.blocked_form(data) if ir.shape_of(data) == ir.shape_of(call) else None
