@@ -14,7 +14,7 @@ from tvmflow.frontends.onnx import _fourier, _resize
 _SINH_TERMS: Final = 8
 
 
-class Conversion(NamedTuple):
+class NodeToConvert(NamedTuple):
     """A node to convert.
 
     Attributes:
@@ -36,7 +36,7 @@ class Conversion(NamedTuple):
         return self.builder.normalize(expr)
 
 
-Converter = Callable[[Conversion], Any]
+Converter = Callable[[NodeToConvert], Any]
 
 
 def _dtype(expr: Any) -> str:
@@ -58,7 +58,7 @@ def _constant(value: float, like: Any) -> Any:
 # ---------------------------------------------------------------- arithmetic
 
 
-def _prelu(node: Conversion) -> Any:
+def _prelu(node: NodeToConvert) -> Any:
     """Return `max(x, 0) + slope · min(x, 0)`.
 
     A vector of slopes that only fits the channels counts as one slope for each channel, as in
@@ -74,7 +74,7 @@ def _prelu(node: Conversion) -> Any:
     return relax.op.maximum(x, zero) + slope * relax.op.minimum(x, zero)
 
 
-def _clip(node: Conversion) -> Any:
+def _clip(node: NodeToConvert) -> Any:
     """Return maximum and minimum with constant bounds: layout passes support them."""
     bounds = _clip_bounds(node.inputs, node.attributes)
     if bounds is None:
@@ -101,7 +101,7 @@ def _clip_bounds(inputs: Any, attrs: Mapping[str, Any]) -> tuple[Any, Any] | Non
     return low, high
 
 
-def _elu(node: Conversion) -> Any:
+def _elu(node: NodeToConvert) -> Any:
     """Return `max(x, 0) − α·max(1 − exp(x), 0)` in the dtype of x; TVM's constants are float32."""
     [x] = node.inputs
     alpha = float(node.attributes.get("alpha", 1.0))
@@ -109,7 +109,7 @@ def _elu(node: Conversion) -> Any:
     return _constant(-alpha, x) * negative + relax.op.nn.relu(x)
 
 
-def _pow(node: Conversion) -> Any:
+def _pow(node: NodeToConvert) -> Any:
     """Return powers in the dtype of the base; those of integers are computed as float64."""
     base, exponent = node.inputs
     if _dtype(base) == _dtype(exponent) and _is_float(base):
@@ -123,7 +123,7 @@ def _pow(node: Conversion) -> Any:
     return relax.op.astype(power, _dtype(base))
 
 
-def _mod(node: Conversion) -> Any:
+def _mod(node: NodeToConvert) -> Any:
     """Return remainders with the sign of the divisor, also by infinity; `a − ⌊a/b⌋·b` would be NaN there."""
     left, right = node.inputs
     if node.attributes.get("fmod", 0) or not _is_float(left):
@@ -134,13 +134,13 @@ def _mod(node: Conversion) -> Any:
     return relax.op.where(moves, relax.op.add(rest, right), rest)
 
 
-def _cosh(node: Conversion) -> Any:
+def _cosh(node: NodeToConvert) -> Any:
     [x] = node.inputs
     half = _constant(0.5, x)
     return half * relax.op.exp(x) + half * relax.op.exp(relax.op.negative(x))
 
 
-def _sinh(node: Conversion) -> Any:
+def _sinh(node: NodeToConvert) -> Any:
     """Return `(eˣ − e⁻ˣ)/2`, and the Taylor series below 1, where the difference would lose most of its bits."""
     [x] = node.inputs
     half, one = _constant(0.5, x), _constant(1.0, x)
@@ -152,23 +152,23 @@ def _sinh(node: Conversion) -> Any:
     return relax.op.where(relax.op.less(square, one), x * series, large)
 
 
-def _is_inf(node: Conversion) -> Any:
+def _is_inf(node: NodeToConvert) -> Any:
     """Return which values are infinite, or only those of one sign."""
     [x] = node.inputs
     signs = {"detect_negative": relax.op.less, "detect_positive": relax.op.greater}
-    found = [compare for name, compare in signs.items() if node.attributes.get(name, 1)]
+    comparisons = [compare for name, compare in signs.items() if node.attributes.get(name, 1)]
     infinite = node.emit(relax.op.isinf(x))
-    if len(found) == len(signs):
+    if len(comparisons) == len(signs):
         return infinite
-    if not found:
+    if not comparisons:
         return relax.op.zeros_like(infinite)
-    return relax.op.logical_and(infinite, found[0](x, _constant(0, x)))
+    return relax.op.logical_and(infinite, comparisons[0](x, _constant(0, x)))
 
 
 # ---------------------------------------------------------------- reductions
 
 
-def _extreme(node: Conversion) -> Any:
+def _extreme(node: NodeToConvert) -> Any:
     """Return maxima or minima, also of booleans and of rows of nothing but infinities.
 
     TVM's start with the lowest or highest finite number; half of any number is within it, and only
@@ -185,7 +185,7 @@ def _extreme(node: Conversion) -> Any:
     return relax.op.multiply(result, _constant(2.0, data))
 
 
-def _cum_prod(node: Conversion) -> Any:
+def _cum_prod(node: NodeToConvert) -> Any:
     """Return products of all elements before another along an axis."""
     x, axis = node.inputs
     axis = int(_known_array(axis, "axis").reshape(())) % len(_shape(x))
@@ -199,7 +199,7 @@ def _cum_prod(node: Conversion) -> Any:
 # ---------------------------------------------------------------- data
 
 
-def _one_hot(node: Conversion) -> Any:
+def _one_hot(node: NodeToConvert) -> Any:
     """Return one value where an index is the position along a new axis, and another elsewhere; none fits an index out of range."""
     indices, depth, values = node.inputs
     count = int(_known_array(depth, "depth").reshape(()))
@@ -213,7 +213,7 @@ def _one_hot(node: Conversion) -> Any:
     return relax.op.where(relax.op.equal(wide, relax.const(positions, "int64")), on, off)
 
 
-def _bit_cast(node: Conversion) -> Any:
+def _bit_cast(node: NodeToConvert) -> Any:
     """Return the bits of numbers as numbers of another dtype of the same size."""
     from onnx import helper
 
@@ -228,16 +228,16 @@ def _bit_cast(node: Conversion) -> Any:
     return node.builder.emit_te(reinterpret, x, primfunc_name_hint="bit_cast")
 
 
-def _resize_data(node: Conversion) -> Any:
+def _resize_data(node: NodeToConvert) -> Any:
     resized = _resize.convert(node.builder, node.inputs, node.attributes)
     return node.convert_by_tvm(node.inputs) if resized is None else resized
 
 
-def _dft(node: Conversion) -> Any:
+def _dft(node: NodeToConvert) -> Any:
     return _fourier.convert_dft(node.builder, node.inputs, node.attributes, node.opset)
 
 
-def _stft(node: Conversion) -> Any:
+def _stft(node: NodeToConvert) -> Any:
     onesided = bool(node.attributes.get("onesided", 1))
     return _fourier.convert_stft(node.builder, node.inputs, onesided)
 

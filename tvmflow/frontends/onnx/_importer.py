@@ -22,7 +22,7 @@ from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import LoadedModel
 from tvmflow.frontends.onnx import _recurrent
-from tvmflow.frontends.onnx._converters import CONVERTERS, Conversion
+from tvmflow.frontends.onnx._converters import CONVERTERS, NodeToConvert
 from tvmflow.frontends.onnx._graph import (
     all_graphs,
     attributes_of,
@@ -145,8 +145,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
 
         if op_name not in CONVERTERS:
             return convert_by_tvm(inputs)
-        conversion = Conversion(self.bb, list(inputs), attrs, opset, convert_by_tvm)
-        return self.bb.normalize(CONVERTERS[op_name](conversion))
+        node = NodeToConvert(self.bb, list(inputs), attrs, opset, convert_by_tvm)
+        return self.bb.normalize(CONVERTERS[op_name](node))
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         """Do nothing: `import_prepared` has refused what neither TVM nor this importer converts."""

@@ -106,8 +106,8 @@ def _find_axes(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[_Ax
             counts = [math.floor(length + 0.5) for length in lengths]
     else:
         return None
-    found = [_Axis(*axis) for axis in zip(axes, extents, counts, lengths, strict=True)]
-    return [axis for axis in found if axis.source != axis.length]
+    all_axes = [_Axis(*axis) for axis in zip(axes, extents, counts, lengths, strict=True)]
+    return [axis for axis in all_axes if axis.source != axis.length]
 
 
 def _constant(inputs: Sequence[Any], position: int) -> np.ndarray[Any, Any] | None:

@@ -26,7 +26,7 @@ _MAX_IDENTITY_ELEMENTS: Final = 1 << 20
 
 
 class _Context(NamedTuple):
-    """What is known of a model: its opset, values and shapes, and the element types by name."""
+    """The facts of a model: its opset, known values and shapes, and the element types by name."""
 
     opset: int
     known: KnownValues
