@@ -40,7 +40,7 @@ HANDLERS: Handlers = {
     **dict.fromkeys(RESIZES, resizing.rewrite_resize),
     "relax.concat": channels.rewrite_concat,
     "relax.strided_slice": channels.rewrite_slice,
-    "relax.reshape": channels.rewrite_shuffle,
+    "relax.reshape": channels.rewrite_reshape,
     **dict.fromkeys(("relax.quantize", "relax.dequantize"), elementwise.rewrite_quantize),
     **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.rewrite_elementwise),
 }

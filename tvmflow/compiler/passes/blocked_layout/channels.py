@@ -72,7 +72,13 @@ def rewrite_split(rewriter: LayoutRewriter, item: relax.TupleGetItem) -> relax.E
     return _select(rewriter, item, split.args[0], data, channels)
 
 
-def rewrite_shuffle(rewriter: LayoutRewriter, call: relax.Call, *_: Any) -> relax.Expr | None:
+def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any) -> Any:
+    """Rewrite a reshape to the same shape, or one that ends a shuffle of channels."""
+    is_same = ir.shape_of(data) == ir.shape_of(call)
+    return rewriter.blocked_form(data) if is_same else _rewrite_shuffle(rewriter, call)
+
+
+def _rewrite_shuffle(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr | None:
     """Rewrite the reshape that ends a shuffle: channels are reshaped to a matrix, which is transposed, and back."""
     flow = rewriter.flow
     transposed = ir.as_call(flow.values.get(call.args[0]), "relax.permute_dims")
