@@ -5,30 +5,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm.script import tirx as T
+import tvm.script
 
 from tvmflow.compiler.code_generation import build_kernels
 
 ALLOCATOR = "TVMBackendAllocWorkspace"
 
 
+SOURCE = """
+@T.prim_func(s_tir=True)
+def main(source: T.Buffer((8, {0}), "float32"), target: T.Buffer((8, {0}), "float32")):
+    T.func_attr({{"tirx.noalias": True, "tirx.is_scheduled": True}})
+    for row in T.parallel(8):
+        with T.sblock("row"):
+            local = T.sblock_alloc_buffer(({0},), scope="local")
+            for column in range({0}):
+                local[column] = source[row, column] + T.float32(1)
+            for column in range({0}):
+                target[row, column] = local[{0} - 1 - column]
+"""
+
+
 def make_kernel(length: int) -> tvm.IRModule:
     """A kernel that adds 1 by way of a buffer of so many numbers in each task."""
-
-    @T.prim_func(s_tir=True)
-    def main(
-        source: T.Buffer((8, length), "float32"), target: T.Buffer((8, length), "float32")
-    ) -> None:
-        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})
-        for row in T.parallel(8):
-            with T.sblock("row"):
-                local = T.sblock_alloc_buffer((length,), scope="local")
-                for column in range(length):
-                    local[column] = source[row, column] + T.float32(1)
-                for column in range(length):
-                    target[row, column] = local[length - 1 - column]
-
-    return tvm.IRModule({"main": main})
+    return tvm.IRModule({"main": tvm.script.from_source(SOURCE.format(length))})
 
 
 @pytest.mark.parametrize(("length", "is_allocated"), [(7, False), (1024, False), (1025, True)])
