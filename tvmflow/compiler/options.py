@@ -26,7 +26,8 @@ class LoweringOptions:
 
     Attributes:
         version: The version of the lowering pipeline.
-        precision: `mixed` to keep weights as float16, and on a GPU to compute with float16 data.
+        precision: `mixed` to keep weights as float16, and on a GPU to compute with float16 data; `bfloat16` to
+            round data and weights of convolutions and matrix products to bfloat16.
         layout: `blocked` for convolutions on `NCHW[x]c` data, `plain` for the model's own layout.
         weights: `packed` for matrix products with packed weights.
         plain: The operators (see `passes.OPERATORS`) that keep the model's layout and weights.
@@ -36,7 +37,7 @@ class LoweringOptions:
     """
 
     version: int = LOWERING_VERSION
-    precision: Literal["model", "mixed"] = "model"
+    precision: Literal["model", "mixed", "bfloat16"] = "model"
     layout: Literal["blocked", "plain"] = "blocked"
     weights: Literal["packed", "plain"] = "packed"
     plain: tuple[str, ...] = ()

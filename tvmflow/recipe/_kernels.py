@@ -17,7 +17,7 @@ _Operator = Annotated[
 class Kernels(ClosedModel):
     """The way from operators to kernels. Everything except `precision` is for CPUs; the defaults are the fastest, the other values are for comparison."""
 
-    precision: Literal["model", "mixed"] = Field(
+    precision: Literal["model", "mixed", "bfloat16"] = Field(
         default="model",
         description="`model`: the types of the model. `mixed`: the weights of convolutions and matrix multiplications are "
         "float16, and on a GPU also the data that they are multiplied with; accumulation, inputs and outputs keep "

@@ -9,8 +9,9 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.operators import blocked, winograd
+from tvmflow.compiler.operators import blocked, dot_products, winograd
 from tvmflow.compiler.operators.blocked import Groups
+from tvmflow.compiler.operators.dot_products import BFLOAT16
 from tvmflow.compiler.operators.winograd import Geometry
 from tvmflow.compiler.passes.blocked_layout import integer_convolutions, taps
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
@@ -51,11 +52,18 @@ def rewrite_conv(
         quantized = quantized._replace(integers=x)
         return integer_convolutions.emit(rewriter, quantized, kernel, packed, window, reads, name)
     x, lanes = block_data(rewriter, data)
-    geometry = _find_winograd(rewriter, call, kernel, window) if lanes > 1 else None
+    is_narrow = rewriter.context.uses_bfloat16() and dtype == "float32"
+    geometry = None
+    if lanes > 1 and not is_narrow:
+        geometry = _find_winograd(rewriter, call, kernel, window)
     if geometry is not None:
         return _emit_winograd(rewriter, name, x, kernel, geometry)
     reads = Groups(inputs // groups, outputs // groups, lanes, rewriter.block, groups)
-    weights = rewriter.cast(pack_kernel(rewriter, kernel, reads), dtype)
+    packed = pack_kernel(rewriter, kernel, reads)
+    if is_narrow and lanes % BFLOAT16.terms == 0:
+        x, weights = rewriter.narrow_data(x), rewriter.narrow_weights(rewriter.split_terms(packed, BFLOAT16.terms))
+        return rewriter.kernel(lambda x, w: dot_products.conv(BFLOAT16, x, w, *window, reads), f"bfloat16_{name}", x, weights)
+    weights = rewriter.cast(packed, dtype)
     if taps.are_profitable(image, ir.known_shape(kernel)[2:], window):
         return taps.emit_convolutions(rewriter, image, x, weights, window, reads)
     return rewriter.kernel(lambda x, w: blocked.conv(x, w, *window, reads), name, x, weights)
