@@ -108,9 +108,7 @@ class CpuModel(NamedTuple):
         if arch in ("x86_64", "i686"):
             return cls(4, 16, 1 << 18, _CORES)
         if arch in ("aarch64", "arm64"):
-            return cls(
-                4, 32, 1 << 19, _CORES, dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch
-            )
+            return cls(4, 32, 1 << 19, _CORES, dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
         if arch.startswith("arm") and "neon" in features:
             return cls(4, 16, 1 << 18, _CORES)
         # Every RISC-V CPU with the vector extension has vectors of at least 128 bits (Zvl128b).

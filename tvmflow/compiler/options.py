@@ -5,10 +5,14 @@ Both are part of the settings, and so of the key, of every stage that they shape
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from tvmflow.core.types import Json
+
+Precision = Literal["model", "mixed", "bfloat16"]
+"""The precisions of a recipe, the finest first."""
 
 LOWERING_VERSION: Final = 8
 """Raise it when the lowering pipeline or one of its passes gives other kernels."""
@@ -37,7 +41,7 @@ class LoweringOptions:
     """
 
     version: int = LOWERING_VERSION
-    precision: Literal["model", "mixed", "bfloat16"] = "model"
+    precision: Precision = "model"
     layout: Literal["blocked", "plain"] = "blocked"
     weights: Literal["packed", "plain"] = "packed"
     plain: tuple[str, ...] = ()
@@ -56,9 +60,9 @@ def lowering_options(recipe: Any) -> LoweringOptions:
     return LoweringOptions(**{**options, "plain": tuple(sorted(set(options["plain"])))})
 
 
-def uses_mixed_precision(recipe: Any) -> bool:
-    """Return whether a recipe's weights become float16."""
-    return bool(recipe.kernels.precision == "mixed")
+def coarsest_precision(recipes: Iterable[Any]) -> Precision:
+    """Return the precision of some recipes that rounds most."""
+    return max((recipe.kernels.precision for recipe in recipes), key=get_args(Precision).index)
 
 
 def schedules_version(recipe: Any) -> int:

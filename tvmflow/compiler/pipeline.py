@@ -30,7 +30,6 @@ from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
 from tvmflow.compiler.passes.resize import convert_resize
-from tvmflow.compiler.passes.store_bfloat16 import store_bfloat16
 from tvmflow.compiler.passes.vector_math import vectorize_math
 
 _log = logging.getLogger(__name__)
@@ -81,7 +80,6 @@ GRAPH_PHASES: Final[Phases] = {
         _pass(
             "canonicalize", relax.transform.CanonicalizeBindings(), LoweringContext.has_cpu_model
         ),
-        _pass("store_bfloat16", store_bfloat16, LoweringContext.uses_bfloat16),
         _pass(
             "mixed_precision", relax.transform.ToMixedPrecision(), LoweringContext.has_mixed_data
         ),

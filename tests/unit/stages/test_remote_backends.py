@@ -97,7 +97,7 @@ def settings(*, min_accuracy: float | None = None) -> VerifySettings:
             device={"kind": "cpu", "class": "any"},
             unrunnable_reason="it is imagined",
         ),
-        mixed=False,
+        precision="model",
         run_on="qemu",
     )
 

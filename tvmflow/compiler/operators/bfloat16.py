@@ -37,8 +37,3 @@ def _number(value: int) -> Any:
 def narrow_data(x: Any) -> Any:
     """Return float32 data as bfloat16."""
     return te.compute(x.shape, lambda *index: narrow(x(*index)), name="narrow", tag="elemwise")
-
-
-def widen_data(x: Any) -> Any:
-    """Return data of bfloat16 as float32."""
-    return te.compute(x.shape, lambda *index: widen(x(*index)), name="widen", tag="elemwise")

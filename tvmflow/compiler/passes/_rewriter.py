@@ -17,8 +17,6 @@ from tvmflow.compiler.operators import bfloat16
 TAKES_EPILOGUE: Final = {"op_pattern": 4}
 # Nothing is fused with a kernel with this pattern (TVM's kOpaque).
 OPAQUE: Final = {"op_pattern": 8}
-# The attribute of kernels that round their data to bfloat16.
-NARROWS: Final = {"tvmflow.narrows": 1}
 
 
 class MainRewriter(PyExprMutator):  # type: ignore[misc]
@@ -110,7 +108,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         """Emit float32 data as bfloat16."""
         if data not in self._narrowed:
             self._narrowed[data] = self.kernel(
-                bfloat16.narrow_data, "to_bfloat16", data, pattern=NARROWS
+                bfloat16.narrow_data, "to_bfloat16", data, pattern=None
             )
         return self._narrowed[data]
 

@@ -125,7 +125,9 @@ def _astype(call: Any, arrays: Sequence[_Array]) -> _Array | None:
 def _view(call: Any, arrays: Sequence[_Array]) -> _Array | None:
     """Return the same bits as numbers of another dtype of as many bytes."""
     dtype = ir.dtype_of(call)
-    is_same = ir.shape_of(call) == arrays[0].shape and arrays[0].itemsize == np.dtype(dtype).itemsize
+    is_same = (
+        ir.shape_of(call) == arrays[0].shape and arrays[0].itemsize == np.dtype(dtype).itemsize
+    )
     return np.ascontiguousarray(arrays[0]).view(dtype) if is_same else None
 
 

@@ -75,7 +75,9 @@ class _MatmulPacker(MainRewriter):
         result = scale_sums(self, sums, weights, [-1], data._replace(zero_point=zero))
         if columns % block == 0:
             return result
-        return self.kernel(dot_products.take_columns, "take_columns", result, columns, pattern=OPAQUE)
+        return self.kernel(
+            dot_products.take_columns, "take_columns", result, columns, pattern=OPAQUE
+        )
 
     def _multiply_bfloat16(self, data: Any, weights: Any) -> Any:
         """Emit the product of data and weights that are rounded to bfloat16."""

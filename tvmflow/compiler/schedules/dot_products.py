@@ -31,7 +31,7 @@ def register_intrinsics() -> None:
     """Register the intrinsics that recorded schedules may name."""
     for dtype, lanes in DOT_INSTRUCTIONS:
         _load_intrinsic(dtype, lanes)
-    for arch, lanes in BFLOAT16_INSTRUCTIONS:
+    for _, lanes in BFLOAT16_INSTRUCTIONS:
         _load_bfloat16_intrinsic(lanes)
 
 
