@@ -60,7 +60,7 @@ def lowering_options(recipe: Any) -> LoweringOptions:
     return LoweringOptions(**{**options, "plain": tuple(sorted(set(options["plain"])))})
 
 
-def coarsest_precision(recipes: Iterable[Any]) -> Precision:
+def lowest_precision(recipes: Iterable[Any]) -> Precision:
     """Return the precision of some recipes that rounds most."""
     return max((recipe.kernels.precision for recipe in recipes), key=get_args(Precision).index)
 

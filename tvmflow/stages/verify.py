@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.compiler.options import coarsest_precision, lowering_options, schedules_version
+from tvmflow.compiler.options import lowering_options, lowest_precision, schedules_version
 from tvmflow.core.errors import VerifyFailed
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.types import RunTraits, TensorSpec
@@ -92,7 +92,7 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
         inputs={name: InputSettings(range=spec.range) for name, spec in recipe.inputs.items()},
         model={"kind": recipe.model.kind},
         target=machine,
-        precision=coarsest_precision(recipes),
+        precision=lowest_precision(recipes),
         lowering=None if is_partitioned else lowering_options(recipe),
         schedules=None if is_partitioned else schedules_version(recipe),
         tune=None if min_speedup is None else SpeedupSettings(min_speedup=min_speedup),

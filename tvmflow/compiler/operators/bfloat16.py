@@ -15,12 +15,12 @@ QUIET_NAN: Final = 0x00400000
 _INFINITY: Final = 0x7F800000
 
 
-def widen(value: Any) -> Any:
+def to_float32(value: Any) -> Any:
     """Return a bfloat16 as float32."""
     return tirx.reinterpret("float32", value.astype("uint32") << _number(BITS))
 
 
-def narrow(value: Any) -> Any:
+def from_float32(value: Any) -> Any:
     """Return a float32 as the nearest bfloat16; of two, the even one. NaN stays NaN."""
     bits = tirx.Var("bits", "uint32")
     even = (bits >> _number(BITS)) & _number(1)
@@ -34,6 +34,8 @@ def _number(value: int) -> Any:
     return tirx.const(value, "uint32")
 
 
-def narrow_data(x: Any) -> Any:
+def round_data(x: Any) -> Any:
     """Return float32 data as bfloat16."""
-    return te.compute(x.shape, lambda *index: narrow(x(*index)), name="narrow", tag="elemwise")
+    return te.compute(
+        x.shape, lambda *index: from_float32(x(*index)), name="rounded", tag="elemwise"
+    )

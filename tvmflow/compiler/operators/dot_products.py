@@ -26,17 +26,17 @@ class Products(NamedTuple):
     Attributes:
         name: The name of the blocks that sum them, by which the schedule rule finds them.
         terms: How many there are in a sum.
-        widen: Converts a number of the data or the weights to the dtype of the sums.
+        to_sum: Converts a number of the data or the weights to the dtype of the sums.
     """
 
     name: str
     terms: int
-    widen: Callable[[Any], Any]
+    to_sum: Callable[[Any], Any]
 
 
 INTEGERS: Final = Products("integer_dot", 4, lambda value: value.astype("int32"))
 """Products of bytes; their sums are exact."""
-BFLOAT16: Final = Products("bfloat16_dot", 2, bfloat16.widen)
+BFLOAT16: Final = Products("bfloat16_dot", 2, bfloat16.to_float32)
 """Products of bfloat16, which are exact in float32."""
 
 
@@ -75,8 +75,8 @@ def conv(
         source = groups.first_block(o) + channel
         pixel[-1] = _limit(pixel[-1], shape[-2])
         window = blocked.read_window(pixel, taps, strides, dilation, padding)
-        value = products.widen(x(n, source, *window, part * products.terms + term))
-        weight = products.widen(w(o, channel, *taps, part, inner, term))
+        value = products.to_sum(x(n, source, *window, part * products.terms + term))
+        weight = products.to_sum(w(o, channel, *taps, part, inner, term))
         return te.sum(value * weight, axis=[channel, *taps, part, term])
 
     shape = blocked.convolution_shape(x, kernel, strides, padding, dilation, blocks, block)
@@ -92,8 +92,8 @@ def dense(products: Products, x: Any, w: Any) -> Any:
 
     def element(*index: Any) -> Any:
         *matrix, row, column = index
-        value = products.widen(x(*matrix, _limit(row, rows), part * products.terms + term))
-        weight = products.widen(w(column // block, part, column % block, term))
+        value = products.to_sum(x(*matrix, _limit(row, rows), part * products.terms + term))
+        weight = products.to_sum(w(column // block, part, column % block, term))
         return te.sum(value * weight, axis=[part, term])
 
     columns = blocks * block

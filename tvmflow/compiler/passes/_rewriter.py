@@ -30,7 +30,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         super().__init__(mod)
         self.flow = ir.DataFlow(mod["main"])
         self._memos: list[dict[Any, Any]] = []
-        self._narrowed = self.new_memo()
+        self._rounded = self.new_memo()
 
     def visit_if_(self, op: relax.If) -> Any:
         """Rewrite both branches; what one of them has emitted is no longer known after it."""
@@ -90,8 +90,8 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         axes = [*range(rank + 1), rank + 2, rank + 1]
         return self.rearrange(packed, [*outer, depth // terms, terms, block], axes)
 
-    def narrow_weights(self, weights: Any) -> Any:
-        """Emit float32 weights as bfloat16, as `bfloat16.narrow` does, in operators that numpy evaluates."""
+    def round_weights(self, weights: Any) -> Any:
+        """Emit float32 weights as bfloat16, as `bfloat16.from_float32` does, in operators that numpy evaluates."""
         half, quiet, even, bias = (
             relax.const(number, "uint32")
             for number in (bfloat16.BITS, bfloat16.QUIET_NAN, 1, bfloat16.ROUNDING_BIAS)
@@ -104,13 +104,13 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         rounded = emit(op.where(emit(op.isnan(weights)), nan, nearest))
         return self.cast(emit(op.right_shift(rounded, half)), bfloat16.DTYPE)
 
-    def narrow_data(self, data: Any) -> Any:
+    def round_data(self, data: Any) -> Any:
         """Emit float32 data as bfloat16."""
-        if data not in self._narrowed:
-            self._narrowed[data] = self.kernel(
-                bfloat16.narrow_data, "to_bfloat16", data, pattern=None
+        if data not in self._rounded:
+            self._rounded[data] = self.kernel(
+                bfloat16.round_data, "to_bfloat16", data, pattern=None
             )
-        return self._narrowed[data]
+        return self._rounded[data]
 
     def kernel(
         self,

@@ -86,8 +86,8 @@ class _MatmulPacker(MainRewriter):
         product = self.kernel(
             functools.partial(dot_products.dense, BFLOAT16),
             "bfloat16_dense_pack",
-            self.narrow_data(data),
-            self.narrow_weights(packed),
+            self.round_data(data),
+            self.round_weights(packed),
         )
         if columns % block == 0:
             return product

@@ -188,7 +188,7 @@ def _register_bfloat16(name: str, lanes: int) -> None:
                 for k in T.serial(0, 2):
                     with T.sblock("update"):
                         vi, vk = T.axis.remap("SR", [i, k])
-                        C[vi] = C[vi] + bfloat16.widen(A[vk]) * bfloat16.widen(B[vi, vk])
+                        C[vi] = C[vi] + bfloat16.to_float32(A[vk]) * bfloat16.to_float32(B[vi, vk])
 
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
     def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:

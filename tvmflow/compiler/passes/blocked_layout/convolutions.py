@@ -53,7 +53,7 @@ def rewrite_conv(
         quantized = quantized._replace(integers=x)
         return integer_convolutions.emit(rewriter, quantized, kernel, packed, window, reads, name)
     x, lanes = direct_convolutions.block_data(rewriter, data, dtype)
-    terms = direct_convolutions.direct_terms(rewriter, dtype)
+    terms = direct_convolutions.count_terms(rewriter, dtype)
     geometry = (
         _find_winograd(rewriter, call, kernel, window, terms) if lanes == rewriter.block else None
     )

@@ -30,7 +30,7 @@ def block_data(rewriter: LayoutRewriter, data: Any, weight_dtype: str) -> tuple[
     channels = ir.known_shape(data)[1]
     lanes = channels + -channels % BFLOAT16.terms
     return rewriter.kernel(
-        blocked.pack, "pack", rewriter.narrow_data(data), lanes, pattern=None
+        blocked.pack, "pack", rewriter.round_data(data), lanes, pattern=None
     ), lanes
 
 
@@ -59,8 +59,8 @@ def emit(
     convolve: Callable[..., Any] = blocked.conv
     if _uses_bfloat16(rewriter, weight_dtype):
         convolve, name = functools.partial(dot_products.conv, BFLOAT16), f"bfloat16_{name}"
-        x = x if reads.lanes < rewriter.block else rewriter.narrow_data(x)
-        weights = rewriter.narrow_weights(rewriter.split_terms(packed, BFLOAT16.terms))
+        x = x if reads.lanes < rewriter.block else rewriter.round_data(x)
+        weights = rewriter.round_weights(rewriter.split_terms(packed, BFLOAT16.terms))
     else:
         weights = rewriter.cast(packed, weight_dtype)
     kernel = ir.known_shape(packed)[2 : 2 + len(window.strides)]
@@ -69,7 +69,7 @@ def emit(
     return rewriter.kernel(lambda x, w: convolve(x, w, *window, reads), name, x, weights)
 
 
-def direct_terms(rewriter: LayoutRewriter, weight_dtype: str) -> int:
+def count_terms(rewriter: LayoutRewriter, weight_dtype: str) -> int:
     """Return how many products of a direct convolution an instruction computes for each result."""
     return BFLOAT16.terms if _uses_bfloat16(rewriter, weight_dtype) else 1
 
