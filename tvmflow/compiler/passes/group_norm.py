@@ -1,8 +1,9 @@
-"""Computes group norms on images instead of flattened groups, so that their data stay blocked."""
+"""Computes group norms and instance norms on images instead of flattened groups, so that their data stay blocked."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 import tvm
 from tvm import relax, te, tirx
@@ -12,7 +13,7 @@ from tvmflow.compiler.passes._rewriter import OPAQUE, MainRewriter, rewrite_main
 
 
 def rewrite_group_norms(mod: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite norms of data that are reshaped to (n, groups, …) and back to norms with one mean and variance a channel."""
+    """Rewrite norms of channels, and those of data that are reshaped to (n, groups, …) and back, to means of images."""
     return rewrite_main(mod, _GroupNormRewriter)
 
 
@@ -29,7 +30,7 @@ def group_mean(x: Any, groups: int) -> Any:
 
 
 class _GroupNorm(NamedTuple):
-    """A norm between two reshapes.
+    """A norm of images.
 
     Attributes:
         data: The images, (n, c, …).
@@ -47,35 +48,37 @@ class _GroupNorm(NamedTuple):
 
 
 class _GroupNormRewriter(MainRewriter):
-    """Rewrites the reshape that ends a group norm; what it read becomes dead code."""
+    """Rewrites the division that ends an instance norm, or the reshape behind a group norm; what it read becomes dead code."""
 
     def visit_call_(self, call: relax.Call) -> Any:
-        norm = self._match(call) if ir.operator_name(call) == "relax.reshape" else None
+        match = _MATCHES.get(ir.operator_name(call))
+        norm = None if match is None else match(self, call)
         return super().visit_call_(call) if norm is None else self._rewrite(norm)
 
-    def _match(self, call: relax.Call) -> _GroupNorm | None:
+    def match_instance_norm(self, call: relax.Call) -> _GroupNorm | None:
+        """Return the norm that a division ends, of each channel by itself; None for others."""
+        division = self._match_division(call)
+        shape = None if division is None else ir.shape_of(division[0])
+        if division is None or shape is None or not ir.is_float32(call):
+            return None
+        return _GroupNorm(division[0], shape[1], division[1], None, None)
+
+    def match_group_norm(self, call: relax.Call) -> _GroupNorm | None:
+        """Return the norm of groups before a reshape; None for others."""
         shift, value = self._match_weights("relax.add", call.args[0])
         scale, value = self._match_weights("relax.multiply", value)
         quotient = self._find("relax.divide", value)
-        difference = self._find("relax.subtract", self._argument(quotient, 0))
-        root = self._find("relax.sqrt", self._argument(quotient, 1))
-        total = self._find("relax.add", self._argument(root, 0))
-        if difference is None or total is None or not self.flow.is_weight(total.args[1]):
+        division = None if quotient is None else self._match_division(quotient)
+        flattened = None if division is None else self._find("relax.reshape", division[0])
+        if division is None or flattened is None:
             return None
-        groups = difference.args[0]
-        flattened = self._find("relax.reshape", groups)
-        means = (
-            self._find("relax.mean", difference.args[1]),
-            self._find("relax.variance", total.args[0]),
-        )
-        if flattened is None or not all(self._reduces_rows(mean, groups) for mean in means):
-            return None
+        groups, epsilon = division
         data, shape = flattened.args[0], ir.shape_of(groups)
         image = ir.shape_of(data)
         if (
             shape is None
             or image is None
-            or len(image) < 4
+            or len(image) < 3
             or image != ir.shape_of(call)
             or len(shape) != 3
             or shape[0] != image[0]
@@ -83,7 +86,22 @@ class _GroupNormRewriter(MainRewriter):
             or not ir.is_float32(call)
         ):
             return None
-        return _GroupNorm(data, shape[1], total.args[1], scale, shift)
+        return _GroupNorm(data, shape[1], epsilon, scale, shift)
+
+    def _match_division(self, quotient: relax.Call) -> tuple[Any, Any] | None:
+        """Return x and ε of (x − mean) / √(variance + ε) along all axes behind the channels; None for others."""
+        difference = self._find("relax.subtract", quotient.args[0])
+        root = self._find("relax.sqrt", quotient.args[1])
+        total = self._find("relax.add", self._argument(root, 0))
+        if difference is None or total is None or not self.flow.is_weight(total.args[1]):
+            return None
+        data = difference.args[0]
+        means = (
+            self._find("relax.mean", difference.args[1]),
+            self._find("relax.variance", total.args[0]),
+        )
+        is_norm = all(self._reduces_images(mean, data) for mean in means)
+        return (data, total.args[1]) if is_norm else None
 
     def _match_weights(self, name: str, expr: Any) -> tuple[Any, Any]:
         """Return the weights (groups, 1) and the other operand of a call; None and the expression if it is none."""
@@ -104,11 +122,15 @@ class _GroupNormRewriter(MainRewriter):
         return ir.as_call(self.flow.values.get(expr), name)
 
     @staticmethod
-    def _reduces_rows(call: Any, data: Any) -> bool:
+    def _reduces_images(call: Any, data: Any) -> bool:
+        shape = ir.shape_of(data)
         return (
             call is not None
             and call.args[0].same_as(data)
-            and [int(axis) for axis in call.attrs.axis or ()] in ([2], [-1])
+            and shape is not None
+            and len(shape) > 2
+            and sorted(int(axis) % len(shape) for axis in call.attrs.axis or ())
+            == list(range(2, len(shape)))
             and bool(call.attrs.keepdims)
         )
 
@@ -132,6 +154,8 @@ class _GroupNormRewriter(MainRewriter):
         return relax.op.add(emit(result), self._expand(norm.shift, channels, rank))
 
     def _group_mean(self, means: Any, groups: int) -> Any:
+        if ir.known_shape(means)[1] == groups:
+            return means
         # Opaque: a kernel of images that reads it would find the group of each number.
         return self.kernel(group_mean, "group_mean", means, groups, pattern=OPAQUE)
 
@@ -141,3 +165,10 @@ class _GroupNormRewriter(MainRewriter):
         groups = ir.known_shape(weights)[0]
         spread = self.emit(relax.op.broadcast_to(weights, [groups, channels // groups]))
         return self.reshape(spread, [1, channels, *[1] * (rank - 2)])
+
+
+_MATCHES: Final[Mapping[str, Callable[[_GroupNormRewriter, relax.Call], _GroupNorm | None]]] = {
+    "relax.divide": _GroupNormRewriter.match_instance_norm,
+    "relax.reshape": _GroupNormRewriter.match_group_norm,
+}
+"""The operator that ends a norm -> the method that finds the norm before it."""

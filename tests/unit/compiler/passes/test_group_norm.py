@@ -71,3 +71,63 @@ def test_a_reshape_of_a_scaled_vector_is_left_alone(tmp_path: Path) -> None:
     weights = {"scale": draw(6), "shape": np.array([2, 3])}
     made = model(nodes, [value("x", [6])], [value("y", [2, 3])], weights)
     agree(made, tmp_path, {"x": draw(6)})
+
+
+def check_instance_norm(batch: int, channels: int, size: tuple[int, ...], folder: Path) -> None:
+    rank = len(size)
+    weights = {
+        "w": draw(channels, 8, *[1] * rank),
+        "v": draw(16, channels, *[1] * rank, seed=1),
+        "scale": draw(channels, seed=2),
+        "shift": draw(channels, seed=3),
+        "same": np.array([batch, channels, *size], np.int64),
+    }
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]),
+        node("Reshape", ["a", "same"], ["r"]),
+        node("InstanceNormalization", ["r", "scale", "shift"], ["i"]),
+        node("Relu", ["i"], ["u"]),
+        node("Conv", ["u", "v"], ["y"]),
+    ]
+    inputs, outputs = value("x", [batch, 8, *size]), value("y", [batch, 16, *size])
+    loaded = agree(model(nodes, [inputs], [outputs], weights), folder, {"x": draw(batch, 8, *size)})
+    kernels = kernels_of(loaded.mod, host_level())
+    # The result, and where channels fill no vectors, the variances.
+    assert sum("unpack" in name for name in kernels) <= 2, kernels
+
+
+@pytest.mark.parametrize(("channels", "size"), [(32, (37,)), (21, (5, 6))])
+def test_instance_norms_stay_blocked(channels: int, size: tuple[int, ...], tmp_path: Path) -> None:
+    """As wav2vec2 has one behind its first convolution, with a reshape that changes nothing."""
+    check_instance_norm(2, channels, size, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("batch", "channels", "size"),
+    [(1, 5, (1,)), (3, 48, (101,)), (1, 16, (7, 1)), (2, 33, (3, 4, 5)), (1, 1, (9,))],
+)
+def test_instance_norms_of_any_shape(
+    batch: int, channels: int, size: tuple[int, ...], tmp_path: Path
+) -> None:
+    check_instance_norm(batch, channels, size, tmp_path)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_groups_of_sequences(groups: int, tmp_path: Path) -> None:
+    """Conv-TasNet's global layer norm is a norm of one group of a sequence's channels."""
+    weights = {
+        "w": draw(24, 8, 1),
+        "flat": np.array([2, groups, -1], np.int64),
+        "full": np.array([2, 24, 19], np.int64),
+        "scale": draw(groups, seed=2),
+        "shift": draw(groups, seed=3),
+    }
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]),
+        node("Reshape", ["a", "flat"], ["r"]),
+        node("InstanceNormalization", ["r", "scale", "shift"], ["i"]),
+        node("Reshape", ["i", "full"], ["y"]),
+    ]
+    made = model(nodes, [value("x", [2, 8, 19])], [value("y", [2, 24, 19])], weights)
+    agree(made, tmp_path, {"x": draw(2, 8, 19)})
