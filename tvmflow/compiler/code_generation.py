@@ -46,12 +46,13 @@ def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
     lower, finalize_host, finalize_device = s_tir_pipeline.default_s_tir_pipeline()
 
     def finalize() -> tvm.transform.Pass:
-        return tvm.transform.Sequential([_keep_small_buffers_on_stack(), finalize_host()])
+        return tvm.transform.Sequential([keep_small_buffers_on_stack(), finalize_host()])
 
     return lower, finalize, finalize_device
 
 
-def _keep_small_buffers_on_stack() -> tvm.transform.Pass:
+def keep_small_buffers_on_stack() -> tvm.transform.Pass:
+    """Return a pass that leaves small buffers of kernels to the code generator, which makes them on the stack."""
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         body = tvm_ffi.structural_map(function.body, (tirx.AllocBuffer, _mark_small_buffer))
         return function.with_body(body)

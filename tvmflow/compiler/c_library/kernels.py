@@ -7,10 +7,13 @@ is `int32_t kernel(void *tensor, ...)` here.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import tvm
 from tvm import ir, s_tir, tirx
+
+from tvmflow.compiler.code_generation import keep_small_buffers_on_stack
 
 # Every tensor begins at a multiple of this many bytes; TVM's code relies on it.
 ALIGNMENT: Final = 64
@@ -47,18 +50,19 @@ _PASSES: Final = (
     tirx.transform.VerifyMemory,
     tirx.transform.SplitHostDevice,
 )
-_STORAGE_PASSES: Final = (
+_FINAL_PASSES: Final = (
     tirx.transform.FP8StorageLegalize,
     tirx.transform.BF16StorageLegalize,
+    keep_small_buffers_on_stack,
     tirx.transform.LowerTVMBuiltin,
     tirx.transform.LowerIntrin,
 )
 
 
-def compile_kernels(
+def lower_kernels(
     functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc], target: tvm.target.Target
-) -> tvm.runtime.Module:
-    """Compile kernels to C functions named by their `global_symbol`.
+) -> tvm.IRModule:
+    """Lower kernels to C functions named by their `global_symbol`, ready for code generation.
 
     Args:
         functions: The scheduled kernels.
@@ -69,8 +73,13 @@ def compile_kernels(
     mod = tvm.IRModule(
         {var: _to_c_function(function, target) for var, function in mod.functions_items()}
     )
-    mod = ir.transform.Sequential([make() for make in _STORAGE_PASSES])(mod)
-    return tvm.get_global_func(f"target.build.{target.kind.name}")(mod, target)
+    return ir.transform.Sequential([make() for make in _FINAL_PASSES])(mod)
+
+
+def compile_kernels(mod: tvm.IRModule, target: tvm.target.Target, output: Path) -> None:
+    """Write an object file with lowered kernels."""
+    library = tvm.get_global_func(f"target.build.{target.kind.name}")(mod, target)
+    library.write_to_file(str(output), "o")
 
 
 def _to_c_function(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:

@@ -248,6 +248,17 @@ _MAX_COMPARED: Final = 1 << 16
 _VIEWS: Final = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 
 
+def list_kernel_names(steps: Sequence[Step]) -> set[str]:
+    """Return the names of the kernels that steps call."""
+    names: set[str] = set()
+    for step in steps:
+        if isinstance(step, KernelCall):
+            names.add(step.kernel)
+        elif isinstance(step, Branch):
+            names |= list_kernel_names(step.if_true) | list_kernel_names(step.if_false)
+    return names
+
+
 def _written_by(steps: Sequence[Step]) -> set[Storage]:
     """Return the storages in the arena that steps write."""
     written: set[Storage] = set()

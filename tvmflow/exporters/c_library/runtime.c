@@ -1,76 +1,12 @@
 /* The runtime of a library: contexts, threads, and the checks of what a caller gives. */
-#include <stdatomic.h>
-#include <stdlib.h>
-#include <time.h>
-
-#ifdef TF_THREADS
-#include <pthread.h>
-#include <signal.h>
-#include <unistd.h>
-#endif
-#ifdef __linux__
-#include <sched.h>
-#endif
-
 /* How long an idle thread looks for work before it sleeps: a call of the next kernel comes within microseconds. */
 #define TF_SPIN_NS 50000
 /* How often the caller looks whether the others are done before it sleeps. */
 #define TF_JOIN_SPINS 20000
-#define TF_CACHE_LINE 128
 #define TF_STACK (1 << 20)
 #define TF_MAX_THREADS 1024
 
-/* What a thread needs of its context while it runs kernels. */
-typedef struct {
-  tf_context *context;
-  unsigned char *scratch;
-  size_t used;
-  bool is_serial;
-} tf_thread;
-
 static _Thread_local tf_thread tf_here;
-
-typedef struct {
-  _Alignas(TF_CACHE_LINE) atomic_uint claimed; /* the last job whose task somebody took */
-} tf_task;
-
-#ifdef TF_THREADS
-typedef struct {
-  tf_context *context;
-  uint32_t number;
-  pthread_t handle;
-} tf_worker;
-#endif
-
-struct TF(context) {
-  uint32_t threads;
-  tf_options options;
-  unsigned char *arena;
-  unsigned char *scratch; /* for the caller's code outside of parallel loops, then for each task */
-  const unsigned char *weights;
-  tf_hook hook;
-  void *hook_user;
-  atomic_flag is_busy;
-  /* A job is a parallel loop: `threads` tasks. Whoever comes first takes a task, the thread of its number at best. So
-   * nobody waits for a thread that is not running: the caller does what is left. */
-  tf_lambda lambda;
-  void *data;
-  tf_task *tasks;
-  _Alignas(TF_CACHE_LINE) atomic_uint job;
-  _Alignas(TF_CACHE_LINE) atomic_uint pending;
-  atomic_int failure;
-  atomic_uint calls;
-#ifdef TF_THREADS
-  _Alignas(TF_CACHE_LINE) atomic_uint sleeping;
-  atomic_bool is_stopping;
-  atomic_bool is_joining;
-  pthread_mutex_t mutex;
-  pthread_cond_t work;
-  pthread_cond_t done;
-  tf_worker *workers;
-  uint32_t started;
-#endif
-};
 
 static uint64_t tf_nanoseconds(void) {
   struct timespec now;

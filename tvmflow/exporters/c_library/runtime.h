@@ -1,10 +1,23 @@
 /* What generated code and the runtime share. Each library compiles this with names of its own: TF(name). */
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+#ifdef TF_THREADS
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+#endif
+#ifdef __linux__
+#include <sched.h>
+#endif
 
 #define TF_ALIGNMENT 64
+#define TF_CACHE_LINE 128
 
 /* The types of the public header, whose names differ from library to library. */
 typedef TF(context) tf_context;
@@ -20,6 +33,56 @@ typedef struct {
 typedef int (*tf_lambda)(int task, tf_group *group, void *data);
 
 typedef void (*tf_hook)(void *user, size_t kernel, uint64_t nanoseconds);
+
+/* What a thread needs of its context while it runs kernels. */
+typedef struct {
+  tf_context *context;
+  unsigned char *scratch;
+  size_t used;
+  bool is_serial;
+} tf_thread;
+
+typedef struct {
+  _Alignas(TF_CACHE_LINE) atomic_uint claimed; /* the last job whose task somebody took */
+} tf_task;
+
+#ifdef TF_THREADS
+typedef struct {
+  tf_context *context;
+  uint32_t number;
+  pthread_t handle;
+} tf_worker;
+#endif
+
+struct TF(context) {
+  uint32_t threads;
+  tf_options options;
+  unsigned char *arena;
+  unsigned char *scratch; /* for the caller's code outside of parallel loops, then for each task */
+  const unsigned char *weights;
+  tf_hook hook;
+  void *hook_user;
+  atomic_flag is_busy;
+  /* A job is a parallel loop: `threads` tasks. Whoever comes first takes a task, the thread of its number at best. So
+   * nobody waits for a thread that is not running: the caller does what is left. */
+  tf_lambda lambda;
+  void *data;
+  tf_task *tasks;
+  _Alignas(TF_CACHE_LINE) atomic_uint job;
+  _Alignas(TF_CACHE_LINE) atomic_uint pending;
+  atomic_int failure;
+  atomic_uint calls;
+#ifdef TF_THREADS
+  _Alignas(TF_CACHE_LINE) atomic_uint sleeping;
+  atomic_bool is_stopping;
+  atomic_bool is_joining;
+  pthread_mutex_t mutex;
+  pthread_cond_t work;
+  pthread_cond_t done;
+  tf_worker *workers;
+  uint32_t started;
+#endif
+};
 
 static uint64_t tf_nanoseconds(void);
 

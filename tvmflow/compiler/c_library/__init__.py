@@ -1,0 +1,132 @@
+"""Plain C libraries: a lowered model as C functions, constants, and C code that calls them.
+
+Nothing of TVM is needed where they run. The runtime that they share, and their public header, are in
+`exporters.c_library`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvmflow.compiler.c_library.c_code import KernelTraits, generate_code, place_constants
+from tvmflow.compiler.c_library.kernels import ALIGNMENT, compile_kernels, lower_kernels
+from tvmflow.compiler.c_library.memory_plan import plan_memory
+from tvmflow.compiler.c_library.program import Program, list_kernel_names, read_program
+from tvmflow.targets.linking import elf_data
+from tvmflow.targets.threads import count_usable_cpus
+
+Array = np.ndarray[Any, Any]
+
+CODE: Final = "program.c"
+"""The file with the C code of a program."""
+
+RUNTIME_SYMBOLS: Final = (
+    "__TVMBackendAllocWorkspace",
+    "__TVMBackendFreeWorkspace",
+    "__TVMBackendParallelLaunch",
+)
+"""The pointers that kernels call for memory and threads, in TVM's names."""
+
+_MAX_GROUPS: Final = 16
+
+
+def compile_program(
+    mod: tvm.IRModule,
+    weights: Sequence[Array],
+    target: tvm.target.Target,
+    prefix: str,
+    folder: Path,
+) -> None:
+    """Write object files with kernels and constants, and the C code that calls the kernels.
+
+    Args:
+        mod: The lowered module with scheduled kernels.
+        weights: The weights that `main` takes after its inputs.
+        target: The target, a CPU.
+        prefix: The prefix of all symbols.
+        folder: The folder to write into.
+
+    Raises:
+        UnsupportedProgram: The model needs TVM's runtime.
+    """
+    program = read_program(mod, weights)
+    plan_memory(program)
+    names = list_kernel_names(program.steps)
+    functions = {
+        var: function.with_attr("global_symbol", f"{prefix}{var.name_hint}")
+        for var, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc) and var.name_hint in names
+    }
+    lowered = lower_kernels(functions, target)
+    traits = {
+        var.name_hint: _read_traits(functions[var], function)
+        for var, function in lowered.functions_items()
+    }
+    _write_kernels(lowered, target, prefix, folder)
+    _write_constants(program, prefix, folder)
+    (folder / CODE).write_text(generate_code(program, traits, prefix))
+
+
+def runtime_symbol(prefix: str, name: str) -> str:
+    """Return the symbol of one library for a pointer that TVM's code calls: as long as TVM's own name."""
+    digest = hashlib.sha256(prefix.encode()).hexdigest()
+    return f"tf_{digest}"[: len(name) - 4] + name[-4:]
+
+
+def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTraits:
+    """Return what a call of a kernel needs, from the kernel before and after it was lowered."""
+    loops: list[Any] = []
+    sizes: list[int] = []
+
+    def visit_loop(loop: tirx.For) -> None:
+        if loop.kind == tirx.ForKind.PARALLEL:
+            loops.append(loop)
+
+    def visit_call(call: Any) -> None:
+        if str(getattr(call.op, "name", "")) == "tirx.TVMBackendAllocWorkspace":
+            sizes.append(int(call.args[2]))
+
+    tvm_ffi.structural_walk(function.body, (tirx.For, visit_loop))
+    tvm_ffi.structural_walk(lowered.body, (tvm.ir.Call, visit_call))
+    scratch = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+    return KernelTraits(str(lowered.attrs["global_symbol"]), bool(loops), scratch)
+
+
+def _write_kernels(mod: tvm.IRModule, target: tvm.target.Target, prefix: str, folder: Path) -> None:
+    """Write the kernels to object files, in groups that do not depend on the machine."""
+    functions = sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint))
+    count = min(len(functions), _MAX_GROUPS)
+
+    def write(number: int) -> None:
+        path = folder / f"kernels{number}.o"
+        compile_kernels(tvm.IRModule(dict(functions[number::count])), target, path)
+        content = path.read_bytes()
+        for name in RUNTIME_SYMBOLS:
+            content = content.replace(name.encode(), runtime_symbol(prefix, name).encode())
+        path.write_bytes(content)
+
+    with ThreadPoolExecutor(count_usable_cpus()) as pool:
+        list(pool.map(write, range(count)))
+
+
+def _write_constants(program: Program, prefix: str, folder: Path) -> None:
+    """Write the constants, each at a multiple of the alignment, to an object file."""
+    offsets = place_constants(program)
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        for array, begin, end in zip(program.constants, offsets, offsets[1:], strict=False):
+            yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            yield bytes(end - begin - array.nbytes)
+        yield bytes(ALIGNMENT)
+
+    code = next(iter(sorted(folder.glob("kernels*.o"))))
+    elf_data.write_data(folder / "constants.o", code, f"{prefix}weights", pieces())
