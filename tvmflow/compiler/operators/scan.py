@@ -51,7 +51,8 @@ def make_kernel(scan: Scan, cpu: CpuModel) -> tvm.tirx.PrimFunc:
         ]
         # TVM looks for copies among functions of one argument, and only into blocks.
         with T.sblock("root"):
-            _emit(scan, *(flatten(argument, scan.shape, scan.dtype) for argument in arguments), cpu)
+            data, out = (flatten(argument, scan.shape, scan.dtype) for argument in arguments)
+            _emit(scan, data, out, cpu)
     return builder.get()
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.operators import blocked, winograd
+from tvmflow.compiler.operators import blocked, tiles, winograd
 from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.operators.winograd import Geometry
 from tvmflow.compiler.passes.blocked_layout import integer_convolutions, taps
@@ -58,7 +59,17 @@ def rewrite_conv(
     weights = rewriter.cast(pack_kernel(rewriter, kernel, reads), dtype)
     if taps.are_profitable(image, ir.known_shape(kernel)[2:], window):
         return taps.emit_convolutions(rewriter, image, x, weights, window, reads)
-    return rewriter.kernel(lambda x, w: blocked.conv(x, w, *window, reads), name, x, weights)
+    columns = pad_columns(rewriter, ir.known_shape(call)[-1], weights)
+    return rewriter.kernel(
+        lambda x, w: blocked.conv(x, w, *window, reads, columns), name, x, weights
+    )
+
+
+def pad_columns(rewriter: LayoutRewriter, columns: int, weights: Any) -> int:
+    """Return how many columns of a result, which are pixels of a row, are computed, so that tiles divide them."""
+    cpu, (blocks, *reads, _) = rewriter.context.cpu, ir.known_shape(weights)
+    assert cpu is not None, "layouts are blocked for a CPU model"
+    return tiles.pad_rows(columns, blocks, math.prod(reads), cpu._replace(lanes=rewriter.block))
 
 
 def is_supported(rewriter: LayoutRewriter, call: relax.Call, kernel: str) -> bool:

@@ -69,7 +69,10 @@ def rewrite_conv_transpose(
         reads = Groups(inputs, outputs, lanes, rewriter.block, groups, phases)
         packed = convolutions.pack_kernel(rewriter, flipped, reads)
         weights = rewriter.cast(_move_phases(rewriter, packed, geometry, 2), dtype)
-        pixels = rewriter.kernel(lambda x, w: blocked.conv(x, w, *inner, reads), name, x, weights)
+        columns = convolutions.pad_columns(rewriter, geometry.rows[-1], weights)
+        pixels = rewriter.kernel(
+            lambda x, w: blocked.conv(x, w, *inner, reads, columns), name, x, weights
+        )
     if window.strides == [1] * rank and not any(geometry.offsets) and geometry.rows == size:
         return pixels
     arguments = (pixels, window.strides, geometry.offsets, size)
