@@ -12,7 +12,6 @@ import psutil
 
 from tvmflow.core.paired_times import PairedTimes, measure_in_turns
 from tvmflow.core.statistics import summarize
-from tvmflow.frontends._base import Reference
 from tvmflow.stages import build
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._libraries import Library, Timed, TimedLibrary
@@ -37,31 +36,27 @@ _MIN_SECONDS_PER_REPEAT: Final = 0.02
 def add_latencies(
     verdict: Verdict,
     library: Library,
-    reference: Reference | None,
     tensors: Mapping[str, Array],
     settings: VerifySettings,
     context: StageContext,
 ) -> None:
-    """Measure the library in turns with the same model untuned, then the reference, and each part.
+    """Measure the library, in turns with the same model untuned where it is tuned, and each part.
 
     Args:
         verdict: Gets the latencies.
         library: What is measured; it must be `timed`.
-        reference: The reference, if there is one.
         tensors: The first batch, and the tensors of it that the reference gave.
         settings: Those of `verify`.
         context: That of the stage.
     """
     assert library.timed is not None
     feed = {spec.name: tensors[spec.name] for spec in library.inputs}
-    # the reference runs in a process of this machine: its speed says nothing of another machine
-    local_reference = reference if settings.run_on == LOCAL else None
-    with _exclusive_devices(settings, context):
-        _measure_variants(verdict, library.timed, local_reference, feed, settings, context)
+    with exclusive_devices(settings, context):
+        _measure_variants(verdict, library.timed, feed, settings, context)
         for name, part_feed in _part_feeds(library, tensors).items():
             part = library.parts[name].timed
             assert part is not None
-            latency = _measure(part, part_feed, settings.verify.repeat)
+            latency = measure(part, part_feed, settings.verify.repeat)
             verdict.setdefault("parts", {}).setdefault(name, {})["latency"] = latency
 
 
@@ -77,7 +72,7 @@ def _part_feeds(library: Library, tensors: Mapping[str, Array]) -> dict[str, Fee
 
 
 @contextlib.contextmanager
-def _exclusive_devices(settings: VerifySettings, context: StageContext) -> Iterator[None]:
+def exclusive_devices(settings: VerifySettings, context: StageContext) -> Iterator[None]:
     """Hold the devices that the library runs on, and the CPU that calls it here."""
     devices = [machine.device for machine in settings.machines.values()]
     if settings.run_on == LOCAL:
@@ -92,12 +87,11 @@ def _exclusive_devices(settings: VerifySettings, context: StageContext) -> Itera
 def _measure_variants(
     verdict: Verdict,
     library: TimedLibrary,
-    reference: Reference | None,
     feed: Feed,
     settings: VerifySettings,
     context: StageContext,
 ) -> None:
-    """Measure the library, the same model untuned where it is tuned, and the reference."""
+    """Measure the library, and the same model untuned where it is tuned."""
     repeat = settings.verify.repeat
     kernels = context.inputs.get("build/kernels.json")
     rules: dict[str, str] = json.loads(kernels.read_text()) if kernels else {}
@@ -110,9 +104,7 @@ def _measure_variants(
         }
         verdict["speedup"] = make_speedup(times)
     else:
-        verdict["latency"] = {"library": _measure(library, feed, repeat)}
-    if reference is not None:
-        verdict["latency"]["reference"] = _measure(reference, feed, repeat)
+        verdict["latency"] = {"library": measure(library, feed, repeat)}
     profile = make_profile(library.profile(feed), rules) if rules else None
     if profile is not None:
         verdict["profile"] = profile
@@ -161,7 +153,8 @@ def make_speedup(times: PairedTimes) -> Speedup:
     }
 
 
-def _measure(subject: Timed, feed: Feed, repeat: int) -> Latency:
+def measure(subject: Timed, feed: Feed, repeat: int) -> Latency:
+    """Return the latency of `repeat` repeats, or of fewer where a call takes long."""
     _settle()
     once_s = subject.latency(feed, repeat=1, min_seconds=0.0)[0]
     affordable = int(_SECONDS_PER_SUBJECT / max(once_s, _MIN_SECONDS_PER_REPEAT))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.compiler.options import lowering_options, schedules_version, uses_mixed_precision
+from tvmflow.compiler.options import lowering_options, lowest_precision, schedules_version
 from tvmflow.core.errors import VerifyFailed
 from tvmflow.core.formatting import count_text, latency_text
-from tvmflow.core.types import RunTraits, TensorSpec
-from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._base import Reference
+from tvmflow.core.types import Json, RunTraits, TensorSpec
 from tvmflow.recipe import Recipe
 from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
@@ -36,6 +33,8 @@ from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from tvmflow.stages._reference_run import ReferenceRun
 
     Array = np.ndarray[Any, Any]
     Feed = dict[str, Array]
@@ -67,6 +66,7 @@ MEASUREMENTS: Final = "measurements.json"
 _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
     _comparison.FLOAT32: "float32",
     _comparison.FLOAT16: "float16, entirely or in part",
+    _comparison.BFLOAT16: "bfloat16",
     _comparison.QUANTIZED: "quantized integers",
 }
 
@@ -91,7 +91,7 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
         inputs={name: InputSettings(range=spec.range) for name, spec in recipe.inputs.items()},
         model={"kind": recipe.model.kind},
         target=machine,
-        mixed=any(map(uses_mixed_precision, recipes)),
+        precision=lowest_precision(recipes),
         lowering=None if is_partitioned else lowering_options(recipe),
         schedules=None if is_partitioned else schedules_version(recipe),
         tune=None if min_speedup is None else SpeedupSettings(min_speedup=min_speedup),
@@ -130,8 +130,7 @@ def run(settings: VerifySettings, context: StageContext) -> Verdict:
     )
     if settings.run_on == LOCAL and settings.verify.against == "none" and reasons:
         return _conclude({"passed": True, "against": "none", "not_run": reasons}, context)
-    with open_library(settings, context) as library:
-        return _conclude(_verify(library, settings, context), context)
+    return _conclude(_verify(settings, context), context)
 
 
 def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
@@ -178,33 +177,21 @@ def _passed_outputs(outputs: Mapping[str, OutputComparison]) -> dict[str, Output
     return {name: {"passed": output["passed"]} for name, output in outputs.items()}
 
 
-def _verify(library: Library, settings: VerifySettings, context: StageContext) -> Verdict:
-    """Return everything that is verified of the library, and whether it passes."""
-    from tvmflow.stages._latency import add_latencies
+def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
+    """Return everything that is verified of the library, and whether it passes.
+
+    The reference has ended before the library is loaded: a large model is in memory once, and the
+    threads of neither disturb the other.
+    """
+    from tvmflow.stages._reference_run import run_reference
 
     checks = settings.verify
-    data = _load_samples(library, settings, context.inputs.get("data"))
+    signature = json.loads(context.inputs["import/signature.json"].read_text())
+    data = _load_samples(signature, settings, context.inputs.get("data"))
     verdict: Verdict = {"passed": True, "against": checks.against, "samples": data.total}
-    actual = samples.join_outputs(library.run_all(data.batches), data)
-    if settings.run_on != LOCAL:
-        verdict["ran_on"] = library.ran_on
-    tensors = dict(data.batches[0])
-    with _open_reference(settings, library, context) as reference:
-        if reference is not None:
-            expected = [reference.run(feed) for feed in data.batches]
-            tensors.update(expected[0])
-            tolerance = _add_tolerance(verdict, settings, context)
-            verdict["reference"] = reference.name
-            if reference.note:
-                verdict["reference_note"] = reference.note
-            _add_comparisons(verdict, library, data, actual, expected, tolerance)
-        if data.labels is not None:
-            first = library.outputs[0].name
-            verdict["accuracy"] = _comparison.top1_accuracy(actual, first, data.labels)
-        if library.timed is None:
-            verdict["latency_not_measured"] = UNTIMED_REASONS[settings.run_on]
-        else:
-            add_latencies(verdict, library, reference, tensors, settings, context)
+    reference = run_reference(settings, signature, data.batches, context)
+    with open_library(settings, context) as library:
+        _add_results(verdict, library, data, reference, settings, context)
     min_speedup = settings.tune.min_speedup if settings.tune else None
     verdict["failures"] = [
         *_comparison.list_failures(verdict, checks.min_accuracy),
@@ -214,48 +201,60 @@ def _verify(library: Library, settings: VerifySettings, context: StageContext) -
     return verdict
 
 
-def _load_samples(library: Library, settings: VerifySettings, path: Path | None) -> Samples:
+def _add_results(
+    verdict: Verdict,
+    library: Library,
+    data: Samples,
+    reference: ReferenceRun | None,
+    settings: VerifySettings,
+    context: StageContext,
+) -> None:
+    """Run the library, compare it with the reference, and measure it."""
+    from tvmflow.stages._latency import add_latencies
+
+    actual = samples.join_outputs(library.run_all(data.batches), data)
+    if settings.run_on != LOCAL:
+        verdict["ran_on"] = library.ran_on
+    tensors = dict(data.batches[0])
+    if reference is not None:
+        tensors.update(reference.outputs[0])
+        tolerance = _add_tolerance(verdict, settings, context)
+        verdict["reference"] = reference.name
+        if reference.note:
+            verdict["reference_note"] = reference.note
+        _add_comparisons(verdict, library, data, actual, reference.outputs, tolerance)
+    if data.labels is not None:
+        first = library.outputs[0].name
+        verdict["accuracy"] = _comparison.top1_accuracy(actual, first, data.labels)
+    if library.timed is None:
+        verdict["latency_not_measured"] = UNTIMED_REASONS[settings.run_on]
+    else:
+        add_latencies(verdict, library, tensors, settings, context)
+        if reference is not None and reference.latency is not None:
+            verdict["latency"]["reference"] = reference.latency
+
+
+def _load_samples(
+    signature: Mapping[str, Json], settings: VerifySettings, path: Path | None
+) -> Samples:
     """Return what the library is run on: the file that the recipe names, or seeded random inputs."""
     checks = settings.verify
+    inputs = tuple(map(TensorSpec.from_json, signature["inputs"]))
     if path is None:
         ranges = {name: spec.range for name, spec in settings.inputs.items() if spec.range}
-        return samples.random_samples(
-            library.inputs, ranges, batches=checks.samples, seed=checks.seed
-        )
+        return samples.random_samples(inputs, ranges, batches=checks.samples, seed=checks.seed)
     labels_for = "verify.min_accuracy" if checks.min_accuracy is not None else ""
     return samples.load_samples(
-        library.inputs, path, source="verify.data", label=checks.label, labels_needed_by=labels_for
+        inputs, path, source="verify.data", label=checks.label, labels_needed_by=labels_for
     )
-
-
-@contextlib.contextmanager
-def _open_reference(
-    settings: VerifySettings, library: Library, context: StageContext
-) -> Iterator[Reference | None]:
-    """Give the framework that the model came from, in a process of its own; None without a reference."""
-    if settings.verify.against == "none":
-        yield None
-        return
-    frontend = FRONTENDS[settings.model["kind"]]
-    scratch = context.work / "reference"
-    scratch.mkdir(exist_ok=True)
-    files = {role: path for role, path in context.inputs.items() if role != "data"}
-    signature = json.loads(context.inputs["import/signature.json"].read_text())
-    with frontend.reference(
-        files,
-        library.inputs,
-        library.outputs,
-        tensors=tuple(map(TensorSpec.from_json, signature.get("tensors", ()))),
-        threads=max(machine.threads for machine in settings.machines.values()),
-        scratch=scratch,
-    ) as reference:
-        yield reference
 
 
 def _add_tolerance(verdict: Verdict, settings: VerifySettings, context: StageContext) -> Tolerance:
     """Return how closely outputs must agree, and record it with the arithmetic that it is for."""
     checks = settings.verify
-    arithmetic = _comparison.find_arithmetic(context.inputs["import/model.json"], settings.mixed)
+    arithmetic = _comparison.find_arithmetic(
+        context.inputs["import/model.json"], settings.precision
+    )
     tolerance = _comparison.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
     verdict["tolerance"] = {"for": arithmetic, **tolerance._asdict()}
     return tolerance

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import tvm
 
 from tests.support.bundles import make_bundle
+from tests.support.tuning import model as imported_model
+from tests.support.tuning import relu
 from tvmflow.core.errors import StageError, VerifyFailed
-from tvmflow.stages import verify
+from tvmflow.frontends._base import Reference
+from tvmflow.runtime import bundles
+from tvmflow.stages import _libraries, verify
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._verify_settings import CheckSettings, MachineSettings, VerifySettings
 from tvmflow.targets.emulation import EMULATED_ARCHS, QEMU_VARIABLE
@@ -66,7 +75,10 @@ def context(tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> St
     for name in ("emulation_program", "out", "work"):
         (tmp_path / name).mkdir()
     (tmp_path / "emulation_program" / "program").write_text("not needed by a fake")
+    signature = tmp_path / "signature.json"
+    signature.write_text(json.dumps(bundles.read_bundle(bundle).signature))
     inputs = {
+        "import/signature.json": signature,
         "export/module.tvmflow": bundle,
         "emulation_program/program": tmp_path / "emulation_program" / "program",
     }
@@ -75,11 +87,11 @@ def context(tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> St
     )
 
 
-def settings(*, min_accuracy: float | None = None) -> VerifySettings:
+def settings(*, min_accuracy: float | None = None, against: str = "none") -> VerifySettings:
     """Those of a target that this machine cannot run."""
     return VerifySettings(
         verify=CheckSettings(
-            against="none",
+            against=against,
             rtol=1e-3,
             atol=1e-4,
             label="label",
@@ -97,7 +109,7 @@ def settings(*, min_accuracy: float | None = None) -> VerifySettings:
             device={"kind": "cpu", "class": "any"},
             unrunnable_reason="it is imagined",
         ),
-        mixed=False,
+        precision="model",
         run_on="qemu",
     )
 
@@ -121,6 +133,38 @@ def test_an_emulated_library_is_run_and_not_timed(context: StageContext) -> None
         "latency is not measured: an emulated CPU says nothing of the speed of a real one",
         "NOT VERIFIED against a reference (verify.against: none)",
     ]
+
+
+def test_the_reference_has_ended_before_the_library_is_loaded(
+    context: StageContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a large model is in memory once; what the reference computed is kept."""
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def reference(
+        files: dict[str, Path], inputs: Any, outputs: Any, **_: object
+    ) -> Iterator[Reference]:
+        def run(feed: dict[str, Any]) -> dict[str, Any]:
+            return {outputs[0].name: feed["x"] + 1, outputs[1].name: 2 * feed["x"]}
+
+        yield cast(Reference, SimpleNamespace(name="a reference", note="", run=run))
+        events.append("reference ended")
+
+    def open_library(*arguments: Any) -> Any:
+        events.append("library loaded")
+        return original(*arguments)
+
+    original = _libraries.open_library
+    monkeypatch.setattr("tvmflow.stages.verify.open_library", open_library)
+    monkeypatch.setattr("tvmflow.frontends.onnx.reference", reference)
+    model = tmp_path / "model.json"
+    model.write_text(tvm.ir.save_json(imported_model(relu)))
+    context.inputs["import/model.json"] = model  # type: ignore[index]
+    facts = verify.run(settings(against="reference"), context)
+    assert events == ["reference ended", "library loaded"]
+    assert [output["passed"] for output in facts["outputs"].values()] == [True, True]
+    assert facts["reference"] == "a reference"
 
 
 def test_its_outputs_are_compared_like_others(context: StageContext, tmp_path: Path) -> None:

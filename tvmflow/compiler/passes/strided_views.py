@@ -110,7 +110,7 @@ def _follow(flow: ir.DataFlow, tensor: Any, calls: Sequence[Any]) -> _Array | No
             return None
         moved: _Array | None
         if isinstance(call, relax.TupleGetItem):
-            moved = _split(flow.values[call.tuple_value], places, call.index)
+            moved = read_split(flow.values[call.tuple_value], places, call.index)
         else:
             moved = _RULES[ir.operator_name(call)](flow, call, places)
         if moved is None or moved.shape != result:
@@ -146,7 +146,8 @@ def _take(flow: ir.DataFlow, call: Any, places: _Array) -> _Array | None:
     return part.reshape(ir.known_shape(call))
 
 
-def _slice(_: ir.DataFlow, call: Any, places: _Array) -> _Array | None:
+def read_slice(call: Any, places: _Array) -> _Array | None:
+    """Return a `strided_slice` of an array; None if its limits are unknown."""
     columns = [[_integer(field) for field in getattr(arg, "fields", ())] for arg in call.args[1:]]
     axes, begins, ends, *strides = columns
     steps = strides[0] if strides else [1] * len(axes)
@@ -159,7 +160,8 @@ def _slice(_: ir.DataFlow, call: Any, places: _Array) -> _Array | None:
     return part
 
 
-def _split(call: Any, places: _Array, index: int) -> _Array:
+def read_split(call: Any, places: _Array, index: int) -> _Array:
+    """Return a part of an array that is divided as `split` does."""
     sections = call.attrs.indices_or_sections
     axis = int(call.attrs.axis)
     if isinstance(sections, int | tvm.tirx.IntImm):
@@ -177,7 +179,7 @@ _RULES: Final[Mapping[str, Callable[[ir.DataFlow, Any, _Array], _Array | None]]]
     "relax.permute_dims": _permute,
     "relax.broadcast_to": _broadcast,
     "relax.take": _take,
-    "relax.strided_slice": _slice,
+    "relax.strided_slice": lambda _, call, places: read_slice(call, places),
 }
 
 

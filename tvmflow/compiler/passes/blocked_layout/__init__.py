@@ -14,6 +14,7 @@ import tvm
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.passes._rewriter import rewrite_main
 from tvmflow.compiler.passes.blocked_layout import (
+    channels,
     convolutions,
     elementwise,
     pooling,
@@ -37,8 +38,9 @@ HANDLERS: Handlers = {
     **_for_each_rank("adaptive_avg_pool{}d", pooling.rewrite_adaptive_pool),
     **dict.fromkeys(pooling.IMAGE_REDUCTIONS, pooling.rewrite_image_reduction),
     **dict.fromkeys(RESIZES, resizing.rewrite_resize),
-    "relax.concat": elementwise.rewrite_concat,
-    "relax.reshape": elementwise.rewrite_reshape,
+    "relax.concat": channels.rewrite_concat,
+    "relax.strided_slice": channels.rewrite_slice,
+    "relax.reshape": channels.rewrite_reshape,
     **dict.fromkeys(("relax.quantize", "relax.dequantize"), elementwise.rewrite_quantize),
     **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.rewrite_elementwise),
 }
@@ -46,4 +48,4 @@ HANDLERS: Handlers = {
 
 def use_blocked_layouts(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Move convolutions and the operators between them to blocked layouts."""
-    return rewrite_main(mod, LayoutRewriter, context, HANDLERS)
+    return rewrite_main(mod, LayoutRewriter, context, HANDLERS, channels.rewrite_split)

@@ -1,4 +1,4 @@
-"""Elementwise operators, rounding of quantized models, and concatenation, on blocked layouts."""
+"""Elementwise operators, and rounding of quantized models, on blocked layouts."""
 
 from __future__ import annotations
 
@@ -107,23 +107,3 @@ def rewrite_quantize(
     if tensor is None or any(shape is None or math.prod(shape) != 1 for shape in shapes):
         return None
     return rewriter.emit(relax.Call(call.op, [tensor, *parameters], call.attrs))
-
-
-def rewrite_concat(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> relax.Expr | None:
-    """Rewrite a concatenation of channels, with a blocked tensor, of which all but the last fill their blocks."""
-    fields = rewriter.list_fields(data)
-    axis = int(call.attrs.axis) % len(ir.known_shape(call))
-    if axis != 1 or all(rewriter.blocked_form(field) is None for field in fields):
-        return None
-    if any(ir.known_shape(field)[1] % rewriter.block for field in fields[:-1]):
-        return None
-    is_mixed = any(rewriter.blocked_form(field) is None for field in fields)
-    if is_mixed and not rewriter.is_read_blocked(call):
-        return None
-    tensors = [rewriter.to_blocked(field) for field in fields]
-    return rewriter.emit(relax.op.concat(relax.Tuple(tensors), axis=1))
-
-
-def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any) -> Any:
-    """Rewrite a reshape to the same shape."""
-    return rewriter.blocked_form(data) if ir.shape_of(data) == ir.shape_of(call) else None

@@ -27,6 +27,9 @@ Handler = Callable[..., relax.Expr | None]
 Handlers = Mapping[str, Handler]
 """Operator -> its handler."""
 
+# Operators that move the channels of an image, if they do not change its other axes.
+_MOVES = frozenset(("relax.reshape", "relax.permute_dims"))
+
 
 class LayoutRewriter(MainRewriter):
     """Rewrites the calls that a handler takes, and remembers the blocked form of each tensor.
@@ -36,13 +39,22 @@ class LayoutRewriter(MainRewriter):
     Attributes:
         context: The target and options.
         block: The number of channels in a block.
+        selections: The channels of other blocked tensors that a blocked tensor is a copy of.
     """
 
-    def __init__(self, mod: tvm.IRModule, context: LoweringContext, handlers: Handlers) -> None:
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        context: LoweringContext,
+        handlers: Handlers,
+        split_handler: Handler,
+    ) -> None:
         super().__init__(mod)
         self.context = context
         self.block = context.lanes
+        self.selections = self.new_memo()
         self._handlers = handlers
+        self._split_handler = split_handler
         self._blocked = self.new_memo()
         self._packed = self.new_memo()
 
@@ -62,9 +74,19 @@ class LayoutRewriter(MainRewriter):
         if result is None:
             _log.debug("%s keeps its layout", ir.operator_name(call))
             return rewritten
-        # Dead code unless an operator without a handler reads it.
-        plain = self.kernel(blocked.unpack, "unpack", result, shape[1], pattern=None)
-        self._blocked[plain] = result
+        return self._unpack(result, shape[1])
+
+    def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
+        """Rewrite one part of a split tensor."""
+        result = self._split_handler(self, item)
+        if result is None:
+            return super().visit_tuple_getitem_(item)
+        return self._unpack(result, ir.known_shape(item)[1])
+
+    def _unpack(self, tensor: Any, channels: int) -> Any:
+        """Emit the plain form of a blocked tensor: dead code unless an operator without a handler reads it."""
+        plain = self.kernel(blocked.unpack, "unpack", tensor, channels, pattern=None)
+        self._blocked[plain] = tensor
         return plain
 
     def blocked_form(self, var: Any) -> relax.Expr | None:
@@ -79,21 +101,33 @@ class LayoutRewriter(MainRewriter):
             self._packed[data] = self.kernel(blocked.pack, "pack", data, self.block, pattern=None)
         return self._packed[data]
 
-    def is_read_blocked(self, call: relax.Call) -> bool:
-        """Return whether a convolution reads the result of a call, directly or through operators with a handler."""
-        pending, seen = [call], set()
+    def is_read_blocked(self, expr: Any) -> bool:
+        """Return whether a convolution reads the value of an expression, directly or through operators with a handler."""
+        pending, seen = [expr], set()
         while pending:
             value = pending.pop()
             for reader in self.flow.list_readers(value):
                 name = ir.operator_name(reader)
                 if name in _READERS:
                     return True
-                if reader not in seen and (
-                    name in self._handlers or isinstance(reader, relax.Tuple)
-                ):
+                if reader not in seen and self._passes_blocked(reader):
                     seen.add(reader)
                     pending.append(reader)
         return False
+
+    def _passes_blocked(self, reader: Any) -> bool:
+        """Return whether the result of an expression is blocked if its operand is."""
+        name = ir.operator_name(reader)
+        if name in _MOVES:
+            before, after = ir.shape_of(reader.args[0]), ir.shape_of(reader)
+            return (
+                before is not None
+                and after is not None
+                and min(len(before), len(after)) > 3
+                and (before[0], *before[-2:]) == (after[0], *after[-2:])
+            )
+        is_tuple = isinstance(reader, relax.Tuple | relax.TupleGetItem)
+        return name in self._handlers or name == "relax.split" or is_tuple
 
     def list_fields(self, expr: Any) -> list[Any]:
         """Return the fields of a tuple; none for other expressions."""
