@@ -40,7 +40,7 @@ def check_columns(columns: int, stride: int, pad: int, folder: Path, *, transpos
     taps, channels = 3, 32
     size = (columns - 1) * stride + taps - 2 * pad
     weights = {"w": draw(channels, 32, taps), "b": draw(32, seed=1)}
-    kind, given, result = (
+    kind, source, result = (
         ("ConvTranspose", columns, size) if transposed else ("Conv", size, columns)
     )
     nodes = [
@@ -48,8 +48,8 @@ def check_columns(columns: int, stride: int, pad: int, folder: Path, *, transpos
         node(kind, ["r", "w", "b"], ["c"], strides=[stride], pads=[pad, pad]),
         node("Relu", ["c"], ["y"]),
     ]
-    inputs, outputs = value("x", [2, channels, given]), value("y", [2, 32, result])
-    feed = {"x": draw(2, channels, given)}
+    inputs, outputs = value("x", [2, channels, source]), value("y", [2, 32, result])
+    feed = {"x": draw(2, channels, source)}
     agree(model(nodes, [inputs], [outputs], weights), folder, feed)
 
 
