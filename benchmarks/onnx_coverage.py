@@ -1,6 +1,6 @@
 """ONNX coverage: how many of the onnx package's own tests import, compile and give the expected numbers.
 
-    python benchmarks/onnx_coverage.py [--kind KIND ...] [--match TEXT] [--peer] [--json FILE] [--list OUTCOME ...]
+    python benchmarks/onnx_coverage.py [--kind KIND ...] [--match TEXT] [--peer] [--jobs N] [--json FILE] [--list OUTCOME ...]
 
 With --peer, TVM's own importer imports the models, for comparison.
 
@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import queue
 import re
 import subprocess
 import sys
 import tempfile
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,6 +49,7 @@ STATIC_OPERANDS: dict[str, tuple[int, ...]] = {
     "CenterCropPad": (1,),
     "Col2Im": (1, 2),
     "ConstantOfShape": (0,),
+    "CumProd": (1,),
     "CumSum": (1,),
     "DFT": (1, 2),
     "Dropout": (1, 2),
@@ -338,18 +341,31 @@ class Child:
         return stream.readline()
 
 
-def measure(kinds: tuple[str, ...], match: str, *, peer: bool) -> dict[str, tuple[str, str]]:
-    """Return the outcome and its reason for every test whose name matches."""
-    results: dict[str, tuple[str, str]] = {}
-    judge_process = Child(kinds, peer=peer)
-    for name in judge_process.names:
-        if not re.search(match, name):
-            continue
-        if not judge_process.alive:
-            judge_process.close()
-            judge_process = Child(kinds, peer=peer)
-        results[name] = judge_process.judge(name)
-    judge_process.close()
+def measure(
+    kinds: tuple[str, ...], match: str, *, peer: bool, jobs: int = 1
+) -> dict[str, tuple[str, str]]:
+    """Return the outcome and its reason for every test whose name matches, computed by so many processes at once."""
+    processes: queue.SimpleQueue[Child] = queue.SimpleQueue()
+    for _ in range(jobs):
+        processes.put(Child(kinds, peer=peer))
+
+    def judge_one(name: str) -> tuple[str, str]:
+        process = processes.get()
+        if not process.alive:
+            process.close()
+            process = Child(kinds, peer=peer)
+        try:
+            return process.judge(name)
+        finally:
+            processes.put(process)
+
+    first = processes.get()
+    processes.put(first)
+    names = [name for name in first.names if re.search(match, name)]
+    with ThreadPoolExecutor(jobs) as pool:
+        results = dict(zip(names, pool.map(judge_one, names), strict=True))
+    for _ in range(jobs):
+        processes.get().close()
     return results
 
 
@@ -362,6 +378,7 @@ def main() -> None:
         "--match", default="", help="only the tests that this regular expression finds"
     )
     parser.add_argument("--peer", action="store_true", help="TVM's importer on the raw models")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--json", type=Path, help="write every outcome here")
     parser.add_argument(
         "--list",
@@ -375,7 +392,7 @@ def main() -> None:
     if args.child:
         child(tuple(args.child), peer=args.peer)
         return
-    results = measure(tuple(args.kind or KINDS), args.match, peer=args.peer)
+    results = measure(tuple(args.kind or KINDS), args.match, peer=args.peer, jobs=args.jobs)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
     counts = Counter((name.split("/")[0], outcome) for name, (outcome, _) in results.items())

@@ -103,9 +103,9 @@ def _cost_of_convolution(call: relax.Call, is_input: bool) -> _Cost:
 
 def _cost_of_product(call: relax.Call, _: bool) -> _Cost:
     """Return the cost of a matrix product, whose columns are vectors."""
-    *rows, columns = ir.known_shape(call)
-    depth = ir.known_shape(call.args[0])[-1]
-    return lambda lanes: math.prod(rows) * depth * math.ceil(columns / lanes)
+    shape, depth = ir.known_shape(call), ir.known_shape(call.args[0])[-1]
+    rows, columns = math.prod(shape[:-1]), math.prod(shape[-1:])
+    return lambda lanes: rows * depth * math.ceil(columns / lanes)
 
 
 _RULES: Final[Mapping[str, Callable[[relax.Call, bool], _Cost]]] = {

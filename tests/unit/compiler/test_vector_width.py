@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import relax
 
 from tests.support import tuning
 from tests.support.kernels import FAST, host_level, run
@@ -49,6 +50,15 @@ def test_matrix_products_count_as_well() -> None:
     columns = tuning.model(tuning.dense(512), tuning.relu, tuning.dense(8), shape=(64, 256))
     products = {16: 64 * (256 * 32 + 512), 8: 64 * (256 * 64 + 512), 4: 64 * (256 * 128 + 1024)}
     assert choose_width(columns, AVX512, None) == VectorWidth(16, products)
+
+
+def test_a_product_of_two_vectors_has_no_columns() -> None:
+    """It counts as one."""
+    data = relax.Var("x", relax.TensorType((40,), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [data], {"num_input": 1}):
+        builder.emit_func_output(builder.emit(relax.op.matmul(data, data)))
+    assert choose_width(builder.get(), AVX512, None) == VectorWidth(16, {16: 40, 8: 40, 4: 40})
 
 
 @pytest.mark.parametrize(

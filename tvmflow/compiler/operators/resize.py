@@ -43,19 +43,26 @@ class Taps(NamedTuple):
     weights: _Array
 
 
-# Coordinates of the result, size of the source, size of the result -> coordinates in the source.
-_COORDINATES: Final[Mapping[str, Callable[[_Array, int, int], _Array]]] = {
-    "half_pixel": lambda x, source, size: (
-        (x + np.float32(0.5)) / _scale(source, size) - np.float32(0.5)
+# Coordinates of the result, size of the source, length of the result -> coordinates in the source.
+_COORDINATES: Final[Mapping[str, Callable[[_Array, int, float], _Array]]] = {
+    "half_pixel": lambda x, source, length: (
+        (x + np.float32(0.5)) / _scale(source, length) - np.float32(0.5)
     ),
-    "pytorch_half_pixel": lambda x, source, size: (
-        (x + np.float32(0.5)) / _scale(source, size) - np.float32(0.5) if size > 1 else x * 0
+    "half_pixel_symmetric": lambda x, source, length: (
+        (x + np.float32(0.5)) / _scale(source, length)
+        - np.float32(0.5)
+        + np.float32(source / 2 * (1 - len(x) / length))
     ),
-    "align_corners": lambda x, source, size: (
-        x * np.float32(source - 1) / np.float32(size - 1) if size > 1 else x * 0
+    "pytorch_half_pixel": lambda x, source, length: (
+        (x + np.float32(0.5)) / _scale(source, length) - np.float32(0.5) if length > 1 else x * 0
     ),
-    "asymmetric": lambda x, source, size: x / _scale(source, size),
-    "tf_half_pixel_for_nn": lambda x, source, size: (x + np.float32(0.5)) / _scale(source, size),
+    "align_corners": lambda x, source, length: (
+        x * np.float32(source - 1) / np.float32(length - 1) if length > 1 else x * 0
+    ),
+    "asymmetric": lambda x, source, length: x / _scale(source, length),
+    "tf_half_pixel_for_nn": lambda x, source, length: (
+        (x + np.float32(0.5)) / _scale(source, length)
+    ),
 }
 # ONNX's nearest modes, and TVM's `round`.
 _ROUNDING: Final[Mapping[str, Callable[[_Array], _Array]]] = {
@@ -67,8 +74,8 @@ _ROUNDING: Final[Mapping[str, Callable[[_Array], _Array]]] = {
 }
 
 
-def _scale(source: int, size: int) -> np.float32:
-    return np.float32(size) / np.float32(source)
+def _scale(source: int, length: float) -> np.float32:
+    return np.float32(length) / np.float32(source)
 
 
 def is_supported(mode: Interpolation) -> bool:
@@ -77,18 +84,31 @@ def is_supported(mode: Interpolation) -> bool:
     return rounds and mode.method in _TAPS and mode.coordinates in _COORDINATES
 
 
-def find_taps(source: int, size: int, mode: Interpolation) -> Taps:
+def find_taps(
+    source: int,
+    size: int,
+    mode: Interpolation,
+    length: float | None = None,
+    *,
+    antialias: bool = False,
+) -> Taps:
     """Return the taps along an axis, in float32 as ONNX Runtime computes them.
 
     Args:
         source: The number of pixels of the source.
         size: The number of pixels of the result.
         mode: A mode that `is_supported`.
+        length: The length of the source times the factor, which is no integer where `size` is rounded.
+        antialias: Whether a pixel of a smaller result is the mean of all pixels that it covers.
     """
+    length = float(size) if length is None else length
     x = np.arange(size, dtype=np.float32)
-    if source != size:
-        x = _COORDINATES[mode.coordinates](x, source, size).astype(np.float32)
-    positions, weights = _TAPS[mode.method](x, source, mode)
+    if source != length:
+        x = _COORDINATES[mode.coordinates](x, source, length).astype(np.float32)
+    if antialias and length < source:
+        positions, weights = _antialiased(x, source, mode, length / source)
+    else:
+        positions, weights = _TAPS[mode.method](x, source, mode)
     return Taps(positions.clip(0, source - 1).astype(np.int32), weights.astype(np.float32))
 
 
@@ -107,14 +127,38 @@ def _cubic(x: _Array, source: int, mode: Interpolation) -> tuple[_Array, _Array]
     """Return four taps with the weights of Keys, "Cubic Convolution Interpolation for Digital Image Processing", 1981."""
     first, a = np.floor(x), mode.cubic_alpha
     positions = first[:, None] + np.arange(-1, 3)
-    distance = np.abs(x[:, None] - positions).astype(np.float64)
+    weights = _cubic_weights(np.abs(x[:, None] - positions).astype(np.float64), a)
+    return positions, _exclude_outside(positions, weights, source, mode)
+
+
+def _cubic_weights(distance: _Array, a: float) -> _Array:
     near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
     far = ((distance - 5) * distance + 8) * distance * a - 4 * a
-    weights = np.where(distance <= 1, near, far)
-    if mode.excludes_outside:
-        weights = np.where((positions >= 0) & (positions < source), weights, 0)
-        weights /= weights.sum(1, keepdims=True)
-    return positions, weights
+    return np.where(distance <= 1, near, far)
+
+
+def _exclude_outside(
+    positions: _Array, weights: _Array, source: int, mode: Interpolation
+) -> _Array:
+    if not mode.excludes_outside:
+        return weights
+    inside: _Array = np.where((positions >= 0) & (positions < source), weights, 0)
+    normalized: _Array = inside / inside.sum(1, keepdims=True)
+    return normalized
+
+
+def _antialiased(
+    x: _Array, source: int, mode: Interpolation, scale: float
+) -> tuple[_Array, _Array]:
+    """Return the taps of a filter that is as much wider as the result is smaller."""
+    radius = 1 if mode.method == "linear" else 2
+    start = math.floor(-radius / scale) + 1
+    positions = np.floor(x)[:, None] + np.arange(start, 2 - start)
+    distance = np.abs(x[:, None] - positions).astype(np.float64) * scale
+    inside = 1 - distance if radius == 1 else _cubic_weights(distance, mode.cubic_alpha)
+    weights = np.where(distance < radius, inside, 0)
+    weights /= weights.sum(1, keepdims=True)
+    return positions, _exclude_outside(positions, weights, source, mode)
 
 
 _TAPS: Final = {"nearest_neighbor": _nearest, "linear": _linear, "cubic": _cubic}

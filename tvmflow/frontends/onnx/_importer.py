@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from typing import Any, Final
 
@@ -15,13 +15,14 @@ import tvm
 import tvm_ffi
 from onnx import ModelProto, NodeProto, helper
 from tvm import relax
-from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import LoadedModel
 from tvmflow.frontends.onnx import _recurrent
+from tvmflow.frontends.onnx._converters import CONVERTERS, NodeToConvert
 from tvmflow.frontends.onnx._graph import (
     all_graphs,
     attributes_of,
@@ -134,36 +135,21 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def _convert_operator(
         self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
-        """Convert recurrent operators, which TVM lacks; Clip and PRelu to operators that layout passes support; all others as TVM does."""
-        if op_name == "PRelu":
-            return self._prelu(*inputs)
+        """Convert an operator by a converter of tvmflow's, or as TVM does."""
         if op_name in _recurrent.OPERATORS:
             return _recurrent.convert(op_name, self.bb, inputs, attrs)
-        bounds = _clip_bounds(inputs, attrs) if op_name == "Clip" else None
-        if bounds is None:
-            return super()._convert_operator(op_name, inputs, attrs, opset)
-        value = inputs[0]
-        for bound, operator in zip(bounds, (relax.op.maximum, relax.op.minimum), strict=True):
-            value = value if bound is None else self.bb.normalize(operator(value, bound))
-        return value
+        convert = super()._convert_operator
+
+        def convert_by_tvm(operands: Sequence[Any]) -> relax.Expr:
+            return convert(op_name, onnx_input(operands), attrs, opset)
+
+        if op_name not in CONVERTERS:
+            return convert_by_tvm(inputs)
+        node = NodeToConvert(self.bb, list(inputs), attrs, opset, convert_by_tvm)
+        return self.bb.normalize(CONVERTERS[op_name](node))
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         """Do nothing: `import_prepared` has refused what neither TVM nor this importer converts."""
-
-    def _prelu(self, x: relax.Expr, slope: relax.Expr) -> relax.Expr:
-        """Return `max(x, 0) + slope · min(x, 0)`.
-
-        A vector of slopes that only fits the channels counts as one slope for each channel, as in
-        opset 6: old exports of MXNet and PyTorch have such slopes in newer opsets too.
-        """
-        sizes, slopes = ([int(n) for n in value.ty.shape] for value in (x, slope))
-        if len(slopes) == 1 and len(sizes) > 1 and slopes[0] not in (1, sizes[-1]):
-            if slopes[0] != sizes[1]:
-                raise ValueError(f"slopes of shape {slopes} do not fit data of shape {sizes}")
-            slope = relax.op.reshape(slope, [slopes[0], *[1] * (len(sizes) - 2)])
-        zero = relax.const(0, x.ty.dtype.dtype)
-        negative = slope * relax.op.minimum(x, zero)
-        return self.bb.normalize(relax.op.maximum(x, zero) + negative)
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         """Convert one node at a time, so that an error can name it."""
@@ -209,23 +195,6 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self.bb.end_scope()
         self._nodes = outer
         return relax.SeqExpr([block], body)
-
-
-def _clip_bounds(inputs: Any, attrs: Mapping[str, Any]) -> tuple[Any, Any] | None:
-    """Return minimum and maximum of a Clip, None for a missing one; None when they are not constant."""
-    dtype = str(inputs[0].ty.dtype.dtype)
-    if "min" in attrs or "max" in attrs:
-        values = [attrs.get(name) for name in ("min", "max")]
-        bounds = [None if value is None else relax.const(float(value), dtype) for value in values]
-    else:
-        bounds = [inputs[index] if index < len(inputs) else None for index in (1, 2)]
-    if any(bound is not None and not isinstance(bound, tvm.ir.Constant) for bound in bounds):
-        return None
-    # A NaN bound counts as missing, as in ONNX Runtime.
-    low, high = (
-        None if bound is None or np.isnan(bound.value.numpy()).any() else bound for bound in bounds
-    )
-    return low, high
 
 
 def _is_shape_like(array: np.ndarray[Any, Any]) -> bool:

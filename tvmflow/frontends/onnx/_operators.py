@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-import numpy as np
 from onnx import NodeProto
 
 from tvmflow.core.formatting import excerpt
@@ -14,6 +13,7 @@ from tvmflow.frontends.onnx._graph import KnownValues, attributes_of, is_standar
 
 _PARAMETER_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
     "Clip": (1, 2),
+    "DFT": (1, 2),
     "DequantizeLinear": (1, 2),
     "OneHot": (1, 2),
     "Pad": (2,),
@@ -21,6 +21,7 @@ _PARAMETER_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
     "QuantizeLinear": (1, 2),
     "Range": (0, 1, 2),
     "Resize": (1, 2, 3),
+    "STFT": (1, 2, 3),
     "ThresholdedRelu": (1,),
     "Upsample": (1,),
 }
@@ -54,27 +55,14 @@ def _dropout(node: NodeProto, known: KnownValues) -> str:
     return "in training mode" if is_training else ""
 
 
-def _is_inf(node: NodeProto, _: KnownValues) -> str:
-    attributes = attributes_of(node)
-    both = attributes.get("detect_negative", 1) and attributes.get("detect_positive", 1)
-    return "" if both else "for one sign only"
-
-
 def _layer_norm(node: NodeProto, _: KnownValues) -> str:
     return "with its mean and deviation" if _has_output(node, 1) or _has_output(node, 2) else ""
 
 
-def _resize(node: NodeProto, known: KnownValues) -> str:
-    """Reject rounded sizes: TVM scales by the ratio of the sizes, ONNX by the given factor."""
-    if attributes_of(node).get("antialias", 0):
-        return "with antialias"
-    name = node.input[2] if len(node.input) > 2 else ""
-    scales, shape = known.constants.get(name), known.shapes.get(node.input[0])
-    if scales is None or shape is None or scales.size != len(shape):
-        return ""
-    sizes = np.asarray(shape) * scales.astype(np.float64)
-    # Factors are float32: 1/3 of 6 counts as exactly 2.
-    return "" if np.allclose(sizes, np.round(sizes), rtol=1e-5) else "with a rounded output size"
+def _rms_norm(node: NodeProto, known: KnownValues) -> str:
+    shape = known.shapes.get(node.input[0], ())
+    axis = attributes_of(node).get("axis", -1)
+    return "over all axes" if axis in (0, -len(shape)) else ""
 
 
 def _roi_align(node: NodeProto, _: KnownValues) -> str:
@@ -97,9 +85,8 @@ MISCOMPUTED: Final[Mapping[str, Callable[[NodeProto, KnownValues], str]]] = {
     "BatchNormalization": _batch_norm,
     "ConvTranspose": _conv_transpose,
     "Dropout": _dropout,
-    "IsInf": _is_inf,
     "LayerNormalization": _layer_norm,
-    "Resize": _resize,
+    "RMSNormalization": _rms_norm,
     "RoiAlign": _roi_align,
     "SequenceErase": _sequence_erase,
     "SequenceInsert": _sequence_insert,
@@ -122,14 +109,11 @@ def supported_operators() -> frozenset[str]:
     """Return the operators that TVM's importer or tvmflow's has a converter for."""
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
-    return frozenset(_get_convert_map()) | {"If", "Constant"} | _recurrent_operators()
-
-
-def _recurrent_operators() -> frozenset[str]:
-    # The module imports TVM.
+    # These modules import TVM.
+    from tvmflow.frontends.onnx._converters import CONVERTERS
     from tvmflow.frontends.onnx._recurrent import OPERATORS
 
-    return OPERATORS
+    return frozenset(_get_convert_map()) | {"If", "Constant"} | OPERATORS | set(CONVERTERS)
 
 
 def unsupported_reason(node: NodeProto, known: KnownValues) -> str:

@@ -1,0 +1,41 @@
+"""Networks of operators in any order: what the rules for layouts, fusion and schedules make of them agrees with ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.support.kernels import LEVELS_HERE, level, outputs
+from tests.support.onnx_models import draw, load, model, value
+from tests.support.random_networks import draw_network
+from tests.support.random_networks.judging import find_differences, run_reference
+
+_DEFAULT = range(2)
+_MANY = range(2, 120)
+
+
+@pytest.mark.parametrize(
+    "seed", [*_DEFAULT, *(pytest.param(seed, marks=pytest.mark.slow) for seed in _MANY)]
+)
+def test_random_networks_agree_with_onnx_runtime(seed: int, tmp_path: Path) -> None:
+    """The levels of this machine take turns."""
+    made, feed = draw_network(seed)
+    target = level(LEVELS_HERE[seed % len(LEVELS_HERE)])
+    actual = outputs(load(made, tmp_path, feed), feed, target)
+    assert find_differences(made, feed, actual) == []
+
+
+def test_tiny_outputs_do_not_agree_with_zeros() -> None:
+    """Errors are relative to the largest value of an output."""
+    tiny = {"w": np.array(1e-8, np.float32)}
+    nodes = [onnx.helper.make_node("Mul", ["x", "w"], ["y"])]
+    made = model(nodes, [value("x", [2, 3])], [value("y", [2, 3])], tiny)
+    feed = {"x": draw(2, 3)}
+    expected = run_reference(made, feed)
+    assert find_differences(made, feed, expected) == []
+    assert find_differences(made, feed, [np.zeros_like(expected[0])]) == [
+        "y is off by 1 of 6.4e-09 (may be 2e-05)"
+    ]

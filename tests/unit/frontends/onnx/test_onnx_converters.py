@@ -1,0 +1,184 @@
+"""Operators that TVM lacks or miscomputes give the numbers of ONNX's reference evaluator."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from tests.support.mxnet_runs import compute
+from tests.support.onnx_models import Array, agree, draw, load, model, value
+from tvmflow.core.errors import ImportFailed
+from tvmflow.frontends.onnx._converters import CONVERTERS
+from tvmflow.frontends.onnx._rewrites import _REWRITES
+
+F, INT, INF = np.float32, np.int64, np.inf
+Feed = dict[str, Array]
+
+
+def single(
+    operator: str, feed: Feed, constants: Feed | None = None, opset: int = 19, **attributes: Any
+) -> tuple[onnx.ModelProto, Feed]:
+    """Return a model of one node, which reads the feed and then the constants; empty arrays are missing operands."""
+    constants = constants or {}
+    names = [name if array.size else "" for name, array in (feed | constants).items()]
+    outputs = attributes.pop("outputs", 1)
+    results = [f"y{n}" for n in range(outputs)]
+    made = model(
+        [helper.make_node(operator, names, results, **attributes)],
+        [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for n, a in feed.items()
+        ],
+        [value(name, None) for name in results],
+        {name: array for name, array in constants.items() if array.size},
+        opset=opset,
+    )
+    made.ir_version = 10
+    for output in made.graph.output:
+        output.ClearField("type")
+    return made, feed
+
+
+SIGNS = np.array([-3.5, 3.5, -INF, INF, 2.0, -2.0], F)
+ROWS = np.array([[-INF, -INF], [-INF, 2.0], [INF, 1.0]], F)
+NONE = np.zeros(0, F)
+LINE = {"x": draw(1, 9, 2, seed=3)}
+
+
+def resized(scales: list[float] | None = None, sizes: list[int] | None = None, **how: Any) -> Any:
+    constants: Feed = {
+        "roi": NONE,
+        "scales": np.array(scales or [], F),
+        "sizes": np.array(sizes or [], INT),
+    }
+    if not sizes:
+        del constants["sizes"]
+    return single("Resize", {"x": draw(1, 2, 7, 5)}, constants, **how)
+
+
+CASES: dict[str, Any] = {
+    "bits of numbers": lambda: single(
+        "BitCast", {"x": draw(2, 3)}, opset=26, to=TensorProto.INT32
+    ),
+    "hyperbolic cosine": lambda: single("Cosh", {"x": SIGNS[[0, 1, 4, 5]]}),
+    "hyperbolic sine of small and large numbers": lambda: single(
+        "Sinh", {"x": np.array([1e-6, -0.3, 0.999, 1.001, -5.0], F)}
+    ),
+    "product of all before": lambda: single(
+        "CumProd", {"x": draw(3, 4)}, {"axis": np.array(-1, INT)}, opset=26, exclusive=1, reverse=1
+    ),
+    "unit in float16": lambda: single("Elu", {"x": draw(5).astype(np.float16)}),
+    "positive infinity": lambda: single("IsInf", {"x": SIGNS}, detect_negative=0),
+    "negative infinity": lambda: single("IsInf", {"x": SIGNS}, detect_positive=0),
+    "no infinity": lambda: single("IsInf", {"x": SIGNS}, detect_positive=0, detect_negative=0),
+    "remainder by infinity": lambda: single("Mod", {"x": SIGNS[[0, 1]], "y": SIGNS[[3, 2]]}),
+    "negative one-hot indices": lambda: single(
+        "OneHot",
+        {"i": np.array([[0, -1], [4, 9]], INT)},
+        {"depth": np.array(5.0, F), "values": np.array([2.0, 7.0], F)},
+        axis=1,
+    ),
+    "power of floats and integers": lambda: single(
+        "Pow", {"x": draw(4)}, {"y": np.array([0, 1, 2, 3], np.int32)}
+    ),
+    "power of integers": lambda: single(
+        "Pow", {"x": np.array([3, -7, 2], np.int32)}, {"y": np.array([3, 5, 20], INT)}
+    ),
+    "largest of infinities": lambda: single("ReduceMax", {"x": ROWS}, {"a": np.array([1], INT)}),
+    "smallest of infinities": lambda: single("ReduceMin", {"x": -ROWS}, {"a": np.array([1], INT)}),
+    "largest boolean": lambda: single(
+        "ReduceMax", {"x": ROWS > 0}, {"a": np.array([1], INT)}, opset=20
+    ),
+    "norm of squares over all axes": lambda: single(
+        "RMSNormalization", {"x": draw(3, 4)}, {"s": draw(3, 4, seed=1)}, opset=23, axis=0
+    ),
+    "rounded size": lambda: resized([1, 1, 0.6, 0.6], mode="linear"),
+    "rounded size, nearest": lambda: resized([1, 1, 1.35, 0.7], mode="nearest"),
+    "rounded size, cubic without edges": lambda: resized(
+        [1, 1, 0.8, 0.7], mode="cubic", exclude_outside=1, cubic_coeff_a=-0.5
+    ),
+    "symmetric": lambda: resized(
+        [1, 1, 0.6, 1.3], mode="linear", coordinate_transformation_mode="half_pixel_symmetric"
+    ),
+    "antialiased": lambda: resized([1, 1, 0.3, 0.6], mode="cubic", antialias=1),
+    "same aspect ratio": lambda: resized(
+        None, [4, 9], mode="nearest", axes=[2, 3], keep_aspect_ratio_policy="not_larger"
+    ),
+    "spectrum": lambda: single("DFT", LINE, {"n": np.array(7, INT)}, axis=1),
+    "longer spectrum of real numbers": lambda: single(
+        "DFT", {"x": draw(2, 9, 1)}, {"n": np.array(12, INT)}, axis=1, onesided=1
+    ),
+    "inverse spectrum": lambda: single("DFT", LINE, axis=1, inverse=1),
+    "spectra of frames": lambda: single(
+        "STFT",
+        {"x": draw(2, 33, 1)},
+        {"step": np.array(5, INT), "window": draw(8, seed=2), "n": np.array(8, INT)},
+    ),
+    "mask of dropout": lambda: single("Dropout", {"x": draw(2, 3)}, outputs=2),
+    "diagonal of another type": lambda: single(
+        "EyeLike", {"x": np.zeros((3, 4), np.int32)}, dtype=TensorProto.DOUBLE, k=-1
+    ),
+    "norm of zeros": lambda: single(
+        "LpNormalization", {"x": np.array([[0, 0], [3, 4]], F)}, opset=22, axis=1
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_operators_agree_with_onnx(case: str, tmp_path: Path) -> None:
+    """Values, shapes and dtypes."""
+    made, feed = CASES[case]()
+    actual = compute(load(made, tmp_path, feed), feed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = ReferenceEvaluator(made).run(None, feed)
+    for a, b in zip(actual, expected, strict=True):
+        b = np.asarray(b)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        rtol = 1e-3 if b.dtype == np.float16 else 2e-5
+        scale = (
+            np.abs(b[np.isfinite(b)], dtype=np.float64).max(initial=0.0) if b.dtype != bool else 0
+        )
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * scale)
+
+
+@pytest.mark.parametrize("how", ["NOTSET", "SAME_UPPER"])
+@pytest.mark.parametrize("size", [[10, 6], [7, 4]])
+def test_the_size_of_a_transposed_convolution_gives_its_padding(
+    how: str, size: list[int], tmp_path: Path
+) -> None:
+    """A larger result is padded after, a smaller one cut on both sides."""
+    data: Feed = {"x": draw(1, 1, 3, 3)}
+    weights: Feed = {"w": draw(1, 2, 3, 3)}
+    made, feed = single(
+        "ConvTranspose", data, weights, output_shape=size, strides=[3, 2], auto_pad=how
+    )
+    agree(made, tmp_path, feed)
+
+
+def test_the_smallest_hyperbolic_sines_are_exact(tmp_path: Path) -> None:
+    """The difference of two exponentials near 1 would have an error of a tenth."""
+    made, feed = single("Sinh", {"x": np.array([1e-6, -3e-4], F)})
+    (actual,) = compute(load(made, tmp_path, feed), feed)
+    np.testing.assert_allclose(actual, np.sinh(feed["x"]), rtol=2e-7)
+
+
+def test_every_converter_is_tested() -> None:
+    """Clip, PRelu and CastLike have tests with the models that need them, ConvTranspose with ONNX Runtime."""
+    tested = {node.op_type for make in CASES.values() for node in make()[0].graph.node}
+    assert {*CONVERTERS, *_REWRITES} - tested == {"Clip", "PRelu", "CastLike", "ConvTranspose"}
+
+
+def test_computed_axes_are_refused_by_name(tmp_path: Path) -> None:
+    """The message names the operator and the operand."""
+    made, feed = single("CumProd", {"x": draw(3), "axis": np.array(0, INT)}, opset=26)
+    with pytest.raises(ImportFailed, match=r"CumProd \(node .*axis depends on the inputs"):
+        load(made, tmp_path, feed)

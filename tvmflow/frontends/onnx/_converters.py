@@ -1,0 +1,274 @@
+"""Converters of operators that TVM's importer lacks or miscomputes, or converts to what layout passes do not support."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx
+
+from tvmflow.frontends.onnx import _fourier, _resize
+
+_SINH_TERMS: Final = 8
+
+
+class NodeToConvert(NamedTuple):
+    """A node to convert.
+
+    Attributes:
+        builder: The builder of the model.
+        inputs: The operands; None for missing ones.
+        attributes: The attributes; strings are bytes.
+        opset: The version of the operator set.
+        convert_by_tvm: Converts the node as TVM does, with other operands.
+    """
+
+    builder: relax.BlockBuilder
+    inputs: Sequence[Any]
+    attributes: Mapping[str, Any]
+    opset: int
+    convert_by_tvm: Callable[[Sequence[Any]], Any]
+
+    def emit(self, expr: Any) -> Any:
+        """Return an expression with a type."""
+        return self.builder.normalize(expr)
+
+
+Converter = Callable[[NodeToConvert], Any]
+
+
+def _dtype(expr: Any) -> str:
+    return str(expr.ty.dtype.dtype)
+
+
+def _shape(expr: Any) -> list[int]:
+    return [int(extent) for extent in expr.ty.shape]
+
+
+def _is_float(expr: Any) -> bool:
+    return "float" in _dtype(expr)
+
+
+def _constant(value: float, like: Any) -> Any:
+    return relax.const(value, _dtype(like))
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+def _prelu(node: NodeToConvert) -> Any:
+    """Return `max(x, 0) + slope · min(x, 0)`.
+
+    A vector of slopes that only fits the channels counts as one slope for each channel, as in
+    opset 6: old exports of MXNet and PyTorch have such slopes in newer opsets too.
+    """
+    x, slope = node.inputs
+    sizes, slopes = _shape(x), _shape(slope)
+    if len(slopes) == 1 and len(sizes) > 1 and slopes[0] not in (1, sizes[-1]):
+        if slopes[0] != sizes[1]:
+            raise ValueError(f"slopes of shape {slopes} do not fit data of shape {sizes}")
+        slope = relax.op.reshape(slope, [slopes[0], *[1] * (len(sizes) - 2)])
+    zero = _constant(0, x)
+    return relax.op.maximum(x, zero) + slope * relax.op.minimum(x, zero)
+
+
+def _clip(node: NodeToConvert) -> Any:
+    """Return maximum and minimum with constant bounds: layout passes support them."""
+    bounds = _clip_bounds(node.inputs, node.attributes)
+    if bounds is None:
+        return node.convert_by_tvm(node.inputs)
+    value = node.inputs[0]
+    for bound, operator in zip(bounds, (relax.op.maximum, relax.op.minimum), strict=True):
+        value = value if bound is None else node.emit(operator(value, bound))
+    return value
+
+
+def _clip_bounds(inputs: Any, attrs: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Return minimum and maximum of a Clip, None for a missing one; None when they are not constant."""
+    if "min" in attrs or "max" in attrs:
+        values = [attrs.get(name) for name in ("min", "max")]
+        bounds = [None if v is None else _constant(float(v), inputs[0]) for v in values]
+    else:
+        bounds = [inputs[index] if index < len(inputs) else None for index in (1, 2)]
+    if any(bound is not None and not isinstance(bound, tvm.ir.Constant) for bound in bounds):
+        return None
+    # A NaN bound counts as missing, as in ONNX Runtime.
+    low, high = (
+        None if bound is None or np.isnan(bound.value.numpy()).any() else bound for bound in bounds
+    )
+    return low, high
+
+
+def _elu(node: NodeToConvert) -> Any:
+    """Return `max(x, 0) − α·max(1 − exp(x), 0)` in the dtype of x; TVM's constants are float32."""
+    [x] = node.inputs
+    alpha = float(node.attributes.get("alpha", 1.0))
+    negative = relax.op.nn.relu(_constant(1.0, x) - relax.op.exp(x))
+    return _constant(-alpha, x) * negative + relax.op.nn.relu(x)
+
+
+def _pow(node: NodeToConvert) -> Any:
+    """Return powers in the dtype of the base; those of integers are computed as float64."""
+    base, exponent = node.inputs
+    if _dtype(base) == _dtype(exponent) and _is_float(base):
+        return node.convert_by_tvm(node.inputs)
+    if _is_float(base):
+        return relax.op.power(base, relax.op.astype(exponent, _dtype(base)))
+    wide = [node.emit(relax.op.astype(operand, "float64")) for operand in (base, exponent)]
+    power = node.emit(relax.op.power(*wide))
+    # A power of integers is an integer, except for rounding errors of the C library.
+    power = power if _is_float(exponent) else node.emit(relax.op.round(power))
+    return relax.op.astype(power, _dtype(base))
+
+
+def _mod(node: NodeToConvert) -> Any:
+    """Return remainders with the sign of the divisor, also by infinity; `a − ⌊a/b⌋·b` would be NaN there."""
+    left, right = node.inputs
+    if node.attributes.get("fmod", 0) or not _is_float(left):
+        return node.convert_by_tvm(node.inputs)
+    rest, zero = node.emit(relax.op.mod(left, right)), _constant(0, left)
+    differs = relax.op.logical_xor(relax.op.less(rest, zero), relax.op.less(right, zero))
+    moves = relax.op.logical_and(relax.op.not_equal(rest, zero), differs)
+    return relax.op.where(moves, relax.op.add(rest, right), rest)
+
+
+def _cosh(node: NodeToConvert) -> Any:
+    [x] = node.inputs
+    half = _constant(0.5, x)
+    return half * relax.op.exp(x) + half * relax.op.exp(relax.op.negative(x))
+
+
+def _sinh(node: NodeToConvert) -> Any:
+    """Return `(eˣ − e⁻ˣ)/2`, and the Taylor series below 1, where the difference would lose most of its bits."""
+    [x] = node.inputs
+    half, one = _constant(0.5, x), _constant(1.0, x)
+    large = half * relax.op.exp(x) - half * relax.op.exp(relax.op.negative(x))
+    square, series = node.emit(x * x), one
+    for n in range(_SINH_TERMS, 0, -1):
+        factor = _constant(1 / (2 * n * (2 * n + 1)), x)
+        series = node.emit(one + square * factor * series)
+    return relax.op.where(relax.op.less(square, one), x * series, large)
+
+
+def _is_inf(node: NodeToConvert) -> Any:
+    """Return which values are infinite, or only those of one sign."""
+    [x] = node.inputs
+    signs = {"detect_negative": relax.op.less, "detect_positive": relax.op.greater}
+    comparisons = [compare for name, compare in signs.items() if node.attributes.get(name, 1)]
+    infinite = node.emit(relax.op.isinf(x))
+    if len(comparisons) == len(signs):
+        return infinite
+    if not comparisons:
+        return relax.op.zeros_like(infinite)
+    return relax.op.logical_and(infinite, comparisons[0](x, _constant(0, x)))
+
+
+# ---------------------------------------------------------------- reductions
+
+
+def _extreme(node: NodeToConvert) -> Any:
+    """Return maxima or minima, also of booleans and of rows of nothing but infinities.
+
+    TVM's start with the lowest or highest finite number; half of any number is within it, and only
+    the double of the start itself is infinite.
+    """
+    data, *rest = node.inputs
+    if _dtype(data) == "bool":
+        narrow = node.emit(relax.op.astype(data, "uint8"))
+        return relax.op.astype(node.emit(node.convert_by_tvm([narrow, *rest])), "bool")
+    if not _is_float(data):
+        return node.convert_by_tvm(node.inputs)
+    halves = node.emit(relax.op.multiply(data, _constant(0.5, data)))
+    result = node.emit(node.convert_by_tvm([halves, *rest]))
+    return relax.op.multiply(result, _constant(2.0, data))
+
+
+def _cum_prod(node: NodeToConvert) -> Any:
+    """Return products of all elements before another along an axis."""
+    x, axis = node.inputs
+    axis = int(_known_array(axis, "axis").reshape(())) % len(_shape(x))
+    is_reversed = bool(node.attributes.get("reverse", 0))
+    data = node.emit(relax.op.flip(x, axis)) if is_reversed else x
+    exclusive = bool(node.attributes.get("exclusive", 0))
+    product = node.emit(relax.op.cumprod(data, axis, _dtype(x), exclusive))
+    return relax.op.flip(product, axis) if is_reversed else product
+
+
+# ---------------------------------------------------------------- data
+
+
+def _one_hot(node: NodeToConvert) -> Any:
+    """Return one value where an index is the position along a new axis, and another elsewhere; none fits an index out of range."""
+    indices, depth, values = node.inputs
+    count = int(_known_array(depth, "depth").reshape(()))
+    off, on = (relax.const(value) for value in _known_array(values, "values"))
+    rank = len(_shape(indices)) + 1
+    axis = int(node.attributes.get("axis", -1)) % rank
+    wide = node.emit(relax.op.expand_dims(relax.op.astype(indices, "int64"), axis))
+    from_end = relax.op.add(wide, relax.const(count, "int64"))
+    wide = relax.op.where(relax.op.less(wide, relax.const(0, "int64")), from_end, wide)
+    positions = np.arange(count).reshape([count if n == axis else 1 for n in range(rank)])
+    return relax.op.where(relax.op.equal(wide, relax.const(positions, "int64")), on, off)
+
+
+def _bit_cast(node: NodeToConvert) -> Any:
+    """Return the bits of numbers as numbers of another dtype of the same size."""
+    from onnx import helper
+
+    [x] = node.inputs
+    dtype = str(helper.tensor_dtype_to_np_dtype(node.attributes["to"]))
+    if "bool" in (dtype, _dtype(x)):
+        return relax.op.astype(x, dtype)
+
+    def reinterpret(data: Any) -> Any:
+        return te.compute(data.shape, lambda *i: tirx.reinterpret(dtype, data(*i)), name="bit_cast")
+
+    return node.builder.emit_te(reinterpret, x, primfunc_name_hint="bit_cast")
+
+
+def _resize_data(node: NodeToConvert) -> Any:
+    resized = _resize.convert(node.builder, node.inputs, node.attributes)
+    return node.convert_by_tvm(node.inputs) if resized is None else resized
+
+
+def _dft(node: NodeToConvert) -> Any:
+    return _fourier.convert_dft(node.builder, node.inputs, node.attributes, node.opset)
+
+
+def _stft(node: NodeToConvert) -> Any:
+    onesided = bool(node.attributes.get("onesided", 1))
+    return _fourier.convert_stft(node.builder, node.inputs, onesided)
+
+
+def _known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
+    """Return the value of a constant operand.
+
+    Raises:
+        ValueError: when it is computed.
+    """
+    if not isinstance(expr, tvm.ir.Constant):
+        raise ValueError(f"{name} depends on the inputs, which is not supported")
+    return np.asarray(expr.value.numpy())
+
+
+CONVERTERS: Final[Mapping[str, Converter]] = {
+    "BitCast": _bit_cast,
+    "Clip": _clip,
+    "Cosh": _cosh,
+    "CumProd": _cum_prod,
+    "DFT": _dft,
+    "Elu": _elu,
+    "IsInf": _is_inf,
+    "Mod": _mod,
+    "OneHot": _one_hot,
+    "PRelu": _prelu,
+    "Pow": _pow,
+    "ReduceMax": _extreme,
+    "ReduceMin": _extreme,
+    "Resize": _resize_data,
+    "STFT": _stft,
+    "Sinh": _sinh,
+}
+"""Operator -> its converter; all others are converted as TVM does."""
