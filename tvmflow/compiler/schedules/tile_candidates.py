@@ -16,6 +16,8 @@ SHORT_REDUCTION: Final = 5
 
 _MAX_VECTORS: Final = 8
 _MAX_POINTS: Final = 28
+# So many sums stay in registers where each point is tested.
+_TESTED_SUMS: Final = 14
 # Registers that are left for operands.
 _OPERAND_REGISTERS: Final = 4
 # The cost of copying one element into a padded window, in multiplications.
@@ -172,8 +174,8 @@ def _estimate_utilization(
     loads = (vectors + points) / sums
     free = cpu.registers * 11 // 16
     if cpu.has_broadcast_loads:
-        stalls = max(1.0, 0.6 + 0.4 * loads) * (1 + 0.05 * max(0, sums + vectors - free))
-        test_factor = 0.9 if vectors == 1 else 0.6
+        stalls = max(1.0, 0.5 + 0.6 * loads) * (1 + 0.05 * max(0, sums + vectors - free))
+        test_factor = 0.97 if vectors == 1 or sums <= _TESTED_SUMS else 0.6
     else:
         live = sums + min(vectors, points)
         stalls = max(1.0, 0.1 + 1.25 * loads) * (1 + 0.03 * max(0, live - free))
