@@ -53,6 +53,7 @@ def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
 
 def keep_small_buffers_on_stack() -> tvm.transform.Pass:
     """Return a pass that leaves small buffers of kernels to the code generator, which makes them on the stack."""
+
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         body = tvm_ffi.structural_map(function.body, (tirx.AllocBuffer, _mark_small_buffer))
         return function.with_body(body)

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
+C_LIBRARY: Final = "c-library"
 C_SOURCE: Final = "c-source"
 PARAMS: Final = "params"
 SYSTEM_LIBRARY: Final = "system-library"
+
+C_PROGRAM: Final = "program.c"
+"""The C code of the form `c-library`, which calls the kernels."""
 
 WEIGHTS_FILE: Final = "weights.safetensors"
 """The file with the weights in the form `params`."""

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 import tvm
 from tvm import tirx
 
-from tvmflow.compiler import ir
+from tvmflow.compiler import c_library, ir
 from tvmflow.compiler.code_generation import compile_model
-from tvmflow.compiler.form_names import C_SOURCE, PARAMS, SYSTEM_LIBRARY, WEIGHTS_FILE
+from tvmflow.compiler.form_names import C_LIBRARY, C_SOURCE, PARAMS, SYSTEM_LIBRARY, WEIGHTS_FILE
 from tvmflow.compiler.lowering import compile_with_weights
 from tvmflow.compiler.object_files import Array, copy_object_files
 from tvmflow.compiler.schedules.dot_products import expand_dot_products
@@ -36,7 +36,7 @@ class FormInputs(NamedTuple):
         mod: The lowered module with scheduled kernels.
         weights: The weights that `main` takes after its inputs.
         target: The target to compile for.
-        prefix: The prefix of a system library's symbols.
+        prefix: The prefix of the symbols in a system library and a C library.
     """
 
     mod: tvm.IRModule
@@ -63,6 +63,11 @@ def _compile_system_library(inputs: FormInputs, folder: Path) -> None:
     """Write objects that register themselves under the prefix when their program starts."""
     mod = inputs.mod.with_attr("system_lib_prefix", inputs.prefix)
     copy_object_files(compile_with_weights(mod, inputs.weights, inputs.target), folder)
+
+
+def _compile_c_library(inputs: FormInputs, folder: Path) -> None:
+    """Write objects with plain C functions and constants, and the C code that calls the functions."""
+    c_library.compile_program(inputs.mod, inputs.weights, inputs.target, inputs.prefix, folder)
 
 
 def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
@@ -114,6 +119,7 @@ def _describe_kernel_at(source: Path, c_error: str) -> str:
 
 
 FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
+    C_LIBRARY: _compile_c_library,
     C_SOURCE: _generate_c_source,
     PARAMS: _compile_without_weights,
     SYSTEM_LIBRARY: _compile_system_library,

@@ -11,6 +11,7 @@ from typing import Final
 from tvmflow.exporters import (
     archive,
     bundle,
+    c_library,
     c_source,
     cpp,
     objects,
@@ -24,6 +25,7 @@ from tvmflow.exporters._base import Exporter, PartitionedExporter
 
 EXPORTERS: Final[dict[str, Exporter]] = {
     "bundle": bundle,
+    "c-library": c_library,
     "c-source": c_source,
     "cpp": cpp,
     "objects": objects,

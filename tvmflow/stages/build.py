@@ -14,7 +14,7 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
-from tvmflow.exporters import EXPORTERS, system_library
+from tvmflow.exporters import EXPORTERS, c_library, system_library
 from tvmflow.recipe import Recipe
 from tvmflow.stages._base import (
     Facts,
@@ -92,7 +92,7 @@ class BuildSettings(StageSettings):
 def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
     """Return what the code is for, and what shapes it besides tuning."""
     forms = {EXPORTERS[output].FORM for output in recipe.outputs} - {""}
-    has_symbols = system_library.FORM in forms
+    has_symbols = {system_library.FORM, c_library.FORM} & forms
     return BuildSettings(
         target=target.tvm,
         lowering=lowering_options(recipe),

@@ -63,3 +63,19 @@ def parse_triple(triple: str) -> Platform:
     if libc.startswith("android"):
         libc = ""
     return Platform(_ARCHS.get(arch, arch), system, libc)
+
+
+# Linux's name of an architecture -> zig's, and the end of its C library's name where numbers are in registers of their own.
+_ZIG_ARCHS: Final[Mapping[str, tuple[str, str]]] = {"armv7": ("arm", "eabihf"), "i386": ("x86", "")}
+
+
+def zig_target(triple: str) -> str:
+    """Return zig's name of a Linux.
+
+    >>> zig_target("armv7-linux-gnueabihf"), zig_target("aarch64-unknown-linux-musl")
+    ('arm-linux-gnueabihf', 'aarch64-linux-musl')
+    """
+    platform = parse_triple(triple)
+    arch, end = _ZIG_ARCHS.get(platform.arch, (platform.arch, ""))
+    libc = "musl" if platform.libc.startswith("musl") else "gnu"
+    return f"{arch}-linux-{libc}{end}"

@@ -21,20 +21,18 @@ from tvmflow.compiler.c_library.c_code import KernelTraits, generate_code, place
 from tvmflow.compiler.c_library.kernels import ALIGNMENT, compile_kernels, lower_kernels
 from tvmflow.compiler.c_library.memory_plan import plan_memory
 from tvmflow.compiler.c_library.program import Program, list_kernel_names, read_program
+from tvmflow.compiler.form_names import C_PROGRAM
 from tvmflow.targets.linking import elf_data
 from tvmflow.targets.threads import count_usable_cpus
 
 Array = np.ndarray[Any, Any]
 
-CODE: Final = "program.c"
-"""The file with the C code of a program."""
-
-RUNTIME_SYMBOLS: Final = (
-    "__TVMBackendAllocWorkspace",
-    "__TVMBackendFreeWorkspace",
-    "__TVMBackendParallelLaunch",
-)
-"""The pointers that kernels call for memory and threads, in TVM's names."""
+RUNTIME_SYMBOLS: Final = {
+    "__TVMBackendAllocWorkspace": "TF_ALLOC_WORKSPACE",
+    "__TVMBackendFreeWorkspace": "TF_FREE_WORKSPACE",
+    "__TVMBackendParallelLaunch": "TF_PARALLEL_LAUNCH",
+}
+"""TVM's names of the pointers that kernels call for memory and threads -> their names in the runtime."""
 
 _MAX_GROUPS: Final = 16
 
@@ -73,7 +71,16 @@ def compile_program(
     }
     _write_kernels(lowered, target, prefix, folder)
     _write_constants(program, prefix, folder)
-    (folder / CODE).write_text(generate_code(program, traits, prefix))
+    (folder / C_PROGRAM).write_text(
+        "\n".join((*_define_symbols(prefix), generate_code(program, traits, prefix)))
+    )
+
+
+def _define_symbols(prefix: str) -> list[str]:
+    """Return the macros by which the runtime defines what the kernels call."""
+    return [
+        f"#define {macro} {runtime_symbol(prefix, name)}" for name, macro in RUNTIME_SYMBOLS.items()
+    ]
 
 
 def runtime_symbol(prefix: str, name: str) -> str:

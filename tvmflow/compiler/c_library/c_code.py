@@ -41,10 +41,15 @@ def generate_code(program: Program, kernels: Mapping[str, KernelTraits], prefix:
     return _Writer(program, kernels, prefix).write()
 
 
+def _define_sizes(direction: str, storages: Sequence[Storage]) -> list[str]:
+    return [
+        f"#define TF_{direction}_BYTES{index} {storage.bytes}u"
+        for index, storage in enumerate(storages)
+    ]
+
+
 class _Writer:
-    def __init__(
-        self, program: Program, kernels: Mapping[str, KernelTraits], prefix: str
-    ) -> None:
+    def __init__(self, program: Program, kernels: Mapping[str, KernelTraits], prefix: str) -> None:
         self._program = program
         self._kernels = kernels
         self._prefix = prefix
@@ -73,6 +78,8 @@ class _Writer:
                 f"#define TF_SCRATCH {max((kernel.scratch for kernel in used), default=0)}u",
                 f"#define TF_KERNELS {len(used)}u",
                 f"#define TF_IS_PARALLEL {int(is_parallel)}",
+                *_define_sizes("INPUTS", program.inputs),
+                *_define_sizes("OUTPUTS", program.outputs),
                 "",
                 f"extern const unsigned char {self._prefix}weights[];",
                 *declarations,

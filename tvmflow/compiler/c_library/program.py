@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final, Literal
@@ -11,7 +11,6 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.compiler import ir
 from tvmflow.core.errors import StageError
 
 Array = np.ndarray[Any, Any]

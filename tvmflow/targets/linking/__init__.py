@@ -21,7 +21,7 @@ from tvmflow.targets import toolchain
 from tvmflow.targets.host import read_host
 from tvmflow.targets.linking import elf, macho, pe
 from tvmflow.targets.linking._base import Linker, run_zig
-from tvmflow.targets.platforms import parse_triple
+from tvmflow.targets.platforms import parse_triple, zig_target
 from tvmflow.targets.toolchain import ToolchainIdentity
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
@@ -31,6 +31,11 @@ LINKERS: Final[dict[str, Linker]] = {"linux": elf, "android": elf, "macos": mach
 """The system of a platform -> its linker."""
 
 # C library or system -> the layout of its static libraries, where that is not GNU's.
+_C_FLAGS: Final = (
+    *("-std=c11", "-O2", "-g0", "-fPIC", "-Wall", "-Wextra", "-Werror"),
+    *("-fno-sanitize=undefined", "-fno-stack-protector"),
+)
+
 _ARCHIVE_LAYOUTS: Final[Mapping[str, str]] = {"msvc": "coff", "macos": "darwin"}
 
 
@@ -76,6 +81,40 @@ def link_shared(
             _log.debug("linking %s for %s", names, triple)
             linked = LINKERS[platform.system].link(folder, names, platform)
         shutil.move(folder / linked, output)
+
+
+def link_c_library(
+    objects: Sequence[Path], output: Path, triple: str, public: Sequence[str]
+) -> None:
+    """Link a shared library of which programs see some functions alone.
+
+    Args:
+        objects: The object files.
+        output: The library.
+        triple: The LLVM triple that it is for, of a system with ELF.
+        public: The functions.
+
+    Raises:
+        StageError: when the linker fails; the message holds its error.
+    """
+    with _scratch_folder(objects, output.parent) as (folder, names):
+        shutil.move(folder / elf.link(folder, names, parse_triple(triple), public), output)
+
+
+def compile_c(folder: Path, source: str, output: str, triple: str) -> None:
+    """Compile a file of C11 for a Linux, without warnings and without what depends on this machine.
+
+    Args:
+        folder: The folder of the source and of what it includes.
+        source: The source.
+        output: The object file.
+        triple: The LLVM triple.
+
+    Raises:
+        StageError: when the compiler fails; the message holds its error.
+    """
+    command = ("cc", "-target", zig_target(triple), *_C_FLAGS, "-c", source, "-o", output)
+    run_zig(folder, *command, action="compiling C")
 
 
 def export_library(compiled: Any, output: Path, tvm: TvmTarget) -> None:

@@ -44,18 +44,31 @@ _HELPERS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def link(folder: Path, names: Sequence[str], platform: Platform) -> str:
-    """Link a shared library that needs the system's C library alone."""
+def link(folder: Path, names: Sequence[str], platform: Platform, public: Sequence[str] = ()) -> str:
+    """Link a shared library that needs the system's C library alone.
+
+    Args:
+        folder: The folder of the objects, where the library is written.
+        names: The file names of the objects.
+        platform: The platform.
+        public: The only symbols that programs may use, of a library that has threads; empty for all symbols.
+    """
     stubs = [
         link_stub(folder, f"stub-{library}", library, platform.arch, ())
-        for library in _system_libraries(platform)
+        for library in (
+            *_system_libraries(platform),
+            *(_threads_libraries(platform) if public else ()),
+        )
     ]
     helpers = []
     if platform.arch in _HELPERS and platform.system == "linux":
         library, symbols = "libgcc_s.so.1", _HELPERS[platform.arch]
         stub = link_stub(folder, f"stub-{library}", library, platform.arch, symbols)
         helpers = ["--as-needed", stub]
-    options = ["--strip-all", *names, "--no-as-needed", *stubs, *helpers]
+    visible = ["--version-script=public"] if public else []
+    if public:
+        (folder / "public").write_text(f"{{ global: {'; '.join(public)}; local: *; }};\n")
+    options = ["--strip-all", *visible, *names, "--no-as-needed", *stubs, *helpers]
     _run_lld(folder, platform.arch, "linked.so", options)
     return "linked.so"
 
@@ -67,6 +80,11 @@ def _system_libraries(platform: Platform) -> tuple[str, ...]:
         # musl is libc and libm in one, under this name in the distributions that use it
         return (f"libc.musl-{platform.arch}.so.1",)
     return _GLIBC
+
+
+def _threads_libraries(platform: Platform) -> tuple[str, ...]:
+    """Return the library that has threads where libc has none: before glibc 2.34, and empty since then."""
+    return ("libpthread.so.0",) if platform.libc.startswith("gnu") else ()
 
 
 def link_stub(

@@ -1,0 +1,111 @@
+"""A C library, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+class Buffer(ctypes.Structure):
+    """`NAME_buffer` of the header."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
+
+
+class Tensor(ctypes.Structure):
+    """`NAME_tensor` of the header."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("dtype", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("rank", ctypes.c_size_t),
+        ("bytes", ctypes.c_size_t),
+    )
+
+
+class Options(ctypes.Structure):
+    """`NAME_options` of the header."""
+
+    _fields_ = (
+        ("abi", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32),
+        ("allocate", ctypes.c_void_p),
+        ("release", ctypes.c_void_p),
+        ("parallel_for", ctypes.c_void_p),
+        ("user", ctypes.c_void_p),
+    )
+
+
+class CLibrary:
+    """A loaded library, and a context of it.
+
+    Args:
+        path: The shared library.
+        name: The prefix of its functions.
+        threads: The threads of the context.
+    """
+
+    def __init__(self, path: Path, name: str, threads: int = 2) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._name = name
+        for function in ("inputs", "outputs"):
+            self.function(function).restype = ctypes.POINTER(Tensor)
+        for function in ("message", "kernel_name"):
+            self.function(function).restype = ctypes.c_char_p
+        self.context = ctypes.c_void_p()
+        self.status = self.create(Options(abi=1, threads=threads))
+
+    def function(self, name: str) -> Any:
+        """A function of the library."""
+        return getattr(self._library, f"{self._name}_{name}")
+
+    def create(self, options: Options | None) -> int:
+        """Make the context, and return what the library returns."""
+        given = ctypes.byref(options) if options else None
+        return int(self.function("create")(given, ctypes.byref(self.context)))
+
+    def tensors(self, direction: str, count: int) -> list[Tensor]:
+        """The description of `inputs` or `outputs`."""
+        described = self.function(direction)()
+        return [described[index] for index in range(count)]
+
+    def run_buffers(self, inputs: list[Buffer], outputs: list[Buffer]) -> int:
+        """Call `run` as it is, and return what it returns."""
+        given = (Buffer * len(inputs))(*inputs)
+        made = (Buffer * len(outputs))(*outputs)
+        sizes = (ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs)))
+        return int(self.function("run")(self.context, given, sizes[0], made, sizes[1]))
+
+    def run(self, feed: Mapping[str, Array], outputs: int = 1, offset: int = 0) -> list[Array]:
+        """Return the outputs; all tensors begin `offset` bytes after a multiple of 64."""
+        inputs = self.tensors("inputs", len(feed))
+        given = [_place(np.ascontiguousarray(feed[t.name.decode()]), offset) for t in inputs]
+        described = self.tensors("outputs", outputs)
+        made = [
+            _place(np.zeros(tensor.shape[: tensor.rank], tensor.dtype.decode()), offset)
+            for tensor in described
+        ]
+        status = self.run_buffers(list(map(buffer_of, given)), list(map(buffer_of, made)))
+        assert status == 0, self.function("message")(status)
+        return made
+
+
+def buffer_of(array: Array) -> Buffer:
+    """An array as the library takes it."""
+    return Buffer(array.ctypes.data, array.nbytes)
+
+
+def _place(array: Array, offset: int) -> Array:
+    """Return a copy of an array, so many bytes after a multiple of 64."""
+    memory = np.empty(array.nbytes + 128, np.uint8)
+    begin = -memory.ctypes.data % 64 + offset
+    placed = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    placed[...] = array
+    return placed

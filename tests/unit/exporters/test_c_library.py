@@ -1,0 +1,189 @@
+"""`c-library`: the model as plain C, called from Python and from a C program without TVM."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support import exports
+from tests.support.c_library import Buffer, CLibrary, Options, buffer_of
+from tests.support.exports import Array, Exported
+
+# The numbers in the header.
+NULL_ARGUMENT, WRONG_VERSION, WRONG_OPTION, WRONG_COUNT, WRONG_SIZE, OVERLAP, BUSY = range(1, 8)
+
+
+def folder_of(exported: Exported) -> Path:
+    return exported.dist / "digits-c-library"
+
+
+def load(exported: Exported, threads: int = 2) -> CLibrary:
+    library = CLibrary(folder_of(exported) / "libdigits.so", "digits", threads)
+    assert library.status == 0
+    return library
+
+
+def scores_of(library: CLibrary, offset: int = 0) -> Array:
+    images = exports.held_out()[0]
+    return np.concatenate([library.run({"data": x[None]}, offset=offset)[0] for x in images])
+
+
+@pytest.mark.parametrize(("threads", "offset"), [(1, 0), (2, 0), (7, 0), (2, 4)])
+def test_it_gives_the_scores_of_the_bundle(exported: Exported, threads: int, offset: int) -> None:
+    """To the last bit, with any number of threads and any alignment."""
+    scores = scores_of(load(exported, threads), offset)
+    np.testing.assert_array_equal(scores, exports.reference(exported))
+
+
+def test_it_needs_the_c_library_alone(exported: Exported) -> None:
+    """And programs see nothing but the functions of its header."""
+    library = folder_of(exported) / "libdigits.so"
+    content = library.read_bytes()
+    needed = set(re.findall(rb"lib\w+\.so\.\d+", content))
+    assert needed == {b"libc.so.6", b"libm.so.6", b"libpthread.so.0"}
+    header = (folder_of(exported) / "digits.h").read_text()
+    declared = set(re.findall(r"DIGITS_API [\w ]+?\*?(digits_\w+)\(", header))
+    names = {name.decode() for name in re.findall(rb"\0(digits_\w+)(?=\0)", content)}
+    assert declared <= names
+    assert not {name for name in names if name.endswith("weights")}
+    assert library.stat().st_size < 300_000
+
+
+def test_it_describes_the_model(exported: Exported) -> None:
+    """Names, dtypes, shapes, sizes, kernels, and a sentence for every status."""
+    library = load(exported)
+    (data,) = library.tensors("inputs", 1)
+    (scores,) = library.tensors("outputs", 1)
+    assert (data.name, data.dtype, data.shape[:4], data.bytes) == (
+        b"data",
+        b"float32",
+        [1, 1, 8, 8],
+        256,
+    )
+    assert (scores.dtype, scores.shape[: scores.rank], scores.bytes) == (b"float32", [1, 10], 40)
+    messages = [library.function("message")(status) for status in range(-1, 13)]
+    assert len(set(messages)) == 13 and messages[0] == messages[-1] == b"unknown error"
+    assert library.function("threads")(library.context) == 2
+
+
+def test_every_misuse_has_its_status(exported: Exported) -> None:
+    """Nothing crashes, and the context is usable afterwards."""
+    library = load(exported)
+    data, scores = np.zeros(64, "float32"), np.zeros(10, "float32")
+    given, made = buffer_of(data), buffer_of(scores)
+    run = library.run_buffers
+    assert run([], [made]) == WRONG_COUNT
+    assert run([given], [made, made]) == WRONG_COUNT
+    assert run([Buffer(given.data, 255)], [made]) == WRONG_SIZE
+    assert run([given], [Buffer(made.data, 44)]) == WRONG_SIZE
+    assert run([Buffer(None, 256)], [made]) == NULL_ARGUMENT
+    assert run([given], [Buffer(given.data, 40)]) == OVERLAP
+    assert library.function("run")(None, None, 0, None, 0) == NULL_ARGUMENT
+    assert library.function("run")(library.context, None, ctypes.c_size_t(1), None, 1) != 0
+    assert library.function("create")(None, None) == NULL_ARGUMENT
+    assert library.function("destroy")(None) == 0
+    assert run([given], [made]) == 0 and scores.sum() == pytest.approx(1, rel=1e-4)
+    for options, status in (
+        (Options(abi=2), WRONG_VERSION),
+        (Options(abi=1, threads=100_000), WRONG_OPTION),
+        (Options(abi=1, allocate=1), WRONG_OPTION),
+    ):
+        assert library.create(options) == status
+        assert library.context.value is None
+
+
+def test_each_thread_has_a_context_of_its_own(exported: Exported) -> None:
+    """Eight at once share the weights and disturb nobody; a ninth of whom shares a context is refused or waits for nobody."""
+    expected = exports.reference(exported)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: scores_of(load(exported)), range(8)))
+    assert all(np.array_equal(scores, expected) for scores in found)
+
+
+def test_the_program_brings_its_own_threads(exported: Exported) -> None:
+    """With `parallel_for`, every task of every kernel runs where the program says."""
+    tasks: list[int] = []
+    body_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, body_type, ctypes.c_void_p)
+    def parallel_for(_user: int, count: int, body: object, argument: int) -> None:
+        for task in reversed(range(count)):
+            tasks.append(task)
+            body(argument, task)  # type: ignore[operator]
+
+    library = load(exported)
+    pointer = ctypes.cast(parallel_for, ctypes.c_void_p)
+    assert library.create(Options(abi=1, threads=3, parallel_for=pointer)) == 0
+    np.testing.assert_array_equal(scores_of(library), exports.reference(exported))
+    assert set(tasks) <= {0, 1, 2}
+
+
+def test_a_profile_names_the_kernels(exported: Exported) -> None:
+    """The hook is called after each kernel, and no more once it is taken away."""
+    library = load(exported)
+    calls: list[bytes] = []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64)
+    def hook(_user: int, kernel: int, _nanoseconds: int) -> None:
+        calls.append(library.function("kernel_name")(ctypes.c_size_t(kernel)))
+
+    assert library.function("profile")(library.context, hook, None) == 0
+    library.run({"data": np.zeros((1, 1, 8, 8), "float32")})
+    count = len(calls)
+    assert count >= 4 and any(b"softmax" in name for name in calls)
+    assert library.function("profile")(library.context, None, None) == 0
+    library.run({"data": np.zeros((1, 1, 8, 8), "float32")})
+    assert len(calls) == count
+
+
+PROGRAM = """
+#include <stdio.h>
+#include "digits.h"
+
+int main(int count, char **arguments) {
+  static float data[64], scores[10];
+  digits_context *context;
+  digits_options options = {.abi = DIGITS_ABI, .threads = 2};
+  if (digits_create(&options, &context) != DIGITS_OK) return 1;
+  FILE *images = fopen(arguments[count - 1], "rb");
+  while (fread(data, sizeof data, 1, images) == 1) {
+    digits_buffer input = {data, sizeof data}, output = {scores, sizeof scores};
+    const int status = digits_run(context, &input, DIGITS_INPUTS, &output, DIGITS_OUTPUTS);
+    if (status != DIGITS_OK) return puts(digits_message(status)), 2;
+    int best = 0;
+    for (int label = 1; label < 10; ++label) if (scores[label] > scores[best]) best = label;
+    printf("%d\\n", best);
+  }
+  fclose(images);
+  return digits_destroy(context);
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["gnu", "musl"])
+def test_a_c_program_names_the_digits(exported: Exported, tmp_path: Path, system: str) -> None:
+    """Linked with the static library, also completely static: 360 images, without TVM and without Python."""
+    images, labels = exports.held_out()
+    (tmp_path / "main.c").write_text(PROGRAM)
+    (tmp_path / "images").write_bytes(images.astype("float32").tobytes())
+    folder = folder_of(exported)
+    arch = "x86_64" if sys.maxsize > 2**32 else "x86"
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", f"-I{folder}"]
+    static = ["-static"] if system == "musl" else []
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-linux-{system}", *static]
+    program = tmp_path / "program"
+    files = ["main.c", str(folder / "libdigits.a"), "-lm", "-lpthread", "-o", str(program)]
+    subprocess.run([*command, *flags, *files], cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [program, tmp_path / "images"], capture_output=True, text=True, check=True, env={}
+    )
+    named = np.array(list(map(int, done.stdout.split())))
+    assert float(np.mean(named == labels)) == exports.accuracy(exports.reference(exported))
