@@ -78,6 +78,7 @@ def test_every_reason_is_a_clause(kind: str) -> None:
         backend.unbuildable_reason(target),
         backend.unrunnable_reason(target, in_this_process=False),
         backend.slow_float16_reason(target, ()),
+        backend.no_bfloat16_reason(target, ()),
     ):
         assert reason == reason.strip() and not reason.endswith(".")
 

@@ -26,6 +26,7 @@ from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.measurer import MeasureContext
 from tvmflow.tuning.tuning_job import SearchOptions, Task
+from tvmflow.tuning.work_clock import WorkClock
 from tvmflow.tuning.workloads import Workload, extract_workloads
 
 Emit = Callable[[dict[str, Any]], None]
@@ -161,6 +162,7 @@ def measure_context(folder: Path, threads: int = 2) -> MeasureContext:
         tvm="test",
         host={"model": "any"},
         log=folder / "trials.log",
+        clock=WorkClock(),
     )
 
 

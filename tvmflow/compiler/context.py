@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tvm
 
-from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS, CpuModel
+from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, CpuModel
 from tvmflow.compiler.options import LoweringOptions
 
 
@@ -39,6 +39,14 @@ class LoweringContext:
     def weight_dtype(self) -> str:
         """The dtype in which the library stores packed float weights."""
         return "float16" if self.options.precision == "mixed" else "float32"
+
+    def uses_bfloat16(self) -> bool:
+        """Return whether the recipe asks for products of bfloat16, and the CPU has an instruction for them."""
+        return (
+            self.options.precision == "bfloat16"
+            and self.cpu is not None
+            and (self.cpu.bfloat16_arch, self.lanes) in BFLOAT16_INSTRUCTIONS
+        )
 
     def is_plain(self, operator: str) -> bool:
         """Return whether the recipe keeps an operator (see `passes.OPERATORS`) as the model has it."""

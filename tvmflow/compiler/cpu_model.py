@@ -40,6 +40,24 @@ DOT_INSTRUCTIONS: Final[Mapping[tuple[str, int], str]] = {
 """The dtype of data and the number of sums -> LLVM's intrinsic that adds four products of data and int8 weights to each sum."""
 
 
+BFLOAT16_INSTRUCTIONS: Final[Mapping[tuple[str | None, int], str]] = {
+    ("x86_64", 16): "llvm.x86.avx512bf16.dpbf16ps.512",
+    ("x86_64", 8): "llvm.x86.avx512bf16.dpbf16ps.256",
+    ("x86_64", 4): "llvm.x86.avx512bf16.dpbf16ps.128",
+    ("aarch64", 4): "llvm.aarch64.neon.bfdot.v4f32.v8bf16",
+}
+"""The architecture and the number of sums -> LLVM's intrinsic that adds two products of bfloat16 to each float32 sum."""
+
+_BFLOAT16_FEATURES: Final = {"x86_64": {"avx512bf16", "avx512vl"}, "aarch64": {"bf16", "neon"}}
+
+
+def _find_bfloat16_arch(arch: str, features: set[str]) -> str | None:
+    """Return the architecture of `BFLOAT16_INSTRUCTIONS`; None for a CPU without them."""
+    arch = "aarch64" if arch == "arm64" else arch
+    needed = _BFLOAT16_FEATURES.get(arch)
+    return arch if needed is not None and needed <= features else None
+
+
 def _find_dot_dtype(arch: str, features: set[str]) -> str | None:
     """Return the dtype of data that dot product instructions multiply with int8 weights; None without them."""
     if arch == "x86_64" and features & {"avx512vnni", "avxvnni"}:
@@ -59,6 +77,7 @@ class CpuModel(NamedTuple):
         has_broadcast_loads: True if a multiplication can read one number from memory for all lanes.
         full_vector_cost: The time of an operation on whole vectors, relative to one on half of their lanes.
         dot_dtype: The dtype of data that dot product instructions multiply with int8 weights; None without them.
+        bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without them.
     """
 
     lanes: int
@@ -68,6 +87,7 @@ class CpuModel(NamedTuple):
     has_broadcast_loads: bool = False
     full_vector_cost: float = 1.0
     dot_dtype: str | None = None
+    bfloat16_arch: str | None = None
 
     @classmethod
     def from_target(cls, target: Mapping[str, Json]) -> CpuModel | None:
@@ -78,16 +98,17 @@ class CpuModel(NamedTuple):
         arch = str(target.get("mtriple", "")).partition("-")[0]
         features = {str(name) for name in codegen.llvm_get_cpu_features(tvm_target)}
         dot_dtype = _find_dot_dtype(arch, features)
+        bfloat16_arch = _find_bfloat16_arch(arch, features)
         if "avx512f" in features:
             cost = _full_vector_cost(str(target.get("mcpu", "")), features)
             wide = cls(16, 32, 1 << 20, _CORES, has_broadcast_loads=True, full_vector_cost=cost)
-            return wide._replace(dot_dtype=dot_dtype)
+            return wide._replace(dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
         if "avx2" in features or "avx" in features:
             return cls(8, 16, 1 << 19, _CORES, dot_dtype=dot_dtype)
         if arch in ("x86_64", "i686"):
             return cls(4, 16, 1 << 18, _CORES)
         if arch in ("aarch64", "arm64"):
-            return cls(4, 32, 1 << 19, _CORES, dot_dtype=dot_dtype)
+            return cls(4, 32, 1 << 19, _CORES, dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
         if arch.startswith("arm") and "neon" in features:
             return cls(4, 16, 1 << 18, _CORES)
         # Every RISC-V CPU with the vector extension has vectors of at least 128 bits (Zvl128b).

@@ -5,10 +5,14 @@ Both are part of the settings, and so of the key, of every stage that they shape
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from tvmflow.core.types import Json
+
+Precision = Literal["model", "mixed", "bfloat16"]
+"""The precisions of a recipe, the finest first."""
 
 LOWERING_VERSION: Final = 8
 """Raise it when the lowering pipeline or one of its passes gives other kernels."""
@@ -26,7 +30,8 @@ class LoweringOptions:
 
     Attributes:
         version: The version of the lowering pipeline.
-        precision: `mixed` to keep weights as float16, and on a GPU to compute with float16 data.
+        precision: `mixed` to keep weights as float16, and on a GPU to compute with float16 data; `bfloat16` to
+            round data and weights of convolutions and matrix products to bfloat16.
         layout: `blocked` for convolutions on `NCHW[x]c` data, `plain` for the model's own layout.
         weights: `packed` for matrix products with packed weights.
         plain: The operators (see `passes.OPERATORS`) that keep the model's layout and weights.
@@ -36,7 +41,7 @@ class LoweringOptions:
     """
 
     version: int = LOWERING_VERSION
-    precision: Literal["model", "mixed"] = "model"
+    precision: Precision = "model"
     layout: Literal["blocked", "plain"] = "blocked"
     weights: Literal["packed", "plain"] = "packed"
     plain: tuple[str, ...] = ()
@@ -55,9 +60,9 @@ def lowering_options(recipe: Any) -> LoweringOptions:
     return LoweringOptions(**{**options, "plain": tuple(sorted(set(options["plain"])))})
 
 
-def uses_mixed_precision(recipe: Any) -> bool:
-    """Return whether a recipe's weights become float16."""
-    return bool(recipe.kernels.precision == "mixed")
+def lowest_precision(recipes: Iterable[Any]) -> Precision:
+    """Return the precision of some recipes that rounds most."""
+    return max((recipe.kernels.precision for recipe in recipes), key=get_args(Precision).index)
 
 
 def schedules_version(recipe: Any) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from tvmflow.compiler.options import Precision
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import BACKENDS
@@ -26,7 +27,7 @@ class ExportRequest(NamedTuple):
         target: The target's name.
         kind: TVM's target kind.
         triple: The LLVM triple of its CPU; empty for a partitioned model whose parts are for several systems.
-        mixed: Whether weights become float16.
+        precision: How the numbers of the model are rounded.
         parts: The request for each part of a partitioned model, in order.
     """
 
@@ -35,7 +36,7 @@ class ExportRequest(NamedTuple):
     target: str
     kind: str
     triple: str
-    mixed: bool = False
+    precision: Precision = "model"
     parts: tuple[ExportRequest, ...] = ()
 
     @property

@@ -12,14 +12,17 @@ from tvmflow.exporters._base import BuiltModel, ExportRequest, cpu_only_reason, 
 FORM: Final = form_names.C_SOURCE
 SOURCES: Final = (Path(__file__).with_name("c_source.md"),)
 
+# Precision -> the type that C lacks.
+_MISSING_TYPES: Final = {"mixed": "float16", "bfloat16": "bfloat16"}
 # TVM's names of its files -> names that say what they hold.
 _NAMES: Final = {"lib0.c": "kernels.c", "devc.c": "model.c"}
 
 
 def unsupported_reason(request: ExportRequest) -> str:
-    """Return why there is no C source: only for a CPU, and without float16, for which C compilers have no common type."""
-    no_float16 = "C has no float16 (kernels.precision: mixed)" if request.mixed else ""
-    return cpu_only_reason(request) or no_float16
+    """Return why there is no C source: only for a CPU, and without types that C compilers do not share."""
+    missing = _MISSING_TYPES.get(request.precision)
+    no_type = f"C has no {missing} (kernels.precision: {request.precision})" if missing else ""
+    return cpu_only_reason(request) or no_type
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:

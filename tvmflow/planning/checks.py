@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tvmflow.compiler.options import uses_mixed_precision
 from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
@@ -65,18 +64,28 @@ def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
     unbuildable = backend.unbuildable_reason(target.tvm)
     if unbuildable:
         return [f"{where} cannot be built: {unbuildable}"]
-    if uses_mixed_precision(planned.recipe_for(target)):
-        slow = backend.slow_float16_reason(target.tvm, target.features)
-        if slow:
-            setting = ".".join(planned.setting_loc("kernels", "precision"))
-            return [
-                f"{where} only loses speed by {setting}: mixed: {slow}; "
-                "give it `kernels: {precision: model}`"
-            ]
+    useless = _find_useless_precision(planned, target)
+    if useless:
+        return [f"{where} {useless}; give it `kernels: {{precision: model}}`"]
     unlinkable = unlinkable_reason(target.tvm, target.toolchain)
     if "export" in stages and unlinkable:
         return [f"{where} cannot be linked: {unlinkable}; name one with `toolchain: {{linker: …}}`"]
     return []
+
+
+def _find_useless_precision(planned: PlannedRecipe, target: ResolvedTarget) -> str:
+    """Return what is wrong with the precision for a target, or an empty string."""
+    backend, precision = backend_for(target.tvm), planned.recipe_for(target).kernels.precision
+    problems = {
+        "mixed": ("only loses speed by", backend.slow_float16_reason),
+        "bfloat16": ("has no instructions for", backend.no_bfloat16_reason),
+    }
+    if precision not in problems:
+        return ""
+    problem, find_reason = problems[precision]
+    reason = find_reason(target.tvm, target.features)
+    setting = ".".join(planned.setting_loc("kernels", "precision"))
+    return f"{problem} {setting}: {precision}: {reason}" if reason else ""
 
 
 def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:

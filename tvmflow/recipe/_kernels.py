@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from tvmflow.compiler.options import Precision
 from tvmflow.compiler.passes import OPERATORS
 from tvmflow.core.schema import ClosedModel, one_of, schema_enum
 
@@ -17,11 +18,12 @@ _Operator = Annotated[
 class Kernels(ClosedModel):
     """The way from operators to kernels. Everything except `precision` is for CPUs; the defaults are the fastest, the other values are for comparison."""
 
-    precision: Literal["model", "mixed"] = Field(
+    precision: Precision = Field(
         default="model",
         description="`model`: the types of the model. `mixed`: the weights of convolutions and matrix multiplications are "
         "float16, and on a GPU also the data that they are multiplied with; accumulation, inputs and outputs keep "
-        "their types. See [precision.md](precision.md).",
+        "their types. `bfloat16`: weights and data of convolutions and matrix multiplications are rounded to bfloat16, and "
+        "accumulated in float32, on CPUs with instructions for that. See [precision.md](precision.md).",
     )
     layout: Literal["blocked", "plain"] = Field(
         default="blocked",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tvmflow.compiler.options import Precision
 from tvmflow.stages._verdict import OutputComparison, Verdict
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 FLOAT32: Final = "float32"
 FLOAT16: Final = "float16"
+BFLOAT16: Final = "bfloat16"
 QUANTIZED: Final = "quantized"
 
 
@@ -30,13 +32,14 @@ class Tolerance(NamedTuple):
     of_largest: float = 0.0
 
 
-# float16 has 11 bits: ten roundings of the largest value. Integers of 8 bits: 16 steps of 256, since a sum
+# float16 has 11 bits, bfloat16 8: ten roundings of the largest value. Integers of 8 bits: 16 steps of 256, since a sum
 # in another order may fall on the other side of a half, and the step goes on to all that follows.
 # And at least one step of a probability, whose outputs are rounded to 256 steps from 0 to 1 however small they are.
 # SqueezeNet, ResNet-50 and MobileNet v2 with random weights are 1, 4 and 10 steps from ONNX Runtime.
 DEFAULTS: Final[Mapping[str, Tolerance]] = {
     FLOAT32: Tolerance(1e-3, 1e-4),
     FLOAT16: Tolerance(1e-2, 1e-4, 10 / 2**11),
+    BFLOAT16: Tolerance(1e-2, 1e-4, 10 / 2**8),
     QUANTIZED: Tolerance(1e-2, 5e-3, 16 / 2**8),
 }
 
@@ -45,7 +48,7 @@ def tolerance_for(arithmetic: str, *, rtol: float | None, atol: float | None) ->
     """Return the tolerance for an arithmetic, with what the recipe says in its place.
 
     Args:
-        arithmetic: FLOAT32, FLOAT16 or QUANTIZED.
+        arithmetic: A key of `DEFAULTS`.
         rtol: The recipe's relative tolerance, if it has one.
         atol: The recipe's absolute tolerance, if it has one; it holds whatever the outputs are.
     """
@@ -57,12 +60,12 @@ def tolerance_for(arithmetic: str, *, rtol: float | None, atol: float | None) ->
     return tolerance
 
 
-def find_arithmetic(model: Path, mixed: bool) -> str:
+def find_arithmetic(model: Path, precision: Precision) -> str:
     """Return the coarsest arithmetic of an imported model.
 
     Args:
         model: The model's IR, `model.json`.
-        mixed: Whether it is built with float16 weights.
+        precision: The precision of its recipe.
     """
     from tvm import relax
 
@@ -70,7 +73,7 @@ def find_arithmetic(model: Path, mixed: bool) -> str:
 
     main = lowering.load_ir(model)["main"]
     operators: set[str] = set()
-    has_float16 = mixed
+    has_float16 = precision == "mixed"
 
     def visit(expr: Any) -> None:
         nonlocal has_float16
@@ -82,6 +85,8 @@ def find_arithmetic(model: Path, mixed: bool) -> str:
     relax.analysis.post_order_visit(main, visit)
     if operators & {"relax.quantize", "relax.dequantize"}:
         return QUANTIZED
+    if precision == "bfloat16":
+        return BFLOAT16
     return FLOAT16 if has_float16 else FLOAT32
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import re
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from tvmflow.tuning import budget, device_pool, measure, measurer, remote_measur
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription
 from tvmflow.tuning.search import Tuning
 from tvmflow.tuning.tuning_job import SearchOptions, Task, TuningResult
+from tvmflow.tuning.work_clock import WorkClock
 from tvmflow.tuning.workloads import family_key
 
 if TYPE_CHECKING:
@@ -97,10 +98,11 @@ def search(
     tvm_build = packages.identity("apache-tvm")
     ledger = Ledger.open(context.ledger, settings.measured_target, tvm_build, settings.device)
     _describe_workloads(ledger, tasks)
-    measure_context = _make_measure_context(settings, context, tvm_build)
+    work_clock = WorkClock()
+    measure_context = _make_measure_context(settings, context, tvm_build, work_clock)
     # both before the search starts its threads: what the children need, and the server they fork from
     measure.load_compiler(settings.target, runs=settings.remote is None)
-    clock = TuningClock(context.work / "seconds", settings.tune.minutes)
+    clock = TuningClock(context.work / "seconds", settings.tune.minutes, work_clock)
     with ForkServer.fork() as fork_server, clock:
         options = _make_options(settings.tune, clock.seconds_left)
         remote: measurer.Measurer | None = None
@@ -134,7 +136,7 @@ def _make_options(tune: SearchSettings, seconds: float | None) -> SearchOptions:
 
 
 def _make_measure_context(
-    settings: TuneSettings, context: StageContext, tvm_build: str
+    settings: TuneSettings, context: StageContext, tvm_build: str, clock: WorkClock
 ) -> measurer.MeasureContext:
     host = read_host()
     return measurer.MeasureContext(
@@ -150,6 +152,7 @@ def _make_measure_context(
             **({"threads": settings.threads} if settings.threads else {}),
         },
         log=context.work / "trials.log",
+        clock=clock,
     )
 
 
@@ -159,7 +162,9 @@ def _measure_roofline(
     """Return what this machine can do; None for a GPU, a remote device, and where it cannot be measured."""
     if settings.remote or not backend_for(settings.target).RUNS_ON_HOST_CPU:
         return None
-    with devices.exclusive(context.locks, context.device):
+    with contextlib.ExitStack() as stack:
+        with context.clock.waiting():
+            stack.enter_context(devices.exclusive(context.locks, context.device))
         outcome = fork_server.call(
             roofline.MEASURE_ROOFLINE,
             {"target": dict(context.target), "rules_version": context.rules_version},
@@ -188,11 +193,12 @@ def _describe_workloads(ledger: Ledger, tasks: Sequence[Task]) -> None:
 class TuningClock:
     """The time that a tuning has taken, counting what it took before it was killed."""
 
-    def __init__(self, path: Path, minutes: float | None) -> None:
+    def __init__(self, path: Path, minutes: float | None, clock: WorkClock) -> None:
         self._path = path
         self._limit_s = None if minutes is None else minutes * 60
         self._earlier_s = float(path.read_text()) if path.exists() else 0.0
-        self._started = time.monotonic()
+        self._clock = clock
+        self._started = clock.now()
 
     @property
     def seconds_left(self) -> float | None:
@@ -209,7 +215,7 @@ class TuningClock:
         return record_and_emit
 
     def _record(self) -> None:
-        write_atomically(self._path, str(self._earlier_s + time.monotonic() - self._started))
+        write_atomically(self._path, str(self._earlier_s + self._clock.now() - self._started))
 
     def __enter__(self) -> TuningClock:
         return self

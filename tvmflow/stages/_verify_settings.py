@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tvmflow.compiler.options import Precision
 from tvmflow.core.types import Json
 from tvmflow.stages._base import Lowering, Settings, StageSettings
 
@@ -61,7 +62,7 @@ class PartSettings(Settings):
 class VerifySettings(StageSettings):
     """The checks, the ranges of random inputs, and the machine whose latency is reported.
 
-    `mixed` tells whether any part has float16 weights. `lowering` and `schedules` are those of the
+    `precision` is the coarsest of any part. `lowering` and `schedules` are those of the
     untuned variant; a partitioned target has none.
     """
 
@@ -69,7 +70,7 @@ class VerifySettings(StageSettings):
     inputs: dict[str, InputSettings]
     model: dict[str, Json]
     target: MachineSettings | PartSettings
-    mixed: bool
+    precision: Precision
     lowering: Lowering | None = None
     schedules: int | None = None
     tune: SpeedupSettings | None = None

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from tvmflow.compiler.options import uses_mixed_precision
 from tvmflow.core import version
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Json
@@ -100,7 +99,7 @@ def digest_sources(exporters: Mapping[str, Any], outputs: Iterable[str]) -> str:
 
 def make_request(recipe: Recipe, target: ResolvedTarget) -> ExportRequest:
     """Return what is to be exported for a resolved target."""
-    return _make_request(recipe, target)._replace(mixed=uses_mixed_precision(recipe))
+    return _make_request(recipe, target)._replace(precision=recipe.kernels.precision)
 
 
 def _make_request(

@@ -191,7 +191,7 @@ def _make_facts(tunable: int, judgements: Sequence[Judgement], peak: float | Non
     """Return what tuning achieved; times in µs of one inference.
 
     `coverage` is the share of the untuned time in kernels that have a schedule, found or by rule;
-    `untried` counts workloads without a trial that worked; `errors` are of those not measured.
+    `untried` counts workloads of which no trial worked or none was made; `errors` are of those not measured.
     Each of `kernels` has its calls in one inference, and its times in µs of one call.
     """
     untuned_us = tuned_us = covered_us = 0.0
@@ -253,13 +253,20 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
         }
         table = _kernel_table(facts["kernels"][:_SHOWN_KERNELS], peak, seconds)
         lines.append(f"time of each kernel in one inference, the longest first{machine}\n{table}")
-    if facts["untried"]:
-        verb = "has" if facts["untried"] == 1 else "have"
-        lines.append(
-            f"{count_text(facts['untried'], 'workload')} {verb} no trial that worked: not tuned"
-        )
+    lines += _describe_untried(facts["untried"], inputs.get("tune", {}))
     return lines + [
         f"not measured again: {name}: {error}" for name, error in facts["errors"].items()
+    ]
+
+
+def _describe_untried(untried: int, tune: Facts) -> list[str]:
+    """Return how many workloads have no trial that worked, and how many no trial at all."""
+    broken = min(len(tune.get("untunable", ())), untried)
+    counts = {"no trial that worked": broken, "no trial": untried - broken}
+    return [
+        f"{count_text(count, 'workload')} {'has' if count == 1 else 'have'} {text}: not tuned"
+        for text, count in counts.items()
+        if count
     ]
 
 

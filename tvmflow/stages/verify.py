@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.compiler.options import lowering_options, schedules_version, uses_mixed_precision
+from tvmflow.compiler.options import lowering_options, lowest_precision, schedules_version
 from tvmflow.core.errors import VerifyFailed
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.types import Json, RunTraits, TensorSpec
@@ -66,6 +66,7 @@ MEASUREMENTS: Final = "measurements.json"
 _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
     _comparison.FLOAT32: "float32",
     _comparison.FLOAT16: "float16, entirely or in part",
+    _comparison.BFLOAT16: "bfloat16",
     _comparison.QUANTIZED: "quantized integers",
 }
 
@@ -90,7 +91,7 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
         inputs={name: InputSettings(range=spec.range) for name, spec in recipe.inputs.items()},
         model={"kind": recipe.model.kind},
         target=machine,
-        mixed=any(map(uses_mixed_precision, recipes)),
+        precision=lowest_precision(recipes),
         lowering=None if is_partitioned else lowering_options(recipe),
         schedules=None if is_partitioned else schedules_version(recipe),
         tune=None if min_speedup is None else SpeedupSettings(min_speedup=min_speedup),
@@ -251,7 +252,9 @@ def _load_samples(
 def _add_tolerance(verdict: Verdict, settings: VerifySettings, context: StageContext) -> Tolerance:
     """Return how closely outputs must agree, and record it with the arithmetic that it is for."""
     checks = settings.verify
-    arithmetic = _comparison.find_arithmetic(context.inputs["import/model.json"], settings.mixed)
+    arithmetic = _comparison.find_arithmetic(
+        context.inputs["import/model.json"], settings.precision
+    )
     tolerance = _comparison.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
     verdict["tolerance"] = {"for": arithmetic, **tolerance._asdict()}
     return tolerance

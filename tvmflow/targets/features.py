@@ -107,6 +107,21 @@ def slow_float16_reason(arch: str, features: Iterable[str]) -> str:
     return "" if not needed or needed in features else f"its CPU lacks {needed}"
 
 
+# The features that multiply bfloat16 and add the products to float32.
+_BFLOAT16: Final[Mapping[str, tuple[str, ...]]] = {
+    "x86_64": ("avx512_bf16", "avx512vl"),
+    "aarch64": ("bf16",),
+}
+
+
+def no_bfloat16_reason(arch: str, features: Iterable[str]) -> str:
+    """Return why a CPU cannot multiply bfloat16, or an empty string. The arguments are those of `slow_float16_reason`."""
+    if arch not in _BFLOAT16:
+        return f"there is no code for {arch} that multiplies bfloat16"
+    missing = [name for name in _BFLOAT16[arch] if name not in features]
+    return f"its CPU lacks {', '.join(missing)}" if missing else ""
+
+
 def kernel_feature_names(arch: str, feature: str) -> tuple[str, ...]:
     """Return the kernel's names of one of LLVM's features; empty for a feature that does not decide where code runs."""
     return _TABLES.get(arch, {}).get(feature, ())

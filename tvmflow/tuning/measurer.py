@@ -21,6 +21,7 @@ from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.phases import read_failure
 from tvmflow.tuning.trial_process import DEVICE_PHASE, MEASURE_TRIAL, TrialRequest, TrialResult
 from tvmflow.tuning.trials import Trial, timestamp
+from tvmflow.tuning.work_clock import WorkClock
 
 _TRIALS_BETWEEN_DRIFT_CHECKS: Final = 64
 # Each builder is a process with TVM in it.
@@ -39,6 +40,7 @@ class MeasureContext(NamedTuple):
         tvm: The identity of the TVM build.
         host: The machine, for the record of a trial.
         log: The file for what children print; None for none.
+        clock: The clock of the tuning.
     """
 
     target: Mapping[str, Json]
@@ -48,6 +50,7 @@ class MeasureContext(NamedTuple):
     tvm: str
     host: Mapping[str, Json]
     log: Path | None
+    clock: WorkClock
 
 
 class MeasureJob(NamedTuple):
@@ -173,9 +176,8 @@ class Measurer:
                 if event.get("ask"):
                     locks.close()
                     locks.enter_context(self._gate.running())
-                    locks.enter_context(
-                        devices.exclusive(self._context.locks, self._context.device)
-                    )
+                    device = devices.exclusive(self._context.locks, self._context.device)
+                    self._enter(locks, device)
 
             outcome = self._fork_server.call(
                 MEASURE_TRIAL,
@@ -201,9 +203,16 @@ class Measurer:
         locks.enter_context(self._gate.building())
         if self._on_gpu:
             # Builders do not disturb the GPU, but they would disturb measurements on the CPU.
-            locks.enter_context(devices.shared(context.locks, devices.CPU))
+            self._enter(locks, devices.shared(context.locks, devices.CPU))
         elif not self._gate.concurrent:
-            locks.enter_context(devices.shared(context.locks, context.device))
+            self._enter(locks, devices.shared(context.locks, context.device))
+
+    def _enter(
+        self, locks: contextlib.ExitStack, device: contextlib.AbstractContextManager[None]
+    ) -> None:
+        """Take the lock of a device. The gate has been passed, so that only other runs may hold it."""
+        with self._context.clock.waiting():
+            locks.enter_context(device)
 
 
 class _BuildRunGate:

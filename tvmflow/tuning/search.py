@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -65,7 +64,8 @@ class Tuning:
             context, options.timing, options.trial_timeout_s, fork_server
         )
         self._measure_roofline = measure_roofline
-        self._started = time.monotonic()
+        self._clock = context.clock
+        self._started = self._clock.now()
         self._trials = {key: ledger.workload(key) for key in self._tasks}
         self._ledger_repairs = ledger.repairs
         self._related = RelatedTrials(ledger, self._trials, fork_server, context.target)
@@ -139,7 +139,7 @@ class Tuning:
 
     def _has_time(self) -> bool:
         limit = self._options.seconds
-        return limit is None or time.monotonic() - self._started < limit
+        return limit is None or self._clock.now() - self._started < limit
 
     # ---------------------------------------------------------------- one round of the budget
 
@@ -153,7 +153,8 @@ class Tuning:
         with contextlib.ExitStack() as locks:
             # Always in one order, so that two runs never wait for each other.
             for key in sorted(key for key in goals if len(self._trials[key]) < goals[key]):
-                locks.enter_context(self._trials[key].exclusive_search())
+                with self._clock.waiting():
+                    locks.enter_context(self._trials[key].exclusive_search())
             while missing := self._missing_trials(goals):
                 if not self._has_time() or not self._measure_candidates(missing):
                     break
@@ -178,7 +179,7 @@ class Tuning:
         """Measure new candidates of workloads; return whether there were any."""
         chosen = self._propose(missing)
         learned: dict[str, list[tuple[Candidate, Trial]]] = {}
-        start = time.monotonic()
+        start = self._clock.now()
 
         def record(index: int, trial: Trial) -> None:
             nonlocal start
@@ -188,8 +189,8 @@ class Tuning:
             self._measured[key] += 1
             self._starting_points.record(trial.id)
             self._spent_in_round += 1
-            self._seconds[key] += time.monotonic() - start
-            start = time.monotonic()
+            self._seconds[key] += self._clock.now() - start
+            start = self._clock.now()
             self._drift.offer(self._tasks[key].mod, trial)
             self._emit(self._progress_event(self._tasks[key]))
 
@@ -204,9 +205,9 @@ class Tuning:
         """Return up to so many new candidates of each workload, and mark exhausted searches."""
         chosen: list[tuple[str, Candidate]] = []
         for key, count in missing.items():
-            start = time.monotonic()
+            start = self._clock.now()
             candidates = self._proposals_for(key).propose(count)
-            self._seconds[key] += time.monotonic() - start
+            self._seconds[key] += self._clock.now() - start
             if not candidates:
                 _log.debug("the search space of workload %s is exhausted", key[:12])
                 self._trials[key].mark_exhausted(self._options.name)
@@ -264,7 +265,7 @@ class Tuning:
         }
 
     def _seconds_left(self, done: int) -> float:
-        elapsed = time.monotonic() - self._started
+        elapsed = self._clock.now() - self._started
         measured = max(sum(self._measured.values()), 1)
         left = (self._options.rules.trials - done) * elapsed / measured
         limit = self._options.seconds

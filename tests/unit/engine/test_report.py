@@ -147,7 +147,7 @@ def test_the_gain_of_tuning_is_described() -> None:
     facts = {
         "tuned": 1,
         "tunable": 3,
-        "untried": 1,
+        "untried": 3,
         "coverage": 0.9,
         "untuned_us": 200.0,
         "tuned_us": 50.0,
@@ -159,7 +159,8 @@ def test_the_gain_of_tuning_is_described() -> None:
         ],
         "errors": {},
     }
-    tuning = {**TUNED, "workloads": [{"name": "conv", "seconds": 30.0}]}
+    workloads = [{"name": "conv", "seconds": 30.0}]
+    tuning = {**TUNED, "workloads": workloads, "untunable": ["pool"]}
     text = summary(report(stage("tune/host", facts=tuning), stage("pick_best/host", facts=facts)))
     assert (
         "1 of 3 workloads tuned, 90% of the time is in kernels with a schedule; one inference: "
@@ -169,7 +170,8 @@ def test_the_gain_of_tuning_is_described() -> None:
     rows = [line.split() for line in text.splitlines() if line.startswith("    ")]
     assert rows[1] == ["conv", "2", "180", "µs", "30", "µs", "6×", "200", "(80%)", "300", "µs"]
     assert rows[2] == ["pool", "1", "20", "µs", "20", "µs", "–", "–", "–"]
-    assert "1 workload has no trial that worked" in text
+    assert "1 workload has no trial that worked: not tuned" in text
+    assert "2 workloads have no trial: not tuned" in text
 
 
 def test_a_library_that_was_not_verified_says_so_loudly() -> None:

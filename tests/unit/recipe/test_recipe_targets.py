@@ -75,7 +75,8 @@ def test_precision_can_be_overridden_per_target_and_part() -> None:
     assert "net:import" in actual and "net:import/edge" not in actual
     kept = {name: actual[f"net:build/{name}"].settings["lowering"] for name in ("host", "edge")}
     assert [kept[name]["precision"] for name in ("host", "edge")] == ["model", "mixed"]
-    assert [actual[f"net:verify/{name}"].settings["mixed"] for name in kept] == [False, True]
+    checks = [actual[f"net:verify/{name}"].settings["precision"] for name in kept]
+    assert checks == ["model", "mixed"]
     joined = recipe(
         targets=[
             {
@@ -92,15 +93,16 @@ def test_precision_can_be_overridden_per_target_and_part() -> None:
     actual = specs(plan_of(planned(joined, both._replace(parts=machines), stages=COMPILE)))
     kept = {name: actual[f"net:build/split.{name}"].settings for name in ("first", "second")}
     assert [kept[name]["lowering"]["precision"] for name in kept] == ["model", "mixed"]
-    assert actual["net:verify/split"].settings["mixed"]
+    assert actual["net:verify/split"].settings["precision"] == "mixed"
 
 
-def test_c_source_does_not_support_float16() -> None:
-    """C has no such type."""
-    half = target("edge")._replace(features=("f16c",))
-    made = recipe(targets=[edge(kernels={"precision": "mixed"})], outputs=["c-source"])
+@pytest.mark.parametrize(("precision", "dtype"), [("mixed", "float16"), ("bfloat16", "bfloat16")])
+def test_c_source_does_not_support_narrow_floats(precision: str, dtype: str) -> None:
+    """C has no such types."""
+    half = target("edge")._replace(features=("f16c", "avx512_bf16", "avx512vl"))
+    made = recipe(targets=[edge(kernels={"precision": precision})], outputs=["c-source"])
     with pytest.raises(
-        RecipeError, match="there is no c-source for the target 'edge': C has no float16"
+        RecipeError, match=f"there is no c-source for the target 'edge': C has no {dtype}"
     ):
         plan_of(planned(made, half))
 
@@ -131,6 +133,34 @@ def test_float16_needs_vector_conversion_instructions(
         f"{reason}; give it `kernels: {{precision: model}}`"
     ]
     assert plan_of(planned(made, edge_target, stages=("import",))).stages
+
+
+@pytest.mark.parametrize(
+    ("tvm", "features", "reason"),
+    [
+        ({"mtriple": "x86_64-linux-gnu"}, ("avx512f", "avx512vl"), "its CPU lacks avx512_bf16"),
+        ({"mtriple": "aarch64-linux-gnu"}, ("asimd",), "its CPU lacks bf16"),
+        ({"mtriple": "riscv64-linux-gnu"}, ("v",), "there is no code for riscv64 that multiplies bfloat16"),
+        ({"mtriple": "x86_64-linux-gnu"}, ("avx512_bf16", "avx512vl"), ""),
+        ({"mtriple": "aarch64-linux-gnu"}, ("bf16",), ""),
+    ],
+)  # fmt: skip
+def test_bfloat16_needs_an_instruction(
+    tvm: dict[str, str], features: tuple[str, ...], reason: str
+) -> None:
+    """Without it, kernels would compute in float32, which is reported before anything runs."""
+    made = recipe(targets=[edge()], kernels={"precision": "bfloat16"})
+    edge_target = target("edge")._replace(features=features)
+    edge_target = edge_target._replace(tvm={**edge_target.tvm, **tvm})
+    if not reason:
+        assert plan_of(planned(made, edge_target)).stages
+        return
+    with pytest.raises(RecipeError) as refused:
+        plan_of(planned(made, edge_target))
+    assert refused.value.problems == [
+        "/recipes/net.yaml:targets.0: targets: 'edge' has no instructions for kernels.precision: bfloat16: "
+        f"{reason}; give it `kernels: {{precision: model}}`"
+    ]
 
 
 @pytest.mark.parametrize(

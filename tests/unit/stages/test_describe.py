@@ -144,7 +144,11 @@ def test_a_verdict_describes_outputs_parts_accuracy_and_latency() -> None:
 
 @pytest.mark.parametrize(
     ("arithmetic", "text"),
-    [("float16", "float16, entirely or in part"), ("quantized", "quantized integers")],
+    [
+        ("float16", "float16, entirely or in part"),
+        ("bfloat16", "bfloat16"),
+        ("quantized", "quantized integers"),
+    ],
 )
 def test_the_tolerance_is_explained_by_the_arithmetic(arithmetic: str, text: str) -> None:
     """With the share of the largest value that it allows."""

@@ -109,7 +109,7 @@ def settings(*, min_accuracy: float | None = None, against: str = "none") -> Ver
             device={"kind": "cpu", "class": "any"},
             unrunnable_reason="it is imagined",
         ),
-        mixed=False,
+        precision="model",
         run_on="qemu",
     )
 

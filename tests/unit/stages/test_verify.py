@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,10 +12,12 @@ import tvm
 from tvm import relax
 
 from tests.support.tuning import model, relu
+from tvmflow.compiler.options import Precision
 from tvmflow.core.paired_times import PairedTimes
 from tvmflow.core.types import TensorSpec
 from tvmflow.stages import _comparison, verify
 from tvmflow.stages._comparison import (
+    BFLOAT16,
     FLOAT16,
     FLOAT32,
     QUANTIZED,
@@ -66,7 +68,11 @@ def test_the_tolerance_is_that_of_numpy_isclose() -> None:
 
 def test_the_tolerance_of_coarse_rounding_follows_the_largest_value() -> None:
     """The error of a result near 0 follows the results next to it; infinities are left out."""
-    for arithmetic, allowed in ((FLOAT16, 1000 * 10 / 2**11), (QUANTIZED, 1000 * 16 / 2**8)):
+    for arithmetic, allowed in (
+        (FLOAT16, 1000 * 10 / 2**11),
+        (BFLOAT16, 1000 * 10 / 2**8),
+        (QUANTIZED, 1000 * 16 / 2**8),
+    ):
         expected = [1000, 0, np.inf]
         assert compare([1000, 0.99 * allowed, np.inf], expected, arithmetic)["passed"]
         result = compare([1000, 1.01 * allowed, np.inf], expected, arithmetic)
@@ -82,7 +88,7 @@ def test_a_tolerance_that_the_recipe_gives_is_the_one_that_counts() -> None:
 
 
 def test_the_tolerance_follows_what_is_computed_in(tmp_path: Path) -> None:
-    """By the imported model, and by whether its weights become float16."""
+    """By the imported model, and by the precision of its recipe."""
     one = relax.const(np.float32(0.5))
     zero = relax.const(np.int8(0))
 
@@ -96,11 +102,11 @@ def test_the_tolerance_follows_what_is_computed_in(tmp_path: Path) -> None:
     for name, layer in {"plain": relu, "half": half, "whole": quantized}.items():
         path = tmp_path / f"{name}.json"
         path.write_text(tvm.ir.save_json(model(layer)))
-        result[name] = [find_arithmetic(path, mixed) for mixed in (False, True)]
+        result[name] = [find_arithmetic(path, precision) for precision in get_args(Precision)]
     assert result == {
-        "plain": [FLOAT32, FLOAT16],
-        "half": [FLOAT16, FLOAT16],
-        "whole": [QUANTIZED, QUANTIZED],
+        "plain": [FLOAT32, FLOAT16, BFLOAT16],
+        "half": [FLOAT16, FLOAT16, BFLOAT16],
+        "whole": [QUANTIZED, QUANTIZED, QUANTIZED],
     }
 
 

@@ -102,7 +102,7 @@ class Geometry(NamedTuple):
         return (self.shape[1] - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
 
-def is_profitable(geometry: Geometry, out: int, inner: int, lanes: int) -> bool:
+def is_profitable(geometry: Geometry, out: int, inner: int, lanes: int, terms: int = 1) -> bool:
     """Return whether a Winograd convolution is estimated to be faster than a direct one.
 
     The estimate assumes that weights come from memory and data from a cache.
@@ -112,6 +112,7 @@ def is_profitable(geometry: Geometry, out: int, inner: int, lanes: int) -> bool:
         out: The number of output channels.
         inner: The number of input channels.
         lanes: The number of float32 values in a vector register.
+        terms: The products that an instruction of the direct convolution computes for each result.
     """
     n, depth, height, width = geometry.shape
     tiles = n * math.prod(geometry.tiles)
@@ -121,7 +122,7 @@ def is_profitable(geometry: Geometry, out: int, inner: int, lanes: int) -> bool:
     product = geometry.edge**2 * weights * max(depth * tiles, memory_cost)
     transformed = geometry.slices * inner_blocks + depth * out_blocks
     transforms = _TRANSFORM_COST[geometry.tile] * lanes * tiles * transformed
-    return direct > _MIN_GAIN * (product + transforms)
+    return direct > terms * _MIN_GAIN * (product + transforms)
 
 
 def conv(x: Any, w: Any, geometry: Geometry) -> Any:

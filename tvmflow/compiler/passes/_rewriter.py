@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.operators import bfloat16
 
 # Fusion may append elementwise operators to a kernel with this pattern (TVM's kOutEWiseFusable).
 TAKES_EPILOGUE: Final = {"op_pattern": 4}
@@ -29,6 +30,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         super().__init__(mod)
         self.flow = ir.DataFlow(mod["main"])
         self._memos: list[dict[Any, Any]] = []
+        self._rounded = self.new_memo()
 
     def visit_if_(self, op: relax.If) -> Any:
         """Rewrite both branches; what one of them has emitted is no longer known after it."""
@@ -80,6 +82,35 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
     def cast(self, tensor: Any, dtype: str) -> Any:
         """Emit a tensor in another dtype; itself if it has that dtype."""
         return tensor if ir.dtype_of(tensor) == dtype else self.emit(relax.op.astype(tensor, dtype))
+
+    def split_terms(self, packed: Any, terms: int) -> Any:
+        """Emit packed weights (…, k, b) as (…, k/t, b, t), for instructions that add `terms` products."""
+        *outer, depth, block = ir.known_shape(packed)
+        rank = len(outer)
+        axes = [*range(rank + 1), rank + 2, rank + 1]
+        return self.rearrange(packed, [*outer, depth // terms, terms, block], axes)
+
+    def round_weights(self, weights: Any) -> Any:
+        """Emit float32 weights as bfloat16, as `bfloat16.from_float32` does, in operators that numpy evaluates."""
+        half, quiet, even, bias = (
+            relax.const(number, "uint32")
+            for number in (bfloat16.BITS, bfloat16.QUIET_NAN, 1, bfloat16.ROUNDING_BIAS)
+        )
+        op, emit = relax.op, self.emit
+        bits = emit(op.memory.view(weights, dtype="uint32"))
+        parity = emit(op.bitwise_and(emit(op.right_shift(bits, half)), even))
+        nearest = emit(op.add(emit(op.add(bits, bias)), parity))
+        nan = emit(op.bitwise_or(bits, quiet))
+        rounded = emit(op.where(emit(op.isnan(weights)), nan, nearest))
+        return self.cast(emit(op.right_shift(rounded, half)), bfloat16.DTYPE)
+
+    def round_data(self, data: Any) -> Any:
+        """Emit float32 data as bfloat16."""
+        if data not in self._rounded:
+            self._rounded[data] = self.kernel(
+                bfloat16.round_data, "to_bfloat16", data, pattern=None
+            )
+        return self._rounded[data]
 
     def kernel(
         self,

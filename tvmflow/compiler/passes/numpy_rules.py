@@ -122,6 +122,15 @@ def _astype(call: Any, arrays: Sequence[_Array]) -> _Array | None:
     return arrays[0].astype(dtype, copy=False) if dtype in _DTYPES else None
 
 
+def _view(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    """Return the same bits as numbers of another dtype of as many bytes."""
+    dtype = ir.dtype_of(call)
+    is_same = (
+        ir.shape_of(call) == arrays[0].shape and arrays[0].itemsize == np.dtype(dtype).itemsize
+    )
+    return np.ascontiguousarray(arrays[0]).view(dtype) if is_same else None
+
+
 def _dequantize(call: Any, arrays: Sequence[_Array]) -> _Array | None:
     data, *parameters = arrays
     if data.dtype.kind not in "iu" or call.attrs.out_dtype != "float32":
@@ -178,15 +187,20 @@ def _matmul(_: Any, arrays: Sequence[_Array]) -> _Array | None:
 
 
 _DTYPES: Final = frozenset(
-    (*(f"float{bits}" for bits in (16, 32, 64)), *(f"int{bits}" for bits in (8, 16, 32, 64)))
+    (
+        *(f"float{bits}" for bits in (16, 32, 64)),
+        *(f"int{bits}" for bits in (8, 16, 32, 64)),
+        *("uint16", "uint32"),
+    )
 )
 # Enough for the transforms of Winograd's algorithm, which have 3.
 _MAX_TERMS: Final = 8
 
-_INTEGERS: Final = "int8 int16 int32 int64"
+_INTEGERS: Final = "int8 int16 int32 int64 uint32"
 
 # Relax has the names of numpy for these.
-_FLOAT_FUNCTIONS: Final = (np.divide, np.sqrt)
+_FLOAT_FUNCTIONS: Final = (np.divide, np.sqrt, np.isnan)
+_BIT_FUNCTIONS: Final = (np.bitwise_and, np.bitwise_or, np.right_shift)
 _EXACT_FUNCTIONS: Final = (np.add, np.subtract, np.multiply, np.negative)
 _COMPARISONS: Final = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
 _LOGICAL_FUNCTIONS: Final = (np.logical_and, np.logical_or, np.logical_not)
@@ -212,6 +226,8 @@ RULES: Final[Mapping[str, _Rule]] = {
         for f in (*_EXACT_FUNCTIONS, *_COMPARISONS)
     },
     **{f"relax.{f.__name__}": _elementwise(f, "bool") for f in _LOGICAL_FUNCTIONS},
+    **{f"relax.{f.__name__}": _elementwise(f, "uint32") for f in _BIT_FUNCTIONS},
+    "relax.memory.view": _view,
     "relax.sum": _sum,
     "relax.rsqrt": _elementwise(_rsqrt),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tvm
@@ -10,7 +11,8 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS
-from tvmflow.compiler.operators import blocked, integer, tiles
+from tvmflow.compiler.operators import blocked, dot_products, tiles
+from tvmflow.compiler.operators.dot_products import BFLOAT16, INTEGERS
 from tvmflow.compiler.passes._rewriter import OPAQUE, MainRewriter, rewrite_main
 from tvmflow.compiler.passes.quantization import (
     find_integer_weights,
@@ -43,6 +45,8 @@ class _MatmulPacker(MainRewriter):
         if product is not None:
             return product
         data, weights = rewritten.args
+        if self._context.uses_bfloat16() and ir.known_shape(weights)[0] % BFLOAT16.terms == 0:
+            return self._multiply_bfloat16(data, weights)
         dtype = integer_weight_dtype(self.flow, call.args[1]) or self._context.weight_dtype
         columns = ir.known_shape(weights)[1]
         rows, padded = self._pad_product(ir.known_shape(data)[-2], columns)
@@ -54,7 +58,7 @@ class _MatmulPacker(MainRewriter):
         data = find_quantized_data(self.flow, call.args[0])
         source = find_integer_weights(self.flow, call.args[1])
         dtype, depth = self._context.dot_dtype, ir.known_shape(call.args[1])[0]
-        if dtype is None or data is None or source is None or depth % integer.DOT:
+        if dtype is None or data is None or source is None or depth % INTEGERS.terms:
             return None
         x, zero = to_dot_data(self, self.visit_expr(data.integers), data.zero_point, dtype)
         weights = self.visit_expr(source.call.args[0])
@@ -63,13 +67,33 @@ class _MatmulPacker(MainRewriter):
         columns = ir.known_shape(weights)[0]
         block = self._choose_block(columns)
         weights = self.pad_to_multiples(weights, [block])
-        split = [-(-columns // block), block, depth // integer.DOT, integer.DOT]
+        split = [-(-columns // block), block, depth // INTEGERS.terms, INTEGERS.terms]
         packed = self.rearrange(weights, split, [0, 2, 1, 3])
-        sums = self.kernel(integer.dense, "quantized_dense_pack", x, packed)
+        sums = self.kernel(
+            functools.partial(dot_products.dense, INTEGERS), "quantized_dense_pack", x, packed
+        )
         result = scale_sums(self, sums, weights, [-1], data._replace(zero_point=zero))
         if columns % block == 0:
             return result
-        return self.kernel(integer.take_columns, "take_columns", result, columns, pattern=OPAQUE)
+        return self.kernel(
+            dot_products.take_columns, "take_columns", result, columns, pattern=OPAQUE
+        )
+
+    def _multiply_bfloat16(self, data: Any, weights: Any) -> Any:
+        """Emit the product of data and weights that are rounded to bfloat16."""
+        columns, block = ir.known_shape(weights)[1], self._context.lanes
+        packed = self.split_terms(self._pack(weights, block, "float32"), BFLOAT16.terms)
+        product = self.kernel(
+            functools.partial(dot_products.dense, BFLOAT16),
+            "bfloat16_dense_pack",
+            self.round_data(data),
+            self.round_weights(packed),
+        )
+        if columns % block == 0:
+            return product
+        return self.kernel(
+            dot_products.take_columns, "take_columns", product, columns, pattern=OPAQUE
+        )
 
     def _choose_block(self, columns: int) -> int:
         """Return the sums of one instruction: narrower ones than usual rather than empty ones, because those must be cut off."""

@@ -1,9 +1,9 @@
-"""Dot product instructions of CPUs as tensor intrinsics of TVM: sums of int32 plus four products of bytes each."""
+"""Dot product instructions of CPUs as tensor intrinsics of TVM: sums plus some products of narrow numbers each."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Final
 
 import tvm
 import tvm_ffi
@@ -12,20 +12,27 @@ from tvm.s_tir import Schedule, TensorIntrin
 from tvm.script import tirx as T
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS
-from tvmflow.compiler.operators import integer
+from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, CpuModel
+from tvmflow.compiler.operators import bfloat16
+from tvmflow.compiler.operators.dot_products import BFLOAT16, INTEGERS, Products
 from tvmflow.compiler.schedules.blocks import Block, find_loads
 
+_PRODUCTS: Final = {products.name: products for products in (INTEGERS, BFLOAT16)}
+_IMPORT: Final = "pragma_import_llvm"
+"""TVM's annotation of a loop that needs functions in LLVM's language."""
 
-def is_dot_product(block: Block) -> bool:
-    """Return whether a block sums products of bytes, four by four."""
-    return str(block.stmt.name_hint) == integer.NAME
+
+def find_products(block: Block) -> Products | None:
+    """Return the products that a block sums, several at once; None for other blocks."""
+    return _PRODUCTS.get(str(block.stmt.name_hint))
 
 
 def register_intrinsics() -> None:
     """Register the intrinsics that recorded schedules may name."""
     for dtype, lanes in DOT_INSTRUCTIONS:
         _load_intrinsic(dtype, lanes)
+    for _, lanes in BFLOAT16_INSTRUCTIONS:
+        _load_bfloat16_intrinsic(lanes)
 
 
 def replace_vnni() -> None:
@@ -39,15 +46,58 @@ def replace_vnni() -> None:
 @functools.cache
 def _load_intrinsic(dtype: str, lanes: int) -> str:
     """Return the name of the intrinsic for data of a dtype and a number of sums."""
-    name = f"tvmflow.dot_{dtype}_{lanes}x{integer.DOT}"
+    name = f"tvmflow.dot_{dtype}_{lanes}x{INTEGERS.terms}"
     _register(name, dtype, lanes, "local")
     return name
 
 
-def use_instruction(schedule: Schedule, block: Block, loop: Any, lanes: int) -> None:
-    """Replace a loop over sums, and that over products within it, by one instruction."""
+@functools.cache
+def _load_bfloat16_intrinsic(lanes: int) -> str:
+    """Return the name of the intrinsic for a number of sums of products of bfloat16."""
+    name = f"tvmflow.dot_bfloat16_{lanes}x{BFLOAT16.terms}"
+    _register_bfloat16(name, lanes)
+    return name
+
+
+def use_instruction(
+    schedule: Schedule, block: Block, outermost: Any, loop: Any, lanes: int, cpu: CpuModel
+) -> None:
+    """Replace a loop over sums, and that over products within it, by one instruction.
+
+    Args:
+        schedule: The schedule of the kernel.
+        block: The block that sums the products.
+        outermost: A loop around all of them.
+        loop: The loop over sums.
+        lanes: The number of sums.
+        cpu: The CPU.
+    """
+    if find_products(block) is BFLOAT16:
+        instruction = BFLOAT16_INSTRUCTIONS[cpu.bfloat16_arch, lanes]
+        schedule.annotate(outermost, _IMPORT, _define_bfloat16_dot(instruction, lanes))
+        schedule.tensorize(loop, _load_bfloat16_intrinsic(lanes))
+        return
     dtype = str(block.stmt.reads[0].source.dtype)
     schedule.tensorize(loop, _load_intrinsic(dtype, lanes))
+
+
+def _define_bfloat16_dot(instruction: str, lanes: int) -> str:
+    """Return a function in LLVM's language that adds products to sums: TVM has no type for its operands (apache-tvm 0.27)."""
+    sums, words, numbers = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{2 * lanes} x bfloat>"
+    return f"""
+declare {sums} @{instruction}({sums}, {numbers}, {numbers})
+
+define {sums} @{_bfloat16_function(lanes)}({sums} %sums, {words} %data, {words} %weights) alwaysinline {{
+  %x = bitcast {words} %data to {numbers}
+  %w = bitcast {words} %weights to {numbers}
+  %result = call {sums} @{instruction}({sums} %sums, {numbers} %x, {numbers} %w)
+  ret {sums} %result
+}}
+"""
+
+
+def _bfloat16_function(lanes: int) -> str:
+    return f"tvmflow_dot_bfloat16_{lanes}"
 
 
 def expand_dot_products(mod: tvm.IRModule) -> tvm.IRModule:
@@ -67,7 +117,7 @@ def _expand(store: Any) -> Any:
     sums, lane, term = store.buffer, tirx.Var("lane", "int32"), tirx.Var("term", "int32")
     product = data[term].astype("int32") * weights[lane, term].astype("int32")
     update = tirx.BufferStore(sums, sums[lane] + product, [lane])
-    inner = tirx.For(term, 0, integer.DOT, tirx.ForKind.SERIAL, update)
+    inner = tirx.For(term, 0, INTEGERS.terms, tirx.ForKind.SERIAL, update)
     return tirx.For(lane, 0, sums.shape[0], tirx.ForKind.SERIAL, inner)
 
 
@@ -81,9 +131,9 @@ def _register(name: str, dtype: str, lanes: int, scope: str) -> None:
         scope: TVM's storage scope of the sums.
     """
     instruction = DOT_INSTRUCTIONS[dtype, lanes]
-    sums, data = f"int32x{lanes}", f"{dtype}x{integer.DOT * lanes}"
-    weights = f"int8x{integer.DOT * lanes}"
-    data_word = f"{dtype}x{integer.DOT}"
+    sums, data = f"int32x{lanes}", f"{dtype}x{INTEGERS.terms * lanes}"
+    weights = f"int8x{INTEGERS.terms * lanes}"
+    data_word = f"{dtype}x{INTEGERS.terms}"
 
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
     def description(a: T.handle, b: T.handle, c: T.handle) -> None:
@@ -116,6 +166,44 @@ def _register(name: str, dtype: str, lanes: int, scope: str) -> None:
                 ),
                 B.vload([0, 0], dtype=weights),
                 dtype=sums,
+            )
+
+    TensorIntrin.register(name, description, implementation, override=True)
+
+
+def _register_bfloat16(name: str, lanes: int) -> None:
+    """Register an intrinsic of TVM that adds two products of bfloat16 to each of some float32 sums."""
+    sums, words, weights = f"float32x{lanes}", f"int32x{lanes}", f"uint16x{2 * lanes}"
+    function = _bfloat16_function(lanes)
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (2,), dtype="uint16", offset_factor=1)
+        B = T.match_buffer(b, (lanes, 2), dtype="uint16", offset_factor=1)
+        C = T.match_buffer(c, (lanes,), dtype="float32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:lanes], A[0:2], B[0:lanes, 0:2])
+            T.writes(C[0:lanes])
+            for i in T.serial(0, lanes):
+                for k in T.serial(0, 2):
+                    with T.sblock("update"):
+                        vi, vk = T.axis.remap("SR", [i, k])
+                        C[vi] = C[vi] + bfloat16.to_float32(A[vk]) * bfloat16.to_float32(B[vi, vk])
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (2,), dtype="uint16", offset_factor=1)
+        B = T.match_buffer(b, (lanes, 2), dtype="uint16", offset_factor=1)
+        C = T.match_buffer(c, (lanes,), dtype="float32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:lanes], A[0:2], B[0:lanes, 0:2])
+            T.writes(C[0:lanes])
+            C[T.ramp(T.int32(0), 1, lanes)] = T.call_pure_extern(
+                sums,
+                function,
+                C.vload([0], dtype=sums),
+                T.broadcast(T.reinterpret(A.vload([0], "uint16x2"), dtype="int32"), lanes),
+                T.reinterpret(B.vload([0, 0], dtype=weights), dtype=words),
             )
 
     TensorIntrin.register(name, description, implementation, override=True)

@@ -176,8 +176,8 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
             schedule.vectorize(lanes)
     elif pad is not None:
         schedule_block(schedule, pad, cpu)
-    if dot_products.is_dot_product(main):
-        dot_products.use_instruction(schedule, main, sums, axes.lanes)
+    if dot_products.find_products(main) is not None:
+        dot_products.use_instruction(schedule, main, parallel, sums, axes.lanes, cpu)
 
 
 def _order_outer_axes(
@@ -211,7 +211,7 @@ def _schedule_reduction(schedule: Schedule, block: Block, axes: ReductionAxes, t
     last, reduction_rank = len(block.spatial_extents) - 1, len(block.reduction_extents)
     loops = list(schedule.get_loops(block.handle))[-(last + 1 + reduction_rank) :]
     spatial, reduction_loops = loops[: last + 1], loops[last + 1 :]
-    is_dot = dot_products.is_dot_product(block)
+    is_dot = dot_products.find_products(block) is not None
     terms = [reduction_loops.pop()] if is_dot else []
     vector, register_loops = spatial[last], []
     if axes.weight == last:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.operators import integer
 from tvmflow.compiler.schedules import dot_products
 from tvmflow.compiler.schedules.blocks import Block, depends_on, element_stride, list_loads
 
@@ -73,8 +72,9 @@ def analyze_axes(block: Block, cpu: CpuModel) -> ReductionAxes | None:
     last = len(spatial) - 1
     lanes = math.gcd(extents[last], cpu.lanes)
     loads = list_loads(block)
-    # Four inputs of one lane lie between the weights of two lanes.
-    stride = integer.DOT if dot_products.is_dot_product(block) else 1
+    # All terms of one sum lie between the weights of two sums.
+    products = dot_products.find_products(block)
+    stride = products.terms if products is not None else 1
     vectors = [load for load in loads if element_stride(load, axes, spatial[last]) == stride]
     scalars = [load for load in loads if not depends_on(load, spatial[last])]
     if lanes < 2 or not vectors or len(vectors) + len(scalars) != len(loads):

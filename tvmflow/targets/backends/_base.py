@@ -80,6 +80,9 @@ class Backend(Protocol):
     def slow_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
         """Return why float16 weights would only make a library slow; `features` are the kernel's names."""
 
+    def no_bfloat16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
+        """Return why kernels cannot multiply bfloat16, or an empty string; `features` are the kernel's names."""
+
     def remote_device_mismatch(self, tvm: TvmTarget, device: Any) -> str:
         """Return what a device behind RPC (TVM's `Device`) has in place of what the target needs, or an empty string."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tvmflow.core.types import Json
+from tvmflow.targets.features import no_bfloat16_reason as _no_bfloat16_reason
 from tvmflow.targets.features import slow_float16_reason as _slow_float16_reason
 from tvmflow.targets.host import Host
 from tvmflow.targets.platforms import parse_triple
@@ -78,6 +79,11 @@ def slow_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
     if target_kind(tvm) != KIND:
         return ""
     return _slow_float16_reason(parse_triple(cpu_triple(tvm)).arch, features)
+
+
+def no_bfloat16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
+    """Return which instruction the CPU lacks."""
+    return _no_bfloat16_reason(parse_triple(cpu_triple(tvm)).arch, features)
 
 
 def remote_device_mismatch(tvm: TvmTarget, device: Any) -> str:

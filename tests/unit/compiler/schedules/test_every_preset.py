@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,11 @@ def gated(value: Any, _: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("precision", ["model", "bfloat16"])
 @pytest.mark.parametrize("preset", CPUS)
-def test_kernels_of_all_kinds_compile(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_all_kinds_compile(
+    preset: str, precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Winograd, padded pooling, depthwise and transposed convolutions, products, row reductions, vectorized math."""
     monkeypatch.setattr(winograd, "is_profitable", lambda *_: True)
     mod = model(
@@ -79,7 +83,8 @@ def test_kernels_of_all_kinds_compile(preset: str, monkeypatch: pytest.MonkeyPat
         shape=(1, 3, 32, 32),
     )
     target = {**(CPUS[preset] or {}), "num-cores": 2}
-    library = lowering.compile_untuned(mod, weights_of(mod), target, FAST, 1)
+    options = replace(FAST, precision=precision)
+    library = lowering.compile_untuned(mod, weights_of(mod), target, options, 1)
     assert library.mod.imports
 
 

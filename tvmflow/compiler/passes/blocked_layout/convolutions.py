@@ -12,7 +12,7 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.operators import blocked, winograd
 from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.operators.winograd import Geometry
-from tvmflow.compiler.passes.blocked_layout import integer_convolutions, taps
+from tvmflow.compiler.passes.blocked_layout import direct_convolutions, integer_convolutions, taps
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.blocked_layout.taps import Image, Window
 from tvmflow.compiler.passes.quantization import integer_weight_dtype
@@ -34,7 +34,9 @@ def rewrite_conv(
     name = f"conv{len(window.strides)}d_NCHWc"
     groups = int(call.attrs.groups)
     inputs, outputs = (ir.known_shape(expr)[1] for expr in (data, call))
-    if ir.is_depthwise(call) or (inputs == groups and not is_plain_data(rewriter, data)):
+    if ir.is_depthwise(call) or (
+        inputs == groups and not direct_convolutions.is_plain_data(rewriter, data)
+    ):
         x = rewriter.to_blocked(data if quantized is None else quantized.integers)
         x = _repeat(rewriter, x, inputs, outputs // groups)
         weights = rewriter.cast(pack_depthwise_kernel(rewriter, kernel), dtype)
@@ -50,15 +52,16 @@ def rewrite_conv(
         packed = pack_kernel(rewriter, kernel, reads)
         quantized = quantized._replace(integers=x)
         return integer_convolutions.emit(rewriter, quantized, kernel, packed, window, reads, name)
-    x, lanes = block_data(rewriter, data)
-    geometry = _find_winograd(rewriter, call, kernel, window) if lanes > 1 else None
+    x, lanes = direct_convolutions.block_data(rewriter, data, dtype)
+    terms = direct_convolutions.count_terms(rewriter, dtype)
+    geometry = (
+        _find_winograd(rewriter, call, kernel, window, terms) if lanes == rewriter.block else None
+    )
     if geometry is not None:
         return _emit_winograd(rewriter, name, x, kernel, geometry)
     reads = Groups(inputs // groups, outputs // groups, lanes, rewriter.block, groups)
-    weights = rewriter.cast(pack_kernel(rewriter, kernel, reads), dtype)
-    if taps.are_profitable(image, ir.known_shape(kernel)[2:], window):
-        return taps.emit_convolutions(rewriter, image, x, weights, window, reads)
-    return rewriter.kernel(lambda x, w: blocked.conv(x, w, *window, reads), name, x, weights)
+    packed = pack_kernel(rewriter, kernel, reads)
+    return direct_convolutions.emit(rewriter, name, x, packed, window, reads, dtype, image)
 
 
 def is_supported(rewriter: LayoutRewriter, call: relax.Call, kernel: str) -> bool:
@@ -70,19 +73,6 @@ def is_supported(rewriter: LayoutRewriter, call: relax.Call, kernel: str) -> boo
         and ir.has_default_layouts(call, kernel)
         and ir.is_float32(call.args[0])
     )
-
-
-def is_plain_data(rewriter: LayoutRewriter, data: Any) -> bool:
-    """Return whether a convolution reads its data as they are because they have few channels."""
-    few = ir.known_shape(data)[1] <= rewriter.block // 2
-    return few and rewriter.blocked_form(data) is None
-
-
-def block_data(rewriter: LayoutRewriter, data: Any) -> tuple[Any, int]:
-    """Return a convolution's data and their lanes: 1 for data that stay plain."""
-    if is_plain_data(rewriter, data):
-        return data, 1
-    return rewriter.to_blocked(data), rewriter.block
 
 
 def pack_depthwise_kernel(rewriter: LayoutRewriter, kernel: Any) -> Any:
@@ -99,13 +89,17 @@ def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
 
     A block of the result may belong to several groups: the weights of data of other groups are 0.
     """
-    block, lanes = groups.block, groups.lanes
+    block, lanes, width = groups.block, groups.lanes, groups.width
+    is_one_group = groups.number == 1 and ir.known_shape(kernel)[0] <= groups.outputs
     kernel = rewriter.pad_to_multiples(kernel, [block, 1])
     o, i, *size = ir.known_shape(kernel)
-    kernel = rewriter.pad_to_multiples(kernel, [1, i + 1])
-    rows = rewriter.reshape(kernel, [o * (i + 1), *size])
-    blocks, width = o // block, groups.width
-    spread = rewriter.take(rows, _list_weight_rows(groups, blocks), 0)
+    blocks = o // block
+    if is_one_group:
+        spread = rewriter.pad_to_multiples(kernel, [1, width * lanes])
+    else:
+        kernel = rewriter.pad_to_multiples(kernel, [1, i + 1])
+        rows = rewriter.reshape(kernel, [o * (i + 1), *size])
+        spread = rewriter.take(rows, _list_weight_rows(groups, blocks), 0)
     inner = [width, lanes] if lanes > 1 else [width]
     split = rewriter.reshape(spread, [blocks, block, *inner, *size])
     first_tap = 2 + len(inner)
@@ -126,7 +120,8 @@ def _list_weight_rows(groups: Groups, blocks: int) -> list[int]:
     offset = channel - (o // groups.outputs * groups.inputs)[:, None]
     is_own = (offset >= 0) & (offset < groups.inputs)
     rows = o[:, None] * (groups.inputs + 1) + np.where(is_own, offset, groups.inputs)
-    return [int(row) for row in rows.ravel()]
+    listed: list[int] = rows.ravel().tolist()
+    return listed
 
 
 def _repeat(rewriter: LayoutRewriter, x: Any, channels: int, times: int) -> Any:
@@ -139,9 +134,12 @@ def _repeat(rewriter: LayoutRewriter, x: Any, channels: int, times: int) -> Any:
 
 
 def _find_winograd(
-    rewriter: LayoutRewriter, call: relax.Call, kernel: Any, window: Window
+    rewriter: LayoutRewriter, call: relax.Call, kernel: Any, window: Window, terms: int
 ) -> Geometry | None:
-    """Return the sizes of a Winograd convolution; None where it is not possible or not profitable."""
+    """Return the sizes of a Winograd convolution; None where it is not possible or not profitable.
+
+    An instruction of the direct convolution computes so many `terms` of each result.
+    """
     tile = rewriter.context.options.winograd
     out, inner, *edges = ir.known_shape(kernel)
     n, _, *size = ir.known_shape(call)
@@ -157,7 +155,7 @@ def _find_winograd(
     front, top, left = [0, *window.padding[: len(size)]][-3:]
     down = [[1, *values][-3] for values in (edges, window.strides, window.dilation)]
     geometry = Geometry(tile, (n, depth, height, width), (front, top, left), *down)
-    is_profitable = winograd.is_profitable(geometry, out, inner, rewriter.block)
+    is_profitable = winograd.is_profitable(geometry, out, inner, rewriter.block, terms)
     _log.debug("%d to %d channels of %s: use Winograd: %s", inner, out, size, is_profitable)
     return geometry if is_profitable else None
 

@@ -7,8 +7,9 @@ from typing import Any
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.operators import blocked, integer
+from tvmflow.compiler.operators import blocked, dot_products, integer
 from tvmflow.compiler.operators.blocked import Groups, Sizes
+from tvmflow.compiler.operators.dot_products import INTEGERS
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.quantization import (
     QuantizedData,
@@ -35,7 +36,7 @@ def block_data(rewriter: LayoutRewriter, integers: Any) -> tuple[Any, int]:
     channels = ir.known_shape(integers)[1]
     if channels > rewriter.block // 2 or rewriter.blocked_form(integers) is not None:
         return rewriter.to_blocked(integers), rewriter.block
-    lanes = channels + -channels % integer.DOT
+    lanes = channels + -channels % INTEGERS.terms
     return rewriter.kernel(blocked.pack, "pack", integers, lanes, pattern=None), lanes
 
 
@@ -63,16 +64,16 @@ def emit(
         The blocked result, without the scale of the weights.
     """
     x, zero = to_dot_data(rewriter, data.integers, data.zero_point, rewriter.context.dot_dtype)
-    *outer, lanes, block = ir.known_shape(packed)
-    split = rewriter.reshape(packed, [*outer, lanes // integer.DOT, integer.DOT, block])
-    rank = len(outer)
-    order = [*range(rank + 1), rank + 2, rank + 1]
-    weights = rewriter.cast(rewriter.emit(relax.op.permute_dims(split, order)), "int8")
+    *outer, _, block = ir.known_shape(packed)
+    weights = rewriter.cast(rewriter.split_terms(packed, INTEGERS.terms), "int8")
     sums = rewriter.kernel(
-        lambda x, w: integer.conv(x, w, *window, groups, zero), f"quantized_{name}", x, weights
+        lambda x, w: dot_products.conv(INTEGERS, x, w, *window, groups, zero),
+        f"quantized_{name}",
+        x,
+        weights,
     )
     totals = rewriter.pad_to_multiples(kernel, [block])
-    shape = [1, -1, *[1] * (rank - 2), block]
+    shape = [1, -1, *[1] * (len(outer) - 2), block]
     return scale_sums(rewriter, sums, totals, shape, data._replace(zero_point=zero))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from tvm import relax
@@ -79,7 +79,13 @@ def are_profitable(image: Image, kernel: Sequence[int], window: Window) -> bool:
 
 
 def emit_convolutions(
-    rewriter: LayoutRewriter, image: Image, x: Any, weights: Any, window: Window, groups: Groups
+    rewriter: LayoutRewriter,
+    image: Image,
+    x: Any,
+    weights: Any,
+    window: Window,
+    groups: Groups,
+    convolve: Callable[..., Any],
 ) -> Any:
     """Emit a convolution as the sum of those by each tap.
 
@@ -90,6 +96,7 @@ def emit_convolutions(
         weights: Packed weights (o/b, blocks of data, …, lanes).
         window: The movement of the kernel.
         groups: The blocks of data that each block of the result reads.
+        convolve: The tensor expression of a convolution.
     """
     rank = len(window.strides)
     kernel = ir.known_shape(weights)[2 : 2 + rank]
@@ -104,8 +111,8 @@ def emit_convolutions(
             own = rewriter.take(own, [index], 2 + axis)
         indices, parts = [index for index, _ in tap], [part for _, part in tap]
         moved = _move_window(image, indices, parts, window)._asdict()
-        convolve = functools.partial(blocked.conv, **moved, groups=groups)
-        results.append(rewriter.kernel(convolve, name, x, own, pattern=OPAQUE))
+        part = functools.partial(convolve, **moved, groups=groups)
+        results.append(rewriter.kernel(part, name, x, own, pattern=OPAQUE))
         corners.append([part.start for _, part in tap])
     n, blocks, *_, block = ir.known_shape(results[0])
     shape = (n, blocks, *image.result, block)

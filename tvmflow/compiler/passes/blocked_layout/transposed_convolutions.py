@@ -16,7 +16,7 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.operators import blocked
 from tvmflow.compiler.operators.blocked import Groups
-from tvmflow.compiler.passes.blocked_layout import convolutions
+from tvmflow.compiler.passes.blocked_layout import convolutions, direct_convolutions
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.blocked_layout.taps import Window
 
@@ -63,13 +63,13 @@ def rewrite_conv_transpose(
             weights,
         )
     else:
-        x, lanes = convolutions.block_data(rewriter, data)
+        x, lanes = direct_convolutions.block_data(rewriter, data, dtype)
         inputs, outputs = (ir.known_shape(expr)[1] // groups for expr in (data, call))
         phases = math.prod(window.strides)
         reads = Groups(inputs, outputs, lanes, rewriter.block, groups, phases)
         packed = convolutions.pack_kernel(rewriter, flipped, reads)
-        weights = rewriter.cast(_move_phases(rewriter, packed, geometry, 2), dtype)
-        pixels = rewriter.kernel(lambda x, w: blocked.conv(x, w, *inner, reads), name, x, weights)
+        moved = _move_phases(rewriter, packed, geometry, 2)
+        pixels = direct_convolutions.emit(rewriter, name, x, moved, inner, reads, dtype)
     if window.strides == [1] * rank and not any(geometry.offsets) and geometry.rows == size:
         return pixels
     arguments = (pixels, window.strides, geometry.offsets, size)

@@ -77,6 +77,11 @@ def slow_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
     return ""
 
 
+def no_bfloat16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
+    """Return that there are no kernels of bfloat16 for GPUs."""
+    return "kernels for GPUs compute with float16 (precision: mixed)"
+
+
 def remote_device_mismatch(tvm: TvmTarget, device: Any) -> str:
     """Return which GPU the device has, where it does not run the target's code."""
     if not device.exist:

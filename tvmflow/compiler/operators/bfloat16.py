@@ -1,0 +1,41 @@
+"""bfloat16, the upper half of a float32, held as integers of 16 bits: TVM's code generator for LLVM has no type for it (apache-tvm 0.27)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tvm import te, tirx
+
+DTYPE: Final = "uint16"
+"""The dtype of tensors of bfloat16."""
+
+BITS: Final = 16
+ROUNDING_BIAS: Final = 0x7FFF
+QUIET_NAN: Final = 0x00400000
+_INFINITY: Final = 0x7F800000
+
+
+def to_float32(value: Any) -> Any:
+    """Return a bfloat16 as float32."""
+    return tirx.reinterpret("float32", value.astype("uint32") << _number(BITS))
+
+
+def from_float32(value: Any) -> Any:
+    """Return a float32 as the nearest bfloat16; of two, the even one. NaN stays NaN."""
+    bits = tirx.Var("bits", "uint32")
+    even = (bits >> _number(BITS)) & _number(1)
+    is_nan = (bits & _number(0x7FFFFFFF)) > _number(_INFINITY)
+    nearest = bits + (_number(ROUNDING_BIAS) + even)
+    rounded = tirx.Select(is_nan, bits | _number(QUIET_NAN), nearest) >> _number(BITS)
+    return tirx.Let(bits, tirx.reinterpret("uint32", value), rounded.astype(DTYPE))
+
+
+def _number(value: int) -> Any:
+    return tirx.const(value, "uint32")
+
+
+def round_data(x: Any) -> Any:
+    """Return float32 data as bfloat16."""
+    return te.compute(
+        x.shape, lambda *index: from_float32(x(*index)), name="rounded", tag="elemwise"
+    )

@@ -1,0 +1,125 @@
+"""Products of narrow numbers on layouts for dot product instructions, such as `vpdpbusd` and `vdpbf16ps`.
+
+These multiply some neighboring numbers of data, 32 bits of them, with as many of the weights and add them to one sum of
+32 bits. So weights end in an axis of these terms, after that of the vector's results. Data have the
+dtype that the instruction takes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from tvm import te, tirx
+
+from tvmflow.compiler.operators import bfloat16, blocked
+from tvmflow.compiler.operators.blocked import Groups, Sizes
+
+_TILES: Final = range(5, 15)
+"""How many points a tile of registers may have."""
+
+
+class Products(NamedTuple):
+    """The products that an instruction adds up.
+
+    Attributes:
+        name: The name of the blocks that sum them, by which the schedule rule finds them.
+        terms: How many there are in a sum.
+        to_sum: Converts a number of the data or the weights to the dtype of the sums.
+    """
+
+    name: str
+    terms: int
+    to_sum: Callable[[Any], Any]
+
+
+INTEGERS: Final = Products("integer_dot", 4, lambda value: value.astype("int32"))
+"""Products of bytes; their sums are exact."""
+BFLOAT16: Final = Products("bfloat16_dot", 2, bfloat16.to_float32)
+"""Products of bfloat16, which are exact in float32."""
+
+
+def conv(
+    products: Products,
+    x: Any,
+    w: Any,
+    strides: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: Groups,
+    zero: int = 0,
+) -> Any:
+    """Return the sums of a convolution.
+
+    Args:
+        products: The t products that an instruction adds up.
+        x: Data (n, i/c, …, c), c being a multiple of t.
+        w: Weights (o/b, blocks of data of its groups, …, c/t, b of o, t of c).
+        strides: Along each spatial axis.
+        padding: Before and after each spatial axis.
+        dilation: Along each spatial axis.
+        groups: The blocks of data that each block of the result reads.
+        zero: The value of the data around the image.
+
+    Returns:
+        The sums (n, o/b, …, b).
+    """
+    x = blocked.pad(x, padding, zero)
+    blocks, width, *kernel, parts, block, _ = (int(extent) for extent in w.shape)
+    channel, taps = te.reduce_axis((0, width), "ic"), blocked.tap_axes(kernel)
+    part, term = te.reduce_axis((0, parts), "ip"), te.reduce_axis((0, products.terms), "it")
+
+    def element(n: Any, o: Any, *position: Any) -> Any:
+        *pixel, inner = position
+        source = groups.first_block(o) + channel
+        pixel[-1] = _limit(pixel[-1], shape[-2])
+        window = blocked.read_window(pixel, taps, strides, dilation, padding)
+        value = products.to_sum(x(n, source, *window, part * products.terms + term))
+        weight = products.to_sum(w(o, channel, *taps, part, inner, term))
+        return te.sum(value * weight, axis=[channel, *taps, part, term])
+
+    shape = blocked.convolution_shape(x, kernel, strides, padding, dilation, blocks, block)
+    *outer, points, _ = shape
+    return _take(shape, te.compute((*outer, _round_up(points), block), element, name=products.name))
+
+
+def dense(products: Products, x: Any, w: Any) -> Any:
+    """Return the sums (…, n) of a matrix (…, k) and weights (n/b, k/t, b, t), for instructions that add t products."""
+    *outer, rows, _ = (int(extent) for extent in x.shape)
+    blocks, depth, block, _ = (int(extent) for extent in w.shape)
+    part, term = te.reduce_axis((0, depth), "kp"), te.reduce_axis((0, products.terms), "kt")
+
+    def element(*index: Any) -> Any:
+        *matrix, row, column = index
+        value = products.to_sum(x(*matrix, _limit(row, rows), part * products.terms + term))
+        weight = products.to_sum(w(column // block, part, column % block, term))
+        return te.sum(value * weight, axis=[part, term])
+
+    columns = blocks * block
+    sums = te.compute((*outer, _round_up(rows), columns), element, name=products.name)
+    return _take((*outer, rows, columns), sums)
+
+
+def take_columns(x: Any, columns: int) -> Any:
+    """Return the first columns of a matrix."""
+    return te.compute((*x.shape[:-1], columns), lambda *index: x(*index), name="columns")
+
+
+def _round_up(points: int) -> int:
+    """Return the next number that tiles of registers divide: no instruction computes a part of a tile."""
+    if points <= max(_TILES):
+        return points
+    return next(n for n in itertools.count(points) if any(n % tile == 0 for tile in _TILES))
+
+
+def _limit(point: Any, points: int) -> Any:
+    """Return a point that is among so many; points beyond are computed from the last one, and left out."""
+    return point if _round_up(points) == points else tirx.min(point, points - 1)
+
+
+def _take(shape: Sequence[int], sums: Any) -> Any:
+    """Return the first sums along each axis."""
+    if list(shape) == [int(extent) for extent in sums.shape]:
+        return sums
+    return te.compute(shape, lambda *index: sums(*index), name="take")
