@@ -164,7 +164,7 @@ def _loop(node: NodeProto, known: KnownValues, opset: int) -> _Iterations | None
 def _can_unroll(body: GraphProto, count: int) -> bool:
     """Return whether a body can be repeated: values in graphs inside it would have the same names."""
     has_graphs = any(captured_names(a) for node in body.node for a in node.attribute)
-    return 0 < count and count * len(body.node) <= _MAX_NODES and not has_graphs
+    return count > 0 and count * len(body.node) <= _MAX_NODES and not has_graphs
 
 
 def _goes_on(body: GraphProto) -> bool:
