@@ -210,7 +210,7 @@ def _tile_transposition(
         None not in strides.values()
         and math.prod(extents[-count:]) >= _MIN_LANES
         and position < len(extents) - count
-        and not has_data_in_indices(schedule)
+        and not has_computed_indices(schedule)
     )
     if not is_vector:
         return _tile_numbers(schedule, block, loops, position)
