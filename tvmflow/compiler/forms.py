@@ -14,6 +14,7 @@ import tvm
 from tvm import tirx
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.form_names import C_SOURCE, PARAMS, SYSTEM_LIBRARY, WEIGHTS_FILE
 from tvmflow.compiler.lowering import compile_with_weights
 from tvmflow.compiler.object_files import Array, copy_object_files
@@ -49,8 +50,7 @@ def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
     from safetensors.numpy import save_file
 
     names = [var.name for var in ir.list_weights(inputs.mod["main"])]
-    with inputs.target:
-        copy_object_files(tvm.compile(inputs.mod, inputs.target), folder)
+    copy_object_files(compile_model(inputs.mod, inputs.target), folder)
     arrays = {
         # Lifting may give two weights the same name, and safetensors orders tensors by name.
         f"{index:04d}.{name}": weight

@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir, pipeline, schedules, vector_width
+from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.ir_dump import IRDump
@@ -117,8 +118,7 @@ def compile_with_weights(
     # By variable, not by name: lifting may give two parameters the same name.
     tensors = map(tvm.runtime.tensor, weights)
     bound = relax.transform.BindParams("main", dict(zip(params, tensors, strict=True)))(mod)
-    with target:
-        return tvm.compile(bound, target)
+    return compile_model(bound, target)
 
 
 def compile_untuned(

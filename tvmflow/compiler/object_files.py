@@ -23,7 +23,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.relax import vm_build
 
-from tvmflow.compiler import ir, lowering
+from tvmflow.compiler import code_generation, ir, lowering
 from tvmflow.targets.linking import LINKERS, elf, elf_data
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
@@ -80,8 +80,7 @@ def _compile_kernels(
         The executable with the first group of kernels; the objects of all others are in the folder.
     """
     if target.kind.name != "llvm":
-        with target:
-            return tvm.compile(mod, target)
+        return code_generation.compile_model(mod, target)
     with target:
         lowered = relax.get_pipeline("default")(mod)
     builder = relax.ExecBuilder()
@@ -93,15 +92,15 @@ def _compile_kernels(
     ]
 
     def write(number: int) -> None:
-        # the target of a `with` block is that of its thread alone
-        with target:
-            library = tvm.tirx.build(groups[number], target=target)
+        library = code_generation.build_kernels(groups[number], target)
         library.write_to_file(str(folder / f"lib{number}.o"))
 
     with ThreadPoolExecutor(count_usable_cpus()) as pool:
         others = pool.map(write, range(1, count))
         with target:
-            executable = vm_build._vmlink(builder, target, groups[0])
+            executable = vm_build._vmlink(
+                builder, target, groups[0], code_generation.pipeline_for(target)
+            )
         list(others)
     return executable
 

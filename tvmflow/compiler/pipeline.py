@@ -30,6 +30,7 @@ from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
 from tvmflow.compiler.passes.resize import convert_resize
+from tvmflow.compiler.passes.scans import vectorize_scans
 from tvmflow.compiler.passes.vector_math import vectorize_math
 
 _log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ GRAPH_PHASES: Final[Phases] = {
         _pass("group_norm", rewrite_group_norms, LoweringContext.has_blocked_layout),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
         _pass("resize", convert_resize, LoweringContext.has_cpu_model),
+        LoweringPass("scans", vectorize_scans, LoweringContext.has_cpu_model),
         LoweringPass(
             "pack_batched_matmuls", pack_batched_matmuls, LoweringContext.has_packed_weights
         ),

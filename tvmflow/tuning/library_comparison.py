@@ -219,9 +219,8 @@ class _Libraries:
 
     def load(self, chosen: Mapping[str, Json]) -> Module:
         """Return the model with the schedules of some workloads, in this process."""
-        import tvm
-
         from tvmflow.compiler import schedules
+        from tvmflow.compiler.code_generation import compile_model
         from tvmflow.runtime.module import Module
         from tvmflow.runtime.native import Executable
         from tvmflow.runtime.threads import ThreadPool
@@ -231,8 +230,7 @@ class _Libraries:
         if chosen:
             scheduled, _ = apply_chosen(scheduled, chosen, self._workloads, self._target)
         scheduled, _ = schedules.schedule_untuned(scheduled, request.target, request.rules_version)
-        with self._target:
-            built = tvm.compile(scheduled, self._target)
+        built = compile_model(scheduled, self._target)
         signature = {"inputs": [spec.to_json() for spec in self._inputs], "outputs": []}
         pool = ThreadPool.of(request.threads)
         module = Module(Executable(built.jit()), signature, {"name": "library"}, pool=pool)

@@ -100,9 +100,9 @@ def build(mod: tvm.IRModule, target: Mapping[str, Json]) -> Any:
     """Return a scheduled kernel's runtime module, compiled for the target."""
     import tvm
 
-    tvm_target = tvm.target.Target(dict(target))
-    with tvm_target:
-        return tvm.tirx.build(mod, target=tvm_target)
+    from tvmflow.compiler.code_generation import build_kernels
+
+    return build_kernels(mod, tvm.target.Target(dict(target)))
 
 
 @dataclass(frozen=True, kw_only=True)

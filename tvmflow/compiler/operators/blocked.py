@@ -109,7 +109,15 @@ def repeat_channels(x: Any, channels: int, times: int) -> Any:
     return te.compute(shape, element, name="repeat", tag="injective")
 
 
-def conv(x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Sizes, groups: Groups) -> Any:
+def conv(
+    x: Any,
+    w: Any,
+    strides: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: Groups,
+    padded_columns: int | None = None,
+) -> Any:
     """Return a convolution with a blocked result.
 
     Args:
@@ -119,27 +127,36 @@ def conv(x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Sizes, groups
         padding: Before and after each spatial axis.
         dilation: Along each spatial axis.
         groups: The blocks of data that each block of the result reads.
+        padded_columns: How many columns of the result are computed, the last one again where there are more; None for those of the result.
 
     Returns:
         The result (n, o/b, …, b of o).
     """
     rank = len(strides)
     x = pad(x, padding)
-    blocks, width, *kernel = (int(extent) for extent in w.shape[: rank + 2])
-    channel = te.reduce_axis((0, width), "ic")
+    blocks, read, *kernel = (int(extent) for extent in w.shape[: rank + 2])
+    channel = te.reduce_axis((0, read), "ic")
     taps = tap_axes(kernel)
     lane = [te.reduce_axis((0, int(n)), "ib") for n in x.shape[rank + 2 :]]
 
+    lanes = int(w.shape[-1])
+    shape = convolution_shape(x, kernel, strides, padding, dilation, blocks, lanes)
+    columns = shape[-2]
+
     def element(n: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
+        if padded_columns not in (None, columns):
+            pixel[-1] = tirx.min(pixel[-1], columns - 1)
         source = groups.first_block(o) + channel
         value = x(n, source, *read_window(pixel, taps, strides, dilation, padding), *lane)
         weight = w(o, channel, *taps, *lane, inner).astype(x.dtype)
         return te.sum(value * weight, axis=[channel, *taps, *lane])
 
-    lanes = int(w.shape[-1])
-    shape = convolution_shape(x, kernel, strides, padding, dilation, blocks, lanes)
-    return te.compute(shape, element, name=f"conv{rank}d")
+    if padded_columns in (None, columns):
+        return te.compute(shape, element, name=f"conv{rank}d")
+    padded = (*shape[:-2], padded_columns, lanes)
+    result = te.compute(padded, element, name=f"conv{rank}d")
+    return te.compute(shape, lambda *index: result(*index), name="unpadded")
 
 
 def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Sizes) -> Any:

@@ -26,10 +26,18 @@ _MAX_VECTORS: Final = 8
 _MAX_ROWS: Final = 28
 # One vector of zeros may be added for so many vectors.
 _MIN_USEFUL_VECTORS: Final = 16
+# One row may be added for so many rows, and no more than so many.
+_MIN_USEFUL_ROWS: Final = 4
+_MAX_ADDED_ROWS: Final = 7
 # Registers that are left for operands.
 _OPERAND_REGISTERS: Final = 4
+# The relative time of tiles of which the last is tested vector by vector.
+_PARTIAL_TILE_COST: Final = 1.7
 # So many numbers of a packed matrix stay in the first-level cache while all rows are multiplied with them.
 _CACHED_NUMBERS: Final = 6144
+# CPUs differ little in the size of the first-level cache, and in how fast they read the second.
+_L1_BYTES: Final = 1 << 15
+_L2_BYTES_PER_CYCLE: Final = 32
 
 
 class Columns(NamedTuple):
@@ -245,27 +253,54 @@ def choose_rows(
     return best[1]
 
 
-@functools.cache
-def pad_product(rows: int, columns: int, cpu: CpuModel) -> tuple[int, int]:
-    """Return the numbers of rows and columns, from those of a product, for which it takes least time in whole tiles."""
+def pad_product(rows: int, columns: int, depth: int, cpu: CpuModel) -> tuple[int, int]:
+    """Return the numbers of rows and columns, from those of a product, for which it takes least time in whole tiles.
+
+    Args:
+        rows: The number of rows.
+        columns: The number of columns.
+        depth: The length of a sum.
+        cpu: The CPU.
+    """
     vectors = -(-columns // cpu.lanes)
     sizes = itertools.product(
-        range(rows, rows + _MAX_VECTORS),
-        range(vectors, vectors + vectors // _MIN_USEFUL_VECTORS + 1),
+        _list_padded(rows), range(vectors, vectors + vectors // _MIN_USEFUL_VECTORS + 1)
     )
-
-    def cost(size: tuple[int, int]) -> float:
-        tiles = itertools.product(range(1, _MAX_ROWS + 1), range(1, _MAX_VECTORS + 1))
-        best = max(
-            _utilization(points, width, cpu)
-            for points, width in tiles
-            if size[0] % points == size[1] % width == 0
-            and points * width <= cpu.registers - _OPERAND_REGISTERS
-        )
-        return size[0] * size[1] / best
-
-    padded_rows, padded_vectors = min(sizes, key=cost)
+    padded_rows, padded_vectors = min(sizes, key=lambda size: _estimate_time(*size, depth, cpu))
     return padded_rows, padded_vectors * cpu.lanes
+
+
+def pad_rows(rows: int, vectors: int, depth: int, cpu: CpuModel) -> int:
+    """Return the number of rows, from those of a product or the pixels of a convolution, for which it takes least time in whole tiles."""
+    return min(_list_padded(rows), key=lambda size: _estimate_time(size, vectors, depth, cpu))
+
+
+def _list_padded(rows: int) -> range:
+    """Return the numbers of rows that may be computed in place of a number."""
+    return range(rows, rows + min(rows // _MIN_USEFUL_ROWS, _MAX_ADDED_ROWS) + 1)
+
+
+@functools.cache
+def _estimate_time(rows: int, vectors: int, depth: int, cpu: CpuModel) -> float:
+    """Return the estimated time of a product in the tiles, which divide its rows, that suit it best."""
+    sizes = itertools.product(range(1, _MAX_ROWS + 1), range(1, _MAX_VECTORS + 1))
+    best = min(
+        max(
+            (_PARTIAL_TILE_COST if vectors % width else 1) / _utilization(points, width, cpu),
+            estimate_weight_time(points, width * depth, cpu.lanes),
+        )
+        for points, width in sizes
+        if rows % points == 0 and width <= vectors and _fits_registers(points, width, cpu)
+    )
+    # the fewest rows of equal times
+    return round(rows * vectors * best, 6)
+
+
+def _fits_registers(points: int, vectors: int, cpu: CpuModel) -> bool:
+    """Return whether sums leave enough registers for operands (see `tile_candidates`)."""
+    if cpu.has_broadcast_loads:
+        return points * vectors + vectors <= cpu.registers * 11 // 16
+    return points * vectors <= cpu.registers - _OPERAND_REGISTERS
 
 
 @functools.cache
@@ -293,3 +328,19 @@ def _utilization(points: int, vectors: int, cpu: CpuModel) -> float:
     loads = (points + vectors) / sums
     stalls = 0.6 + 0.4 * loads if cpu.has_broadcast_loads else 0.1 + 1.25 * loads
     return min(1.0, sums / 8) / max(1.0, stalls)
+
+
+def estimate_weight_time(points: int, vectors: int, lanes: int) -> float:
+    """Estimate the time of a tile, relative to that of its multiplications, where its weights come from the second-level cache.
+
+    The weights are loaded once for all points, while two multiplications a cycle use them.
+
+    Args:
+        points: The points of the tile.
+        vectors: All vectors of weights that the tile reads.
+        lanes: The float32 values of a vector.
+    """
+    vector_bytes = 4 * lanes
+    if vectors * vector_bytes <= _L1_BYTES:
+        return 1.0
+    return max(1.0, 2 * vector_bytes / points / _L2_BYTES_PER_CYCLE)

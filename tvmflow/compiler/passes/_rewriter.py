@@ -131,11 +131,16 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         return self.builder_.emit_te(function, *args, primfunc_name_hint=name, **attributes)
 
     def call_function(
-        self, function: tvm.tirx.PrimFunc, name: str, args: Sequence[Any], shape: Sequence[int]
+        self,
+        function: tvm.tirx.PrimFunc,
+        name: str,
+        args: Sequence[Any],
+        shape: Sequence[int],
+        dtype: str = "float32",
     ) -> Any:
-        """Emit a call of a function in TIR with a result of float32."""
+        """Emit a call of a function in TIR with one result."""
         variable = self.builder_.add_func(function, name)
-        return self.emit(relax.call_tir(variable, list(args), relax.TensorType(shape, "float32")))
+        return self.emit(relax.call_tir(variable, list(args), relax.TensorType(shape, dtype)))
 
 
 def rewrite_main(mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any) -> tvm.IRModule:

@@ -48,9 +48,9 @@ class _MatmulPacker(MainRewriter):
         if self._context.uses_bfloat16() and ir.known_shape(weights)[0] % BFLOAT16.terms == 0:
             return self._multiply_bfloat16(data, weights)
         dtype = integer_weight_dtype(self.flow, call.args[1]) or self._context.weight_dtype
-        columns = ir.known_shape(weights)[1]
-        rows, padded = self._pad_product(ir.known_shape(data)[-2], columns)
+        rows, padded = self._pad_product(ir.known_shape(data)[-2], weights)
         packed = self._pack(weights, padded, dtype)
+        columns = ir.known_shape(weights)[1]
         return self.kernel(blocked.dense, "dense_pack", data, packed, columns, rows)
 
     def _multiply_integers(self, call: relax.Call) -> Any:
@@ -114,10 +114,11 @@ class _MatmulPacker(MainRewriter):
             and not self.flow.is_weight(data)
         )
 
-    def _pad_product(self, rows: int, columns: int) -> tuple[int, int]:
+    def _pad_product(self, rows: int, weights: Any) -> tuple[int, int]:
         """Return how many rows and columns are computed, so that tiles divide them."""
         assert self._context.cpu is not None, "weights are packed for a CPU model"
-        return tiles.pad_product(rows, columns, self._context.cpu)
+        depth, columns = ir.known_shape(weights)
+        return tiles.pad_product(rows, columns, depth, self._context.cpu)
 
     def _pack(self, weights: Any, padded_columns: int, dtype: str) -> Any:
         block = self._context.lanes

@@ -14,7 +14,7 @@ from tvmflow.compiler.schedules.blocks import (
     analyze_blocks,
     depends_on,
     element_stride,
-    has_data_in_indices,
+    has_computed_indices,
     has_slow_operations,
     is_contiguous,
     linear_stride,
@@ -85,7 +85,7 @@ def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
     if not block.is_reduction and is_contiguous(block, block.spatial_axes[-1]):
         outer = _vectorize(schedule, block, loops, cpu)
     elif not block.is_reduction:
-        outer = _tile_transposition(schedule, block, loops)
+        outer = _tile_transposition(schedule, block, loops, cpu)
     else:
         outer = loops
     parallelize(schedule, outer, is_worthwhile, cpu)
@@ -138,7 +138,7 @@ def _vectorize(schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel
 def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> None:
     """Vectorize a loop of any length; what is left after the last whole vector is computed element by element."""
     extent = int(schedule.get(loop).extent)
-    if extent % cpu.lanes and has_data_in_indices(schedule):
+    if extent % cpu.lanes and has_computed_indices(schedule):
         lanes = _divisor(extent, cpu.lanes)
         cpu = cpu._replace(lanes=lanes) if lanes >= _MIN_LANES else cpu
     for vectors in _split_vectors(schedule, loop, cpu):
@@ -159,9 +159,9 @@ def _split_vectors(schedule: Schedule, loop: Any, cpu: CpuModel) -> list[Any]:
 def peel_last_iteration(schedule: Schedule, loop: Any) -> None:
     """Have TVM move the last iteration, whose vector is not whole, behind the loop.
 
-    It fails to where data are the index of other data (apache-tvm 0.27): the loop stays whole.
+    It fails to where data or conditions are in the index of data (apache-tvm 0.27): the loop stays whole.
     """
-    if not has_data_in_indices(schedule):
+    if not has_computed_indices(schedule):
         schedule.annotate(loop, "pragma_loop_partition_hint", True)
 
 
@@ -188,28 +188,65 @@ def _follow_each_other(block: Block, outer: Any, inner: Any, extents: Sequence[i
     return True
 
 
-def _tile_transposition(schedule: Schedule, block: Block, loops: list[Any]) -> list[Any]:
+def _tile_transposition(
+    schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel
+) -> list[Any]:
     """Compute a transposition in tiles whose lines stay in the cache; return the loops around them.
 
     A tile spans the axis along which results are contiguous and the one along which data are.
-    The innermost loop is the one whose other side has the shorter stride: lines whose distance
-    is a large power of two would displace each other.
+    Results are stored as vectors, of which each number is loaded by itself.
     """
     axes, extents = block.spatial_axes, block.spatial_extents
     strides = {
-        load: element_stride(load, block.axes, axes[-1])
+        load: linear_stride(load, block.axes, axes[-1], extents[-1])
         for load in list_loads(block)
         if depends_on(load, axes[-1])
     }
-    strided = [load for load, stride in strides.items() if stride != 1]
-    position = _find_contiguous_axis(block, strided)
+    position = _find_contiguous_axis(block, [load for load, step in strides.items() if step != 1])
     if position is None:
         return loops
+    count = _count_fused_axes(block, cpu.lanes)
+    is_vector = (
+        None not in strides.values()
+        and math.prod(extents[-count:]) >= _MIN_LANES
+        and position < len(extents) - count
+        and not has_computed_indices(schedule)
+    )
+    if not is_vector:
+        return _tile_numbers(schedule, block, loops, position)
+    outer = list(loops[:-count])
+    outer[position], row = schedule.split(
+        outer[position], [None, _divisor(extents[position], _LINE)]
+    )
+    vectors = _split_vectors(schedule, fuse(schedule, loops[-count:]), cpu)
+    schedule.reorder(*outer, *vectors, row, schedule.get_loops(block.handle)[-1])
+    if math.prod(int(schedule.get(loop).extent) for loop in outer) < cpu.cores:
+        # The loop over vectors runs in parallel, so it stays whole.
+        return [*outer, *vectors]
+    for loop in vectors if math.prod(extents[-count:]) % cpu.lanes else ():
+        peel_last_iteration(schedule, loop)
+    return outer
+
+
+def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: int) -> list[Any]:
+    """Compute a transposition in tiles, one number at a time; return the loops around them.
+
+    The innermost loop is the one whose other side has the shorter stride: lines whose distance
+    is a large power of two would displace each other.
+
+    Args:
+        schedule: The schedule.
+        block: The block.
+        loops: Its loops.
+        position: The axis along which data are contiguous.
+    """
+    extents, last = block.spatial_extents, block.spatial_axes[-1]
     outer = list(loops)
     rows, columns = _divisor(extents[position], _LINE), _divisor(extents[-1], _MAX_TILE_ROWS)
     outer[position], row = schedule.split(loops[position], [None, rows])
     outer[-1], column = schedule.split(loops[-1], [None, columns])
-    read_stride = max(abs(strides[load] or 0) for load in strided)
+    loads = [load for load in list_loads(block) if depends_on(load, last)]
+    read_stride = max(abs(element_stride(load, block.axes, last) or 0) for load in loads)
     write_stride = math.prod(extents[position + 1 :])
     tile = (row, column) if read_stride <= write_stride else (column, row)
     schedule.reorder(*outer, *tile)

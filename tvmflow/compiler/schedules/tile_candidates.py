@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.operators import tiles
 from tvmflow.compiler.schedules import dot_products
 from tvmflow.compiler.schedules.blocks import Block, depends_on, element_stride, list_loads
 
@@ -15,6 +16,8 @@ SHORT_REDUCTION: Final = 5
 
 _MAX_VECTORS: Final = 8
 _MAX_POINTS: Final = 28
+# So many sums stay in registers where each point is tested.
+_TESTED_SUMS: Final = 14
 # Registers that are left for operands.
 _OPERAND_REGISTERS: Final = 4
 # The cost of copying one element into a padded window, in multiplications.
@@ -22,9 +25,6 @@ _COPY_COST: Final = 3
 # The relative cost of testing each row where the last window is not full.
 _PARTIAL_WINDOW_COST: Final = 1.1
 _MAX_WINDOW_HEIGHTS: Final = 4
-# CPUs differ little in the size of the first-level cache, and in how fast they read the second.
-_L1_BYTES: Final = 1 << 15
-_L2_BYTES_PER_CYCLE: Final = 32
 # The first axes of a convolution's data and result are images and channels.
 _FIRST_SPATIAL: Final = 2
 
@@ -138,7 +138,8 @@ def _estimate_shapes(
             if vectors * points <= cpu.registers - _OPERAND_REGISTERS:
                 useful = _useful_share(max_vectors, vectors) * _useful_share(max_points, points)
                 sizes = (vectors, points, max_vectors, max_points)
-                stalls = _estimate_weight_stalls(block, axes, vectors, points)
+                read = vectors * math.prod(block.reduction_extents) if axes.weights else 0
+                stalls = tiles.estimate_weight_time(points, read, axes.lanes)
                 utilization = useful * _estimate_utilization(block, *sizes, cpu) / stalls
                 yield utilization, vectors, points
 
@@ -173,8 +174,8 @@ def _estimate_utilization(
     loads = (vectors + points) / sums
     free = cpu.registers * 11 // 16
     if cpu.has_broadcast_loads:
-        stalls = max(1.0, 0.6 + 0.4 * loads) * (1 + 0.05 * max(0, sums + vectors - free))
-        test_factor = 0.9 if vectors == 1 else 0.6
+        stalls = max(1.0, 0.5 + 0.6 * loads) * (1 + 0.05 * max(0, sums + vectors - free))
+        test_factor = 0.97 if vectors == 1 or sums <= _TESTED_SUMS else 0.6
     else:
         live = sums + min(vectors, points)
         stalls = max(1.0, 0.1 + 1.25 * loads) * (1 + 0.03 * max(0, live - free))
@@ -185,17 +186,6 @@ def _estimate_utilization(
     utilization *= test_factor if max_points % points else 1.0
     utilization *= 0.6 if max_vectors % vectors else 1.0
     return utilization if points > 2 or max_points < 3 else 0.93 * utilization
-
-
-def _estimate_weight_stalls(block: Block, axes: ReductionAxes, vectors: int, points: int) -> float:
-    """Estimate the time of a tile, relative to that of its multiplications, where its weights come from the second-level cache.
-
-    The weights are loaded once for all points, while two multiplications a cycle use them.
-    """
-    weight_bytes = 4 * axes.lanes * vectors * math.prod(block.reduction_extents)
-    if not axes.weights or weight_bytes <= _L1_BYTES:
-        return 1.0
-    return max(1.0, 4 * axes.lanes * 2 / points / _L2_BYTES_PER_CYCLE)
 
 
 def _measure_overlap(padded: int, extent: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import pytest
 import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tvm import te, topi
+from tvm import te, tirx, topi
 
 from tests.support.kernels import LEVELS_HERE, host_level, level
 from tvmflow.compiler.cpu_model import CpuModel, cpu_model_for
@@ -108,9 +108,51 @@ def test_rows_are_those_of_the_blocks_that_are_read() -> None:
 @SLOW_EXAMPLES
 @given(EXTENTS, EXTENTS, LEVELS)
 def test_transpositions_of_any_shape(rows: int, columns: int, mcpu: str) -> None:
-    """The loads are not contiguous, so nothing may be vectorized along them."""
+    """Results are stored as vectors, also where none divides a row."""
     x = te.placeholder((rows, columns), name="x")
     check(kernel(x, topi.transpose(x)), "elementwise", level(mcpu), np.transpose)
+
+
+def check_permutation(shape: tuple[int, ...], order: tuple[int, ...], mcpu: str) -> None:
+    """Check a transposition behind a sum, before a reshape."""
+    x, y = te.placeholder(shape, name="x"), te.placeholder(shape[-1:], name="y")
+    moved = topi.transpose(topi.add(x, y), order)
+    flat = (int(moved.shape[0]), int(np.prod(shape)) // int(moved.shape[0]))
+    mod = kernel(x, y, topi.nn.relu(topi.reshape(moved, flat)))
+
+    def reference(x: Array, y: Array) -> Array:
+        return np.maximum((x + y).transpose(order).reshape(flat), 0)
+
+    check(mod, "elementwise", level(mcpu), reference)
+
+
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ((2, 3, 14, 14, 16), (0, 1, 4, 2, 3)),
+        ((1, 37, 5, 5), (0, 2, 3, 1)),
+        ((3, 1, 17, 2), (3, 0, 1, 2)),
+        ((7, 200, 16), (2, 0, 1)),
+    ],
+)
+def test_permutations(shape: tuple[int, ...], order: tuple[int, ...]) -> None:
+    """Blocked and plain images, and axes of length 1."""
+    check_permutation(shape, order, LEVELS_HERE[-1])
+
+
+@pytest.mark.slow
+@settings(SLOW_EXAMPLES, max_examples=40)
+@given(
+    st.lists(st.integers(1, 33), min_size=2, max_size=5).flatmap(
+        lambda shape: st.tuples(st.just(tuple(shape)), st.permutations(range(len(shape))))
+    ),
+    LEVELS,
+)
+def test_permutations_of_any_shape(case: tuple[tuple[int, ...], list[int]], mcpu: str) -> None:
+    shape, order = case
+    while np.prod(shape) > 1 << 20:
+        shape = tuple(-(-extent // 2) for extent in shape)
+    check_permutation(shape, tuple(order), mcpu)
 
 
 @SLOW_EXAMPLES
@@ -250,6 +292,23 @@ def test_rows_of_a_table_that_fill_no_vectors(columns: int, dtype: str) -> None:
     result = tvm.runtime.tensor(np.zeros((9, columns), np.float32))
     library["main"](tvm.runtime.tensor(table), tvm.runtime.tensor(taken), result)
     np.testing.assert_array_equal(result.numpy(), table[taken] + 1)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 2)])
+def test_mirrored_rows_that_fill_no_vectors(before: int, after: int) -> None:
+    """TVM fails to move the last vector behind the loop where a condition chooses the index: mismatched types."""
+    rows, columns, first, last = (tirx.IntImm("int64", n) for n in (5, 30, before, after))
+    zero = tirx.IntImm("int64", 0)
+    x = te.placeholder((rows, columns), name="x")
+    y = topi.nn.mirror_pad(x, [zero, first], [zero, last], "REFLECT")
+    choice = choose(kernel(x, y), host_level())
+    assert choice.rule == "elementwise"
+    library = tvm.compile(choice.schedule.mod, tvm.target.Target(host_level()))
+    data = np.arange(150, dtype=np.float32).reshape(5, 30)
+    expected = np.pad(data, [(0, 0), (before, after)], "reflect")
+    result = tvm.runtime.tensor(np.zeros_like(expected))
+    library["main"](tvm.runtime.tensor(data), result)
+    np.testing.assert_array_equal(result.numpy(), expected)
 
 
 def matmul(rows: int, columns: int) -> tvm.IRModule:

@@ -89,13 +89,17 @@ def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
 
     A block of the result may belong to several groups: the weights of data of other groups are 0.
     """
-    block, lanes = groups.block, groups.lanes
+    block, lanes, width = groups.block, groups.lanes, groups.width
+    is_one_group = groups.number == 1 and ir.known_shape(kernel)[0] <= groups.outputs
     kernel = rewriter.pad_to_multiples(kernel, [block, 1])
     o, i, *size = ir.known_shape(kernel)
-    kernel = rewriter.pad_to_multiples(kernel, [1, i + 1])
-    rows = rewriter.reshape(kernel, [o * (i + 1), *size])
-    blocks, width = o // block, groups.width
-    spread = rewriter.take(rows, _list_weight_rows(groups, blocks), 0)
+    blocks = o // block
+    if is_one_group:
+        spread = rewriter.pad_to_multiples(kernel, [1, width * lanes])
+    else:
+        kernel = rewriter.pad_to_multiples(kernel, [1, i + 1])
+        rows = rewriter.reshape(kernel, [o * (i + 1), *size])
+        spread = rewriter.take(rows, _list_weight_rows(groups, blocks), 0)
     inner = [width, lanes] if lanes > 1 else [width]
     split = rewriter.reshape(spread, [blocks, block, *inner, *size])
     first_tap = 2 + len(inner)
@@ -116,7 +120,8 @@ def _list_weight_rows(groups: Groups, blocks: int) -> list[int]:
     offset = channel - (o // groups.outputs * groups.inputs)[:, None]
     is_own = (offset >= 0) & (offset < groups.inputs)
     rows = o[:, None] * (groups.inputs + 1) + np.where(is_own, offset, groups.inputs)
-    return [int(row) for row in rows.ravel()]
+    listed: list[int] = rows.ravel().tolist()
+    return listed
 
 
 def _repeat(rewriter: LayoutRewriter, x: Any, channels: int, times: int) -> Any:

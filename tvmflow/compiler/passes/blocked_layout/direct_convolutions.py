@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.operators import blocked, dot_products
+from tvmflow.compiler.operators import blocked, dot_products, tiles
 from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.operators.dot_products import BFLOAT16
 from tvmflow.compiler.passes.blocked_layout import taps
@@ -66,7 +67,21 @@ def emit(
     kernel = ir.known_shape(packed)[2 : 2 + len(window.strides)]
     if image is not None and taps.are_profitable(image, kernel, window):
         return taps.emit_convolutions(rewriter, image, x, weights, window, reads, convolve)
+    if convolve is blocked.conv:
+        columns = _pad_columns(rewriter, x, weights, window)
+        convolve = functools.partial(blocked.conv, padded_columns=columns)
     return rewriter.kernel(lambda x, w: convolve(x, w, *window, reads), name, x, weights)
+
+
+def _pad_columns(rewriter: LayoutRewriter, x: Any, weights: Any, window: Window) -> int:
+    """Return how many columns of a result, which are pixels of a row, are computed, so that tiles divide them."""
+    cpu, rank = rewriter.context.cpu, len(window.strides)
+    assert cpu is not None, "layouts are blocked for a CPU model"
+    blocks, *reads, lanes = ir.known_shape(weights)
+    padded = ir.known_shape(x)[1 + rank] + sum(window.padding[rank - 1 :: rank])
+    reach = (reads[rank] - 1) * window.dilation[-1]
+    columns = (padded - reach - 1) // window.strides[-1] + 1
+    return tiles.pad_rows(columns, blocks, math.prod(reads), cpu._replace(lanes=lanes))
 
 
 def count_terms(rewriter: LayoutRewriter, weight_dtype: str) -> int:

@@ -1,0 +1,76 @@
+"""Code generation: kernels and lowered models become machine code by TVM's pipeline and one pass more for CPUs.
+
+TVM 0.27 allocates every buffer of a kernel with its runtime's allocator, also the accumulators of a
+tile, once a tile. Small buffers stay on the stack here, where LLVM keeps them in registers.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, Final
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.s_tir import pipeline as s_tir_pipeline
+from tvm.tirx import compilation_pipeline
+
+_CPU_PIPELINE: Final = "tvmflow_cpu"
+_CPU_KIND: Final = "llvm"
+
+# Some C libraries give threads a stack of 128 KiB, and parallel loops are nested in a kernel's frames.
+_MAX_STACK_BYTES: Final = 4096
+# The annotation by which LowerTVMBuiltin leaves a buffer to the code generator (src/tirx/transform).
+_ON_STACK: Final = "disable_lower_builtin"
+
+
+def compile_model(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
+    """Compile a lowered model: its kernels, and `main` for TVM's virtual machine."""
+    with target:
+        return tvm.compile(mod, target, tir_pipeline=pipeline_for(target))
+
+
+def build_kernels(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+    """Compile scheduled kernels."""
+    # the target of a `with` block is that of its thread alone
+    with target:
+        return tvm.tirx.build(mod, target=target, pipeline=pipeline_for(target))
+
+
+def pipeline_for(target: tvm.target.Target) -> str:
+    """Return the name of the pipeline that kernels are compiled with."""
+    return _CPU_PIPELINE if target.kind.name == _CPU_KIND else "default"
+
+
+def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
+    lower, finalize_host, finalize_device = s_tir_pipeline.default_s_tir_pipeline()
+
+    def finalize() -> tvm.transform.Pass:
+        return tvm.transform.Sequential([_keep_small_buffers_on_stack(), finalize_host()])
+
+    return lower, finalize, finalize_device
+
+
+def _keep_small_buffers_on_stack() -> tvm.transform.Pass:
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        body = tvm_ffi.structural_map(function.body, (tirx.AllocBuffer, _mark_small_buffer))
+        return function.with_body(body)
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="KeepSmallBuffersOnStack")
+
+
+def _mark_small_buffer(allocation: tirx.AllocBuffer) -> tirx.AllocBuffer:
+    """Return an allocation that LLVM makes on the stack if its size is known and small."""
+    buffer = allocation.buffer.ty
+    extents = list(buffer.shape)
+    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        return allocation
+    dtype = buffer.dtype.dtype
+    size = prod(map(int, extents)) * dtype.lanes * -(-dtype.bits // 8)
+    if size > _MAX_STACK_BYTES:
+        return allocation
+    annotations = {**dict(allocation.annotations.items()), _ON_STACK: tirx.const(True, "bool")}
+    return tirx.AllocBuffer(allocation.buffer, annotations=annotations)
+
+
+compilation_pipeline.register_tir_pipeline(_CPU_PIPELINE, _make_cpu_pipeline)
