@@ -1,9 +1,10 @@
-"""Latency and size with float16 weights and of quantized models, against float32 and ONNX Runtime.
+"""Latency and size with narrow numbers and of quantized models, against float32 and ONNX Runtime.
 
     python benchmarks/precision.py [--model NAME ...] [--rounds N] [--json FILE]
 
-Each network is built untuned in float32, with `kernels.precision: mixed`, and quantized to int8 in the
-QDQ format by `onnxruntime.quantization`, calibrated on random data. The three libraries and ONNX
+Each network is built untuned in float32, with `kernels.precision: mixed`, with `bfloat16` where this CPU
+has an instruction for it, and quantized to int8 in the QDQ format by `onnxruntime.quantization`,
+calibrated on random data. The libraries and ONNX
 Runtime with either model are called in turns, as in `cpu.py`. Sizes are those of the bundles. `wide` is a
 small convolutional net followed by a large matrix product, whose weights come from memory.
 """
@@ -23,8 +24,13 @@ import onnx
 from _nets import NETS, wide
 from _runtimes import build, compare, draw_inputs
 
+from tvmflow.targets.features import no_bfloat16_reason
+from tvmflow.targets.host import read_host
+
 _SHAPE: Final = (1, 3, 224, 224)
 _CALIBRATION: Final = 2
+# A library -> the model of ONNX Runtime that it is compared with.
+_PEERS: Final = {"float32": "ort", "mixed": "ort", "bfloat16": "ort", "qdq": "ort-qdq"}
 
 
 MODELS: Final[dict[str, Callable[[], onnx.ModelProto]]] = {
@@ -71,9 +77,13 @@ def measure(name: str, folder: Path, rounds: int) -> dict[str, Any]:
     onnx.save(MODELS[name](), plain)
     quantize(plain, quantized)
     log = folder / "log"
+    narrow = {}
+    if not no_bfloat16_reason(read_host().arch, read_host().flags):
+        narrow["bfloat16"] = (plain, build(plain, folder, "trials: 0", log, "bfloat16")[0])
     bundles = {
         "float32": (plain, build(plain, folder, "trials: 0", log)[0]),
         "mixed": (plain, build(plain, folder, "trials: 0", log, "mixed")[0]),
+        **narrow,
         "qdq": (quantized, build(quantized, folder, "trials: 0", log)[0]),
     }
     libraries = {label: (str(model), str(path)) for label, (model, path) in bundles.items()}
@@ -99,7 +109,8 @@ def main() -> None:
         ms = result["ms"]
         cells = [
             f"{label} {ms[label]:.2f} ({ms[label] / ms[peer]:.2f}×), {result['mb'][label]:.1f} MB"
-            for label, peer in (("float32", "ort"), ("mixed", "ort"), ("qdq", "ort-qdq"))
+            for label, peer in _PEERS.items()
+            if label in ms
         ]
         print(
             f"{name:<11} ONNX Runtime {ms['ort']:.2f}, qdq {ms['ort-qdq']:.2f}; {'; '.join(cells)}",

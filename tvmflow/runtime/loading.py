@@ -8,6 +8,7 @@ without a message.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -72,26 +73,44 @@ def load(
         UsageError: when a file in `trusted_keys` holds no public key.
     """
     pool = ThreadPool.of(threads)
-    with open_trusted_file(path, trusted_keys, max_bytes) as stream:
-        bundle = read_open_bundle(path, stream)
-    if not bundle.parts:
-        _check_library_bundle(str(path), bundle, max_bytes)
-        with _damaged_documents(path):
-            weights = read_weights_for(path, bundle.manifest, params, trusted_keys, max_bytes)
-        return _load_library_bundle(str(path), bundle, weights, pool)
-    if params is not None:
-        raise weights_included_error(path)
-    _check_tensors(path, bundle.signature, max_bytes)
-    names = {name: f"{path}, part '{name}'," for name in bundle.parts}
-    # all are checked before the code of any of them is loaded
-    for name, part in bundle.parts.items():
-        _check_library_bundle(names[name], part, max_bytes)
-    parts = {
-        name: _load_library_bundle(names[name], part, {}, pool)
-        for name, part in bundle.parts.items()
-    }
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
+        with open_trusted_file(path, trusted_keys, max_bytes) as stream:
+            # large libraries are in memory only until they are in their files
+            bundle, libraries = _unpack(path, read_open_bundle(path, stream), Path(folder))
+        if not bundle.parts:
+            _check_library_bundle(str(path), bundle, max_bytes)
+            with _damaged_documents(path):
+                weights = read_weights_for(path, bundle.manifest, params, trusted_keys, max_bytes)
+            return _load_library_bundle(str(path), bundle, libraries[""], weights, pool)
+        if params is not None:
+            raise weights_included_error(path)
+        _check_tensors(path, bundle.signature, max_bytes)
+        names = {name: f"{path}, part '{name}'," for name in bundle.parts}
+        # all are checked before the code of any of them is loaded
+        for name, part in bundle.parts.items():
+            _check_library_bundle(names[name], part, max_bytes)
+        parts = {
+            name: _load_library_bundle(names[name], part, libraries[name], {}, pool)
+            for name, part in bundle.parts.items()
+        }
     program = PartitionedProgram(parts, bundle.signature)
     return Module(program, bundle.signature, bundle.manifest, None, parts, pool)
+
+
+def _unpack(path: str | Path, bundle: Bundle, folder: Path) -> tuple[Bundle, dict[str, Path]]:
+    """Write the libraries of a bundle to files; return the bundle without them, and the file of each part.
+
+    A model in one piece is a part without a name.
+    """
+    libraries = {}
+    for number, (name, part) in enumerate((bundle.parts or {"": bundle}).items()):
+        libraries[name] = folder / f"library{number}{Path(part.library_name).suffix}"
+        try:
+            libraries[name].write_bytes(part.library)
+        except OSError as error:
+            raise _unloadable_error(path, error) from error
+    parts = {name: part._replace(library=b"") for name, part in bundle.parts.items()}
+    return bundle._replace(library=b"", parts=parts), libraries
 
 
 def _check_library_bundle(path: str, bundle: Bundle, max_bytes: int) -> None:
@@ -144,22 +163,25 @@ def _damaged_documents(path: str | Path) -> Iterator[None]:
 
 
 def _load_library_bundle(
-    path: str, bundle: Bundle, weights: Mapping[str, Array], pool: ThreadPool
+    path: str, bundle: Bundle, library: Path, weights: Mapping[str, Array], pool: ThreadPool
 ) -> Module:
     device = ExecutionDevice(backend_for(bundle.manifest["target"]["tvm"]))
-    suffix = Path(bundle.library_name).suffix
     try:
-        executable = Executable(load_library(bundle.library, suffix, device), device)
+        executable = Executable(load_library(library, device), device)
         return Module(executable, bundle.signature, bundle.manifest, weights, pool=pool)
     except TvmflowError:
         raise
     except Exception as error:
         # what the system's loader and TVM raise
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise BundleError(
-            f"the library of {path} cannot be loaded: {lines[-1]}",
-            fix="check free memory and the temporary folder ($TMPDIR); else build it again",
-        ) from error
+        raise _unloadable_error(path, error) from error
+
+
+def _unloadable_error(path: str | Path, error: Exception) -> BundleError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return BundleError(
+        f"the library of {path} cannot be loaded: {lines[-1]}",
+        fix="check free memory and the temporary folder ($TMPDIR); else build it again",
+    )
 
 
 def _check_cpu(path: str, tvm: TvmTarget, features: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -170,22 +169,12 @@ def list_tensors(result: Any) -> list[Any]:
     return [result] if isinstance(result, tvm_ffi.Tensor) else list(result)
 
 
-def load_library(content: bytes, suffix: str, device: ExecutionDevice = CPU) -> Any:
-    """Load a shared library from its bytes.
-
-    Args:
-        content: The library.
-        suffix: The suffix of such files on the library's system, such as `.so`.
-        device: Where it runs.
-    """
+def load_library(library: Path, device: ExecutionDevice = CPU) -> Any:
+    """Load a shared library for a device. The loader maps the file, which may be removed afterwards."""
     import tvm_ffi
 
     device.load_runtime()
-    # the loader maps the file, which may be removed afterwards
-    with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
-        library = Path(folder, f"library{suffix}")
-        library.write_bytes(content)
-        return tvm_ffi.load_module(library)
+    return tvm_ffi.load_module(library)
 
 
 def allocate_aligned(spec: TensorSpec) -> tuple[Array, Any]:

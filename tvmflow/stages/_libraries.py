@@ -124,7 +124,7 @@ class LocalLibrary:
             with tempfile.TemporaryDirectory() as folder:
                 linked = Path(folder, "variant.so")
                 export_library(built, linked, self.module.manifest["target"]["tvm"])
-                library = load_library(linked.read_bytes(), linked.suffix, device)
+                library = load_library(linked, device)
         return Module(
             Executable(library, device), signature, self.module.manifest, pool=self.module.pool
         )

@@ -122,9 +122,11 @@ def batch_norm(net: Network, x: str) -> str | None:
 
 def group_norm(net: Network, x: str) -> str | None:
     """Add a norm of groups or of channels, as PyTorch exports it."""
+    if not _is_image(net, x):
+        return None
     n, channels, *size = net.shape(x)
     groups = net.choice([g for g in (1, 2, 4, 8, channels) if channels % g == 0])
-    if not _is_image(net, x) or channels // groups * math.prod(size) < 5:
+    if channels // groups * math.prod(size) < 5:
         return None
     flat = net.add("Reshape", x, net.constant([0, groups, -1]))
     ones = (
@@ -139,9 +141,9 @@ def group_norm(net: Network, x: str) -> str | None:
 
 def channels_last_norm(net: Network, x: str) -> str | None:
     """Add a layer norm over the channels, which moves them to the end and mostly back."""
-    rank, channels = len(net.shape(x)), net.shape(x)[1]
-    if not _is_image(net, x) or channels < 5:
+    if not _is_image(net, x) or net.shape(x)[1] < 5:
         return None
+    rank, channels = len(net.shape(x)), net.shape(x)[1]
     last = net.add("Transpose", x, perm=[0, *range(2, rank), 1])
     weights = (net.weight(channels), net.weight(channels))
     normed = net.add("LayerNormalization", last, *weights, axis=-1, epsilon=1e-3)
@@ -175,11 +177,11 @@ def resize(net: Network, x: str) -> str | None:
 
 def shuffle(net: Network, x: str) -> str | None:
     """Add a shuffle of channels, or a move of pixels between channels and image."""
+    if not _is_image(net, x):
+        return None
     n, channels, *size = net.shape(x)
     rank = len(size)
     kind = net.choice(("channels", "depth", "space"))
-    if not _is_image(net, x):
-        return None
     if kind == "channels" and channels % 2 == 0:
         split = net.add("Reshape", x, net.constant([n, 2, channels // 2, *size]))
         moved = net.add("Transpose", split, perm=[0, 2, 1, *range(3, 3 + rank)])

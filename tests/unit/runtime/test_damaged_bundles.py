@@ -65,8 +65,8 @@ def test_a_damaged_part_is_an_error_before_any_part_is_loaded(
     small_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second part is for another CPU: the code of the first is not loaded."""
-    loaded: list[bytes] = []
-    monkeypatch.setattr(loading, "load_library", lambda content, *_: loaded.append(content))
+    loaded: list[Path] = []
+    monkeypatch.setattr(loading, "load_library", lambda library, *_: loaded.append(library))
     entries = read_entries(small_bundle.read_bytes())
     manifest = json.loads(entries["manifest.json"])
     manifest["target"]["features"] = ["quantum"]

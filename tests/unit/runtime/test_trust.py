@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,9 +46,9 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     original = native.load_library
 
-    def load_library(content: bytes, *arguments: object) -> object:
-        seen.append(hashlib.sha256(content).hexdigest())
-        return original(content, *arguments)  # type: ignore[arg-type]
+    def load_library(library: Path, *arguments: Any) -> object:
+        seen.append(hashlib.sha256(library.read_bytes()).hexdigest())
+        return original(library, *arguments)
 
     monkeypatch.setattr("tvmflow.runtime.loading.load_library", load_library)
     return seen

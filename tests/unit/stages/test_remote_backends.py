@@ -48,7 +48,7 @@ else:
         return tensor
 
     library, input_file, output_file = map(Path, sys.argv[4:])
-    machine = native.load_library(library.read_bytes(), library.suffix)["vm_load_executable"]()
+    machine = native.load_library(library)["vm_load_executable"]()
     machine["vm_initialization"](1, 0, 2)
     outputs = []
     for batch in read_tensors(input_file):

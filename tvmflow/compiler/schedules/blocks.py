@@ -137,10 +137,11 @@ def find_loads(expr: Any) -> list[Any]:
     return _find_nodes(expr, tvm.ir.TensorLoad)
 
 
-def has_data_in_indices(schedule: Schedule) -> bool:
-    """Return whether a kernel loads data whose index is computed from other data."""
+def has_computed_indices(schedule: Schedule) -> bool:
+    """Return whether a kernel loads data whose index is computed from other data, or chosen by conditions as where an image is mirrored."""
     loads = find_loads(schedule.mod["main"].body)
-    return any(find_loads(index) for load in loads for index in load.indices)
+    indices = [index for load in loads for index in load.indices]
+    return any(find_loads(index) or _find_nodes(index, tvm.ir.Call) for index in indices)
 
 
 def depends_on(load: Any, axis: Any) -> bool:

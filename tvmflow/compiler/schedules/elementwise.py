@@ -14,7 +14,7 @@ from tvmflow.compiler.schedules.blocks import (
     analyze_blocks,
     depends_on,
     element_stride,
-    has_data_in_indices,
+    has_computed_indices,
     has_slow_operations,
     is_contiguous,
     linear_stride,
@@ -138,7 +138,7 @@ def _vectorize(schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel
 def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> None:
     """Vectorize a loop of any length; what is left after the last whole vector is computed element by element."""
     extent = int(schedule.get(loop).extent)
-    if extent % cpu.lanes and has_data_in_indices(schedule):
+    if extent % cpu.lanes and has_computed_indices(schedule):
         lanes = _divisor(extent, cpu.lanes)
         cpu = cpu._replace(lanes=lanes) if lanes >= _MIN_LANES else cpu
     for vectors in _split_vectors(schedule, loop, cpu):
@@ -159,9 +159,9 @@ def _split_vectors(schedule: Schedule, loop: Any, cpu: CpuModel) -> list[Any]:
 def peel_last_iteration(schedule: Schedule, loop: Any) -> None:
     """Have TVM move the last iteration, whose vector is not whole, behind the loop.
 
-    It fails to where data are the index of other data (apache-tvm 0.27): the loop stays whole.
+    It fails to where data or conditions are in the index of data (apache-tvm 0.27): the loop stays whole.
     """
-    if not has_data_in_indices(schedule):
+    if not has_computed_indices(schedule):
         schedule.annotate(loop, "pragma_loop_partition_hint", True)
 
 
@@ -210,7 +210,7 @@ def _tile_transposition(
         None not in strides.values()
         and math.prod(extents[-count:]) >= _MIN_LANES
         and position < len(extents) - count
-        and not has_data_in_indices(schedule)
+        and not has_computed_indices(schedule)
     )
     if not is_vector:
         return _tile_numbers(schedule, block, loops, position)

@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 _PREFERRED_OPSETS: Final = (13, 21)
 # TVM's importer misreads older ones.
 _OLDEST_OPSET: Final = 7
+# Scan has another form before, which ONNX's converter takes for this one.
+_SCAN_OPSET: Final = 9
 # The attributes of Constant that hold plain numbers.
 _CONSTANT_DTYPES: Final = {
     "value_float": "float32",
@@ -39,6 +41,8 @@ def convert_opset(model: ModelProto) -> ModelProto:
     Raises:
         ImportFailed: when an opset that TVM misreads cannot be converted.
     """
+    if opset_of(model) < _SCAN_OPSET and any(n.op_type == "Scan" for n in model.graph.node):
+        return model
     oldest, newest = _PREFERRED_OPSETS
     opset = min(max(opset_of(model), oldest), newest)
     if opset_of(model) == opset or _would_lose_attributes(model, opset):

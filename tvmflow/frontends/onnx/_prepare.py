@@ -29,6 +29,7 @@ from tvmflow.frontends.onnx._conversion import (
 from tvmflow.frontends.onnx._einsum import convert_einsums
 from tvmflow.frontends.onnx._graph import all_graphs
 from tvmflow.frontends.onnx._inputs import ELEMENT_TYPES, ModelInput, find_input_problems
+from tvmflow.frontends.onnx._loops import unroll_loops
 from tvmflow.frontends.onnx._rewrites import rewrite_nodes
 from tvmflow.frontends.onnx._simplification import (
     bypass_copies,
@@ -56,6 +57,7 @@ _SIMPLIFICATIONS: Final[tuple[_Pass, ...]] = (
     fold_shapes,
     fold_constants,
     inline_known_branches,
+    unroll_loops,
     drop_unused_outputs,
     rewrite_nodes,
     expand_unsupported_operators,

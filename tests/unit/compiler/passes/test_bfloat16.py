@@ -19,7 +19,9 @@ from tests.support import onnx_models
 from tests.support.kernels import FAST, kernels_of, level
 from tests.unit.compiler.passes import test_integer_products
 from tvmflow.compiler import lowering
+from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.operators import bfloat16
+from tvmflow.compiler.schedules import rules
 from tvmflow.targets.host import read_host
 
 Array = np.ndarray[Any, Any]
@@ -177,6 +179,23 @@ def test_the_instruction_is_in_the_code(
     code = library.mod.imports[0].inspect_source("asm")
     assert re.search(instruction, code)
     assert "tvmflow_dot" not in code
+
+
+def test_a_recorded_schedule_gives_the_same_kernel(tmp_path: Path) -> None:
+    """With the instruction, and LLVM's definition of it."""
+    made = conv("Conv", [7, 7], 32, [32, 32, 3, 3], pads=[1] * 4)
+    loaded = onnx_models.load(made, tmp_path, {"x": onnx_models.draw(1, 32, 7, 7)})
+    lowered = lowering.lower(loaded.mod, lowering.make_target(X86), NARROW).mod
+    (kernel,) = (f for var, f in lowered.functions_items() if "bfloat16_conv" in var.name_hint)
+    mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
+    cpu = CpuModel.from_target(X86)
+    assert cpu is not None
+    choice = rules.choose_schedule(mod, cpu)
+    assert choice is not None
+    replayed = tvm.s_tir.Schedule(mod)
+    trace = choice.schedule.trace.as_json()
+    tvm.s_tir.schedule.Trace.apply_json_to_schedule(trace, replayed)
+    tvm.ir.assert_structural_equal(replayed.mod, choice.schedule.mod)
 
 
 def test_a_cpu_without_the_instruction_computes_in_float32(tmp_path: Path) -> None:

@@ -237,6 +237,8 @@ BETWEEN: dict[str, tuple[Layer, ...]] = {
     "transposition": (lambda value, _: relax.op.permute_dims(value, [0, 1, 3, 2]),),
     "softmax over channels": (lambda value, _: relax.op.nn.softmax(value, axis=1),),
     "gate": (lambda value, _: relax.op.multiply(value, relax.op.sigmoid(averaged(value, None))),),
+    "waves": (lambda value, _: relax.op.cos(relax.op.sin(value)),),
+    "steps": (lambda value, _: relax.op.sign(relax.op.floor(value)),),
     "scalar": (lambda value, _: relax.op.divide(value, relax.const(3.0, "float32")),),
 }
 

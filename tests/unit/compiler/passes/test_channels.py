@@ -111,3 +111,16 @@ def test_a_concatenation_that_no_convolution_reads_stays_plain() -> None:
     made = model(concatenated(conv(12, 1), conv(20, 1)), relu, shape=(1, 5, 8, 8))
     assert not [name for name in kernels_of(made, host_level()) if "copy_channels" in name]
     check_alike(made, host_level())
+
+
+@pytest.mark.parametrize("channels", [8, 20])
+def test_vectors_are_no_channels(channels: int) -> None:
+    """A tensor of rank 1 behind a convolution is split and sliced as it is."""
+
+    def parts(value: Any, _: Any) -> Any:
+        vector = relax.op.reshape(value, (4 * channels,))
+        split = relax.op.split(vector, [channels], 0)
+        first = relax.op.strided_slice(vector, [0], [1], [channels], assume_inbound=True)
+        return relax.op.concat([relax.TupleGetItem(split, 1), first], axis=0)
+
+    check_alike(model(conv(channels, 1), parts, shape=(1, 3, 2, 2)), host_level())

@@ -10,7 +10,7 @@ import pytest
 import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tvm import te, topi
+from tvm import te, tirx, topi
 
 from tests.support.kernels import LEVELS_HERE, host_level, level
 from tvmflow.compiler.cpu_model import CpuModel, cpu_model_for
@@ -292,6 +292,23 @@ def test_rows_of_a_table_that_fill_no_vectors(columns: int, dtype: str) -> None:
     result = tvm.runtime.tensor(np.zeros((9, columns), np.float32))
     library["main"](tvm.runtime.tensor(table), tvm.runtime.tensor(taken), result)
     np.testing.assert_array_equal(result.numpy(), table[taken] + 1)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 2)])
+def test_mirrored_rows_that_fill_no_vectors(before: int, after: int) -> None:
+    """TVM fails to move the last vector behind the loop where a condition chooses the index: mismatched types."""
+    rows, columns, first, last = (tirx.IntImm("int64", n) for n in (5, 30, before, after))
+    zero = tirx.IntImm("int64", 0)
+    x = te.placeholder((rows, columns), name="x")
+    y = topi.nn.mirror_pad(x, [zero, first], [zero, last], "REFLECT")
+    choice = choose(kernel(x, y), host_level())
+    assert choice.rule == "elementwise"
+    library = tvm.compile(choice.schedule.mod, tvm.target.Target(host_level()))
+    data = np.arange(150, dtype=np.float32).reshape(5, 30)
+    expected = np.pad(data, [(0, 0), (before, after)], "reflect")
+    result = tvm.runtime.tensor(np.zeros_like(expected))
+    library["main"](tvm.runtime.tensor(data), result)
+    np.testing.assert_array_equal(result.numpy(), expected)
 
 
 def matmul(rows: int, columns: int) -> tvm.IRModule:

@@ -57,8 +57,9 @@ def rewrite_concat(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> rel
 
 def rewrite_slice(rewriter: LayoutRewriter, call: relax.Call, data: Any, *_: Any) -> Any:
     """Rewrite a slice of channels."""
-    shape = ir.known_shape(call.args[0])
-    channels = read_slice(call, _name_channels(shape))
+    if rewriter.blocked_form(data) is None:
+        return None
+    channels = read_slice(call, _name_channels(ir.known_shape(call.args[0])))
     return None if channels is None else _select(rewriter, call, call.args[0], data, channels)
 
 
@@ -68,6 +69,8 @@ def rewrite_split(rewriter: LayoutRewriter, item: relax.TupleGetItem) -> relax.E
     if split is None or ir.shape_of(split.args[0]) is None:
         return None
     data = ir.resolve_alias(rewriter.visit_expr(split.args[0]), rewriter.lookup_binding)
+    if rewriter.blocked_form(data) is None:
+        return None
     channels = read_split(split, _name_channels(ir.known_shape(split.args[0])), item.index)
     return _select(rewriter, item, split.args[0], data, channels)
 

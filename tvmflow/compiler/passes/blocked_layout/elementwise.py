@@ -17,7 +17,7 @@ _SAFE_ON_EMPTY_LANES: Final = frozenset(
     for name in (
         *("add", "subtract", "multiply", "maximum", "minimum", "clip", "negative", "abs"),
         *("sigmoid", "tanh", "erf", "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.silu"),
-        *("nn.gelu_tanh", "nn.relu6"),
+        *("nn.gelu_tanh", "nn.relu6", "sin", "cos", "floor", "ceil", "round", "sign"),
     )
 )
 # Operators that are rewritten only if no lane is empty.
