@@ -68,8 +68,8 @@ class CLibrary:
 
     def create(self, options: Options | None) -> int:
         """Make the context, and return what the library returns."""
-        given = ctypes.byref(options) if options else None
-        return int(self.function("create")(given, ctypes.byref(self.context)))
+        pointer = ctypes.byref(options) if options else None
+        return int(self.function("create")(pointer, ctypes.byref(self.context)))
 
     def tensors(self, direction: str, count: int) -> list[Tensor]:
         """The description of `inputs` or `outputs`."""
@@ -78,23 +78,23 @@ class CLibrary:
 
     def run_buffers(self, inputs: list[Buffer], outputs: list[Buffer]) -> int:
         """Call `run` as it is, and return what it returns."""
-        given = (Buffer * len(inputs))(*inputs)
-        made = (Buffer * len(outputs))(*outputs)
+        in_buffers = (Buffer * len(inputs))(*inputs)
+        out_buffers = (Buffer * len(outputs))(*outputs)
         sizes = (ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs)))
-        return int(self.function("run")(self.context, given, sizes[0], made, sizes[1]))
+        return int(self.function("run")(self.context, in_buffers, sizes[0], out_buffers, sizes[1]))
 
     def run(self, feed: Mapping[str, Array], outputs: int = 1, offset: int = 0) -> list[Array]:
         """Return the outputs; all tensors begin `offset` bytes after a multiple of 64."""
         inputs = self.tensors("inputs", len(feed))
-        given = [_place(np.ascontiguousarray(feed[t.name.decode()]), offset) for t in inputs]
+        arguments = [_place(np.ascontiguousarray(feed[t.name.decode()]), offset) for t in inputs]
         described = self.tensors("outputs", outputs)
-        made = [
+        results = [
             _place(np.zeros(tensor.shape[: tensor.rank], tensor.dtype.decode()), offset)
             for tensor in described
         ]
-        status = self.run_buffers(list(map(buffer_of, given)), list(map(buffer_of, made)))
+        status = self.run_buffers(list(map(buffer_of, arguments)), list(map(buffer_of, results)))
         assert status == 0, self.function("message")(status)
-        return made
+        return results
 
 
 def buffer_of(array: Array) -> Buffer:

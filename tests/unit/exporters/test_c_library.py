@@ -77,19 +77,19 @@ def test_every_misuse_has_its_status(exported: Exported) -> None:
     """Nothing crashes, and the context is usable afterwards."""
     library = load(exported)
     data, scores = np.zeros(64, "float32"), np.zeros(10, "float32")
-    given, made = buffer_of(data), buffer_of(scores)
+    source, target = buffer_of(data), buffer_of(scores)
     run = library.run_buffers
-    assert run([], [made]) == WRONG_COUNT
-    assert run([given], [made, made]) == WRONG_COUNT
-    assert run([Buffer(given.data, 255)], [made]) == WRONG_SIZE
-    assert run([given], [Buffer(made.data, 44)]) == WRONG_SIZE
-    assert run([Buffer(None, 256)], [made]) == NULL_ARGUMENT
-    assert run([given], [Buffer(given.data, 40)]) == OVERLAP
+    assert run([], [target]) == WRONG_COUNT
+    assert run([source], [target, target]) == WRONG_COUNT
+    assert run([Buffer(source.data, 255)], [target]) == WRONG_SIZE
+    assert run([source], [Buffer(target.data, 44)]) == WRONG_SIZE
+    assert run([Buffer(None, 256)], [target]) == NULL_ARGUMENT
+    assert run([source], [Buffer(source.data, 40)]) == OVERLAP
     assert library.function("run")(None, None, 0, None, 0) == NULL_ARGUMENT
     assert library.function("run")(library.context, None, ctypes.c_size_t(1), None, 1) != 0
     assert library.function("create")(None, None) == NULL_ARGUMENT
     assert library.function("destroy")(None) == 0
-    assert run([given], [made]) == 0 and scores.sum() == pytest.approx(1, rel=1e-4)
+    assert run([source], [target]) == 0 and scores.sum() == pytest.approx(1, rel=1e-4)
     for options, status in (
         (Options(abi=2), WRONG_VERSION),
         (Options(abi=1, threads=100_000), WRONG_OPTION),
@@ -103,8 +103,8 @@ def test_each_thread_has_a_context_of_its_own(exported: Exported) -> None:
     """Eight at once share the weights and disturb nobody; a ninth of whom shares a context is refused or waits for nobody."""
     expected = exports.reference(exported)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: scores_of(load(exported)), range(8)))
-    assert all(np.array_equal(scores, expected) for scores in found)
+        results = list(pool.map(lambda _: scores_of(load(exported)), range(8)))
+    assert all(np.array_equal(scores, expected) for scores in results)
 
 
 def test_the_program_brings_its_own_threads(exported: Exported) -> None:

@@ -11,7 +11,7 @@ from tvmflow.compiler.c_library.program import Branch, Copy, KernelCall, Program
 
 
 class KernelTraits(NamedTuple):
-    """What a call of a kernel needs.
+    """The needs of a call of a kernel.
 
     Attributes:
         symbol: Its name in C.

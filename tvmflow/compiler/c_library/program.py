@@ -294,10 +294,10 @@ def _bytes_of_type(ty: Any) -> int:
     extents = list(shape.values) if isinstance(shape, relax.ShapeExpr) else None
     if extents is None or not all(isinstance(extent, tvm.tirx.IntImm) for extent in extents):
         raise _unsupported("shapes that are known only when it runs")
-    return prod(map(int, extents)) * itemsize(str(ty.dtype.dtype))
+    return prod(map(int, extents)) * _itemsize(str(ty.dtype.dtype))
 
 
-def itemsize(dtype: str) -> int:
+def _itemsize(dtype: str) -> int:
     """Return the bytes of one element."""
     return 1 if dtype == "bool" else (np.dtype(dtype).itemsize if dtype != "bfloat16" else 2)
 
