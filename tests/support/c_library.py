@@ -106,6 +106,6 @@ def _place(array: Array, offset: int) -> Array:
     """Return a copy of an array, so many bytes after a multiple of 64."""
     memory = np.empty(array.nbytes + 128, np.uint8)
     begin = -memory.ctypes.data % 64 + offset
-    placed = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    placed: Array = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
     placed[...] = array
     return placed

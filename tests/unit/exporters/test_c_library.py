@@ -112,14 +112,15 @@ def test_the_program_brings_its_own_threads(exported: Exported) -> None:
     tasks: list[int] = []
     body_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)
 
-    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, body_type, ctypes.c_void_p)
     def parallel_for(_user: int, count: int, body: object, argument: int) -> None:
         for task in reversed(range(count)):
             tasks.append(task)
             body(argument, task)  # type: ignore[operator]
 
     library = load(exported)
-    pointer = ctypes.cast(parallel_for, ctypes.c_void_p)
+    loop_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, body_type, ctypes.c_void_p)
+    loop = loop_type(parallel_for)
+    pointer = ctypes.cast(loop, ctypes.c_void_p)
     assert library.create(Options(abi=1, threads=3, parallel_for=pointer)) == 0
     np.testing.assert_array_equal(scores_of(library), exports.reference(exported))
     assert set(tasks) <= {0, 1, 2}
@@ -130,11 +131,11 @@ def test_a_profile_names_the_kernels(exported: Exported) -> None:
     library = load(exported)
     calls: list[bytes] = []
 
-    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64)
     def hook(_user: int, kernel: int, _nanoseconds: int) -> None:
         calls.append(library.function("kernel_name")(ctypes.c_size_t(kernel)))
 
-    assert library.function("profile")(library.context, hook, None) == 0
+    pointer = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64)(hook)
+    assert library.function("profile")(library.context, pointer, None) == 0
     library.run({"data": np.zeros((1, 1, 8, 8), "float32")})
     count = len(calls)
     assert count >= 4 and any(b"softmax" in name for name in calls)
