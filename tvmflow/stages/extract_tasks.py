@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tvmflow.compiler import form_names
 from tvmflow.compiler.options import lowering_options
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
+from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.stages._base import (
     Facts,
@@ -44,22 +46,31 @@ WORKLOADS: Final = "workloads.json"
 
 
 class ExtractTasksSettings(StageSettings):
-    """The target and how the model is lowered."""
+    """The target, how the model is lowered, and whether it must be possible without TVM's runtime."""
 
     target: dict[str, Json]
     lowering: Lowering
+    c_library: bool = False
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
     """Return what the kernels are lowered for."""
-    return ExtractTasksSettings(target=target.tvm, lowering=lowering_options(recipe))
+    return ExtractTasksSettings(
+        target=target.tvm,
+        lowering=lowering_options(recipe),
+        c_library=any(EXPORTERS[output].FORM == form_names.C_LIBRARY for output in recipe.outputs),
+    )
 
 
 def run(settings: ExtractTasksSettings, context: StageContext) -> Facts:
     """Lower the model as `build` will, and write its workloads under their durable keys."""
+    from tvmflow.compiler.c_library.program import check_program
     from tvmflow.tuning.workloads import extract_workloads
 
     model = _lower(settings, context.inputs["import/model.json"])
+    if settings.c_library:
+        # before hours of tuning, not after
+        check_program(model.mod)
     workloads = extract_workloads(model.mod)
     tasks = [
         {

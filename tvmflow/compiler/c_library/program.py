@@ -9,8 +9,10 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 
+from tvmflow.compiler import ir
 from tvmflow.core.errors import StageError
 
 Array = np.ndarray[Any, Any]
@@ -108,6 +110,15 @@ def read_program(mod: tvm.IRModule, weights: Sequence[Array]) -> Program:
     return _Reader(mod).read(weights)
 
 
+def check_program(mod: tvm.IRModule) -> None:
+    """Check that a lowered model, scheduled or not, can become a C library.
+
+    Raises:
+        UnsupportedProgram: It needs TVM's runtime.
+    """
+    read_program(mod, [np.empty(0)] * len(ir.list_weights(mod["main"])))
+
+
 class UnsupportedProgram(StageError):
     """A model does what a plain C library cannot: the message says what."""
 
@@ -121,6 +132,7 @@ class _Reader:
         self._values: dict[Any, Value] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Storage] = {}
         self._is_view: dict[str, bool] = {}
+        self._checked: set[str] = set()
 
     def read(self, weights: Sequence[Array]) -> Program:
         main = self._mod["main"]
@@ -216,6 +228,7 @@ class _Reader:
         if len(call.args) > 2:
             raise _unsupported("shapes that are known only when it runs")
         kernel = call.args[0].name_hint
+        self._check_kernel(call.args[0])
         inputs = tuple(_flatten(self._read_value(call.args[1], steps)))
         if self._views(call.args[0]):
             return inputs[0]
@@ -231,6 +244,23 @@ class _Reader:
         self._values.update(zip(function.params, arguments, strict=True))
         return self._read_sequence(function.body, steps)
 
+    def _check_kernel(self, var: tvm.ir.GlobalVar) -> None:
+        """Raise UnsupportedProgram where a kernel calls a function of TVM's runtime."""
+        if var.name_hint in self._checked:
+            return
+        self._checked.add(var.name_hint)
+        functions: list[str] = []
+
+        def visit(call: Any) -> None:
+            if ir.operator_name(call) in _PACKED_CALLS:
+                functions.append(str(call.args[0].value))
+
+        tvm_ffi.structural_walk(self._mod[var].body, (tvm.ir.Call, visit))
+        if functions:
+            raise _unsupported(
+                f"the function {functions[0]}, which the kernel {var.name_hint} calls"
+            )
+
     def _views(self, var: tvm.ir.GlobalVar) -> bool:
         """Return whether a kernel only copies its one input to its output, so that both can be one tensor."""
         name = var.name_hint
@@ -244,6 +274,7 @@ class _Reader:
 
 # Constants up to this size are compared, so that equal ones are stored once, in bytes.
 _MAX_COMPARED: Final = 1 << 16
+_PACKED_CALLS: Final = frozenset({"tirx.tvm_call_packed", "tirx.tvm_call_cpacked"})
 _VIEWS: Final = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 
 
