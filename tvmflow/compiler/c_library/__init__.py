@@ -85,8 +85,8 @@ def _define_symbols(prefix: str) -> list[str]:
 
 def runtime_symbol(prefix: str, name: str) -> str:
     """Return the symbol of one library for a pointer that TVM's code calls: as long as TVM's own name."""
-    digest = hashlib.sha256(prefix.encode()).hexdigest()
-    return f"tf_{digest}"[: len(name) - 4] + name[-4:]
+    digest = hashlib.sha256(f"{prefix} {name}".encode()).hexdigest()
+    return f"tf_{digest}"[: len(name)]
 
 
 def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTraits:
