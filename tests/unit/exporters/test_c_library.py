@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from tests.support import exports
 from tests.support.c_library import Buffer, CLibrary, Options, buffer_of
 from tests.support.exports import Array, Exported
+from tvmflow.exporters import c_library
 
 # The numbers in the header.
 NULL_ARGUMENT, WRONG_VERSION, WRONG_OPTION, WRONG_COUNT, WRONG_SIZE, OVERLAP, BUSY = range(1, 8)
@@ -144,7 +146,7 @@ def test_a_profile_names_the_kernels(exported: Exported) -> None:
     assert len(calls) == count
 
 
-PROGRAM = """
+PROGRAM: Final = """
 #include <stdio.h>
 #include "digits.h"
 
@@ -188,3 +190,57 @@ def test_a_c_program_names_the_digits(exported: Exported, tmp_path: Path, system
     )
     named = np.array(list(map(int, done.stdout.split())))
     assert float(np.mean(named == labels)) == exports.accuracy(exports.reference(exported))
+
+
+THREADS: Final = """
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "library.h"
+
+static void *call_often(void *failures) {
+  float data[64], scores[10], first[10];
+  digits_context *context;
+  const digits_options options = {.abi = DIGITS_ABI, .threads = 3};
+  if (digits_create(&options, &context) != DIGITS_OK) return failures;
+  for (int i = 0; i < 64; ++i) data[i] = (float)(i % 17);
+  const digits_buffer input = {data, sizeof data}, output = {scores, sizeof scores};
+  for (int call = 0; call < 1000; ++call) {
+    if (digits_run(context, &input, 1, &output, 1) != DIGITS_OK) return failures;
+    if (call == 0) memcpy(first, scores, sizeof first);
+    if (memcmp(first, scores, sizeof first) != 0) return failures;
+    if (call % 100 == 0) usleep(300);
+  }
+  return digits_destroy(context) == DIGITS_OK ? NULL : failures;
+}
+
+int main(void) {
+  pthread_t threads[8];
+  int failed = 0;
+  for (int i = 0; i < 8; ++i) pthread_create(&threads[i], NULL, call_often, &failed);
+  for (int i = 0; i < 8; ++i) {
+    void *result;
+    pthread_join(threads[i], &result);
+    failed += result != NULL;
+  }
+  return failed;
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["thread", "undefined"])
+def test_sanitizers_are_silent(exported: Exported, tmp_path: Path, sanitizer: str) -> None:
+    """Eight threads with a context of three threads each, and 8,000 calls that give the same bits."""
+    built = exports.built_of(exported, exports.recipe(), exports.target())
+    c_library.write_sources(built, tmp_path)
+    (tmp_path / "main.c").write_text(THREADS)
+    objects = [str(path) for path in built.forms[c_library.FORM].values() if path.suffix == ".o"]
+    flags = [f"-fsanitize={sanitizer}", "-fno-sanitize-trap=all", "-std=gnu11", "-O1", "-g"]
+    command = [sys.executable, "-m", "ziglang", "cc", *flags, "main.c", c_library.SOURCE, *objects]
+    libraries = ["-lm", "-lpthread", "-o", "program"]
+    subprocess.run([*command, *libraries], cwd=tmp_path, check=True, capture_output=True)
+    done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -20,6 +20,7 @@ from tvmflow.exporters._base import BuiltModel, ExportRequest, cpu_only_reason
 from tvmflow.targets.linking import archive_static, compile_c, link_c_library
 
 FORM: Final = form_names.C_LIBRARY
+SOURCE: Final = "model.c"
 
 _FOLDER: Final = Path(__file__).parent
 _HEADER: Final = "library.h"
@@ -64,17 +65,23 @@ def export(built: BuiltModel, folder: Path) -> None:
     compiled = built.forms[FORM]
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         sources = Path(scratch)
-        for file in _COPIED:
-            shutil.copyfile(_FOLDER / file, sources / file)
-        shutil.copyfile(compiled[form_names.C_PROGRAM], sources / form_names.C_PROGRAM)
-        (sources / _HEADER).write_text(_write_header(built, name))
-        (sources / "model.c").write_text(_write_model(built, name))
-        compile_c(sources, "model.c", "model.o", triple)
+        write_sources(built, sources)
+        compile_c(sources, SOURCE, "model.o", triple)
         objects = [path for path in compiled.values() if path.suffix == ".o"]
         objects.append(sources / "model.o")
         link_c_library(objects, shared, triple, [f"{name}_{function}" for function in _FUNCTIONS])
         archive_static(objects, static, triple)
         shutil.copyfile(sources / _HEADER, header)
+
+
+def write_sources(built: BuiltModel, folder: Path) -> None:
+    """Write the C code of a library: compiling `SOURCE` there compiles all of it but kernels and constants."""
+    name = _base.identifier(built.name)
+    for file in _COPIED:
+        shutil.copyfile(_FOLDER / file, folder / file)
+    shutil.copyfile(built.forms[FORM][form_names.C_PROGRAM], folder / form_names.C_PROGRAM)
+    (folder / _HEADER).write_text(_write_header(built, name))
+    (folder / SOURCE).write_text(_write_model(built, name))
 
 
 def _write_header(built: BuiltModel, name: str) -> str:
