@@ -75,14 +75,17 @@ def test_the_python_on_it_runs(folder: Path, exported: Exported, index: int) -> 
 
 @pytest.mark.slow
 def test_the_programs_on_it_compile_and_run(folder: Path, exported: Exported) -> None:
-    """Both pieces of C++, and the commands that link static and system libraries."""
+    """The piece of C, both of C++, and the commands that link static and system libraries."""
+    (program,) = blocks("c")
     interface, system = blocks("cpp")
     words = environment(folder, "cc", "c++")
+    (folder / "program.c").write_text(program)
     (folder / "program.cpp").write_text(system)
     for command in blocks("sh"):
         if command.startswith(("cc ", "c++ ")):
             subprocess.run(["sh", "-ec", command], cwd=folder, env=words, check=True)
-    assert subprocess.run([folder / "program"], check=False).returncode == 0
+    for name in ("program", "classify"):
+        assert subprocess.run([folder / name], check=False).returncode == 0
     (folder / "interface.cpp").write_text(interface)
     command = (
         "c++ -std=c++17 -fvisibility=hidden -Idist/digits/host/digits-cpp/include -I$FFI/include interface.cpp -o interface "
