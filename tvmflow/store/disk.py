@@ -96,8 +96,10 @@ class StoreFolder:
         Raises:
             OSError: when the disk is full, or the file is another user's and may not be opened.
         """
-        if os.path.lexists(path) and not os.path.isfile(path):
-            self.set_aside(path)
+        # Asked once: whoever holds the lock may remove the file at any time, which is no damage.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if not stat.S_ISREG(os.lstat(path).st_mode) and not os.path.isfile(path):
+                self.set_aside(path)
         try:
             return open_lock_file(path)
         except PermissionError:

@@ -18,6 +18,7 @@ from tests.support.small_runs import RunHost, plan_of
 from tvmflow.cli.cache import CHECKS
 from tvmflow.core.errors import EXIT_OK, StoreError
 from tvmflow.engine import answers
+from tvmflow.store.disk import StoreFolder
 from tvmflow.store.eviction_plan import Limits
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.garbage_collection import collect_garbage
@@ -268,3 +269,20 @@ def test_hundred_damaged_files_of_each_kind(tmp_path: Path, count: Count) -> Non
     count("damaged files of a store", damaged.total())
     count("damaged files of a store: found and named", named.total())
     assert min(Counter(case.partition(":")[0] for case in damaged.elements()).values()) > 60
+
+
+def test_a_lock_that_is_removed_meanwhile_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder removes the folder of a finished result at any time; whoever asks for the lock makes a new one."""
+    folder = StoreFolder(str(tmp_path))
+    lock = tmp_path / "claim"
+    lock.touch()
+
+    def remove_it(_path: str) -> bool:
+        lock.unlink(missing_ok=True)
+        return False
+
+    monkeypatch.setattr(os.path, "isfile", remove_it)
+    os.close(folder.open_lock(str(lock)))
+    assert folder.moved == []
