@@ -18,6 +18,9 @@ from tvm.tirx import compilation_pipeline
 _CPU_PIPELINE: Final = "tvmflow_cpu"
 _CPU_KIND: Final = "llvm"
 
+# Enough for many cores; each costs 20 ms.
+_MAX_GROUPS: Final = 16
+
 # Some C libraries give threads a stack of 128 KiB, and parallel loops are nested in a kernel's frames.
 _MAX_STACK_BYTES: Final = 4096
 # The annotation by which LowerTVMBuiltin leaves a buffer to the code generator (src/tirx/transform).
@@ -35,6 +38,13 @@ def build_kernels(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.M
     # the target of a `with` block is that of its thread alone
     with target:
         return tvm.tirx.build(mod, target=target, pipeline=pipeline_for(target))
+
+
+def split_kernels(mod: tvm.IRModule) -> list[tvm.IRModule]:
+    """Return the kernels in groups to compile at once: they do not depend on the machine, so that objects do not either."""
+    functions = sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint))
+    count = min(len(functions), _MAX_GROUPS)
+    return [tvm.IRModule(dict(functions[first::count]), attrs=mod.attrs) for first in range(count)]
 
 
 def pipeline_for(target: tvm.target.Target) -> str:

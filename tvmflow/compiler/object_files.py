@@ -37,8 +37,6 @@ _EXECUTABLE: Final = b"relax.VMExecutable"
 _TENSOR_MAGIC: Final = 0xDD5E40F096B4A13F
 # The first value of a marker, a random number; the second is the index of its weight.
 _MARKER: Final = 0x3C1D5A7E96B2F048
-# Enough for many cores; each costs 20 ms.
-_MAX_GROUPS: Final = 16
 _LENGTH: Final = struct.Struct("<Q")
 
 
@@ -85,28 +83,20 @@ def _compile_kernels(
         lowered = relax.get_pipeline("default")(mod)
     builder = relax.ExecBuilder()
     kernels = vm_build._filter_tir(vm_build._vmcodegen(builder, lowered))
-    functions = sorted(kernels.functions_items(), key=_kernel_name)
-    count = min(len(functions), _MAX_GROUPS)
-    groups = [
-        tvm.IRModule(dict(functions[start::count]), attrs=kernels.attrs) for start in range(count)
-    ]
+    groups = code_generation.split_kernels(kernels)
 
     def write(number: int) -> None:
         library = code_generation.build_kernels(groups[number], target)
         library.write_to_file(str(folder / f"lib{number}.o"))
 
     with ThreadPoolExecutor(count_usable_cpus()) as pool:
-        others = pool.map(write, range(1, count))
+        others = pool.map(write, range(1, len(groups)))
         with target:
             executable = vm_build._vmlink(
                 builder, target, groups[0], code_generation.pipeline_for(target)
             )
         list(others)
     return executable
-
-
-def _kernel_name(function: tuple[tvm.ir.GlobalVar, tvm.tirx.PrimFunc]) -> str:
-    return str(function[0].name_hint)
 
 
 def copy_object_files(library: relax.VMExecutable, folder: Path, **options: Any) -> None:

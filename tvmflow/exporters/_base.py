@@ -179,6 +179,13 @@ def identifier(name: str) -> str:
     return f"m{plain}" if plain[0].isdigit() else plain
 
 
+def write_tensor_comment(signature: Mapping[str, Json]) -> str:
+    """Return the lines of a comment in C that describe the inputs and outputs."""
+    # a tensor's name may hold any characters, also those that end a comment
+    lines = [line.replace("*/", "* /") for line in describe_tensors(signature)]
+    return "\n".join(f" * {line}" for line in lines)
+
+
 def describe_tensors(signature: Mapping[str, Json]) -> list[str]:
     """Return a line for each input and output: `takes data: float32 [1, 3]`."""
     return [

@@ -44,12 +44,10 @@ def export(built: BuiltModel, folder: Path) -> None:
 
 def _write_header(built: BuiltModel) -> str:
     macro = _base.identifier(built.name).upper()
-    # a tensor's name may hold any characters, also those that end a comment
-    tensors = [line.replace("*/", "* /") for line in _base.describe_tensors(built.signature)]
     lines = [
         f"/* {built.name}: find the model with ffi.SystemLib({macro}_PREFIX).",
         " *",
-        *(f" * {line}" for line in tensors),
+        _base.write_tensor_comment(built.signature),
         " *",
         " * Link the whole library, or the linker drops it: -Wl,--whole-archive (macOS: -force_load, Windows: /WHOLEARCHIVE).",
         " */",

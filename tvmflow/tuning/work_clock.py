@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+
+from tvmflow.core.waiting_time import WaitingTime
 
 
 class WorkClock:
@@ -16,28 +17,13 @@ class WorkClock:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._waiting = 0
-        self._waited_s = 0.0
-        self._stopped_at = 0.0
+        self._waits = WaitingTime(clock)
 
     def now(self) -> float:
         """Return the time in seconds since some moment."""
-        with self._lock:
-            return (self._stopped_at if self._waiting else self._clock()) - self._waited_s
+        now, waited_s = self._waits.read()
+        return now - waited_s
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Stop the clock while the block waits for a lock that another run may hold."""
-        with self._lock:
-            if not self._waiting:
-                self._stopped_at = self._clock()
-            self._waiting += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._waiting -= 1
-                if not self._waiting:
-                    self._waited_s += self._clock() - self._stopped_at
+        return self._waits.waiting()

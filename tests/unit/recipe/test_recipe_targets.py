@@ -16,6 +16,7 @@ from tvmflow.planning.recipes import load_recipe
 from tvmflow.recipe import InputSpec, Kernels, Recipe, TargetSpec, Tune, Verify
 from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.backends.cuda import nvrtc
+from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.toolchain import DEFAULT_FLAGS
 
 DATA = {"data": {"shape": [1, 3, 8, 8], "dtype": "uint8", "range": [0, 9]}}
@@ -107,6 +108,25 @@ def test_c_source_does_not_support_narrow_floats(precision: str, dtype: str) -> 
         plan_of(planned(made, half))
 
 
+def check_precision(
+    precision: str, tvm: dict[str, str], features: tuple[str, ...], reason: str, problem: str
+) -> tuple[Recipe, ResolvedTarget]:
+    """Check that a target with these features is refused for a reason, or planned where there is none."""
+    made = recipe(targets=[edge()], kernels={"precision": precision})
+    edge_target = target("edge")._replace(features=features)
+    edge_target = edge_target._replace(tvm={**edge_target.tvm, **tvm})
+    if not reason:
+        assert plan_of(planned(made, edge_target)).stages
+        return made, edge_target
+    with pytest.raises(RecipeError) as refused:
+        plan_of(planned(made, edge_target))
+    assert refused.value.problems == [
+        f"/recipes/net.yaml:targets.0: targets: 'edge' {problem}: "
+        f"{reason}; give it `kernels: {{precision: model}}`"
+    ]
+    return made, edge_target
+
+
 @pytest.mark.parametrize(
     ("triple", "features", "reason"),
     [
@@ -120,19 +140,10 @@ def test_float16_needs_vector_conversion_instructions(
     triple: str, features: tuple[str, ...], reason: str
 ) -> None:
     """Other targets would only become slower, which is reported before anything runs."""
-    made = recipe(targets=[edge()], kernels={"precision": "mixed"})
-    edge_target = target("edge")._replace(features=features)
-    edge_target = edge_target._replace(tvm={**edge_target.tvm, "mtriple": triple})
-    if not reason:
-        assert plan_of(planned(made, edge_target)).stages
-        return
-    with pytest.raises(RecipeError) as refused:
-        plan_of(planned(made, edge_target))
-    assert refused.value.problems == [
-        "/recipes/net.yaml:targets.0: targets: 'edge' only loses speed by kernels.precision: mixed: "
-        f"{reason}; give it `kernels: {{precision: model}}`"
-    ]
-    assert plan_of(planned(made, edge_target, stages=("import",))).stages
+    problem = "only loses speed by kernels.precision: mixed"
+    made, edge_target = check_precision("mixed", {"mtriple": triple}, features, reason, problem)
+    if reason:
+        assert plan_of(planned(made, edge_target, stages=("import",))).stages
 
 
 @pytest.mark.parametrize(
@@ -149,18 +160,8 @@ def test_bfloat16_needs_an_instruction(
     tvm: dict[str, str], features: tuple[str, ...], reason: str
 ) -> None:
     """Without it, kernels would compute in float32, which is reported before anything runs."""
-    made = recipe(targets=[edge()], kernels={"precision": "bfloat16"})
-    edge_target = target("edge")._replace(features=features)
-    edge_target = edge_target._replace(tvm={**edge_target.tvm, **tvm})
-    if not reason:
-        assert plan_of(planned(made, edge_target)).stages
-        return
-    with pytest.raises(RecipeError) as refused:
-        plan_of(planned(made, edge_target))
-    assert refused.value.problems == [
-        "/recipes/net.yaml:targets.0: targets: 'edge' has no instructions for kernels.precision: bfloat16: "
-        f"{reason}; give it `kernels: {{precision: model}}`"
-    ]
+    problem = "has no instructions for kernels.precision: bfloat16"
+    check_precision("bfloat16", tvm, features, reason, problem)
 
 
 @pytest.mark.parametrize(

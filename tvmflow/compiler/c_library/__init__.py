@@ -17,10 +17,12 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from tvmflow.compiler import ir
 from tvmflow.compiler.c_library.c_code import KernelTraits, generate_code, place_constants
-from tvmflow.compiler.c_library.kernels import ALIGNMENT, compile_kernels, lower_kernels
+from tvmflow.compiler.c_library.kernels import ALIGNMENT, compile_kernels, lower_kernels, padded
 from tvmflow.compiler.c_library.memory_plan import plan_memory
 from tvmflow.compiler.c_library.program import Program, list_kernel_names, read_program
+from tvmflow.compiler.code_generation import split_kernels
 from tvmflow.compiler.form_names import C_PROGRAM
 from tvmflow.targets.linking import elf_data
 from tvmflow.targets.threads import count_usable_cpus
@@ -33,8 +35,6 @@ RUNTIME_SYMBOLS: Final = {
     "__TVMBackendParallelLaunch": "TF_PARALLEL_LAUNCH",
 }
 """TVM's names of the pointers that kernels call for memory and threads -> their names in the runtime."""
-
-_MAX_GROUPS: Final = 16
 
 
 def compile_program(
@@ -99,30 +99,29 @@ def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTrait
             loops.append(loop)
 
     def visit_call(call: Any) -> None:
-        if str(getattr(call.op, "name", "")) == "tirx.TVMBackendAllocWorkspace":
+        if ir.operator_name(call) == "tirx.TVMBackendAllocWorkspace":
             sizes.append(int(call.args[2]))
 
     tvm_ffi.structural_walk(function.body, (tirx.For, visit_loop))
     tvm_ffi.structural_walk(lowered.body, (tvm.ir.Call, visit_call))
-    scratch = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+    scratch = sum(map(padded, sizes))
     return KernelTraits(str(lowered.attrs["global_symbol"]), bool(loops), scratch)
 
 
 def _write_kernels(mod: tvm.IRModule, target: tvm.target.Target, prefix: str, folder: Path) -> None:
     """Write the kernels to object files, in groups that do not depend on the machine."""
-    functions = sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint))
-    count = min(len(functions), _MAX_GROUPS)
+    groups = split_kernels(mod)
 
     def write(number: int) -> None:
         path = folder / f"kernels{number}.o"
-        compile_kernels(tvm.IRModule(dict(functions[number::count])), target, path)
+        compile_kernels(groups[number], target, path)
         content = path.read_bytes()
         for name in RUNTIME_SYMBOLS:
             content = content.replace(name.encode(), runtime_symbol(prefix, name).encode())
         path.write_bytes(content)
 
     with ThreadPoolExecutor(count_usable_cpus()) as pool:
-        list(pool.map(write, range(count)))
+        list(pool.map(write, range(len(groups))))
 
 
 def _write_constants(program: Program, prefix: str, folder: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from tvmflow.compiler.c_library.kernels import ALIGNMENT
+from tvmflow.compiler.c_library.kernels import padded
 from tvmflow.compiler.c_library.program import Branch, Copy, KernelCall, Program, Step, Storage
 
 
@@ -26,8 +26,7 @@ class KernelTraits(NamedTuple):
 
 def place_constants(program: Program) -> list[int]:
     """Return the offset of each constant in the file of constants, and that file's size as the last one."""
-    sizes = (-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in program.constants)
-    return [0, *accumulate(sizes)]
+    return [0, *accumulate(padded(array.nbytes) for array in program.constants)]
 
 
 def generate_code(program: Program, kernels: Mapping[str, KernelTraits], prefix: str) -> str:
@@ -60,10 +59,7 @@ class _Writer:
     def write(self) -> str:
         program, kernels = self._program, self._kernels
         steps = self._write_steps(program.steps, "  ")
-        staging = sum(
-            -(-storage.bytes // ALIGNMENT) * ALIGNMENT
-            for storage in (*program.inputs, *program.outputs)
-        )
+        staging = sum(padded(storage.bytes) for storage in (*program.inputs, *program.outputs))
         used = [kernels[name] for name in self._numbers]
         declarations = [
             f"int32_t {kernels[name].symbol}({', '.join(['void *'] * arity) or 'void'});"

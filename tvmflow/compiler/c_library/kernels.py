@@ -59,6 +59,11 @@ _FINAL_PASSES: Final = (
 )
 
 
+def padded(size: int) -> int:
+    """Return the bytes that a tensor of so many bytes takes with what lies before the next one."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
 def lower_kernels(
     functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc], target: tvm.target.Target
 ) -> tvm.IRModule:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tvmflow.compiler.c_library.kernels import ALIGNMENT
+from tvmflow.compiler.c_library.kernels import padded
 from tvmflow.compiler.c_library.program import Branch, Copy, KernelCall, Program, Step, Storage
 
 
@@ -27,20 +27,16 @@ def plan_memory(program: Program) -> None:
     for lifetime in sorted(lifetimes, key=lambda entry: (-entry.storage.bytes, entry.first)):
         others = sorted(
             (
-                (other.storage.offset, other.storage.offset + _padded(other.storage))
+                (other.storage.offset, other.storage.offset + padded(other.storage.bytes))
                 for other in placed
                 if other.first <= lifetime.last and lifetime.first <= other.last
             ),
         )
-        lifetime.storage.offset = _find_gap(others, _padded(lifetime.storage))
+        lifetime.storage.offset = _find_gap(others, padded(lifetime.storage.bytes))
         placed.append(lifetime)
     program.arena = max(
-        (entry.storage.offset + _padded(entry.storage) for entry in placed), default=0
+        (entry.storage.offset + padded(entry.storage.bytes) for entry in placed), default=0
     )
-
-
-def _padded(storage: Storage) -> int:
-    return -(-storage.bytes // ALIGNMENT) * ALIGNMENT
 
 
 def _find_gap(occupied: Sequence[tuple[int, int]], size: int) -> int:

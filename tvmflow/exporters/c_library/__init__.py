@@ -86,13 +86,11 @@ def write_sources(built: BuiltModel, folder: Path) -> None:
 
 def _write_header(built: BuiltModel, name: str) -> str:
     """Return the public header."""
-    # a tensor's name may hold any characters, also those that end a comment
-    tensors = [line.replace("*/", "* /") for line in _base.describe_tensors(built.signature)]
     values = {
         "name": name,
         "NAME": name.upper(),
         "title": built.name,
-        "tensors": "\n".join(f" * {line}" for line in tensors),
+        "tensors": _base.write_tensor_comment(built.signature),
         "places": "\n".join(_write_places(name.upper(), built.signature)),
         "threads": str(_MOST_DEFAULT_THREADS),
     }

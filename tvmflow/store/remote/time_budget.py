@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import time
 from collections.abc import Iterator
 from typing import Final
+
+from tvmflow.core.waiting_time import WaitingTime
 
 # What a run waits for a remote cache in all, relative to the work that it may save …
 _SHARE_OF_WORK: Final = 0.5
@@ -29,9 +30,7 @@ class TimeBudget:
         self.requests = 0
         self.answers = 0
         self._lock = threading.Lock()
-        self._waiting = 0
-        self._began = 0.0
-        self._spent_s = 0.0
+        self._waits = WaitingTime()
 
     def limit(self, work_s: float | None, unknown_s: float) -> None:
         """Limit the budget to a part of the work that results from the remote cache may save.
@@ -50,8 +49,7 @@ class TimeBudget:
     @property
     def spent_s(self) -> float:
         """The time for which the run has waited."""
-        with self._lock:
-            return self._spent_s + (time.monotonic() - self._began if self._waiting else 0.0)
+        return self._waits.read()[1]
 
     @property
     def remaining_s(self) -> float:
@@ -63,13 +61,5 @@ class TimeBudget:
         """Count the time in which the block waits for a request."""
         with self._lock:
             self.requests += 1
-            if not self._waiting:
-                self._began = time.monotonic()
-            self._waiting += 1
-        try:
+        with self._waits.waiting():
             yield
-        finally:
-            with self._lock:
-                self._waiting -= 1
-                if not self._waiting:
-                    self._spent_s += time.monotonic() - self._began

@@ -30,12 +30,12 @@ _log = logging.getLogger(__name__)
 LINKERS: Final[dict[str, Linker]] = {"linux": elf, "android": elf, "macos": macho, "windows": pe}
 """The system of a platform -> its linker."""
 
-# C library or system -> the layout of its static libraries, where that is not GNU's.
 _C_FLAGS: Final = (
     *("-std=c11", "-O2", "-g0", "-fPIC", "-Wall", "-Wextra", "-Werror"),
     *("-fno-sanitize=undefined", "-fno-stack-protector"),
 )
 
+# C library or system -> the layout of its static libraries, where that is not GNU's.
 _ARCHIVE_LAYOUTS: Final[Mapping[str, str]] = {"msvc": "coff", "macos": "darwin"}
 
 
