@@ -12,8 +12,5 @@ C_SOURCE: Final = "c-source"
 PARAMS: Final = "params"
 SYSTEM_LIBRARY: Final = "system-library"
 
-C_PROGRAM: Final = "program.c"
-"""The C code of the form `c-library`, which calls the kernels."""
-
 WEIGHTS_FILE: Final = "weights.safetensors"
 """The file with the weights in the form `params`."""

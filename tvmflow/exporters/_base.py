@@ -13,6 +13,7 @@ from tvmflow.compiler.options import Precision
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import BACKENDS
+from tvmflow.targets.c_library import DescribedModel
 from tvmflow.targets.platforms import Platform, parse_triple
 
 _CPU_KINDS: Final = tuple(kind for kind, backend in BACKENDS.items() if backend.RUNS_ON_HOST_CPU)
@@ -78,6 +79,12 @@ class BuiltModel(NamedTuple):
     def name(self) -> str:
         """The recipe's name."""
         return self.request.name
+
+    @property
+    def c_model(self) -> DescribedModel:
+        """The model as a C library describes it."""
+        features = self.manifest["target"]["features"]
+        return DescribedModel(self.name, self.signature, features, self.request.triple)
 
     def with_library(self, library: Path, objects: Sequence[Path], **fields: Json) -> BuiltModel:
         """Return the model with another library and its objects; their digests and `fields` go into the manifest."""
@@ -167,29 +174,3 @@ def single_process_reason(request: ExportRequest, kinds: Sequence[str] = tuple(B
         systems = ", ".join(f"'{part.name}' is for {part.triple}" for part in request.parts)
         return f"its parts would have to run in one process: {systems}"
     return "" if request.kind in kinds else f"its kind is {request.kind}, not {supported}"
-
-
-def identifier(name: str) -> str:
-    """Return a recipe's name as an identifier of C and Python.
-
-    >>> identifier("res-net.2"), identifier("3d")
-    ('res_net_2', 'm3d')
-    """
-    plain = "".join(char if char.isalnum() else "_" for char in name)
-    return f"m{plain}" if plain[0].isdigit() else plain
-
-
-def write_tensor_comment(signature: Mapping[str, Json]) -> str:
-    """Return the lines of a comment in C that describe the inputs and outputs."""
-    # a tensor's name may hold any characters, also those that end a comment
-    lines = [line.replace("*/", "* /") for line in describe_tensors(signature)]
-    return "\n".join(f" * {line}" for line in lines)
-
-
-def describe_tensors(signature: Mapping[str, Json]) -> list[str]:
-    """Return a line for each input and output: `takes data: float32 [1, 3]`."""
-    return [
-        f"{verb} {tensor['name']}: {tensor['dtype']} {json.dumps(tensor['shape'])}"
-        for verb, direction in (("takes", "inputs"), ("gives", "outputs"))
-        for tensor in signature[direction]
-    ]

@@ -9,23 +9,16 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.compiler import form_names
+from tvmflow.core.identifiers import identifier
 from tvmflow.exporters import _base, static_library
 from tvmflow.exporters._base import BuiltModel, ExportRequest
+from tvmflow.targets.c_library import symbol_prefix, write_tensor_comment
 from tvmflow.targets.linking import archive_static
 
 FORM: Final = form_names.SYSTEM_LIBRARY
 SOURCES: Final[tuple[Path, ...]] = ()
 
 unsupported_reason = _base.cpu_only_reason
-
-
-def prefix(name: str) -> str:
-    """Return the prefix of a library's symbols, by which programs find it.
-
-    >>> prefix("digits")
-    'digits_'
-    """
-    return f"{_base.identifier(name)}_"
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:
@@ -43,17 +36,17 @@ def export(built: BuiltModel, folder: Path) -> None:
 
 
 def _write_header(built: BuiltModel) -> str:
-    macro = _base.identifier(built.name).upper()
+    macro = identifier(built.name).upper()
     lines = [
         f"/* {built.name}: find the model with ffi.SystemLib({macro}_PREFIX).",
         " *",
-        _base.write_tensor_comment(built.signature),
+        write_tensor_comment(built.signature),
         " *",
         " * Link the whole library, or the linker drops it: -Wl,--whole-archive (macOS: -force_load, Windows: /WHOLEARCHIVE).",
         " */",
         f"#ifndef {macro}_SYSTEM_H_",
         f"#define {macro}_SYSTEM_H_",
-        f'#define {macro}_PREFIX "{prefix(built.name)}"',
+        f'#define {macro}_PREFIX "{symbol_prefix(built.name)}"',
         "#endif",
     ]
     return "\n".join(lines) + "\n"

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from tvmflow.core.identifiers import identifier
 from tvmflow.exporters import _base
 from tvmflow.exporters._archives import write_zip
 from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.exporters._wheel_bom import make_wheel_bom
 from tvmflow.targets.backends import backend_for
+from tvmflow.targets.c_library import describe_tensors
 
 FORM: Final = ""
 
@@ -80,7 +82,7 @@ def module_name(name: str) -> str:
     >>> module_name("res-net")
     'res_net_model'
     """
-    return f"{_base.identifier(name)}_model"
+    return f"{identifier(name)}_model"
 
 
 def _distribution_name(name: str) -> str:
@@ -172,6 +174,6 @@ def _metadata(built: BuiltModel | PartitionedModel) -> str:
         *(f"Requires-Dist: {requirement}" for requirement in requirements),
         "Description-Content-Type: text/markdown",
     ]
-    tensors = [f"    {line}" for line in _base.describe_tensors(built.signature)]
+    tensors = [f"    {line}" for line in describe_tensors(built.signature)]
     usage = [f"    import {package}", f"    outputs = {package}.run({{…}})  # arrays by name"]
     return "\n".join([*fields, "", *usage, "", *tensors, ""])

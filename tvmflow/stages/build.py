@@ -27,6 +27,7 @@ from tvmflow.stages._base import (
     parse_settings,
 )
 from tvmflow.targets.backends import backend_for
+from tvmflow.targets.c_library import symbol_prefix
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
         lowering=lowering_options(recipe),
         schedules=schedules_version(recipe),
         forms=tuple(sorted(forms)),
-        prefix=system_library.prefix(recipe.name) if has_symbols else "",
+        prefix=symbol_prefix(recipe.name) if has_symbols else "",
     )
 
 

@@ -16,7 +16,8 @@ import pytest
 from tests.support import exports
 from tests.support.c_library import Buffer, CLibrary, Options, buffer_of
 from tests.support.exports import Array, Exported
-from tvmflow.exporters import c_library
+from tvmflow.compiler import form_names
+from tvmflow.targets import c_library
 
 # The numbers in the header.
 NULL_ARGUMENT, WRONG_VERSION, WRONG_OPTION, WRONG_COUNT, WRONG_SIZE, OVERLAP, BUSY = range(1, 8)
@@ -235,9 +236,13 @@ int main(void) {
 def test_sanitizers_are_silent(exported: Exported, tmp_path: Path, sanitizer: str) -> None:
     """Eight threads with a context of three threads each, and 8,000 calls that give the same bits."""
     built = exports.built_of(exported, exports.recipe(), exports.target())
-    c_library.write_sources(built, tmp_path)
+    c_library.write_sources(
+        built.c_model, built.forms[form_names.C_LIBRARY][c_library.PROGRAM], tmp_path
+    )
     (tmp_path / "main.c").write_text(THREADS)
-    objects = [str(path) for path in built.forms[c_library.FORM].values() if path.suffix == ".o"]
+    objects = [
+        str(path) for path in built.forms[form_names.C_LIBRARY].values() if path.suffix == ".o"
+    ]
     flags = [f"-fsanitize={sanitizer}", "-fno-sanitize-trap=all", "-std=gnu11", "-O1", "-g"]
     command = [sys.executable, "-m", "ziglang", "cc", *flags, "main.c", c_library.SOURCE, *objects]
     libraries = ["-lm", "-lpthread", "-o", "program"]

@@ -14,7 +14,7 @@ import pytest
 from tests.support import exports
 from tests.support.exports import Array, Exported, scores_of
 from tvmflow.core.errors import StageError
-from tvmflow.exporters._base import identifier
+from tvmflow.core.identifiers import identifier
 from tvmflow.targets.linking import archive_static
 
 

@@ -1,7 +1,7 @@
 """Plain C libraries: a lowered model as C functions, constants, and C code that calls them.
 
 Nothing of TVM is needed where they run. The runtime that they share, and their public header, are in
-`exporters.c_library`.
+`targets.c_library`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tvmflow.compiler.c_library.kernels import ALIGNMENT, compile_kernels, lower
 from tvmflow.compiler.c_library.memory_plan import plan_memory
 from tvmflow.compiler.c_library.program import Program, list_kernel_names, read_program
 from tvmflow.compiler.code_generation import split_kernels
-from tvmflow.compiler.form_names import C_PROGRAM
+from tvmflow.targets.c_library import PROGRAM
 from tvmflow.targets.linking import elf_data
 from tvmflow.targets.threads import count_usable_cpus
 
@@ -71,7 +71,7 @@ def compile_program(
     }
     _write_kernels(lowered, target, prefix, folder)
     _write_constants(program, prefix, folder)
-    (folder / C_PROGRAM).write_text(
+    (folder / PROGRAM).write_text(
         "\n".join((*_define_symbols(prefix), generate_code(program, traits, prefix)))
     )
 

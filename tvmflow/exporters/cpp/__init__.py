@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from tvmflow.core.identifiers import identifier
 from tvmflow.exporters import _base
 from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.runtime.bundles import Bundle, read_bundle
@@ -77,7 +78,7 @@ def _fill_template(text: str, built: BuiltModel | PartitionedModel, bundle: Bund
     values = {
         "LIBRARIES": libraries if parts else "the library",
         "NAME": built.name,
-        "PROJECT": _base.identifier(built.name),
+        "PROJECT": identifier(built.name),
         "TVM": str(built.manifest["tvm"]),
         "TVM_MINOR": ".".join(str(built.manifest["tvm"]).split(".")[:2]),
         "TRIPLE": built.request.triple,

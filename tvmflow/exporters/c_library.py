@@ -1,0 +1,33 @@
+"""`c-library`: the model as a plain C library that needs nothing of TVM: `lib<name>.so`, `lib<name>.a`, `<name>.h`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tvmflow.compiler import form_names
+from tvmflow.exporters._base import BuiltModel, ExportRequest, cpu_only_reason
+from tvmflow.targets import c_library
+
+FORM: Final = form_names.C_LIBRARY
+SOURCES: Final = c_library.SOURCES
+
+
+def unsupported_reason(request: ExportRequest) -> str:
+    """Return why there is no C library for a target: only CPUs and the systems whose headers there are."""
+    return cpu_only_reason(request) or c_library.unsupported_reason(request.triple)
+
+
+def files(request: ExportRequest) -> tuple[str, ...]:
+    """Return the libraries and the header, in a folder `<name>-c-library`."""
+    name = request.name
+    return tuple(
+        f"{name}-c-library/{file}" for file in (f"lib{name}.so", f"lib{name}.a", f"{name}.h")
+    )
+
+
+def export(built: BuiltModel, folder: Path) -> None:
+    """Compile the C code, and write both libraries and the header."""
+    shared, static, header = (folder / name for name in files(built.request))
+    header.parent.mkdir(exist_ok=True)
+    c_library.link(built.c_model, built.forms[FORM], shared, static, header)

@@ -1,0 +1,230 @@
+"""Plain C libraries: what one consists of besides the kernels and constants of its model.
+
+`compiler.c_library` compiles those, and writes the C code that calls the kernels. Here this becomes
+one file of C with the runtime (contexts, threads, checks) and the descriptions of inputs and
+outputs, compiled by the compiler in `ziglang` for the system of the target. Nothing here needs TVM.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core.identifiers import identifier
+from tvmflow.core.types import Json
+from tvmflow.targets.linking import archive_static, compile_c, link_c_library
+from tvmflow.targets.platforms import parse_triple
+
+PROGRAM: Final = "program.c"
+"""The C code of a model, which calls its kernels."""
+SOURCE: Final = "model.c"
+"""The file that includes all others."""
+
+_FOLDER: Final = Path(__file__).parent
+_HEADER: Final = "library.h"
+_COPIED: Final = ("cpu.c", "runtime.c", "runtime.h")
+SOURCES: Final = tuple(_FOLDER / name for name in (_HEADER, *_COPIED))
+
+_SYSTEMS: Final = ("linux",)
+_LIBCS: Final = ("gnu", "musl")
+# More CPUs than this are not worth the threads for one call; a program may ask for more.
+_MOST_DEFAULT_THREADS: Final = 64
+_FUNCTIONS: Final = (
+    *("create", "run", "destroy", "inputs", "outputs", "message", "missing_feature"),
+    *("threads", "kernel_count", "kernel_name", "profile"),
+)
+
+
+class DescribedModel(NamedTuple):
+    """A model as a C library describes it.
+
+    Attributes:
+        name: Its name.
+        signature: Its inputs and outputs.
+        features: The CPU features that its kernels need.
+        triple: The LLVM triple that it is compiled for.
+    """
+
+    name: str
+    signature: Mapping[str, Json]
+    features: Sequence[str]
+    triple: str
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of all names in C, without the underscore after it."""
+        return identifier(self.name)
+
+
+def symbol_prefix(name: str) -> str:
+    """Return the prefix of the symbols of a model in libraries for C and C++.
+
+    >>> symbol_prefix("res-net")
+    'res_net_'
+    """
+    return f"{identifier(name)}_"
+
+
+def unsupported_reason(triple: str) -> str:
+    """Return why there is no C library for a system, or an empty string."""
+    platform = parse_triple(triple)
+    if platform.system not in _SYSTEMS:
+        return f"no C library is made for {platform.system or 'a target without a system'} (there is {', '.join(_SYSTEMS)})"
+    if not platform.libc.startswith(_LIBCS):
+        return f"the C library of {triple} is unknown (there are {', '.join(_LIBCS)})"
+    return ""
+
+
+def link(
+    model: DescribedModel,
+    compiled: Mapping[str, Path],
+    shared: Path,
+    static: Path | None = None,
+    header: Path | None = None,
+) -> None:
+    """Compile the C code of a model, and link it.
+
+    Args:
+        model: The model.
+        compiled: What `compiler.c_library` wrote, by file name.
+        shared: The shared library to write.
+        static: The static library to write.
+        header: The header to write.
+
+    Raises:
+        StageError: when compiler or linker fails; the message holds its error.
+    """
+    with tempfile.TemporaryDirectory(dir=shared.parent) as scratch:
+        sources = Path(scratch)
+        write_sources(model, compiled[PROGRAM], sources)
+        compile_c(sources, SOURCE, "model.o", model.triple)
+        objects = [path for path in compiled.values() if path.suffix == ".o"]
+        objects.append(sources / "model.o")
+        public = [f"{model.prefix}_{function}" for function in _FUNCTIONS]
+        link_c_library(objects, shared, model.triple, public)
+        if static is not None:
+            archive_static(objects, static, model.triple)
+        if header is not None:
+            shutil.copyfile(sources / _HEADER, header)
+
+
+def write_sources(model: DescribedModel, program: Path, folder: Path) -> None:
+    """Write the C code of a library: compiling `SOURCE` there compiles all of it but kernels and constants.
+
+    Args:
+        model: The model.
+        program: The C code that calls its kernels.
+        folder: The folder to write into.
+    """
+    for file in _COPIED:
+        shutil.copyfile(_FOLDER / file, folder / file)
+    shutil.copyfile(program, folder / PROGRAM)
+    (folder / _HEADER).write_text(write_header(model))
+    (folder / SOURCE).write_text(_write_model(model))
+
+
+def write_header(model: DescribedModel) -> str:
+    """Return the public header."""
+    values = {
+        "name": model.prefix,
+        "NAME": model.prefix.upper(),
+        "title": model.name,
+        "tensors": write_tensor_comment(model.signature),
+        "places": "\n".join(_write_places(model.prefix.upper(), model.signature)),
+        "threads": str(_MOST_DEFAULT_THREADS),
+    }
+    return (_FOLDER / _HEADER).read_text() % values
+
+
+def _write_places(name: str, signature: Mapping[str, Json]) -> list[str]:
+    """Return the macros with the numbers of inputs and outputs, and the place of each whose name is its own in C."""
+    lines = []
+    for direction in ("inputs", "outputs"):
+        tensors = signature[direction]
+        lines.append(f"#define {name}_{direction.upper()} {len(tensors)}")
+        words = [identifier(f"_{tensor['name']}").upper() for tensor in tensors]
+        lines += [
+            f"#define {name}_{direction.upper().removesuffix('S')}{word} {index}"
+            for index, word in enumerate(words)
+            if words.count(word) == 1 and word.isascii()
+        ]
+    return lines
+
+
+def _write_model(model: DescribedModel) -> str:
+    """Return the C code of the library: what its model is, then the program and the runtime."""
+    name = model.prefix
+    lines = [
+        "#define _GNU_SOURCE",
+        f"#define TF(name) {name}_##name",
+        f"#define TF_STATUS(name) {name.upper()}_##name",
+        f"#define TF_DEFAULT_THREADS {_MOST_DEFAULT_THREADS}",
+        "#define TF_THREADS",
+        f"#define TF_FEATURES {''.join(f'{c_string(feature)}, ' for feature in model.features)}",
+        f'#include "{_HEADER}"',
+        '#include "runtime.h"',
+        f'#include "{PROGRAM}"',
+        '#include "cpu.c"',
+        '#include "runtime.c"',
+    ]
+    for direction in ("inputs", "outputs"):
+        lines += _write_tensors(direction, model.signature[direction])
+    return "\n".join(lines) + "\n"
+
+
+def _write_tensors(direction: str, tensors: Sequence[Mapping[str, Json]]) -> list[str]:
+    """Return the C code that describes inputs or outputs."""
+    shapes = [
+        f"static const int64_t tf_{direction}_shape{index}[] = {{{', '.join(map(str, tensor['shape'])) or '0'}}};"
+        for index, tensor in enumerate(tensors)
+    ]
+    entries = [
+        f"    {{{c_string(tensor['name'])}, {c_string(tensor['dtype'])}, tf_{direction}_shape{index}, "
+        f"{len(tensor['shape'])}, TF_{direction.upper()}_BYTES{index}}},"
+        for index, tensor in enumerate(tensors)
+    ]
+    return [
+        *shapes,
+        f"const tf_tensor *TF({direction})(void) {{",
+        "  static const tf_tensor tensors[] = {",
+        *entries,
+        "    {NULL, NULL, NULL, 0, 0},",
+        "  };",
+        "  return tensors;",
+        "}",
+    ]
+
+
+def write_tensor_comment(signature: Mapping[str, Json]) -> str:
+    """Return the lines of a comment in C that describe the inputs and outputs."""
+    # a tensor's name may hold any characters, also those that end a comment
+    lines = [line.replace("*/", "* /") for line in describe_tensors(signature)]
+    return "\n".join(f" * {line}" for line in lines)
+
+
+def describe_tensors(signature: Mapping[str, Json]) -> list[str]:
+    """Return a line for each input and output: `takes data: float32 [1, 3]`."""
+    return [
+        f"{verb} {tensor['name']}: {tensor['dtype']} {json.dumps(tensor['shape'])}"
+        for verb, direction in (("takes", "inputs"), ("gives", "outputs"))
+        for tensor in signature[direction]
+    ]
+
+
+def c_string(text: str) -> str:
+    r"""Return a text as a string of C, in UTF-8.
+
+    >>> print(c_string('a"b\\c'), c_string("ä??/"))
+    "a\042b\134c" "\303\244\077\077\057"
+    """
+    plain = "".join(
+        chr(byte)
+        if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in " _-.:,()")
+        else f"\\{byte:03o}"
+        for byte in text.encode()
+    )
+    return f'"{plain}"'
