@@ -15,7 +15,7 @@ IMPORT_LIBRARY: Final = "linked.lib"
 
 
 class Interface(NamedTuple):
-    """What programs know of a library that they are linked with.
+    """The public part of a library that programs are linked with.
 
     Attributes:
         file: Its file name.
