@@ -56,7 +56,7 @@ def _make(path: Path, outputs: Sequence[str]) -> None:
         "tvm_ffi": tvm_ffi.__version__,
     }
     request = ExportRequest("small", "0", "host", "llvm", triple)
-    built = BuiltModel(request, library, (), {}, signature, manifest, path, {}).with_library(
+    built = BuiltModel(request, library, {}, signature, manifest, path, {}).with_library(
         library, ()
     )
     bundle.write(built, path)

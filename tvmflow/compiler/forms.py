@@ -1,4 +1,4 @@
-"""The forms in which a model is compiled besides the usual one. `build` makes those that exporters need.
+"""The forms in which a model is compiled. `build` makes the one for the library's runtime, and those that exporters need.
 
 Each form fills a folder with the files that its exporter delivers or links.
 """
@@ -15,9 +15,16 @@ from tvm import tirx
 
 from tvmflow.compiler import c_library, ir
 from tvmflow.compiler.code_generation import compile_model
-from tvmflow.compiler.form_names import C_LIBRARY, C_SOURCE, PARAMS, SYSTEM_LIBRARY, WEIGHTS_FILE
+from tvmflow.compiler.form_names import (
+    C_LIBRARY,
+    C_SOURCE,
+    PARAMS,
+    SYSTEM_LIBRARY,
+    VM,
+    WEIGHTS_FILE,
+)
 from tvmflow.compiler.lowering import compile_with_weights
-from tvmflow.compiler.object_files import Array, copy_object_files
+from tvmflow.compiler.object_files import Array, copy_object_files, write_object_files
 from tvmflow.compiler.schedules.dot_products import expand_dot_products
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import last_line
@@ -63,6 +70,11 @@ def _compile_system_library(inputs: FormInputs, folder: Path) -> None:
     """Write objects that register themselves under the prefix when their program starts."""
     mod = inputs.mod.with_attr("system_lib_prefix", inputs.prefix)
     copy_object_files(compile_with_weights(mod, inputs.weights, inputs.target), folder)
+
+
+def _compile_for_vm(inputs: FormInputs, folder: Path) -> None:
+    """Write objects that TVM's virtual machine runs."""
+    write_object_files(inputs.mod, inputs.weights, inputs.target, folder)
 
 
 def _compile_c_library(inputs: FormInputs, folder: Path) -> None:
@@ -123,4 +135,5 @@ FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
     C_SOURCE: _generate_c_source,
     PARAMS: _compile_without_weights,
     SYSTEM_LIBRARY: _compile_system_library,
+    VM: _compile_for_vm,
 }

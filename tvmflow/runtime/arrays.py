@@ -123,7 +123,9 @@ def _match(
         spec, array = expected[name], as_array(tensors[name])
         if array is None:
             kind_of = type(tensors[name]).__name__
-            problems.append(f"{kind} '{name}' is a {kind_of}, which is no array in the CPU's memory")
+            problems.append(
+                f"{kind} '{name}' is a {kind_of}, which is no array in the CPU's memory"
+            )
             continue
         arrays[name] = array
         if array.shape != spec.shape:

@@ -115,9 +115,7 @@ def read_bundle(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Bundle:
         return read_open_bundle(path, stream)
 
 
-def read_open_bundle(
-    path: str | Path, stream: IO[bytes], libraries: Path | None = None
-) -> Bundle:
+def read_open_bundle(path: str | Path, stream: IO[bytes], libraries: Path | None = None) -> Bundle:
     """Return the content of a bundle as `read_bundle` does.
 
     Args:

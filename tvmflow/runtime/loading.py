@@ -22,8 +22,8 @@ from tvmflow.runtime.bundles import (
     DEFAULT_MAX_BYTES,
     Bundle,
     damaged_bundle_error,
-    runtime_of,
     read_open_bundle,
+    runtime_of,
 )
 from tvmflow.runtime.c_library import CLibrary
 from tvmflow.runtime.module import Module
@@ -98,9 +98,9 @@ def _load_parts(bundle: Bundle, names: Mapping[str, str], pool: ThreadPool) -> M
     """Load a model in parts; `names` are those of the parts in messages."""
     parts, modules = {}, {}
     for name, part in bundle.parts.items():
-        program = _load_program(names[name], part, {}, pool)
-        modules[name] = module = Module(program, part.signature, part.manifest)
-        parts[name] = Part(program, module.inputs, module.outputs)
+        code = _load_program(names[name], part, {}, pool)
+        modules[name] = module = Module(code, part.signature, part.manifest)
+        parts[name] = Part(code, module.inputs, module.outputs)
     inputs, outputs = (
         [tensor["name"] for tensor in bundle.signature[direction]]
         for direction in ("inputs", "outputs")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvmflow.core.types import TensorSpec
-from tvmflow.runtime.programs import Call, PartProgram, Record
+from tvmflow.runtime.programs import Call, Main, PartProgram, Record
 
 if TYPE_CHECKING:
     from tvmflow.runtime.arrays import Array
@@ -86,7 +86,7 @@ class PartitionedProgram:
             part.program.wait()
 
     def _call(
-        self, mains: Mapping[str, Callable[..., list[Any]]], inputs: Sequence[Array]
+        self, mains: Mapping[str, Main], inputs: Sequence[Array]
     ) -> dict[str, tuple[PartProgram | None, Any]]:
         """Run all parts, those in `mains` by these functions.
 
@@ -98,7 +98,8 @@ class PartitionedProgram:
         }
         for name, part in self._parts.items():
             placed = [part.program.place(tensors[spec.name][1], spec) for spec in part.inputs]
-            results = mains.get(name, part.program.main)(*placed)
+            main: Main = mains.get(name, part.program.main)
+            results = main(*placed)
             for spec, result in zip(part.outputs, results, strict=True):
                 tensors[spec.name] = (part.program, result)
         return tensors

@@ -18,6 +18,10 @@ Call = Callable[[], object]
 """Calls a model with inputs that are in place."""
 
 
+Main = Callable[..., list[Any]]
+"""The function of a part: tensors to tensors."""
+
+
 class Program(Protocol):
     """The code of a model."""
 
@@ -52,7 +56,7 @@ class PartProgram(Program, Protocol):
         """Return the outputs as tensors that are valid until the next call."""
         ...
 
-    def profiled_main(self, record: Record) -> Callable[..., list[Any]]:
+    def profiled_main(self, record: Record) -> Main:
         """Return another `main`, which is slower and reports each operator."""
         ...
 

@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
+from tvmflow.compiler.form_names import C_LIBRARY, SYSTEM_LIBRARY
 from tvmflow.compiler.options import lowering_options, schedules_version
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
-from tvmflow.exporters import EXPORTERS, c_library, system_library
+from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.stages._base import (
     Facts,
@@ -26,6 +27,7 @@ from tvmflow.stages._base import (
     no_files,
     parse_settings,
 )
+from tvmflow.stages._runtime_choice import FORMS, choose_runtime, describe_runtime, find_runtime
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_library import symbol_prefix
 from tvmflow.targets.resolve import ResolvedTarget
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from tvmflow.compiler.lowering import LoweredModel
 
 TRAITS: Final = StageTraits(
-    version=5,
+    version=6,
     scope="machine",
     needs={
         "import": ("model.json", "params.safetensors"),
@@ -78,14 +80,15 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
 
 
 class BuildSettings(StageSettings):
-    """The target, how kernels are lowered and scheduled, and the forms that outputs need besides.
+    """The target, how kernels are lowered and scheduled, the runtime, and the forms that outputs need besides.
 
-    `prefix` is that of symbols in a system library: code knows the recipe's name only there.
+    `prefix` is that of symbols in libraries for C and C++.
     """
 
     target: dict[str, Json]
     lowering: Lowering
     schedules: int
+    runtime: str
     forms: tuple[str, ...]
     prefix: str = ""
 
@@ -93,11 +96,13 @@ class BuildSettings(StageSettings):
 def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
     """Return what the code is for, and what shapes it besides tuning."""
     forms = {EXPORTERS[output].FORM for output in recipe.outputs} - {""}
-    has_symbols = {system_library.FORM, c_library.FORM} & forms
+    runtime = choose_runtime(recipe, target)
+    has_symbols = runtime != "vm" or {SYSTEM_LIBRARY, C_LIBRARY} & forms
     return BuildSettings(
         target=target.tvm,
         lowering=lowering_options(recipe),
         schedules=schedules_version(recipe),
+        runtime=runtime,
         forms=tuple(sorted(forms)),
         prefix=symbol_prefix(recipe.name) if has_symbols else "",
     )
@@ -116,21 +121,22 @@ def run(settings: BuildSettings, context: StageContext) -> Facts:
 
 def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Facts:
     """Compile in the process that the backend chose; arguments and result are JSON."""
-    from tvmflow.compiler import forms, lowering, object_files
+    from tvmflow.compiler import forms, lowering
 
     settings, folder = parse_settings(run, document), Path(out)
     paths = {name: Path(path) for name, path in inputs.items()}
     target = lowering.make_target(settings.target)
     model, rules = _schedule(settings, paths)
     weights = model.compute_weights(lowering.load_weights(paths["import/params.safetensors"]))
-    object_files.write_object_files(model.mod, weights, target, folder)
     form_inputs = forms.FormInputs(model.mod, weights, target, settings.prefix)
-    for form in settings.forms:
+    runtime, reason = find_runtime(model.mod, settings.runtime)
+    for form in sorted({FORMS[runtime], *settings.forms}):
         (folder / form).mkdir()
         forms.FORMS[form](form_inputs, folder / form)
     kernels = lowering.list_kernels(model.mod)
     (folder / KERNELS).write_text(json.dumps(rules, indent=1, sort_keys=True))
-    return {"kernels": len(kernels), "schedule_rules": _group_by_rule(rules)}
+    facts = {"kernels": len(kernels), "schedule_rules": _group_by_rule(rules), "runtime": runtime}
+    return {**facts, "needs_tvm_for": reason} if reason else facts
 
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:
@@ -195,6 +201,7 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
         if rule in rules and rule != UNSCHEDULED
     ]
     lines = [f"{count_text(facts['kernels'], 'kernel')}: {', '.join(counts)}"] if counts else []
+    lines += describe_runtime(facts)
     if GENERIC_LOOPS in rules:
         lines.append(f"no rule fits, so with generic loops: {name_some(rules[GENERIC_LOOPS])}")
     if UNSCHEDULED in rules:

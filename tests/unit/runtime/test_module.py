@@ -18,7 +18,6 @@ import pytest
 import tvmflow
 from tvmflow.core.errors import BundleError, EnvironmentProblem
 from tvmflow.runtime import loading
-from tvmflow.runtime.threads import ThreadPool
 from tvmflow.targets.host import Host
 
 
@@ -218,7 +217,7 @@ def test_threads_come_from_the_environment_without_a_request(
     """The variable is read when a library is loaded; a smaller pool is then no error."""
     monkeypatch.setenv("TVM_NUM_THREADS", "5")
     module = tvmflow.load(small_bundle)
-    assert module.pool == ThreadPool(5, is_requested=False)
+    assert module.threads == 5
     module.run({"x": np.zeros((2, 3), "float32")})
 
 
