@@ -43,13 +43,15 @@ class FormInputs(NamedTuple):
         mod: The lowered module with scheduled kernels.
         weights: The weights that `main` takes after its inputs.
         target: The target to compile for.
-        prefix: The prefix of the symbols in a system library and a C library.
+        prefix: The prefix of the symbols in a system library.
+        content_prefix: A prefix of symbols that no other content has.
     """
 
     mod: tvm.IRModule
     weights: Sequence[Array]
     target: tvm.target.Target
     prefix: str
+    content_prefix: str = "tf_"
 
 
 def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
@@ -79,7 +81,9 @@ def _compile_for_vm(inputs: FormInputs, folder: Path) -> None:
 
 def _compile_c_library(inputs: FormInputs, folder: Path) -> None:
     """Write objects with plain C functions and constants, and the C code that calls the functions."""
-    c_library.compile_program(inputs.mod, inputs.weights, inputs.target, inputs.prefix, folder)
+    c_library.compile_program(
+        inputs.mod, inputs.weights, inputs.target, inputs.content_prefix, folder
+    )
 
 
 def _generate_c_source(inputs: FormInputs, folder: Path) -> None:

@@ -101,33 +101,43 @@ def runtime_of(manifest: Mapping[str, Json]) -> str:
     return str(runtime)
 
 
-def read_bundle(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Bundle:
+def read_bundle(
+    path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES, *, with_libraries: bool = True
+) -> Bundle:
     """Return the content of a bundle, all of which is as its manifest describes it.
 
     Args:
         path: The bundle.
         max_bytes: The size of the largest bundle that is read.
+        with_libraries: Keep the libraries; without, everything is read and checked all the same.
 
     Raises:
         BundleError: when the file is missing, damaged, too large or of another format.
     """
     with open_file(path, max_bytes) as stream:
-        return read_open_bundle(path, stream)
+        return read_open_bundle(path, stream, with_libraries=with_libraries)
 
 
-def read_open_bundle(path: str | Path, stream: IO[bytes], libraries: Path | None = None) -> Bundle:
+def read_open_bundle(
+    path: str | Path,
+    stream: IO[bytes],
+    libraries: Path | None = None,
+    *,
+    with_libraries: bool = True,
+) -> Bundle:
     """Return the content of a bundle as `read_bundle` does.
 
     Args:
         path: The bundle, for messages.
         stream: Its content.
         libraries: A folder to write the libraries to, so that they need no memory.
+        with_libraries: As of `read_bundle`.
 
     Raises:
         BundleError: when the file is damaged or of another format, or the folder cannot be written.
     """
     try:
-        bundle = read_content(stream, libraries=libraries)
+        bundle = read_content(stream, with_libraries=with_libraries, libraries=libraries)
     except _Unwritable as error:
         raise BundleError(
             f"the library of {path} cannot be written to a file: {error}",

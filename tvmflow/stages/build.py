@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from tvmflow.compiler.form_names import C_LIBRARY, SYSTEM_LIBRARY
+from tvmflow.compiler.form_names import SYSTEM_LIBRARY
 from tvmflow.compiler.options import lowering_options, schedules_version
+from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.errors import StageError
+from tvmflow.core.files import hash_file
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
@@ -82,7 +84,7 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
 class BuildSettings(StageSettings):
     """The target, how kernels are lowered and scheduled, the runtime, and the forms that outputs need besides.
 
-    `prefix` is that of symbols in libraries for C and C++.
+    `prefix` is that of symbols in a system library: code knows the recipe's name only there.
     """
 
     target: dict[str, Json]
@@ -97,14 +99,13 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
     """Return what the code is for, and what shapes it besides tuning."""
     forms = {EXPORTERS[output].FORM for output in recipe.outputs} - {""}
     runtime = choose_runtime(recipe, target)
-    has_symbols = runtime != "vm" or {SYSTEM_LIBRARY, C_LIBRARY} & forms
     return BuildSettings(
         target=target.tvm,
         lowering=lowering_options(recipe),
         schedules=schedules_version(recipe),
         runtime=runtime,
         forms=tuple(sorted(forms)),
-        prefix=symbol_prefix(recipe.name) if has_symbols else "",
+        prefix=symbol_prefix(recipe.name) if SYSTEM_LIBRARY in forms else "",
     )
 
 
@@ -128,7 +129,8 @@ def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Facts:
     target = lowering.make_target(settings.target)
     model, rules = _schedule(settings, paths)
     weights = model.compute_weights(lowering.load_weights(paths["import/params.safetensors"]))
-    form_inputs = forms.FormInputs(model.mod, weights, target, settings.prefix)
+    prefix = _content_prefix(settings, paths)
+    form_inputs = forms.FormInputs(model.mod, weights, target, settings.prefix, prefix)
     runtime, reason = find_runtime(model.mod, settings.runtime)
     for form in sorted({FORMS[runtime], *settings.forms}):
         (folder / form).mkdir()
@@ -137,6 +139,16 @@ def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Facts:
     (folder / KERNELS).write_text(json.dumps(rules, indent=1, sort_keys=True))
     facts = {"kernels": len(kernels), "schedule_rules": _group_by_rule(rules), "runtime": runtime}
     return {**facts, "needs_tvm_for": reason} if reason else facts
+
+
+def _content_prefix(settings: BuildSettings, paths: Mapping[str, Path]) -> str:
+    """Return a prefix of symbols that only the same kernels and constants have.
+
+    Models of any names then share one build, and two models can be linked into one program.
+    """
+    digests = {name: hash_file(path) for name, path in paths.items()}
+    shaped_by = settings.model_dump(mode="json", include={"target", "lowering", "schedules"})
+    return f"tf_{digest_of([shaped_by, digests])[:16]}_"
 
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:

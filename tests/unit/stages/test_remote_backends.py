@@ -38,17 +38,17 @@ elif sys.argv[1:] == ["-cpu", "help"]:
     print("max")
 else:
     import numpy as np
-    from tvmflow.runtime import native
+    from tvmflow.runtime import arrays, virtual_machine
     from tvmflow.targets.tensor_file import read_tensors, write_tensors
     from tvmflow.core.types import TensorSpec
 
     def copy_to_tvm(array):
-        data, tensor = native.allocate_aligned(TensorSpec("x", array.shape, str(array.dtype)))
+        data = arrays.allocate_aligned(TensorSpec("x", array.shape, str(array.dtype)))
         data[...] = array
-        return tensor
+        return virtual_machine.view_tensor(data)
 
     library, input_file, output_file = map(Path, sys.argv[4:])
-    machine = native.load_library(library)["vm_load_executable"]()
+    machine = virtual_machine.load_library(library)["vm_load_executable"]()
     machine["vm_initialization"](1, 0, 2)
     outputs = []
     for batch in read_tensors(input_file):
@@ -62,7 +62,7 @@ HERE = f"{read_host().arch}-linux-gnu"
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model `x -> (x + 1, 2 x)` for this machine."""
-    return make_bundle(tmp_path_factory.mktemp("bundle") / "small.tvmflow")
+    return make_bundle(tmp_path_factory.mktemp("bundle") / "small.tvmflow", runtime="vm")
 
 
 @pytest.fixture

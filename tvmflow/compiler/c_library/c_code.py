@@ -69,6 +69,7 @@ class _Writer:
         is_parallel = any(kernel.is_parallel for kernel in used)
         return "\n".join(
             (
+                f"#define TF_WEIGHTS {self._prefix}weights",
                 f"#define TF_ARENA {program.arena}u",
                 f"#define TF_STAGING {staging}u",
                 f"#define TF_SCRATCH {max((kernel.scratch for kernel in used), default=0)}u",
