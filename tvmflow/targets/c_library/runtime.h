@@ -7,10 +7,13 @@
 #include <string.h>
 #include <time.h>
 
-#ifdef TF_THREADS
+#ifdef _WIN32
+#include "threads_windows.h"
+#elif defined(TF_THREADS)
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
+#define TF_CAN_FORK
 #endif
 #ifdef __linux__
 #include <sched.h>
@@ -83,11 +86,15 @@ struct TF(context) {
   pthread_cond_t done;
   tf_worker *workers;
   uint32_t started;
+#endif
+#ifdef TF_CAN_FORK
   pid_t process;
 #endif
 };
 
+#ifndef _WIN32
 static uint64_t tf_nanoseconds(void);
+#endif
 
 #define TF_BEGIN(tf, arena, weights, in, out)                               \
   const bool tf_hooked = (tf)->hook != NULL;                                \
