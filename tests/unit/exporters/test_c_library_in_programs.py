@@ -44,7 +44,7 @@ CHECKS: Final = (
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_program_that_does_more_than_call(folder: Path, check: str) -> None:
     """Nothing hangs, crashes or leaks, and outputs have the same bits as before; the checks are explained in the program."""
-    command = [folder / "program", check, folder / "libdigits.so"]
+    command = [str(folder / "program"), check, str(folder / "libdigits.so")]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env={}
     )
@@ -72,7 +72,7 @@ for call in range(50):
 
 def test_a_forked_python_computes(folder: Path) -> None:
     """As `multiprocessing` does on Linux."""
-    command = [sys.executable, "-c", FORK, folder / "libdigits.so"]
+    command = [sys.executable, "-c", FORK, str(folder / "libdigits.so")]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, cwd=ROOT
     )
