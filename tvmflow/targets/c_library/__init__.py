@@ -52,6 +52,8 @@ _MEMORY: Final = """
  */
 #define %(NAME)s_MEMORY_BYTES %(bytes)s
 """
+# Linux keeps so many bytes of a thread's name.
+_MAX_THREAD_NAME: Final = 15
 _FUNCTIONS: Final = (
     *("create", "run", "destroy", "inputs", "outputs", "message", "missing_feature"),
     *("threads", "kernel_count", "kernel_name", "profile"),
@@ -269,6 +271,7 @@ def _write_model(model: DescribedModel) -> str:
         *(["#define TF_THREADS"] if platform.system not in _SERIAL else []),
         f"#define TF_CONTEXT_BYTES {_CONTEXT_BYTES}",
         *(["#define TF_FREESTANDING"] if platform.system == "none" else []),
+        f"#define TF_THREAD_NAME {c_string(model.name.encode()[:_MAX_THREAD_NAME].decode(errors='ignore'))}",
         f"#define TF_FEATURES {''.join(f'{c_string(feature)}, ' for feature in model.features)}",
         f'#include "{_HEADER}"',
         '#include "runtime.h"',
