@@ -143,10 +143,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         program = compile_program(Path(name))
         for label, threads, busy, allowed in cases:
-            ours, peer = [str(program), str(threads)], [str(program), str(threads), str(library)]
-            results: dict[str, list[Any]] = {"C library": [], "TVM's pool": []}
+            command = [str(program), str(threads)]
+            commands = {"C library": command, "TVM's pool": [*command, str(library)]}
+            results: dict[str, list[Any]] = {owner: [] for owner in commands}
             for _ in range(rounds):
-                for owner, command in zip(results, (ours, peer), strict=True):
+                for owner, command in commands.items():
                     results[owner].append(measure(command, threads, path, busy, allowed))
             for owner, measured in results.items():
                 cells = describe(measured)
