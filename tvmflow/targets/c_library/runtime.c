@@ -1,8 +1,10 @@
 /* The runtime of a library: contexts, threads, and the checks of what a caller gives. */
 /* How long an idle thread looks for work before it sleeps: a call of the next kernel comes within microseconds. */
 #define TF_SPIN_NS 50000
-/* How often the caller looks whether the others are done before it sleeps. */
-#define TF_JOIN_SPINS 20000
+/* How often the caller looks at once whether the others are done. */
+#define TF_JOIN_SPINS 300
+/* How often the caller lets others run after that: a thread that it waits for may need this CPU. */
+#define TF_JOIN_YIELDS 500
 #define TF_STACK (1 << 20)
 #define TF_MAX_THREADS 1024
 
@@ -113,7 +115,10 @@ static void tf_join(tf_context *context) {
     tf_pause();
 #ifdef TF_THREADS
     if (spins < TF_JOIN_SPINS) continue;
-    /* The other thread may need this CPU. */
+    if (spins < TF_JOIN_SPINS + TF_JOIN_YIELDS) {
+      sched_yield();
+      continue;
+    }
     pthread_mutex_lock(&context->mutex);
     atomic_store(&context->is_joining, true);
     while (atomic_load(&context->pending) != 0) pthread_cond_wait(&context->done, &context->mutex);
@@ -200,7 +205,10 @@ static bool tf_spin(tf_context *context, unsigned seen) {
   for (unsigned spins = 1;; ++spins) {
     if (atomic_load_explicit(&context->job, memory_order_acquire) != seen) return true;
     tf_pause();
-    if (spins % 64 == 0 && (tf_nanoseconds() > limit || atomic_load(&context->is_stopping))) return false;
+    if (spins % 64 != 0) continue;
+    if (tf_nanoseconds() > limit || atomic_load(&context->is_stopping)) return false;
+    /* The caller may need this CPU. */
+    sched_yield();
   }
 }
 
