@@ -85,7 +85,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 }
 
 # The contexts of a process have no threads in a child that it forks.
-_libraries: weakref.WeakSet[CLibrary] = weakref.WeakSet()
+_libraries: weakref.WeakSet[NativeProgram] = weakref.WeakSet()
 
 
 def _forget_contexts() -> None:
@@ -97,7 +97,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_contexts)
 
 
-class CLibrary:
+class NativeProgram:
     """A shared C library in this process.
 
     Args:
@@ -249,7 +249,7 @@ def _fetch(tensor: Any) -> Array:
 class _Context:
     """Memory and threads for one call at a time."""
 
-    def __init__(self, library: CLibrary) -> None:
+    def __init__(self, library: NativeProgram) -> None:
         functions = library.functions
         self._check = library.check
         self._handle = ctypes.c_void_p()

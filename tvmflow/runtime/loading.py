@@ -25,7 +25,7 @@ from tvmflow.runtime.bundles import (
     read_open_bundle,
     runtime_of,
 )
-from tvmflow.runtime.c_library import CLibrary
+from tvmflow.runtime.c_library import NativeProgram
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.partitioned import Part, PartitionedProgram
 from tvmflow.runtime.programs import PartProgram
@@ -177,7 +177,7 @@ def _load_program(
     assert bundle.library_file is not None
     try:
         if runtime_of(bundle.manifest) == C_RUNTIME:
-            return CLibrary(bundle.library_file, bundle.manifest["prefix"], pool.threads)
+            return NativeProgram(bundle.library_file, bundle.manifest["prefix"], pool.threads)
         return _load_virtual_machine(bundle, weights, pool)
     except TvmflowError as error:
         raise type(error)(f"{path}: {error.message}", fix=error.fix) from error

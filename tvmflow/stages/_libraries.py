@@ -113,7 +113,7 @@ class LocalLibrary:
     def load_variant(self, model: ScheduledModel) -> Timed:
         """Return the same model with other schedules and the same runtime, in this process."""
         from tvmflow.compiler.c_library.local import load_c_library
-        from tvmflow.runtime.c_library import CLibrary
+        from tvmflow.runtime.c_library import NativeProgram
         from tvmflow.runtime.module import Module
 
         signature = {
@@ -121,7 +121,7 @@ class LocalLibrary:
             for kind in ("inputs", "outputs")
         }
         program = self.module.program
-        if isinstance(program, CLibrary):
+        if isinstance(program, NativeProgram):
             variant: Program = load_c_library(model, signature, program.threads)
         else:
             variant = _load_on_vm(model, cast("VirtualMachine", program), self.module)

@@ -66,7 +66,7 @@ def test_a_damaged_part_is_an_error_before_any_part_is_loaded(
 ) -> None:
     """The second part is for another CPU: the code of the first is not loaded."""
     loaded: list[Path] = []
-    monkeypatch.setattr(loading, "CLibrary", lambda library, *_: loaded.append(library))
+    monkeypatch.setattr(loading, "NativeProgram", lambda library, *_: loaded.append(library))
     entries = read_entries(small_bundle.read_bytes())
     manifest = json.loads(entries["manifest.json"])
     manifest["target"]["features"] = ["quantum"]

@@ -45,12 +45,12 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The libraries whose code was loaded."""
     seen: list[str] = []
 
-    class Recorded(c_library.CLibrary):
+    class Recorded(c_library.NativeProgram):
         def __init__(self, path: Path, *arguments: Any) -> None:
             seen.append(hashlib.sha256(path.read_bytes()).hexdigest())
             super().__init__(path, *arguments)
 
-    monkeypatch.setattr("tvmflow.runtime.loading.CLibrary", Recorded)
+    monkeypatch.setattr("tvmflow.runtime.loading.NativeProgram", Recorded)
     return seen
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from tvmflow.compiler.c_library import compile_program
 from tvmflow.core.types import Json
-from tvmflow.runtime.c_library import CLibrary
+from tvmflow.runtime.c_library import NativeProgram
 from tvmflow.targets import c_library
 from tvmflow.targets.c_library import DescribedModel, symbol_prefix
 from tvmflow.targets.tvm_target import cpu_triple
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _NAME: Final = "variant"
 
 
-def load_c_library(model: ScheduledModel, signature: Mapping[str, Json], threads: int) -> CLibrary:
+def load_c_library(
+    model: ScheduledModel, signature: Mapping[str, Json], threads: int
+) -> NativeProgram:
     """Compile a model for this machine, and load it.
 
     Args:
@@ -38,4 +40,4 @@ def load_c_library(model: ScheduledModel, signature: Mapping[str, Json], threads
         compile_program(model.mod, model.weights, model.target, prefix, folder)
         compiled = {path.name: path for path in folder.iterdir()}
         c_library.link(DescribedModel(_NAME, signature, (), triple), compiled, library)
-        return CLibrary(library, _NAME, threads)
+        return NativeProgram(library, _NAME, threads)
