@@ -79,6 +79,32 @@ def unsupported_reason(triple: str) -> str:
     return ""
 
 
+class LibraryFiles(NamedTuple):
+    """The file names of a C library, as programmers of its system expect them.
+
+    Attributes:
+        header: The header.
+        static: The static library.
+        shared: The shared library.
+        import_library: For Windows: what programs are linked with to use the DLL; else empty.
+    """
+
+    header: str
+    static: str
+    shared: str
+    import_library: str = ""
+
+    @classmethod
+    def of(cls, name: str, triple: str) -> LibraryFiles:
+        """Return the names for a model and a system.
+
+        >>> LibraryFiles.of("net", "arm64-apple-macos13").shared
+        'libnet.dylib'
+        """
+        platform = parse_triple(triple)
+        return cls(f"{name}.h", f"lib{name}.a", f"lib{name}{platform.shared_suffix}")
+
+
 def link(
     model: DescribedModel,
     compiled: Mapping[str, Path],
@@ -127,6 +153,11 @@ def write_sources(model: DescribedModel, program: Path, folder: Path) -> None:
     (folder / SOURCE).write_text(_write_model(model))
 
 
+def read_header_template() -> str:
+    """Return the header of all libraries, without names."""
+    return (_FOLDER / _HEADER).read_text()
+
+
 def write_header(model: DescribedModel) -> str:
     """Return the public header."""
     values = {
@@ -137,7 +168,7 @@ def write_header(model: DescribedModel) -> str:
         "places": "\n".join(_write_places(model.prefix.upper(), model.signature)),
         "threads": str(_MOST_DEFAULT_THREADS),
     }
-    return (_FOLDER / _HEADER).read_text() % values
+    return read_header_template() % values
 
 
 def _write_places(name: str, signature: Mapping[str, Json]) -> list[str]:
