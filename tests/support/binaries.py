@@ -9,7 +9,7 @@ from typing import NamedTuple
 _DYNAMIC = 2
 _SYMBOLS = 11
 _NEEDED, _STRTAB, _SONAME, _RPATH, _RUNPATH, _VERNEED = 1, 5, 14, 15, 29, 0x6FFFFFFE
-_LOAD_DYLIB, _ID_DYLIB = 0xC, 0xD
+_LOAD_DYLIB, _ID_DYLIB, _SYMTAB = 0xC, 0xD, 0x2
 
 
 class Elf(NamedTuple):
@@ -90,6 +90,7 @@ class MachO(NamedTuple):
     name: str
     needed: tuple[str, ...]
     commands: frozenset[int]
+    exports: frozenset[str]
 
 
 def read_macho(path: Path) -> MachO:
@@ -98,6 +99,7 @@ def read_macho(path: Path) -> MachO:
     magic, cpu, _, kind, count, _, _, _ = struct.unpack_from("<8I", content)
     assert magic == 0xFEEDFACF
     place, name, needed, commands = 32, "", [], set()
+    exports: set[str] = set()
     for _ in range(count):
         command, size = struct.unpack_from("<II", content, place)
         commands.add(command)
@@ -108,8 +110,15 @@ def read_macho(path: Path) -> MachO:
                 name = text
             else:
                 needed.append(text)
+        if command == _SYMTAB:
+            table, count, names = struct.unpack_from("<III", content, place + 8)
+            for entry in range(table, table + 16 * count, 16):
+                start, flags = struct.unpack_from("<IB", content, entry)
+                if flags & 0xF == 0xF:  # external, and defined in a section
+                    symbol = content[names + start : content.index(b"\0", names + start)]
+                    exports.add(symbol.decode())
         place += size
-    return MachO(cpu, kind, name, tuple(needed), frozenset(commands))
+    return MachO(cpu, kind, name, tuple(needed), frozenset(commands), frozenset(exports))
 
 
 class Pe(NamedTuple):

@@ -83,9 +83,11 @@ class Exported(NamedTuple):
         stage.run(stage.settings(made, stage_target), ctx)
 
 
-def make(folder: Path, name: str = "digits", *outputs: str, bias: float = 0.0) -> Exported:
+def make(
+    folder: Path, name: str = "digits", *outputs: str, bias: float = 0.0, triple: str = ""
+) -> Exported:
     """Import, build and export the digits in a process of its own; `bias` is added to the last layer's first class."""
-    words = [str(folder), name, str(bias), *outputs]
+    words = [str(folder), name, str(bias), triple, *outputs]
     subprocess.run([sys.executable, "-m", "tests.support.exports", *words], check=True)
     return Exported(folder)
 
@@ -194,10 +196,10 @@ def files_below(folder: Path) -> Iterator[str]:
     return (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def _make(folder: Path, name: str, bias: float, outputs: list[str]) -> None:
+def _make(folder: Path, name: str, bias: float, triple: str, outputs: list[str]) -> None:
     from safetensors.numpy import load_file, save_file
 
-    made, where, exported = recipe(name, *outputs), target(), Exported(folder)
+    made, where, exported = recipe(name, *outputs), target(triple), Exported(folder)
     exported.stage("import", made, where)
     if bias:
         path = folder / "import" / "params.safetensors"
@@ -210,4 +212,4 @@ def _make(folder: Path, name: str, bias: float, outputs: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _make(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4:])
+    _make(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4], sys.argv[5:])

@@ -1,4 +1,4 @@
-"""`c-library`: the model as a plain C library that needs nothing of TVM: `lib<name>.so`, `lib<name>.a`, `<name>.h`."""
+"""`c-library`: the model as a plain C library that needs nothing of TVM: libraries and a header."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ def unsupported_reason(request: ExportRequest) -> str:
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:
-    """Return the libraries and the header, in a folder `<name>-c-library`."""
-    name = request.name
-    return tuple(
-        f"{name}-c-library/{file}" for file in (f"lib{name}.so", f"lib{name}.a", f"{name}.h")
-    )
+    """Return the header and the libraries, in a folder `<name>-c-library`."""
+    names = c_library.LibraryFiles.of(request.name, request.triple)
+    return tuple(f"{request.name}-c-library/{file}" for file in names if file)
 
 
 def export(built: BuiltModel, folder: Path) -> None:
-    """Compile the C code, and write both libraries and the header."""
-    shared, static, header = (folder / name for name in files(built.request))
+    """Compile the C code, and write the libraries and the header."""
+    header, static, shared, *more = (folder / name for name in files(built.request))
     header.parent.mkdir(exist_ok=True)
-    c_library.link(built.c_model, built.forms[FORM], shared, static, header)
+    c_library.link(built.c_model, built.forms[FORM], shared, static, header, *more)

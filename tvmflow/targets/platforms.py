@@ -68,14 +68,21 @@ def parse_triple(triple: str) -> Platform:
 # Linux's name of an architecture -> zig's, and the end of its C library's name where numbers are in registers of their own.
 _ZIG_ARCHS: Final[Mapping[str, tuple[str, str]]] = {"armv7": ("arm", "eabihf"), "i386": ("x86", "")}
 
+# System -> zig's name of it. Objects for Windows are linked with either C library; zig has the headers of one.
+_ZIG_SYSTEMS: Final[Mapping[str, str]] = {"macos": "macos.13.0", "windows": "windows-gnu"}
+
 
 def zig_target(triple: str) -> str:
-    """Return zig's name of a Linux.
+    """Return zig's name of a target that it compiles C for.
 
     >>> zig_target("armv7-linux-gnueabihf"), zig_target("aarch64-unknown-linux-musl")
     ('arm-linux-gnueabihf', 'aarch64-linux-musl')
+    >>> zig_target("arm64-apple-macos13"), zig_target("x86_64-pc-windows-msvc")
+    ('aarch64-macos.13.0', 'x86_64-windows-gnu')
     """
     platform = parse_triple(triple)
     arch, end = _ZIG_ARCHS.get(platform.arch, (platform.arch, ""))
+    if platform.system in _ZIG_SYSTEMS:
+        return f"{arch}-{_ZIG_SYSTEMS[platform.system]}"
     libc = "musl" if platform.libc.startswith("musl") else "gnu"
     return f"{arch}-linux-{libc}{end}"

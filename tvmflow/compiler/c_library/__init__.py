@@ -24,7 +24,8 @@ from tvmflow.compiler.c_library.memory_plan import plan_memory
 from tvmflow.compiler.c_library.program import Program, list_kernel_names, read_program
 from tvmflow.compiler.code_generation import split_kernels
 from tvmflow.targets.c_library import PROGRAM
-from tvmflow.targets.linking import elf_data
+from tvmflow.targets.linking import coff, data_objects
+from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
 
 Array = np.ndarray[Any, Any]
@@ -35,6 +36,9 @@ RUNTIME_SYMBOLS: Final = {
     "__TVMBackendParallelLaunch": "TF_PARALLEL_LAUNCH",
 }
 """TVM's names of the pointers that kernels call for memory and threads -> their names in the runtime."""
+
+# Functions that TVM adds to each object for others to share. Linkers for Windows refuse a second definition.
+_HELPERS: Final = ("__extendhfsf2", "__truncsfhf2")
 
 
 def compile_program(
@@ -111,13 +115,18 @@ def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTrait
 def _write_kernels(mod: tvm.IRModule, target: tvm.target.Target, prefix: str, folder: Path) -> None:
     """Write the kernels to object files, in groups that do not depend on the machine."""
     groups = split_kernels(mod)
+    is_windows = parse_triple(str(target.attrs.get("mtriple", ""))).system == "windows"
 
     def write(number: int) -> None:
         path = folder / f"kernels{number}.o"
         compile_kernels(groups[number], target, path)
         content = path.read_bytes()
-        for name in RUNTIME_SYMBOLS:
-            content = content.replace(name.encode(), runtime_symbol(prefix, name).encode())
+        renamed = {name: runtime_symbol(prefix, name) for name in RUNTIME_SYMBOLS}
+        if is_windows:
+            content = coff.remove_exports(content)
+            renamed |= {name: runtime_symbol(f"{prefix}{number}", name) for name in _HELPERS}
+        for name, new_name in renamed.items():
+            content = content.replace(name.encode(), new_name.encode())
         path.write_bytes(content)
 
     with ThreadPoolExecutor(count_usable_cpus()) as pool:
@@ -135,4 +144,4 @@ def _write_constants(program: Program, prefix: str, folder: Path) -> None:
         yield bytes(ALIGNMENT)
 
     code = next(iter(sorted(folder.glob("kernels*.o"))))
-    elf_data.write_data(folder / "constants.o", code, f"{prefix}weights", pieces())
+    data_objects.write_data(folder / "constants.o", code, f"{prefix}weights", pieces())

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from tvmflow.core.identifiers import identifier
 from tvmflow.core.types import Json
 from tvmflow.targets.linking import archive_static, compile_c, link_c_library
+from tvmflow.targets.linking._base import Interface
 from tvmflow.targets.platforms import parse_triple
 
 PROGRAM: Final = "program.c"
@@ -26,10 +27,12 @@ SOURCE: Final = "model.c"
 
 _FOLDER: Final = Path(__file__).parent
 _HEADER: Final = "library.h"
-_COPIED: Final = ("cpu.c", "runtime.c", "runtime.h")
-SOURCES: Final = tuple(_FOLDER / name for name in (_HEADER, *_COPIED))
+_COPIED: Final = ("cpu.c", "runtime.c", "runtime.h", "threads_windows.h")
+# What a DLL has from Microsoft's C library, were it linked with one.
+_DLL: Final = "dll.c"
+SOURCES: Final = tuple(_FOLDER / name for name in (_HEADER, *_COPIED, _DLL))
 
-_SYSTEMS: Final = ("linux",)
+_SYSTEMS: Final = ("linux", "macos", "windows")
 _LIBCS: Final = ("gnu", "musl")
 # More CPUs than this are not worth the threads for one call; a program may ask for more.
 _MOST_DEFAULT_THREADS: Final = 64
@@ -74,7 +77,7 @@ def unsupported_reason(triple: str) -> str:
     platform = parse_triple(triple)
     if platform.system not in _SYSTEMS:
         return f"no C library is made for {platform.system or 'a target without a system'} (there is {', '.join(_SYSTEMS)})"
-    if not platform.libc.startswith(_LIBCS):
+    if platform.system == "linux" and not platform.libc.startswith(_LIBCS):
         return f"the C library of {triple} is unknown (there are {', '.join(_LIBCS)})"
     return ""
 
@@ -102,7 +105,12 @@ class LibraryFiles(NamedTuple):
         'libnet.dylib'
         """
         platform = parse_triple(triple)
-        return cls(f"{name}.h", f"lib{name}.a", f"lib{name}{platform.shared_suffix}")
+        header = f"{name}.h"
+        if platform.libc == "msvc":
+            return cls(header, f"{name}_static.lib", f"{name}.dll", f"{name}.lib")
+        if platform.system == "windows":
+            return cls(header, f"lib{name}.a", f"{name}.dll", f"lib{name}.dll.a")
+        return cls(header, f"lib{name}.a", f"lib{name}{platform.shared_suffix}")
 
 
 def link(
@@ -111,6 +119,7 @@ def link(
     shared: Path,
     static: Path | None = None,
     header: Path | None = None,
+    import_library: Path | None = None,
 ) -> None:
     """Compile the C code of a model, and link it.
 
@@ -120,6 +129,7 @@ def link(
         shared: The shared library to write.
         static: The static library to write.
         header: The header to write.
+        import_library: For Windows: the library to write that programs are linked with to use the shared one.
 
     Raises:
         StageError: when compiler or linker fails; the message holds its error.
@@ -130,12 +140,23 @@ def link(
         compile_c(sources, SOURCE, "model.o", model.triple)
         objects = [path for path in compiled.values() if path.suffix == ".o"]
         objects.append(sources / "model.o")
-        public = [f"{model.prefix}_{function}" for function in _FUNCTIONS]
-        link_c_library(objects, shared, model.triple, public)
+        functions = [f"{model.prefix}_{function}" for function in _FUNCTIONS]
+        interface = Interface(LibraryFiles.of(model.name, model.triple).shared, functions)
+        alone = _compile_additions(model.triple, sources)
+        link_c_library([*objects, *alone], shared, model.triple, interface, import_library)
         if static is not None:
             archive_static(objects, static, model.triple)
         if header is not None:
             shutil.copyfile(sources / _HEADER, header)
+
+
+def _compile_additions(triple: str, folder: Path) -> list[Path]:
+    """Return the objects that a shared library has and a static one gets from the program that it is part of."""
+    if parse_triple(triple).system != "windows":
+        return []
+    shutil.copyfile(_FOLDER / _DLL, folder / _DLL)
+    compile_c(folder, _DLL, "dll.o", triple)
+    return [folder / "dll.o"]
 
 
 def write_sources(model: DescribedModel, program: Path, folder: Path) -> None:

@@ -76,6 +76,34 @@ static bool tf_has_feature(const char *name) {
   return true;
 }
 
+#elif defined(__APPLE__) && defined(__aarch64__)
+
+#include <sys/sysctl.h>
+
+typedef struct {
+  const char *name, *key;
+} tf_feature;
+
+static bool tf_has_feature(const char *name) {
+  static const tf_feature features[] = {
+      {"fphp", "hw.optional.arm.FEAT_FP16"}, {"asimdhp", "hw.optional.arm.FEAT_FP16"},
+      {"asimdfhm", "hw.optional.arm.FEAT_FHM"}, {"asimddp", "hw.optional.arm.FEAT_DotProd"},
+      {"asimdrdm", "hw.optional.arm.FEAT_RDM"}, {"fcma", "hw.optional.arm.FEAT_FCMA"},
+      {"jscvt", "hw.optional.arm.FEAT_JSCVT"}, {"frint", "hw.optional.arm.FEAT_FRINTTS"},
+      {"bf16", "hw.optional.arm.FEAT_BF16"}, {"i8mm", "hw.optional.arm.FEAT_I8MM"},
+      {"atomics", "hw.optional.arm.FEAT_LSE"}, {"uscat", "hw.optional.arm.FEAT_LSE2"},
+      {"lrcpc", "hw.optional.arm.FEAT_LRCPC"}, {"ilrcpc", "hw.optional.arm.FEAT_LRCPC2"},
+      {"sme", "hw.optional.arm.FEAT_SME"}, {"sme2", "hw.optional.arm.FEAT_SME2"},
+  };
+  for (size_t i = 0; i < sizeof features / sizeof *features; ++i) {
+    if (strcmp(features[i].name, name) != 0) continue;
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(features[i].key, &value, &size, NULL, 0) != 0 || value != 0;
+  }
+  return true;
+}
+
 #else
 
 static bool tf_has_feature(const char *name) { return name != NULL; }

@@ -20,12 +20,9 @@
 extern "C" {
 #endif
 
+/* What stands before each function. */
 #ifndef %(NAME)s_API
-#ifdef _WIN32
-#define %(NAME)s_API __declspec(dllimport)
-#else
 #define %(NAME)s_API
-#endif
 #endif
 
 /* The version of this interface. A program that was compiled with another one gets WRONG_VERSION. */

@@ -8,6 +8,7 @@
 
 static _Thread_local tf_thread tf_here;
 
+#ifndef _WIN32
 static uint64_t tf_nanoseconds(void) {
   struct timespec now;
   timespec_get(&now, TIME_UTC);
@@ -16,6 +17,7 @@ static uint64_t tf_nanoseconds(void) {
 #endif
   return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
+#endif
 
 static inline void tf_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -134,9 +136,24 @@ static int tf_launch(tf_lambda lambda, void *data, int tasks) {
   return atomic_exchange_explicit(&context->failure, 0, memory_order_relaxed) ? -1 : 0;
 }
 
-__attribute__((visibility("hidden"))) int (*TF_PARALLEL_LAUNCH)(tf_lambda, void *, int) = tf_launch;
-__attribute__((visibility("hidden"))) void *(*TF_ALLOC_WORKSPACE)(int, int, uint64_t, int, int) = tf_allocate_workspace;
-__attribute__((visibility("hidden"))) int (*TF_FREE_WORKSPACE)(int, int, void *) = tf_free_workspace;
+/* Kernels define these pointers too, weakly where the format of object files has that. In COFF all definitions are
+ * equal, and the linker keeps one: it is set when a context is made. */
+#ifdef _WIN32
+#define TF_POINTER(type, value) __declspec(selectany) type
+#else
+#define TF_POINTER(type, value) __attribute__((visibility("hidden"))) type = value
+#endif
+TF_POINTER(int (*TF_PARALLEL_LAUNCH)(tf_lambda, void *, int), tf_launch);
+TF_POINTER(void *(*TF_ALLOC_WORKSPACE)(int, int, uint64_t, int, int), tf_allocate_workspace);
+TF_POINTER(int (*TF_FREE_WORKSPACE)(int, int, void *), tf_free_workspace);
+
+static void tf_set_pointers(void) {
+#ifdef _WIN32
+  __atomic_store_n(&TF_PARALLEL_LAUNCH, tf_launch, __ATOMIC_RELAXED);
+  __atomic_store_n(&TF_ALLOC_WORKSPACE, tf_allocate_workspace, __ATOMIC_RELAXED);
+  __atomic_store_n(&TF_FREE_WORKSPACE, tf_free_workspace, __ATOMIC_RELAXED);
+#endif
+}
 
 /* ------------------------------------------------------------------ threads */
 
@@ -178,11 +195,15 @@ static void *tf_serve(void *argument) {
 }
 
 static uint32_t tf_count_cpus(void) {
+#ifdef _WIN32
+  const long count = tf_count_windows_cpus();
+#else
 #if defined(__linux__) && defined(CPU_COUNT)
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) return (uint32_t)CPU_COUNT(&set);
 #endif
   const long count = sysconf(_SC_NPROCESSORS_ONLN);
+#endif
   return count > 0 ? (uint32_t)count : 1;
 }
 
@@ -192,9 +213,11 @@ static bool tf_start_workers(tf_context *context) {
   pthread_cond_init(&context->done, NULL);
   if (context->options.parallel_for) return true;
   /* The program's signals are for its own threads. Some C libraries give threads a stack of 128 KiB. */
+#ifndef _WIN32
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
+#endif
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
   pthread_attr_setstacksize(&attributes, TF_STACK);
@@ -205,7 +228,9 @@ static bool tf_start_workers(tf_context *context) {
     ++context->started;
   }
   pthread_attr_destroy(&attributes);
+#ifndef _WIN32
   pthread_sigmask(SIG_SETMASK, &before, NULL);
+#endif
   return context->started == context->threads - 1;
 }
 
@@ -274,6 +299,7 @@ int TF(create)(const tf_options *given, tf_context **result) {
   const int status = tf_choose_options(given, &options);
   if (status != TF_STATUS(OK)) return status;
   if (TF(missing_feature)()) return TF_STATUS(MISSING_FEATURE);
+  tf_set_pointers();
   /* One block: the context, its tasks and threads, scratch memory, and the arena. */
   const size_t head = tf_padded(sizeof(tf_context));
   const size_t tasks = tf_padded(options.threads * sizeof(tf_task));

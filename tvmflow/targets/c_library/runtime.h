@@ -7,7 +7,9 @@
 #include <string.h>
 #include <time.h>
 
-#ifdef TF_THREADS
+#ifdef _WIN32
+#include "threads_windows.h"
+#elif defined(TF_THREADS)
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
@@ -84,7 +86,9 @@ struct TF(context) {
 #endif
 };
 
+#ifndef _WIN32
 static uint64_t tf_nanoseconds(void);
+#endif
 
 #define TF_BEGIN(tf, arena, weights, in, out)                             \
   const bool tf_alone = (tf)->threads == 1, tf_hooked = (tf)->hook != NULL; \

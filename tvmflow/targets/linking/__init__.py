@@ -20,7 +20,7 @@ from tvmflow.core.errors import StageError
 from tvmflow.targets import toolchain
 from tvmflow.targets.host import read_host
 from tvmflow.targets.linking import elf, macho, pe
-from tvmflow.targets.linking._base import Linker, run_zig
+from tvmflow.targets.linking._base import IMPORT_LIBRARY, Interface, Linker, run_zig
 from tvmflow.targets.platforms import parse_triple, zig_target
 from tvmflow.targets.toolchain import ToolchainIdentity
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
@@ -31,9 +31,15 @@ LINKERS: Final[dict[str, Linker]] = {"linux": elf, "android": elf, "macos": mach
 """The system of a platform -> its linker."""
 
 _C_FLAGS: Final = (
-    *("-std=c11", "-O2", "-g0", "-fPIC", "-Wall", "-Wextra", "-Werror"),
+    *("-std=c11", "-O2", "-g0", "-Wall", "-Wextra", "-Werror"),
     *("-fno-sanitize=undefined", "-fno-stack-protector"),
 )
+_SYSTEM_C_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "linux": ("-fPIC",),
+    "macos": ("-fPIC",),
+    # Microsoft's linker has no such function
+    "windows": ("-mno-stack-arg-probe",),
+}
 
 # C library or system -> the layout of its static libraries, where that is not GNU's.
 _ARCHIVE_LAYOUTS: Final[Mapping[str, str]] = {"msvc": "coff", "macos": "darwin"}
@@ -84,25 +90,34 @@ def link_shared(
 
 
 def link_c_library(
-    objects: Sequence[Path], output: Path, triple: str, public: Sequence[str]
+    objects: Sequence[Path],
+    output: Path,
+    triple: str,
+    interface: Interface,
+    import_library: Path | None = None,
 ) -> None:
     """Link a shared library of which programs see some functions alone.
 
     Args:
         objects: The object files.
         output: The library.
-        triple: The LLVM triple that it is for, of a system with ELF.
-        public: The functions.
+        triple: The LLVM triple that it is for.
+        interface: What programs know of it.
+        import_library: For Windows: the library to write that programs are linked with.
 
     Raises:
         StageError: when the linker fails; the message holds its error.
     """
+    platform = parse_triple(triple)
     with _scratch_folder(objects, output.parent) as (folder, names):
-        shutil.move(folder / elf.link(folder, names, parse_triple(triple), public), output)
+        linked = LINKERS[platform.system].link(folder, names, platform, interface)
+        shutil.move(folder / linked, output)
+        if import_library:
+            shutil.move(folder / IMPORT_LIBRARY, import_library)
 
 
 def compile_c(folder: Path, source: str, output: str, triple: str) -> None:
-    """Compile a file of C11 for a Linux, without warnings and without what depends on this machine.
+    """Compile a file of C11, without warnings and without what depends on this machine.
 
     Args:
         folder: The folder of the source and of what it includes.
@@ -113,7 +128,9 @@ def compile_c(folder: Path, source: str, output: str, triple: str) -> None:
     Raises:
         StageError: when the compiler fails; the message holds its error.
     """
-    command = ("cc", "-target", zig_target(triple), *_C_FLAGS, "-c", source, "-o", output)
+    platform = parse_triple(triple)
+    flags = (*_C_FLAGS, *_SYSTEM_C_FLAGS.get(platform.system, ()))
+    command = ("cc", "-target", zig_target(triple), *flags, "-c", source, "-o", output)
     run_zig(folder, *command, action="compiling C")
 
 

@@ -1,7 +1,8 @@
-"""COFF: the undefined symbols of a Windows object file, for which import libraries are made."""
+"""COFF: the undefined symbols of a Windows object file, for which import libraries are made, and its exports."""
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 from typing import Final
@@ -35,6 +36,12 @@ def undefined_symbols(path: Path) -> list[str]:
             names.append(_decode_name(raw, content, strings))
         index += 1 + auxiliary
     return names
+
+
+def remove_exports(content: bytes) -> bytes:
+    """Return an object without the options for the linker that make its symbols public in a DLL."""
+    # spaces between options have no meaning, and the object keeps its layout
+    return re.sub(rb"(?i)[ ][-/]export:[\w.,]+", lambda option: b" " * len(option.group()), content)
 
 
 def _decode_name(raw: bytes, content: bytes, strings: int) -> str:

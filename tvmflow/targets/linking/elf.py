@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tvmflow.targets.linking._base import run_zig
+from tvmflow.targets.linking._base import Interface, run_zig
 from tvmflow.targets.platforms import Platform
 
 # Architecture -> the linker's name of the object format.
@@ -44,20 +44,15 @@ _HELPERS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def link(folder: Path, names: Sequence[str], platform: Platform, public: Sequence[str] = ()) -> str:
-    """Link a shared library that needs the system's C library alone.
-
-    Args:
-        folder: The folder of the objects, where the library is written.
-        names: The file names of the objects.
-        platform: The platform.
-        public: The only symbols that programs may use, of a library that has threads; empty for all symbols.
-    """
+def link(
+    folder: Path, names: Sequence[str], platform: Platform, interface: Interface | None = None
+) -> str:
+    """Link a shared library. The arguments are those of `Linker.link`."""
     stubs = [
         link_stub(folder, f"stub-{library}", library, platform.arch, ())
         for library in (
             *_system_libraries(platform),
-            *(_threads_libraries(platform) if public else ()),
+            *(_threads_libraries(platform) if interface else ()),
         )
     ]
     helpers = []
@@ -65,9 +60,11 @@ def link(folder: Path, names: Sequence[str], platform: Platform, public: Sequenc
         library, symbols = "libgcc_s.so.1", _HELPERS[platform.arch]
         stub = link_stub(folder, f"stub-{library}", library, platform.arch, symbols)
         helpers = ["--as-needed", stub]
-    visible = ["--version-script=public"] if public else []
-    if public:
-        (folder / "public").write_text(f"{{ global: {'; '.join(public)}; local: *; }};\n")
+    visible = []
+    if interface:
+        public = "; ".join(interface.functions)
+        (folder / "public").write_text(f"{{ global: {public}; local: *; }};\n")
+        visible = ["--version-script=public", "-soname", interface.file]
     options = ["--strip-all", *visible, *names, "--no-as-needed", *stubs, *helpers]
     _run_lld(folder, platform.arch, "linked.so", options)
     return "linked.so"

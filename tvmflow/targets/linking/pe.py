@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.targets.linking import coff
-from tvmflow.targets.linking._base import run_zig
+from tvmflow.targets.linking._base import IMPORT_LIBRARY, Interface, run_zig
 from tvmflow.targets.platforms import Platform
 
 # Architecture -> its name in the tool that writes import libraries, and in the linker.
@@ -18,15 +18,15 @@ _MACHINES: Final[Mapping[str, tuple[str, str]]] = {
 ARCHS: Final = tuple(_MACHINES)
 
 _RUNTIME_DLL: Final = "tvm_ffi.dll"
-_NTDLL: Final = "ntdll.dll"
-_C_DLL: Final = "ucrtbase.dll"
 
 # What LLVM calls for large stack frames: in the system's own library.
 _STACK_PROBE: Final = "__chkstk"
-# The C library's functions that kernels call: memory, and the mathematics that LLVM has no instruction for.
+# The C library's functions that kernels call: memory, and the mathematics that LLVM has no instruction for. What else a
+# C library calls.
 _C_FUNCTIONS: Final = frozenset(
     [
         *("memcpy", "memmove", "memset", "memcmp"),
+        *("_aligned_malloc", "_aligned_free", "strcmp", "strncmp"),
         *(
             f"{name}{kind}"
             for name in (
@@ -38,6 +38,22 @@ _C_FUNCTIONS: Final = frozenset(
         ),
     ]
 )
+# The system's functions that a C library calls: threads, locks and clocks.
+_SYSTEM_FUNCTIONS: Final = (
+    *("AcquireSRWLockExclusive", "ReleaseSRWLockExclusive", "SleepConditionVariableSRW"),
+    *("WakeAllConditionVariable", "WakeConditionVariable"),
+    *("CreateThread", "WaitForSingleObject", "CloseHandle"),
+    *("GetCurrentProcess", "GetProcessAffinityMask", "GetActiveProcessorCount"),
+    *("QueryPerformanceCounter", "QueryPerformanceFrequency"),
+)
+# Function -> the DLL that has it.
+_DLLS: Final[Mapping[str, str]] = {
+    _STACK_PROBE: "ntdll.dll",
+    **dict.fromkeys(_C_FUNCTIONS, "ucrtbase.dll"),
+    **dict.fromkeys(_SYSTEM_FUNCTIONS, "kernel32.dll"),
+}
+# The beginning of the name of a pointer to an imported function.
+_IMPORTED: Final = "__imp_"
 # A mark of code with floating point that only Microsoft's C library looks for; GNU's name of the stack probe.
 _ALIASES: Final = (
     "/alternatename:_fltused=__ImageBase",
@@ -45,10 +61,19 @@ _ALIASES: Final = (
 )
 
 
-def link(folder: Path, names: Sequence[str], platform: Platform) -> str:
-    """Link a DLL; its import libraries are made from the symbols that the objects need."""
+def link(
+    folder: Path, names: Sequence[str], platform: Platform, interface: Interface | None = None
+) -> str:
+    """Link a DLL; its import libraries are made from the symbols that the objects need.
+
+    The arguments are those of `Linker.link`. The import library of a C library is `IMPORT_LIBRARY`.
+    """
     dlltool_machine, linker_machine = _MACHINES[platform.arch]
-    needed = {symbol for name in names for symbol in coff.undefined_symbols(folder / name)}
+    needed = {
+        symbol.removeprefix(_IMPORTED)
+        for name in names
+        for symbol in coff.undefined_symbols(folder / name)
+    }
     libraries = []
     for dll, symbols in _imports(needed).items():
         stem = dll.partition(".")[0]
@@ -56,14 +81,18 @@ def link(folder: Path, names: Sequence[str], platform: Platform) -> str:
         files = ("-d", f"{stem}.def", "-l", f"{stem}.lib")
         run_zig(folder, "dlltool", "-m", dlltool_machine, *files)
         libraries.append(f"{stem}.lib")
+    output, visible = "linked.dll", []
+    if interface:
+        output = interface.file
+        visible = [f"/implib:{IMPORT_LIBRARY}", *(f"/export:{f}" for f in interface.functions)]
     run_zig(
         folder,
         "lld-link",
         # a library of kernels has no entry point, and /Brepro makes its time stamp a digest
         *("/dll", "/noentry", "/nodefaultlib", "/Brepro", f"/machine:{linker_machine}", *_ALIASES),
-        *("/out:linked.dll", *names, *libraries),
+        *(f"/out:{output}", *visible, *names, *libraries),
     )
-    return "linked.dll"
+    return output
 
 
 def _imports(symbols: Set[str]) -> dict[str, list[str]]:
@@ -71,10 +100,7 @@ def _imports(symbols: Set[str]) -> dict[str, list[str]]:
     imports: dict[str, list[str]] = {}
     # GNU's name of the stack probe is an alias of this one, which must be imported for it
     for symbol in sorted({*symbols, _STACK_PROBE}):
-        if symbol.startswith("TVMFFI"):
-            imports.setdefault(_RUNTIME_DLL, []).append(symbol)
-        elif symbol == _STACK_PROBE:
-            imports.setdefault(_NTDLL, []).append(symbol)
-        elif symbol in _C_FUNCTIONS:
-            imports.setdefault(_C_DLL, []).append(symbol)
+        dll = _RUNTIME_DLL if symbol.startswith("TVMFFI") else _DLLS.get(symbol)
+        if dll:
+            imports.setdefault(dll, []).append(symbol)
     return imports
