@@ -149,9 +149,7 @@ def compile_cpp(source: Path, made: Path, *projects: Path) -> Path:
     for project in projects:
         libraries = list(project.glob("lib/*.a")) or list(project.glob("lib/*.so"))
         command += [f"-I{project}/include", *map(str, libraries), f"-Wl,-rpath,{project}/lib"]
-    done = subprocess.run(
-        [*command, "-o", str(made)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return made
 

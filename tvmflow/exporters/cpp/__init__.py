@@ -88,7 +88,10 @@ def _link(built: BuiltModel, project: Path) -> None:
     header, static, shared, *more = filter(None, LibraryFiles.of(built.name, built.request.triple))
     libraries = [project / "lib" / name for name in (shared, static)]
     c_library.link(
-        built.c_model, built.forms[FORM], *libraries, project / "include" / header,
+        built.c_model,
+        built.forms[FORM],
+        *libraries,
+        project / "include" / header,
         *(project / "lib" / name for name in more),
     )
 

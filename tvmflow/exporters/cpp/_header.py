@@ -107,7 +107,9 @@ def write_example(model: DescribedModel) -> list[str]:
     memory = []
     for direction in ("inputs", "outputs"):
         tensors, word = model.signature[direction], direction.removesuffix("s")
-        names[direction] = [word if len(tensors) == 1 else f"{word}{i}" for i in range(len(tensors))]
+        names[direction] = [
+            word if len(tensors) == 1 else f"{word}{i}" for i in range(len(tensors))
+        ]
         for name, tensor in zip(names[direction], tensors, strict=True):
             kind = _TYPES.get(tensor["dtype"], f"std::{tensor['dtype']}_t")
             memory.append(f"std::vector<{kind}> {name}({math.prod(tensor['shape'])});")

@@ -10,7 +10,6 @@ function(_@PREFIX@_add_library name kind file import_library)
   add_library(@TITLE@::${name} ${kind} IMPORTED GLOBAL)
   set_target_properties(@TITLE@::${name} PROPERTIES
     IMPORTED_LOCATION "${_@PREFIX@_root}/lib/${file}"
-    IMPORTED_NO_SONAME TRUE
     INTERFACE_COMPILE_FEATURES cxx_std_17
     INTERFACE_INCLUDE_DIRECTORIES "${_@PREFIX@_root}/include"
     INTERFACE_LINK_LIBRARIES "Threads::Threads;$<$<BOOL:${UNIX}>:m>")

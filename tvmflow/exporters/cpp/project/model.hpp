@@ -330,7 +330,7 @@ struct Contexts : Context<Library>... {
 
   void run(void* const* addresses) { (Context<Library>::run(addresses), ...); }
   void profile(const Hook* hook) { (Context<Library>::profile(hook), ...); }
-  std::uint32_t threads() const { return std::max({Context<Library>::threads()...}); }
+  std::uint32_t threads() const { return (std::max)({Context<Library>::threads()...}); }
 };
 
 using ModelContexts = Contexts<@LIBRARY_NAMES@>;

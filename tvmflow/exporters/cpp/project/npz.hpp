@@ -45,9 +45,9 @@ inline const std::map<std::string, std::string>& numpy_types() {
   return types;
 }
 
-inline uint64_t number_at(const std::string& data, std::size_t at, std::size_t bytes) {
+inline std::size_t number_at(const std::string& data, std::size_t at, std::size_t bytes) {
   if (at + bytes > data.size()) throw Error("the file ends too early");
-  uint64_t value = 0;
+  std::size_t value = 0;
   for (std::size_t i = bytes; i-- > 0;) value = value << 8 | static_cast<unsigned char>(data[at + i]);
   return value;
 }
