@@ -36,6 +36,8 @@ _SYSTEMS: Final = ("linux", "macos", "windows")
 _LIBCS: Final = ("gnu", "musl")
 # More CPUs than this are not worth the threads for one call; a program may ask for more.
 _MOST_DEFAULT_THREADS: Final = 64
+# Linux keeps so many bytes of a thread's name.
+_MAX_THREAD_NAME: Final = 15
 _FUNCTIONS: Final = (
     *("create", "run", "destroy", "inputs", "outputs", "message", "missing_feature"),
     *("threads", "kernel_count", "kernel_name", "profile"),
@@ -216,6 +218,7 @@ def _write_model(model: DescribedModel) -> str:
         f"#define TF_STATUS(name) {name.upper()}_##name",
         f"#define TF_DEFAULT_THREADS {_MOST_DEFAULT_THREADS}",
         "#define TF_THREADS",
+        f"#define TF_THREAD_NAME {c_string(model.name.encode()[:_MAX_THREAD_NAME].decode(errors='ignore'))}",
         f"#define TF_FEATURES {''.join(f'{c_string(feature)}, ' for feature in model.features)}",
         f'#include "{_HEADER}"',
         '#include "runtime.h"',

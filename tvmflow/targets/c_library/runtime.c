@@ -59,9 +59,10 @@ static void tf_work(tf_context *context, unsigned job, uint32_t first) {
   for (uint32_t i = 0; i < context->threads; ++i) {
     const uint32_t task = (first + i) % context->threads;
     unsigned expected = job - 1;
+    if (atomic_load_explicit(&context->tasks[task].claimed, memory_order_relaxed) != expected) continue;
     if (!atomic_compare_exchange_strong(&context->tasks[task].claimed, &expected, job)) continue;
     /* The job cannot end before this task, so its data stays. */
-    tf_do_task(context, task, context->threads, context->lambda, context->data);
+    tf_do_task(context, task, context->job_tasks, context->lambda, context->data);
     const unsigned left = atomic_fetch_sub(&context->pending, 1) - 1;
 #ifdef TF_THREADS
     if (left == 0 && atomic_load(&context->is_joining)) {
@@ -75,9 +76,24 @@ static void tf_work(tf_context *context, unsigned job, uint32_t first) {
   }
 }
 
+/* A process that was forked has none of its parent's threads. */
+static bool tf_is_forked(const tf_context *context) {
+#ifdef TF_CAN_FORK
+  return getpid() != context->process;
+#else
+  (void)context;
+  return false;
+#endif
+}
+
 static void tf_wake(tf_context *context) {
 #ifdef TF_THREADS
   if (atomic_load(&context->sleeping) == 0) return;
+  if (tf_is_forked(context)) {
+    /* Nobody is left to wake, and one of them may hold the mutex forever: the caller does all tasks. */
+    atomic_store(&context->sleeping, 0);
+    return;
+  }
   pthread_mutex_lock(&context->mutex);
   pthread_cond_broadcast(&context->work);
   pthread_mutex_unlock(&context->mutex);
@@ -103,35 +119,46 @@ static void tf_join(tf_context *context) {
 
 typedef struct {
   tf_context *context;
+  uint32_t tasks;
   tf_lambda lambda;
   void *data;
 } tf_body;
 
 static void tf_do_body(void *argument, uint32_t task) {
   const tf_body *body = argument;
-  tf_do_task(body->context, task, body->context->threads, body->lambda, body->data);
+  tf_do_task(body->context, task, body->tasks, body->lambda, body->data);
+}
+
+/* Give the tasks of a parallel loop to all threads, and do what is left. */
+static void tf_share(tf_context *context, tf_lambda lambda, void *data, uint32_t tasks) {
+  const unsigned job = atomic_load_explicit(&context->job, memory_order_relaxed) + 1;
+  context->lambda = lambda;
+  context->data = data;
+  context->job_tasks = tasks;
+  /* The job has fewer tasks than there are threads: nobody may take the others. */
+  for (uint32_t task = tasks; task < context->threads; ++task)
+    atomic_store_explicit(&context->tasks[task].claimed, job, memory_order_relaxed);
+  atomic_store_explicit(&context->pending, tasks, memory_order_relaxed);
+  atomic_store(&context->job, job);
+  tf_wake(context);
+  tf_work(context, job, 0);
+  tf_join(context);
 }
 
 /* Run a parallel loop. */
-static int tf_launch(tf_lambda lambda, void *data, int tasks) {
+static int tf_launch(tf_lambda lambda, void *data, int wanted) {
   tf_context *context = tf_here.context;
-  (void)tasks;
-  if (tf_here.is_serial || context->threads == 1) {
+  const uint32_t tasks = context->useful_tasks < context->threads ? context->useful_tasks : context->threads;
+  (void)wanted;
+  if (tf_here.is_serial || tasks == 1) {
     tf_group group = {NULL, 1};
     return lambda(0, &group, data);
   }
   if (context->options.parallel_for) {
-    tf_body body = {context, lambda, data};
-    context->options.parallel_for(context->options.user, context->threads, tf_do_body, &body);
+    tf_body body = {context, tasks, lambda, data};
+    context->options.parallel_for(context->options.user, tasks, tf_do_body, &body);
   } else {
-    context->lambda = lambda;
-    context->data = data;
-    atomic_store_explicit(&context->pending, context->threads, memory_order_relaxed);
-    const unsigned job = atomic_load_explicit(&context->job, memory_order_relaxed) + 1;
-    atomic_store(&context->job, job);
-    tf_wake(context);
-    tf_work(context, job, 0);
-    tf_join(context);
+    tf_share(context, lambda, data, tasks);
   }
   return atomic_exchange_explicit(&context->failure, 0, memory_order_relaxed) ? -1 : 0;
 }
@@ -165,7 +192,7 @@ static bool tf_spin(tf_context *context, unsigned seen) {
   for (unsigned spins = 1;; ++spins) {
     if (atomic_load_explicit(&context->job, memory_order_acquire) != seen) return true;
     tf_pause();
-    if (spins % 64 == 0 && tf_nanoseconds() > limit) return false;
+    if (spins % 64 == 0 && (tf_nanoseconds() > limit || atomic_load(&context->is_stopping))) return false;
   }
 }
 
@@ -187,6 +214,11 @@ static unsigned tf_next_job(tf_context *context, unsigned seen) {
 static void *tf_serve(void *argument) {
   tf_worker *worker = argument;
   tf_context *context = worker->context;
+#ifdef __linux__
+  pthread_setname_np(pthread_self(), TF_THREAD_NAME);
+#elif defined(__APPLE__)
+  pthread_setname_np(TF_THREAD_NAME);
+#endif
   for (unsigned job = 0;;) {
     job = tf_next_job(context, job);
     if (atomic_load(&context->is_stopping)) return NULL;
@@ -211,6 +243,9 @@ static bool tf_start_workers(tf_context *context) {
   pthread_mutex_init(&context->mutex, NULL);
   pthread_cond_init(&context->work, NULL);
   pthread_cond_init(&context->done, NULL);
+#ifdef TF_CAN_FORK
+  context->process = getpid();
+#endif
   if (context->options.parallel_for) return true;
   /* The program's signals are for its own threads. Some C libraries give threads a stack of 128 KiB. */
 #ifndef _WIN32
@@ -289,6 +324,7 @@ static int tf_choose_options(const tf_options *given, tf_options *options) {
 #else
   if (options->threads == 0 || !options->parallel_for) options->threads = 1;
 #endif
+  if (options->threads > TF_MOST_TASKS) options->threads = TF_MOST_TASKS;
   return TF_STATUS(OK);
 }
 
@@ -335,9 +371,11 @@ int TF(create)(const tf_options *given, tf_context **result) {
 
 int TF(destroy)(tf_context *context) {
   if (!context) return TF_STATUS(OK);
-  if (atomic_flag_test_and_set(&context->is_busy)) return TF_STATUS(BUSY);
+  const bool is_forked = tf_is_forked(context);
+  /* The thread that uses it may be the parent's. */
+  if (atomic_flag_test_and_set(&context->is_busy) && !is_forked) return TF_STATUS(BUSY);
 #ifdef TF_THREADS
-  tf_stop_workers(context);
+  if (!is_forked) tf_stop_workers(context);
 #endif
   context->options.release(context->options.user, context);
   return TF_STATUS(OK);
@@ -402,7 +440,7 @@ int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, co
   if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) return TF_STATUS(BUSY);
   const tf_thread before = tf_here;
   tf_here = (tf_thread){context, context->scratch, 0, context->threads == 1};
-  if (TF_IS_PARALLEL && context->threads > 1) {
+  if (context->threads > 1) {
     atomic_fetch_add(&context->calls, 1);
     tf_wake(context);
   }
