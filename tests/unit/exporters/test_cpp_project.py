@@ -238,8 +238,9 @@ def test_cmake_builds_installs_and_finds_it(exported: Exported, tmp_path: Path) 
     (user / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.16)\nproject(user)\nfind_package(digits 1.3 REQUIRED)\n"
     )
-    options = ("-S", user, "-B", tmp_path / "newer", f"-DCMAKE_PREFIX_PATH={project}")
-    refused = subprocess.run(["cmake", *options], capture_output=True, text=True, check=False)
+    newer = ["cmake", "-S", str(user), "-B", str(tmp_path / "newer")]
+    newer.append(f"-DCMAKE_PREFIX_PATH={project}")
+    refused = subprocess.run(newer, capture_output=True, text=True, check=False)
     assert refused.returncode != 0 and "version: 1.2.0" in refused.stderr
 
 

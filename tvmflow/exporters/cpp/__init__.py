@@ -46,16 +46,15 @@ def files(request: ExportRequest) -> tuple[str, ...]:
     cmake = [f"lib/cmake/{name}/{name}-{kind}.cmake" for kind in _CMAKE]
     headers = [f"include/{name}.hpp"]
     libraries = []
-    if request.parts:
-        for part in request.parts:
-            part_name = f"{name}-{part.name}"
-            names = LibraryFiles.of(part_name, part.triple)
-            headers += [f"include/{names.header}", f"include/{part_name}.hpp"]
-            libraries.append(f"lib/{names.shared}")
-    else:
-        header, *names = filter(None, LibraryFiles.of(name, request.triple))
-        headers.append(f"include/{header}")
-        libraries += [f"lib/{library}" for library in names]
+    for part in request.parts:
+        part_name = f"{name}-{part.name}"
+        names = LibraryFiles.of(part_name, part.triple)
+        headers += [f"include/{names.header}", f"include/{part_name}.hpp"]
+        libraries.append(f"lib/{names.shared}")
+    if not request.parts:
+        names = LibraryFiles.of(name, request.triple)
+        headers.append(f"include/{names.header}")
+        libraries += [f"lib/{library}" for library in names[1:] if library]
     project = (*_TEMPLATES, _COPIED, *headers, *libraries, *cmake)
     return tuple(f"{name}-cpp/{file}" for file in project)
 
@@ -85,14 +84,16 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
 
 def _link(built: BuiltModel, project: Path) -> None:
     """Write the libraries of a model in one piece, and their header."""
-    header, static, shared, *more = filter(None, LibraryFiles.of(built.name, built.request.triple))
-    libraries = [project / "lib" / name for name in (shared, static)]
+    names = LibraryFiles.of(built.name, built.request.triple)
+    header = project / "include" / names.header
+    static, shared, import_library = (project / "lib" / name for name in names[1:])
     c_library.link(
         built.c_model,
         built.forms[FORM],
-        *libraries,
-        project / "include" / header,
-        *(project / "lib" / name for name in more),
+        shared,
+        static,
+        header,
+        import_library if names.import_library else None,
     )
 
 
