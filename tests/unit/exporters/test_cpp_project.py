@@ -284,11 +284,13 @@ def test_a_part_for_the_virtual_machine_is_refused(exported: Exported, tmp_path:
     assert "leave `cpp` out of `outputs`" in caught.value.fix
 
 
-def test_there_is_no_project_for_parts_on_windows() -> None:
-    """Their DLLs have no import libraries; a model in one piece has one."""
+def test_some_systems_have_no_project() -> None:
+    """Microcontrollers, and parts on Windows, whose DLLs have no import libraries."""
     windows = ExportRequest("net", "1", "pc", "llvm", "x86_64-pc-windows-msvc")
     assert cpp.unsupported_reason(windows) == ""
     assert "net-cpp/lib/net_static.lib" in cpp.files(windows)
+    chip = windows._replace(triple="thumbv7em-none-eabihf")
+    assert cpp.unsupported_reason(chip).startswith("no C++ project is made for none")
     joined = windows._replace(parts=(windows._replace(name="first"),))
     assert "no libraries that programs for Windows are linked with" in cpp.unsupported_reason(
         joined

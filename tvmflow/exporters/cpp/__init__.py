@@ -12,13 +12,15 @@ from tvmflow.core.errors import StageError
 from tvmflow.exporters import c_library as c_library_exporter
 from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.exporters.cpp import _header
-from tvmflow.exporters.cpp._header import Library, fill_template
+from tvmflow.exporters.cpp._header import Library, render_template
 from tvmflow.runtime.bundles import Bundle, read_bundle
 from tvmflow.targets import c_library
 from tvmflow.targets.c_library import DescribedModel, LibraryFiles, describe_tensors
 
 FORM: Final = c_library_exporter.FORM
 
+# Systems with exceptions and threads of C++.
+_SYSTEMS: Final = ("linux", "macos", "windows")
 # The project's files: templates, which name the model, and a file that is copied.
 _TEMPLATES: Final = ("CMakeLists.txt", "README.md", "main.cpp")
 _COPIED: Final = "npz.hpp"
@@ -35,7 +37,10 @@ SOURCES: Final = (
 def unsupported_reason(request: ExportRequest) -> str:
     """Return why there is no project for a target, or an empty string: all parts are C libraries of one system."""
     reason = c_library_exporter.unsupported_reason(request)
-    if not reason and request.parts and request.platform.system == "windows":
+    system = request.platform.system
+    if not reason and system not in _SYSTEMS:
+        return f"no C++ project is made for {system} (there are {', '.join(_SYSTEMS)}); there is `c-library`"
+    if not reason and request.parts and system == "windows":
         return "the parts of a model have no libraries that programs for Windows are linked with"
     return reason
 
@@ -54,7 +59,7 @@ def files(request: ExportRequest) -> tuple[str, ...]:
     if not request.parts:
         names = LibraryFiles.of(name, request.triple)
         headers.append(f"include/{names.header}")
-        libraries += [f"lib/{library}" for library in names[1:] if library]
+        libraries += [f"lib/{library}" for library in names[1:4] if library]
     project = (*_TEMPLATES, _COPIED, *headers, *libraries, *cmake)
     return tuple(f"{name}-cpp/{file}" for file in project)
 
@@ -76,17 +81,17 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     shutil.copyfile(_header.FOLDER / _COPIED, project / _COPIED)
     values = _describe(model, libraries, request)
     for name in _TEMPLATES:
-        _write(project / name, fill_template(name, values))
+        _write(project / name, render_template(name, values))
     for kind, name in _CMAKE.items():
         path = project / f"lib/cmake/{model.name}/{model.name}-{kind}.cmake"
-        _write(path, fill_template(name, values))
+        _write(path, render_template(name, values))
 
 
 def _link(built: BuiltModel, project: Path) -> None:
     """Write the libraries of a model in one piece, and their header."""
     names = LibraryFiles.of(built.name, built.request.triple)
     header = project / "include" / names.header
-    static, shared, import_library = (project / "lib" / name for name in names[1:])
+    static, shared, import_library = (project / "lib" / name for name in names[1:4])
     c_library.link(
         built.c_model,
         built.forms[FORM],

@@ -92,10 +92,10 @@ def write_header(model: DescribedModel, libraries: Sequence[Library]) -> str:
         "OUTPUT_COUNT": str(len(model.signature["outputs"])),
         **_write_table(tensors),
     }
-    return fill_template("model.hpp", values)
+    return render_template("model.hpp", values)
 
 
-def fill_template(name: str, values: Mapping[str, str]) -> str:
+def render_template(name: str, values: Mapping[str, str]) -> str:
     """Return a template with `@NAME@` replaced by values, whose own text stays as it is."""
     text = (FOLDER / name).read_text(encoding="utf-8")
     return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], text)
@@ -172,7 +172,7 @@ def _write_libraries(libraries: Sequence[Library], tensors: _Tensors) -> Iterato
             "RESULT_COUNT": str(len(results)),
             "RESULTS": ", ".join(map(str, results)),
         }
-        yield fill_template("library.hpp", values)
+        yield render_template("library.hpp", values)
 
 
 def _write_table(tensors: _Tensors) -> dict[str, str]:
