@@ -290,7 +290,9 @@ def test_some_systems_have_no_project() -> None:
     assert cpp.unsupported_reason(windows) == ""
     assert "net-cpp/lib/net_static.lib" in cpp.files(windows)
     chip = windows._replace(triple="thumbv7em-none-eabihf")
-    assert cpp.unsupported_reason(chip).startswith("no C++ project is made for none")
+    assert cpp.unsupported_reason(chip).startswith(
+        "no C++ project is made for a target without a system"
+    )
     joined = windows._replace(parts=(windows._replace(name="first"),))
     assert "no libraries that programs for Windows are linked with" in cpp.unsupported_reason(
         joined

@@ -39,7 +39,8 @@ def unsupported_reason(request: ExportRequest) -> str:
     reason = c_library_exporter.unsupported_reason(request)
     system = request.platform.system
     if not reason and system not in _SYSTEMS:
-        return f"no C++ project is made for {system} (there are {', '.join(_SYSTEMS)}); there is `c-library`"
+        name = "a target without a system" if system == "none" else system
+        return f"no C++ project is made for {name} (there are {', '.join(_SYSTEMS)}); there is `c-library`"
     if not reason and request.parts and system == "windows":
         return "the parts of a model have no libraries that programs for Windows are linked with"
     return reason
