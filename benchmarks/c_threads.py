@@ -30,7 +30,6 @@ sys.path.insert(0, str(ROOT))
 _TURN_S: Final = 0.25
 _RESTS: Final = 40
 _REST_S: Final = 0.005
-_ROUNDS: Final = 5
 COLUMNS: Final = ("T=1", "T=2", "T=1 rest", "T=2 rest", "2x1", "2x2")
 
 Call = Callable[[], Any]
@@ -130,17 +129,17 @@ def serve(path: Path, threads: int) -> None:
     print(json.dumps(figures))
 
 
-def measure(path: Path) -> dict[str, float]:
+def measure(path: Path, rounds: int) -> dict[str, float]:
     """Return the figures of a model, medians of processes of their own."""
     figures: dict[str, float] = {}
     for threads in (1, 2):
         command = [sys.executable, __file__, "--serve", str(path), str(threads)]
-        rounds = [
+        turns = [
             json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            for _ in range(_ROUNDS)
+            for _ in range(rounds)
         ]
         names = (f"T={threads}", f"T={threads} rest", f"2x{threads}")
-        figures |= dict(zip(names, map(statistics.median, zip(*rounds, strict=True)), strict=True))
+        figures |= dict(zip(names, map(statistics.median, zip(*turns, strict=True)), strict=True))
     return figures
 
 
@@ -149,11 +148,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("pairs", nargs="+", metavar="LIBRARY=MODEL.onnx")
-    pairs = [pair.partition("=")[::2] for pair in parser.parse_args().pairs]
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    pairs = [pair.partition("=")[::2] for pair in options.pairs]
     print(f"{'':32}" + "".join(f"{name:>10}" for name in COLUMNS))
     for library, model in pairs:
         for label, path in (("C library", library), ("ONNX Runtime", model)):
-            figures = measure(Path(path))
+            figures = measure(Path(path), options.rounds)
             row = "".join(
                 f"{figures[name]:>10.2f}" if "x" in name else f"{figures[name]:>10.1f}"
                 for name in COLUMNS
