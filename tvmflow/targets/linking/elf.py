@@ -70,6 +70,13 @@ def link(
     return "linked.so"
 
 
+def link_program(folder: Path, names: Sequence[str], arch: str) -> str:
+    """Link a static executable in a folder, and return its name."""
+    options = ["-static", "--build-id=none", "--strip-all", "--gc-sections"]
+    run_zig(folder, "ld.lld", "-m", _EMULATIONS[arch], *options, "-o", "linked", *names)
+    return "linked"
+
+
 def _system_libraries(platform: Platform) -> tuple[str, ...]:
     if platform.system == "android":
         return _ANDROID
