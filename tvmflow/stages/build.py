@@ -93,7 +93,7 @@ class BuildSettings(StageSettings):
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
     """Return what the code is for, and what shapes it besides tuning."""
-    forms = needed_forms(recipe)
+    forms = forms_of(recipe)
     has_symbols = {system_library.FORM, c_library.FORM} & forms
     return BuildSettings(
         target=target.tvm,
@@ -104,7 +104,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
     )
 
 
-def needed_forms(recipe: Recipe) -> set[str]:
+def forms_of(recipe: Recipe) -> set[str]:
     """Return the forms of compiled code that outputs need, and what verifies them."""
     forms = {EXPORTERS[output].FORM for output in recipe.outputs} - {""}
     if recipe.verify.run_on == QEMU:

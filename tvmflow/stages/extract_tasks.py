@@ -23,7 +23,7 @@ from tvmflow.stages._base import (
     no_files,
     parse_settings,
 )
-from tvmflow.stages.build import needed_forms
+from tvmflow.stages.build import forms_of
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
     return ExtractTasksSettings(
         target=target.tvm,
         lowering=lowering_options(recipe),
-        c_library=form_names.C_LIBRARY in needed_forms(recipe),
+        c_library=form_names.C_LIBRARY in forms_of(recipe),
     )
 
 

@@ -263,6 +263,15 @@ def run_emulated(
 
 def _failure(emulator: Emulator, code: int, stderr: str) -> StageError:
     """Return the reason why the program ended; a signal that ends the emulated program ends qemu too."""
+    lines = [line for line in stderr.strip().splitlines() if "TCG doesn't support" not in line]
+    assertion = next(
+        (line for line in lines if line.startswith("qemu-") and "Assertion" in line), ""
+    )
+    if assertion:
+        return StageError(
+            f"{emulator} crashed itself: {assertion}",
+            fix="use a newer qemu (7.2 crashes on some vector instructions of riscv64), or verify.run_on: rpc",
+        )
     if code == -signal.SIGILL:
         return StageError(
             f"the library was ended by SIGILL under {emulator}: it uses an instruction that this "
@@ -275,7 +284,6 @@ def _failure(emulator: Emulator, code: int, stderr: str) -> StageError:
             f"the library was ended by {signal.Signals(-code).name} under {emulator}",
             fix="run it on a device of this kind with verify.run_on: rpc, to see whether it crashes there too",
         )
-    lines = [line for line in stderr.strip().splitlines() if "TCG doesn't support" not in line]
     prefix = "tvmflow-emulation-program: "
     last = next((line for line in reversed(lines) if prefix in line), "")
     text = last.removeprefix(prefix) or (lines or [f"exit code {code}"])[-1]

@@ -78,13 +78,21 @@ def build_program(
         StageError: when compiler or linker fails; the message holds its error.
     """
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
-        sources = Path(scratch)
-        c_library.write_sources(model, compiled[c_library.PROGRAM], sources)
-        shutil.copyfile(_MAIN, sources / _MAIN.name)
-        # one file, because the program uses the names that the model's C code defines
-        (sources / "whole.c").write_text(
-            f'#include "{c_library.SOURCE}"\n#include "{_MAIN.name}"\n'
-        )
-        compile_c(sources, "whole.c", "whole.o", model.triple)
+        code = compile_main(model, compiled, Path(scratch))
         objects = {name: path for name, path in compiled.items() if name.endswith(".o")}
-        link_program({**objects, **libc, "whole.o": sources / "whole.o"}, output, model.triple)
+        link_program({**objects, **libc, code.name: code}, output, model.triple)
+
+
+def compile_main(model: DescribedModel, compiled: Mapping[str, Path], folder: Path) -> Path:
+    """Compile all C code of the emulation program in a folder, and return the object file.
+
+    Raises:
+        StageError: when the compiler fails; the message holds its error.
+    """
+    c_library.write_sources(model, compiled[c_library.PROGRAM], folder)
+    shutil.copyfile(_MAIN, folder / _MAIN.name)
+    # one file, because the program uses the names that the model's C code defines
+    includes = [f'#include "{name}"\n' for name in (c_library.SOURCE, _MAIN.name)]
+    (folder / "whole.c").write_text("".join(includes))
+    compile_c(folder, "whole.c", "whole.o", model.triple)
+    return folder / "whole.o"

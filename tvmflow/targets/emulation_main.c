@@ -135,17 +135,18 @@ static void run(tf_context *context, const batch *tensors) {
   check(TF(run)(context, tensors->inputs, TF_STATUS(INPUTS), tensors->outputs, TF_STATUS(OUTPUTS)));
 }
 
-/* Compute a batch once more, with another number of threads where there are threads. */
+/* Compute a batch once more with another number of threads; where there are none, that is the same number. */
 static void check_threads(const batch *expected, uint32_t threads) {
   tf_context *context = create(threads > 1 ? 1 : 2);
   batch actual = *expected;
   allocate(actual.outputs, TF(outputs)(), TF_STATUS(OUTPUTS));
-  if (TF(threads)(context) != threads) run(context, &actual);
-  for (size_t i = 0; i < TF_STATUS(OUTPUTS) && TF(threads)(context) != threads; ++i)
+  run(context, &actual);
+  for (size_t i = 0; i < TF_STATUS(OUTPUTS); ++i) {
     if (memcmp(actual.outputs[i].data, expected->outputs[i].data, actual.outputs[i].bytes) != 0)
-      fail("output '%s' with %" PRIu32 " threads differs from that with %" PRIu32, TF(outputs)()[i].name, threads,
+      fail("output '%s' differs with the number of threads: %" PRIu32 " or %" PRIu32, TF(outputs)()[i].name, threads,
            TF(threads)(context));
-  for (size_t i = 0; i < TF_STATUS(OUTPUTS); ++i) free(actual.outputs[i].data);
+    free(actual.outputs[i].data);
+  }
   TF(destroy)(context);
 }
 
