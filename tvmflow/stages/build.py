@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tvmflow.compiler.lowering import LoweredModel
 
 TRAITS: Final = StageTraits(
-    version=5,
+    version=6,
     scope="machine",
     needs={
         "import": ("model.json", "params.safetensors"),

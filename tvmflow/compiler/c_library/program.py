@@ -278,14 +278,14 @@ _PACKED_CALLS: Final = frozenset({"tirx.tvm_call_packed", "tirx.tvm_call_cpacked
 _VIEWS: Final = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 
 
-def list_kernel_names(steps: Sequence[Step]) -> set[str]:
-    """Return the names of the kernels that steps call."""
-    names: set[str] = set()
+def list_kernel_calls(steps: Sequence[Step]) -> list[str]:
+    """Return the names of the kernels that steps call, once for each call."""
+    names: list[str] = []
     for step in steps:
         if isinstance(step, KernelCall):
-            names.add(step.kernel)
+            names.append(step.kernel)
         elif isinstance(step, Branch):
-            names |= list_kernel_names(step.if_true) | list_kernel_names(step.if_false)
+            names += list_kernel_calls(step.if_true) + list_kernel_calls(step.if_false)
     return names
 
 

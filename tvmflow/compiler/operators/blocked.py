@@ -9,6 +9,7 @@ before each axis, followed by that after each; negative padding skips data.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -245,6 +246,47 @@ def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
         name="interleave",
         tag="injective",
     )
+
+
+def interleave_channels(x: Any, channels: int, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
+    """Return a plain image (n, c, …) of few channels, as `interleave` does, from channels of the pixels (y mod s, x mod t) after each other."""
+
+    def element(i: Any, c: Any, *pixel: Any) -> Any:
+        shifted = [y + offset for y, offset in zip(pixel, offsets, strict=True)]
+        phase = 0
+        for y, step in zip(shifted, strides, strict=True):
+            phase = phase * step + y % step
+        channel, block = phase * channels + c, int(x.shape[-1])
+        source = [y // step for y, step in zip(shifted, strides, strict=True)]
+        return x(i, channel // block, *source, channel % block)
+
+    return te.compute((x.shape[0], channels, *shape), element, name="interleave", tag="injective")
+
+
+def interleave_parts(strides: Sizes, shape: Sizes, *parts: Any) -> Any:
+    """Return an image of blocked data whose pixels come from several images in turn.
+
+    Args:
+        strides: After how many pixels along each spatial axis an image is read again.
+        shape: The spatial extents of the result.
+        *parts: The images: pixel (y, x) comes from that of (y mod s, x mod t).
+    """
+    n, blocks, *_, block = (int(extent) for extent in parts[0].shape)
+    counts = (range(min(step, extent)) for step, extent in zip(strides, shape, strict=True))
+    *turns, _ = itertools.product(*counts)
+
+    def element(i: Any, o: Any, *position: Any) -> Any:
+        *pixel, inner = position
+        source = [y // step for y, step in zip(pixel, strides, strict=True)]
+        values = [part(i, o, *source, inner) for part in parts]
+        value = values[-1]
+        for turn, own in zip(turns, values[:-1], strict=True):
+            axes = zip(pixel, strides, turn, strict=True)
+            is_turn = tirx.all(*(tirx.EQ(y % step, rest) for y, step, rest in axes))
+            value = tirx.if_then_else(is_turn, own, value)
+        return value
+
+    return te.compute((n, blocks, *shape, block), element, name="interleave", tag="injective")
 
 
 def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:

@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 
 _ROOT: Final = "root"
 _SPATIAL: Final = 0
-_FAST_CALLS: Final = {"tirx.if_then_else", "tirx.likely", "tirx.fabs"}
+_FAST_CALLS: Final = {"prim.if_then_else", "prim.likely", "tirx.fabs"}
 REDUCTION: Final = 2
 """TVM's `IterVar.iter_type` of an axis that is reduced."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from tvm import relax
@@ -12,12 +12,20 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.operators import blocked, winograd
 from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.operators.winograd import Geometry
-from tvmflow.compiler.passes.blocked_layout import direct_convolutions, integer_convolutions, taps
+from tvmflow.compiler.passes.blocked_layout import (
+    direct_convolutions,
+    few_channels,
+    integer_convolutions,
+    taps,
+)
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.blocked_layout.taps import Image, Window
 from tvmflow.compiler.passes.quantization import integer_weight_dtype
 
 _log = logging.getLogger(__name__)
+
+# The share of a direct convolution's time that one of Winograd's takes.
+_WINOGRAD_SHARE: Final = 0.5
 
 
 def rewrite_conv(
@@ -52,16 +60,38 @@ def rewrite_conv(
         packed = pack_kernel(rewriter, kernel, reads)
         quantized = quantized._replace(integers=x)
         return integer_convolutions.emit(rewriter, quantized, kernel, packed, window, reads, name)
+    return _emit_convolution(rewriter, call, data, kernel, window, dtype)
+
+
+def _emit_convolution(
+    rewriter: LayoutRewriter, call: relax.Call, data: Any, kernel: Any, window: Window, dtype: str
+) -> Any:
+    """Emit a convolution that is neither quantized nor depthwise."""
+    image = Image(ir.known_shape(data)[2:], ir.known_shape(call)[2:])
+    groups, name = int(call.attrs.groups), f"conv{len(window.strides)}d_NCHWc"
     x, lanes = direct_convolutions.block_data(rewriter, data, dtype)
     terms = direct_convolutions.count_terms(rewriter, dtype)
     geometry = (
         _find_winograd(rewriter, call, kernel, window, terms) if lanes == rewriter.block else None
     )
-    if geometry is not None:
+    shape = ir.known_shape(kernel)
+    share = _WINOGRAD_SHARE if geometry is not None else 1.0
+    phases = None
+    if groups == terms == 1 and dtype == rewriter.context.weight_dtype:
+        phases = few_channels.choose_phases(image, shape, window, rewriter.block, share)
+    if phases is None and geometry is not None:
         return _emit_winograd(rewriter, name, x, kernel, geometry)
-    reads = Groups(inputs // groups, outputs // groups, lanes, rewriter.block, groups)
+    if phases is not None:
+        kernel, window = few_channels.pad_kernel(rewriter, kernel, window, image, phases)
+    outputs = ir.known_shape(kernel)[0] // groups
+    reads = Groups(ir.known_shape(data)[1] // groups, outputs, lanes, rewriter.block, groups)
     packed = pack_kernel(rewriter, kernel, reads)
-    return direct_convolutions.emit(rewriter, name, x, packed, window, reads, dtype, image)
+    arguments = (rewriter, name, x, packed, window, reads, dtype)
+    if phases is None:
+        return direct_convolutions.emit(*arguments, image)
+    pixels = direct_convolutions.emit(*arguments)
+    places = (pixels, shape[0], phases, [0] * len(phases), image.result)
+    return rewriter.kernel(blocked.interleave_channels, "interleave", *places, pattern=None)
 
 
 def is_supported(rewriter: LayoutRewriter, call: relax.Call, kernel: str) -> bool:

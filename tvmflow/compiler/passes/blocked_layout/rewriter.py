@@ -23,7 +23,7 @@ _READERS = frozenset(
 )
 
 Handler = Callable[..., relax.Expr | None]
-"""A function that rewrites the calls of an operator: takes the rewriter, the original call and the rewritten arguments; returns the blocked form of the result, or None to decline."""
+"""A function that rewrites the calls of an operator: takes the rewriter, the original call and the rewritten arguments; returns the blocked form of the result, the result itself, or None to decline."""
 Handlers = Mapping[str, Handler]
 """Operator -> its handler."""
 
@@ -74,7 +74,8 @@ class LayoutRewriter(MainRewriter):
         if result is None:
             _log.debug("%s keeps its layout", ir.operator_name(call))
             return rewritten
-        return self._unpack(result, shape[1])
+        is_plain = ir.shape_of(result) == shape
+        return result if is_plain else self._unpack(result, shape[1])
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
         """Rewrite one part of a split tensor."""

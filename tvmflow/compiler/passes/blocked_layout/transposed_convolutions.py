@@ -3,13 +3,18 @@
 A transposed convolution with strides (s, t) is computed as a convolution that gives the s·t
 pixels between two pixels of its data as channels of one pixel, which are then interleaved:
 rows s·q to s·q + s − 1 of the result read the same ⌈k/s⌉ rows of data, each with other rows
-of the weights.
+of the weights. These s·t phases are blocks of channels of their own; few channels of all phases
+share blocks. Where some phases have fewer taps or rows than others, each may be a convolution of
+its own.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 from tvm import relax
 
@@ -19,6 +24,12 @@ from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.passes.blocked_layout import convolutions, direct_convolutions
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.blocked_layout.taps import Window
+
+# Another kernel takes as long as so many multiplications of vectors.
+_KERNEL_COST: Final = 10_000
+_MAX_PHASES: Final = 8
+# Small images are interleaved no faster from several tensors than from one.
+_MIN_GAIN: Final = 1.15
 
 
 class _Geometry(NamedTuple):
@@ -38,6 +49,28 @@ class _Geometry(NamedTuple):
     rows: list[int]
     offsets: list[int]
 
+    @property
+    def window(self) -> Window:
+        """The movement of the convolution's kernel."""
+        ones = [1] * len(self.strides)
+        return Window(ones, self.padding, ones)
+
+
+class _Phase(NamedTuple):
+    """The rows of a result, along one axis, that are a convolution of their own.
+
+    Attributes:
+        rows: Their number.
+        taps: The taps of the transposed convolution that they use, the last one first.
+        before: The padding before the data.
+        after: The padding after them.
+    """
+
+    rows: int
+    taps: list[int]
+    before: int
+    after: int
+
 
 def rewrite_conv_transpose(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, kernel: Any
@@ -49,31 +82,152 @@ def rewrite_conv_transpose(
         return None
     size = list(ir.known_shape(call)[2:])
     geometry = _analyze(ir.known_shape(data)[2:], ir.known_shape(kernel)[2:], size, window)
-    inner = Window([1] * rank, geometry.padding, [1] * rank)
-    groups, dtype = int(call.attrs.groups), rewriter.context.weight_dtype
-    name = f"conv{rank}d_transpose_NCHWc"
-    flipped = _flip_kernel(rewriter, kernel, geometry, groups)
     if ir.is_depthwise(call):
-        packed = convolutions.pack_depthwise_kernel(rewriter, flipped)
-        weights = rewriter.cast(_move_phases(rewriter, packed, geometry, 1), dtype)
-        pixels = rewriter.kernel(
-            lambda x, w: blocked.depthwise_conv(x, w, *inner),
-            f"depthwise_{name}",
-            rewriter.to_blocked(data),
-            weights,
-        )
+        pixels = _emit_depthwise(rewriter, data, kernel, geometry)
     else:
-        x, lanes = direct_convolutions.block_data(rewriter, data, dtype)
-        inputs, outputs = (ir.known_shape(expr)[1] // groups for expr in (data, call))
-        phases = math.prod(window.strides)
-        reads = Groups(inputs, outputs, lanes, rewriter.block, groups, phases)
-        packed = convolutions.pack_kernel(rewriter, flipped, reads)
-        moved = _move_phases(rewriter, packed, geometry, 2)
-        pixels = direct_convolutions.emit(rewriter, name, x, moved, inner, reads, dtype)
+        convolution = _Convolution(rewriter, call, data, kernel, window, geometry)
+        phases = convolution.list_phases()
+        if phases is not None:
+            return convolution.emit_phases(phases)
+        if convolution.shares_blocks():
+            return convolution.emit_shared()
+        pixels = convolution.emit_together()
     if window.strides == [1] * rank and not any(geometry.offsets) and geometry.rows == size:
         return pixels
     arguments = (pixels, window.strides, geometry.offsets, size)
     return rewriter.kernel(blocked.interleave, "interleave", *arguments, pattern=None)
+
+
+def _emit_depthwise(rewriter: LayoutRewriter, data: Any, kernel: Any, geometry: _Geometry) -> Any:
+    """Emit the pixels of a depthwise convolution, the phases as blocks of channels."""
+    rank = len(geometry.strides)
+    flipped = _flip_kernel(rewriter, kernel, geometry, ir.known_shape(kernel)[0])
+    packed = convolutions.pack_depthwise_kernel(rewriter, flipped)
+    weights = _move_phases(rewriter, packed, geometry, 1)
+    return rewriter.kernel(
+        lambda x, w: blocked.depthwise_conv(x, w, *geometry.window),
+        f"depthwise_conv{rank}d_transpose_NCHWc",
+        rewriter.to_blocked(data),
+        rewriter.cast(weights, rewriter.context.weight_dtype),
+    )
+
+
+class _Convolution:
+    """Emits one transposed convolution that is not depthwise."""
+
+    def __init__(
+        self,
+        rewriter: LayoutRewriter,
+        call: relax.Call,
+        data: Any,
+        kernel: Any,
+        window: Window,
+        geometry: _Geometry,
+    ) -> None:
+        self._rewriter = rewriter
+        self._data, self._kernel = data, kernel
+        self._dtype = rewriter.context.weight_dtype
+        self._x, self._lanes = direct_convolutions.block_data(rewriter, data, self._dtype)
+        self._window, self._geometry = window, geometry
+        self._groups = int(call.attrs.groups)
+        self._channels = ir.known_shape(data)[1], ir.known_shape(call)[1]
+        self._size = ir.known_shape(call)[2:]
+        self._blocks = -(-self._channels[1] // rewriter.block)
+        self._phases = math.prod(window.strides)
+
+    def list_phases(self) -> list[tuple[_Phase, ...]] | None:
+        """Return the phases along each axis, if a convolution for each of them is faster than one for all."""
+        axes = zip(
+            *(self._size, ir.known_shape(self._data)[2:], ir.known_shape(self._kernel)[2:]),
+            *(self._window.strides, self._window.padding[: len(self._size)]),
+            strict=True,
+        )
+        phases = [
+            tuple(_find_phase(phase, *axis) for phase in range(axis[3]) if phase < axis[0])
+            for axis in axes
+        ]
+        products = self._count(
+            sum(phase.rows * len(phase.taps) for phase in axis) for axis in phases
+        )
+        is_possible = all(phase.taps for axis in phases for phase in axis)
+        cost = _MIN_GAIN * products * self._blocks + self._phases * _KERNEL_COST
+        is_faster = cost < min(self._phases * self._blocks, self._count_shared()) * self._work()
+        return phases if is_possible and is_faster and self._phases <= _MAX_PHASES else None
+
+    def shares_blocks(self) -> bool:
+        """Return whether few channels of all phases share blocks."""
+        return self._groups == 1 and 2 * self._count_shared() <= self._phases * self._blocks
+
+    def _count_shared(self) -> int:
+        """Return the number of blocks that all channels of all phases fill."""
+        return -(-self._phases * self._channels[1] // self._rewriter.block)
+
+    def _work(self) -> int:
+        """Return how many vectors of data are multiplied for each block of the result, if all phases are computed together."""
+        sizes = zip(self._geometry.rows, self._geometry.kernel, strict=True)
+        return self._count(rows * taps for rows, taps in sizes)
+
+    def _count(self, pixels: Iterable[int]) -> int:
+        return math.prod(pixels) * self._channels[0] // self._groups
+
+    def emit_phases(self, phases: list[tuple[_Phase, ...]]) -> Any:
+        """Emit a convolution for each phase, and the image of all pixels."""
+        rank = len(self._size)
+        order = [0, 2, 1, *range(3, 3 + rank)]
+        i, o, *taps = ir.known_shape(self._kernel)
+        split = [self._groups, i // self._groups, o, *taps]
+        kernel = self._rewriter.rearrange(self._kernel, split, order)
+        kernel = self._rewriter.reshape(kernel, [self._groups * o, i // self._groups, *taps])
+        parts = []
+        for phase in itertools.product(*phases):
+            own = kernel
+            for axis, part in enumerate(phase):
+                own = self._rewriter.take(own, part.taps, 2 + axis)
+            padding = [part.before for part in phase] + [part.after for part in phase]
+            parts.append(self._emit(own, Window([1] * rank, padding, [1] * rank)))
+        interleave = functools.partial(blocked.interleave_parts, self._window.strides, self._size)
+        return self._rewriter.kernel(interleave, "interleave", *parts, pattern=None)
+
+    def emit_shared(self) -> Any:
+        """Emit one convolution with the channels of one phase after those of another, and the image of all pixels."""
+        rank, outputs = len(self._size), self._channels[1]
+        flipped = _flip_kernel(self._rewriter, self._kernel, self._geometry, 1)
+        shape = ir.known_shape(flipped)
+        taps, phases = range(2, 2 + 2 * rank, 2), range(3, 3 + 2 * rank, 2)
+        moved = self._rewriter.emit(relax.op.permute_dims(flipped, [*phases, 0, 1, *taps]))
+        size = [self._phases * outputs, shape[1], *(shape[tap] for tap in taps)]
+        pixels = self._emit(self._rewriter.reshape(moved, size), self._geometry.window)
+        arguments = (pixels, outputs, self._window.strides, self._geometry.offsets, self._size)
+        return self._rewriter.kernel(
+            blocked.interleave_channels, "interleave", *arguments, pattern=None
+        )
+
+    def emit_together(self) -> Any:
+        """Emit one convolution in which each phase is a block of channels of its own."""
+        flipped = _flip_kernel(self._rewriter, self._kernel, self._geometry, self._groups)
+        return self._emit(flipped, self._geometry.window, self._phases)
+
+    def _emit(self, kernel: Any, window: Window, phases: int | None = None) -> Any:
+        """Emit a convolution with weights (o, i of a group, …), whose taps are in pairs with their phases if there are any."""
+        rewriter, rank = self._rewriter, len(self._size)
+        inputs, outputs = (
+            count // self._groups for count in (self._channels[0], ir.known_shape(kernel)[0])
+        )
+        reads = Groups(inputs, outputs, self._lanes, rewriter.block, self._groups, phases or 1)
+        packed = convolutions.pack_kernel(rewriter, kernel, reads)
+        if phases is not None:
+            packed = _move_phases(rewriter, packed, self._geometry, 2)
+        name = f"conv{rank}d_transpose_NCHWc"
+        return direct_convolutions.emit(rewriter, name, self._x, packed, window, reads, self._dtype)
+
+
+def _find_phase(phase: int, result: int, data: int, taps: int, step: int, padding: int) -> _Phase:
+    """Return the rows `phase`, `phase + step`, … of a result; all sizes are those along one axis."""
+    rows = -(-(result - phase) // step)
+    skipped, first = divmod(phase + padding, step)
+    used = list(range(first, taps, step))[::-1]
+    before = len(used) - 1 - skipped
+    return _Phase(rows, used, before, rows + skipped - data)
 
 
 def _analyze(
