@@ -47,7 +47,7 @@ class Sort(NamedTuple):
         shape: The shape of the data.
         dtype: Their dtype.
         axis: The axis, not negative.
-        count: How many of the sorted elements are wanted.
+        k: How many of the sorted elements are wanted.
         descending: Whether the greatest element comes first. Equal elements keep their order.
         has_values: Whether the sorted elements are a result.
         index_dtype: The dtype of their places in the data, which follow the values; None without them.
@@ -56,7 +56,7 @@ class Sort(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     axis: int
-    count: int
+    k: int
     descending: bool
     has_values: bool
     index_dtype: str | None
@@ -69,7 +69,7 @@ class Sort(NamedTuple):
     @property
     def result_shape(self) -> tuple[int, ...]:
         """The shape of every result."""
-        return (*self.shape[: self.axis], self.count, *self.shape[self.axis + 1 :])
+        return (*self.shape[: self.axis], self.k, *self.shape[self.axis + 1 :])
 
     @property
     def result_dtypes(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class Sort(NamedTuple):
 def is_supported(sort: Sort) -> bool:
     """Return whether there is a kernel for a sort."""
     size = math.prod(sort.shape)
-    return sort.dtype in _BITS and 0 < sort.count <= sort.length and 0 < size < 1 << 31
+    return sort.dtype in _BITS and 0 < sort.k <= sort.length and 0 < size < 1 << 31
 
 
 def make_kernel(sort: Sort, cores: int) -> tvm.tirx.PrimFunc:
@@ -111,7 +111,7 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int) -> None:
     inner = math.prod(sort.shape[sort.axis + 1 :])
     rows = math.prod(sort.shape[: sort.axis]) * inner
     is_parallel = cores > 1 and rows > 1 and rows * sort.length >= _MIN_PARALLEL_ELEMENTS
-    is_selection = sort.length >= max(_MIN_ROW_FOR_SELECTION * sort.count, 2 * _BLOCK)
+    is_selection = sort.length >= max(_MIN_ROW_FOR_SELECTION * sort.k, 2 * _BLOCK)
     with (T.parallel if is_parallel else T.serial)(rows) as row:
 
         def place(index: Any, length: int) -> Any:
@@ -120,12 +120,12 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int) -> None:
         order = _Order(sort.dtype, sort.length, sort.descending)
         source = _Row(order, lambda index: tirx.BufferLoad(data, [place(index, sort.length)]))
         words = (_emit_selection if is_selection else _emit_whole_sort)(sort, source)
-        with T.serial(sort.count) as k:
-            index = T.Bind(order.index(words[k]))
+        with T.serial(sort.k) as position:
+            index = T.Bind(order.index(words[position]))
             outputs = [source.element(index)] if sort.has_values else []
             outputs += [tirx.Cast(sort.index_dtype, index)] if sort.index_dtype else []
             for result, value in zip(results, outputs, strict=True):
-                T.buffer_store(result, value, [place(k, sort.count)])
+                T.buffer_store(result, value, [place(position, sort.k)])
 
 
 Word = tuple[Any, ...]
@@ -301,7 +301,7 @@ def _emit_selection(sort: Sort, row: _Row) -> _Words:
     Those that come before the last of the first `count` so far are gathered. When there are enough
     of them, they are sorted, and merged with the first ones.
     """
-    order, count, length = row.order, sort.count, sort.length
+    order, count, length = row.order, sort.k, sort.length
     size = _padded_size(count + _BLOCK)
     first, merged, gathered = (_Words.allocate(order, n) for n in (count, count, size))
     first.fill(0, count, lambda _: order.last())
