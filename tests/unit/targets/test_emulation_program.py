@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -62,10 +63,20 @@ def link(
     return program
 
 
+def parallel_code(exported: Exported) -> str:
+    """The C code of the digits, which are too small for threads, with kernels divided into eight tasks."""
+    code = (exported.folder / "build" / form_names.C_LIBRARY / PROGRAM).read_text()
+    code, calls = re.subn(r"(TF_CALL\(\d+), \d+", r"\1, 8", code)
+    code, limits = re.subn(r"(TF_MOST_TASKS) \d+u", r"\1 8u", code)
+    assert calls and limits == 1
+    return code
+
+
 @pytest.fixture(scope="module")
 def program(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program of the digits."""
-    return link(exported, tmp_path_factory.mktemp("program"))
+    """The program of the digits, with threads."""
+    folder = tmp_path_factory.mktemp("program")
+    return link(exported, folder, code=parallel_code(exported))
 
 
 def call(program: Path, *arguments: Path | str) -> tuple[int, str]:
@@ -143,8 +154,7 @@ def test_outputs_that_depend_on_the_threads_are_an_error(
     exported: Exported, tmp_path: Path
 ) -> None:
     """Of a model whose last step writes the number of threads into an output."""
-    code = (exported.folder / "build" / form_names.C_LIBRARY / PROGRAM).read_text()
-    head, end, tail = code.rpartition("  return 0;\n")
+    head, end, tail = parallel_code(exported).rpartition("  return 0;\n")
     wrong = f"{head}  out[0][0] = (unsigned char)tf->threads;\n{end}{tail}"
     program = link(exported, tmp_path, code=wrong)
     write_tensors(tmp_path / "in", images(1))
