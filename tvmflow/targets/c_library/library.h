@@ -2,7 +2,7 @@
  *
 %(tensors)s
  *
- * Needs the C library, its mathematical functions and threads, nothing else.
+ * Needs the C library, its mathematical functions and, where the system has them, threads; nothing else.
  *
  *   %(name)s_context *context;
  *   int status = %(name)s_create(NULL, &context);
@@ -30,7 +30,7 @@ extern "C" {
 
 /* The numbers of inputs and outputs, and the place of each. */
 %(places)s
-
+%(memory)s
 /* What functions return. */
 enum {
   %(NAME)s_OK = 0,
@@ -71,7 +71,7 @@ typedef struct {
   /* The caller's included; 0: one for each CPU that the process may use, at most %(threads)s. No more are started than the
    * largest kernel is worth. */
   uint32_t threads;
-  /* Memory aligned to `alignment` bytes, and its return; by default the C library's. */
+  /* Memory aligned to `alignment` bytes, and its return; by default the C library's, if there is a system. */
   void *(*allocate)(void *user, size_t bytes, size_t alignment);
   void (*release)(void *user, void *memory);
   /* Calls body(argument, task) for each task below `tasks`, on any threads, and returns when all have returned. In

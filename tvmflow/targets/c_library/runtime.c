@@ -9,8 +9,14 @@
 #define TF_MAX_THREADS 1024
 
 static _Thread_local tf_thread tf_here;
+#ifdef TF_FREESTANDING
+static atomic_flag tf_is_running = ATOMIC_FLAG_INIT;
+#endif
 
-#ifndef _WIN32
+#ifdef TF_FREESTANDING
+/* There is no clock that all machines have. */
+static uint64_t tf_nanoseconds(void) { return 0; }
+#elif !defined(_WIN32)
 static uint64_t tf_nanoseconds(void) {
   struct timespec now;
   timespec_get(&now, TIME_UTC);
@@ -118,6 +124,8 @@ static void tf_join(tf_context *context) {
     while (atomic_load(&context->pending) != 0) pthread_cond_wait(&context->done, &context->mutex);
     atomic_store(&context->is_joining, false);
     pthread_mutex_unlock(&context->mutex);
+#else
+    (void)spins;
 #endif
   }
 }
@@ -292,6 +300,7 @@ static void tf_stop_workers(tf_context *context) {
 
 /* ------------------------------------------------------------------ contexts */
 
+#ifndef TF_FREESTANDING
 static void *tf_default_allocate(void *user, size_t bytes, size_t alignment) {
   (void)user;
 #ifdef _WIN32
@@ -310,6 +319,7 @@ static void tf_default_release(void *user, void *memory) {
   free(memory);
 #endif
 }
+#endif
 
 static int tf_choose_options(const tf_options *given, tf_options *options) {
   *options = (tf_options){.abi = TF_STATUS(ABI)};
@@ -320,10 +330,14 @@ static int tf_choose_options(const tf_options *given, tf_options *options) {
   }
   if (!options->allocate != !options->release) return TF_STATUS(WRONG_OPTION);
   if (options->threads > TF_MAX_THREADS) return TF_STATUS(WRONG_OPTION);
+#ifdef TF_FREESTANDING
+  if (!options->allocate) return TF_STATUS(WRONG_OPTION);
+#else
   if (!options->allocate) {
     options->allocate = tf_default_allocate;
     options->release = tf_default_release;
   }
+#endif
 #ifdef TF_THREADS
   if (options->threads == 0) {
     const uint32_t cpus = tf_count_cpus();
@@ -348,11 +362,14 @@ int TF(create)(const tf_options *given, tf_context **result) {
   const size_t head = tf_padded(sizeof(tf_context));
   const size_t tasks = tf_padded(options.threads * sizeof(tf_task));
   size_t bytes = head + tasks;
+#ifdef TF_FREESTANDING
+  _Static_assert(sizeof(tf_context) + sizeof(tf_task) <= TF_CONTEXT_BYTES, "the header's MEMORY_BYTES");
+#endif
 #ifdef TF_THREADS
   const size_t workers = tf_padded(options.threads * sizeof(tf_worker));
   bytes += workers;
 #endif
-  const size_t scratch = (options.threads + 1) * (size_t)TF_SCRATCH;
+  const size_t scratch = (options.threads == 1 ? 1 : options.threads + 1) * (size_t)TF_SCRATCH;
   unsigned char *block = options.allocate(options.user, bytes + scratch + TF_ARENA + TF_STAGING, TF_CACHE_LINE);
   if (!block) return TF_STATUS(NO_MEMORY);
   memset(block, 0, bytes);
@@ -441,12 +458,31 @@ static int tf_run_aligned(tf_context *context, const tf_buffer *inputs, const tf
   return status;
 }
 
+/* Without a system all code shares what other threads have each: a task that interrupts a call has to wait. */
+static bool tf_begin_call(tf_context *context) {
+  if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) return false;
+#ifdef TF_FREESTANDING
+  if (atomic_flag_test_and_set_explicit(&tf_is_running, memory_order_acquire)) {
+    atomic_flag_clear(&context->is_busy);
+    return false;
+  }
+#endif
+  return true;
+}
+
+static void tf_end_call(tf_context *context) {
+#ifdef TF_FREESTANDING
+  atomic_flag_clear_explicit(&tf_is_running, memory_order_release);
+#endif
+  atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
+}
+
 int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
             size_t output_count) {
   if (!context) return TF_STATUS(NULL_ARGUMENT);
   int status = tf_check_call(inputs, input_count, outputs, output_count);
   if (status != TF_STATUS(OK)) return status;
-  if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) return TF_STATUS(BUSY);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
   const tf_thread before = tf_here;
   tf_here = (tf_thread){context, context->scratch, 0, context->threads == 1};
   if (context->threads > 1) {
@@ -455,7 +491,7 @@ int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, co
   }
   status = tf_run_aligned(context, inputs, outputs);
   tf_here = before;
-  atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
+  tf_end_call(context);
   return status;
 }
 

@@ -3,9 +3,18 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#ifdef TF_FREESTANDING
+/* Every compiler expects these functions, without a header. */
+void *memcpy(void *target, const void *source, size_t bytes);
+void *memset(void *target, int value, size_t bytes);
+int strcmp(const char *left, const char *right);
+#define _Thread_local
+#else
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#endif
 
 #ifdef _WIN32
 #include "threads_windows.h"
@@ -20,7 +29,11 @@
 #endif
 
 #define TF_ALIGNMENT 64
+#ifdef TF_THREADS
 #define TF_CACHE_LINE 128
+#else
+#define TF_CACHE_LINE TF_ALIGNMENT
+#endif
 
 /* The types of the public header, whose names differ from library to library. */
 typedef TF(context) tf_context;
