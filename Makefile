@@ -49,6 +49,7 @@ docs-reference: $(VENV)/.ready
 
 bench: $(VENV)/.ready-to-test
 	$(BIN)/python benchmarks/noop.py
+	$(BIN)/python benchmarks/c_runtime.py
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/fanout.py
 	$(BIN)/python benchmarks/scale.py --stages 100 1000

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.support import exports
+from tests.support.exports import Exported
+from tvmflow.compiler import form_names
+from tvmflow.targets import c_library
 
 Array = np.ndarray[Any, Any]
 
@@ -109,3 +115,26 @@ def _place(array: Array, offset: int) -> Array:
     placed: Array = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
     placed[...] = array
     return placed
+
+
+def write_parallel_sources(exported: Exported, folder: Path) -> list[Path]:
+    """Write the C code of a model all of whose parallel loops are divided, however short; return its other objects."""
+    built = exports.built_of(exported, exports.recipe(), exports.target())
+    form = built.forms[form_names.C_LIBRARY]
+    program = re.sub(
+        r"TF_CALL\((\d+), \d+,", r"TF_CALL(\1, 64,", form[c_library.PROGRAM].read_text()
+    )
+    program = re.sub(r"(#define TF_MOST_TASKS) \d+u", r"\1 64u", program)
+    (folder / "parallel.c").write_text(program)
+    c_library.write_sources(built.c_model, folder / "parallel.c", folder)
+    return [path for path in form.values() if path.suffix == ".o"]
+
+
+def link_parallel(exported: Exported, folder: Path) -> Path:
+    """Return a shared library of a model all of whose parallel loops are divided, however short."""
+    objects = write_parallel_sources(exported, folder)
+    built = exports.built_of(exported, exports.recipe(), exports.target())
+    compiled = {path.name: path for path in (*objects, folder / c_library.PROGRAM)}
+    library = folder / "libdigits.so"
+    c_library.link(built.c_model, compiled, library, folder / "libdigits.a", folder / "digits.h")
+    return library

@@ -20,6 +20,7 @@ from tvmflow.exporters._base import BuiltModel
 from tvmflow.recipe import Recipe
 from tvmflow.stages import STAGES, export
 from tvmflow.stages._base import StageContext
+from tvmflow.targets import c_library
 from tvmflow.targets.host import read_host
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -90,6 +91,42 @@ def make(
     words = [str(folder), name, str(bias), triple, *outputs]
     subprocess.run([sys.executable, "-m", "tests.support.exports", *words], check=True)
     return Exported(folder)
+
+
+class Attributes(NamedTuple):
+    """A target that this machine does not run: its triple, and other attributes of TVM's target."""
+
+    triple: str
+    tvm: dict[str, Any]
+
+
+def link_c_library(folder: Path, attributes: Attributes) -> Path:
+    """Import and build the digits in a process of its own, link its C library here, and return the library's folder."""
+    words = [
+        str(folder),
+        json.dumps({"kind": "llvm", "mtriple": attributes.triple, **attributes.tvm}),
+    ]
+    code = "import sys; from tests.support import exports; exports.build_c_library(*sys.argv[1:])"
+    subprocess.run([sys.executable, "-c", code, *words], check=True)
+    signature = json.loads((folder / "import" / "signature.json").read_text())
+    model = c_library.DescribedModel("digits", signature, (), attributes.triple)
+    files = c_library.LibraryFiles.of("digits", attributes.triple)
+    compiled = {path.name: path for path in (folder / "build" / "c-library").iterdir()}
+    place = folder / "library"
+    place.mkdir()
+    shared = place / files.shared if files.shared else None
+    c_library.link(model, compiled, shared, place / files.static, place / files.header)
+    if files.loader:
+        (place / files.loader).write_text(c_library.write_loader(model))
+    return place
+
+
+def build_c_library(folder: str, tvm: str) -> None:
+    """Import and build the digits as a C library for a target of TVM."""
+    where = target()._replace(tvm=json.loads(tvm))
+    made, exported = recipe("digits", "c-library"), Exported(Path(folder))
+    exported.stage("import", made, where)
+    exported.stage("build", made, where)
 
 
 def held_out() -> tuple[Array, Array]:

@@ -114,6 +114,9 @@ class CpuModel(NamedTuple):
         # Every RISC-V CPU with the vector extension has vectors of at least 128 bits (Zvl128b).
         if arch == "riscv64" and "v" in features:
             return cls(4, 32, 1 << 18, _CORES)
+        # Engines compile WebAssembly for x86-64 or ARM64.
+        if arch.startswith("wasm") and "simd128" in features:
+            return cls(4, 16, 1 << 18, _CORES)
         return None
 
 

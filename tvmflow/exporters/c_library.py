@@ -21,11 +21,25 @@ def unsupported_reason(request: ExportRequest) -> str:
 def files(request: ExportRequest) -> tuple[str, ...]:
     """Return the header and the libraries, in a folder `<name>-c-library`."""
     names = c_library.LibraryFiles.of(request.name, request.triple)
-    return tuple(f"{request.name}-c-library/{file}" for file in names if file)
+    return tuple(f"{_folder_name(request)}/{file}" for file in names if file)
+
+
+def _folder_name(request: ExportRequest) -> str:
+    return f"{request.name}-c-library"
 
 
 def export(built: BuiltModel, folder: Path) -> None:
     """Compile the C code, and write the libraries and the header."""
-    header, static, shared, *more = (folder / name for name in files(built.request))
-    header.parent.mkdir(exist_ok=True)
-    c_library.link(built.c_model, built.forms[FORM], shared, static, header, *more)
+    place = folder / _folder_name(built.request)
+    place.mkdir(exist_ok=True)
+    names = c_library.LibraryFiles.of(built.name, built.request.triple)
+    c_library.link(
+        built.c_model,
+        built.forms[FORM],
+        place / names.shared if names.shared else None,
+        place / names.static,
+        place / names.header,
+        place / names.import_library if names.import_library else None,
+    )
+    if names.loader:
+        (place / names.loader).write_text(c_library.write_loader(built.c_model))

@@ -68,6 +68,10 @@ PRESETS: Final[dict[str, Preset]] = {
         _cpu("riscv64-linux-gnu", "generic-rv64", mattr=_RVV, mabi="lp64d"),
         "64-bit RISC-V with vectors (RVV 1.0): BananaPi F3, and boards with the SpacemiT K1",
     ),
+    "wasm32-wasi": Preset(
+        _cpu("wasm32-wasi", "generic", mattr=["+simd128"], vector_width=128, num_cores=1),
+        "WebAssembly with SIMD: browsers since 2023, Node, and runtimes with WASI",
+    ),
     "cuda-sm75": Preset(_cuda("sm_75", _SERVER), "NVIDIA T4, RTX 20, on x86-64"),
     "cuda-sm80": Preset(_cuda("sm_80", _SERVER), "NVIDIA A100, A30, on x86-64"),
     "cuda-sm86": Preset(_cuda("sm_86", _SERVER), "NVIDIA A10, A40, RTX 30, on x86-64"),

@@ -20,12 +20,15 @@ _SYSTEMS: Final[Mapping[str, str]] = {
     "android": "android",
     "darwin": "macos",
     "emscripten": "emscripten",
+    "ios": "ios",
     "linux": "linux",
     "macos": "macos",
+    # a microcontroller, without a system; before the name of a system it says nothing
+    "none": "none",
     "wasi": "wasi",
     "windows": "windows",
 }
-_SHARED: Final[Mapping[str, str]] = {"macos": ".dylib", "windows": ".dll"}
+_SHARED: Final[Mapping[str, str]] = {"macos": ".dylib", "wasi": ".wasm", "windows": ".dll"}
 
 
 class Platform(NamedTuple):
@@ -37,8 +40,15 @@ class Platform(NamedTuple):
 
     @property
     def shared_suffix(self) -> str:
-        """The suffix of shared libraries."""
+        """The suffix of shared libraries, or of static ones where there are no others."""
+        if not self.has_shared_libraries:
+            return self.static_suffix
         return _SHARED.get(self.system, ".so")
+
+    @property
+    def has_shared_libraries(self) -> bool:
+        """False where programs are linked with static libraries alone."""
+        return self.system not in ("ios", "none")
 
     @property
     def static_suffix(self) -> str:
@@ -51,11 +61,13 @@ def parse_triple(triple: str) -> Platform:
 
     >>> parse_triple("arm64-apple-macos13")
     Platform(arch='aarch64', system='macos', libc='')
+    >>> parse_triple("thumbv7em-none-eabihf")
+    Platform(arch='thumbv7em', system='none', libc='eabihf')
     """
     arch, *components = triple.lower().split("-")
     system = libc = ""
     for component in components:
-        if system in ("linux", "windows") and not libc:
+        if system in ("linux", "none", "windows") and not libc:
             libc = component
         for prefix, name in _SYSTEMS.items():
             if component.startswith(prefix):
@@ -69,7 +81,12 @@ def parse_triple(triple: str) -> Platform:
 _ZIG_ARCHS: Final[Mapping[str, tuple[str, str]]] = {"armv7": ("arm", "eabihf"), "i386": ("x86", "")}
 
 # System -> zig's name of it. Objects for Windows are linked with either C library; zig has the headers of one.
-_ZIG_SYSTEMS: Final[Mapping[str, str]] = {"macos": "macos.13.0", "windows": "windows-gnu"}
+_ZIG_SYSTEMS: Final[Mapping[str, str]] = {
+    "ios": "ios.13.0",
+    "macos": "macos.13.0",
+    "wasi": "wasi",
+    "windows": "windows-gnu",
+}
 
 
 def zig_target(triple: str) -> str:
@@ -82,6 +99,8 @@ def zig_target(triple: str) -> str:
     """
     platform = parse_triple(triple)
     arch, end = _ZIG_ARCHS.get(platform.arch, (platform.arch, ""))
+    if platform.system == "none":
+        return f"thumb-freestanding-{platform.libc}"
     if platform.system in _ZIG_SYSTEMS:
         return f"{arch}-{_ZIG_SYSTEMS[platform.system]}"
     libc = "musl" if platform.libc.startswith("musl") else "gnu"

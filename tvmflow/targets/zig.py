@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 from tvmflow.core.disk_errors import find_disk_problem
@@ -32,3 +33,10 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
         if problem := find_disk_problem(places, done.stderr):
             raise problem
     return done
+
+
+def library_folder() -> Path:
+    """Return the folder of headers and sources in the wheel."""
+    spec = find_spec("ziglang")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "lib"

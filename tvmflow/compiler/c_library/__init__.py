@@ -21,7 +21,8 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.c_library.c_code import KernelTraits, generate_code, place_constants
 from tvmflow.compiler.c_library.kernels import ALIGNMENT, compile_kernels, lower_kernels, padded
 from tvmflow.compiler.c_library.memory_plan import plan_memory
-from tvmflow.compiler.c_library.program import Program, list_kernel_names, read_program
+from tvmflow.compiler.c_library.parallel_work import estimate_parallel_work
+from tvmflow.compiler.c_library.program import Program, list_kernel_calls, read_program
 from tvmflow.compiler.code_generation import split_kernels
 from tvmflow.targets.c_library import PROGRAM
 from tvmflow.targets.linking import coff, data_objects
@@ -62,7 +63,7 @@ def compile_program(
     """
     program = read_program(mod, weights)
     plan_memory(program)
-    names = list_kernel_names(program.steps)
+    names = set(list_kernel_calls(program.steps))
     functions = {
         var: function.with_attr("global_symbol", f"{prefix}{var.name_hint}")
         for var, function in mod.functions_items()
@@ -95,21 +96,15 @@ def runtime_symbol(prefix: str, name: str) -> str:
 
 def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTraits:
     """Return what a call of a kernel needs, from the kernel before and after it was lowered."""
-    loops: list[Any] = []
     sizes: list[int] = []
-
-    def visit_loop(loop: tirx.For) -> None:
-        if loop.kind == tirx.ForKind.PARALLEL:
-            loops.append(loop)
 
     def visit_call(call: Any) -> None:
         if ir.operator_name(call) == "tirx.TVMBackendAllocWorkspace":
             sizes.append(int(call.args[2]))
 
-    tvm_ffi.structural_walk(function.body, (tirx.For, visit_loop))
     tvm_ffi.structural_walk(lowered.body, (tvm.ir.Call, visit_call))
-    scratch = sum(map(padded, sizes))
-    return KernelTraits(str(lowered.attrs["global_symbol"]), bool(loops), scratch)
+    symbol, scratch = str(lowered.attrs["global_symbol"]), sum(map(padded, sizes))
+    return KernelTraits(symbol, estimate_parallel_work(function), scratch)
 
 
 def _write_kernels(mod: tvm.IRModule, target: tvm.target.Target, prefix: str, folder: Path) -> None:

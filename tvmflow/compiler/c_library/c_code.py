@@ -7,7 +7,16 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from tvmflow.compiler.c_library.kernels import padded
-from tvmflow.compiler.c_library.program import Branch, Copy, KernelCall, Program, Step, Storage
+from tvmflow.compiler.c_library.parallel_work import ParallelWork, count_useful_tasks
+from tvmflow.compiler.c_library.program import (
+    Branch,
+    Copy,
+    KernelCall,
+    Program,
+    Step,
+    Storage,
+    list_kernel_calls,
+)
 
 
 class KernelTraits(NamedTuple):
@@ -15,12 +24,12 @@ class KernelTraits(NamedTuple):
 
     Attributes:
         symbol: Its name in C.
-        is_parallel: Whether it has a loop for several threads.
+        work: Its work in parallel loops.
         scratch: The bytes of memory that it allocates.
     """
 
     symbol: str
-    is_parallel: bool
+    work: ParallelWork
     scratch: int
 
 
@@ -55,6 +64,10 @@ class _Writer:
         self._offsets = place_constants(program)
         self._numbers: dict[str, int] = {}
         self._arities: dict[str, int] = {}
+        self._tasks = count_useful_tasks(
+            {name: kernel.work for name, kernel in kernels.items()},
+            list_kernel_calls(program.steps),
+        )
 
     def write(self) -> str:
         program, kernels = self._program, self._kernels
@@ -66,14 +79,14 @@ class _Writer:
             for name, arity in self._arities.items()
         ]
         names = [f'    "{name}",' for name in self._numbers]
-        is_parallel = any(kernel.is_parallel for kernel in used)
+        most_tasks = max((self._tasks[name] for name in self._numbers), default=1)
         return "\n".join(
             (
                 f"#define TF_ARENA {program.arena}u",
                 f"#define TF_STAGING {staging}u",
                 f"#define TF_SCRATCH {max((kernel.scratch for kernel in used), default=0)}u",
                 f"#define TF_KERNELS {len(used)}u",
-                f"#define TF_IS_PARALLEL {int(is_parallel)}",
+                f"#define TF_MOST_TASKS {most_tasks}u",
                 *_define_sizes("INPUTS", program.inputs),
                 *_define_sizes("OUTPUTS", program.outputs),
                 "",
@@ -121,7 +134,7 @@ class _Writer:
         number = self._numbers.setdefault(call.kernel, len(self._numbers))
         self._arities[call.kernel] = len(call.tensors)
         arguments = ", ".join(f"(void *)({self._address(tensor)})" for tensor in call.tensors)
-        return f"TF_CALL({number}, {kernel.symbol}({arguments}));"
+        return f"TF_CALL({number}, {self._tasks[call.kernel]}, {kernel.symbol}({arguments}));"
 
     def _address(self, storage: Storage) -> str:
         storage = storage.resolve()

@@ -266,8 +266,10 @@ class _Reader:
         name = var.name_hint
         if name not in self._is_view:
             function = self._mod[var]
-            self._is_view[name] = len(function.params) == 2 and bool(
-                relax.analysis.has_reshape_pattern(function)
+            sizes = {prod(map(int, param.ty.shape)) for param in function.params}
+            # A copy of the first elements, as of blocks without their padding, has that pattern too.
+            self._is_view[name] = len(function.params) == 2 and (
+                len(sizes) == 1 and bool(relax.analysis.has_reshape_pattern(function))
             )
         return self._is_view[name]
 
@@ -278,14 +280,14 @@ _PACKED_CALLS: Final = frozenset({"tirx.tvm_call_packed", "tirx.tvm_call_cpacked
 _VIEWS: Final = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 
 
-def list_kernel_names(steps: Sequence[Step]) -> set[str]:
-    """Return the names of the kernels that steps call."""
-    names: set[str] = set()
+def list_kernel_calls(steps: Sequence[Step]) -> list[str]:
+    """Return the names of the kernels that steps call, once for each call."""
+    names: list[str] = []
     for step in steps:
         if isinstance(step, KernelCall):
-            names.add(step.kernel)
+            names.append(step.kernel)
         elif isinstance(step, Branch):
-            names |= list_kernel_names(step.if_true) | list_kernel_names(step.if_false)
+            names += list_kernel_calls(step.if_true) + list_kernel_calls(step.if_false)
     return names
 
 
@@ -342,5 +344,6 @@ def _describe(call: Any, name: str) -> str:
 def _unsupported(reason: str) -> UnsupportedProgram:
     return UnsupportedProgram(
         f"this model needs TVM's runtime for {reason}",
-        fix="leave c-library out of `outputs`; all other outputs hold the model",
+        fix="leave c-library out of `outputs`; all other outputs hold the model. Instead of "
+        "`verify.run_on: qemu`, which runs the C library, choose `verify.run_on: rpc`",
     )

@@ -8,6 +8,7 @@ outputs, compiled by the compiler in `ziglang` for the system of the target. Not
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.identifiers import identifier
 from tvmflow.core.types import Json
-from tvmflow.targets.linking import archive_static, compile_c, link_c_library
+from tvmflow.targets.linking import MICROCONTROLLERS, archive_static, compile_c, link_c_library
 from tvmflow.targets.linking._base import Interface
 from tvmflow.targets.platforms import parse_triple
 
@@ -30,12 +31,29 @@ _HEADER: Final = "library.h"
 _COPIED: Final = ("cpu.c", "runtime.c", "runtime.h", "threads_windows.h")
 # What a DLL has from Microsoft's C library, were it linked with one.
 _DLL: Final = "dll.c"
-SOURCES: Final = tuple(_FOLDER / name for name in (_HEADER, *_COPIED, _DLL))
+_LOADER: Final = "library.js"
+SOURCES: Final = tuple(_FOLDER / name for name in (_HEADER, *_COPIED, _DLL, _LOADER))
 
-_SYSTEMS: Final = ("linux", "macos", "windows")
+_SYSTEMS: Final = ("linux", "macos", "windows", "wasi", "ios", "none")
+# Systems without threads.
+_SERIAL: Final = ("wasi", "none")
 _LIBCS: Final = ("gnu", "musl")
 # More CPUs than this are not worth the threads for one call; a program may ask for more.
 _MOST_DEFAULT_THREADS: Final = 64
+# What a context takes of the memory of a microcontroller besides its tensors; the runtime checks it.
+_CONTEXT_BYTES: Final = 512
+_MEMORY: Final = """
+/* The memory that a context takes: `allocate` is asked for it once, with an alignment of at most 128. There is no heap:
+ *
+ *   static _Alignas(128) unsigned char memory[%(NAME)s_MEMORY_BYTES];
+ *   static void *allocate(void *user, size_t bytes, size_t alignment) { return bytes <= sizeof memory ? memory : NULL; }
+ *   static void release(void *user, void *memory) {}
+ *   const %(name)s_options options = {.abi = %(NAME)s_ABI, .allocate = allocate, .release = release};
+ */
+#define %(NAME)s_MEMORY_BYTES %(bytes)s
+"""
+# Linux keeps so many bytes of a thread's name.
+_MAX_THREAD_NAME: Final = 15
 _FUNCTIONS: Final = (
     *("create", "run", "destroy", "inputs", "outputs", "message", "missing_feature"),
     *("threads", "kernel_count", "kernel_name", "profile"),
@@ -77,6 +95,8 @@ def unsupported_reason(triple: str) -> str:
     platform = parse_triple(triple)
     if platform.system not in _SYSTEMS:
         return f"no C library is made for {platform.system or 'a target without a system'} (there is {', '.join(_SYSTEMS)})"
+    if platform.system == "none" and platform.arch not in MICROCONTROLLERS:
+        return f"no C library is made for {platform.arch} without a system (there are {', '.join(MICROCONTROLLERS)})"
     if platform.system == "linux" and not platform.libc.startswith(_LIBCS):
         return f"the C library of {triple} is unknown (there are {', '.join(_LIBCS)})"
     return ""
@@ -88,14 +108,16 @@ class LibraryFiles(NamedTuple):
     Attributes:
         header: The header.
         static: The static library.
-        shared: The shared library.
+        shared: The shared library; empty where programs are linked with static ones alone.
         import_library: For Windows: what programs are linked with to use the DLL; else empty.
+        loader: For WebAssembly: the module of JavaScript that loads it; else empty.
     """
 
     header: str
     static: str
-    shared: str
+    shared: str = ""
     import_library: str = ""
+    loader: str = ""
 
     @classmethod
     def of(cls, name: str, triple: str) -> LibraryFiles:
@@ -110,13 +132,17 @@ class LibraryFiles(NamedTuple):
             return cls(header, f"{name}_static.lib", f"{name}.dll", f"{name}.lib")
         if platform.system == "windows":
             return cls(header, f"lib{name}.a", f"{name}.dll", f"lib{name}.dll.a")
+        if not platform.has_shared_libraries:
+            return cls(header, f"lib{name}.a")
+        if platform.system == "wasi":
+            return cls(header, f"lib{name}.a", f"{name}.wasm", loader=f"{name}.js")
         return cls(header, f"lib{name}.a", f"lib{name}{platform.shared_suffix}")
 
 
 def link(
     model: DescribedModel,
     compiled: Mapping[str, Path],
-    shared: Path,
+    shared: Path | None,
     static: Path | None = None,
     header: Path | None = None,
     import_library: Path | None = None,
@@ -126,7 +152,7 @@ def link(
     Args:
         model: The model.
         compiled: What `compiler.c_library` wrote, by file name.
-        shared: The shared library to write.
+        shared: The shared library to write; on a system without them, it becomes a static one.
         static: The static library to write.
         header: The header to write.
         import_library: For Windows: the library to write that programs are linked with to use the shared one.
@@ -134,16 +160,20 @@ def link(
     Raises:
         StageError: when compiler or linker fails; the message holds its error.
     """
-    with tempfile.TemporaryDirectory(dir=shared.parent) as scratch:
+    with tempfile.TemporaryDirectory(dir=compiled[PROGRAM].parent) as scratch:
         sources = Path(scratch)
         write_sources(model, compiled[PROGRAM], sources)
         compile_c(sources, SOURCE, "model.o", model.triple)
         objects = [path for path in compiled.values() if path.suffix == ".o"]
         objects.append(sources / "model.o")
-        functions = [f"{model.prefix}_{function}" for function in _FUNCTIONS]
-        interface = Interface(LibraryFiles.of(model.name, model.triple).shared, functions)
-        alone = _compile_additions(model.triple, sources)
-        link_c_library([*objects, *alone], shared, model.triple, interface, import_library)
+        files = LibraryFiles.of(model.name, model.triple)
+        if shared is not None and files.shared:
+            functions = [f"{model.prefix}_{function}" for function in _FUNCTIONS]
+            alone = _compile_additions(model.triple, sources)
+            interface = Interface(files.shared, functions)
+            link_c_library([*objects, *alone], shared, model.triple, interface, import_library)
+        elif shared is not None:
+            archive_static(objects, shared, model.triple)
         if static is not None:
             archive_static(objects, static, model.triple)
         if header is not None:
@@ -170,12 +200,17 @@ def write_sources(model: DescribedModel, program: Path, folder: Path) -> None:
     for file in _COPIED:
         shutil.copyfile(_FOLDER / file, folder / file)
     shutil.copyfile(program, folder / PROGRAM)
-    (folder / _HEADER).write_text(write_header(model))
+    (folder / _HEADER).write_text(write_header(model, program.read_text()))
     (folder / SOURCE).write_text(_write_model(model))
 
 
-def write_header(model: DescribedModel) -> str:
-    """Return the public header."""
+def write_header(model: DescribedModel, program: str) -> str:
+    """Return the public header.
+
+    Args:
+        model: The model.
+        program: The C code that calls its kernels.
+    """
     values = {
         "name": model.prefix,
         "NAME": model.prefix.upper(),
@@ -183,8 +218,22 @@ def write_header(model: DescribedModel) -> str:
         "tensors": write_tensor_comment(model.signature),
         "places": "\n".join(_write_places(model.prefix.upper(), model.signature)),
         "threads": str(_MOST_DEFAULT_THREADS),
+        "memory": _write_memory(model, program),
     }
     return (_FOLDER / _HEADER).read_text() % values
+
+
+def write_loader(model: DescribedModel) -> str:
+    """Return the module of JavaScript that loads the library for WebAssembly."""
+    files = LibraryFiles.of(model.name, model.triple)
+    values = {
+        "name": model.prefix,
+        "title": model.name,
+        "tensors": write_tensor_comment(model.signature),
+        "file": files.loader,
+        "module": files.shared,
+    }
+    return (_FOLDER / _LOADER).read_text() % values
 
 
 def _write_places(name: str, signature: Mapping[str, Json]) -> list[str]:
@@ -202,15 +251,27 @@ def _write_places(name: str, signature: Mapping[str, Json]) -> list[str]:
     return lines
 
 
+def _write_memory(model: DescribedModel, program: str) -> str:
+    """Return the macro with the memory of a context, where a program has to have it ready."""
+    if parse_triple(model.triple).system != "none":
+        return ""
+    planned = re.findall(r"#define TF_(?:ARENA|STAGING|SCRATCH) (\d+)u", program)
+    size = _CONTEXT_BYTES + sum(map(int, planned))
+    return _MEMORY % {"NAME": model.prefix.upper(), "name": model.prefix, "bytes": str(size)}
+
+
 def _write_model(model: DescribedModel) -> str:
     """Return the C code of the library: what its model is, then the program and the runtime."""
-    name = model.prefix
+    name, platform = model.prefix, parse_triple(model.triple)
     lines = [
         "#define _GNU_SOURCE",
         f"#define TF(name) {name}_##name",
         f"#define TF_STATUS(name) {name.upper()}_##name",
         f"#define TF_DEFAULT_THREADS {_MOST_DEFAULT_THREADS}",
-        "#define TF_THREADS",
+        *(["#define TF_THREADS"] if platform.system not in _SERIAL else []),
+        f"#define TF_CONTEXT_BYTES {_CONTEXT_BYTES}",
+        *(["#define TF_FREESTANDING"] if platform.system == "none" else []),
+        f"#define TF_THREAD_NAME {c_string(model.name.encode()[:_MAX_THREAD_NAME].decode(errors='ignore'))}",
         f"#define TF_FEATURES {''.join(f'{c_string(feature)}, ' for feature in model.features)}",
         f'#include "{_HEADER}"',
         '#include "runtime.h"',

@@ -2,7 +2,7 @@
  *
 %(tensors)s
  *
- * Needs the C library, its mathematical functions and threads, nothing else.
+ * Needs the C library, its mathematical functions and, where the system has them, threads; nothing else.
  *
  *   %(name)s_context *context;
  *   int status = %(name)s_create(NULL, &context);
@@ -30,7 +30,7 @@ extern "C" {
 
 /* The numbers of inputs and outputs, and the place of each. */
 %(places)s
-
+%(memory)s
 /* What functions return. */
 enum {
   %(NAME)s_OK = 0,
@@ -68,8 +68,10 @@ typedef struct {
 /* All members may be 0 but `abi`. */
 typedef struct {
   uint32_t abi;     /* %(NAME)s_ABI */
-  uint32_t threads; /* the caller's included; 0: one for each CPU that the process may use, at most %(threads)s */
-  /* Memory aligned to `alignment` bytes, and its return; by default the C library's. */
+  /* The caller's included; 0: one for each CPU that the process may use, at most %(threads)s. No more are started than the
+   * largest kernel is worth. */
+  uint32_t threads;
+  /* Memory aligned to `alignment` bytes, and its return; by default the C library's, if there is a system. */
   void *(*allocate)(void *user, size_t bytes, size_t alignment);
   void (*release)(void *user, void *memory);
   /* Calls body(argument, task) for each task below `tasks`, on any threads, and returns when all have returned. In
@@ -81,11 +83,12 @@ typedef struct {
 /* Make a context. `options` may be NULL. */
 %(NAME)s_API int %(name)s_create(const %(name)s_options *options, %(name)s_context **context);
 
-/* Compute the outputs. The context is not usable by another thread meanwhile. */
+/* Compute the outputs. The context is not usable by another thread meanwhile. After fork(), the child has the context
+ * without its threads: it computes on the caller's alone. */
 %(NAME)s_API int %(name)s_run(%(name)s_context *context, const %(name)s_buffer *inputs, size_t input_count,
     const %(name)s_buffer *outputs, size_t output_count);
 
-/* Stop the threads of a context and free its memory. NULL is allowed. */
+/* Stop the threads of a context and free its memory: before the library is unloaded. NULL is allowed. */
 %(NAME)s_API int %(name)s_destroy(%(name)s_context *context);
 
 /* The inputs (%(NAME)s_INPUTS of them) and outputs (%(NAME)s_OUTPUTS) of the model. */

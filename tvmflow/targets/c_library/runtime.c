@@ -1,14 +1,22 @@
 /* The runtime of a library: contexts, threads, and the checks of what a caller gives. */
 /* How long an idle thread looks for work before it sleeps: a call of the next kernel comes within microseconds. */
 #define TF_SPIN_NS 50000
-/* How often the caller looks whether the others are done before it sleeps. */
-#define TF_JOIN_SPINS 20000
+/* How often the caller looks at once whether the others are done. */
+#define TF_JOIN_SPINS 300
+/* How often the caller lets others run after that: a thread that it waits for may need this CPU. */
+#define TF_JOIN_YIELDS 500
 #define TF_STACK (1 << 20)
 #define TF_MAX_THREADS 1024
 
 static _Thread_local tf_thread tf_here;
+#ifdef TF_FREESTANDING
+static atomic_flag tf_is_running = ATOMIC_FLAG_INIT;
+#endif
 
-#ifndef _WIN32
+#ifdef TF_FREESTANDING
+/* There is no clock that all machines have. */
+static uint64_t tf_nanoseconds(void) { return 0; }
+#elif !defined(_WIN32)
 static uint64_t tf_nanoseconds(void) {
   struct timespec now;
   timespec_get(&now, TIME_UTC);
@@ -59,9 +67,10 @@ static void tf_work(tf_context *context, unsigned job, uint32_t first) {
   for (uint32_t i = 0; i < context->threads; ++i) {
     const uint32_t task = (first + i) % context->threads;
     unsigned expected = job - 1;
+    if (atomic_load_explicit(&context->tasks[task].claimed, memory_order_relaxed) != expected) continue;
     if (!atomic_compare_exchange_strong(&context->tasks[task].claimed, &expected, job)) continue;
     /* The job cannot end before this task, so its data stays. */
-    tf_do_task(context, task, context->threads, context->lambda, context->data);
+    tf_do_task(context, task, context->job_tasks, context->lambda, context->data);
     const unsigned left = atomic_fetch_sub(&context->pending, 1) - 1;
 #ifdef TF_THREADS
     if (left == 0 && atomic_load(&context->is_joining)) {
@@ -75,9 +84,24 @@ static void tf_work(tf_context *context, unsigned job, uint32_t first) {
   }
 }
 
+/* A process that was forked has none of its parent's threads. */
+static bool tf_is_forked(const tf_context *context) {
+#ifdef TF_CAN_FORK
+  return getpid() != context->process;
+#else
+  (void)context;
+  return false;
+#endif
+}
+
 static void tf_wake(tf_context *context) {
 #ifdef TF_THREADS
   if (atomic_load(&context->sleeping) == 0) return;
+  if (tf_is_forked(context)) {
+    /* Nobody is left to wake, and one of them may hold the mutex forever: the caller does all tasks. */
+    atomic_store(&context->sleeping, 0);
+    return;
+  }
   pthread_mutex_lock(&context->mutex);
   pthread_cond_broadcast(&context->work);
   pthread_mutex_unlock(&context->mutex);
@@ -91,47 +115,63 @@ static void tf_join(tf_context *context) {
     tf_pause();
 #ifdef TF_THREADS
     if (spins < TF_JOIN_SPINS) continue;
-    /* The other thread may need this CPU. */
+    if (spins < TF_JOIN_SPINS + TF_JOIN_YIELDS) {
+      sched_yield();
+      continue;
+    }
     pthread_mutex_lock(&context->mutex);
     atomic_store(&context->is_joining, true);
     while (atomic_load(&context->pending) != 0) pthread_cond_wait(&context->done, &context->mutex);
     atomic_store(&context->is_joining, false);
     pthread_mutex_unlock(&context->mutex);
+#else
+    (void)spins;
 #endif
   }
 }
 
 typedef struct {
   tf_context *context;
+  uint32_t tasks;
   tf_lambda lambda;
   void *data;
 } tf_body;
 
 static void tf_do_body(void *argument, uint32_t task) {
   const tf_body *body = argument;
-  tf_do_task(body->context, task, body->context->threads, body->lambda, body->data);
+  tf_do_task(body->context, task, body->tasks, body->lambda, body->data);
+}
+
+/* Give the tasks of a parallel loop to all threads, and do what is left. */
+static void tf_share(tf_context *context, tf_lambda lambda, void *data, uint32_t tasks) {
+  const unsigned job = atomic_load_explicit(&context->job, memory_order_relaxed) + 1;
+  context->lambda = lambda;
+  context->data = data;
+  context->job_tasks = tasks;
+  /* The job has fewer tasks than there are threads: nobody may take the others. */
+  for (uint32_t task = tasks; task < context->threads; ++task)
+    atomic_store_explicit(&context->tasks[task].claimed, job, memory_order_relaxed);
+  atomic_store_explicit(&context->pending, tasks, memory_order_relaxed);
+  atomic_store(&context->job, job);
+  tf_wake(context);
+  tf_work(context, job, 0);
+  tf_join(context);
 }
 
 /* Run a parallel loop. */
-static int tf_launch(tf_lambda lambda, void *data, int tasks) {
+static int tf_launch(tf_lambda lambda, void *data, int wanted) {
   tf_context *context = tf_here.context;
-  (void)tasks;
-  if (tf_here.is_serial || context->threads == 1) {
+  const uint32_t tasks = context->useful_tasks < context->threads ? context->useful_tasks : context->threads;
+  (void)wanted;
+  if (tf_here.is_serial || tasks == 1) {
     tf_group group = {NULL, 1};
     return lambda(0, &group, data);
   }
   if (context->options.parallel_for) {
-    tf_body body = {context, lambda, data};
-    context->options.parallel_for(context->options.user, context->threads, tf_do_body, &body);
+    tf_body body = {context, tasks, lambda, data};
+    context->options.parallel_for(context->options.user, tasks, tf_do_body, &body);
   } else {
-    context->lambda = lambda;
-    context->data = data;
-    atomic_store_explicit(&context->pending, context->threads, memory_order_relaxed);
-    const unsigned job = atomic_load_explicit(&context->job, memory_order_relaxed) + 1;
-    atomic_store(&context->job, job);
-    tf_wake(context);
-    tf_work(context, job, 0);
-    tf_join(context);
+    tf_share(context, lambda, data, tasks);
   }
   return atomic_exchange_explicit(&context->failure, 0, memory_order_relaxed) ? -1 : 0;
 }
@@ -165,7 +205,10 @@ static bool tf_spin(tf_context *context, unsigned seen) {
   for (unsigned spins = 1;; ++spins) {
     if (atomic_load_explicit(&context->job, memory_order_acquire) != seen) return true;
     tf_pause();
-    if (spins % 64 == 0 && tf_nanoseconds() > limit) return false;
+    if (spins % 64 != 0) continue;
+    if (tf_nanoseconds() > limit || atomic_load(&context->is_stopping)) return false;
+    /* The caller may need this CPU. */
+    sched_yield();
   }
 }
 
@@ -187,6 +230,11 @@ static unsigned tf_next_job(tf_context *context, unsigned seen) {
 static void *tf_serve(void *argument) {
   tf_worker *worker = argument;
   tf_context *context = worker->context;
+#ifdef __linux__
+  pthread_setname_np(pthread_self(), TF_THREAD_NAME);
+#elif defined(__APPLE__)
+  pthread_setname_np(TF_THREAD_NAME);
+#endif
   for (unsigned job = 0;;) {
     job = tf_next_job(context, job);
     if (atomic_load(&context->is_stopping)) return NULL;
@@ -211,6 +259,9 @@ static bool tf_start_workers(tf_context *context) {
   pthread_mutex_init(&context->mutex, NULL);
   pthread_cond_init(&context->work, NULL);
   pthread_cond_init(&context->done, NULL);
+#ifdef TF_CAN_FORK
+  context->process = getpid();
+#endif
   if (context->options.parallel_for) return true;
   /* The program's signals are for its own threads. Some C libraries give threads a stack of 128 KiB. */
 #ifndef _WIN32
@@ -249,6 +300,7 @@ static void tf_stop_workers(tf_context *context) {
 
 /* ------------------------------------------------------------------ contexts */
 
+#ifndef TF_FREESTANDING
 static void *tf_default_allocate(void *user, size_t bytes, size_t alignment) {
   (void)user;
 #ifdef _WIN32
@@ -267,6 +319,7 @@ static void tf_default_release(void *user, void *memory) {
   free(memory);
 #endif
 }
+#endif
 
 static int tf_choose_options(const tf_options *given, tf_options *options) {
   *options = (tf_options){.abi = TF_STATUS(ABI)};
@@ -277,10 +330,14 @@ static int tf_choose_options(const tf_options *given, tf_options *options) {
   }
   if (!options->allocate != !options->release) return TF_STATUS(WRONG_OPTION);
   if (options->threads > TF_MAX_THREADS) return TF_STATUS(WRONG_OPTION);
+#ifdef TF_FREESTANDING
+  if (!options->allocate) return TF_STATUS(WRONG_OPTION);
+#else
   if (!options->allocate) {
     options->allocate = tf_default_allocate;
     options->release = tf_default_release;
   }
+#endif
 #ifdef TF_THREADS
   if (options->threads == 0) {
     const uint32_t cpus = tf_count_cpus();
@@ -289,6 +346,7 @@ static int tf_choose_options(const tf_options *given, tf_options *options) {
 #else
   if (options->threads == 0 || !options->parallel_for) options->threads = 1;
 #endif
+  if (options->threads > TF_MOST_TASKS) options->threads = TF_MOST_TASKS;
   return TF_STATUS(OK);
 }
 
@@ -304,11 +362,14 @@ int TF(create)(const tf_options *given, tf_context **result) {
   const size_t head = tf_padded(sizeof(tf_context));
   const size_t tasks = tf_padded(options.threads * sizeof(tf_task));
   size_t bytes = head + tasks;
+#ifdef TF_FREESTANDING
+  _Static_assert(sizeof(tf_context) + sizeof(tf_task) <= TF_CONTEXT_BYTES, "the header's MEMORY_BYTES");
+#endif
 #ifdef TF_THREADS
   const size_t workers = tf_padded(options.threads * sizeof(tf_worker));
   bytes += workers;
 #endif
-  const size_t scratch = (options.threads + 1) * (size_t)TF_SCRATCH;
+  const size_t scratch = (options.threads == 1 ? 1 : options.threads + 1) * (size_t)TF_SCRATCH;
   unsigned char *block = options.allocate(options.user, bytes + scratch + TF_ARENA + TF_STAGING, TF_CACHE_LINE);
   if (!block) return TF_STATUS(NO_MEMORY);
   memset(block, 0, bytes);
@@ -335,9 +396,11 @@ int TF(create)(const tf_options *given, tf_context **result) {
 
 int TF(destroy)(tf_context *context) {
   if (!context) return TF_STATUS(OK);
-  if (atomic_flag_test_and_set(&context->is_busy)) return TF_STATUS(BUSY);
+  const bool is_forked = tf_is_forked(context);
+  /* The thread that uses it may be the parent's. */
+  if (atomic_flag_test_and_set(&context->is_busy) && !is_forked) return TF_STATUS(BUSY);
 #ifdef TF_THREADS
-  tf_stop_workers(context);
+  if (!is_forked) tf_stop_workers(context);
 #endif
   context->options.release(context->options.user, context);
   return TF_STATUS(OK);
@@ -347,6 +410,7 @@ int TF(destroy)(tf_context *context) {
 
 static bool tf_overlap(const tf_buffer *left, const tf_buffer *right) {
   const uintptr_t first = (uintptr_t)left->data, second = (uintptr_t)right->data;
+  if (left->bytes == 0 || right->bytes == 0) return false;
   return first < second + right->bytes && second < first + left->bytes;
 }
 
@@ -394,21 +458,40 @@ static int tf_run_aligned(tf_context *context, const tf_buffer *inputs, const tf
   return status;
 }
 
+/* Without a system all code shares what other threads have each: a task that interrupts a call has to wait. */
+static bool tf_begin_call(tf_context *context) {
+  if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) return false;
+#ifdef TF_FREESTANDING
+  if (atomic_flag_test_and_set_explicit(&tf_is_running, memory_order_acquire)) {
+    atomic_flag_clear(&context->is_busy);
+    return false;
+  }
+#endif
+  return true;
+}
+
+static void tf_end_call(tf_context *context) {
+#ifdef TF_FREESTANDING
+  atomic_flag_clear_explicit(&tf_is_running, memory_order_release);
+#endif
+  atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
+}
+
 int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
             size_t output_count) {
   if (!context) return TF_STATUS(NULL_ARGUMENT);
   int status = tf_check_call(inputs, input_count, outputs, output_count);
   if (status != TF_STATUS(OK)) return status;
-  if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) return TF_STATUS(BUSY);
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
   const tf_thread before = tf_here;
   tf_here = (tf_thread){context, context->scratch, 0, context->threads == 1};
-  if (TF_IS_PARALLEL && context->threads > 1) {
+  if (context->threads > 1) {
     atomic_fetch_add(&context->calls, 1);
     tf_wake(context);
   }
   status = tf_run_aligned(context, inputs, outputs);
   tf_here = before;
-  atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
+  tf_end_call(context);
   return status;
 }
 

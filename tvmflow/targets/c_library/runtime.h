@@ -3,9 +3,18 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#ifdef TF_FREESTANDING
+/* Every compiler expects these functions, without a header. */
+void *memcpy(void *target, const void *source, size_t bytes);
+void *memset(void *target, int value, size_t bytes);
+int strcmp(const char *left, const char *right);
+#define _Thread_local
+#else
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#endif
 
 #ifdef _WIN32
 #include "threads_windows.h"
@@ -13,13 +22,18 @@
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
+#define TF_CAN_FORK
 #endif
 #ifdef __linux__
 #include <sched.h>
 #endif
 
 #define TF_ALIGNMENT 64
+#ifdef TF_THREADS
 #define TF_CACHE_LINE 128
+#else
+#define TF_CACHE_LINE TF_ALIGNMENT
+#endif
 
 /* The types of the public header, whose names differ from library to library. */
 typedef TF(context) tf_context;
@@ -65,10 +79,12 @@ struct TF(context) {
   tf_hook hook;
   void *hook_user;
   atomic_flag is_busy;
-  /* A job is a parallel loop: `threads` tasks. Whoever comes first takes a task, the thread of its number at best. So
-   * nobody waits for a thread that is not running: the caller does what is left. */
+  uint32_t useful_tasks; /* into how many tasks the kernel that runs is worth dividing */
+  /* A job is a parallel loop: at most `threads` tasks. Whoever comes first takes a task, the thread of its number at
+   * best. So nobody waits for a thread that is not running: the caller does what is left. */
   tf_lambda lambda;
   void *data;
+  uint32_t job_tasks;
   tf_task *tasks;
   _Alignas(TF_CACHE_LINE) atomic_uint job;
   _Alignas(TF_CACHE_LINE) atomic_uint pending;
@@ -84,22 +100,25 @@ struct TF(context) {
   tf_worker *workers;
   uint32_t started;
 #endif
+#ifdef TF_CAN_FORK
+  pid_t process;
+#endif
 };
 
 #ifndef _WIN32
 static uint64_t tf_nanoseconds(void);
 #endif
 
-#define TF_BEGIN(tf, arena, weights, in, out)                             \
-  const bool tf_alone = (tf)->threads == 1, tf_hooked = (tf)->hook != NULL; \
-  uint64_t tf_start = 0;                                                  \
-  (void)(arena), (void)(weights), (void)(in), (void)(out), (void)tf_alone, (void)tf_hooked, (void)tf_start
+#define TF_BEGIN(tf, arena, weights, in, out)                               \
+  const bool tf_hooked = (tf)->hook != NULL;                                \
+  uint64_t tf_start = 0;                                                    \
+  (void)(arena), (void)(weights), (void)(in), (void)(out), (void)tf_hooked, (void)tf_start
 
-/* Call a kernel. */
-#define TF_CALL(number, call)                                                     \
-  do {                                                                              \
-    if (tf_hooked) tf_start = tf_nanoseconds();                                     \
-    if ((call) != 0) return TF_STATUS(KERNEL_FAILED);                               \
-    if (tf_hooked) tf->hook(tf->hook_user, (number), tf_nanoseconds() - tf_start);  \
+/* Call a kernel whose parallel loops are worth dividing into so many tasks. */
+#define TF_CALL(number, tasks, call)                                               \
+  do {                                                                             \
+    if (tf_hooked) tf_start = tf_nanoseconds();                                    \
+    tf->useful_tasks = (tasks);                                                    \
+    if ((call) != 0) return TF_STATUS(KERNEL_FAILED);                              \
+    if (tf_hooked) tf->hook(tf->hook_user, (number), tf_nanoseconds() - tf_start); \
   } while (0)
-

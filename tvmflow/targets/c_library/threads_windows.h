@@ -20,6 +20,8 @@ static inline void pthread_mutex_lock(pthread_mutex_t *mutex) { AcquireSRWLockEx
 
 static inline void pthread_mutex_unlock(pthread_mutex_t *mutex) { ReleaseSRWLockExclusive(mutex); }
 
+static inline void sched_yield(void) { SwitchToThread(); }
+
 static inline int pthread_cond_init(pthread_cond_t *condition, const void *attributes) {
   (void)attributes;
   *condition = (CONDITION_VARIABLE)CONDITION_VARIABLE_INIT;

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tvmflow.core.errors import StageError
-from tvmflow.targets import toolchain
+from tvmflow.targets import toolchain, zig
 from tvmflow.targets.host import read_host
-from tvmflow.targets.linking import elf, macho, pe
+from tvmflow.targets.linking import elf, macho, pe, wasm
 from tvmflow.targets.linking._base import IMPORT_LIBRARY, Interface, Linker, run_zig
 from tvmflow.targets.platforms import parse_triple, zig_target
 from tvmflow.targets.toolchain import ToolchainIdentity
@@ -30,19 +30,32 @@ _log = logging.getLogger(__name__)
 LINKERS: Final[dict[str, Linker]] = {"linux": elf, "android": elf, "macos": macho, "windows": pe}
 """The system of a platform -> its linker."""
 
+# TVM's runtime is not to be had as a library for these.
+_C_LINKERS: Final[dict[str, Linker]] = {**LINKERS, "wasi": wasm}
+
 _C_FLAGS: Final = (
     *("-std=c11", "-O2", "-g0", "-Wall", "-Wextra", "-Werror"),
     *("-fno-sanitize=undefined", "-fno-stack-protector"),
 )
 _SYSTEM_C_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "linux": ("-fPIC",),
+    "ios": ("-fPIC",),
     "macos": ("-fPIC",),
     # Microsoft's linker has no such function
     "windows": ("-mno-stack-arg-probe",),
 }
 
+# Architecture of a microcontroller -> the smallest CPU that has it, by zig's name, with its floating point where its
+# triple ends in `hf`. Older ones have no instructions for atomics.
+MICROCONTROLLERS: Final[Mapping[str, str]] = {
+    "thumbv7m": "cortex_m3",
+    "thumbv7em": "cortex_m4+vfp4d16sp",
+    "thumbv8m.main": "cortex_m33+fp_armv8d16sp",
+    "thumbv8.1m.main": "cortex_m55+fp_armv8d16sp",
+}
+
 # C library or system -> the layout of its static libraries, where that is not GNU's.
-_ARCHIVE_LAYOUTS: Final[Mapping[str, str]] = {"msvc": "coff", "macos": "darwin"}
+_ARCHIVE_LAYOUTS: Final[Mapping[str, str]] = {"msvc": "coff", "macos": "darwin", "ios": "darwin"}
 
 
 def unlinkable_reason(triple: str) -> str:
@@ -110,7 +123,7 @@ def link_c_library(
     """
     platform = parse_triple(triple)
     with _scratch_folder(objects, output.parent) as (folder, names):
-        linked = LINKERS[platform.system].link(folder, names, platform, interface)
+        linked = _C_LINKERS[platform.system].link(folder, names, platform, interface)
         shutil.move(folder / linked, output)
         if import_library:
             shutil.move(folder / IMPORT_LIBRARY, import_library)
@@ -129,9 +142,33 @@ def compile_c(folder: Path, source: str, output: str, triple: str) -> None:
         StageError: when the compiler fails; the message holds its error.
     """
     platform = parse_triple(triple)
-    flags = (*_C_FLAGS, *_SYSTEM_C_FLAGS.get(platform.system, ()))
+    flags = [*_C_FLAGS, *_SYSTEM_C_FLAGS.get(platform.system, ())]
+    if platform.system == "none":
+        flags += [f"-mcpu={MICROCONTROLLERS[platform.arch]}", "-ffreestanding"]
+    if platform.system == "ios":
+        # Apple's systems share their headers
+        flags += ["-isystem", str(zig.library_folder() / "libc" / "include" / "any-darwin-any")]
     command = ("cc", "-target", zig_target(triple), *flags, "-c", source, "-o", output)
     run_zig(folder, *command, action="compiling C")
+
+
+def link_program(files: Mapping[str, Path], output: Path, triple: str) -> None:
+    """Link an executable for a Linux that needs nothing of it but the kernel.
+
+    Args:
+        files: The object files and archives, a C library among them, by the names to link them under.
+        output: The executable.
+        triple: The LLVM triple that it is for.
+
+    Raises:
+        StageError: when the linker fails; the message holds its error.
+    """
+    with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
+        folder = Path(scratch)
+        for name, path in files.items():
+            (folder / name).symlink_to(path.resolve())
+        linked = elf.link_program(folder, sorted(files), parse_triple(triple).arch)
+        shutil.move(folder / linked, output)
 
 
 def export_library(compiled: Any, output: Path, tvm: TvmTarget) -> None:

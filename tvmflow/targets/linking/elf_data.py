@@ -89,7 +89,9 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
     # Code reaches a large section by 64-bit addresses alone, so that it may be larger than 2 GiB.
     is_large = machine.number == _X86_64
     name, flags = (".lrodata", _ALLOC | _LARGE) if is_large else (".rodata", _ALLOC)
-    names = "\0".join(("", name, ".symtab", ".strtab", ".shstrtab", "")).encode()
+    # Without the note, linkers let the stack of the whole program be executable.
+    note = ".note.GNU-stack"
+    names = "\0".join(("", name, ".symtab", ".strtab", note, ".shstrtab", "")).encode()
     texts = f"\0{symbol}\0".encode()
     with output.open("wb") as stream:
         stream.write(bytes(_ALIGNMENT))
@@ -102,6 +104,7 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
             (name, _PROGBITS, flags, size, 0, 0, _ALIGNMENT, 0),
             (".symtab", _SYMTAB, 0, symbols, 3, 1, _WORD, len(symbols) // 2),
             (".strtab", _STRTAB, 0, texts, 0, 0, 1, 0),
+            (note, _PROGBITS, 0, b"", 0, 0, 1, 0),
             (".shstrtab", _STRTAB, 0, names, 0, 0, 1, 0),
         ):
             if isinstance(content, bytes):

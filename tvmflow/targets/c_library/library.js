@@ -1,0 +1,154 @@
+/* %(title)s, for browsers and Node.
+ *
+%(tensors)s
+ *
+ *   import { load } from "./%(file)s";
+ *   const model = await load();
+ *   const outputs = model.run({ name: values, ... }); // typed arrays by name
+ */
+const ARRAYS = {
+  bool: Uint8Array,
+  uint8: Uint8Array,
+  int8: Int8Array,
+  uint16: Uint16Array,
+  int16: Int16Array,
+  float16: Uint16Array, // the bits of each number
+  bfloat16: Uint16Array,
+  uint32: Uint32Array,
+  int32: Int32Array,
+  float32: Float32Array,
+  uint64: BigUint64Array,
+  int64: BigInt64Array,
+  float64: Float64Array,
+};
+const ALIGNMENT = 64;
+
+/**
+ * Load the model.
+ *
+ * @param {string | URL | BufferSource | WebAssembly.Module} source The module; by default the file beside this one.
+ * @returns {Promise<Model>}
+ */
+export async function load(source = new URL("%(module)s", import.meta.url)) {
+  let memory;
+  const clock_time_get = (clock, precision, address) => {
+    const nanoseconds = BigInt(Math.round(performance.now() * 1e6));
+    new DataView(memory.buffer).setBigUint64(address, nanoseconds, true);
+    return 0;
+  };
+  const imports = { wasi_snapshot_preview1: { clock_time_get } };
+  const { exports } = await WebAssembly.instantiate(await compile(source), imports);
+  memory = exports.memory;
+  exports._initialize();
+  return new Model(exports);
+}
+
+async function compile(source) {
+  if (source instanceof WebAssembly.Module) return source;
+  if (source instanceof ArrayBuffer || ArrayBuffer.isView(source)) return WebAssembly.compile(source);
+  const url = new URL(source, import.meta.url);
+  if (url.protocol === "file:") {
+    const { readFile } = await import("node:fs/promises");
+    return WebAssembly.compile(await readFile(url));
+  }
+  const response = await fetch(url);
+  if (!response.ok) throw new Error(`${url}: ${response.status} ${response.statusText}`);
+  return WebAssembly.compile(await response.arrayBuffer());
+}
+
+/** A loaded model. `inputs` and `outputs` describe its tensors: name, dtype and shape. */
+export class Model {
+  #exports;
+  #context;
+  #places;
+
+  constructor(exports) {
+    this.#exports = exports;
+    const result = this.#allocate(4);
+    this.#check(exports.%(name)s_create(0, result));
+    this.#context = this.#view().getUint32(result, true);
+    this.inputs = this.#describe(exports.%(name)s_inputs());
+    this.outputs = this.#describe(exports.%(name)s_outputs());
+    this.#places = { inputs: this.#place(this.inputs), outputs: this.#place(this.outputs) };
+  }
+
+  /**
+   * Compute the outputs.
+   *
+   * @param {Object<string, TypedArray>} values The inputs by name, in C order.
+   * @returns {Object<string, TypedArray>} The outputs by name.
+   */
+  run(values) {
+    if (!this.#context) throw new Error("the model was destroyed");
+    const { inputs, outputs } = this.#places;
+    const unknown = Object.keys(values).filter((name) => !this.inputs.some((tensor) => tensor.name === name));
+    if (unknown.length) throw new TypeError(`the model has no input ${unknown.join(", ")}`);
+    this.inputs.forEach((tensor, index) => {
+      const array = this.#array(tensor, inputs.data[index]);
+      const given = values[tensor.name];
+      if (given?.constructor !== array.constructor || given.length !== array.length)
+        throw new TypeError(`input ${tensor.name} must be a ${array.constructor.name} of ${array.length} elements`);
+      array.set(given);
+    });
+    this.#check(
+      this.#exports.%(name)s_run(
+        this.#context, inputs.buffers, this.inputs.length, outputs.buffers, this.outputs.length));
+    return Object.fromEntries(
+      this.outputs.map((tensor, index) => [tensor.name, this.#array(tensor, outputs.data[index]).slice()]));
+  }
+
+  /** Free the model's memory. */
+  destroy() {
+    this.#exports.%(name)s_destroy(this.#context);
+    this.#context = 0;
+  }
+
+  /* The memory may have moved since the last call into the module. */
+  #view() {
+    return new DataView(this.#exports.memory.buffer);
+  }
+
+  #array(tensor, address) {
+    const type = ARRAYS[tensor.dtype];
+    return new type(this.#exports.memory.buffer, address, tensor.bytes / type.BYTES_PER_ELEMENT);
+  }
+
+  #allocate(bytes) {
+    const address = this.#exports.malloc(bytes + ALIGNMENT);
+    if (!address) throw new RangeError(`there is no memory for ${bytes} bytes`);
+    return Math.ceil(address / ALIGNMENT) * ALIGNMENT;
+  }
+
+  #check(status) {
+    if (status) throw new Error(this.#text(this.#exports.%(name)s_message(status)));
+  }
+
+  #text(address) {
+    const bytes = new Uint8Array(this.#exports.memory.buffer, address);
+    return new TextDecoder().decode(bytes.slice(0, bytes.indexOf(0)));
+  }
+
+  /* Read %(name)s_tensor[], which ends with a tensor without a name. */
+  #describe(address) {
+    const view = this.#view();
+    const tensors = [];
+    for (; view.getUint32(address, true); address += 20) {
+      const [name, dtype, shape, rank, bytes] = [0, 4, 8, 12, 16].map((at) => view.getUint32(address + at, true));
+      const sizes = Array.from({ length: rank }, (_, axis) => Number(view.getBigInt64(shape + 8 * axis, true)));
+      tensors.push({ name: this.#text(name), dtype: this.#text(dtype), shape: sizes, bytes });
+    }
+    return tensors;
+  }
+
+  /* Allocate tensors, and write %(name)s_buffer[] for them. */
+  #place(tensors) {
+    const data = tensors.map((tensor) => this.#allocate(tensor.bytes));
+    const buffers = this.#allocate(8 * tensors.length);
+    const view = this.#view();
+    tensors.forEach((tensor, index) => {
+      view.setUint32(buffers + 8 * index, data[index], true);
+      view.setUint32(buffers + 8 * index + 4, tensor.bytes, true);
+    });
+    return { data, buffers };
+  }
+}
