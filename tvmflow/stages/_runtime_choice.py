@@ -8,7 +8,7 @@ from tvmflow.compiler.form_names import C_LIBRARY, VM
 from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.stages._base import Facts
-from tvmflow.stages._verify_settings import LOCAL, RPC
+from tvmflow.stages._verify_settings import LOCAL, QEMU, RPC
 from tvmflow.targets import c_library
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
@@ -44,8 +44,13 @@ def no_c_runtime_reason(recipe: Recipe, target: ResolvedTarget) -> str:
 
 def requires_c_library(recipe: Recipe, target: ResolvedTarget) -> bool:
     """Return whether there must be a C library, so that a model that needs TVM's runtime is an error."""
-    is_output = any(EXPORTERS[output].FORM == C_LIBRARY for output in recipe.outputs)
-    return is_output or choose_runtime(recipe, target) == "c"
+    return C_LIBRARY in list_forms(recipe) or choose_runtime(recipe, target) == "c"
+
+
+def list_forms(recipe: Recipe) -> set[str]:
+    """Return the forms of compiled code that outputs need, and what verifies them."""
+    forms = {EXPORTERS[output].FORM for output in recipe.outputs} - {""}
+    return forms | {C_LIBRARY} if run_location(recipe) == QEMU else forms
 
 
 def run_location(recipe: Recipe) -> str:

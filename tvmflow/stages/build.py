@@ -17,7 +17,6 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
-from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.stages._base import (
     Facts,
@@ -29,7 +28,13 @@ from tvmflow.stages._base import (
     no_files,
     parse_settings,
 )
-from tvmflow.stages._runtime_choice import FORMS, choose_runtime, describe_runtime, find_runtime
+from tvmflow.stages._runtime_choice import (
+    FORMS,
+    choose_runtime,
+    describe_runtime,
+    find_runtime,
+    list_forms,
+)
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_library import symbol_prefix
 from tvmflow.targets.resolve import ResolvedTarget
@@ -97,7 +102,7 @@ class BuildSettings(StageSettings):
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
     """Return what the code is for, and what shapes it besides tuning."""
-    forms = {EXPORTERS[output].FORM for output in recipe.outputs} - {""}
+    forms = list_forms(recipe)
     runtime = choose_runtime(recipe, target)
     return BuildSettings(
         target=target.tvm,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Final, TypeVar
 from tvmflow.compiler import form_names
 from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.core import version
-from tvmflow.core.files import hash_file
+from tvmflow.core.files import digest_files, hash_file
 from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters._archives import compressor_versions
@@ -102,8 +101,7 @@ def digest_sources(
 ) -> str:
     """Return one digest for the files of this package that exporters copy, and others; empty for none."""
     paths = {path for output in outputs for path in exporters[output].SOURCES} | set(others)
-    contents = sorted((path.name, path.read_bytes()) for path in paths)
-    return hashlib.sha256(repr(contents).encode()).hexdigest() if contents else ""
+    return digest_files(paths) if paths else ""
 
 
 def make_request(recipe: Recipe, target: ResolvedTarget) -> ExportRequest:

@@ -42,8 +42,8 @@ _C_FUNCTIONS: Final = frozenset(
 _SYSTEM_FUNCTIONS: Final = (
     *("AcquireSRWLockExclusive", "ReleaseSRWLockExclusive", "SleepConditionVariableSRW"),
     *("WakeAllConditionVariable", "WakeConditionVariable"),
-    *("CreateThread", "WaitForSingleObject", "CloseHandle"),
-    *("GetCurrentProcess", "GetProcessAffinityMask", "GetActiveProcessorCount"),
+    *("CreateThread", "WaitForSingleObject", "CloseHandle", "SwitchToThread"),
+    *("GetCurrentProcess", "GetProcessAffinityMask"),
     *("QueryPerformanceCounter", "QueryPerformanceFrequency"),
 )
 # Function -> the DLL that has it.
