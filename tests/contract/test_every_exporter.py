@@ -40,7 +40,10 @@ def built(exported: Exported) -> BuiltModel:
 
 def joined(built: BuiltModel, folder: Path) -> PartitionedModel:
     """Two parts, each with the library of the digits."""
-    parts = {"first": built.bundle, "second.2": built.bundle}
+    parts = {name: folder / f"{name}.tvmflow" for name in ("first", "second.2")}
+    for name, path in parts.items():
+        manifest = {**built.manifest, "name": f"{built.name}-{name}"}
+        bundle.write(built._replace(manifest=manifest), path)
     parts_request = built.request._replace(
         parts=tuple(built.request._replace(name=name) for name in parts)
     )
