@@ -17,7 +17,7 @@ from tvmflow.stages._base import parse_settings
 HEAVY = ("tvm", "numpy", "onnx", "onnxruntime", "mxnet", "doit", "safetensors", "xgboost")
 each_stage = pytest.mark.parametrize("name", STAGES)
 # exported files contain names
-NAMED = ("export", "join")
+NAMED = ("emulation_program", "export", "join")
 # stages that run once for a partitioned target
 WHOLE = ("import", "join", "verify")
 each_subject = pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import FileIO
+from pathlib import Path
 
 _CHUNK = 1 << 20
 
@@ -96,3 +97,9 @@ def hash_file(path: str | os.PathLike[str]) -> str:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def digest_files(paths: Iterable[Path]) -> str:
+    """Return one digest (hex) for the names and contents of some files, in any order."""
+    contents = sorted((path.name, path.read_bytes()) for path in paths)
+    return hashlib.sha256(repr(contents).encode()).hexdigest()

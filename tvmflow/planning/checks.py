@@ -10,6 +10,7 @@ from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targ
 from tvmflow.recipe import Recipe
 from tvmflow.stages import STAGES, export, join, verify
 from tvmflow.stages._verify_settings import QEMU, RPC
+from tvmflow.targets import c_library
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.capabilities import unlinkable_reason
 from tvmflow.targets.emulation import EMULATED_ARCHS, find_emulated_arch
@@ -122,6 +123,8 @@ def _check_run_location(
             f"qemu runs libraries for Linux on {', '.join(EMULATED_ARCHS)}; "
             f"'{part.name}' is for {triple or part.tvm['kind']}"
         )
+    elif location == QEMU and (reason := c_library.unsupported_reason(triple)):
+        problem = f"qemu runs plain C libraries: {reason}"
     elif location == RPC and not part.remote:
         problem = (
             "rpc runs libraries on the devices of a target's remote; "

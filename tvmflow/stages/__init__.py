@@ -11,6 +11,7 @@ from typing import Any, Final
 from tvmflow.stages import (
     build,
     cut,
+    emulation_libc,
     emulation_program,
     export,
     extract_tasks,
@@ -32,6 +33,7 @@ STAGES: Final[dict[str, Stage[Any, Any]]] = {
     "build": build,
     "export": export,
     "join": join,
+    "emulation_libc": emulation_libc,
     "emulation_program": emulation_program,
     "verify": verify,
 }

@@ -197,13 +197,13 @@ def _open_remote(
     machine = settings.machines[part]
     work = context.work / part
     work.mkdir(exist_ok=True)
-    library = work / "library.so"
-    library.write_bytes(bundle.library)
     if settings.run_on == QEMU:
         role = f"emulation_program/{part}/program" if part else "emulation_program/program"
         program = context.inputs[role]
-        return _remote_backends.EmulatedLibrary(signature, library, machine, work, program)
+        return _remote_backends.EmulatedLibrary(signature, machine, work, program)
+    library = work / "library.so"
+    library.write_bytes(bundle.library)
     assert machine.remote is not None
     devices = _remote_backends.open_devices(machine.remote, work / "sessions.log")
     pool = stack.enter_context(devices)
-    return _remote_backends.DeviceLibrary(signature, library, machine, work, pool)
+    return _remote_backends.DeviceLibrary(signature, machine, work, library, pool)

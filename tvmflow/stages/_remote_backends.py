@@ -61,7 +61,6 @@ class _RemoteLibrary:
     """A library for a machine that this process cannot load it on; `scratch` is a folder for files."""
 
     signature: Signature
-    library: Path
     machine: MachineSettings
     scratch: Path
 
@@ -83,7 +82,7 @@ class _RemoteLibrary:
 
 @dataclass
 class EmulatedLibrary(_RemoteLibrary):
-    """A library under emulation, which says nothing of its speed; `program` runs it there."""
+    """A library under emulation, which says nothing of its speed; `program` holds its kernels."""
 
     program: Path
 
@@ -108,7 +107,6 @@ class EmulatedLibrary(_RemoteLibrary):
         results = run_emulated(
             self._emulator,
             self.program,
-            self.library,
             batches,
             threads=self.machine.threads,
             scratch=self.scratch,
@@ -123,6 +121,7 @@ class EmulatedLibrary(_RemoteLibrary):
 class DeviceLibrary(_RemoteLibrary):
     """A library on the devices of a pool; each call is a session of its own."""
 
+    library: Path
     pool: DevicePool
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from tvmflow.stages._base import (
     no_files,
     parse_settings,
 )
+from tvmflow.stages._verify_settings import QEMU
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_library import symbol_prefix
 from tvmflow.targets.resolve import ResolvedTarget
@@ -92,7 +93,7 @@ class BuildSettings(StageSettings):
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
     """Return what the code is for, and what shapes it besides tuning."""
-    forms = {EXPORTERS[output].FORM for output in recipe.outputs} - {""}
+    forms = forms_of(recipe)
     has_symbols = {system_library.FORM, c_library.FORM} & forms
     return BuildSettings(
         target=target.tvm,
@@ -101,6 +102,14 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
         forms=tuple(sorted(forms)),
         prefix=symbol_prefix(recipe.name) if has_symbols else "",
     )
+
+
+def forms_of(recipe: Recipe) -> set[str]:
+    """Return the forms of compiled code that outputs need, and what verifies them."""
+    forms = {EXPORTERS[output].FORM for output in recipe.outputs} - {""}
+    if recipe.verify.run_on == QEMU:
+        forms.add(c_library.FORM)
+    return forms
 
 
 def run(settings: BuildSettings, context: StageContext) -> Facts:

@@ -1,28 +1,35 @@
-"""`emulation_program`: the static program in which `verify` runs a library under emulation.
+"""`emulation_program`: the static program in which `verify` runs a model under emulation.
 
-It depends on the architecture alone: one serves all models, and all targets of that architecture.
-Planned for targets whose libraries are verified under emulation.
+It holds the kernels and constants of the delivered library. Planned for targets whose libraries are
+verified under emulation.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Final
 
+from tvmflow.core.files import digest_files
 from tvmflow.core.types import RunTraits
+from tvmflow.exporters import c_library
 from tvmflow.recipe import Recipe
 from tvmflow.stages._base import Facts, StageContext, StageSettings, StageTraits, no_files, no_lines
+from tvmflow.stages._verify_settings import QEMU
+from tvmflow.targets.c_library import DescribedModel
+from tvmflow.targets.emulation_build import SOURCES, build_program
 from tvmflow.targets.resolve import ResolvedTarget
 
 PROGRAM: Final = "program"
 
 TRAITS: Final = StageTraits(
-    # raised when a file under `targets/emulation_program` changes, too
-    version=3,
+    version=4,
     scope="machine",
-    tools=("apache-tvm", "apache-tvm-ffi", "ziglang"),
+    needs={"import": ("signature.json",), "build": (), "emulation_libc": ()},
+    tools=("ziglang",),
     timeout_s=3600.0,
     added_with="verify",
-    is_needed=lambda recipe: recipe.verify.run_on == "qemu",
+    is_needed=lambda recipe: recipe.verify.run_on == QEMU,
     run=RunTraits(is_locked=False),
 )
 deliveries = no_files
@@ -30,23 +37,45 @@ describe = explain = no_lines
 
 
 class EmulationProgramSettings(StageSettings):
-    """The triple that the program is compiled for."""
+    """The triple that the program is compiled for, and what it checks.
 
+    `features` are those of the CPU that kernels need, `sources` is the digest of the files of this
+    package that the program is compiled from.
+    """
+
+    name: str
     compiled: str
+    features: tuple[str, ...]
+    sources: str
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> EmulationProgramSettings:
-    """Return the triple that serves the target's architecture."""
+    """Return what the program depends on, besides the compiled code."""
     from tvmflow.targets.emulation import require_emulated_arch
 
     triple = str(target.tvm.get("mtriple", ""))
-    return EmulationProgramSettings(compiled=require_emulated_arch(triple).zig_target)
+    return EmulationProgramSettings(
+        name=recipe.name,
+        compiled=require_emulated_arch(triple).zig_target,
+        features=target.features,
+        sources=digest_files(SOURCES),
+    )
 
 
 def run(settings: EmulationProgramSettings, context: StageContext) -> Facts:
-    """Compile TVM's runtime and tvmflow's program into one static executable."""
-    from tvmflow.targets.emulation_build import build_program
-
+    """Compile the model's C code, and link it with kernels, constants and the C library."""
+    signature = json.loads(context.inputs["import/signature.json"].read_text())
+    model = DescribedModel(settings.name, signature, settings.features, settings.compiled)
     output = context.out / PROGRAM
-    build_program(settings.compiled, output, context.work)
+    compiled = _list_files(context, f"build/{c_library.FORM}")
+    build_program(model, compiled, _list_files(context, "emulation_libc"), output)
     return {"compiled": settings.compiled, "bytes": output.stat().st_size}
+
+
+def _list_files(context: StageContext, folder: str) -> dict[str, Path]:
+    """Return the input files in a folder by their names there."""
+    return {
+        role.removeprefix(f"{folder}/"): path
+        for role, path in context.inputs.items()
+        if role.startswith(f"{folder}/")
+    }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from tvmflow.core import version
-from tvmflow.core.files import hash_file
+from tvmflow.core.files import digest_files, hash_file
 from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters._archives import compressor_versions
@@ -93,8 +92,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExportSettings:
 def digest_sources(exporters: Mapping[str, Any], outputs: Iterable[str]) -> str:
     """Return one digest for the files that exporters copy out of this package; empty for none."""
     paths = {path for output in outputs for path in exporters[output].SOURCES}
-    contents = sorted((path.name, path.read_bytes()) for path in paths)
-    return hashlib.sha256(repr(contents).encode()).hexdigest() if contents else ""
+    return digest_files(paths) if paths else ""
 
 
 def make_request(recipe: Recipe, target: ResolvedTarget) -> ExportRequest:

@@ -12,7 +12,6 @@ from tvmflow.compiler.options import lowering_options
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
-from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.stages._base import (
     Facts,
@@ -24,6 +23,7 @@ from tvmflow.stages._base import (
     no_files,
     parse_settings,
 )
+from tvmflow.stages.build import forms_of
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
     return ExtractTasksSettings(
         target=target.tvm,
         lowering=lowering_options(recipe),
-        c_library=any(EXPORTERS[output].FORM == form_names.C_LIBRARY for output in recipe.outputs),
+        c_library=form_names.C_LIBRARY in forms_of(recipe),
     )
 
 

@@ -1,8 +1,8 @@
 """Emulation: libraries for other CPUs run on this machine under qemu's user emulation.
 
-A program for the other CPU loads the library that users will load, byte for byte. It is static: it
-needs no system of the other architecture (see `emulation_build`). The machine needs `qemu-<arch>`
-alone. `docs/emulation.md` has the rest.
+A program for the other CPU holds the kernels and constants of the library that users get. It is
+static: it needs no system of the other architecture (see `emulation_build`). The machine needs
+`qemu-<arch>` alone. `docs/emulation.md` has the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tvmflow.core.disk_errors import find_disk_problem
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.targets.platforms import parse_triple
-from tvmflow.targets.threads import thread_variables
 from tvmflow.targets.tvm_target import TvmTarget
 
 if TYPE_CHECKING:
@@ -216,27 +215,25 @@ def _run_qemu(command: Sequence[str | Path]) -> str:
 def run_emulated(
     emulator: Emulator,
     program: Path,
-    library: Path,
     batches: Sequence[Batch],
     *,
     threads: int,
     scratch: Path,
 ) -> list[list[Array]]:
-    """Run a library under emulation.
+    """Run a model under emulation.
 
     Args:
         emulator: The emulator.
-        program: The emulation program for its architecture.
-        library: The library.
+        program: The emulation program of the model.
         batches: Batches of inputs, each in the order of the signature.
-        threads: How many threads kernels use.
+        threads: How many threads kernels use; the first batch is computed with another number, too.
         scratch: A folder for temporary files.
 
     Returns:
         The outputs for each batch, in the order of the signature.
 
     Raises:
-        StageError: when the library cannot be loaded, fails, or crashes.
+        StageError: when the model fails, crashes, or gives other outputs with other threads.
     """
     from tvmflow.targets.tensor_file import read_tensors, write_tensors
 
@@ -249,10 +246,9 @@ def run_emulated(
         write_tensors(inputs, batches)
         command: list[str | Path] = [emulator.program, "-cpu", emulator.cpu]
         done = subprocess.run(
-            [*command, executable, library.absolute(), inputs, outputs],
+            [*command, executable, inputs, outputs, str(threads)],
             # qemu writes the core dump of a crash to the current folder
             cwd=folder,
-            env={**os.environ, **thread_variables(threads)},
             capture_output=True,
             text=True,
             errors="replace",
@@ -267,6 +263,15 @@ def run_emulated(
 
 def _failure(emulator: Emulator, code: int, stderr: str) -> StageError:
     """Return the reason why the program ended; a signal that ends the emulated program ends qemu too."""
+    lines = [line for line in stderr.strip().splitlines() if "TCG doesn't support" not in line]
+    assertion = next(
+        (line for line in lines if line.startswith("qemu-") and "Assertion" in line), ""
+    )
+    if assertion:
+        return StageError(
+            f"{emulator} crashed itself: {assertion}",
+            fix="use a newer qemu (7.2 crashes on some vector instructions of riscv64), or verify.run_on: rpc",
+        )
     if code == -signal.SIGILL:
         return StageError(
             f"the library was ended by SIGILL under {emulator}: it uses an instruction that this "
@@ -279,11 +284,10 @@ def _failure(emulator: Emulator, code: int, stderr: str) -> StageError:
             f"the library was ended by {signal.Signals(-code).name} under {emulator}",
             fix="run it on a device of this kind with verify.run_on: rpc, to see whether it crashes there too",
         )
-    lines = [line for line in stderr.strip().splitlines() if "TCG doesn't support" not in line]
     prefix = "tvmflow-emulation-program: "
     last = next((line for line in reversed(lines) if prefix in line), "")
     text = last.removeprefix(prefix) or (lines or [f"exit code {code}"])[-1]
     return StageError(
         f"the library does not run under {emulator}: {text}",
-        fix="check that the library was built for the target in the recipe",
+        fix="check the target's mcpu and mattr; verify.run_on: rpc runs the library on the machine itself",
     )

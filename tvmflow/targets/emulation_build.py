@@ -1,6 +1,8 @@
-"""Builds the emulation program: the static program that loads and runs a library under qemu.
+"""Builds the emulation program: a model with its C library in one static executable, which an emulator runs.
 
-It is compiled from TVM's sources in its wheels, and from `emulation_program/`, by the compiler in `ziglang`.
+The kernels and constants are the object files of the delivered library. Its C code is compiled once
+more, together with `emulation_main.c`, for the C library that the executable holds: musl, by the compiler
+in `ziglang`. Compiling that C library takes nearly all of the time, and depends on the architecture alone.
 """
 
 from __future__ import annotations
@@ -8,125 +10,89 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from tvmflow.core.errors import EnvironmentProblem, StageError
-from tvmflow.targets import zig
+from tvmflow.core.errors import StageError
+from tvmflow.targets import c_library, zig
+from tvmflow.targets.c_library import DescribedModel
+from tvmflow.targets.linking import compile_c, link_program
 
 _log = logging.getLogger(__name__)
 
-_FOLDER: Final = Path(__file__).parent / "emulation_program"
+_MAIN: Final = Path(__file__).parent / "emulation_main.c"
+SOURCES: Final = (*c_library.SOURCES, _MAIN)
+"""All that the program is compiled from, besides the model's own C code."""
 
-# What a CPU needs of TVM's runtime: name -> the folder with the sources, the sources. Each group is
-# compiled as one file, because nearly all of the time goes into headers.
-_SOURCES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "ffi": (
-        "tvm_ffi/src/ffi",
-        (
-            *("backtrace", "container", "custom_allocator", "dtype", "error", "function"),
-            *("init_once", "object", "tensor", "extra/env_c_api", "extra/env_context"),
-            *("extra/json_parser", "extra/json_writer", "extra/library_module", "extra/module"),
-        ),
-    ),
-    "vm": ("tvm/src/runtime/vm", ("builtin", "bytecode", "executable", "vm")),
-    "runtime": (
-        "tvm/src/runtime",
-        (
-            *("builtin_fp16", "cpu_device_api", "device_api", "file_utils", "logging"),
-            *("memory/memory_manager", "module", "tensor", "thread_pool", "threading_backend"),
-            *("timer", "workspace_pool", "extra/contrib/random/random", "extra/contrib/sort/sort"),
-        ),
-    ),
-    "program": ("program", ("elf_library", "imports", "main", "model", "tensors")),
-}
-# Folders of the wheels that are copied into the tree that is compiled.
-_WHEEL_FOLDERS: Final = ("tvm/include", "tvm/src/runtime", "tvm_ffi/include", "tvm_ffi/src")
-_INCLUDES: Final = (
-    ".",
-    "tvm/include",
-    "tvm/3rdparty/compiler-rt",
-    "tvm_ffi/include",
-    "tvm_ffi/src/ffi/extra",
-    "program",
-)
-_FLAGS: Final = (
-    *("-std=c++17", "-O1", "-g0", "-w", "-fno-sanitize=undefined"),
-    *("-ffunction-sections", "-fdata-sections"),
-    # TVM's own test of the byte order knows glibc only; every emulated architecture is little-endian
-    "-DTVM_FFI_CMAKE_LITTLE_ENDIAN=1",
-    *("-DTVM_FFI_USE_LIBBACKTRACE=0", "-DTVM_FFI_BACKTRACE_ON_SEGFAULT=0"),
-)
-# Threads get as much stack as under glibc: kernels keep small buffers there.
-_LINK_FLAGS: Final = ("-static", "-s", "-Wl,--gc-sections", "-Wl,-z,stack-size=8388608")
+_LINKER: Final = "ld.lld"
 
 
-def build_program(zig_target: str, output: Path, scratch: Path) -> None:
-    """Compile the emulation program; this takes minutes on a slow machine.
+def build_libc(zig_target: str, folder: Path, scratch: Path) -> None:
+    """Compile the C library of an architecture, and what else a static executable begins and ends with.
 
     Args:
         zig_target: An `EmulatedArch.zig_target`.
-        output: The program: the same bytes on every machine.
+        folder: Gets the files: an object, `crt1.o`, and archives; the same bytes on every machine.
         scratch: A folder for temporary files. What zig caches there is reused by a later attempt.
 
     Raises:
-        StageError: when the program cannot be compiled; the message holds the compiler's error.
-        EnvironmentProblem: when a package with sources is not installed.
+        StageError: when it cannot be compiled; the message holds the compiler's error.
     """
-    _log.debug("compiling the emulation program for %s in %s", zig_target, scratch)
-    tree = scratch / "tree"
-    shutil.rmtree(tree, ignore_errors=True)
-    _copy_sources(tree)
-    for name, (folder, sources) in _SOURCES.items():
-        lines = [f'#include "{folder}/{source}.cc"\n' for source in sources]
-        (tree / f"{name}.cc").write_text("".join(lines))
-    includes = [f"-I{folder}" for folder in _INCLUDES]
-
-    def compile_object(name: str) -> str:
-        _run_zig(tree, zig_target, *_FLAGS, *includes, "-c", f"{name}.cc", "-o", f"{name}.o")
-        return f"{name}.o"
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compile_object, _SOURCES))
-    _run_zig(tree, zig_target, *_LINK_FLAGS, *objects, "-o", "linked")
-    shutil.move(tree / "linked", output)
-
-
-def _copy_sources(tree: Path) -> None:
-    """Copy TVM's sources, the headers that its wheels lack, and the program's, so that relative names suffice."""
-    for folder in _WHEEL_FOLDERS:
-        package, _, rest = folder.partition("/")
-        shutil.copytree(_package_folder(package) / rest, tree / folder)
-    shutil.copytree(_FOLDER / "tvm_shims", tree / "tvm", dirs_exist_ok=True)
-    (tree / "program").mkdir()
-    for path in _FOLDER.iterdir():
-        if path.is_file():
-            shutil.copyfile(path, tree / "program" / path.name)
-
-
-def _package_folder(name: str) -> Path:
-    spec = find_spec(name)
-    if spec is None or spec.origin is None:
-        raise EnvironmentProblem(
-            f"the package {name} is not installed",
-            fix="run `tvmflow doctor`; it checks each package",
-        )
-    return Path(spec.origin).parent
-
-
-def _run_zig(tree: Path, zig_target: str, *arguments: str) -> None:
-    # zig compiles its C++ library for each architecture, which takes longer than all the rest: its cache
-    # is kept for the next attempt, or permanently where the user has set a folder for it
+    _log.debug("compiling the C library for %s in %s", zig_target, scratch)
+    # a folder for the cache that the user has chosen is kept for other versions of this stage, too
     names = [f"ZIG_{scope}_CACHE_DIR" for scope in ("GLOBAL", "LOCAL")]
-    caches = {name: os.environ.get(name) or str(tree.parent / "zig") for name in names}
-    done = zig.run(tree, "c++", "-target", zig_target, *arguments, **caches)
-    if done.returncode != 0:
+    caches = {name: os.environ.get(name, "zig") for name in names}
+    (scratch / "empty.c").write_text("int main(void) { return 0; }\n")
+    command = ("cc", "-target", zig_target, "-static", "-s", "-O2", "empty.c", "-o", "empty")
+    done = zig.run(scratch, *command, ZIG_VERBOSE_LINK="1", **caches)
+    lines = [line for line in done.stderr.splitlines() if line.startswith(f"{_LINKER} ")]
+    if done.returncode != 0 or not lines:
         errors = [line for line in done.stderr.splitlines() if "error" in line]
-        first = (errors or done.stderr.strip().splitlines() or [str(done.returncode)])[0]
         raise StageError(
-            f"the emulation program for {zig_target} cannot be compiled: {first}",
-            fix="check that apache-tvm, apache-tvm-ffi and ziglang have the versions that tvmflow requires (`tvmflow doctor`)",
+            f"the C library for {zig_target} cannot be compiled: {(errors or [str(done.returncode)])[0]}",
+            fix="check that ziglang has the version that tvmflow requires (`tvmflow doctor`)",
         )
+    # the last command links the program: its inputs besides the program's own are what zig has compiled
+    for word in lines[-1].split():
+        if word.endswith((".a", "crt1.o")):
+            shutil.copyfile(scratch / word, folder / Path(word).name)
+
+
+def build_program(
+    model: DescribedModel,
+    compiled: Mapping[str, Path],
+    libc: Mapping[str, Path],
+    output: Path,
+) -> None:
+    """Compile the emulation program of a model.
+
+    Args:
+        model: The model; its triple is an `EmulatedArch.zig_target`.
+        compiled: What `compiler.c_library` wrote, by file name.
+        libc: What `build_libc` wrote, by file name.
+        output: The program.
+
+    Raises:
+        StageError: when compiler or linker fails; the message holds its error.
+    """
+    with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
+        code = compile_main(model, compiled, Path(scratch))
+        objects = {name: path for name, path in compiled.items() if name.endswith(".o")}
+        link_program({**objects, **libc, code.name: code}, output, model.triple)
+
+
+def compile_main(model: DescribedModel, compiled: Mapping[str, Path], folder: Path) -> Path:
+    """Compile all C code of the emulation program in a folder, and return the object file.
+
+    Raises:
+        StageError: when the compiler fails; the message holds its error.
+    """
+    c_library.write_sources(model, compiled[c_library.PROGRAM], folder)
+    shutil.copyfile(_MAIN, folder / _MAIN.name)
+    # one file, because the program uses the names that the model's C code defines
+    includes = [f'#include "{name}"\n' for name in (c_library.SOURCE, _MAIN.name)]
+    (folder / "whole.c").write_text("".join(includes))
+    compile_c(folder, "whole.c", "whole.o", model.triple)
+    return folder / "whole.o"

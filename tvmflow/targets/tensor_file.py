@@ -1,4 +1,4 @@
-"""Tensor files: the batches of arrays that the emulation program reads and writes (see emulation_program/tensors.h)."""
+"""Tensor files: the batches of arrays that the emulation program reads and writes (see emulation_main.c)."""
 
 from __future__ import annotations
 

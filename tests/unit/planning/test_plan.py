@@ -182,21 +182,40 @@ def test_a_place_that_the_target_does_not_have_is_told() -> None:
 
 
 def test_emulation_adds_the_emulation_program() -> None:
-    """One stage for each target, equal for equal architectures, and read by verify only."""
+    """A program for each target, with the C library of its architecture; verify alone reads it."""
     made = for_edge("edge", "other", verify={"run_on": "qemu"})
     plan = plan_of(planned(made, away(), away(mcpu="cortex-a76")._replace(name="other")))
     stages = {spec.id: spec for spec in plan.stages}
-    one, two = stages["net:emulation_program/edge"], stages["net:emulation_program/other"]
+    one, two = stages["net:emulation_libc/edge"], stages["net:emulation_libc/other"]
     assert one.settings == two.settings == {"compiled": "aarch64-linux-musl"}
     assert (one.needs, one.files) == ((), ())
+    program = stages["net:emulation_program/edge"]
+    assert program.needs == (
+        Need("import", "net:import", ("signature.json",)),
+        Need("build", "net:build/edge", ()),
+        Need("emulation_libc", "net:emulation_libc/edge", ()),
+    )
+    assert program.settings["compiled"] == "aarch64-linux-musl"
+    assert stages["net:build/edge"].settings["forms"] == ["c-library"]
     verify = stages["net:verify/edge"]
     assert Need("emulation_program", "net:emulation_program/edge", ("program",)) in verify.needs
     assert [spec.id for spec in plan.stages if "net:emulation_program/edge" in str(spec.needs)] == [
         verify.id
     ]
-    assert "net:emulation_program/host" not in {
-        spec.id for spec in plan_of(planned(recipe())).stages
-    }
+    others = {spec.stage for spec in plan_of(planned(recipe())).stages}
+    assert not others & {"emulation_libc", "emulation_program"}
+
+
+def test_emulation_needs_a_system_with_c_libraries() -> None:
+    """A Linux whose C library is known."""
+    made = for_edge("edge", verify={"run_on": "qemu"})
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(made, away(mtriple="aarch64-linux-uclibc")))
+    (problem,) = caught.value.problems
+    assert problem.endswith(
+        "verify.run_on: qemu runs plain C libraries: the C library of aarch64-linux-uclibc is "
+        "unknown (there are gnu, musl)"
+    )
 
 
 def test_a_target_may_have_a_place_of_its_own() -> None:

@@ -229,7 +229,7 @@ def test_a_part_that_cannot_run_locally_is_named() -> None:
 
 
 def test_emulation_covers_every_part() -> None:
-    """Each has the emulation program of its architecture."""
+    """Each has an emulation program of its own."""
     actual = plan_of(planned(made(verify={"run_on": "qemu"}), joined_target(), stages=COMPILE))
     roles = {need.stage: need.stage_id for need in spec(actual, "verify/split").needs}
     assert roles["emulation_program/first"] == "net:emulation_program/split.first"

@@ -165,7 +165,7 @@ def test_the_tolerance_is_explained_by_the_arithmetic(arithmetic: str, text: str
 
 def test_stages_without_a_description_say_nothing() -> None:
     """Whatever their facts are."""
-    for name in ("import", "cut", "export", "emulation_program"):
+    for name in ("import", "cut", "export", "emulation_libc", "emulation_program"):
         assert STAGES[name].describe({"bytes": 1}, {}) == []
         assert STAGES[name].explain({"bytes": 1}) == []
 

@@ -42,7 +42,7 @@ def test_no_batches_are_no_batches(tmp_path: Path) -> None:
 
 
 def test_the_format_is_that_of_the_emulation_program(tmp_path: Path) -> None:
-    """Byte for byte as emulation_program/tensors.h describes it."""
+    """Byte for byte as emulation_main.c describes it."""
     write_tensors(tmp_path / "t", [[np.array([[1, 2]], np.int16)]])
     assert (tmp_path / "t").read_bytes() == (
         b"TVMFLOW1"

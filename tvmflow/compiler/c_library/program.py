@@ -342,5 +342,6 @@ def _describe(call: Any, name: str) -> str:
 def _unsupported(reason: str) -> UnsupportedProgram:
     return UnsupportedProgram(
         f"this model needs TVM's runtime for {reason}",
-        fix="leave c-library out of `outputs`; all other outputs hold the model",
+        fix="leave c-library out of `outputs`; all other outputs hold the model. Instead of "
+        "`verify.run_on: qemu`, which runs the C library, choose `verify.run_on: rpc`",
     )

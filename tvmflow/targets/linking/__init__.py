@@ -152,6 +152,25 @@ def compile_c(folder: Path, source: str, output: str, triple: str) -> None:
     run_zig(folder, *command, action="compiling C")
 
 
+def link_program(files: Mapping[str, Path], output: Path, triple: str) -> None:
+    """Link an executable for a Linux that needs nothing of it but the kernel.
+
+    Args:
+        files: The object files and archives, a C library among them, by the names to link them under.
+        output: The executable.
+        triple: The LLVM triple that it is for.
+
+    Raises:
+        StageError: when the linker fails; the message holds its error.
+    """
+    with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
+        folder = Path(scratch)
+        for name, path in files.items():
+            (folder / name).symlink_to(path.resolve())
+        linked = elf.link_program(folder, sorted(files), parse_triple(triple).arch)
+        shutil.move(folder / linked, output)
+
+
 def export_library(compiled: Any, output: Path, tvm: TvmTarget) -> None:
     """Link what TVM compiled (a model or a kernel) for a target.
 

@@ -31,6 +31,8 @@ _INTEGER_HELPERS: Final = (
     "__divmoddi4",
     "__udivmoddi4",
 )
+# What LLVM calls to divide on 32-bit ARM where it does not take a triple for one with ARM's names.
+_DIVISIONS: Final = ("__divsi3", "__modsi3", "__udivsi3", "__umodsi3")
 # ARM's names of these functions and of division.
 _ARM_HELPERS: Final = tuple(
     f"__aeabi_{name}"
@@ -39,7 +41,7 @@ _ARM_HELPERS: Final = tuple(
     ).split()
 )
 _HELPERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "armv7": (*_INTEGER_HELPERS, *_ARM_HELPERS),
+    "armv7": (*_INTEGER_HELPERS, *_DIVISIONS, *_ARM_HELPERS),
     "i386": _INTEGER_HELPERS,
 }
 
@@ -68,6 +70,16 @@ def link(
     options = ["--strip-all", *visible, *names, "--no-as-needed", *stubs, *helpers]
     _run_lld(folder, platform.arch, "linked.so", options)
     return "linked.so"
+
+
+def link_program(folder: Path, names: Sequence[str], arch: str) -> str:
+    """Link a static executable in a folder, and return its name."""
+    options = ["-static", "--build-id=none", "--strip-all", "--gc-sections"]
+    # zig has these functions under ARM's names alone
+    aliases = ["--defsym=__divsi3=__aeabi_idiv", "--defsym=__udivsi3=__aeabi_uidiv"]
+    options += aliases if arch == "armv7" else []
+    run_zig(folder, "ld.lld", "-m", _EMULATIONS[arch], *options, "-o", "linked", *names)
+    return "linked"
 
 
 def _system_libraries(platform: Platform) -> tuple[str, ...]:

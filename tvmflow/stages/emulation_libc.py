@@ -1,0 +1,48 @@
+"""`emulation_libc`: the C library that the emulation programs of an architecture hold.
+
+It depends on the architecture alone: one serves all models, and all targets of that architecture.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tvmflow.core.types import RunTraits
+from tvmflow.recipe import Recipe
+from tvmflow.stages._base import Facts, StageContext, StageSettings, StageTraits, no_files, no_lines
+from tvmflow.stages._verify_settings import QEMU
+from tvmflow.targets.resolve import ResolvedTarget
+
+TRAITS: Final = StageTraits(
+    version=1,
+    scope="machine",
+    tools=("ziglang",),
+    timeout_s=3600.0,
+    added_with="verify",
+    is_needed=lambda recipe: recipe.verify.run_on == QEMU,
+    run=RunTraits(is_locked=False),
+)
+deliveries = no_files
+describe = explain = no_lines
+
+
+class EmulationLibcSettings(StageSettings):
+    """The triple that it is compiled for."""
+
+    compiled: str
+
+
+def settings(recipe: Recipe, target: ResolvedTarget) -> EmulationLibcSettings:
+    """Return the triple that serves the target's architecture."""
+    from tvmflow.targets.emulation import require_emulated_arch
+
+    triple = str(target.tvm.get("mtriple", ""))
+    return EmulationLibcSettings(compiled=require_emulated_arch(triple).zig_target)
+
+
+def run(settings: EmulationLibcSettings, context: StageContext) -> Facts:
+    """Compile the C library."""
+    from tvmflow.targets.emulation_build import build_libc
+
+    build_libc(settings.compiled, context.out, context.work)
+    return {"bytes": sum(path.stat().st_size for path in context.out.iterdir())}

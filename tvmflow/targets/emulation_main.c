@@ -1,0 +1,178 @@
+/* The program that runs a model under an emulator: PROGRAM INPUTS OUTPUTS [THREADS].
+ *
+ * It reads batches of inputs from one file of tensors and writes the outputs of each to another; `tensor_file.py`
+ * reads and writes these files, too:
+ *
+ *   "TVMFLOW1", uint32 number of batches, uint32 number of tensors in each, then the tensors, each:
+ *   uint32 length of the dtype's name, the name as NumPy has it, uint32 rank, int64 each dimension, uint64 bytes, data
+ *
+ * All numbers are little-endian, as are the CPUs that this is compiled for. The first batch is computed with another
+ * number of threads, too: results that differ are an error.
+ *
+ * This is compiled together with the C code of the model, whose names it uses (runtime.h).
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#define MAGIC "TVMFLOW1"
+
+__attribute__((noreturn, format(printf, 1, 2))) static void fail(const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fputs("tvmflow-emulation-program: ", stderr);
+  vfprintf(stderr, format, arguments);
+  fputs("\n", stderr);
+  va_end(arguments);
+  exit(1);
+}
+
+static void check(int status) {
+  const char *feature = status == TF_STATUS(MISSING_FEATURE) ? TF(missing_feature)() : NULL;
+  if (status != TF_STATUS(OK)) fail("%s%s%s", TF(message)(status), feature ? ": " : "", feature ? feature : "");
+}
+
+/* ------------------------------------------------------------------ files of tensors */
+
+typedef struct {
+  const char *path;
+  FILE *stream;
+} file;
+
+static file open_file(const char *path, const char *mode) {
+  const file opened = {path, fopen(path, mode)};
+  if (!opened.stream) fail("%s cannot be opened: %s", path, strerror(errno));
+  return opened;
+}
+
+static void read_bytes(file from, void *data, size_t bytes) {
+  if (fread(data, 1, bytes, from.stream) == bytes) return;
+  fail("%s %s", from.path, ferror(from.stream) ? strerror(errno) : "ends too early");
+}
+
+static void write_bytes(file to, const void *data, size_t bytes) {
+  if (fwrite(data, 1, bytes, to.stream) != bytes) fail("%s cannot be written: %s", to.path, strerror(errno));
+}
+
+static uint32_t read_number(file from) {
+  uint32_t number;
+  read_bytes(from, &number, sizeof number);
+  return number;
+}
+
+static void write_number(file to, size_t value) {
+  const uint32_t number = (uint32_t)value;
+  write_bytes(to, &number, sizeof number);
+}
+
+/* Read what comes before the batches, and return their number. */
+static uint32_t read_head(file from, size_t tensors) {
+  char magic[sizeof MAGIC - 1];
+  read_bytes(from, magic, sizeof magic);
+  if (memcmp(magic, MAGIC, sizeof magic) != 0) fail("%s is not a file of tensors", from.path);
+  const uint32_t batches = read_number(from), count = read_number(from);
+  if (batches > 0 && count != tensors)
+    fail("%s has %" PRIu32 " tensors in a batch, and the model has %zu inputs", from.path, count, tensors);
+  return batches;
+}
+
+/* Read the data of a tensor that must be as the model describes it. */
+static void read_tensor(file from, const tf_tensor *tensor, const tf_buffer *buffer) {
+  const uint32_t length = read_number(from);
+  char dtype[32] = "";
+  if (length >= sizeof dtype) fail("%s is damaged", from.path);
+  read_bytes(from, dtype, length);
+  if (strcmp(dtype, tensor->dtype) != 0) fail("input '%s' is %s, not %s", tensor->name, dtype, tensor->dtype);
+  const uint32_t rank = read_number(from);
+  if (rank != tensor->rank)
+    fail("input '%s' has %" PRIu32 " dimensions, not %zu", tensor->name, rank, tensor->rank);
+  for (uint32_t i = 0; i < rank; ++i) {
+    int64_t dimension;
+    read_bytes(from, &dimension, sizeof dimension);
+    if (dimension != tensor->shape[i])
+      fail("dimension %" PRIu32 " of input '%s' is %" PRId64 ", not %" PRId64, i, tensor->name, dimension,
+           tensor->shape[i]);
+  }
+  uint64_t bytes;
+  read_bytes(from, &bytes, sizeof bytes);
+  if (bytes != buffer->bytes) fail("input '%s' has %" PRIu64 " bytes, not %zu", tensor->name, bytes, buffer->bytes);
+  read_bytes(from, buffer->data, buffer->bytes);
+}
+
+static void write_tensor(file to, const tf_tensor *tensor, const tf_buffer *buffer) {
+  const uint64_t bytes = buffer->bytes;
+  write_number(to, strlen(tensor->dtype));
+  write_bytes(to, tensor->dtype, strlen(tensor->dtype));
+  write_number(to, tensor->rank);
+  write_bytes(to, tensor->shape, tensor->rank * sizeof *tensor->shape);
+  write_bytes(to, &bytes, sizeof bytes);
+  write_bytes(to, buffer->data, buffer->bytes);
+}
+
+/* ------------------------------------------------------------------ the model */
+
+typedef struct {
+  tf_buffer inputs[TF_STATUS(INPUTS) + 1], outputs[TF_STATUS(OUTPUTS) + 1];
+} batch;
+
+static void allocate(tf_buffer *buffers, const tf_tensor *tensors, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    buffers[i].bytes = tensors[i].bytes;
+    if (posix_memalign(&buffers[i].data, TF_ALIGNMENT, tensors[i].bytes ? tensors[i].bytes : 1) != 0)
+      fail("there is not enough memory for %zu bytes", tensors[i].bytes);
+  }
+}
+
+static tf_context *create(uint32_t threads) {
+  const tf_options options = {.abi = TF_STATUS(ABI), .threads = threads};
+  tf_context *context;
+  check(TF(create)(&options, &context));
+  return context;
+}
+
+static void run(tf_context *context, const batch *tensors) {
+  check(TF(run)(context, tensors->inputs, TF_STATUS(INPUTS), tensors->outputs, TF_STATUS(OUTPUTS)));
+}
+
+/* Compute a batch once more with another number of threads; where there are none, that is the same number. */
+static void check_threads(const batch *expected, uint32_t threads) {
+  tf_context *context = create(threads > 1 ? 1 : 2);
+  batch actual = *expected;
+  allocate(actual.outputs, TF(outputs)(), TF_STATUS(OUTPUTS));
+  run(context, &actual);
+  for (size_t i = 0; i < TF_STATUS(OUTPUTS); ++i) {
+    if (memcmp(actual.outputs[i].data, expected->outputs[i].data, actual.outputs[i].bytes) != 0)
+      fail("output '%s' differs with the number of threads: %" PRIu32 " or %" PRIu32, TF(outputs)()[i].name, threads,
+           TF(threads)(context));
+    free(actual.outputs[i].data);
+  }
+  TF(destroy)(context);
+}
+
+int main(int count, char **arguments) {
+  if (count != 3 && count != 4) {
+    fprintf(stderr, "usage: %s INPUTS OUTPUTS [THREADS]\n", arguments[0]);
+    return 2;
+  }
+  const long threads = count == 4 ? strtol(arguments[3], NULL, 10) : 1;
+  if (threads < 1 || threads > TF_MAX_THREADS) fail("%s is no number of threads", arguments[3]);
+  tf_context *context = create((uint32_t)threads);
+  const file inputs = open_file(arguments[1], "rb"), outputs = open_file(arguments[2], "wb");
+  const uint32_t batches = read_head(inputs, TF_STATUS(INPUTS));
+  write_bytes(outputs, MAGIC, sizeof MAGIC - 1);
+  write_number(outputs, batches);
+  write_number(outputs, TF_STATUS(OUTPUTS));
+  batch tensors;
+  allocate(tensors.inputs, TF(inputs)(), TF_STATUS(INPUTS));
+  allocate(tensors.outputs, TF(outputs)(), TF_STATUS(OUTPUTS));
+  for (uint32_t i = 0; i < batches; ++i) {
+    for (size_t j = 0; j < TF_STATUS(INPUTS); ++j) read_tensor(inputs, &TF(inputs)()[j], &tensors.inputs[j]);
+    run(context, &tensors);
+    if (i == 0) check_threads(&tensors, TF(threads)(context));
+    for (size_t j = 0; j < TF_STATUS(OUTPUTS); ++j) write_tensor(outputs, &TF(outputs)()[j], &tensors.outputs[j]);
+  }
+  if (fclose(outputs.stream) != 0) fail("%s cannot be written: %s", outputs.path, strerror(errno));
+  TF(destroy)(context);
+  return 0;
+}
