@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.exporters._archives import write_tar
-from tvmflow.exporters._base import BuiltModel, ExportRequest, loadable_reason
+from tvmflow.exporters._base import BuiltModel, ExportRequest, no_reason
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()
 
-unsupported_reason = loadable_reason
+unsupported_reason = no_reason
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:

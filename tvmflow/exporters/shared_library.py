@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tvmflow.exporters._base import BuiltModel, ExportRequest, link_or_copy, loadable_reason
+from tvmflow.exporters._base import BuiltModel, ExportRequest, link_or_copy, no_reason
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()
 
-unsupported_reason = loadable_reason
+unsupported_reason = no_reason
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:
