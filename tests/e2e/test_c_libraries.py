@@ -84,28 +84,33 @@ def test_branches_views_and_repeated_outputs(project: Project) -> None:
 @pytest.mark.slow
 def test_a_model_that_needs_the_runtime_is_refused_before_it_is_tuned(project: Project) -> None:
     """With the function that it needs and with what to do; all other outputs are built."""
-    count = numpy_helper.from_array(np.array([3]), "count")
+    limits = [numpy_helper.from_array(np.array([3]), "count")]
+    limits += [
+        numpy_helper.from_array(np.array([0.5], "float32"), name) for name in ("iou", "score")
+    ]
+    names = ["grown", "scores", "count", "iou", "score"]
     nodes = [
-        helper.make_node("Exp", ["data"], ["grown"]),
-        helper.make_node("TopK", ["grown", "count"], ["values", "indices"]),
+        helper.make_node("Exp", ["boxes"], ["grown"]),
+        helper.make_node("NonMaxSuppression", names, ["kept"]),
     ]
-    inputs = [helper.make_tensor_value_info("data", TensorProto.FLOAT, [2, 9])]
-    outputs = [
-        helper.make_tensor_value_info("values", TensorProto.FLOAT, [2, 3]),
-        helper.make_tensor_value_info("indices", TensorProto.INT64, [2, 3]),
+    inputs = [
+        helper.make_tensor_value_info("boxes", TensorProto.FLOAT, [1, 9, 4]),
+        helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, 2, 9]),
     ]
-    graph = helper.make_graph(nodes, "best", inputs, outputs, [count])
+    outputs = [helper.make_tensor_value_info("kept", TensorProto.INT64, ["n", 3])]
+    graph = helper.make_graph(nodes, "best", inputs, outputs, limits)
     model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
     onnx.save(model, str(project.folder / "tiny.onnx"))
     recipe = (
-        "recipe: 1\nname: tiny\nmodel: {onnx: tiny.onnx}\ninputs: {data: {shape: [2, 9]}}\n"
+        "recipe: 1\nname: tiny\nmodel: {onnx: tiny.onnx}\n"
+        "inputs: {boxes: {shape: [1, 9, 4]}, scores: {shape: [1, 2, 9]}}\n"
         "targets: [host]\ntune: {trials: 4}\noutputs: [OUTPUT]\n"
     )
     (project.folder / "tiny.yaml").write_text(recipe.replace("OUTPUT", "c-library"))
     refused = project.run()
     assert refused.code == 1 and refused.outcome("extract_tasks/host") == "failed"
     message = refused.stages["extract_tasks/host"]["message"]
-    assert "needs TVM's runtime for the function tvm.contrib.sort.topk" in message
+    assert "which the kernel all_class_non_max_suppression calls" in message
     assert not project.trials()
     (project.folder / "tiny.yaml").write_text(recipe.replace("OUTPUT", "bundle"))
     assert project.run("--until", "build").code == 0

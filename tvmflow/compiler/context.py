@@ -52,6 +52,10 @@ class LoweringContext:
         """Return whether the recipe keeps an operator (see `passes.OPERATORS`) as the model has it."""
         return operator in self.options.plain
 
+    def is_cpu(self) -> bool:
+        """Return whether the target is a CPU, also one that has no optimized kernels."""
+        return str(self.target.kind.name) == "llvm"
+
     def has_cpu_model(self) -> bool:
         """Return whether kernels are optimized for a CPU."""
         return self.cpu is not None

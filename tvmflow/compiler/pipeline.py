@@ -31,6 +31,7 @@ from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
 from tvmflow.compiler.passes.resize import convert_resize
 from tvmflow.compiler.passes.scans import vectorize_scans
+from tvmflow.compiler.passes.sorts import replace_sorts
 from tvmflow.compiler.passes.vector_math import vectorize_math
 
 _log = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ KERNEL_PHASES: Final[Phases] = {
         _pass("evaluate_constants", evaluate_constants),
     ),
     "legalize": (
+        LoweringPass("sorts", replace_sorts, LoweringContext.is_cpu),
         _pass("dispatch_sampling", relax.backend.DispatchSampling()),
         _pass("dispatch_sort_scan", relax.backend.DispatchSortScan()),
         _pass("legalize_ops", relax.transform.LegalizeOps()),

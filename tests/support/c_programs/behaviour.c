@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -221,6 +222,26 @@ static void check_unloading(const char *library) {
   }
 }
 
+/* A system that starts no more threads is an error, and the program goes on. */
+static void check_limits(void) {
+  struct rlimit before, limited;
+  CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+  limited = before;
+  long size;
+  FILE *file = fopen("/proc/self/statm", "r");
+  CHECK(file && fscanf(file, "%ld", &size) == 1);
+  fclose(file);
+  limited.rlim_cur = (rlim_t)(size * sysconf(_SC_PAGESIZE)) + (16 << 20);
+  CHECK(setrlimit(RLIMIT_AS, &limited) == 0);
+  const digits_options options = {.abi = DIGITS_ABI, .threads = 64};
+  digits_context *context = (digits_context *)data;
+  CHECK(digits_create(&options, &context) == DIGITS_NO_THREADS && context == NULL);
+  CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+  context = create(64);
+  check_run(context);
+  CHECK(digits_destroy(context) == DIGITS_OK);
+}
+
 /* exit() with threads that look for work, and with sleeping ones. */
 static void check_exit(void) {
   for (unsigned i = 0; i < 200; ++i) {
@@ -248,6 +269,7 @@ int main(int count, char **arguments) {
   else if (strcmp(check, "signals") == 0) check_signals();
   else if (strcmp(check, "names") == 0) check_names();
   else if (strcmp(check, "unloading") == 0) check_unloading(arguments[2]);
+  else if (strcmp(check, "limits") == 0) check_limits();
   else if (strcmp(check, "exit") == 0) check_exit();
   else CHECK(!"a check has this name");
 }

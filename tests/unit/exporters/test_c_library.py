@@ -28,6 +28,7 @@ from tvmflow.targets import c_library
 
 # The numbers in the header.
 NULL_ARGUMENT, WRONG_VERSION, WRONG_OPTION, WRONG_COUNT, WRONG_SIZE, OVERLAP, BUSY = range(1, 8)
+NO_MEMORY: Final = 8
 
 
 def folder_of(exported: Exported) -> Path:
@@ -104,6 +105,14 @@ def test_short_loops_stay_on_the_callers_thread(exported: Exported, parallel: Pa
     assert divided.function("threads")(divided.context) == 8
 
 
+ALLOCATE: Final = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t
+)(lambda _user, _bytes, _alignment: None)
+RELEASE: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda _user, _memory: 1)
+NO_ALLOCATION: Final = ctypes.cast(ALLOCATE, ctypes.c_void_p)
+NO_RELEASE: Final = ctypes.cast(RELEASE, ctypes.c_void_p)
+
+
 def test_every_misuse_has_its_status(exported: Exported) -> None:
     """Nothing crashes, and the context is usable afterwards."""
     library = load(exported)
@@ -112,19 +121,29 @@ def test_every_misuse_has_its_status(exported: Exported) -> None:
     run = library.run_buffers
     assert run([], [target]) == WRONG_COUNT
     assert run([source], [target, target]) == WRONG_COUNT
+    huge = ctypes.c_size_t(2**64 - 1)
+    assert library.function("run")(library.context, None, huge, None, huge) == WRONG_COUNT
     assert run([Buffer(source.data, 255)], [target]) == WRONG_SIZE
     assert run([source], [Buffer(target.data, 44)]) == WRONG_SIZE
     assert run([Buffer(None, 256)], [target]) == NULL_ARGUMENT
     assert run([source], [Buffer(source.data, 40)]) == OVERLAP
     assert library.function("run")(None, None, 0, None, 0) == NULL_ARGUMENT
-    assert library.function("run")(library.context, None, ctypes.c_size_t(1), None, 1) != 0
+    one = ctypes.c_size_t(1)
+    assert library.function("run")(library.context, None, one, None, one) == NULL_ARGUMENT
+    assert library.function("profile")(None, None, None) == NULL_ARGUMENT
+    assert library.function("threads")(None) == 0
+    assert library.function("kernel_name")(huge) is None
     assert library.function("create")(None, None) == NULL_ARGUMENT
     assert library.function("destroy")(None) == 0
     assert run([source], [target]) == 0 and scores.sum() == pytest.approx(1, rel=1e-4)
     for options, status in (
         (Options(abi=2), WRONG_VERSION),
-        (Options(abi=1, threads=100_000), WRONG_OPTION),
+        (Options(abi=1 << 31), WRONG_VERSION),
+        (Options(abi=1, threads=1025), WRONG_OPTION),
+        (Options(abi=1, threads=1 << 31), WRONG_OPTION),
         (Options(abi=1, allocate=1), WRONG_OPTION),
+        (Options(abi=1, release=1), WRONG_OPTION),
+        (Options(abi=1, allocate=NO_ALLOCATION, release=NO_RELEASE), NO_MEMORY),
     ):
         assert library.create(options) == status
         assert library.context.value is None
@@ -173,6 +192,70 @@ def test_a_profile_names_the_kernels(exported: Exported) -> None:
     assert library.function("profile")(library.context, None, None) == 0
     library.run({"data": np.zeros((1, 1, 8, 8), "float32")})
     assert len(calls) == count
+
+
+def test_a_context_in_use_is_busy(exported: Exported) -> None:
+    """A call in the middle of another one is refused, whatever it asks for; the other one goes on."""
+    library = load(exported)
+    data, scores = np.zeros(64, "float32"), np.zeros(10, "float32")
+    statuses: set[int] = set()
+
+    def hook(_user: int, _kernel: int, _nanoseconds: int) -> None:
+        statuses.add(library.run_buffers([buffer_of(data)], [buffer_of(np.zeros_like(scores))]))
+        statuses.add(library.function("profile")(library.context, None, None))
+        statuses.add(library.function("destroy")(library.context))
+
+    pointer = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64)(hook)
+    assert library.function("profile")(library.context, pointer, None) == 0
+    assert library.run_buffers([buffer_of(data)], [buffer_of(scores)]) == 0
+    assert statuses == {BUSY} and scores.sum() == pytest.approx(1, rel=1e-4)
+
+
+EMPTY: Final = """
+#define TF_PARALLEL_LAUNCH empty_launch
+#define TF_ALLOC_WORKSPACE empty_allocate
+#define TF_FREE_WORKSPACE empty_free
+#define TF_ARENA 0u
+#define TF_STAGING 128u
+#define TF_SCRATCH 0u
+#define TF_KERNELS 0u
+#define TF_MOST_TASKS 1u
+#define TF_INPUTS_BYTES0 0u
+#define TF_INPUTS_BYTES1 8u
+#define TF_OUTPUTS_BYTES0 0u
+#define TF_OUTPUTS_BYTES1 8u
+
+const unsigned char empty_weights[1];
+static const char *const tf_kernel_names[TF_KERNELS + 1] = {NULL};
+
+static int tf_steps(tf_context *tf, unsigned char *arena, const unsigned char *weights,
+                    unsigned char *const *in, unsigned char *const *out) {
+  TF_BEGIN(tf, arena, weights, in, out);
+  memcpy(out[1], in[1], TF_OUTPUTS_BYTES1);
+  return 0;
+}
+"""
+
+
+def test_tensors_without_elements_need_no_memory(tmp_path: Path) -> None:
+    """They may be NULL, and overlap nothing; others of the same call are as usual."""
+    tensors = [
+        {"name": "none", "dtype": "float32", "shape": [0, 4]},
+        {"name": "two", "dtype": "float32", "shape": [2]},
+    ]
+    (tmp_path / "empty.c").write_text(EMPTY)
+    triple = exports.target().tvm["mtriple"]
+    model = c_library.DescribedModel("empty", {"inputs": tensors, "outputs": tensors}, (), triple)
+    c_library.link(model, {c_library.PROGRAM: tmp_path / "empty.c"}, tmp_path / "libempty.so")
+    library = CLibrary(tmp_path / "libempty.so", "empty")
+    source, target = np.array([1, 2], "float32"), np.zeros(2, "float32")
+    for nothing in (Buffer(None, 0), Buffer(source.ctypes.data + 4, 0)):
+        target[:] = 0
+        status = library.run_buffers([nothing, buffer_of(source)], [nothing, buffer_of(target)])
+        assert status == 0
+        np.testing.assert_array_equal(target, source)
+    full, two = buffer_of(target), buffer_of(source)
+    assert library.run_buffers([full, two], [Buffer(None, 0), full]) == WRONG_SIZE
 
 
 PROGRAM: Final = """

@@ -35,6 +35,7 @@ CHECKS: Final = (
     "small stack",
     "signals",
     "names",
+    "limits",
     "exit",
     "unloading",
     pytest.param("lifetimes", marks=pytest.mark.slow),

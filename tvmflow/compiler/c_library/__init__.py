@@ -21,7 +21,7 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.c_library.c_code import KernelTraits, generate_code, place_constants
 from tvmflow.compiler.c_library.kernels import ALIGNMENT, compile_kernels, lower_kernels, padded
 from tvmflow.compiler.c_library.memory_plan import plan_memory
-from tvmflow.compiler.c_library.parallel_work import estimate_parallel_ns
+from tvmflow.compiler.c_library.parallel_work import estimate_parallel_work
 from tvmflow.compiler.c_library.program import Program, list_kernel_calls, read_program
 from tvmflow.compiler.code_generation import split_kernels
 from tvmflow.targets.c_library import PROGRAM
@@ -104,7 +104,7 @@ def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTrait
 
     tvm_ffi.structural_walk(lowered.body, (tvm.ir.Call, visit_call))
     symbol, scratch = str(lowered.attrs["global_symbol"]), sum(map(padded, sizes))
-    return KernelTraits(symbol, estimate_parallel_ns(function), scratch)
+    return KernelTraits(symbol, estimate_parallel_work(function), scratch)
 
 
 def _write_kernels(mod: tvm.IRModule, target: tvm.target.Target, prefix: str, folder: Path) -> None:

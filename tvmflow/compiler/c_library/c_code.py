@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from tvmflow.compiler.c_library.kernels import padded
-from tvmflow.compiler.c_library.parallel_work import count_useful_tasks
+from tvmflow.compiler.c_library.parallel_work import ParallelWork, count_useful_tasks
 from tvmflow.compiler.c_library.program import (
     Branch,
     Copy,
@@ -24,12 +24,12 @@ class KernelTraits(NamedTuple):
 
     Attributes:
         symbol: Its name in C.
-        parallel_ns: About how many nanoseconds one core needs for its loops for several threads.
+        work: Its work in parallel loops.
         scratch: The bytes of memory that it allocates.
     """
 
     symbol: str
-    parallel_ns: float
+    work: ParallelWork
     scratch: int
 
 
@@ -65,7 +65,7 @@ class _Writer:
         self._numbers: dict[str, int] = {}
         self._arities: dict[str, int] = {}
         self._tasks = count_useful_tasks(
-            {name: kernel.parallel_ns for name, kernel in kernels.items()},
+            {name: kernel.work for name, kernel in kernels.items()},
             list_kernel_calls(program.steps),
         )
 

@@ -7,7 +7,7 @@ tens of them. So a short loop stays on the caller's thread, and so does a whole 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import tvm
 import tvm_ffi
@@ -28,41 +28,62 @@ _LEAST_PROGRAM_NS: Final = 50_000
 _MAX_TASKS: Final = 1024
 
 
-def estimate_parallel_ns(function: tirx.PrimFunc) -> float:
-    """Return about how many nanoseconds one core needs for the parallel loops of a scheduled kernel."""
-    return _count_operations(function.body, 1.0, is_parallel=False) / _OPERATIONS_PER_NS
+class ParallelWork(NamedTuple):
+    """The work of a kernel in parallel loops.
+
+    Attributes:
+        ns: About how many nanoseconds one core needs for all of them.
+        loops: How often a call begins one; those inside a loop over time steps begin in each step.
+    """
+
+    ns: float
+    loops: float
+
+    @property
+    def useful_tasks(self) -> int:
+        """Into how many tasks a loop is worth dividing; 1 if it is not."""
+        return min(max(int(self.ns / max(self.loops, 1) / _LEAST_TASK_NS), 1), _MAX_TASKS)
 
 
-def count_useful_tasks(kernel_ns: Mapping[str, float], calls: Iterable[str]) -> dict[str, int]:
+def estimate_parallel_work(function: tirx.PrimFunc) -> ParallelWork:
+    """Return the work of a scheduled kernel in parallel loops."""
+    operations, loops = _count_operations(function.body, 1.0, is_parallel=False)
+    return ParallelWork(operations / _OPERATIONS_PER_NS, loops)
+
+
+def count_useful_tasks(works: Mapping[str, ParallelWork], calls: Iterable[str]) -> dict[str, int]:
     """Return for each kernel into how many tasks its parallel loops are worth dividing: 1 if they are not.
 
     Args:
-        kernel_ns: The time of the parallel loops of each kernel, in nanoseconds.
+        works: The work of each kernel.
         calls: The kernels that a program calls, once for each call.
 
-    >>> count_useful_tasks({"dense": 60_000.0, "relu": 4_000.0}, ["dense", "relu"])
-    {'dense': 24, 'relu': 1}
-    >>> count_useful_tasks({"dense": 20_000.0}, ["dense", "dense"])
+    >>> works = {"dense": ParallelWork(60_000, 1), "gru": ParallelWork(60_000, 50)}
+    >>> count_useful_tasks(works, ["dense", "gru"])
+    {'dense': 24, 'gru': 1}
+    >>> count_useful_tasks({"dense": ParallelWork(20_000, 1)}, ["dense", "dense"])
     {'dense': 1}
     """
-    tasks = {
-        name: min(max(int(ns / _LEAST_TASK_NS), 1), _MAX_TASKS) for name, ns in kernel_ns.items()
-    }
-    program_ns = sum(kernel_ns[name] for name in calls if tasks[name] > 1)
+    tasks = {name: work.useful_tasks for name, work in works.items()}
+    program_ns = sum(works[name].ns for name in calls if tasks[name] > 1)
     return tasks if program_ns >= _LEAST_PROGRAM_NS else dict.fromkeys(tasks, 1)
 
 
-def _count_operations(body: Any, repeats: float, *, is_parallel: bool) -> float:
-    """Return the operations in parallel loops of a statement that is executed so often."""
-    total = 0.0
+def _count_operations(body: Any, repeats: float, *, is_parallel: bool) -> tuple[float, float]:
+    """Return the operations in parallel loops of a statement that is executed so often, and how often one begins."""
+    total = loops = 0.0
 
     def visit_loop(loop: tirx.For) -> Any:
-        nonlocal total
+        nonlocal total, loops
         extent = int(loop.extent) if isinstance(loop.extent, tirx.IntImm) else _UNKNOWN_EXTENT
         if loop.kind == tirx.ForKind.VECTORIZED:
             extent = -(-extent // _LANES)
-        inside = is_parallel or loop.kind == tirx.ForKind.PARALLEL
-        total += _count_operations(loop.body, repeats * extent, is_parallel=inside)
+        is_first = loop.kind == tirx.ForKind.PARALLEL and not is_parallel
+        operations, inner = _count_operations(
+            loop.body, repeats * extent, is_parallel=is_parallel or is_first
+        )
+        total += operations
+        loops += repeats if is_first else inner
         return tvm_ffi.WalkResult.SKIP
 
     def visit_store(store: tirx.BufferStore) -> Any:
@@ -70,10 +91,9 @@ def _count_operations(body: Any, repeats: float, *, is_parallel: bool) -> float:
         total += repeats * _cost_of(store.value) if is_parallel else 0
         return tvm_ffi.WalkResult.SKIP
 
-    tvm_ffi.structural_walk(
-        body, ((tirx.For, visit_loop), (tirx.BufferStore, visit_store)), order="pre"
-    )
-    return total
+    callbacks = ((tirx.For, visit_loop), (tirx.BufferStore, visit_store))
+    tvm_ffi.structural_walk(body, callbacks, order="pre")
+    return total, loops
 
 
 def _cost_of(value: Any) -> int:

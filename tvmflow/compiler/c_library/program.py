@@ -266,8 +266,10 @@ class _Reader:
         name = var.name_hint
         if name not in self._is_view:
             function = self._mod[var]
-            self._is_view[name] = len(function.params) == 2 and bool(
-                relax.analysis.has_reshape_pattern(function)
+            sizes = {prod(map(int, param.ty.shape)) for param in function.params}
+            # A copy of the first elements, as of blocks without their padding, has that pattern too.
+            self._is_view[name] = len(function.params) == 2 and (
+                len(sizes) == 1 and bool(relax.analysis.has_reshape_pattern(function))
             )
         return self._is_view[name]
 

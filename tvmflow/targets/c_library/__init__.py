@@ -218,12 +218,17 @@ def write_sources(model: DescribedModel, program: Path, folder: Path) -> None:
     (folder / SOURCE).write_text(_write_model(model))
 
 
-def write_header(model: DescribedModel, program: str) -> str:
+def read_header_template() -> str:
+    """Return the header of all libraries, without names."""
+    return (_FOLDER / _HEADER).read_text()
+
+
+def write_header(model: DescribedModel, program: str = "") -> str:
     """Return the public header.
 
     Args:
         model: The model.
-        program: The C code that calls its kernels.
+        program: The C code that calls its kernels, which a header for a system does not depend on.
     """
     values = {
         "name": model.prefix,
@@ -234,7 +239,7 @@ def write_header(model: DescribedModel, program: str) -> str:
         "threads": str(_MOST_DEFAULT_THREADS),
         "memory": _write_memory(model, program),
     }
-    return (_FOLDER / _HEADER).read_text() % values
+    return read_header_template() % values
 
 
 def write_loader(model: DescribedModel) -> str:

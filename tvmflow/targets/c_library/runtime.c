@@ -410,6 +410,7 @@ int TF(destroy)(tf_context *context) {
 
 static bool tf_overlap(const tf_buffer *left, const tf_buffer *right) {
   const uintptr_t first = (uintptr_t)left->data, second = (uintptr_t)right->data;
+  if (left->bytes == 0 || right->bytes == 0) return false;
   return first < second + right->bytes && second < first + left->bytes;
 }
 

@@ -1,0 +1,136 @@
+"""Sorts and selections compute what numpy and ONNX Runtime compute, in kernels that call no library."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from onnx.helper import make_node as node
+from tvm import relax
+
+from tests.support.kernels import FAST, host_level, kernels_of, run
+from tests.support.onnx_models import agree, draw, model, value
+from tvmflow.compiler import lowering
+from tvmflow.compiler.c_library.program import check_program
+
+Array = np.ndarray[Any, Any]
+
+SPECIAL = (0.0, -0.0, 1.0, -1.0, np.nan, -np.nan, np.inf, -np.inf, 1e-7, 3.5)
+DTYPES = "float16 float32 float64 int8 uint8 int16 uint16 int32 uint32 int64 uint64".split()
+
+
+def expected_order(data: Array, axis: int, *, descending: bool) -> Array:
+    """Return the stable order of numpy, in which NaN is the greatest; also for falling order."""
+    if not descending:
+        return np.argsort(data, axis, kind="stable")
+    last = data.shape[axis] - 1
+    return np.flip(last - np.argsort(np.flip(data, axis), axis, kind="stable"), axis)
+
+
+def make_topk(data: Array, count: int, axis: int, *, descending: bool) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(data.shape, str(data.dtype)))
+    with builder.function("main", [x], attrs={"num_input": 1}):
+        with builder.dataflow():
+            chosen = relax.op.topk(x, count, axis, "both", descending, "int64")
+            result = builder.emit_output(chosen)
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def check(data: Array, count: int, axis: int, *, descending: bool) -> None:
+    """Check values, bit by bit, and places against numpy."""
+    mod = make_topk(data, count, axis, descending=descending)
+    values, places = run(mod, host_level(), FAST, data)
+    order = expected_order(data, axis, descending=descending)
+    expected = np.take(order, np.arange(count), axis)
+    np.testing.assert_array_equal(places, expected)
+    assert values.tobytes() == np.take_along_axis(data, expected, axis).tobytes()
+
+
+def draw_data(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
+    """Return data of a dtype, of its extremes or of many different numbers."""
+    if np.dtype(dtype).kind == "f":
+        chosen = random.choice(SPECIAL, shape) if random.integers(2) else random.normal(size=shape)
+        return np.asarray(chosen).astype(dtype)
+    limits = np.iinfo(dtype)
+    if random.integers(2):
+        extremes = [limits.min, limits.min + 1, 0, 1, limits.max - 1, limits.max]
+        return random.choice(np.array(extremes, dtype), shape)
+    count = math.prod(shape) * np.dtype(dtype).itemsize
+    return np.frombuffer(random.bytes(count), dtype).reshape(shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "count", "axis", "descending"),
+    [
+        ((3, 1000), "float32", 5, -1, True),
+        ((2, 37, 3), "float16", 37, 1, False),
+        ((300,), "int64", 20, 0, True),
+    ],
+)
+def test_first_elements_in_stable_order(
+    shape: tuple[int, ...], dtype: str, count: int, axis: int, descending: bool
+) -> None:
+    """Rows are selected from or sorted, with any axis, and keys of 64 bits beside their places."""
+    data = draw_data(np.random.default_rng(len(shape)), shape, dtype)
+    check(data, count, axis, descending=descending)
+
+
+@pytest.mark.parametrize("descending", [True, False])
+def test_ties_zeros_and_nan(descending: bool) -> None:
+    """Equal elements keep their order, -0.0 equals 0.0, and NaN of any sign is the greatest."""
+    check(np.tile(np.array(SPECIAL, "float32"), 3)[None], 30, 1, descending=descending)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(120))
+def test_random_sorts(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    rank = int(random.integers(1, 4))
+    shape = tuple(int(n) for n in random.choice([1, 2, 3, 16, 17, 100, 128, 700], rank))
+    axis = int(random.integers(-rank, rank))
+    n = shape[axis]
+    count = int(random.choice([1, n, random.integers(1, n + 1), max(1, n // 8)]))
+    data = draw_data(random, shape, str(random.choice(DTYPES)))
+    check(data, count, axis, descending=bool(random.integers(2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", range(1, 140))
+def test_rows_of_every_length(length: int) -> None:
+    data = np.random.default_rng(length).integers(0, 50, (2, length)).astype(np.float32)
+    check(data, length, 1, descending=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 63, 64, 65, 250])
+@pytest.mark.parametrize("order", ["random", "rising", "falling", "equal"])
+def test_selections_of_rows_in_any_order(count: int, order: str) -> None:
+    data = np.random.default_rng(count).normal(size=(1, 1003)).astype(np.float32)
+    data = {
+        "random": data,
+        "rising": np.sort(data),
+        "falling": -np.sort(-data),
+        "equal": np.ones_like(data),
+    }[order]
+    check(data, count, 1, descending=True)
+
+
+def test_top_k_agrees_with_onnx_runtime(tmp_path: Path) -> None:
+    """TopK is one kernel, which neither the tuner nor a schedule rule touches, and the C library can hold it."""
+    top = node("TopK", ["x", "k"], ["v", "i"], axis=1, largest=0)
+    made = model(
+        [top],
+        [value("x", [2, 50, 3])],
+        [value("v", [2, 7, 3]), value("i", [2, 7, 3], "int64")],
+        {"k": np.array([7], np.int64)},
+    )
+    loaded = agree(made, tmp_path, {"x": draw(2, 50, 3).round(1)})
+    assert kernels_of(loaded.mod, host_level()) == ["sort"]
+    lowered = lowering.lower(loaded.mod, lowering.make_target(host_level()), FAST)
+    check_program(lowered.mod)
