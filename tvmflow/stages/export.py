@@ -29,7 +29,7 @@ from tvmflow.targets.tvm_target import cpu_triple
 AnyModel = TypeVar("AnyModel", BuiltModel, PartitionedModel)
 
 TRAITS: Final = StageTraits(
-    version=4,
+    version=5,
     scope="machine",
     needs={"import": ("signature.json", "model.json", "params.safetensors"), "build": ()},
     tools=("apache-tvm", "apache-tvm-ffi", "ziglang"),

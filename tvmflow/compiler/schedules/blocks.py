@@ -92,7 +92,7 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
         and _are_same(bindings, loop_vars)
         and all(isinstance(extent, tirx.IntImm) and int(extent) > 0 for extent in extents)
         and isinstance(stmt.body, tirx.BufferStore)
-        and _are_same(stmt.body.indices, [axis.var for axis in spatial])
+        and _are_shifted(stmt.body.indices, [axis.var for axis in spatial])
     )
     if not is_simple:
         return None
@@ -103,6 +103,14 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
 
 def _are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
     return len(left) == len(right) and all(a.same_as(b) for a, b in zip(left, right, strict=True))
+
+
+def _are_shifted(indices: Sequence[Any], axes: Sequence[Any]) -> bool:
+    """Return whether indices are axes, each plus a number."""
+    return len(indices) == len(axes) and all(
+        isinstance(tvm.sym.Analyzer().simplify(index - axis), tirx.IntImm)
+        for index, axis in zip(indices, axes, strict=True)
+    )
 
 
 def _find_nodes(tree: Any, kind: type) -> list[Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import tvm
+from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.schedules import pieces
 from tvmflow.compiler.schedules.blocks import (
     Block,
     analyze_blocks,
@@ -34,16 +37,23 @@ _MAX_TILE_ROWS: Final = 64
 _LINE: Final = 16
 
 
-def apply(schedule: Schedule, cpu: CpuModel) -> bool:
-    """Schedule a kernel without reductions; return False for another kernel."""
+def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
+    """Yield the schedule of a kernel without reductions; none for another kernel."""
+    schedule = Schedule(mod, seed=1)
     blocks = analyze_blocks(schedule)
     if not blocks or any(block.is_reduction for block in blocks):
-        return False
-    for block in _find_inlined(blocks, list_intermediate_buffers(schedule)):
-        schedule.compute_inline(block.handle)
-    for block in analyze_blocks(schedule) or []:
-        schedule_block(schedule, block, cpu)
-    return True
+        return
+    try:
+        for block in _find_inlined(blocks, list_intermediate_buffers(schedule)):
+            schedule.compute_inline(block.handle)
+        parts = pieces.split(schedule)
+        for part in parts:
+            for block in analyze_blocks(part) or []:
+                schedule_block(part, block, cpu)
+    # A schedule that TVM rejects leaves the kernel to the next rule.
+    except RuntimeError:
+        return
+    yield pieces.join(parts)
 
 
 def _find_inlined(blocks: Sequence[Block], intermediate: Sequence[Any]) -> list[Block]:
@@ -70,12 +80,7 @@ def _find_inlined(blocks: Sequence[Block], intermediate: Sequence[Any]) -> list[
 
 def _count_reads(block: Block, blocks: Sequence[Block]) -> int:
     """Return how many numbers all blocks together read of a block's output."""
-    return sum(
-        reader.work
-        for reader in blocks
-        for load in list_loads(reader)
-        if load.source.same_as(block.output)
-    )
+    return sum(pieces.count_reads(reader, block.output) for reader in blocks)
 
 
 def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
@@ -177,10 +182,11 @@ def _count_fused_axes(block: Block, lanes: int) -> int:
 
 
 def _follow_each_other(block: Block, outer: Any, inner: Any, extents: Sequence[int]) -> bool:
-    """Return whether all loads move along two neighboring axes as along one axis."""
+    """Return whether all loads, and the store, move along two neighboring axes as along one axis."""
     if extents[0] == 1:
         return True
-    for load in list_loads(block):
+    store = tirx.BufferLoad(block.output, list(block.stmt.body.indices))
+    for load in (*list_loads(block), store):
         first = linear_stride(load, block.axes, outer, extents[0])
         second = linear_stride(load, block.axes, inner, extents[1])
         if first is None or second is None or first != second * extents[1]:

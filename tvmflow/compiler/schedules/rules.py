@@ -52,7 +52,7 @@ def _single(apply: Callable[[Schedule, CpuModel], bool]) -> ScheduleRule:
 CPU_RULES: Final[Mapping[str, ScheduleRule]] = {
     "winograd": winograd.generate,
     "register_tiles": register_tiles.generate,
-    "elementwise": _single(elementwise.apply),
+    "elementwise": elementwise.generate,
     "row_reductions": _single(row_reductions.apply),
     "generic_loops": _single(generic_loops.apply),
 }

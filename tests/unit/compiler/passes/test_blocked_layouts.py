@@ -351,3 +351,30 @@ def test_plain_data_are_packed_to_be_concatenated() -> None:
     mod = model(conv(16), joined, conv(8), shape=(1, 8, 6, 5))
     check_alike(mod, host_level())
     assert any("concatenate" in name for name in kernels_of(mod, host_level()))
+
+
+def heads(anchors: int) -> Layer:
+    """Return the layout of a detector's output: the numbers of an anchor of a pixel are a row."""
+
+    def layer(value: Any, _: Any) -> Any:
+        n, channels, height, width = (int(extent) for extent in value.ty.shape)
+        split = relax.op.reshape(value, (n, anchors, channels // anchors, height, width))
+        rows = relax.op.permute_dims(split, [0, 1, 3, 4, 2])
+        return relax.op.reshape(rows, (n, anchors * height * width, channels // anchors))
+
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("channels", "function", "is_moved"),
+    [(21, "sigmoid", True), (21, "exp", False), (48, "exp", True)],
+)
+def test_functions_of_moved_numbers_belong_to_the_convolution(
+    channels: int, function: str, is_moved: bool
+) -> None:
+    """Unless they could make infinities of empty lanes."""
+    layers = (conv(channels, 1), heads(3), lambda value, _: getattr(relax.op, function)(value))
+    mod = model(*layers, shape=(2, 20, 5, 7))
+    kernels = kernels_of(mod, host_level())
+    assert any("conv2d_NCHWc" in name and function in name for name in kernels) == is_moved
+    check_alike(mod, host_level())

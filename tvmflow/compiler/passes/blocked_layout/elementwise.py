@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
+from tvmflow.compiler.passes.blocked_layout.rewriter import MOVES, LayoutRewriter
 
 # Operators that give no NaN and no infinity for empty lanes, which hold zeros or what these operators made of them.
 _SAFE_ON_EMPTY_LANES: Final = frozenset(
@@ -40,7 +40,7 @@ def rewrite_elementwise(
     if any(ir.shape_of(tensor) is None for tensor in tensors):
         return None
     if all(_blocked_form(rewriter, tensor, shape) is None for tensor in tensors):
-        return None
+        return _rewrite_before_moves(rewriter, call) if len(call.args) == 1 else None
     if not _is_safe_on_empty_lanes(call) and shape[1] % rewriter.block:
         return None
     operands = [
@@ -50,6 +50,28 @@ def rewrite_elementwise(
         for original, argument in zip(call.args, arguments, strict=True)
     ]
     return rewriter.emit(relax.Call(call.op, operands, call.attrs))
+
+
+def _rewrite_before_moves(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr | None:
+    """Compute a function of blocked data before the reshapes and transposes that its operand went through, so that it belongs to the kernel of a convolution."""
+    moves, source = [], call.args[0]
+    while True:
+        value = rewriter.flow.value_if_used_once(source)
+        if ir.operator_name(value) not in MOVES:
+            break
+        moves.append(value)
+        source = value.args[0]
+    moved = ir.resolve_alias(rewriter.visit_expr(source), rewriter.lookup_binding)
+    tensor = rewriter.blocked_form(moved)
+    if not moves or tensor is None:
+        return None
+    shape = ir.known_shape(moved)
+    if not _is_safe_on_empty_lanes(call) and shape[1] % rewriter.block:
+        return None
+    result = rewriter.unpack(rewriter.emit(relax.Call(call.op, [tensor], call.attrs)), shape[1])
+    for move in reversed(moves):
+        result = rewriter.emit(relax.Call(move.op, [result, *move.args[1:]], move.attrs))
+    return result
 
 
 def _is_number(argument: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import tvm
 from tvm import relax
@@ -27,8 +27,8 @@ Handler = Callable[..., relax.Expr | None]
 Handlers = Mapping[str, Handler]
 """Operator -> its handler."""
 
-# Operators that move the channels of an image, if they do not change its other axes.
-_MOVES = frozenset(("relax.reshape", "relax.permute_dims"))
+MOVES: Final = frozenset(("relax.reshape", "relax.permute_dims"))
+"""Operators that move numbers: the channels of an image, if they do not change its other axes."""
 
 
 class LayoutRewriter(MainRewriter):
@@ -75,16 +75,16 @@ class LayoutRewriter(MainRewriter):
             _log.debug("%s keeps its layout", ir.operator_name(call))
             return rewritten
         is_plain = ir.shape_of(result) == shape
-        return result if is_plain else self._unpack(result, shape[1])
+        return result if is_plain else self.unpack(result, shape[1])
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
         """Rewrite one part of a split tensor."""
         result = self._split_handler(self, item)
         if result is None:
             return super().visit_tuple_getitem_(item)
-        return self._unpack(result, ir.known_shape(item)[1])
+        return self.unpack(result, ir.known_shape(item)[1])
 
-    def _unpack(self, tensor: Any, channels: int) -> Any:
+    def unpack(self, tensor: Any, channels: int) -> Any:
         """Emit the plain form of a blocked tensor: dead code unless an operator without a handler reads it."""
         plain = self.kernel(blocked.unpack, "unpack", tensor, channels, pattern=None)
         self._blocked[plain] = tensor
@@ -119,7 +119,7 @@ class LayoutRewriter(MainRewriter):
     def _passes_blocked(self, reader: Any) -> bool:
         """Return whether the result of an expression is blocked if its operand is."""
         name = ir.operator_name(reader)
-        if name in _MOVES:
+        if name in MOVES:
             before, after = ir.shape_of(reader.args[0]), ir.shape_of(reader)
             return (
                 before is not None
