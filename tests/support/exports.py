@@ -224,7 +224,9 @@ def _built(exported: Exported, request: Any, bundle: Path) -> BuiltModel:
     }
     library, bundle = exported.folder / "library.so", exported.dist / "digits.tvmflow"
     library.write_bytes(read_bundle(bundle).library)
-    return BuiltModel(request, library, forms, signature, manifest, bundle, others)
+    return BuiltModel(
+        request, library, forms, signature, manifest, bundle, others, exported.dist / "digits.so"
+    )
 
 
 def files_below(folder: Path) -> Iterator[str]:

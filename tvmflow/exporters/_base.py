@@ -15,7 +15,6 @@ from tvmflow.core.types import Json
 from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.c_library import DescribedModel
 from tvmflow.targets.platforms import Platform, parse_triple
-from tvmflow.targets.toolchain import ToolchainIdentity
 
 _CPU_KINDS: Final = tuple(kind for kind, backend in BACKENDS.items() if backend.RUNS_ON_HOST_CPU)
 
@@ -64,7 +63,7 @@ class BuiltModel(NamedTuple):
             digests, and how the library is verified.
         bundle: What `tvmflow.load` opens.
         exported_files: The files that the exporters before this one wrote, by their names in `dist`.
-        toolchain: The linker that the recipe names, if it names one.
+        vm_library: The shared library for TVM's virtual machine, where one was compiled.
     """
 
     request: ExportRequest
@@ -74,7 +73,7 @@ class BuiltModel(NamedTuple):
     manifest: Mapping[str, Json]
     bundle: Path
     exported_files: Mapping[str, Path]
-    toolchain: ToolchainIdentity | None = None
+    vm_library: Path | None = None
 
     @property
     def name(self) -> str:

@@ -7,8 +7,6 @@ from typing import Final
 
 from tvmflow.compiler.form_names import VM
 from tvmflow.exporters._base import BuiltModel, ExportRequest, link_or_copy, no_reason
-from tvmflow.runtime import bundles
-from tvmflow.targets.linking import link_shared
 
 FORM: Final = VM
 SOURCES: Final[tuple[Path, ...]] = ()
@@ -22,10 +20,6 @@ def files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def export(built: BuiltModel, folder: Path) -> None:
-    """Deliver the library of the bundle where that is for TVM's virtual machine; else link one."""
-    output = folder / files(built.request)[0]
-    if bundles.runtime_of(built.manifest) == bundles.VM:
-        link_or_copy(built.library, output)
-    else:
-        objects = list(built.forms[FORM].values())
-        link_shared(objects, output, built.request.triple, built.toolchain)
+    """Deliver the library for TVM's virtual machine."""
+    assert built.vm_library is not None
+    link_or_copy(built.vm_library, folder / files(built.request)[0])

@@ -166,6 +166,8 @@ def list_failures(verdict: Verdict, min_accuracy: float | None) -> list[str]:
     for name, part in verdict.get("parts", {}).items():
         mismatches = list_mismatches(part.get("outputs", {}), reference)
         failures += [f"part '{name}': {mismatch}" for mismatch in mismatches]
+    for mismatch in list_mismatches(verdict.get("vm", {}).get("outputs", {}), reference):
+        failures.append(f"the library for TVM's virtual machine: {mismatch}")
     if min_accuracy is not None and verdict["accuracy"] < min_accuracy:
         failures.append(
             f"accuracy {verdict['accuracy']:.4f} is below verify.min_accuracy {min_accuracy:g}"

@@ -170,6 +170,14 @@ class PartitionedLibrary:
         return [{spec.name: batch[spec.name] for spec in self.outputs} for batch in batches]
 
 
+def load_local(bundle: Path, settings: VerifySettings) -> LocalLibrary:
+    """Return the library of a bundle, loaded into this process."""
+    from tvmflow.runtime import loading
+
+    threads = max(machine.threads for machine in settings.machines.values())
+    return LocalLibrary(loading.load(bundle, threads=threads))
+
+
 @contextlib.contextmanager
 def open_library(settings: VerifySettings, context: StageContext) -> Iterator[Library]:
     """Give the exported library, ready to run where the settings say.
@@ -177,12 +185,11 @@ def open_library(settings: VerifySettings, context: StageContext) -> Iterator[Li
     Raises:
         StageError: when it cannot be run there.
     """
-    from tvmflow.runtime import bundles, loading
+    from tvmflow.runtime import bundles
 
     bundle = context.inputs["export/module.tvmflow"]
     if settings.run_on == LOCAL:
-        threads = max(machine.threads for machine in settings.machines.values())
-        yield LocalLibrary(loading.load(bundle, threads=threads))
+        yield load_local(bundle, settings)
         return
     from tvmflow.stages._remote_backends import Signature
 

@@ -46,6 +46,10 @@ BUNDLE: Final = "module.tvmflow"
 """Always made, whether delivered or not: it is what `verify` loads."""
 
 
+VM_BUNDLE: Final = "vm.tvmflow"
+"""Never delivered: `verify` loads it where outputs for TVM's runtime are delivered beside a library with the C runtime."""
+
+
 class NamedTarget(Settings):
     """A target as the manifest of a bundle describes it."""
 
@@ -135,39 +139,47 @@ def run(settings: ExportSettings, context: StageContext) -> Facts:
 
     forms = _link_compiled_files(context)
     request = _make_request(settings, settings.target)
-    library = context.work / "library.so"
     manifest = _make_manifest(settings, context.inputs, request.library_name)
     signature = json.loads(context.inputs["import/signature.json"].read_text())
-    bundle_file = context.out / BUNDLE
-    toolchain = settings.toolchain
-    built = BuiltModel(request, library, forms, signature, manifest, bundle_file, {}, toolchain)
-    built = _link_library(built, settings.runtime)
+    library = context.work / "library.so"
+    built = BuiltModel(request, library, forms, signature, manifest, context.out / BUNDLE, {})
+    built = _link_libraries(built, settings, context.work)
     bundle.write(built, built.bundle)
+    if built.vm_library not in (None, built.library):
+        bundle.write(_for_vm(built), context.out / VM_BUNDLE)
     built = export_outputs(built, settings.outputs, EXPORTERS, context.out)
     return {
         "files": {name: path.stat().st_size for name, path in sorted(built.exported_files.items())},
-        "library_bytes": library.stat().st_size,
+        "library_bytes": built.library.stat().st_size,
     }
 
 
-def _link_library(built: BuiltModel, runtime: str) -> BuiltModel:
-    """Link the library for its runtime: the C runtime unless the recipe or the model needs TVM's.
+def _link_libraries(built: BuiltModel, settings: ExportSettings, folder: Path) -> BuiltModel:
+    """Link a library for each runtime that the model was compiled for.
 
-    Args:
-        built: The model, with the path of the library to write.
-        runtime: The setting of the recipe.
+    The one with the C runtime is that of the bundle, unless the recipe or the model needs TVM's.
     """
     from tvmflow.targets.linking import link_shared
 
-    compiled = built.forms.get(C_LIBRARY, {}) if runtime != VM else {}
-    if compiled:
-        c_library.link(built.c_model, compiled, built.library)
-        objects = [path for path in compiled.values() if path.suffix == ".o"]
-        fields = {"runtime": C_RUNTIME, "prefix": built.c_model.prefix}
-        return built.with_library(built.library, objects, **fields)
+    if objects := list(built.forms.get(form_names.VM, {}).values()):
+        library = folder / "vm-library.so"
+        link_shared(objects, library, built.request.triple, settings.toolchain)
+        built = built._replace(vm_library=library)
+    compiled = built.forms.get(C_LIBRARY, {}) if settings.runtime != VM else {}
+    if not compiled:
+        return _for_vm(built)
+    c_library.link(built.c_model, compiled, built.library)
+    objects = [path for path in compiled.values() if path.suffix == ".o"]
+    fields = {"runtime": C_RUNTIME, "prefix": built.c_model.prefix}
+    return built.with_library(built.library, objects, **fields)
+
+
+def _for_vm(built: BuiltModel) -> BuiltModel:
+    """Return the model with the library for TVM's virtual machine."""
+    assert built.vm_library is not None
     objects = list(built.forms[form_names.VM].values())
-    link_shared(objects, built.library, built.request.triple, built.toolchain)
-    return built.with_library(built.library, objects, runtime=VM)
+    manifest = {name: value for name, value in built.manifest.items() if name != "prefix"}
+    return built._replace(manifest=manifest).with_library(built.vm_library, objects, runtime=VM)
 
 
 def _make_manifest(

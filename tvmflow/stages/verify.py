@@ -17,7 +17,7 @@ from tvmflow.runtime.samples import Samples
 from tvmflow.stages import _comparison
 from tvmflow.stages._base import Facts, Files, StageContext, StageTraits, name_some
 from tvmflow.stages._comparison import Tolerance
-from tvmflow.stages._libraries import UNTIMED_REASONS, Library, open_library
+from tvmflow.stages._libraries import UNTIMED_REASONS, Library, load_local, open_library
 from tvmflow.stages._runtime_choice import run_location
 from tvmflow.stages._verdict import OutputComparison, PartVerdict, Profile, Speedup, Verdict
 from tvmflow.stages._verify_settings import (
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     Feed = dict[str, Array]
 
 TRAITS: Final = StageTraits(
-    version=5,
+    version=6,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
         "build": ("kernels.json",),
-        "export": ("module.tvmflow",),
+        "export": ("module.tvmflow", "vm.tvmflow"),
         "emulation_program": ("program",),
     },
     needs_of_parts=("emulation_program",),
@@ -161,6 +161,8 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
             "tolerance": verdict["tolerance"],
             "outputs": _passed_outputs(verdict["outputs"]),
         }
+        if "vm" in verdict:
+            lasting["vm"] = {"outputs": _passed_outputs(verdict["vm"]["outputs"])}
         parts = verdict.get("parts", {})
         if parts:
             lasting["parts"] = {
@@ -188,6 +190,10 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
     reference = run_reference(settings, signature, data.batches, context)
     with open_library(settings, context) as library:
         _add_results(verdict, library, data, reference, settings, context)
+    vm_bundle = context.inputs.get("export/vm.tvmflow")
+    if vm_bundle and reference is not None and settings.run_on == LOCAL:
+        expected = samples.join_outputs(reference.outputs, data)
+        verdict["vm"] = {"outputs": _compare_on_vm(vm_bundle, data, expected, settings, context)}
     min_speedup = settings.tune.min_speedup if settings.tune else None
     verdict["failures"] = [
         *_comparison.list_failures(verdict, checks.min_accuracy),
@@ -230,6 +236,19 @@ def _add_results(
             verdict["latency"]["reference"] = reference.latency
 
 
+def _compare_on_vm(
+    bundle: Path,
+    data: Samples,
+    expected: Mapping[str, Array],
+    settings: VerifySettings,
+    context: StageContext,
+) -> dict[str, OutputComparison]:
+    """Compare the library for TVM's virtual machine, which outputs are made of beside the other one."""
+    library = load_local(bundle, settings)
+    actual = samples.join_outputs(library.run_all(data.batches), data)
+    return _compare_outputs(library, actual, expected, _choose_tolerance(settings, context)[1])
+
+
 def _load_samples(
     signature: Mapping[str, Json], settings: VerifySettings, path: Path | None
 ) -> Samples:
@@ -247,13 +266,18 @@ def _load_samples(
 
 def _add_tolerance(verdict: Verdict, settings: VerifySettings, context: StageContext) -> Tolerance:
     """Return how closely outputs must agree, and record it with the arithmetic that it is for."""
+    arithmetic, tolerance = _choose_tolerance(settings, context)
+    verdict["tolerance"] = {"for": arithmetic, **tolerance._asdict()}
+    return tolerance
+
+
+def _choose_tolerance(settings: VerifySettings, context: StageContext) -> tuple[str, Tolerance]:
+    """Return the arithmetic of the model, and how closely outputs must agree with it."""
     checks = settings.verify
     arithmetic = _comparison.find_arithmetic(
         context.inputs["import/model.json"], settings.precision
     )
-    tolerance = _comparison.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
-    verdict["tolerance"] = {"for": arithmetic, **tolerance._asdict()}
-    return tolerance
+    return arithmetic, _comparison.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
 
 
 def _add_comparisons(
@@ -328,6 +352,8 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     lines = _describe_outputs(facts.get("outputs", {}), facts)
     for name, part in facts.get("parts", {}).items():
         lines += [f"{name}: {line}" for line in _describe_outputs(part.get("outputs", {}), facts)]
+    if "vm" in facts:
+        lines.append(f"the library for TVM's virtual machine agrees with {facts['reference']}, too")
     if "reference_note" in facts:
         lines.append(f"{facts['reference_note']}; {facts['reference']} ran it instead")
     if "ran_on" in facts:

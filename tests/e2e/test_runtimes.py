@@ -1,0 +1,131 @@
+"""`runtime:` in a recipe: what executes a library, who chooses it, and what programs need then."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.support.project import Project
+from tests.support.recipes import ROOT
+
+RUN: Final = """
+import sys
+
+class Missing:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("tvm", "tvm_ffi", "pydantic", "yaml", "doit", "onnx", "psutil"):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Missing())
+import numpy as np, tvmflow
+module = tvmflow.load(sys.argv[1])
+result = module.run({spec.name: np.ones(spec.shape, spec.dtype) for spec in module.inputs})
+print([array.shape == spec.shape for array, spec in zip(result.values(), module.outputs)])
+"""
+
+
+def manifest_of(bundle: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(bundle) as archive:
+        manifest: dict[str, Any] = json.loads(archive.read("manifest.json"))
+    return manifest
+
+
+def test_a_bundle_runs_where_no_tvm_is(project: Project) -> None:
+    """And the library for TVM's virtual machine, which is delivered beside it, is verified too."""
+    assert project.run().code == 0
+    folder = project.folder / "dist/tiny/host"
+    assert manifest_of(folder / "tiny.tvmflow")["runtime"] == "c"
+    verdict = json.loads((folder / "verify.json").read_text())
+    assert verdict["vm"]["outputs"].keys() == verdict["outputs"].keys()
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(folder / "tiny.tvmflow")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.strip() == "[True]", done.stderr
+
+
+def test_the_virtual_machine_runs_what_asks_for_it(project: Project) -> None:
+    project.edit_recipe("outputs: [shared-library, bundle]", "outputs: [bundle]\nruntime: vm")
+    assert project.run().code == 0
+    bundle = project.folder / "dist/tiny/host/tiny.tvmflow"
+    assert manifest_of(bundle)["runtime"] == "vm"
+    assert "prefix" not in manifest_of(bundle)
+
+
+def write_nonzero(project: Project, runtime: str) -> None:
+    """A recipe for a model whose output has a shape that depends on the data."""
+    nodes = [helper.make_node("NonZero", ["data"], ["places"])]
+    inputs = [helper.make_tensor_value_info("data", TensorProto.FLOAT, [4])]
+    outputs = [helper.make_tensor_value_info("places", TensorProto.INT64, [1, "n"])]
+    model = helper.make_model(
+        helper.make_graph(nodes, "places", inputs, outputs),
+        ir_version=8,
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
+    onnx.save(model, str(project.folder / "places.onnx"))
+    (project.folder / "places.yaml").write_text(
+        "recipe: 1\nname: places\nmodel: {onnx: places.onnx}\ninputs: {data: {shape: [4]}}\n"
+        f"targets: [host]\ntune: {{trials: 0}}\noutputs: [bundle]\nruntime: {runtime}\n"
+    )
+
+
+def test_a_target_without_the_c_runtime_is_refused_when_a_run_is_planned(project: Project) -> None:
+    """With the position and the remedy."""
+    project.edit_recipe("outputs: [shared-library, bundle]", "outputs: [bundle]\nruntime: c")
+    project.edit_recipe("targets:\n  - host", "targets: [{name: gpu, preset: cuda-sm90}]")
+    ran = project.tvmflow("plan", "tiny.yaml")
+    assert ran.code == 2
+    assert "'gpu' cannot have the C runtime: cuda needs TVM's runtime; give it `runtime: vm`" in (
+        ran.out + ran.err
+    )
+
+
+@pytest.mark.slow
+def test_a_wheel_needs_numpy_alone(project: Project, tmp_path: Path) -> None:
+    """In a fresh environment, where nothing but numpy is installed with it."""
+    project.edit_recipe("outputs: [shared-library, bundle]", "outputs: [wheel]")
+    assert project.run().code == 0
+    (wheel,) = (project.folder / "dist/tiny/host").glob("*.whl")
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env/bin/python"
+    subprocess.run([python, "-m", "pip", "install", "-q", wheel], check=True)
+    listed = subprocess.run(
+        [python, "-m", "pip", "list", "--format", "json"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    names = {entry["name"] for entry in json.loads(listed.stdout)}
+    assert names - {"pip", "setuptools"} == {"numpy", "tiny-model"}
+    code = (
+        "import numpy as np, tiny_model as m; model = m.load(); "
+        "feed = {s.name: np.ones(s.shape, s.dtype) for s in model.inputs}; "
+        "print(sorted(m.run(feed)) == sorted(s.name for s in model.outputs))"
+    )
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "True", done.stderr
+
+
+@pytest.mark.slow
+def test_a_model_that_needs_tvm_gets_it(project: Project) -> None:
+    """The summary says for which operator; who asks for the C runtime learns it before anything is tuned."""
+    write_nonzero(project, "auto")
+    ran = project.tvmflow("run", "places.yaml")
+    assert ran.code in (0, 1)
+    write_nonzero(project, "c")
+    refused = project.tvmflow("run", "places.yaml")
+    assert refused.code != 0
+    assert "this model needs TVM's runtime for" in refused.out + refused.err
