@@ -403,7 +403,7 @@ int TF(create)(const tf_options *given, tf_context **result) {
   context->scratch = block + bytes;
   context->arena = block + bytes + scratch;
   /* Not a constant for the compiler: weights may be further away than its addresses reach. */
-  const unsigned char *volatile weights = TF(weights);
+  const unsigned char *volatile weights = TF_WEIGHTS;
   context->weights = weights;
   atomic_flag_clear(&context->is_busy);
 #ifdef TF_THREADS
