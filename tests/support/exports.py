@@ -18,6 +18,7 @@ from tests.support.recipes import ROOT
 from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters._base import BuiltModel
 from tvmflow.recipe import Recipe
+from tvmflow.runtime.bundles import read_bundle
 from tvmflow.stages import STAGES, export
 from tvmflow.stages._base import StageContext
 from tvmflow.targets import c_library
@@ -221,9 +222,9 @@ def _built(exported: Exported, request: Any, bundle: Path) -> BuiltModel:
         if output != "archive"
         for name in exporter.files(request)
     }
-    objects = tuple(sorted(build.glob("*.o")))
-    library, bundle = exported.dist / "digits.so", exported.dist / "digits.tvmflow"
-    return BuiltModel(request, library, objects, forms, signature, manifest, bundle, others)
+    library, bundle = exported.folder / "library.so", exported.dist / "digits.tvmflow"
+    library.write_bytes(read_bundle(bundle).library)
+    return BuiltModel(request, library, forms, signature, manifest, bundle, others)
 
 
 def files_below(folder: Path) -> Iterator[str]:

@@ -15,6 +15,7 @@ from tvmflow.core.types import Json
 from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.c_library import DescribedModel
 from tvmflow.targets.platforms import Platform, parse_triple
+from tvmflow.targets.toolchain import ToolchainIdentity
 
 _CPU_KINDS: Final = tuple(kind for kind, backend in BACKENDS.items() if backend.RUNS_ON_HOST_CPU)
 
@@ -57,23 +58,23 @@ class BuiltModel(NamedTuple):
     Attributes:
         request: What the recipe asks for.
         library: The shared library.
-        objects: The object files in it.
-        forms: The files of every other form that `build` compiled (form -> file name -> path).
+        forms: The files of every form that `build` compiled (form -> file name -> path).
         signature: The inputs and outputs.
         manifest: What a loader checks before it loads: target, CPU features, TVM's version,
             digests, and how the library is verified.
         bundle: What `tvmflow.load` opens.
         exported_files: The files that the exporters before this one wrote, by their names in `dist`.
+        toolchain: The linker that the recipe names, if it names one.
     """
 
     request: ExportRequest
     library: Path
-    objects: tuple[Path, ...]
     forms: Mapping[str, Mapping[str, Path]]
     signature: Mapping[str, Json]
     manifest: Mapping[str, Json]
     bundle: Path
     exported_files: Mapping[str, Path]
+    toolchain: ToolchainIdentity | None = None
 
     @property
     def name(self) -> str:
@@ -91,7 +92,7 @@ class BuiltModel(NamedTuple):
         digests = {self.request.library_name: hash_file(str(library))}
         digests.update({path.name: hash_file(str(path)) for path in objects})
         manifest = {**self.manifest, **fields, "sha256": digests}
-        return self._replace(library=library, objects=tuple(objects), manifest=manifest)
+        return self._replace(library=library, manifest=manifest)
 
 
 class PartitionedModel(NamedTuple):

@@ -271,7 +271,7 @@ def test_parts_hand_each_other_their_tensors() -> None:
 def test_a_part_for_the_virtual_machine_is_refused(exported: Exported, tmp_path: Path) -> None:
     """The message names the part, and what to do."""
     built = exports.built_of(exported, exports.recipe(), exports.target())
-    manifest = {**built.manifest, "executor": "vm"}
+    manifest = {**built.manifest, "runtime": "vm"}
     part, joined = tmp_path / "part.tvmflow", tmp_path / "joined.tvmflow"
     bundle.write(built._replace(manifest=manifest), part)
     bundle.write_partitioned(manifest, built.signature, {"first": part}, joined)

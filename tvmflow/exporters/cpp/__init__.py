@@ -13,7 +13,7 @@ from tvmflow.exporters import c_library as c_library_exporter
 from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.exporters.cpp import _header
 from tvmflow.exporters.cpp._header import Library, render_template
-from tvmflow.runtime.bundles import Bundle, read_bundle
+from tvmflow.runtime.bundles import C_RUNTIME, Bundle, read_bundle, runtime_of
 from tvmflow.targets import c_library
 from tvmflow.targets.c_library import DescribedModel, LibraryFiles, describe_tensors
 
@@ -108,7 +108,7 @@ def _write_parts(built: PartitionedModel, project: Path) -> Iterator[Library]:
     bundles = read_bundle(built.bundle).parts
     for part in built.request.parts:
         bundle = bundles[part.name]
-        _check_executor(part.name, bundle)
+        _check_runtime(part.name, bundle)
         target = bundle.manifest["target"]
         name = str(bundle.manifest["name"])
         model = DescribedModel(name, bundle.signature, target["features"], part.triple)
@@ -119,13 +119,13 @@ def _write_parts(built: PartitionedModel, project: Path) -> Iterator[Library]:
         yield Library(model, part.name)
 
 
-def _check_executor(part: str, bundle: Bundle) -> None:
+def _check_runtime(part: str, bundle: Bundle) -> None:
     """Check that a part is a C library.
 
     Raises:
-        StageError: when TVM's virtual machine executes it.
+        StageError: when its runtime is TVM's virtual machine.
     """
-    if bundle.manifest.get("executor") != "aot":
+    if runtime_of(bundle.manifest) != C_RUNTIME:
         raise StageError(
             f"the part '{part}' needs TVM's runtime, which a C++ project does not have",
             fix="leave `cpp` out of `outputs`; TVM's C++ API loads `shared-library`",
