@@ -8,13 +8,14 @@ Each is in a process of its own, which waits while a second one does the same. P
 - `load`: ms to load the library and make a context (with a mapped file that the system has cached);
 - `first call`, `later call`: ms;
 - `resident`: MB of the process after the calls, less what it had before; and relative to the weights;
-- `second process`: MB that the second process adds (private memory, and its part of what they share
-  beyond the first's), less what an empty process with the same packages has.
+- `dirty`: MB of it that are its own and no file's; `second process`: MB that a second process adds,
+  which are private to it, while the first one lives.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import subprocess
 import sys
@@ -23,9 +24,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-sys.path[:0] = [str(Path(__file__).resolve().parent)]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from c_threads import open_model
 
 _MB: Final = 1e6
+_CHUNK: Final = 1 << 24
 
 
 def read_memory() -> dict[str, float]:
@@ -40,11 +44,8 @@ def read_memory() -> dict[str, float]:
 
 def serve(path: Path) -> None:
     """Load a model, call it, print what that took, and wait."""
-    import numpy as np  # noqa: F401  # part of the process before the model
-    from c_threads import open_model
-
-    if path.suffix == ".onnx":
-        import onnxruntime  # noqa: F401
+    # What belongs to Python and to the packages is part of the process before the model.
+    importlib.import_module("onnxruntime" if path.suffix == ".onnx" else "tests.support.c_library")
     before = read_memory()
     started = time.perf_counter()
     call: Callable[[], Any] = open_model(path, 2)
@@ -66,6 +67,9 @@ def serve(path: Path) -> None:
 
 def measure(path: Path) -> list[dict[str, float]]:
     """Return the figures of a process, and of a second one while the first one lives."""
+    with path.open("rb") as stream:
+        while stream.read(_CHUNK):
+            pass  # so that the system has it in memory
     command = [sys.executable, __file__, "--serve", str(path)]
     processes, figures = [], []
     for _ in range(2):

@@ -51,7 +51,8 @@ tune:
   trials: 64                         # measurements per target; 0: no tuning
   seed: 0
 
-outputs: [shared-library, bundle]
+outputs: [c-library, bundle]
+runtime: auto                        # or c (needs nothing), or vm (TVM's virtual machine)
 
 verify:
   against: reference                 # MXNet or ONNX Runtime

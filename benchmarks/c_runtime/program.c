@@ -9,6 +9,7 @@
 #define TF_MOST_TASKS 64u
 #define TF_INPUTS_BYTES0 64u
 
+#define TF_WEIGHTS bench_weights
 const unsigned char bench_weights[1];
 int32_t bench_empty(void *);
 int32_t bench_empty_loop(void *);

@@ -40,7 +40,10 @@ def built(exported: Exported) -> BuiltModel:
 
 def joined(built: BuiltModel, folder: Path) -> PartitionedModel:
     """Two parts, each with the library of the digits."""
-    parts = {"first": built.bundle, "second.2": built.bundle}
+    parts = {name: folder / f"{name}.tvmflow" for name in ("first", "second.2")}
+    for name, path in parts.items():
+        manifest = {**built.manifest, "name": f"{built.name}-{name}"}
+        bundle.write(built._replace(manifest=manifest), path)
     parts_request = built.request._replace(
         parts=tuple(built.request._replace(name=name) for name in parts)
     )
@@ -89,11 +92,10 @@ def test_the_same_library_gives_the_same_bytes(
     copied_library = tmp_path / f"copied_library{built.library.suffix}"
     copied_library.write_bytes(built.library.read_bytes())
     turned = dict(reversed(list(built.manifest.items())))
-    objects = tuple(reversed(built.objects))
     forms = dict(reversed(list(built.forms.items())))
     others = dict(reversed(list(built.exported_files.items())))
     again = built._replace(
-        library=copied_library, manifest=turned, objects=objects, forms=forms, exported_files=others
+        library=copied_library, manifest=turned, forms=forms, exported_files=others
     )
     # the permissions in an archive are not those of the files that it was made from
     with umask(0o077):

@@ -24,7 +24,7 @@ def test_every_form_is_delivered_and_one_more_builds_nothing(project: Project) -
     (packed,) = project.tvmflow("inspect", str(dist / "tiny.host.tar.gz"), "--json").events
     assert packed["content"]["name"] == "tiny" and packed["provenance"]["good"]
 
-    removed = dist / "tiny-cpp" / "include" / "tvmflow" / "model.hpp"
+    removed = dist / "tiny-cpp" / "include" / "tiny.hpp"
     content = removed.read_bytes()
     removed.unlink()
     project.edit_recipe("wheel, ", "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,20 +15,19 @@ import numpy as np
 import pytest
 
 import tvmflow
-from tests.support.exports import files_below, program_of
+from tests.support.exports import files_below
 from tests.support.project import Project, Ran
 from tvmflow.core.errors import BundleError
-from tvmflow.targets.host import read_host
 
 RECIPE = """\
 recipe: 1
 name: tiny
 model: {onnx: tiny.onnx}
-outputs: [bundle, cpp]
+outputs: [bundle]
 targets:
   - host
   - name: split
-    outputs: [bundle, wheel, cpp, shared-library, archive]
+    outputs: [bundle, wheel, shared-library, archive]
     parts:
       - {name: features, until: [r], preset: x86-64-v2}
       - {name: scores, preset: host}
@@ -62,9 +60,8 @@ def feed() -> dict[str, Any]:
 
 
 def test_all_is_delivered_together(project: Project, split: Path) -> None:
-    """The whole as bundle, wheel, C++ project and archive, which holds the rest; a library for each part."""
-    names = {name for name in files_below(split) if not name.startswith("tiny-cpp/")}
-    project_files = set(files_below(split)) - names
+    """The whole as bundle, wheel and archive, which holds the rest; a library for each part."""
+    names = set(files_below(split))
     wheel = next(name for name in names if name.endswith(".whl"))
     libraries = {"tiny-features.so", "tiny-scores.so"}
     sidecar_files = {"tiny.cdx.json", "tiny.intoto.jsonl", "tiny.measurements.intoto.jsonl"}
@@ -77,16 +74,12 @@ def test_all_is_delivered_together(project: Project, split: Path) -> None:
         *libraries,
         *sidecar_files,
     }
-    assert {name for name in project_files if name.endswith(".so")} == {
-        f"tiny-cpp/model/parts/{part}/library.so" for part in ("features", "scores")
-    }
     assert project.tvmflow("verify", str(split)).code == 0
     with tarfile.open(split / "tiny.split.tar.gz") as archive:
         assert {name.removeprefix("tiny/") for name in archive.getnames()} == {
             "tiny.tvmflow",
             wheel,
             *libraries,
-            *project_files,
         }
 
 
@@ -176,93 +169,6 @@ def test_the_wheel_needs_nothing_else(split: Path, tmp_path: Path) -> None:
     assert done.stdout == "['scores'] ['features', 'scores']\n", done.stderr
 
 
-@pytest.fixture(scope="module")
-def program(project: Project, ran: Ran) -> Path:
-    """The C++ program of the model that was never cut."""
-    return program_of(project.folder / "dist/tiny/host/tiny-cpp", project.folder / "program")
-
-
-def called(program: Path, model: Path, arrays: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """The program, ended, with a model and these arrays."""
-    np.savez(program.with_name("in.npz"), **arrays)
-    words = [program, model, program.with_name("in.npz"), program.with_name("out.npz")]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
-
-
-def computed(program: Path, model: Path, arrays: dict[str, Any]) -> dict[str, Any]:
-    """What it computes."""
-    done = called(program, model, arrays)
-    assert (done.returncode, done.stderr) == (0, "")
-    with np.load(program.with_name("out.npz")) as archive:
-        return dict(archive)
-
-
-@pytest.mark.slow
-def test_a_program_in_cpp_runs_it_as_any_model(
-    project: Project, split: Path, program: Path
-) -> None:
-    """Unchanged, with the header that it was compiled with; and each part by itself."""
-    whole, joined = project.folder / "dist/tiny/host/tiny-cpp", split / "tiny-cpp"
-    for file in ("main.cpp", "include/tvmflow/model.hpp"):
-        assert (whole / file).read_bytes() == (joined / file).read_bytes()
-    expected = computed(program, whole / "model", feed())
-    outputs = computed(program, joined / "model", feed())
-    assert list(outputs) == ["scores"]
-    np.testing.assert_allclose(outputs["scores"], expected["scores"], rtol=1e-4, atol=1e-5)
-    in_python = tvmflow.load(split / "tiny.tvmflow").run(feed())
-    np.testing.assert_array_equal(outputs["scores"], in_python["scores"])
-    middle = computed(program, joined / "model/parts/features", feed())
-    assert list(middle) == ["r"]
-    again = computed(program, joined / "model/parts/scores", middle)
-    np.testing.assert_array_equal(again["scores"], outputs["scores"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("part", "changes", "words"),
-    [
-        (
-            "features",
-            {"arch": "vax"},
-            "{model}/parts/features/model.json was built for vax, this program is for {arch}",
-        ),
-        (
-            "scores",
-            {"target": {"features": ["quantum"]}},
-            "{model}/parts/scores/model.json uses CPU instructions that this machine lacks: quantum",
-        ),
-        ("scores", {"library": "gone.so"}, "there is no file {model}/parts/scores/gone.so"),
-        (
-            "scores",
-            {"inputs": [{"name": "r", "shape": [1, 4, 8, 9], "dtype": "float32"}]},
-            "{model}/model.json: the part 'scores' needs r: float32[1, 4, 8, 9], which nothing before it computes",
-        ),
-        (
-            "features",
-            {"bundle": 2},
-            "{model}/parts/features/model.json describes a partitioned model, not one library",
-        ),
-        (
-            "",
-            {"outputs": [{"name": "boxes", "shape": [4], "dtype": "float32"}]},
-            "{model}/model.json: the model needs boxes: float32[4], which nothing before it computes",
-        ),
-        ("", {"parts": None}, "{model}/model.json is not complete"),
-    ],
-)
-def test_a_program_in_cpp_names_the_part_that_cannot_run(
-    split: Path, program: Path, tmp_path: Path, part: str, changes: dict[str, Any], words: str
-) -> None:
-    """Every library is checked before any of them runs."""
-    model = tmp_path / "model"
-    shutil.copytree(split / "tiny-cpp/model", model)
-    described = model / "parts" / part / "model.json" if part else model / "model.json"
-    described.write_text(json.dumps({**json.loads(described.read_text()), **changes}))
-    done = called(program, model, feed())
-    assert done.returncode == 1
-    assert done.stderr.startswith(words.format(model=model, arch=read_host().arch))
-
-
 def test_it_takes_no_weights(split: Path) -> None:
     """As any bundle that includes its weights."""
     with pytest.raises(BundleError, match="includes its weights"):
@@ -307,7 +213,7 @@ def test_a_part_for_another_machine_is_rejected_where_it_would_run(project: Proj
     assert done.code == 2
     assert "'split.features' cannot be verified" in done.err
     (project.folder / "board.yaml").write_text(
-        text.replace("verify: {", "verify: {against: none, ").replace("wheel, cpp, ", "")
+        text.replace("verify: {", "verify: {against: none, ").replace("wheel, ", "")
     )
     built = project.tvmflow("run", "board.yaml", "--target", "split", "--json")
     assert built.code == 0, built.out + built.err

@@ -18,6 +18,7 @@ from tests.support.recipes import ROOT
 from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters._base import BuiltModel
 from tvmflow.recipe import Recipe
+from tvmflow.runtime.bundles import read_bundle
 from tvmflow.stages import STAGES, export
 from tvmflow.stages._base import StageContext
 from tvmflow.targets import c_library
@@ -175,17 +176,19 @@ def compiler(folder: Path, *names: str) -> dict[str, str]:
 
 
 def program_of(project: Path, made: Path) -> Path:
-    """The example of a C++ project, compiled by the `ziglang` wheel, which also checks for undefined behaviour."""
-    ffi, tvm = package_folder("tvm_ffi"), package_folder("tvm")
+    """The command line tool of a C++ project, compiled by the `ziglang` wheel, which also checks for undefined behaviour."""
+    return compile_cpp(project / "main.cpp", made, project)
+
+
+def compile_cpp(source: Path, made: Path, *projects: Path) -> Path:
+    """A program with the models of these C++ projects, compiled in the same way; static libraries where there are any."""
     command = [sys.executable, "-m", "ziglang", "c++", "-std=c++17", "-O0"]
-    command += ["-Wall", "-Wextra", "-fvisibility=hidden"]
-    command += [f"-I{project}/include", f"-isystem{ffi}/include", f"{project}/main.cpp"]
-    command += ["-o", str(made), f"-L{tvm}/lib", f"-L{ffi}/lib", "-Wl,--no-as-needed"]
-    command += ["-ltvm_runtime", "-ltvm_runtime_extra", "-ltvm_ffi"]
-    command += [f"-Wl,-rpath,{tvm}/lib:{ffi}/lib"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command += ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror", str(source)]
+    for project in projects:
+        libraries = list(project.glob("lib/*.a")) or list(project.glob("lib/*.so"))
+        command += [f"-I{project}/include", *map(str, libraries), f"-Wl,-rpath,{project}/lib"]
+    done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "warning" not in done.stderr
     return made
 
 
@@ -219,9 +222,9 @@ def _built(exported: Exported, request: Any, bundle: Path) -> BuiltModel:
         if output != "archive"
         for name in exporter.files(request)
     }
-    objects = tuple(sorted(build.glob("*.o")))
-    library, bundle = exported.dist / "digits.so", exported.dist / "digits.tvmflow"
-    return BuiltModel(request, library, objects, forms, signature, manifest, bundle, others)
+    library, bundle = exported.folder / "library.so", exported.dist / "digits.tvmflow"
+    library.write_bytes(read_bundle(bundle).library)
+    return BuiltModel(request, library, forms, signature, manifest, bundle, others)
 
 
 def files_below(folder: Path) -> Iterator[str]:

@@ -60,7 +60,7 @@ def recipe(kernels: Kernels = PLAIN, **tune: Any) -> Any:
         "finalists": 2,
         **tune,
     }
-    return SimpleNamespace(tune=Tune(**values), kernels=kernels, outputs=("bundle",))
+    return SimpleNamespace(tune=Tune(**values), kernels=kernels, outputs=("bundle",), runtime="vm")
 
 
 def model(*layers: Callable[[Any, Any], Any], shape: tuple[int, ...] = (16, 16)) -> tvm.IRModule:

@@ -11,6 +11,7 @@ C_LIBRARY: Final = "c-library"
 C_SOURCE: Final = "c-source"
 PARAMS: Final = "params"
 SYSTEM_LIBRARY: Final = "system-library"
+VM: Final = "vm"
 
 WEIGHTS_FILE: Final = "weights.safetensors"
 """The file with the weights in the form `params`."""

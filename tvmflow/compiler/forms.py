@@ -1,4 +1,4 @@
-"""The forms in which a model is compiled besides the usual one. `build` makes those that exporters need.
+"""The forms in which a model is compiled. `build` makes the one for the library's runtime, and those that exporters need.
 
 Each form fills a folder with the files that its exporter delivers or links.
 """
@@ -15,9 +15,16 @@ from tvm import tirx
 
 from tvmflow.compiler import c_library, ir
 from tvmflow.compiler.code_generation import compile_model
-from tvmflow.compiler.form_names import C_LIBRARY, C_SOURCE, PARAMS, SYSTEM_LIBRARY, WEIGHTS_FILE
+from tvmflow.compiler.form_names import (
+    C_LIBRARY,
+    C_SOURCE,
+    PARAMS,
+    SYSTEM_LIBRARY,
+    VM,
+    WEIGHTS_FILE,
+)
 from tvmflow.compiler.lowering import compile_with_weights
-from tvmflow.compiler.object_files import Array, copy_object_files
+from tvmflow.compiler.object_files import Array, copy_object_files, write_object_files
 from tvmflow.compiler.schedules.dot_products import expand_dot_products
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import last_line
@@ -36,13 +43,15 @@ class FormInputs(NamedTuple):
         mod: The lowered module with scheduled kernels.
         weights: The weights that `main` takes after its inputs.
         target: The target to compile for.
-        prefix: The prefix of the symbols in a system library and a C library.
+        prefix: The prefix of the symbols in a system library.
+        content_prefix: A prefix of symbols that no other content has.
     """
 
     mod: tvm.IRModule
     weights: Sequence[Array]
     target: tvm.target.Target
     prefix: str
+    content_prefix: str = "tf_"
 
 
 def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
@@ -65,9 +74,16 @@ def _compile_system_library(inputs: FormInputs, folder: Path) -> None:
     copy_object_files(compile_with_weights(mod, inputs.weights, inputs.target), folder)
 
 
+def _compile_for_vm(inputs: FormInputs, folder: Path) -> None:
+    """Write objects that TVM's virtual machine runs."""
+    write_object_files(inputs.mod, inputs.weights, inputs.target, folder)
+
+
 def _compile_c_library(inputs: FormInputs, folder: Path) -> None:
     """Write objects with plain C functions and constants, and the C code that calls the functions."""
-    c_library.compile_program(inputs.mod, inputs.weights, inputs.target, inputs.prefix, folder)
+    c_library.compile_program(
+        inputs.mod, inputs.weights, inputs.target, inputs.content_prefix, folder
+    )
 
 
 def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
@@ -123,4 +139,5 @@ FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
     C_SOURCE: _generate_c_source,
     PARAMS: _compile_without_weights,
     SYSTEM_LIBRARY: _compile_system_library,
+    VM: _compile_for_vm,
 }

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tvm
@@ -121,6 +121,20 @@ def compile_with_weights(
     return compile_model(bound, target)
 
 
+class ScheduledModel(NamedTuple):
+    """A model with scheduled kernels, ready for code generation.
+
+    Attributes:
+        mod: The lowered module.
+        weights: The weights that `main` takes after its inputs.
+        target: The target.
+    """
+
+    mod: tvm.IRModule
+    weights: Sequence[np.ndarray[Any, Any]]
+    target: tvm.target.Target
+
+
 def compile_untuned(
     mod: tvm.IRModule,
     params: Weights,
@@ -128,7 +142,18 @@ def compile_untuned(
     options: LoweringOptions,
     rules_version: int,
 ) -> relax.VMExecutable:
-    """Compile an imported model without tuned schedules.
+    """Compile an imported model without tuned schedules; arguments as of `schedule_untuned`."""
+    return compile_with_weights(*schedule_untuned(mod, params, target, options, rules_version))
+
+
+def schedule_untuned(
+    mod: tvm.IRModule,
+    params: Weights,
+    target: Mapping[str, Json],
+    options: LoweringOptions,
+    rules_version: int,
+) -> ScheduledModel:
+    """Lower an imported model, and schedule its kernels by the rules alone.
 
     Args:
         mod: The imported model.
@@ -140,7 +165,7 @@ def compile_untuned(
     tvm_target = make_target(target)
     lowered = lower(mod, tvm_target, options)
     scheduled = schedules.schedule_untuned(lowered.mod, target, rules_version)
-    return compile_with_weights(scheduled.mod, lowered.compute_weights(params), tvm_target)
+    return ScheduledModel(scheduled.mod, lowered.compute_weights(params), tvm_target)
 
 
 def list_kernels(mod: tvm.IRModule) -> list[str]:

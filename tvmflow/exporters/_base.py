@@ -12,9 +12,12 @@ from typing import Final, NamedTuple, Protocol
 from tvmflow.compiler.options import Precision
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Json
+from tvmflow.targets import c_library
 from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.c_library import DescribedModel
+from tvmflow.targets.linking import LINKERS
 from tvmflow.targets.platforms import Platform, parse_triple
+from tvmflow.targets.toolchain import ToolchainIdentity
 
 _CPU_KINDS: Final = tuple(kind for kind, backend in BACKENDS.items() if backend.RUNS_ON_HOST_CPU)
 
@@ -57,23 +60,23 @@ class BuiltModel(NamedTuple):
     Attributes:
         request: What the recipe asks for.
         library: The shared library.
-        objects: The object files in it.
-        forms: The files of every other form that `build` compiled (form -> file name -> path).
+        forms: The files of every form that `build` compiled (form -> file name -> path).
         signature: The inputs and outputs.
         manifest: What a loader checks before it loads: target, CPU features, TVM's version,
             digests, and how the library is verified.
         bundle: What `tvmflow.load` opens.
         exported_files: The files that the exporters before this one wrote, by their names in `dist`.
+        toolchain: The linker that the recipe names, if it names one.
     """
 
     request: ExportRequest
     library: Path
-    objects: tuple[Path, ...]
     forms: Mapping[str, Mapping[str, Path]]
     signature: Mapping[str, Json]
     manifest: Mapping[str, Json]
     bundle: Path
     exported_files: Mapping[str, Path]
+    toolchain: ToolchainIdentity | None = None
 
     @property
     def name(self) -> str:
@@ -91,7 +94,7 @@ class BuiltModel(NamedTuple):
         digests = {self.request.library_name: hash_file(str(library))}
         digests.update({path.name: hash_file(str(path)) for path in objects})
         manifest = {**self.manifest, **fields, "sha256": digests}
-        return self._replace(library=library, objects=tuple(objects), manifest=manifest)
+        return self._replace(library=library, manifest=manifest)
 
 
 class PartitionedModel(NamedTuple):
@@ -157,6 +160,19 @@ def json_bytes(value: Json) -> bytes:
 def cpu_only_reason(request: ExportRequest) -> str:
     """Return why a form cannot be made that holds only code for the CPU of one process."""
     return single_process_reason(request, _CPU_KINDS)
+
+
+def loadable_reason(request: ExportRequest) -> str:
+    """Return why a form cannot be made that programs load: on some systems they are linked with all that they run."""
+    for triple in (request.triple, *(part.triple for part in request.parts)):
+        if parse_triple(triple).system not in LINKERS and not c_library.unsupported_reason(triple):
+            return f"nothing loads a library on {triple}: use c-library"
+    return ""
+
+
+def loadable_cpu_reason(request: ExportRequest) -> str:
+    """Return why a form cannot be made that programs load and that holds only code for the CPU of one process."""
+    return cpu_only_reason(request) or loadable_reason(request)
 
 
 def no_reason(request: ExportRequest) -> str:

@@ -14,7 +14,7 @@ from tvmflow.runtime import loading
 from tvmflow.runtime.module import Module as Model
 
 if TYPE_CHECKING:
-    from tvmflow.runtime.native import Array
+    from tvmflow.runtime.arrays import Array
 
 __all__ = ["BundleError", "EnvironmentProblem", "Model", "load", "run"]
 

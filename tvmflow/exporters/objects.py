@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from tvmflow.compiler.form_names import VM
 from tvmflow.exporters._archives import write_tar
-from tvmflow.exporters._base import BuiltModel, ExportRequest, no_reason
+from tvmflow.exporters._base import BuiltModel, ExportRequest, loadable_reason
 
-FORM: Final = ""
+FORM: Final = VM
 SOURCES: Final[tuple[Path, ...]] = ()
 
-unsupported_reason = no_reason
+unsupported_reason = loadable_reason
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:
@@ -21,4 +22,4 @@ def files(request: ExportRequest) -> tuple[str, ...]:
 
 def export(built: BuiltModel, folder: Path) -> None:
     """Write the objects under the names that they were compiled with."""
-    write_tar(folder / files(built.request)[0], {path.name: path for path in built.objects})
+    write_tar(folder / files(built.request)[0], built.forms[FORM])

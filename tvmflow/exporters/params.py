@@ -13,14 +13,15 @@ from typing import Final
 
 from tvmflow.compiler.form_names import PARAMS, WEIGHTS_FILE
 from tvmflow.exporters import bundle
-from tvmflow.exporters._base import BuiltModel, ExportRequest, cpu_only_reason
+from tvmflow.exporters._base import BuiltModel, ExportRequest, loadable_cpu_reason
+from tvmflow.runtime.bundles import VM
 from tvmflow.runtime.weights import read_safetensors
 from tvmflow.targets.linking import link_shared
 
 FORM: Final = PARAMS
 SOURCES: Final[tuple[Path, ...]] = ()
 
-unsupported_reason = cpu_only_reason
+unsupported_reason = loadable_cpu_reason
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:
@@ -46,7 +47,7 @@ def export(built: BuiltModel, folder: Path) -> None:
             {"name": name, "shape": list(array.shape), "dtype": str(array.dtype)}
             for name, array in weights
         ]
-        bundle.write(built.with_library(linked, objects, params=specs), lean)
+        bundle.write(built.with_library(linked, objects, params=specs, runtime=VM), lean)
         shutil.move(linked, library)
     shutil.copyfile(compiled[WEIGHTS_FILE], safetensors)
     tensors = {name: tvm.runtime.tensor(array) for name, array in weights}

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tvmflow.exporters._base import BuiltModel, ExportRequest, link_or_copy, no_reason
+from tvmflow.compiler.form_names import VM
+from tvmflow.exporters._base import BuiltModel, ExportRequest, link_or_copy, loadable_reason
+from tvmflow.runtime import bundles
+from tvmflow.targets.linking import link_shared
 
-FORM: Final = ""
+FORM: Final = VM
 SOURCES: Final[tuple[Path, ...]] = ()
 
-unsupported_reason = no_reason
+unsupported_reason = loadable_reason
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:
@@ -19,5 +22,10 @@ def files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def export(built: BuiltModel, folder: Path) -> None:
-    """Deliver the linked library."""
-    link_or_copy(built.library, folder / files(built.request)[0])
+    """Deliver the library of the bundle where that is for TVM's virtual machine; else link one."""
+    output = folder / files(built.request)[0]
+    if bundles.runtime_of(built.manifest) == bundles.VM:
+        link_or_copy(built.library, output)
+    else:
+        objects = list(built.forms[FORM].values())
+        link_shared(objects, output, built.request.triple, built.toolchain)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tvmflow.exporters._base import BuiltModel, ExportRequest, cpu_only_reason
+from tvmflow.compiler.form_names import VM
+from tvmflow.exporters._base import BuiltModel, ExportRequest, loadable_cpu_reason
 from tvmflow.targets.linking import archive_static
 
-FORM: Final = ""
+FORM: Final = VM
 SOURCES: Final[tuple[Path, ...]] = ()
 
-unsupported_reason = cpu_only_reason
+unsupported_reason = loadable_cpu_reason
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:
@@ -27,4 +28,5 @@ def library_name(request: ExportRequest, stem: str) -> str:
 
 def export(built: BuiltModel, folder: Path) -> None:
     """Write the objects of the shared library to an archive."""
-    archive_static(built.objects, folder / files(built.request)[0], built.request.triple)
+    objects = list(built.forms[FORM].values())
+    archive_static(objects, folder / files(built.request)[0], built.request.triple)

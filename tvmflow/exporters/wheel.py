@@ -1,7 +1,7 @@
 """`wheel`: a Python package that pip installs, with the model and everything that loads it inside.
 
 Its loader is tvmflow's own runtime, copied when the wheel is made: a machine that runs the model
-needs numpy and TVM, not tvmflow. In the wheel `digits_model`, the module `tvmflow.runtime.loading`
+needs numpy, and TVM where that executes it, not tvmflow. In the wheel `digits_model`, the module `tvmflow.runtime.loading`
 is `digits_model._tvmflow.runtime.loading`.
 """
 
@@ -18,13 +18,14 @@ from tvmflow.exporters import _base
 from tvmflow.exporters._archives import write_zip
 from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.exporters._wheel_bom import make_wheel_bom
+from tvmflow.runtime.bundles import VM, read_bundle, runtime_of
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_library import describe_tensors
 
 FORM: Final = ""
 
 _PACKAGE: Final = Path(__file__).parent.parent
-# All modules that loading a bundle needs, below `tvmflow/`.
+# All modules that loading a bundle needs, below `tvmflow/`, whatever its runtime.
 _VENDORED: Final = (
     "core/__init__.py",
     "core/canonical_json.py",
@@ -37,9 +38,20 @@ _VENDORED: Final = (
     "core/formatting.py",
     "core/signing.py",
     "core/types.py",
-    "runtime/*.py",
+    "runtime/__init__.py",
+    "runtime/arrays.py",
+    "runtime/bundles.py",
+    "runtime/c_library.py",
+    "runtime/loading.py",
+    "runtime/module.py",
+    "runtime/partitioned.py",
+    "runtime/programs.py",
+    "runtime/samples.py",
+    "runtime/statements.py",
+    "runtime/threads.py",
+    "runtime/trust.py",
+    "runtime/weights.py",
     "targets/__init__.py",
-    "targets/backends/**/*.py",
     "targets/features.py",
     "targets/host.py",
     "targets/platforms.py",
@@ -47,16 +59,19 @@ _VENDORED: Final = (
     "targets/threads.py",
     "targets/tvm_target.py",
 )
+# Those for TVM's virtual machine.
+_VENDORED_FOR_VM: Final = ("runtime/virtual_machine.py", "targets/backends/**/*.py")
 # The modules of which the wheel's own are made.
 _INIT: Final = "exporters/_wheel_package.py"
 _MAIN: Final = "exporters/_wheel_main.py"
 
 
-def _list_vendored() -> tuple[Path, ...]:
-    return tuple(path for pattern in _VENDORED for path in sorted(_PACKAGE.glob(pattern)))
+def _list_vendored(*, for_vm: bool) -> tuple[Path, ...]:
+    patterns = (*_VENDORED, *_VENDORED_FOR_VM) if for_vm else _VENDORED
+    return tuple(sorted(path for pattern in patterns for path in _PACKAGE.glob(pattern)))
 
 
-SOURCES: Final = (_PACKAGE / _INIT, _PACKAGE / _MAIN, *_list_vendored())
+SOURCES: Final = (_PACKAGE / _INIT, _PACKAGE / _MAIN, *_list_vendored(for_vm=True))
 
 # A system and the beginning of its C library's name -> the tag of wheels for it. The runtime's own
 # wheels need glibc 2.27.
@@ -122,11 +137,12 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     """Write a zip of the package and of what pip needs, with the digest of every file."""
     request = built.request
     package, info = module_name(request.name), f"{_stem(request)}.dist-info"
-    content = {f"{package}/{name}": data for name, data in _package_files(package)}
+    needs_tvm = _needs_tvm(built)
+    content = {f"{package}/{name}": data for name, data in _package_files(package, needs_tvm)}
     content[f"{package}/model.tvmflow"] = built.bundle.read_bytes()
     content[f"{package}/py.typed"] = b""
     bom = make_wheel_bom(built, content, f"{package}/_tvmflow")
-    content[f"{info}/METADATA"] = _metadata(built).encode()
+    content[f"{info}/METADATA"] = _metadata(built, needs_tvm).encode()
     content[f"{info}/sboms/{request.name}.cdx.json"] = bom
     content[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: tvmflow {built.manifest['tvmflow']}\n"
@@ -137,7 +153,13 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     write_zip(folder / files(request)[0], content)
 
 
-def _package_files(package: str) -> Iterator[tuple[str, bytes]]:
+def _needs_tvm(built: BuiltModel | PartitionedModel) -> bool:
+    """Return whether TVM's virtual machine runs the model, or a part of it."""
+    bundle = read_bundle(built.bundle, with_libraries=False)
+    return any(runtime_of(part.manifest) == VM for part in (bundle.parts or {"": bundle}).values())
+
+
+def _package_files(package: str, needs_tvm: bool) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the package's modules; they import each other instead of tvmflow."""
 
     def adapt(path: Path) -> bytes:
@@ -148,7 +170,7 @@ def _package_files(package: str) -> Iterator[tuple[str, bytes]]:
     yield "__init__.py", adapt(_PACKAGE / _INIT)
     yield "__main__.py", adapt(_PACKAGE / _MAIN)
     yield "_tvmflow/__init__.py", b""
-    for path in _list_vendored():
+    for path in _list_vendored(for_vm=needs_tvm):
         yield f"_tvmflow/{path.relative_to(_PACKAGE).as_posix()}", adapt(path)
 
 
@@ -157,11 +179,13 @@ def _record_digest(data: bytes) -> str:
     return f"sha256={digest.decode().rstrip('=')}"
 
 
-def _metadata(built: BuiltModel | PartitionedModel) -> str:
-    minor = ".".join(str(built.manifest["tvm"]).split(".")[:2])
+def _metadata(built: BuiltModel | PartitionedModel, needs_tvm: bool) -> str:
     package = module_name(built.name)
-    extra = backend_for({"kind": built.request.kind}).PYTHON_REQUIREMENTS
-    requirements = [f"apache-tvm =={minor}.*", "numpy >=1.26", *extra]
+    requirements = ["numpy >=1.26"]
+    if needs_tvm:
+        minor = ".".join(str(built.manifest["tvm"]).split(".")[:2])
+        extra = backend_for({"kind": built.request.kind}).PYTHON_REQUIREMENTS
+        requirements = [f"apache-tvm =={minor}.*", *requirements, *extra]
     license_expression = built.manifest.get("license")
     fields = [
         # the first version with licenses as expressions

@@ -8,7 +8,8 @@ from typing import Final
 from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
-from tvmflow.stages import STAGES, export, join, verify
+from tvmflow.stages import STAGES, export, join
+from tvmflow.stages._runtime_choice import no_c_runtime_reason, run_location
 from tvmflow.stages._verify_settings import QEMU, RPC
 from tvmflow.targets import c_library
 from tvmflow.targets.backends import backend_for
@@ -68,6 +69,9 @@ def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
     useless = _find_useless_precision(planned, target)
     if useless:
         return [f"{where} {useless}; give it `kernels: {{precision: model}}`"]
+    no_c_runtime = _find_missing_runtime(planned, target)
+    if "build" in stages and no_c_runtime:
+        return [f"{where} cannot have the C runtime: {no_c_runtime}; give it `runtime: vm`"]
     unlinkable = unlinkable_reason(target.tvm, target.toolchain)
     if "export" in stages and unlinkable:
         return [f"{where} cannot be linked: {unlinkable}; name one with `toolchain: {{linker: …}}`"]
@@ -87,6 +91,12 @@ def _find_useless_precision(planned: PlannedRecipe, target: ResolvedTarget) -> s
     reason = find_reason(target.tvm, target.features)
     setting = ".".join(planned.setting_loc("kernels", "precision"))
     return f"{problem} {setting}: {precision}: {reason}" if reason else ""
+
+
+def _find_missing_runtime(planned: PlannedRecipe, target: ResolvedTarget) -> str:
+    """Return why a target cannot have the C runtime that the recipe asks for, or an empty string."""
+    recipe = planned.recipe_for(target)
+    return no_c_runtime_reason(recipe, target) if recipe.runtime == "c" else ""
 
 
 def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:
@@ -116,7 +126,7 @@ def _check_run_location(
     planned: PlannedRecipe, target: Target, part: ResolvedTarget
 ) -> Iterator[str]:
     """Check that a part of a target can run where `verify.run_on` says."""
-    location = verify.run_location(planned.recipe_for(target))
+    location = run_location(planned.recipe_for(target))
     triple = str(part.tvm.get("mtriple", ""))
     if location == QEMU and find_emulated_arch(triple) is None:
         problem = (
@@ -132,7 +142,7 @@ def _check_run_location(
         )
     else:
         return
-    is_override = location != verify.run_location(planned.recipe)
+    is_override = location != run_location(planned.recipe)
     loc = planned.setting_loc("verify", "run_on")
     where = planned.where(target, *loc[-2:]) if is_override else planned.loaded.where(*loc)
     yield f"{where}: verify.run_on: {problem}"

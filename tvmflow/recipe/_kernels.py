@@ -15,6 +15,10 @@ _Operator = Annotated[
 ]
 
 
+Runtime = Literal["auto", "c", "vm"]
+"""What executes a library: C code that is part of it, TVM's virtual machine, or whatever the model allows."""
+
+
 class Kernels(ClosedModel):
     """The way from operators to kernels. Everything except `precision` is for CPUs; the defaults are the fastest, the other values are for comparison."""
 

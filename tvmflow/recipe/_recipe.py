@@ -27,7 +27,7 @@ from tvmflow.core.schema import (
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.exporters import PARTITIONED_EXPORTERS
 from tvmflow.frontends import FRONTENDS
-from tvmflow.recipe._kernels import Kernels
+from tvmflow.recipe._kernels import Kernels, Runtime
 from tvmflow.recipe._license import SpdxExpression
 from tvmflow.recipe._model import InputSpec, ModelSource
 from tvmflow.recipe._release import ReleaseVersion
@@ -145,6 +145,11 @@ class Recipe(ClosedModel):
         min_length=1,
         examples=[["shared-library", "bundle"]],
         description="Files to deliver: see [exports.md](exports.md).",
+    )
+    runtime: Runtime = Field(
+        default="auto",
+        description="`c`: the library calls its kernels itself and needs nothing where it runs. `vm`: TVM's virtual machine "
+        "runs it. `auto`: `c` where target and model allow it. See [exports.md](exports.md).",
     )
     verify: Verify = Field(
         default=Verify(),
@@ -291,6 +296,7 @@ class Recipe(ClosedModel):
     def _with_target(self, target: TargetSpec) -> Recipe:
         overrides = {
             "outputs": target.outputs or self.outputs,
+            "runtime": target.runtime or self.runtime,
             "kernels": _override(self.kernels, target.kernels),
             "tune": _override(self.tune, target.tune),
             "verify": _override(self.verify, target.verify),
@@ -301,6 +307,7 @@ class Recipe(ClosedModel):
         overrides = {
             "name": f"{self.name}-{part.name}",
             "outputs": tuple(name for name in self.outputs if name not in PARTITIONED_EXPORTERS),
+            "runtime": part.runtime or self.runtime,
             "kernels": _override(self.kernels, part.kernels),
             "tune": _override(self.tune, part.tune),
         }

@@ -20,7 +20,7 @@ from tvmflow.core.schema import (
 )
 from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
-from tvmflow.recipe._kernels import Kernels
+from tvmflow.recipe._kernels import Kernels, Runtime
 from tvmflow.recipe._tune import TuneOverrides
 from tvmflow.recipe._verify import VerifyOverrides
 from tvmflow.targets._presets import PRESETS
@@ -172,6 +172,10 @@ class BuildTarget(ClosedModel):
         default=None,
         examples=[{"linker": "aarch64-linux-gnu-g++"}],
         description="Linker to use instead of the one that is installed with tvmflow.",
+    )
+    runtime: Runtime | None = Field(
+        default=None,
+        description="Runtime of the libraries for this target, instead of that of the recipe.",
     )
     kernels: Kernels | None = Field(
         default=None,

@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, Final, NamedTuple
 
@@ -30,6 +30,11 @@ DEFAULT_MAX_BYTES: Final = 8 << 30
 MANIFEST: Final = "manifest.json"
 SIGNATURE: Final = "signature.json"
 LIBRARY_NAMES: Final = ("library.so", "library.dylib", "library.dll")
+
+C_RUNTIME: Final = "c"
+"""The runtime that is part of the library, and calls its kernels."""
+VM: Final = "vm"
+"""TVM's virtual machine as the runtime of a library."""
 
 # Formats of earlier versions, which are read as before -> the format that has taken their place.
 # Their manifests cover the library alone.
@@ -64,9 +69,10 @@ class Bundle(NamedTuple):
     Attributes:
         manifest: The manifest.
         signature: The model's inputs and outputs.
-        library: The library; empty where only documents were read.
+        library: The library; empty where only documents were read, or where it was written to a file.
         parts: The bundles of the parts of a partitioned model.
         problems: A sentence for each file that is not what the manifest describes.
+        library_file: The file that the library was written to, if it was.
     """
 
     manifest: Mapping[str, Json]
@@ -74,6 +80,7 @@ class Bundle(NamedTuple):
     library: bytes
     parts: Mapping[str, Bundle]
     problems: tuple[str, ...] = ()
+    library_file: Path | None = None
 
     @property
     def library_name(self) -> str:
@@ -81,24 +88,61 @@ class Bundle(NamedTuple):
         return str(self.manifest.get("library", LIBRARY_NAMES[0]))
 
 
-def read_bundle(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Bundle:
+def runtime_of(manifest: Mapping[str, Json]) -> str:
+    """Return the runtime of the library that a manifest describes: C_RUNTIME or VM.
+
+    Raises:
+        ValueError: It is another one.
+    """
+    # earlier versions had the virtual machine alone, and did not say so
+    runtime = manifest.get("runtime", VM)
+    if runtime not in (C_RUNTIME, VM):
+        raise ValueError(f"the runtime {quote(runtime)} is unknown")
+    return str(runtime)
+
+
+def read_bundle(
+    path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES, *, with_libraries: bool = True
+) -> Bundle:
     """Return the content of a bundle, all of which is as its manifest describes it.
 
     Args:
         path: The bundle.
         max_bytes: The size of the largest bundle that is read.
+        with_libraries: Keep the libraries; without, everything is read and checked all the same.
 
     Raises:
         BundleError: when the file is missing, damaged, too large or of another format.
     """
     with open_file(path, max_bytes) as stream:
-        return read_open_bundle(path, stream)
+        return read_open_bundle(path, stream, with_libraries=with_libraries)
 
 
-def read_open_bundle(path: str | Path, stream: IO[bytes]) -> Bundle:
-    """Return the content of a bundle as `read_bundle` does; the path is for messages."""
+def read_open_bundle(
+    path: str | Path,
+    stream: IO[bytes],
+    libraries: Path | None = None,
+    *,
+    with_libraries: bool = True,
+) -> Bundle:
+    """Return the content of a bundle as `read_bundle` does.
+
+    Args:
+        path: The bundle, for messages.
+        stream: Its content.
+        libraries: A folder to write the libraries to, so that they need no memory.
+        with_libraries: As of `read_bundle`.
+
+    Raises:
+        BundleError: when the file is damaged or of another format, or the folder cannot be written.
+    """
     try:
-        bundle = read_content(stream)
+        bundle = read_content(stream, with_libraries=with_libraries, libraries=libraries)
+    except _Unwritable as error:
+        raise BundleError(
+            f"the library of {path} cannot be written to a file: {error}",
+            fix="check the temporary folder ($TMPDIR)",
+        ) from error
     except Unreadable as error:
         raise damaged_bundle_error(path, _explain(stream) or error) from None
     if bundle.problems:
@@ -227,25 +271,35 @@ def check_name(name: str, names: Collection[str]) -> None:
 # ---------------------------------------------------------------- bundles
 
 
-def read_content(stream: IO[bytes], *, with_libraries: bool = True) -> Bundle:
+class _Unwritable(Exception):
+    """A library cannot be written to a file."""
+
+
+def read_content(
+    stream: IO[bytes], *, with_libraries: bool = True, libraries: Path | None = None
+) -> Bundle:
     """Return the content of a bundle, with the differences from its manifest as its problems.
 
     Args:
         stream: The file, which is not larger than what may be read.
         with_libraries: Keep the libraries; without, everything is read and checked all the same.
+        libraries: A folder to write the libraries to in place of keeping them.
 
     Raises:
         Unreadable: It is no bundle, or one that was made to do harm.
     """
     try:
-        return _read(stream, with_libraries, is_part=False)
+        keeps = with_libraries and libraries is None
+        return _read(stream, keeps, libraries, is_part=False)
     except Unreadable:
         raise
     except ZIP_ERRORS as error:
         raise Unreadable(f"it is damaged ({quote(str(error))[1:-1]})") from error
 
 
-def _read(stream: IO[bytes], with_libraries: bool, *, is_part: bool) -> Bundle:
+def _read(
+    stream: IO[bytes], with_libraries: bool, libraries: Path | None, *, is_part: bool
+) -> Bundle:
     """Return the content of a bundle; that of a part has no parts itself."""
     check_zip_end(stream)
     size = stream.seek(0, os.SEEK_END)
@@ -263,14 +317,16 @@ def _read(stream: IO[bytes], with_libraries: bool, *, is_part: bool) -> Bundle:
             raise Unreadable(f"its manifest calls the library {quote(library)}, as no bundle does")
         if bundle_format == LIBRARY_FORMAT and with_libraries and library in names:
             contents[library] = archive.read(library)
+        copies = {library: libraries / library} if libraries and library in names else {}
         described = _described_files(bundle, names, covers_all=number == bundle_format)
-        problems = list(_find_wrong_files(archive, names, described, contents))
+        problems = list(_find_wrong_files(archive, names, described, contents, copies))
         parts = {}
         if bundle_format == PARTITIONED_FORMAT:
-            parts = _read_parts(archive, names, manifest, with_libraries)
+            parts = _read_parts(archive, names, manifest, with_libraries, libraries)
     for name, part in parts.items():
         problems += [f"part '{name}': {problem}" for problem in part.problems]
-    return Bundle(manifest, signature, contents.get(library, b""), parts, tuple(problems))
+    kept, copy = contents.get(library, b""), copies.get(library)
+    return Bundle(manifest, signature, kept, parts, tuple(problems), copy)
 
 
 def _check_stored(archive: zipfile.ZipFile) -> None:
@@ -296,7 +352,11 @@ def _check_format(number: Json, *, is_part: bool) -> int:
 
 
 def _read_parts(
-    archive: zipfile.ZipFile, names: set[str], manifest: Mapping[str, Json], with_libraries: bool
+    archive: zipfile.ZipFile,
+    names: set[str],
+    manifest: Mapping[str, Json],
+    with_libraries: bool,
+    libraries: Path | None,
 ) -> dict[str, Bundle]:
     parts: dict[str, Bundle] = {}
     for entry in get_field(manifest, "parts", of=list):
@@ -305,8 +365,11 @@ def _read_parts(
             raise Unreadable(f"it has no part {quote(file)}")
         if not name or name in parts:
             raise Unreadable(f"it has two parts {quote(name)}, or one without a name")
+        folder = libraries and libraries / str(len(parts))
+        if folder:
+            folder.mkdir()
         with archive.open(file) as inner:
-            parts[name] = _read(inner, with_libraries, is_part=True)
+            parts[name] = _read(inner, with_libraries, folder, is_part=True)
     if not parts:
         raise Unreadable("its manifest names no parts")
     return parts
@@ -362,8 +425,12 @@ def _find_wrong_files(
     names: set[str],
     described: Mapping[str, _Described],
     contents: Mapping[str, bytes],
+    copies: Mapping[str, Path],
 ) -> Iterator[str]:
-    """Yield a sentence for every file that is not what the manifest describes; `contents` were read before."""
+    """Yield a sentence for every file that is not what the manifest describes.
+
+    `contents` were read before; what is in `copies` is written there.
+    """
     for name in sorted(described.keys() - names):
         yield f"it has no {quote(name)}, which its manifest names"
     for name in sorted(names - {MANIFEST}):
@@ -372,16 +439,42 @@ def _find_wrong_files(
             yield f"its manifest does not name its {quote(name)}"
         elif file.size not in (None, archive.getinfo(name).file_size) or file.sha256 not in (
             None,
-            _digest(archive, name, contents),
+            _digest(archive, name, contents, copies.get(name)),
         ):
             yield f"its {quote(name)} is not the one that its manifest describes"
 
 
-def _digest(archive: zipfile.ZipFile, name: str, contents: Mapping[str, bytes]) -> str:
+def _digest(
+    archive: zipfile.ZipFile, name: str, contents: Mapping[str, bytes], copy: Path | None
+) -> str:
+    """Return the digest of a file, of which a copy may be written."""
     if name in contents:
         return hashlib.sha256(contents[name]).hexdigest()
     digest = hashlib.sha256()
-    with archive.open(name) as stream:
+    with archive.open(name) as stream, _open_copy(copy) as write:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
+            write(chunk)
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _open_copy(path: Path | None) -> Iterator[Callable[[bytes], object]]:
+    """Give a function that writes to a file, if there is one to write to."""
+    if path is None:
+        yield lambda chunk: None
+        return
+    try:
+        stream = path.open("wb")
+    except OSError as error:
+        raise _Unwritable(error) from error
+    with stream:
+
+        def write(chunk: bytes) -> None:
+            try:
+                stream.write(chunk)
+                stream.flush()
+            except OSError as error:
+                raise _Unwritable(error) from error
+
+        yield write

@@ -1,8 +1,8 @@
-"""Loading a bundle: what a user's program calls. Needs numpy, tvm_ffi and TVM's runtime library alone.
+"""Loading a bundle: what a user's program calls. Needs numpy alone with the C runtime.
 
-The compiler (`import tvm`) is never loaded. Everything that can be known before the library
-is loaded is checked before, because a library for another CPU dies of an illegal instruction
-without a message.
+TVM's virtual machine needs tvm_ffi and TVM's runtime library besides; the compiler (`import tvm`)
+is never loaded. Everything that can be known before the library is loaded is checked before,
+because a library for another CPU dies of an illegal instruction without a message.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from tvmflow.core.documents import quote
 from tvmflow.core.errors import BundleError, EnvironmentProblem, TvmflowError
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.runtime.bundles import (
+    C_RUNTIME,
     DEFAULT_MAX_BYTES,
     Bundle,
     damaged_bundle_error,
     read_open_bundle,
+    runtime_of,
 )
+from tvmflow.runtime.c_library import NativeProgram
 from tvmflow.runtime.module import Module
-from tvmflow.runtime.native import Executable, ExecutionDevice, load_library
-from tvmflow.runtime.partitioned import PartitionedProgram
+from tvmflow.runtime.partitioned import Part, PartitionedProgram
+from tvmflow.runtime.programs import PartProgram
 from tvmflow.runtime.threads import ThreadPool
 from tvmflow.runtime.trust import TrustedKeys, open_trusted_file
 from tvmflow.runtime.weights import read_weights_for, weights_included_error
-from tvmflow.targets.backends import backend_for, is_supported
 from tvmflow.targets.host import find_system_mismatch, read_host
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple, gpu_arch, target_kind
 
 if TYPE_CHECKING:
-    from tvmflow.runtime.native import Array
+    from tvmflow.runtime.arrays import Array
 
     Weights = str | Path | Mapping[str, Array]
 
@@ -75,13 +77,13 @@ def load(
     pool = ThreadPool.of(threads)
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
         with open_trusted_file(path, trusted_keys, max_bytes) as stream:
-            # large libraries are in memory only until they are in their files
-            bundle, libraries = _unpack(path, read_open_bundle(path, stream), Path(folder))
+            bundle = read_open_bundle(path, stream, Path(folder))
         if not bundle.parts:
             _check_library_bundle(str(path), bundle, max_bytes)
             with _damaged_documents(path):
                 weights = read_weights_for(path, bundle.manifest, params, trusted_keys, max_bytes)
-            return _load_library_bundle(str(path), bundle, libraries[""], weights, pool)
+            program = _load_program(str(path), bundle, weights, pool)
+            return Module(program, bundle.signature, bundle.manifest)
         if params is not None:
             raise weights_included_error(path)
         _check_tensors(path, bundle.signature, max_bytes)
@@ -89,28 +91,22 @@ def load(
         # all are checked before the code of any of them is loaded
         for name, part in bundle.parts.items():
             _check_library_bundle(names[name], part, max_bytes)
-        parts = {
-            name: _load_library_bundle(names[name], part, libraries[name], {}, pool)
-            for name, part in bundle.parts.items()
-        }
-    program = PartitionedProgram(parts, bundle.signature)
-    return Module(program, bundle.signature, bundle.manifest, None, parts, pool)
+        return _load_parts(bundle, names, pool)
 
 
-def _unpack(path: str | Path, bundle: Bundle, folder: Path) -> tuple[Bundle, dict[str, Path]]:
-    """Write the libraries of a bundle to files; return the bundle without them, and the file of each part.
-
-    A model in one piece is a part without a name.
-    """
-    libraries = {}
-    for number, (name, part) in enumerate((bundle.parts or {"": bundle}).items()):
-        libraries[name] = folder / f"library{number}{Path(part.library_name).suffix}"
-        try:
-            libraries[name].write_bytes(part.library)
-        except OSError as error:
-            raise _unloadable_error(path, error) from error
-    parts = {name: part._replace(library=b"") for name, part in bundle.parts.items()}
-    return bundle._replace(library=b"", parts=parts), libraries
+def _load_parts(bundle: Bundle, names: Mapping[str, str], pool: ThreadPool) -> Module:
+    """Load a model in parts; `names` are those of the parts in messages."""
+    parts, modules = {}, {}
+    for name, part in bundle.parts.items():
+        code = _load_program(names[name], part, {}, pool)
+        modules[name] = module = Module(code, part.signature, part.manifest)
+        parts[name] = Part(code, module.inputs, module.outputs)
+    inputs, outputs = (
+        [tensor["name"] for tensor in bundle.signature[direction]]
+        for direction in ("inputs", "outputs")
+    )
+    program = PartitionedProgram(parts, inputs, outputs)
+    return Module(program, bundle.signature, bundle.manifest, modules)
 
 
 def _check_library_bundle(path: str, bundle: Bundle, max_bytes: int) -> None:
@@ -123,9 +119,14 @@ def _check_library_bundle(path: str, bundle: Bundle, max_bytes: int) -> None:
         if not all(isinstance(text, str) for text in texts) or isinstance(features, str):
             raise TypeError("a name is no text")
         _check_tensors(path, bundle.signature, max_bytes)
-        _check_cpu(path, tvm, features)
-        _check_device(path, tvm)
-        _check_tvm_version(path, manifest["tvm"])
+        if runtime_of(manifest) == C_RUNTIME:
+            _check_prefix(manifest["prefix"])
+            _check_cpu(path, tvm, features)
+        else:
+            _check_kind(path, tvm)
+            _check_cpu(path, tvm, features)
+            _check_device(path, tvm)
+            _check_tvm_version(path, manifest["tvm"])
 
 
 def _check_tensors(path: str | Path, signature: Mapping[str, Json], max_bytes: int) -> None:
@@ -162,18 +163,46 @@ def _damaged_documents(path: str | Path) -> Iterator[None]:
         raise damaged_bundle_error(path, reason) from error
 
 
-def _load_library_bundle(
-    path: str, bundle: Bundle, library: Path, weights: Mapping[str, Array], pool: ThreadPool
-) -> Module:
-    device = ExecutionDevice(backend_for(bundle.manifest["target"]["tvm"]))
+def _load_program(
+    path: str, bundle: Bundle, weights: Mapping[str, Array], pool: ThreadPool
+) -> PartProgram:
+    """Load the library of a bundle, which is in a file.
+
+    Args:
+        path: The bundle, for messages.
+        bundle: Its content.
+        weights: The weights that `main` takes after the inputs.
+        pool: The threads of a call.
+    """
+    assert bundle.library_file is not None
     try:
-        executable = Executable(load_library(library, device), device)
-        return Module(executable, bundle.signature, bundle.manifest, weights, pool=pool)
-    except TvmflowError:
-        raise
+        if runtime_of(bundle.manifest) == C_RUNTIME:
+            return NativeProgram(bundle.library_file, bundle.manifest["prefix"], pool.threads)
+        return _load_virtual_machine(bundle, weights, pool)
+    except TvmflowError as error:
+        raise type(error)(f"{path}: {error.message}", fix=error.fix) from error
     except Exception as error:
         # what the system's loader and TVM raise
         raise _unloadable_error(path, error) from error
+
+
+def _load_virtual_machine(
+    bundle: Bundle, weights: Mapping[str, Array], pool: ThreadPool
+) -> PartProgram:
+    from tvmflow.runtime.virtual_machine import (
+        ExecutionDevice,
+        VirtualMachine,
+        load_library,
+        send_array,
+    )
+    from tvmflow.targets.backends import backend_for
+
+    assert bundle.library_file is not None
+    device = ExecutionDevice(backend_for(bundle.manifest["target"]["tvm"]))
+    library = load_library(bundle.library_file, device)
+    inputs = [TensorSpec.from_json(entry) for entry in bundle.signature["inputs"]]
+    tensors = [send_array(array, device) for array in weights.values()]
+    return VirtualMachine(library, inputs, device, tensors, pool)
 
 
 def _unloadable_error(path: str | Path, error: Exception) -> BundleError:
@@ -186,12 +215,7 @@ def _unloadable_error(path: str | Path, error: Exception) -> BundleError:
 
 def _check_cpu(path: str, tvm: TvmTarget, features: list[str]) -> None:
     """Raise BundleError for a library that this machine's CPU or system cannot run."""
-    kind, host = target_kind(tvm), read_host()
-    if not is_supported(kind):
-        raise BundleError(
-            f"{path} was built for {kind}, and this runtime runs libraries for CPUs and NVIDIA GPUs",
-            fix="load the shared library with TVM itself: relax.VirtualMachine(tvm.runtime.load_module(…), …)",
-        )
+    host = read_host()
     platform = parse_triple(cpu_triple(tvm) or host.arch)
     if platform.arch != host.arch:
         raise BundleError(
@@ -212,8 +236,27 @@ def _check_cpu(path: str, tvm: TvmTarget, features: list[str]) -> None:
         )
 
 
+def _check_kind(path: str, tvm: TvmTarget) -> None:
+    """Raise BundleError for a library of a kind that nothing here runs."""
+    from tvmflow.targets.backends import is_supported
+
+    kind = target_kind(tvm)
+    if not is_supported(kind):
+        raise BundleError(
+            f"{path} was built for {kind}, and this runtime runs libraries for CPUs and NVIDIA GPUs",
+            fix="load the shared library with TVM itself: relax.VirtualMachine(tvm.runtime.load_module(…), …)",
+        )
+
+
+def _check_prefix(prefix: Json) -> None:
+    if not isinstance(prefix, str) or not prefix.isidentifier():
+        raise ValueError(f"{quote(prefix)} is no prefix of names in C")
+
+
 def _check_device(path: str, tvm: TvmTarget) -> None:
     """Raise BundleError for a library whose device this machine does not have."""
+    from tvmflow.targets.backends import backend_for
+
     reason = backend_for(tvm).unrunnable_reason(tvm, in_this_process=True)
     if reason:
         raise BundleError(

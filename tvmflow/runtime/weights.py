@@ -16,7 +16,7 @@ from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES, damaged_file_error
 from tvmflow.runtime.trust import TrustedKeys, open_trusted_file
 
 if TYPE_CHECKING:
-    from tvmflow.runtime.native import Array
+    from tvmflow.runtime.arrays import Array
 
 _SAFETENSORS: Final[Mapping[str, str]] = {
     "BOOL": "bool",

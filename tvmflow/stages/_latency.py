@@ -22,6 +22,8 @@ from tvmflow.targets.devices import CPU, exclusive
 if TYPE_CHECKING:
     import numpy as np
 
+    from tvmflow.compiler.lowering import ScheduledModel
+
     Array = np.ndarray[Any, Any]
     Feed = dict[str, Array]
 
@@ -96,7 +98,7 @@ def _measure_variants(
     kernels = context.inputs.get("build/kernels.json")
     rules: dict[str, str] = json.loads(kernels.read_text()) if kernels else {}
     if build.TUNED in rules.values():
-        untuned = library.load_variant(_compile_untuned(settings, context))
+        untuned = library.load_variant(_schedule_untuned(settings, context))
         times = _measure_in_turns(library, untuned, feed)
         verdict["latency"] = {
             "library": make_latency(times.first),
@@ -187,8 +189,8 @@ def _settle() -> None:
             return
 
 
-def _compile_untuned(settings: VerifySettings, context: StageContext) -> Any:
-    """Return the model compiled in this process with the schedules that it has without tuning."""
+def _schedule_untuned(settings: VerifySettings, context: StageContext) -> ScheduledModel:
+    """Return the model with the schedules that it has without tuning."""
     from tvmflow.compiler import lowering
     from tvmflow.tuning.measure import load_compiler
 
@@ -197,4 +199,4 @@ def _compile_untuned(settings: VerifySettings, context: StageContext) -> Any:
     target = settings.machines[""].tvm
     assert settings.lowering is not None and settings.schedules is not None
     load_compiler(target, runs=settings.run_on == LOCAL)
-    return lowering.compile_untuned(mod, params, target, settings.lowering, settings.schedules)
+    return lowering.schedule_untuned(mod, params, target, settings.lowering, settings.schedules)

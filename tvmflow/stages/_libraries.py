@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from tvmflow.core.types import TensorSpec
 from tvmflow.stages._base import StageContext
@@ -15,8 +15,11 @@ from tvmflow.stages._verify_settings import LOCAL, QEMU, RPC, VerifySettings
 if TYPE_CHECKING:
     import numpy as np
 
+    from tvmflow.compiler.lowering import ScheduledModel
     from tvmflow.runtime.bundles import Bundle
     from tvmflow.runtime.module import Module
+    from tvmflow.runtime.programs import Program
+    from tvmflow.runtime.virtual_machine import VirtualMachine
     from tvmflow.stages._remote_backends import Signature
 
     Array = np.ndarray[Any, Any]
@@ -43,8 +46,8 @@ class Timed(Protocol):
 class TimedLibrary(Timed, Protocol):
     """A library on a machine whose speed is that of the target."""
 
-    def load_variant(self, built: Any) -> Timed:
-        """Return the same model with other schedules, as TVM built it, on the same machine."""
+    def load_variant(self, model: ScheduledModel) -> Timed:
+        """Return the same model with other schedules and the same runtime, on the same machine."""
         ...
 
     def profile(self, feed: Feed) -> dict[str, float]:
@@ -107,27 +110,39 @@ class LocalLibrary:
         times = self.module.profile(feed, repeat=_PROFILED_CALLS)
         return {operator.name: operator.seconds for operator in times}
 
-    def load_variant(self, built: Any) -> Timed:
-        """Return what TVM built, loaded into this process."""
+    def load_variant(self, model: ScheduledModel) -> Timed:
+        """Return the same model with other schedules and the same runtime, in this process."""
+        from tvmflow.compiler.c_library.local import load_c_library
+        from tvmflow.runtime.c_library import NativeProgram
         from tvmflow.runtime.module import Module
-        from tvmflow.runtime.native import Executable, load_library
-        from tvmflow.targets.linking import export_library
 
         signature = {
             kind: [spec.to_json() for spec in getattr(self.module, kind)]
             for kind in ("inputs", "outputs")
         }
-        device = self.module.program.device
-        if device.is_host:
-            library = built.jit()
+        program = self.module.program
+        if isinstance(program, NativeProgram):
+            variant: Program = load_c_library(model, signature, program.threads)
         else:
-            with tempfile.TemporaryDirectory() as folder:
-                linked = Path(folder, "variant.so")
-                export_library(built, linked, self.module.manifest["target"]["tvm"])
-                library = load_library(linked, device)
-        return Module(
-            Executable(library, device), signature, self.module.manifest, pool=self.module.pool
-        )
+            variant = _load_on_vm(model, cast("VirtualMachine", program), self.module)
+        return Module(variant, signature, self.module.manifest)
+
+
+def _load_on_vm(model: ScheduledModel, like: VirtualMachine, module: Module) -> VirtualMachine:
+    """Return a model on TVM's virtual machine, with device and threads of another one."""
+    from tvmflow.compiler.lowering import compile_with_weights
+    from tvmflow.runtime.virtual_machine import VirtualMachine, load_library
+    from tvmflow.targets.linking import export_library
+
+    built = compile_with_weights(*model)
+    if like.device.is_host:
+        library = built.jit()
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            linked = Path(folder, "variant.so")
+            export_library(built, linked, module.manifest["target"]["tvm"])
+            library = load_library(linked, like.device)
+    return VirtualMachine(library, module.inputs, like.device, pool=like.pool)
 
 
 class PartitionedLibrary:

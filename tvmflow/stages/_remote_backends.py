@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 import numpy as np
 import tvm
 
+from tvmflow.compiler.lowering import ScheduledModel, compile_with_weights
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.types import Json, TensorSpec
@@ -132,10 +133,10 @@ class DeviceLibrary(_RemoteLibrary):
         """The library itself."""
         return self
 
-    def load_variant(self, built: Any) -> DeviceLibrary:
-        """Return the same model with other schedules, as TVM built it, on the same devices."""
+    def load_variant(self, model: ScheduledModel) -> DeviceLibrary:
+        """Return the same model with other schedules, on the same devices."""
         library = self.scratch / "variant.so"
-        export_library(built, library, self.machine.tvm)
+        export_library(compile_with_weights(*model), library, self.machine.tvm)
         return replace(self, library=library)
 
     def profile(self, feed: Feed) -> dict[str, float]:

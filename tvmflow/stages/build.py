@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
+from tvmflow.compiler.form_names import SYSTEM_LIBRARY
 from tvmflow.compiler.options import lowering_options, schedules_version
+from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.errors import StageError
+from tvmflow.core.files import hash_file
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
-from tvmflow.exporters import EXPORTERS, c_library, system_library
 from tvmflow.recipe import Recipe
 from tvmflow.stages._base import (
     Facts,
@@ -26,7 +28,13 @@ from tvmflow.stages._base import (
     no_files,
     parse_settings,
 )
-from tvmflow.stages._verify_settings import QEMU
+from tvmflow.stages._runtime_choice import (
+    FORMS,
+    choose_runtime,
+    describe_runtime,
+    find_runtime,
+    list_forms,
+)
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_library import symbol_prefix
 from tvmflow.targets.resolve import ResolvedTarget
@@ -79,7 +87,7 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
 
 
 class BuildSettings(StageSettings):
-    """The target, how kernels are lowered and scheduled, and the forms that outputs need besides.
+    """The target, how kernels are lowered and scheduled, the runtime, and the forms that outputs need besides.
 
     `prefix` is that of symbols in a system library: code knows the recipe's name only there.
     """
@@ -87,29 +95,23 @@ class BuildSettings(StageSettings):
     target: dict[str, Json]
     lowering: Lowering
     schedules: int
+    runtime: str
     forms: tuple[str, ...]
     prefix: str = ""
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
     """Return what the code is for, and what shapes it besides tuning."""
-    forms = forms_of(recipe)
-    has_symbols = {system_library.FORM, c_library.FORM} & forms
+    forms = list_forms(recipe)
+    runtime = choose_runtime(recipe, target)
     return BuildSettings(
         target=target.tvm,
         lowering=lowering_options(recipe),
         schedules=schedules_version(recipe),
+        runtime=runtime,
         forms=tuple(sorted(forms)),
-        prefix=symbol_prefix(recipe.name) if has_symbols else "",
+        prefix=symbol_prefix(recipe.name) if SYSTEM_LIBRARY in forms else "",
     )
-
-
-def forms_of(recipe: Recipe) -> set[str]:
-    """Return the forms of compiled code that outputs need, and what verifies them."""
-    forms = {EXPORTERS[output].FORM for output in recipe.outputs} - {""}
-    if recipe.verify.run_on == QEMU:
-        forms.add(c_library.FORM)
-    return forms
 
 
 def run(settings: BuildSettings, context: StageContext) -> Facts:
@@ -125,21 +127,33 @@ def run(settings: BuildSettings, context: StageContext) -> Facts:
 
 def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Facts:
     """Compile in the process that the backend chose; arguments and result are JSON."""
-    from tvmflow.compiler import forms, lowering, object_files
+    from tvmflow.compiler import forms, lowering
 
     settings, folder = parse_settings(run, document), Path(out)
     paths = {name: Path(path) for name, path in inputs.items()}
     target = lowering.make_target(settings.target)
     model, rules = _schedule(settings, paths)
     weights = model.compute_weights(lowering.load_weights(paths["import/params.safetensors"]))
-    object_files.write_object_files(model.mod, weights, target, folder)
-    form_inputs = forms.FormInputs(model.mod, weights, target, settings.prefix)
-    for form in settings.forms:
+    prefix = _content_prefix(settings, paths)
+    form_inputs = forms.FormInputs(model.mod, weights, target, settings.prefix, prefix)
+    runtime, reason = find_runtime(model.mod, settings.runtime)
+    for form in sorted({FORMS[runtime], *settings.forms}):
         (folder / form).mkdir()
         forms.FORMS[form](form_inputs, folder / form)
     kernels = lowering.list_kernels(model.mod)
     (folder / KERNELS).write_text(json.dumps(rules, indent=1, sort_keys=True))
-    return {"kernels": len(kernels), "schedule_rules": _group_by_rule(rules)}
+    facts = {"kernels": len(kernels), "schedule_rules": _group_by_rule(rules), "runtime": runtime}
+    return {**facts, "needs_tvm_for": reason} if reason else facts
+
+
+def _content_prefix(settings: BuildSettings, paths: Mapping[str, Path]) -> str:
+    """Return a prefix of symbols that only the same kernels and constants have.
+
+    Models of any names then share one build, and two models can be linked into one program.
+    """
+    digests = {name: hash_file(path) for name, path in paths.items()}
+    shaped_by = settings.model_dump(mode="json", include={"target", "lowering", "schedules"})
+    return f"tf_{digest_of([shaped_by, digests])[:16]}_"
 
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:
@@ -204,6 +218,7 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
         if rule in rules and rule != UNSCHEDULED
     ]
     lines = [f"{count_text(facts['kernels'], 'kernel')}: {', '.join(counts)}"] if counts else []
+    lines += describe_runtime(facts)
     if GENERIC_LOOPS in rules:
         lines.append(f"no rule fits, so with generic loops: {name_some(rules[GENERIC_LOOPS])}")
     if UNSCHEDULED in rules:

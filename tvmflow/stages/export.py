@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from tvmflow.compiler import form_names
+from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.core import version
 from tvmflow.core.files import digest_files, hash_file
 from tvmflow.core.types import Json
@@ -14,6 +16,7 @@ from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters._archives import compressor_versions
 from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.recipe import Recipe
+from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.stages._base import (
     Facts,
     Files,
@@ -23,13 +26,15 @@ from tvmflow.stages._base import (
     StageTraits,
     no_lines,
 )
+from tvmflow.stages._runtime_choice import choose_runtime
+from tvmflow.targets import c_library
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import cpu_triple
 
 AnyModel = TypeVar("AnyModel", BuiltModel, PartitionedModel)
 
 TRAITS: Final = StageTraits(
-    version=4,
+    version=5,
     scope="machine",
     needs={"import": ("signature.json", "model.json", "params.safetensors"), "build": ()},
     tools=("apache-tvm", "apache-tvm-ffi", "ziglang"),
@@ -65,6 +70,7 @@ class ExportSettings(StageSettings):
 
     name: str
     version: str
+    runtime: str
     outputs: tuple[str, ...]
     target: NamedTarget
     verify: VerifiedAgainst
@@ -79,19 +85,22 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExportSettings:
     return ExportSettings(
         name=recipe.name,
         version=recipe.version,
+        runtime=choose_runtime(recipe, target),
         outputs=tuple(sorted(set(recipe.outputs))),
         target=NamedTarget(name=target.name, tvm=target.tvm, features=target.features),
         verify=VerifiedAgainst(against=recipe.verify.against),
-        sources=digest_sources(EXPORTERS, recipe.outputs),
+        sources=digest_sources(EXPORTERS, recipe.outputs, c_library.SOURCES),
         zlib=compressor_versions(recipe.outputs).get("zlib", ""),
         license=recipe.license or "",
         toolchain=target.toolchain or None,
     )
 
 
-def digest_sources(exporters: Mapping[str, Any], outputs: Iterable[str]) -> str:
-    """Return one digest for the files that exporters copy out of this package; empty for none."""
-    paths = {path for output in outputs for path in exporters[output].SOURCES}
+def digest_sources(
+    exporters: Mapping[str, Any], outputs: Iterable[str], others: Iterable[Path] = ()
+) -> str:
+    """Return one digest for the files of this package that exporters copy, and others; empty for none."""
+    paths = {path for output in outputs for path in exporters[output].SOURCES} | set(others)
     return digest_files(paths) if paths else ""
 
 
@@ -123,22 +132,42 @@ def list_files(
 def run(settings: ExportSettings, context: StageContext) -> Facts:
     """Link once, then write every output that the recipe asks for."""
     from tvmflow.exporters import bundle
-    from tvmflow.targets.linking import link_shared
 
-    objects, forms = _link_compiled_files(context)
+    forms = _link_compiled_files(context)
     request = _make_request(settings, settings.target)
     library = context.work / "library.so"
-    link_shared(objects, library, request.triple, settings.toolchain)
     manifest = _make_manifest(settings, context.inputs, request.library_name)
     signature = json.loads(context.inputs["import/signature.json"].read_text())
-    built = BuiltModel(request, library, (), forms, signature, manifest, context.out / BUNDLE, {})
-    built = built.with_library(library, objects)
+    bundle_file = context.out / BUNDLE
+    toolchain = settings.toolchain
+    built = BuiltModel(request, library, forms, signature, manifest, bundle_file, {}, toolchain)
+    built = _link_library(built, settings.runtime)
     bundle.write(built, built.bundle)
     built = export_outputs(built, settings.outputs, EXPORTERS, context.out)
     return {
         "files": {name: path.stat().st_size for name, path in sorted(built.exported_files.items())},
         "library_bytes": library.stat().st_size,
     }
+
+
+def _link_library(built: BuiltModel, runtime: str) -> BuiltModel:
+    """Link the library for its runtime: the C runtime unless the recipe or the model needs TVM's.
+
+    Args:
+        built: The model, with the path of the library to write.
+        runtime: The setting of the recipe.
+    """
+    from tvmflow.targets.linking import link_shared
+
+    compiled = built.forms.get(C_LIBRARY, {}) if runtime != VM else {}
+    if compiled:
+        c_library.link(built.c_model, compiled, built.library)
+        objects = [path for path in compiled.values() if path.suffix == ".o"]
+        fields = {"runtime": C_RUNTIME, "prefix": built.c_model.prefix}
+        return built.with_library(built.library, objects, **fields)
+    objects = list(built.forms[form_names.VM].values())
+    link_shared(objects, built.library, built.request.triple, built.toolchain)
+    return built.with_library(built.library, objects, runtime=VM)
 
 
 def _make_manifest(
@@ -180,24 +209,20 @@ def export_outputs(
     return built
 
 
-def _link_compiled_files(context: StageContext) -> tuple[list[Path], dict[str, dict[str, Path]]]:
-    """Return links to the usual objects, and to the files of each further form, under the names that `build` gave them.
+def _link_compiled_files(context: StageContext) -> dict[str, dict[str, Path]]:
+    """Return links to the files of each form, under the names that `build` gave them.
 
     The store knows files by digest, and a linker records the names that it is given.
     """
-    objects: list[Path] = []
     forms: dict[str, dict[str, Path]] = {}
     for role, path in sorted(context.inputs.items()):
         stage, _, name = role.partition("/")
-        if stage != "build" or name == "kernels.json":
+        form, slash, file = name.rpartition("/")
+        if stage != "build" or not slash:
             continue
         link = context.work / "compiled" / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(path)
-        form, slash, file = name.rpartition("/")
-        if slash:
-            forms.setdefault(form, {})[file] = link
-        else:
-            objects.append(link)
-    return objects, forms
+        forms.setdefault(form, {})[file] = link
+    return forms

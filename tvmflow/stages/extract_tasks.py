@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tvmflow.compiler import form_names
 from tvmflow.compiler.options import lowering_options
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
@@ -23,7 +22,12 @@ from tvmflow.stages._base import (
     no_files,
     parse_settings,
 )
-from tvmflow.stages.build import forms_of
+from tvmflow.stages._runtime_choice import (
+    choose_runtime,
+    describe_runtime,
+    find_runtime,
+    requires_c_library,
+)
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     from tvmflow.compiler.lowering import LoweredModel
 
 TRAITS: Final = StageTraits(
-    version=2,
+    version=3,
     scope="machine",
     needs={"import": ("model.json",)},
     tools=("apache-tvm", "apache-tvm-ffi"),
@@ -46,10 +50,11 @@ WORKLOADS: Final = "workloads.json"
 
 
 class ExtractTasksSettings(StageSettings):
-    """The target, how the model is lowered, and whether it must be possible without TVM's runtime."""
+    """The target, how the model is lowered, the runtime, and whether there must be a C library."""
 
     target: dict[str, Json]
     lowering: Lowering
+    runtime: str
     c_library: bool = False
 
 
@@ -58,7 +63,8 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
     return ExtractTasksSettings(
         target=target.tvm,
         lowering=lowering_options(recipe),
-        c_library=form_names.C_LIBRARY in forms_of(recipe),
+        runtime=choose_runtime(recipe, target),
+        c_library=requires_c_library(recipe, target),
     )
 
 
@@ -71,6 +77,7 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> Facts:
     if settings.c_library:
         # before hours of tuning, not after
         check_program(model.mod)
+    runtime, reason = find_runtime(model.mod, settings.runtime)
     workloads = extract_workloads(model.mod)
     tasks = [
         {
@@ -88,6 +95,8 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> Facts:
     (context.out / WORKLOADS).write_text(json.dumps(modules, indent=1, sort_keys=True))
     return {
         **({"vectors": model.width.to_json()} if model.width else {}),
+        "runtime": runtime,
+        **({"needs_tvm_for": reason} if reason else {}),
         "workloads": len(workloads),
         "tunable": sum(1 for workload in workloads if not workload.untunable_reason),
         "gflops": round(sum(w.weight * w.flops for w in workloads) / 1e9, 6),
@@ -121,7 +130,7 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     if facts["not_tunable"]:
         reasons = [f"{name} ({reason})" for name, reason in facts["not_tunable"].items()]
         line += f"; not tunable: {name_some(reasons)}"
-    return [line, *_describe_vectors(facts, always=False)]
+    return [line, *describe_runtime(facts), *_describe_vectors(facts, always=False)]
 
 
 def explain(facts: Facts) -> list[str]:

@@ -27,7 +27,7 @@ from tvmflow.targets.resolve import PartitionedTarget
 from tvmflow.targets.tvm_target import cpu_triple
 
 TRAITS: Final = StageTraits(
-    version=4,
+    version=5,
     scope="partitioned",
     needs={"import": ("signature.json",), "export": ()},
     needs_of_parts=("export",),

@@ -18,6 +18,7 @@ from tvmflow.stages import _comparison
 from tvmflow.stages._base import Facts, Files, StageContext, StageTraits, name_some
 from tvmflow.stages._comparison import Tolerance
 from tvmflow.stages._libraries import UNTIMED_REASONS, Library, open_library
+from tvmflow.stages._runtime_choice import run_location
 from tvmflow.stages._verdict import OutputComparison, PartVerdict, Profile, Speedup, Verdict
 from tvmflow.stages._verify_settings import (
     LOCAL,
@@ -102,11 +103,6 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
 def _machine_settings(target: ResolvedTarget, run_on: str) -> MachineSettings:
     reached_target = target if run_on == RPC else target._replace(remote=None)
     return MachineSettings.model_validate(reached_target)
-
-
-def run_location(recipe: Recipe) -> str:
-    """Return where the libraries of a recipe, as it is for one target, are run: LOCAL, QEMU or RPC."""
-    return LOCAL if recipe.verify.run_on == "auto" else str(recipe.verify.run_on)
 
 
 def deliveries(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Files:

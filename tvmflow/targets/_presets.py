@@ -34,6 +34,10 @@ def _arm(cpu: str, **fields: Json) -> dict[str, Json]:
     return _cpu("aarch64-linux-gnu", cpu, **fields)
 
 
+def _board(arch: str, cpu: str) -> dict[str, Json]:
+    return _cpu(f"{arch}-none-eabihf", cpu, mfloat_abi="hard", num_cores=1)
+
+
 def _cuda(arch: str, host: Mapping[str, Json]) -> dict[str, Json]:
     return {"kind": "cuda", "arch": arch, "host": dict(host)}
 
@@ -72,6 +76,11 @@ PRESETS: Final[dict[str, Preset]] = {
         _cpu("wasm32-wasi", "generic", mattr=["+simd128"], vector_width=128, num_cores=1),
         "WebAssembly with SIMD: browsers since 2023, Node, and runtimes with WASI",
     ),
+    "cortex-m7": Preset(_board("thumbv7em", "cortex-m7"), "microcontrollers with a Cortex-M7"),
+    "cortex-m55": Preset(
+        _board("thumbv8.1m.main", "cortex-m55"), "microcontrollers with a Cortex-M55"
+    ),
+    "ios": Preset(_cpu("arm64-apple-ios13.0", "apple-a12"), "iPhones since 2018, iOS 13"),
     "cuda-sm75": Preset(_cuda("sm_75", _SERVER), "NVIDIA T4, RTX 20, on x86-64"),
     "cuda-sm80": Preset(_cuda("sm_80", _SERVER), "NVIDIA A100, A30, on x86-64"),
     "cuda-sm86": Preset(_cuda("sm_86", _SERVER), "NVIDIA A10, A40, RTX 30, on x86-64"),

@@ -23,8 +23,6 @@ _SYSTEMS: Final[Mapping[str, str]] = {
     "ios": "ios",
     "linux": "linux",
     "macos": "macos",
-    # a microcontroller, without a system; before the name of a system it says nothing
-    "none": "none",
     "wasi": "wasi",
     "windows": "windows",
 }
@@ -67,13 +65,15 @@ def parse_triple(triple: str) -> Platform:
     arch, *components = triple.lower().split("-")
     system = libc = ""
     for component in components:
-        if system in ("linux", "none", "windows") and not libc:
+        if system in ("linux", "windows") and not libc:
             libc = component
         for prefix, name in _SYSTEMS.items():
             if component.startswith(prefix):
                 system = name
     if libc.startswith("android"):
         libc = ""
+    if arch.startswith("thumb") and "none" in components:
+        system, libc = "none", components[-1]  # a microcontroller, without a system
     return Platform(_ARCHS.get(arch, arch), system, libc)
 
 

@@ -222,8 +222,8 @@ class _Libraries:
         from tvmflow.compiler import schedules
         from tvmflow.compiler.code_generation import compile_model
         from tvmflow.runtime.module import Module
-        from tvmflow.runtime.native import Executable
         from tvmflow.runtime.threads import ThreadPool
+        from tvmflow.runtime.virtual_machine import VirtualMachine
         from tvmflow.tuning.apply import apply_chosen
 
         request, scheduled = self._request, self._lowered
@@ -232,11 +232,14 @@ class _Libraries:
         scheduled, _ = schedules.schedule_untuned(scheduled, request.target, request.rules_version)
         built = compile_model(scheduled, self._target)
         signature = {"inputs": [spec.to_json() for spec in self._inputs], "outputs": []}
-        pool = ThreadPool.of(request.threads)
-        module = Module(Executable(built.jit()), signature, {"name": "library"}, pool=pool)
-        # shared, as they may take gigabytes
-        module.weights = self._weights
-        return module
+        # the weights are shared, as they may take gigabytes
+        machine = VirtualMachine(
+            built.jit(),
+            self._inputs,
+            weights=self._weights,
+            pool=ThreadPool.of(request.threads),
+        )
+        return Module(machine, signature, {"name": "library"})
 
     def latency(self, module: Module) -> float:
         """Return the seconds of a call."""
@@ -264,7 +267,7 @@ def _send_weight(spec: TensorSpec) -> Any:
     """Return a weight that lets no value grow without bounds or become so small that it slows the CPU."""
     import numpy as np
 
-    from tvmflow.runtime.native import CPU, send_array
+    from tvmflow.runtime.virtual_machine import CPU, send_array
 
     array = _draw(spec)
     if np.issubdtype(array.dtype, np.floating):

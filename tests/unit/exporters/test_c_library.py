@@ -225,6 +225,7 @@ EMPTY: Final = """
 #define TF_OUTPUTS_BYTES0 0u
 #define TF_OUTPUTS_BYTES1 8u
 
+#define TF_WEIGHTS empty_weights
 const unsigned char empty_weights[1];
 static const char *const tf_kernel_names[TF_KERNELS + 1] = {NULL};
 

@@ -1,58 +1,71 @@
-"""`cpp`: the project compiles, its program agrees with Python, and its errors have messages."""
+"""`cpp`: the project compiles without TVM, its program agrees with Python, and its errors have messages."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from tests.support import exports
-from tests.support.exports import Exported, package_folder
+from tests.support.exports import Exported
+from tests.support.recipes import ROOT
+from tvmflow.core.errors import StageError
 from tvmflow.exporters import bundle, cpp
-from tvmflow.exporters._base import PartitionedModel
+from tvmflow.exporters._base import ExportRequest, PartitionedModel
+from tvmflow.exporters.cpp import _header
+from tvmflow.exporters.cpp._header import Library
+from tvmflow.targets.c_library import DescribedModel
+
+PROGRAMS: Final = ROOT / "tests" / "support" / "cpp"
 
 
 @pytest.fixture(scope="module")
 def program(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, compiled."""
-    return exports.program_of(exported.dist / "digits-cpp", tmp_path_factory.mktemp("cpp") / "run")
+    """The command line tool, compiled."""
+    return exports.program_of(project_of(exported), tmp_path_factory.mktemp("cpp") / "run")
 
 
 def run(program: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([program, *map(str, words)], capture_output=True, text=True, check=False)
+    # an empty environment: there is no TVM and no Python to be found
+    return subprocess.run(
+        [program, *map(str, words)], capture_output=True, text=True, check=False, env={}
+    )
 
 
-def model_of(exported: Exported) -> Path:
-    return exported.dist / "digits-cpp" / "model"
+def project_of(exported: Exported) -> Path:
+    return exported.dist / "digits-cpp"
 
 
-@pytest.mark.slow
 def test_it_finds_the_digits_that_python_finds(
     program: Path, exported: Exported, tmp_path: Path
 ) -> None:
-    """The 360 held-out images from one npz: every score is the same, and so is the accuracy."""
+    """The 360 held-out images from one npz: every score is the same, and so is the accuracy that it prints."""
     images, labels = exports.held_out()
     np.savez(tmp_path / "in.npz", data=images, label=labels)
-    done = run(program, model_of(exported), tmp_path / "in.npz", tmp_path / "out.npz")
+    words = ("--threads", 2, "--labels", "label", tmp_path / "in.npz", tmp_path / "out.npz")
+    done = run(program, *words)
     assert (done.returncode, done.stderr) == (0, "")
     with np.load(tmp_path / "out.npz") as archive:
         assert archive.files == ["softmax_output"]
         scores = archive["softmax_output"]
     np.testing.assert_array_equal(scores, exports.reference(exported))
-    assert exports.accuracy(scores) >= 0.95
+    accuracy = exports.accuracy(scores)
+    assert accuracy >= 0.95
+    assert done.stdout == f"accuracy: {accuracy:.4f} ({round(accuracy * 360)} of 360)\n"
 
 
 def test_it_reads_raw_values(program: Path, exported: Exported, tmp_path: Path) -> None:
-    """Two images from a file without a header."""
+    """Two images from a file without a header, and the time of each kernel."""
     images = exports.held_out()[0][:2]
     (tmp_path / "two.bin").write_bytes(images.tobytes())
-    words = (f"data={tmp_path / 'two.bin'}", tmp_path / "out.npz")
-    assert run(program, model_of(exported), *words).returncode == 0
+    done = run(program, "--profile", f"data={tmp_path / 'two.bin'}", tmp_path / "out.npz")
+    assert done.returncode == 0
+    assert " us  softmax\n" in done.stdout
     with np.load(tmp_path / "out.npz") as archive:
         np.testing.assert_array_equal(archive["softmax_output"], exports.reference(exported)[:2])
 
@@ -60,10 +73,10 @@ def test_it_reads_raw_values(program: Path, exported: Exported, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"other": np.zeros(3, "float32")}, "no array for the input data: float32[1, 1, 8, 8]"),
+        ({"other": np.zeros(3, "float32")}, "no array for the input data: float32 [1, 1, 8, 8]"),
         (
             {"data": np.zeros((1, 1, 8, 9), "float32")},
-            "does not fit the array data: float32[1, 1, 8, 9]",
+            "does not fit the array data: float32 [1, 1, 8, 9]",
         ),
         ({"data": np.zeros((1, 1, 8, 8), "float64")}, "does not fit the array data: float64"),
         ({"data": np.zeros((0, 1, 8, 8), "float32")}, "does not fit the array"),
@@ -72,19 +85,20 @@ def test_it_reads_raw_values(program: Path, exported: Exported, tmp_path: Path) 
     ],
 )
 def test_inputs_that_do_not_fit_are_named(
-    program: Path, exported: Exported, tmp_path: Path, arrays: dict[str, Any], words: str
+    program: Path, tmp_path: Path, arrays: dict[str, Any], words: str
 ) -> None:
     """The message has the model's input and the array."""
     np.savez(tmp_path / "in.npz", **arrays)
-    done = run(program, model_of(exported), tmp_path / "in.npz", tmp_path / "out.npz")
+    done = run(program, tmp_path / "in.npz", tmp_path / "out.npz")
     assert done.returncode == 1
     assert words in done.stderr
     assert not (tmp_path / "out.npz").exists()
 
 
-def test_invalid_input_files_are_named(program: Path, exported: Exported, tmp_path: Path) -> None:
-    """Compressed, truncated, missing, of a wrong length."""
+def test_invalid_arguments_are_named(program: Path, tmp_path: Path) -> None:
+    """Files that are compressed, truncated, missing, of a wrong length; labels and threads that cannot be."""
     images = exports.held_out()[0][:1]
+    np.savez(tmp_path / "in.npz", data=images, texts=np.zeros(1, "uint16"), two=np.zeros(3, "int8"))
     np.savez_compressed(tmp_path / "packed.npz", data=images)
     np.savez(tmp_path / "torn.npz", data=images)
     content = (tmp_path / "torn.npz").read_bytes()
@@ -93,107 +107,193 @@ def test_invalid_input_files_are_named(program: Path, exported: Exported, tmp_pa
     flipped[len(content) // 2] ^= 1
     (tmp_path / "flipped.npz").write_bytes(bytes(flipped))
     (tmp_path / "odd.bin").write_bytes(b"123")
-    for word, sentence in {
-        "packed.npz": "it is compressed: write it with numpy.savez",
-        "torn.npz": "it is not a zip",
-        "flipped.npz": "data.npy is damaged",
-        "gone.npz": "there is no file",
-        f"data={tmp_path}/odd.bin": "has 3 bytes; data: float32[1, 1, 8, 8] takes 256",
-        f"date={tmp_path}/odd.bin": "there is no input 'date'",
-    }.items():
-        name = word if "=" in word else str(tmp_path / word)
-        done = run(program, model_of(exported), name, tmp_path / "out.npz")
+    good, out = tmp_path / "in.npz", tmp_path / "out.npz"
+    for words, sentence in (
+        ([tmp_path / "packed.npz"], "it is compressed: write it with numpy.savez"),
+        ([tmp_path / "torn.npz"], "it is not a zip"),
+        ([tmp_path / "flipped.npz"], "data.npy is damaged"),
+        ([tmp_path / "gone.npz"], "there is no file"),
+        ([f"data={tmp_path}/odd.bin"], "has 3 bytes; data: float32 [1, 1, 8, 8] takes 256"),
+        ([f"date={tmp_path}/odd.bin"], "there is no input 'date'"),
+        (["--threads", "many", good], "--threads takes a number, not 'many'"),
+        (["--threads", "99999", good], "digits: an option has a value that it cannot have"),
+        (["--labels", "label", good], "there is no array 'label' with labels"),
+        (["--labels", "texts", good], "'texts' is uint16: labels and scores are"),
+        (["--labels", "two", good], "there are 3 labels for 10 scores"),
+    ):
+        done = run(program, *words, out)
         assert (done.returncode, sentence in done.stderr) == (1, True), done.stderr
+    assert not out.exists()
+    usage = run(program)
+    assert (usage.returncode, usage.stderr.startswith("usage: ")) == (2, True)
 
 
+def test_a_program_uses_every_part_of_the_interface(exported: Exported, tmp_path: Path) -> None:
+    """Calls by place, by name and in the model's own memory; options; every misuse is an error with a status."""
+    program = exports.compile_cpp(PROGRAMS / "digits.cpp", tmp_path / "run", project_of(exported))
+    done = run(program)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "-2 digits: input 'data' is float32 [1, 1, 8, 8], not float64",
+        "-2 digits: input 'data' is float32 [1, 1, 8, 8], not uint32",
+        "-2 digits: output 'softmax_output' is float32 [1, 10], not int64",
+        "5 digits: input 'data' is float32 [1, 1, 8, 8]: 64 values, not 63",
+        "5 digits: output 'softmax_output' is float32 [1, 10]: 10 values, not 11",
+        "4 digits: takes 1 input, not 2",
+        "4 digits: takes 1 output, not 0",
+        "4 digits: there is no output 1 (there are 1, counted from 0)",
+        "-1 digits: there is no input 'date' (there is 'data')",
+        "6 digits: an output shares memory with an input or another output",
+        "3 digits: an option has a value that it cannot have: more threads than the library allows, "
+        "or allocate without release",
+        "8 digits: there is not enough memory",
+        "7 digits: the model is in use by another thread: make one for each thread",
+        "1 digits: this model was moved to another variable",
+    ]
+
+
+@pytest.mark.slow
+def test_two_models_are_in_one_program(exported: Exported, tmp_path: Path) -> None:
+    """Each has a namespace and scores of its own, on threads of its own; a keyword is a model's name too."""
+    other = exports.make(tmp_path / "class", "class", "cpp", "bundle", bias=3.0)
+    images = exports.held_out()[0][:8]
+    (tmp_path / "images").write_bytes(images.tobytes())
+    projects = (project_of(exported), other.dist / "class-cpp")
+    program = exports.compile_cpp(PROGRAMS / "two_models.cpp", tmp_path / "run", *projects)
+    done = run(program, tmp_path / "images")
+    assert (done.returncode, done.stderr) == (0, "")
+    scores = np.array(list(map(float, done.stdout.split())), "float32").reshape(2, 8, 10)
+    np.testing.assert_array_equal(scores[0], exports.reference(exported)[:8])
+    np.testing.assert_array_equal(scores[1], exports.reference(other)[:8])
+    assert not np.array_equal(scores[0], scores[1])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"arch": "vax"}, "was built for vax, this program is for"),
-        (
-            {"target": {"features": ["quantum"]}},
-            "uses CPU instructions that this machine lacks: quantum",
-        ),
-        ({"bundle": 3}, "has a format that this header does not read"),
-        ({"bundle": 2}, "is not complete"),
-        ({"tvm_ffi": "9.9.1"}, "was built with tvm_ffi 9.9, the runtime here has"),
-        ({"library": "gone.so"}, "there is no file"),
-        ({"library": "model.json"}, "cannot be loaded"),
-        ({"inputs": None}, "is not complete"),
-    ],
+    "triple", ["aarch64-linux-gnu", "arm-linux-gnueabihf", "x86_64-windows-gnu", "aarch64-macos"]
 )
-def test_an_unrunnable_library_is_rejected_before_it_is_loaded(
-    program: Path, exported: Exported, tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
-    """Another CPU, runtime or format is an error, not a crash."""
-    shutil.copytree(model_of(exported), tmp_path / "model")
-    described = json.loads((tmp_path / "model" / "model.json").read_text())
-    (tmp_path / "model" / "model.json").write_text(json.dumps({**described, **changes}))
-    done = run(program, tmp_path / "model", "in.npz", "out.npz")
-    assert (done.returncode, words in done.stderr) == (1, True), done.stderr
+def test_other_systems_compile_it(exported: Exported, tmp_path: Path, triple: str) -> None:
+    """The same sources: only the libraries differ."""
+    project = project_of(exported)
+    command = [sys.executable, "-m", "ziglang", "c++", "-target", triple, "-std=c++17", "-O0"]
+    flags = ["-Wall", "-Wextra", "-Wconversion", "-Werror", f"-I{project / 'include'}", "-c"]
+    output = ["-o", str(tmp_path / "main.o")]
+    subprocess.run([*command, *flags, str(project / "main.cpp"), *output], check=True)
 
 
-def test_parts_are_in_folders_of_their_own(exported: Exported, tmp_path: Path) -> None:
-    """A part's folder is the `model` folder of a project of that part alone; the rest is the same for all models."""
-    built = exports.built_of(exported, exports.recipe(), exports.target())
-    manifest = {"tvm": built.manifest["tvm"]}
-    parts, partitioned_bundle = (
-        {"first": built.bundle, "second": built.bundle},
-        tmp_path / "module.tvmflow",
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs GNU's compiler")
+def test_the_compiler_of_the_system_has_no_complaint(exported: Exported, tmp_path: Path) -> None:
+    """Under the address and undefined-behaviour sanitizers; warnings of compiler and linker are errors."""
+    project, program = project_of(exported), tmp_path / "run"
+    flags = (
+        "-std=c++17 -g -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror -Wl,--fatal-warnings"
     )
-    bundle.write_partitioned(manifest, built.signature, parts, partitioned_bundle)
-    request = built.request._replace(
-        parts=tuple(built.request._replace(name=name) for name in parts)
-    )
-    cpp.export(
-        PartitionedModel(request, built.signature, manifest, partitioned_bundle, {}), tmp_path
-    )
-    model, alone = tmp_path / "digits-cpp" / "model", model_of(exported)
-    described = json.loads((model / "model.json").read_text())
-    assert described.pop("parts") == [{"name": n, "folder": f"parts/{n}"} for n in parts]
-    assert described == {"bundle": 2, **manifest, **built.signature}
-    for name in parts:
-        for file in exports.files_below(alone):
-            assert (model / "parts" / name / file).read_bytes() == (alone / file).read_bytes()
-    for file in ("main.cpp", "include/tvmflow/model.hpp", "CMakeLists.txt"):
-        content = (model.parent / file).read_bytes()
-        assert content == (exported.dist / "digits-cpp" / file).read_bytes()
-    assert "(`parts/first`, `parts/second`)" in (model.parent / "README.md").read_text()
-
-
-def test_a_folder_without_a_model_is_named(program: Path, tmp_path: Path) -> None:
-    """An empty folder, and a file that is no JSON; without arguments, the usage."""
-    assert "there is no file" in run(program, tmp_path, "in.npz", "out.npz").stderr
-    (tmp_path / "model.json").write_text("{")
-    assert "cannot be read" in run(program, tmp_path, "in.npz", "out.npz").stderr
-    assert run(program).returncode == 2
+    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    files = [PROGRAMS / "digits.cpp", project / "lib" / "libdigits.a", "-lpthread", "-o", program]
+    command = ["g++", *flags.split(), *sanitizers, f"-I{project / 'include'}", *map(str, files)]
+    subprocess.run(command, check=True)
+    done = run(program)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(
     not (shutil.which("cmake") and shutil.which("c++")), reason="needs cmake and a C++ compiler"
 )
-def test_cmake_builds_it_as_the_readme_says(exported: Exported, tmp_path: Path) -> None:
-    """With the runtime of the Python that comes first on the path, and with one that is named."""
-    project = tmp_path / "project"
-    shutil.copytree(exported.dist / "digits-cpp", project)
-    environment = exports.compiler(tmp_path / "bin")
-    named = f"-DTVM_RUNTIME_DIR={package_folder('tvm').parent}"
-    for options, build in (([], "build"), ([named], "named")):
-        subprocess.run(["cmake", "-B", build, *options], cwd=project, env=environment, check=True)
-        subprocess.run(["cmake", "--build", build], cwd=project, env=environment, check=True)
-        np.savez(project / "in.npz", data=exports.held_out()[0])
-        words = (project / "model", project / "in.npz", project / f"{build}.npz")
-        done = run(project / build / "digits_run", *words)
-        assert done.returncode == 0, done.stderr
-        with np.load(project / f"{build}.npz") as archive:
-            assert exports.accuracy(archive["softmax_output"]) >= 0.95
-    without = subprocess.run(
-        ["cmake", "-B", "without", f"-DTVM_RUNTIME_DIR={tmp_path}"],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
+def test_cmake_builds_installs_and_finds_it(exported: Exported, tmp_path: Path) -> None:
+    """The tool with both libraries; programs that add the folder, find it, or find what was installed."""
+    np.savez(tmp_path / "in.npz", data=exports.held_out()[0], label=exports.held_out()[1])
+    words = ("--labels", "label", tmp_path / "in.npz", tmp_path / "out.npz")
+    project = project_of(exported)
+    for shared in ("OFF", "ON"):
+        build, prefix = tmp_path / f"build-{shared}", tmp_path / f"prefix-{shared}"
+        cmake("-S", project, "-B", build, f"-DDIGITS_SHARED={shared}")
+        cmake("--build", build)
+        cmake("--install", build, "--prefix", prefix)
+        for tool in (build / "digits_run", prefix / "bin" / "digits_run"):
+            assert run(tool, *words).stdout.startswith("accuracy: 0.9")
+    user = tmp_path / "user"
+    user.mkdir()
+    shutil.copyfile(PROGRAMS / "digits.cpp", user / "program.cpp")
+    for index, (lines, options) in enumerate(
+        (
+            (f"add_subdirectory({project} digits)", []),
+            ("find_package(digits 1.2 REQUIRED)", [f"-DCMAKE_PREFIX_PATH={project}"]),
+            (
+                "find_package(digits 1.1 REQUIRED)",
+                [f"-DCMAKE_PREFIX_PATH={tmp_path / 'prefix-ON'}", "-DDIGITS_SHARED=ON"],
+            ),
+        )
+    ):
+        (user / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.16)\nproject(user LANGUAGES CXX)\n"
+            f"{lines}\nadd_executable(program program.cpp)\n"
+            "target_link_libraries(program PRIVATE digits::digits)\n"
+        )
+        build = tmp_path / f"user-{index}"
+        cmake("-S", user, "-B", build, *options)
+        cmake("--build", build)
+        assert run(build / "program").returncode == 0
+    (user / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\nproject(user)\nfind_package(digits 1.3 REQUIRED)\n"
     )
-    assert without.returncode != 0
-    assert "TVM_FFI_INCLUDE_DIR was not found below" in without.stderr
+    newer = ["cmake", "-S", str(user), "-B", str(tmp_path / "newer")]
+    newer.append(f"-DCMAKE_PREFIX_PATH={project}")
+    refused = subprocess.run(newer, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0 and "version: 1.2.0" in refused.stderr
+
+
+def cmake(*words: object) -> None:
+    subprocess.run(["cmake", *map(str, words)], check=True, capture_output=True)
+
+
+def tensor(name: str, *shape: int) -> dict[str, Any]:
+    return {"name": name, "dtype": "float32", "shape": list(shape)}
+
+
+def test_parts_hand_each_other_their_tensors() -> None:
+    """An output that a later part reads, one that is an input, one that is there twice, and one between parts."""
+    x, y, z, w = tensor("x", 2), tensor("y", 3), tensor("z", 4), tensor("w", 5)
+    parts = [
+        Library(DescribedModel("net-a", {"inputs": [x], "outputs": [z, y]}, (), ""), "a"),
+        Library(DescribedModel("net-b", {"inputs": [y, z, x], "outputs": [w]}, (), ""), "b"),
+    ]
+    model = DescribedModel("net", {"inputs": [x], "outputs": [w, y, x, w]}, (), "")
+    tensors = _header._place_tensors(model.signature, parts)
+    # 0: x; 1 to 4: the outputs; 5: z
+    assert tensors.table == [x, w, y, x, w, z]
+    assert tensors.arguments == [[0], [2, 5, 0]]
+    assert tensors.results == [[5, 2], [1]]
+    assert tensors.copies == [(3, 0), (4, 1)]
+
+
+def test_a_part_for_the_virtual_machine_is_refused(exported: Exported, tmp_path: Path) -> None:
+    """The message names the part, and what to do."""
+    built = exports.built_of(exported, exports.recipe(), exports.target())
+    manifest = {**built.manifest, "runtime": "vm"}
+    part, joined = tmp_path / "part.tvmflow", tmp_path / "joined.tvmflow"
+    bundle.write(built._replace(manifest=manifest), part)
+    bundle.write_partitioned(manifest, built.signature, {"first": part}, joined)
+    triple = built.request.triple
+    parts = (ExportRequest("first", "1", "split.first", "llvm", triple),)
+    request = ExportRequest("digits", "1", "split", "llvm", triple, parts=parts)
+    model = PartitionedModel(request, built.signature, manifest, joined, {})
+    with pytest.raises(StageError, match="the part 'first' needs TVM's runtime") as caught:
+        cpp.export(model, tmp_path)
+    assert "leave `cpp` out of `outputs`" in caught.value.fix
+
+
+def test_some_systems_have_no_project() -> None:
+    """Microcontrollers, and parts on Windows, whose DLLs have no import libraries."""
+    windows = ExportRequest("net", "1", "pc", "llvm", "x86_64-pc-windows-msvc")
+    assert cpp.unsupported_reason(windows) == ""
+    assert "net-cpp/lib/net_static.lib" in cpp.files(windows)
+    chip = windows._replace(triple="thumbv7em-none-eabihf")
+    assert cpp.unsupported_reason(chip).startswith(
+        "no C++ project is made for a target without a system"
+    )
+    joined = windows._replace(parts=(windows._replace(name="first"),))
+    assert "no libraries that programs for Windows are linked with" in cpp.unsupported_reason(
+        joined
+    )

@@ -81,19 +81,12 @@ def test_the_programs_on_it_compile_and_run(folder: Path, exported: Exported) ->
     words = environment(folder, "cc", "c++")
     (folder / "program.c").write_text(program)
     (folder / "program.cpp").write_text(system)
+    (folder / "interface.cpp").write_text(interface)
     for command in blocks("sh"):
         if command.startswith(("cc ", "c++ ")):
             subprocess.run(["sh", "-ec", command], cwd=folder, env=words, check=True)
-    for name in ("program", "classify"):
+    for name in ("program", "interface", "classify"):
         assert subprocess.run([folder / name], check=False).returncode == 0
-    (folder / "interface.cpp").write_text(interface)
-    command = (
-        "c++ -std=c++17 -fvisibility=hidden -Idist/digits/host/digits-cpp/include -I$FFI/include interface.cpp -o interface "
-        "-L$TVM/lib -L$FFI/lib -Wl,--no-as-needed -ltvm_runtime -ltvm_ffi -Wl,-rpath,$TVM/lib:$FFI/lib"
-    )
-    subprocess.run(["sh", "-ec", command], cwd=folder, env=words, check=True)
-    assert subprocess.run([folder / "interface"], cwd=folder, check=False).returncode == 0
-
     import tvm
 
     library = tvm.runtime.load_module(str(folder / "mine.so"))

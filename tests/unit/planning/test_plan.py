@@ -113,8 +113,11 @@ def test_only_forms_that_need_it_are_compiled_for() -> None:
         plan = plan_of(planned(recipe(outputs=list(outputs))))
         return next(spec for spec in plan.stages if spec.stage == "build").settings
 
-    assert build("shared-library") == build("bundle", "wheel", "cpp", "objects", "archive")
+    assert build("bundle") == build("bundle", "wheel", "archive")
     assert build("bundle")["forms"] == []
+    assert build("bundle", "c-library")["forms"] == ["c-library"]
+    assert build("cpp")["forms"] == ["c-library"]
+    assert build("shared-library") == build("objects", "static-library")
     extra_forms = build("params", "system-library", "c-source")
     assert extra_forms["forms"] == ["c-source", "params", "system-library"]
     assert extra_forms["prefix"] == "net_"

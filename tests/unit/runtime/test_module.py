@@ -18,7 +18,6 @@ import pytest
 import tvmflow
 from tvmflow.core.errors import BundleError, EnvironmentProblem
 from tvmflow.runtime import loading
-from tvmflow.runtime.threads import ThreadPool
 from tvmflow.targets.host import Host
 
 
@@ -33,9 +32,9 @@ def rewritten(bundle: Path, target: Path, /, **changes: Any) -> Path:
     return target
 
 
-def test_a_bundle_has_a_signature_and_runs(small_bundle: Path) -> None:
+def test_a_bundle_has_a_signature_and_runs(any_bundle: Path) -> None:
     """Inputs and outputs carry name, shape and dtype; run maps names to arrays."""
-    module = tvmflow.load(small_bundle)
+    module = tvmflow.load(any_bundle)
     assert [tuple(spec) for spec in module.inputs] == [("x", (2, 3), "float32")]
     assert [spec.name for spec in module.outputs] == ["plus_one", "twice"]
     x = np.arange(6, dtype="float32").reshape(2, 3)
@@ -44,23 +43,23 @@ def test_a_bundle_has_a_signature_and_runs(small_bundle: Path) -> None:
     np.testing.assert_array_equal(result["twice"], x * 2)
 
 
-def test_results_stay_when_the_module_runs_again(small_bundle: Path) -> None:
+def test_results_stay_when_the_module_runs_again(any_bundle: Path) -> None:
     """An output belongs to the caller: the next call does not write into it."""
-    module = tvmflow.load(small_bundle)
+    module = tvmflow.load(any_bundle)
     first = module.run({"x": np.zeros((2, 3), "float32")})["plus_one"]
     module.run({"x": np.full((2, 3), 9, "float32")})
     np.testing.assert_array_equal(first, np.ones((2, 3)))
 
 
-def test_inputs_may_be_strided_views(small_bundle: Path) -> None:
+def test_inputs_may_be_strided_views(any_bundle: Path) -> None:
     """Any numpy array of the right shape will do, however it lies in memory."""
     wide = np.arange(12, dtype="float32").reshape(3, 4).T[::2]
-    np.testing.assert_array_equal(tvmflow.load(small_bundle).run({"x": wide})["twice"], wide * 2)
+    np.testing.assert_array_equal(tvmflow.load(any_bundle).run({"x": wide})["twice"], wide * 2)
 
 
-def test_every_mismatch_is_named(small_bundle: Path) -> None:
+def test_every_mismatch_is_named(any_bundle: Path) -> None:
     """One error lists all that is wrong with a call, and says what the model takes."""
-    module = tvmflow.load(small_bundle)
+    module = tvmflow.load(any_bundle)
     with pytest.raises(ValueError, match="there is no input") as raised:
         module.run({"x": np.zeros((2, 4)), "y": np.zeros(1)})
     assert str(raised.value) == (
@@ -73,15 +72,21 @@ def test_every_mismatch_is_named(small_bundle: Path) -> None:
         module.run({})
 
 
-def test_only_the_runtime_is_imported(small_bundle: Path) -> None:
-    """A program that loads a bundle never loads the compiler, nor what tvmflow builds with."""
+def test_only_the_runtime_is_imported(any_bundle: Path, small_bundle: Path) -> None:
+    """A program that loads a bundle never loads the compiler, nor what tvmflow builds with; TVM's runtime if it must."""
     code = (
         "import sys, tvmflow, numpy as np; m = tvmflow.load(sys.argv[1]); "
         "m.run({'x': np.zeros((2, 3), 'float32')}); "
-        "print([n for n in ('tvm', 'onnx', 'mxnet', 'doit', 'yaml', 'pydantic') if n in sys.modules])"
+        "print([n for n in sys.argv[2:] if n in sys.modules])"
     )
+    names = ["tvm", "onnx", "mxnet", "doit", "yaml", "pydantic"]
+    if any_bundle == small_bundle:
+        names.append("tvm_ffi")
     done = subprocess.run(
-        [sys.executable, "-c", code, str(small_bundle)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(any_bundle), *names],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.strip() == "[]"
 
@@ -107,13 +112,13 @@ def test_only_the_runtime_is_imported(small_bundle: Path) -> None:
     ],
 )
 def test_an_unrunnable_library_is_rejected_before_it_is_loaded(
-    small_bundle: Path, tmp_path: Path, changes: dict[str, Any], words: str
+    vm_bundle: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     """Another CPU, runtime or format is an error at load, not a crash later."""
     if "features" in changes.get("target", {}) and not Path("/proc/cpuinfo").exists():
         pytest.skip("CPU features are read from /proc/cpuinfo")
     with pytest.raises(BundleError, match=words):
-        tvmflow.load(rewritten(small_bundle, tmp_path / "other.tvmflow", **changes))
+        tvmflow.load(rewritten(vm_bundle, tmp_path / "other.tvmflow", **changes))
 
 
 @pytest.mark.parametrize(
@@ -160,18 +165,18 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         tvmflow.load(tmp_path / "none.tvmflow")
 
 
-def test_latency_gives_the_seconds_of_each_repeat(small_bundle: Path) -> None:
+def test_latency_gives_the_seconds_of_each_repeat(any_bundle: Path) -> None:
     """As many positive numbers as repeats were asked for."""
-    seconds = tvmflow.load(small_bundle).latency(
+    seconds = tvmflow.load(any_bundle).latency(
         {"x": np.zeros((2, 3), "float32")}, repeat=4, min_seconds=0.001
     )
     assert len(seconds) == 4
     assert min(seconds) > 0
 
 
-def test_a_profile_has_every_kernel(small_bundle: Path) -> None:
+def test_a_profile_has_every_kernel(any_bundle: Path) -> None:
     """Its calls and seconds, the slowest first; the module itself stays without an instrument."""
-    module = tvmflow.load(small_bundle)
+    module = tvmflow.load(any_bundle)
     operators = module.profile({"x": np.zeros((2, 3), "float32")}, repeat=3)
     assert {row.name: row.calls for row in operators if "vm." not in row.name} == {
         "add": 1,
@@ -192,12 +197,12 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
         return pool.submit(work).result()
 
 
-def test_a_program_chooses_the_number_of_threads(small_bundle: Path) -> None:
+def test_a_program_chooses_the_number_of_threads(vm_bundle: Path) -> None:
     """The library is the same; each Python thread has a pool, which later calls may use in part."""
     import tvm_ffi
 
     feed = {"x": np.zeros((2, 3), "float32")}
-    models = {count: tvmflow.load(small_bundle, threads=count) for count in (1, 2, 3)}
+    models = {count: tvmflow.load(vm_bundle, threads=count) for count in (1, 2, 3)}
 
     def call(*counts: int) -> list[int]:
         used = []
@@ -218,7 +223,7 @@ def test_threads_come_from_the_environment_without_a_request(
     """The variable is read when a library is loaded; a smaller pool is then no error."""
     monkeypatch.setenv("TVM_NUM_THREADS", "5")
     module = tvmflow.load(small_bundle)
-    assert module.pool == ThreadPool(5, is_requested=False)
+    assert module.threads == 5
     module.run({"x": np.zeros((2, 3), "float32")})
 
 
@@ -229,9 +234,9 @@ def test_no_number_of_threads_is_rejected(small_bundle: Path, threads: Any) -> N
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity")
-def test_a_model_stays_on_the_cpus_that_its_process_may_use(small_bundle: Path) -> None:
+def test_a_model_stays_on_the_cpus_that_its_process_may_use(vm_bundle: Path) -> None:
     """TVM would bind the calling thread to the machine's first CPU, so that all processes shared it."""
-    module = tvmflow.load(small_bundle, threads=1)
+    module = tvmflow.load(vm_bundle, threads=1)
 
     def call_on_last_cpu() -> tuple[set[int], set[int]]:
         last = {max(os.sched_getaffinity(0))}
@@ -241,3 +246,95 @@ def test_a_model_stays_on_the_cpus_that_its_process_may_use(small_bundle: Path) 
 
     before, after = in_a_thread(call_on_last_cpu)
     assert after == before
+
+
+# ---------------------------------------------------------------- the C runtime
+
+
+def test_calls_from_several_threads_run_at_once(small_bundle: Path) -> None:
+    """Each in a context of its own: none waits, and none sees another's tensors."""
+    module = tvmflow.load(small_bundle, threads=1)
+
+    def call(number: int) -> bool:
+        x = np.full((2, 3), number, "float32")
+        return all((module.run(x)["plus_one"] == number + 1).all() for _ in range(200))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(call, range(8)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_child_that_is_forked_has_contexts_of_its_own(small_bundle: Path) -> None:
+    module = tvmflow.load(small_bundle, threads=2)
+    x = np.ones((2, 3), "float32")
+    module.run(x)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if (module.run(x)["twice"] == 2).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (module.run(x)["twice"] == 2).all()
+
+
+def test_outputs_are_written_where_the_caller_says(any_bundle: Path) -> None:
+    """Others are new arrays; all come back by name."""
+    module = tvmflow.load(any_bundle)
+    mine = np.zeros((2, 3), "float32")
+    results = module.run(np.ones((2, 3), "float32"), out={"twice": mine})
+    assert results["twice"] is mine
+    np.testing.assert_array_equal(mine, np.full((2, 3), 2, "float32"))
+    np.testing.assert_array_equal(results["plus_one"], mine)
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ({"other": np.zeros((2, 3), "float32")}, "there is no output 'other'"),
+        (
+            {"twice": np.zeros((3, 2), "float32")},
+            r"output 'twice' has shape \(3, 2\), not \(2, 3\)",
+        ),
+        ({"twice": np.zeros((2, 3))}, "output 'twice' has dtype float64, not float32"),
+        ({"twice": np.zeros((3, 2), "float32").T}, "for output 'twice' is not writable and dense"),
+        ({"twice": bytes(24)}, "output 'twice' has shape"),
+        ({"twice": None}, "output 'twice' is a NoneType, which is no array in the CPU's memory"),
+    ],
+)
+def test_arrays_that_cannot_take_an_output_are_named(
+    small_bundle: Path, out: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BundleError, match=words):
+        tvmflow.load(small_bundle).run(np.ones((2, 3), "float32"), out=out)
+
+
+def test_an_output_must_not_overlap_the_input(small_bundle: Path) -> None:
+    """Kernels read the input while they write."""
+    x = np.ones((2, 3), "float32")
+    with pytest.raises(BundleError, match="an output shares memory with an input"):
+        tvmflow.load(small_bundle).run(x, out={"twice": x})
+
+
+class Exported:
+    """A tensor that is known by DLPack alone."""
+
+    def __init__(self, array: Any, device: int = 1) -> None:
+        self._array, self._device = array, device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (self._device, 0)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+
+def test_tensors_of_other_libraries_are_read_in_place(small_bundle: Path) -> None:
+    """By DLPack or as buffers; those on a GPU are refused."""
+    module = tvmflow.load(small_bundle)
+    x = np.arange(6, dtype="float32").reshape(2, 3)
+    for tensor in (Exported(x), memoryview(x.data)):
+        np.testing.assert_array_equal(module.run(tensor)["plus_one"], x + 1)
+    with pytest.raises(BundleError, match="input 'x' is a Exported, which is no array in the CPU"):
+        module.run(Exported(x, device=2))
+
+
+def test_one_tensor_is_enough_for_one_input(small_bundle: Path) -> None:
+    assert (tvmflow.load(small_bundle).run(np.ones((2, 3), "float32"))["twice"] == 2).all()

@@ -14,7 +14,7 @@ import tvmflow
 from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import BundleError, UsageError
-from tvmflow.runtime import bundles, native, statements
+from tvmflow.runtime import bundles, c_library, statements
 
 STATEMENT = {
     "_type": statements.STATEMENT_TYPE,
@@ -44,13 +44,13 @@ def bundle(small_bundle: Path, tmp_path: Path) -> Path:
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The libraries whose code was loaded."""
     seen: list[str] = []
-    original = native.load_library
 
-    def load_library(library: Path, *arguments: Any) -> object:
-        seen.append(hashlib.sha256(library.read_bytes()).hexdigest())
-        return original(library, *arguments)
+    class Recorded(c_library.NativeProgram):
+        def __init__(self, path: Path, *arguments: Any) -> None:
+            seen.append(hashlib.sha256(path.read_bytes()).hexdigest())
+            super().__init__(path, *arguments)
 
-    monkeypatch.setattr("tvmflow.runtime.loading.load_library", load_library)
+    monkeypatch.setattr("tvmflow.runtime.loading.NativeProgram", Recorded)
     return seen
 
 
@@ -113,9 +113,9 @@ def test_what_was_checked_is_what_is_loaded(
     sign(bundle, keys / "release")
     original = bundles.read_open_bundle
 
-    def edit_first(path: str | Path, stream: object) -> object:
+    def edit_first(path: str | Path, stream: object, libraries: Path) -> object:
         bundle.write_bytes(b"something else")
-        return original(path, stream)  # type: ignore[arg-type]
+        return original(path, stream, libraries)  # type: ignore[arg-type]
 
     monkeypatch.setattr("tvmflow.runtime.loading.read_open_bundle", edit_first)
     assert tvmflow.load(bundle, trusted_keys=keys / "release.pub").manifest["name"] == "small"

@@ -50,7 +50,7 @@ HERE = f"{read_host().arch}-linux-gnu"
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model `x -> (x + 1, 2 x)` for this machine."""
-    return make_bundle(tmp_path_factory.mktemp("bundle") / "small.tvmflow")
+    return make_bundle(tmp_path_factory.mktemp("bundle") / "small.tvmflow", runtime="vm")
 
 
 @pytest.fixture

@@ -82,6 +82,7 @@ class _Writer:
         most_tasks = max((self._tasks[name] for name in self._numbers), default=1)
         return "\n".join(
             (
+                f"#define TF_WEIGHTS {self._prefix}weights",
                 f"#define TF_ARENA {program.arena}u",
                 f"#define TF_STAGING {staging}u",
                 f"#define TF_SCRATCH {max((kernel.scratch for kernel in used), default=0)}u",

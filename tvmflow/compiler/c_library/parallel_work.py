@@ -24,7 +24,7 @@ _UNKNOWN_EXTENT: Final = 8
 
 # What is left to one thread, and what a program must have in all for others to be woken.
 _LEAST_TASK_NS: Final = 2_500
-_LEAST_PROGRAM_NS: Final = 50_000
+_LEAST_PROGRAM_NS: Final = 100_000
 _MAX_TASKS: Final = 1024
 
 
@@ -58,9 +58,9 @@ def count_useful_tasks(works: Mapping[str, ParallelWork], calls: Iterable[str]) 
         works: The work of each kernel.
         calls: The kernels that a program calls, once for each call.
 
-    >>> works = {"dense": ParallelWork(60_000, 1), "gru": ParallelWork(60_000, 50)}
+    >>> works = {"dense": ParallelWork(120_000, 1), "gru": ParallelWork(60_000, 50)}
     >>> count_useful_tasks(works, ["dense", "gru"])
-    {'dense': 24, 'gru': 1}
+    {'dense': 48, 'gru': 1}
     >>> count_useful_tasks({"dense": ParallelWork(20_000, 1)}, ["dense", "dense"])
     {'dense': 1}
     """

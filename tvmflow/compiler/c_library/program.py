@@ -120,7 +120,19 @@ def check_program(mod: tvm.IRModule) -> None:
 
 
 class UnsupportedProgram(StageError):
-    """A model does what a plain C library cannot: the message says what."""
+    """A model does what a plain C library cannot.
+
+    Attributes:
+        reason: What it needs TVM's runtime for.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"this model needs TVM's runtime for {reason}",
+            fix="leave c-library and cpp out of `outputs`, and choose `runtime: auto`. Instead of "
+            "`verify.run_on: qemu`, which runs the C library, choose `verify.run_on: rpc`",
+        )
+        self.reason = reason
 
 
 class _Reader:
@@ -176,7 +188,7 @@ class _Reader:
         for block in sequence.blocks:
             for binding in block.bindings:
                 if not isinstance(binding, relax.VarBinding):
-                    raise _unsupported("a cast of shapes")
+                    raise UnsupportedProgram("a cast of shapes")
                 self._values[binding.var] = self._read_value(binding.value, steps)
         return self._read_value(sequence.body, steps)
 
@@ -195,7 +207,7 @@ class _Reader:
             return self._read_if(value, steps)
         if isinstance(value, tvm.ir.Call):
             return self._read_call(value, steps)
-        raise _unsupported(f"an expression of the kind {type(value).__name__}")
+        raise UnsupportedProgram(f"an expression of the kind {type(value).__name__}")
 
     def _read_if(self, value: relax.If, steps: list[Step]) -> Value:
         condition = self._read_value(value.cond, steps)
@@ -224,9 +236,9 @@ class _Reader:
         if name in _VIEWS:
             return self._read_value(call.args[0], steps)
         if name != "relax.call_tir":
-            raise _unsupported(_describe(call, name))
+            raise UnsupportedProgram(_describe(call, name))
         if len(call.args) > 2:
-            raise _unsupported("shapes that are known only when it runs")
+            raise UnsupportedProgram("shapes that are known only when it runs")
         kernel = call.args[0].name_hint
         self._check_kernel(call.args[0])
         inputs = tuple(_flatten(self._read_value(call.args[1], steps)))
@@ -257,7 +269,7 @@ class _Reader:
 
         tvm_ffi.structural_walk(self._mod[var].body, (tvm.ir.Call, visit))
         if functions:
-            raise _unsupported(
+            raise UnsupportedProgram(
                 f"the function {functions[0]}, which the kernel {var.name_hint} calls"
             )
 
@@ -326,7 +338,7 @@ def _bytes_of_type(ty: Any) -> int:
     shape = getattr(ty, "shape", None)
     extents = list(shape.values) if isinstance(shape, relax.ShapeExpr) else None
     if extents is None or not all(isinstance(extent, tvm.tirx.IntImm) for extent in extents):
-        raise _unsupported("shapes that are known only when it runs")
+        raise UnsupportedProgram("shapes that are known only when it runs")
     return prod(map(int, extents)) * _itemsize(str(ty.dtype.dtype))
 
 
@@ -339,11 +351,3 @@ def _describe(call: Any, name: str) -> str:
     if "packed" in name and call.args and hasattr(call.args[0], "global_symbol"):
         return f"the function {call.args[0].global_symbol} of TVM's runtime"
     return f"the operator {name.removeprefix('relax.')}"
-
-
-def _unsupported(reason: str) -> UnsupportedProgram:
-    return UnsupportedProgram(
-        f"this model needs TVM's runtime for {reason}",
-        fix="leave c-library out of `outputs`; all other outputs hold the model. Instead of "
-        "`verify.run_on: qemu`, which runs the C library, choose `verify.run_on: rpc`",
-    )

@@ -1,89 +1,196 @@
-"""`cpp`: a folder with the model and a small C++17 interface to it, which CMake builds as it is."""
+"""`cpp`: a CMake project with the model as C libraries, a C++17 header over them, and a command line tool."""
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tvmflow.core.identifiers import identifier
-from tvmflow.exporters import _base
+from tvmflow.core.errors import StageError
+from tvmflow.exporters import c_library as c_library_exporter
 from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
-from tvmflow.runtime.bundles import Bundle, read_bundle
-from tvmflow.targets.platforms import parse_triple
-from tvmflow.targets.tvm_target import cpu_triple
+from tvmflow.exporters.cpp import _header
+from tvmflow.exporters.cpp._header import Library, render_template
+from tvmflow.runtime.bundles import C_RUNTIME, Bundle, read_bundle, runtime_of
+from tvmflow.targets import c_library
+from tvmflow.targets.c_library import DescribedModel, LibraryFiles, describe_tensors
 
-FORM: Final = ""
+FORM: Final = c_library_exporter.FORM
 
-_PROJECT: Final = Path(__file__).with_name("project")
-# The project's files: templates, which name the model, and files that are copied.
-_TEMPLATES: Final = ("CMakeLists.txt", "README.md")
-_COPIED: Final = ("include/tvmflow/model.hpp", "include/tvmflow/npz.hpp", "main.cpp")
-SOURCES: Final = tuple(_PROJECT / name for name in (*_TEMPLATES, *_COPIED))
+# Systems with exceptions and threads of C++.
+_SYSTEMS: Final = ("linux", "macos", "windows")
+# The project's files: templates, which name the model, and a file that is copied.
+_TEMPLATES: Final = ("CMakeLists.txt", "README.md", "main.cpp")
+_COPIED: Final = "npz.hpp"
+_CMAKE: Final[Mapping[str, str]] = {"config": "config.cmake", "config-version": "version.cmake"}
+SOURCES: Final = (
+    *c_library.SOURCES,
+    *(
+        _header.FOLDER / name
+        for name in (*_TEMPLATES, _COPIED, *_CMAKE.values(), *_header.TEMPLATES)
+    ),
+)
 
-# The description beside a library, and of a partitioned model in the folder above those of its parts.
-_DESCRIPTION: Final = "model.json"
-# Its `bundle`, as the header reads it.
-_LIBRARY, _PARTITIONED = 1, 2
 
-unsupported_reason = _base.cpu_only_reason
+def unsupported_reason(request: ExportRequest) -> str:
+    """Return why there is no project for a target, or an empty string: all parts are C libraries of one system."""
+    reason = c_library_exporter.unsupported_reason(request)
+    system = request.platform.system
+    if not reason and system not in _SYSTEMS:
+        name = "a target without a system" if system == "none" else system
+        return f"no C++ project is made for {name} (there are {', '.join(_SYSTEMS)}); there is `c-library`"
+    if not reason and request.parts and system == "windows":
+        return "the parts of a model have no libraries that programs for Windows are linked with"
+    return reason
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:
-    """Return the files of the project, in a folder `<name>-cpp`, and of the model in `model/`, a folder for each part."""
-    library = (_DESCRIPTION, request.library_name)
-    parts = [f"parts/{part.name}/{name}" for part in request.parts for name in library]
-    model = (_DESCRIPTION, *parts) if parts else library
-    names = (*_TEMPLATES, *_COPIED, *(f"model/{name}" for name in model))
-    return tuple(f"{request.name}-cpp/{name}" for name in names)
+    """Return the files of the project, in a folder `<name>-cpp`: headers in `include`, libraries in `lib`."""
+    name = request.name
+    cmake = [f"lib/cmake/{name}/{name}-{kind}.cmake" for kind in _CMAKE]
+    headers = [f"include/{name}.hpp"]
+    libraries = []
+    for part in request.parts:
+        part_name = f"{name}-{part.name}"
+        names = LibraryFiles.of(part_name, part.triple)
+        headers += [f"include/{names.header}", f"include/{part_name}.hpp"]
+        libraries.append(f"lib/{names.shared}")
+    if not request.parts:
+        names = LibraryFiles.of(name, request.triple)
+        headers.append(f"include/{names.header}")
+        libraries += [f"lib/{library}" for library in names[1:4] if library]
+    project = (*_TEMPLATES, _COPIED, *headers, *libraries, *cmake)
+    return tuple(f"{name}-cpp/{file}" for file in project)
 
 
 def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
-    """Write the project; each library, with its manifest and signature in one JSON file."""
-    project = folder / f"{built.name}-cpp"
-    for name in files(built.request):
+    """Write the project."""
+    request = built.request
+    project = folder / f"{request.name}-cpp"
+    for name in files(request):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    for name in _COPIED:
-        shutil.copyfile(_PROJECT / name, project / name)
-    bundle = read_bundle(built.bundle)
-    for name in _TEMPLATES:
-        (project / name).write_text(_fill_template((_PROJECT / name).read_text(), built, bundle))
-    _write_model(bundle, project / "model")
-
-
-def _write_model(bundle: Bundle, folder: Path) -> None:
-    """Write the content of a bundle as files: a library, or each part in a folder of its own."""
-    kind = _PARTITIONED if bundle.parts else _LIBRARY
-    description = {**bundle.manifest, **bundle.signature, "bundle": kind}
-    # sizes and digests of the files in the bundle, which are not those in the folder
-    description.pop("files", None)
-    if bundle.parts:
-        description["parts"] = [{"name": name, "folder": f"parts/{name}"} for name in bundle.parts]
-        for name, part in bundle.parts.items():
-            _write_model(part, folder / "parts" / name)
+    if isinstance(built, BuiltModel):
+        model = built.c_model
+        _link(built, project)
+        libraries = [Library(model)]
     else:
-        description["arch"] = parse_triple(cpu_triple(bundle.manifest["target"]["tvm"])).arch
-        (folder / bundle.library_name).write_bytes(bundle.library)
-    (folder / _DESCRIPTION).write_bytes(_base.json_bytes(description))
+        model = DescribedModel(built.name, built.signature, (), request.triple)
+        libraries = list(_write_parts(built, project))
+    _write(project / f"include/{model.name}.hpp", _header.write_header(model, libraries))
+    shutil.copyfile(_header.FOLDER / _COPIED, project / _COPIED)
+    values = _describe(model, libraries, request)
+    for name in _TEMPLATES:
+        _write(project / name, render_template(name, values))
+    for kind, name in _CMAKE.items():
+        path = project / f"lib/cmake/{model.name}/{model.name}-{kind}.cmake"
+        _write(path, render_template(name, values))
 
 
-def _fill_template(text: str, built: BuiltModel | PartitionedModel, bundle: Bundle) -> str:
-    tensors = [
-        f"- {verb} `{tensor['name']}`: {tensor['dtype']} {tensor['shape']}"
-        for verb, direction in (("takes", "inputs"), ("gives", "outputs"))
-        for tensor in built.signature[direction]
-    ]
-    parts = ", ".join(f"`parts/{name}`" for name in bundle.parts)
-    libraries = f"the model's parts, each in a folder that `load` accepts too ({parts})"
-    values = {
-        "LIBRARIES": libraries if parts else "the library",
-        "NAME": built.name,
-        "PROJECT": identifier(built.name),
-        "TVM": str(built.manifest["tvm"]),
-        "TVM_MINOR": ".".join(str(built.manifest["tvm"]).split(".")[:2]),
-        "TRIPLE": built.request.triple,
-        "TENSORS": "\n".join(tensors),
+def _link(built: BuiltModel, project: Path) -> None:
+    """Write the libraries of a model in one piece, and their header."""
+    names = LibraryFiles.of(built.name, built.request.triple)
+    header = project / "include" / names.header
+    static, shared, import_library = (project / "lib" / name for name in names[1:4])
+    c_library.link(
+        built.c_model,
+        built.forms[FORM],
+        shared,
+        static,
+        header,
+        import_library if names.import_library else None,
+    )
+
+
+def _write_parts(built: PartitionedModel, project: Path) -> Iterator[Library]:
+    """Write the library of each part and its headers, and yield them in order."""
+    bundles = read_bundle(built.bundle).parts
+    for part in built.request.parts:
+        bundle = bundles[part.name]
+        _check_runtime(part.name, bundle)
+        target = bundle.manifest["target"]
+        name = str(bundle.manifest["name"])
+        model = DescribedModel(name, bundle.signature, target["features"], part.triple)
+        names = LibraryFiles.of(name, part.triple)
+        (project / "lib" / names.shared).write_bytes(bundle.library)
+        _write(project / "include" / names.header, c_library.write_header(model))
+        _write(project / f"include/{name}.hpp", _header.write_header(model, [Library(model)]))
+        yield Library(model, part.name)
+
+
+def _check_runtime(part: str, bundle: Bundle) -> None:
+    """Check that a part is a C library.
+
+    Raises:
+        StageError: when its runtime is TVM's virtual machine.
+    """
+    if runtime_of(bundle.manifest) != C_RUNTIME:
+        raise StageError(
+            f"the part '{part}' needs TVM's runtime, which a C++ project does not have",
+            fix="leave `cpp` out of `outputs`; TVM's C++ API loads `shared-library`",
+        )
+
+
+def _describe(
+    model: DescribedModel, libraries: Sequence[Library], request: ExportRequest
+) -> dict[str, str]:
+    """Return the values of the templates."""
+    example = _header.write_example(model)
+    return {
+        "TITLE": model.name,
+        "PREFIX": model.prefix,
+        "NAME": model.prefix.upper(),
+        "NAMESPACE": _header.namespace(model.prefix),
+        "TRIPLE": model.triple,
+        "VERSION": _release_numbers(request.version),
+        "TENSORS": "\n".join(f"- {line}" for line in describe_tensors(model.signature)),
+        "EXAMPLE": "\n".join(f"  {line}" for line in example),
+        "FIRST_INPUT": next((t["name"] for t in model.signature["inputs"]), "NAME"),
+        **_describe_libraries(model, libraries),
     }
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", value)
-    return text
+
+
+def _describe_libraries(model: DescribedModel, libraries: Sequence[Library]) -> dict[str, str]:
+    """Return the values of the templates that differ between a model in one piece and one in parts."""
+    name, option = model.name, f"{model.prefix.upper()}_SHARED"
+    command = f"c++ -std=c++17 -I{name}-cpp/include program.cpp"
+    if not libraries[0].part:
+        files = LibraryFiles.of(name, model.triple)
+        note = f"That is the static library, or the shared one with `-D{option}=ON`."
+        return {
+            "CMAKE_OPTION": f'option({option} "Link the shared library, not the static one" OFF)',
+            "CMAKE_LIBRARIES": f'_{model.prefix}_add_library(static STATIC {files.static} "")\n'
+            f'_{model.prefix}_add_library(shared SHARED {files.shared} "{files.import_library}")',
+            "CMAKE_LINKED": f"$<IF:$<BOOL:${{{option}}}>,{name}::shared,{name}::static>",
+            "LIBRARIES": "the model as a static and as a shared library",
+            "LINK_NOTE": note,
+            "COMMAND": f"{command} {name}-cpp/lib/{files.static} -lpthread -lm -o program",
+        }
+    files_of_parts = [LibraryFiles.of(part.model.name, model.triple) for part in libraries]
+    links = " ".join(f"{name}-cpp/lib/{files.shared}" for files in files_of_parts)
+    return {
+        "CMAKE_OPTION": "# The parts of the model are shared libraries.",
+        "CMAKE_LIBRARIES": "\n".join(
+            f'_{model.prefix}_add_library(part-{library.part} SHARED {files.shared} "")'
+            for library, files in zip(libraries, files_of_parts, strict=True)
+        ),
+        "CMAKE_LINKED": ";".join(f"{name}::part-{library.part}" for library in libraries),
+        "LIBRARIES": "the model's parts as shared libraries; each has headers of its own as well",
+        "LINK_NOTE": "Those are the parts' shared libraries.",
+        "COMMAND": f"{command} {links} -o program",
+    }
+
+
+def _release_numbers(version: str) -> str:
+    """Return the numbers of a version, which are all that CMake compares.
+
+    >>> _release_numbers("1!2.3rc1")
+    '2.3'
+    """
+    match = re.match(r"(?:\d+!)?(\d+(?:\.\d+)*)", version)
+    return match[1] if match else "0"
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")

@@ -11,13 +11,20 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.identifiers import identifier
 from tvmflow.core.types import Json
-from tvmflow.targets.linking import MICROCONTROLLERS, archive_static, compile_c, link_c_library
+from tvmflow.targets.linking import (
+    LINKERS,
+    MICROCONTROLLERS,
+    archive_static,
+    compile_c,
+    link_c_library,
+    wasm,
+)
 from tvmflow.targets.linking._base import Interface
 from tvmflow.targets.platforms import parse_triple
 
@@ -34,7 +41,13 @@ _DLL: Final = "dll.c"
 _LOADER: Final = "library.js"
 SOURCES: Final = tuple(_FOLDER / name for name in (_HEADER, *_COPIED, _DLL, _LOADER))
 
-_SYSTEMS: Final = ("linux", "macos", "windows", "wasi", "ios", "none")
+# System -> the architectures that there is a C library for.
+_ARCHS: Final[Mapping[str, Collection[str]]] = {
+    **{system: LINKERS[system].ARCHS for system in ("linux", "macos", "windows")},
+    "wasi": wasm.ARCHS,
+    "ios": ("aarch64",),
+    "none": tuple(MICROCONTROLLERS),
+}
 # Systems without threads.
 _SERIAL: Final = ("wasi", "none")
 _LIBCS: Final = ("gnu", "musl")
@@ -93,12 +106,13 @@ def symbol_prefix(name: str) -> str:
 def unsupported_reason(triple: str) -> str:
     """Return why there is no C library for a system, or an empty string."""
     platform = parse_triple(triple)
-    if platform.system not in _SYSTEMS:
-        return f"no C library is made for {platform.system or 'a target without a system'} (there is {', '.join(_SYSTEMS)})"
-    if platform.system == "none" and platform.arch not in MICROCONTROLLERS:
-        return f"no C library is made for {platform.arch} without a system (there are {', '.join(MICROCONTROLLERS)})"
     if platform.system == "linux" and not platform.libc.startswith(_LIBCS):
         return f"the C library of {triple} is unknown (there are {', '.join(_LIBCS)})"
+    archs = _ARCHS.get(platform.system)
+    if archs is None:
+        return f"no C library is made for {platform.system or 'a target without a system'} (there is {', '.join(_ARCHS)})"
+    if platform.arch not in archs:
+        return f"no C library is made for {platform.arch} on {platform.system} (there is {', '.join(archs)})"
     return ""
 
 
@@ -204,12 +218,17 @@ def write_sources(model: DescribedModel, program: Path, folder: Path) -> None:
     (folder / SOURCE).write_text(_write_model(model))
 
 
-def write_header(model: DescribedModel, program: str) -> str:
+def read_header_template() -> str:
+    """Return the header of all libraries, without names."""
+    return (_FOLDER / _HEADER).read_text()
+
+
+def write_header(model: DescribedModel, program: str = "") -> str:
     """Return the public header.
 
     Args:
         model: The model.
-        program: The C code that calls its kernels.
+        program: The C code that calls its kernels, which a header for a system does not depend on.
     """
     values = {
         "name": model.prefix,
@@ -220,7 +239,7 @@ def write_header(model: DescribedModel, program: str) -> str:
         "threads": str(_MOST_DEFAULT_THREADS),
         "memory": _write_memory(model, program),
     }
-    return (_FOLDER / _HEADER).read_text() % values
+    return read_header_template() % values
 
 
 def write_loader(model: DescribedModel) -> str:

@@ -102,9 +102,14 @@ static void tf_wake(tf_context *context) {
     atomic_store(&context->sleeping, 0);
     return;
   }
+#ifdef __linux__
+  atomic_store_explicit(&context->caller_cpu, sched_getcpu(), memory_order_relaxed);
+#endif
   pthread_mutex_lock(&context->mutex);
   pthread_cond_broadcast(&context->work);
   pthread_mutex_unlock(&context->mutex);
+  /* One that woke on this CPU leaves it now. */
+  sched_yield();
 #else
   (void)context;
 #endif
@@ -212,6 +217,23 @@ static bool tf_spin(tf_context *context, unsigned seen) {
   }
 }
 
+/* Linux wakes a thread on the CPU of the one that wakes it, even if others are idle: there it would stop the caller, or
+ * wait for it. Once it runs elsewhere, it may run anywhere again. */
+static void tf_leave_callers_cpu(tf_context *context) {
+#ifdef __linux__
+  const int cpu = sched_getcpu();
+  cpu_set_t allowed, others;
+  if (cpu < 0 || cpu != atomic_load_explicit(&context->caller_cpu, memory_order_relaxed)) return;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  others = allowed;
+  CPU_CLR(cpu, &others);
+  if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof others, &others) == 0)
+    sched_setaffinity(0, sizeof allowed, &allowed);
+#else
+  (void)context;
+#endif
+}
+
 /* Wait for a job that is not `seen`, and return it. A call wakes its threads before there is a job. */
 static unsigned tf_next_job(tf_context *context, unsigned seen) {
   while (!tf_spin(context, seen) && !atomic_load(&context->is_stopping)) {
@@ -223,6 +245,7 @@ static unsigned tf_next_job(tf_context *context, unsigned seen) {
       pthread_cond_wait(&context->work, &context->mutex);
     atomic_fetch_sub(&context->sleeping, 1);
     pthread_mutex_unlock(&context->mutex);
+    tf_leave_callers_cpu(context);
   }
   return atomic_load(&context->job);
 }
@@ -380,7 +403,7 @@ int TF(create)(const tf_options *given, tf_context **result) {
   context->scratch = block + bytes;
   context->arena = block + bytes + scratch;
   /* Not a constant for the compiler: weights may be further away than its addresses reach. */
-  const unsigned char *volatile weights = TF(weights);
+  const unsigned char *volatile weights = TF_WEIGHTS;
   context->weights = weights;
   atomic_flag_clear(&context->is_busy);
 #ifdef TF_THREADS

@@ -92,6 +92,7 @@ struct TF(context) {
   atomic_uint calls;
 #ifdef TF_THREADS
   _Alignas(TF_CACHE_LINE) atomic_uint sleeping;
+  atomic_int caller_cpu;
   atomic_bool is_stopping;
   atomic_bool is_joining;
   pthread_mutex_t mutex;

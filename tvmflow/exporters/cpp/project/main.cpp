@@ -1,110 +1,224 @@
-// Runs a model on the arrays of a file:
+// Runs the model @TITLE@ on the arrays of a file:
 //
-//   run MODEL input.npz output.npz
-//   run MODEL NAME=values.bin … output.npz
+//   run input.npz output.npz
+//   run NAME=values.bin ... output.npz
 //
-// MODEL is the folder with model.json. Inputs that hold several batches are run one after the other.
+// Inputs that hold several batches are run one after the other.
 
-#include <tvmflow/model.hpp>
-#include <tvmflow/npz.hpp>
+#include <@TITLE@.hpp>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstring>
 #include <exception>
 #include <iostream>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "npz.hpp"
+
 namespace {
 
-using Arrays = std::map<std::string, tvmflow::NumpyArray>;
+using @NAMESPACE@::Model;
+using @NAMESPACE@::Options;
+using @NAMESPACE@::Tensor;
+
+using Arrays = std::map<std::string, npz::Array>;
+
+struct Arguments {
+  std::vector<std::string> inputs;
+  std::string output;
+  std::string labels;  // the array with the right classes; empty for none
+  Options options;
+  bool has_profile = false;
+};
+
+const char* const kUsage =
+    "usage: %s [--threads N] [--labels NAME] [--profile] (input.npz | NAME=values.bin ...) output.npz\n";
+
+Arguments read_arguments(int count, char** words) {
+  Arguments arguments;
+  for (int i = 1; i < count; ++i) {
+    const std::string word = words[i];
+    const bool has_value = word == "--threads" || word == "--labels";
+    if (has_value && i + 1 == count) throw npz::Error(word + " needs a value");
+    if (word == "--threads") {
+      const std::string value = words[++i];
+      const bool is_number = !value.empty() && value.size() < 6 && value.find_first_not_of("0123456789") == std::string::npos;
+      if (!is_number) throw npz::Error("--threads takes a number, not '" + value + "'");
+      arguments.options.threads = static_cast<std::uint32_t>(std::stoul(value));
+    } else if (word == "--labels") {
+      arguments.labels = words[++i];
+    } else if (word == "--profile") {
+      arguments.has_profile = true;
+    } else {
+      arguments.inputs.push_back(word);
+    }
+  }
+  if (arguments.inputs.size() >= 2) {
+    arguments.output = arguments.inputs.back();
+    arguments.inputs.pop_back();
+  }
+  return arguments;
+}
+
+std::string describe(const std::string& name, const std::string& dtype, const std::vector<std::int64_t>& shape) {
+  const Tensor tensor{name, dtype, {shape.data(), shape.size()}, 0};
+  return name + ": " + tensor.type();
+}
+
+std::string describe(const Tensor& tensor) { return std::string(tensor.name) + ": " + tensor.type(); }
 
 // Reads raw values: as many batches as the file has bytes for.
-tvmflow::NumpyArray read_raw(const tvmflow::TensorSpec& spec, const std::string& path) {
-  tvmflow::NumpyArray array{spec.shape, spec.dtype, tvmflow::detail::read_text(path)};
-  if (array.values.empty() || array.values.size() % spec.bytes() != 0) {
-    throw tvmflow::Error(path + " has " + std::to_string(array.values.size()) + " bytes; " + spec.text() +
-                         " takes " + std::to_string(spec.bytes()) + ", or several times that");
+npz::Array read_raw(const Tensor& tensor, const std::string& path) {
+  npz::Array array{{tensor.shape.begin(), tensor.shape.end()}, std::string(tensor.dtype), npz::read_file(path)};
+  if (array.values.empty() || array.values.size() % tensor.bytes != 0) {
+    throw npz::Error(path + " has " + std::to_string(array.values.size()) + " bytes; " + describe(tensor) + " takes " +
+                     std::to_string(tensor.bytes) + ", or several times that");
   }
-  if (!array.shape.empty()) array.shape[0] *= static_cast<int64_t>(array.values.size() / spec.bytes());
+  if (!array.shape.empty()) array.shape[0] *= static_cast<std::int64_t>(array.values.size() / tensor.bytes);
   return array;
 }
 
-Arrays read_inputs(const tvmflow::Model& model, const std::vector<std::string>& arguments) {
+Arrays read_inputs(const std::vector<std::string>& words) {
   Arrays arrays;
-  for (const std::string& argument : arguments) {
-    const std::size_t sign = argument.find('=');
+  for (const std::string& word : words) {
+    const std::size_t sign = word.find('=');
     if (sign == std::string::npos) {
-      for (auto& entry : tvmflow::read_npz(argument)) arrays[entry.first] = entry.second;
+      for (auto& entry : npz::read(word)) arrays[entry.first] = entry.second;
       continue;
     }
-    const std::string name = argument.substr(0, sign);
-    for (const tvmflow::TensorSpec& spec : model.inputs()) {
-      if (spec.name == name) arrays[name] = read_raw(spec, argument.substr(sign + 1));
+    const std::string name = word.substr(0, sign);
+    for (const Tensor& tensor : Model::inputs()) {
+      if (tensor.name == name) arrays[name] = read_raw(tensor, word.substr(sign + 1));
     }
-    if (arrays.count(name) == 0) throw tvmflow::Error("there is no input '" + name + "'");
+    if (arrays.count(name) == 0) throw npz::Error("there is no input '" + name + "'");
   }
   return arrays;
 }
 
-// Counts the batches that an array holds for an input. Throws Error when it has another shape or dtype.
-std::size_t count_batches(const tvmflow::TensorSpec& spec, const Arrays& arrays) {
-  const auto entry = arrays.find(spec.name);
-  if (entry == arrays.end()) throw tvmflow::Error("there is no array for the input " + spec.text());
-  const tvmflow::NumpyArray& array = entry->second;
-  std::vector<int64_t> shape = array.shape;
+// Counts the batches that an array holds for an input. Throws an error when it has another shape or dtype.
+std::size_t count_batches(const Tensor& tensor, const Arrays& arrays) {
+  const auto entry = arrays.find(std::string(tensor.name));
+  if (entry == arrays.end()) throw npz::Error("there is no array for the input " + describe(tensor));
+  const npz::Array& array = entry->second;
+  const std::vector<std::int64_t> one(tensor.shape.begin(), tensor.shape.end());
+  std::vector<std::int64_t> shape = array.shape;
   std::size_t batches = 1;
-  if (!shape.empty() && !spec.shape.empty() && spec.shape[0] > 0 && shape[0] % spec.shape[0] == 0) {
-    batches = static_cast<std::size_t>(shape[0] / spec.shape[0]);
-    shape[0] = spec.shape[0];
+  if (!shape.empty() && !one.empty() && one[0] > 0 && shape[0] % one[0] == 0) {
+    batches = static_cast<std::size_t>(shape[0] / one[0]);
+    shape[0] = one[0];
   }
-  if (shape != spec.shape || array.dtype != spec.dtype || batches == 0) {
-    throw tvmflow::Error("the input " + spec.text() + " does not fit the array " +
-                         tvmflow::TensorSpec{spec.name, array.shape, array.dtype}.text());
+  if (shape != one || array.dtype != tensor.dtype || batches == 0) {
+    throw npz::Error("the input " + describe(tensor) + " does not fit the array " +
+                     describe(entry->first, array.dtype, array.shape));
   }
   return batches;
 }
 
-Arrays run(tvmflow::Model& model, const Arrays& arrays) {
+Arrays run(Model& net, const Arrays& arrays) {
   std::vector<std::size_t> batches;
-  for (const tvmflow::TensorSpec& spec : model.inputs()) batches.push_back(count_batches(spec, arrays));
+  for (const Tensor& tensor : net.inputs()) batches.push_back(count_batches(tensor, arrays));
   const std::size_t count = batches.empty() ? 1 : batches[0];
   if (std::any_of(batches.begin(), batches.end(), [&](std::size_t other) { return other != count; })) {
-    throw tvmflow::Error("the arrays do not hold the same number of batches");
+    throw npz::Error("the arrays do not hold the same number of batches");
   }
   Arrays results;
   for (std::size_t index = 0; index < count; ++index) {
-    for (const tvmflow::TensorSpec& spec : model.inputs()) {
-      const std::string& values = arrays.at(spec.name).values;
-      model.set_input(spec.name, values.data() + index * spec.bytes(), spec.bytes());
+    for (const Tensor& tensor : net.inputs()) {
+      const std::string& values = arrays.at(std::string(tensor.name)).values;
+      const auto input = net.input<std::byte>(tensor.name);
+      std::memcpy(input.data(), values.data() + index * tensor.bytes, tensor.bytes);
     }
-    model.run();
-    for (std::size_t i = 0; i < model.outputs().size(); ++i) {
-      const tvmflow::TensorSpec& spec = model.outputs()[i];
-      tvmflow::NumpyArray& array = results[spec.name];
-      array.dtype = spec.dtype;
-      array.shape = spec.shape;
+    net.run();
+    for (const Tensor& tensor : net.outputs()) {
+      npz::Array& array = results[std::string(tensor.name)];
+      array.dtype = tensor.dtype;
+      array.shape.assign(tensor.shape.begin(), tensor.shape.end());
       if (array.shape.empty() && count > 1) array.shape = {1};
-      array.values.append(static_cast<const char*>(model.output_data(i)), spec.bytes());
+      const auto output = net.output<std::byte>(tensor.name);
+      array.values.append(reinterpret_cast<const char*>(output.data()), output.size());
     }
   }
   for (auto& entry : results) {
-    if (!entry.second.shape.empty()) entry.second.shape[0] *= static_cast<int64_t>(count);
+    if (!entry.second.shape.empty()) entry.second.shape[0] *= static_cast<std::int64_t>(count);
   }
   return results;
 }
 
+// Returns the values of an array as numbers.
+std::vector<double> numbers_of(const std::string& name, const npz::Array& array) {
+  std::vector<double> numbers;
+  const auto convert = [&](auto zero) {
+    for (std::size_t at = 0; at + sizeof zero <= array.values.size(); at += sizeof zero) {
+      std::memcpy(&zero, array.values.data() + at, sizeof zero);
+      numbers.push_back(static_cast<double>(zero));
+    }
+  };
+  if (array.dtype == "float32") convert(float());
+  else if (array.dtype == "float64") convert(double());
+  else if (array.dtype == "int64") convert(std::int64_t());
+  else if (array.dtype == "int32") convert(std::int32_t());
+  else if (array.dtype == "uint8") convert(std::uint8_t());
+  else if (array.dtype == "int8") convert(std::int8_t());
+  else throw npz::Error("'" + name + "' is " + array.dtype + ": labels and scores are float32, float64, int64, int32, uint8 or int8");
+  return numbers;
+}
+
+// Prints for how many labels the largest of the scores is theirs.
+void print_accuracy(const std::string& name, const Arrays& inputs, const Arrays& results) {
+  const auto entry = inputs.find(name);
+  if (entry == inputs.end()) throw npz::Error("there is no array '" + name + "' with labels");
+  const std::string first(Model::outputs()[0].name);
+  const std::vector<double> labels = numbers_of(name, entry->second), scores = numbers_of(first, results.at(first));
+  if (labels.empty() || scores.size() % labels.size() != 0) {
+    throw npz::Error("there are " + std::to_string(labels.size()) + " labels for " + std::to_string(scores.size()) + " scores");
+  }
+  const auto classes = static_cast<std::ptrdiff_t>(scores.size() / labels.size());
+  std::size_t hits = 0;
+  auto begin = scores.begin();
+  for (const double label : labels) {
+    const auto best = std::max_element(begin, begin + classes) - begin;
+    hits += static_cast<double>(best) == label;
+    begin += classes;
+  }
+  std::printf("accuracy: %.4f (%zu of %zu)\n", static_cast<double>(hits) / static_cast<double>(labels.size()), hits, labels.size());
+}
+
+// Adds up the time of each kernel, and prints it: the longest first.
+class Profile {
+ public:
+  void watch(Model& net) {
+    net.profile([this](std::string_view kernel, std::uint64_t nanoseconds) { times_[std::string(kernel)] += nanoseconds; });
+  }
+  void print() const {
+    std::vector<std::pair<std::uint64_t, std::string>> rows;
+    for (const auto& entry : times_) rows.emplace_back(entry.second, entry.first);
+    std::sort(rows.rbegin(), rows.rend());
+    for (const auto& row : rows) std::printf("%12.1f us  %s\n", static_cast<double>(row.first) / 1e3, row.second.c_str());
+  }
+
+ private:
+  std::map<std::string, std::uint64_t> times_;
+};
+
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc < 4) {
-    std::cerr << "usage: " << argv[0] << " MODEL (input.npz | NAME=values.bin …) output.npz\n";
-    return 2;
-  }
+int main(int count, char** words) {
   try {
-    tvmflow::Model model = tvmflow::Model::load(argv[1]);
-    const Arrays arrays = read_inputs(model, std::vector<std::string>(argv + 2, argv + argc - 1));
-    tvmflow::write_npz(argv[argc - 1], run(model, arrays));
+    const Arguments arguments = read_arguments(count, words);
+    if (arguments.output.empty()) {
+      std::fprintf(stderr, kUsage, words[0]);
+      return 2;
+    }
+    Model net(arguments.options);
+    Profile profile;
+    if (arguments.has_profile) profile.watch(net);
+    const Arrays inputs = read_inputs(arguments.inputs), results = run(net, inputs);
+    if (!arguments.labels.empty()) print_accuracy(arguments.labels, inputs, results);
+    npz::write(arguments.output, results);
+    profile.print();
     return 0;
   } catch (const std::exception& error) {
     std::cerr << error.what() << '\n';

@@ -1,8 +1,6 @@
 // Reads and writes NumPy's .npz files, uncompressed ones, as numpy.savez makes them.
-#ifndef TVMFLOW_NPZ_HPP_
-#define TVMFLOW_NPZ_HPP_
-
-#include "model.hpp"
+#ifndef NPZ_HPP_
+#define NPZ_HPP_
 
 #include <array>
 #include <cstddef>
@@ -11,17 +9,30 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
-namespace tvmflow {
+namespace npz {
+
+// An error whose what() is a message for people.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 // An array in C order.
-struct NumpyArray {
+struct Array {
   std::vector<int64_t> shape;
   std::string dtype;
   std::string values;
 };
+
+inline std::string read_file(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream) throw Error("there is no file " + path);
+  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+}
 
 namespace detail {
 
@@ -34,10 +45,10 @@ inline const std::map<std::string, std::string>& numpy_types() {
   return types;
 }
 
-inline uint64_t number_at(const std::string& data, std::size_t at, int bytes) {
+inline std::size_t number_at(const std::string& data, std::size_t at, std::size_t bytes) {
   if (at + bytes > data.size()) throw Error("the file ends too early");
-  uint64_t value = 0;
-  for (int i = bytes - 1; i >= 0; --i) value = value << 8 | static_cast<unsigned char>(data[at + i]);
+  std::size_t value = 0;
+  for (std::size_t i = bytes; i-- > 0;) value = value << 8 | static_cast<unsigned char>(data[at + i]);
   return value;
 }
 
@@ -56,7 +67,7 @@ inline uint32_t crc32(const std::string& data) {
     return entries;
   }();
   uint32_t value = 0xFFFFFFFFu;
-  for (unsigned char byte : data) value = value >> 8 ^ table[(value ^ byte) & 0xff];
+  for (char byte : data) value = value >> 8 ^ table[(value ^ static_cast<unsigned char>(byte)) & 0xff];
   return value ^ 0xFFFFFFFFu;
 }
 
@@ -68,12 +79,12 @@ inline std::string between(const std::string& text, const std::string& before, c
   return text.substr(start, text.find(after, start) - start);
 }
 
-inline NumpyArray parse_npy(const std::string& data) {
+inline Array parse_npy(const std::string& data) {
   if (data.compare(0, 6, "\x93NUMPY") != 0) throw Error("an entry is not an array");
-  const int width = number_at(data, 6, 1) == 1 ? 2 : 4;
+  const std::size_t width = number_at(data, 6, 1) == 1 ? 2 : 4;
   const std::size_t length = number_at(data, 8, width), start = 8 + width + length;
   const std::string header = data.substr(8 + width, length);
-  NumpyArray array;
+  Array array;
   const std::string code = between(header, "'descr': '", '\'');
   const auto type = numpy_types().find(code);
   if (type == numpy_types().end()) throw Error("arrays of type " + code + " are not supported");
@@ -91,12 +102,13 @@ inline NumpyArray parse_npy(const std::string& data) {
     throw Error("an array is in Fortran order: save numpy.ascontiguousarray of it");
   }
   array.values = data.substr(start);
-  const TensorSpec spec{"", array.shape, array.dtype};
-  if (array.values.size() != spec.bytes()) throw Error("an array is not complete");
+  std::size_t bytes = static_cast<std::size_t>(code.back() - '0');
+  for (int64_t size : array.shape) bytes *= static_cast<std::size_t>(size);
+  if (array.values.size() != bytes) throw Error("an array is not complete");
   return array;
 }
 
-inline std::string format_npy(const NumpyArray& array) {
+inline std::string format_npy(const Array& array) {
   std::string code;
   for (const auto& type : numpy_types()) {
     if (type.second == array.dtype) code = type.first;
@@ -115,15 +127,15 @@ inline std::string format_npy(const NumpyArray& array) {
 }  // namespace detail
 
 // Reads the arrays of a file by name. Throws Error, also for a compressed file.
-inline std::map<std::string, NumpyArray> read_npz(const std::string& path) {
+inline std::map<std::string, Array> read(const std::string& path) {
   using detail::number_at;
-  const std::string data = detail::read_text(path);
+  const std::string data = read_file(path);
   try {
     const std::size_t end = data.rfind("PK\x05\x06");
     if (end == std::string::npos) throw Error("it is not a zip");
     const std::size_t count = number_at(data, end + 10, 2);
     std::size_t at = number_at(data, end + 16, 4);
-    std::map<std::string, NumpyArray> arrays;
+    std::map<std::string, Array> arrays;
     for (std::size_t i = 0; i < count; ++i) {
       if (number_at(data, at, 4) != 0x02014b50) throw Error("its table of contents is damaged");
       if (number_at(data, at + 10, 2) != 0) throw Error("it is compressed: write it with numpy.savez");
@@ -148,7 +160,7 @@ inline std::map<std::string, NumpyArray> read_npz(const std::string& path) {
 }
 
 // Writes arrays as numpy.load reads them.
-inline void write_npz(const std::string& path, const std::map<std::string, NumpyArray>& arrays) {
+inline void write(const std::string& path, const std::map<std::string, Array>& arrays) {
   using detail::append;
   std::string data, table;
   for (const auto& entry : arrays) {
@@ -190,6 +202,6 @@ inline void write_npz(const std::string& path, const std::map<std::string, Numpy
   if (!stream.flush()) throw Error(path + " cannot be written");
 }
 
-}  // namespace tvmflow
+}  // namespace npz
 
-#endif  // TVMFLOW_NPZ_HPP_
+#endif  // NPZ_HPP_

@@ -1,0 +1,195 @@
+"""The C++ header of a model: what `project/model.hpp` is filled with, from the C libraries behind it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core.types import Json, TensorSpec
+from tvmflow.targets import c_library
+from tvmflow.targets.c_library import DescribedModel, c_string, describe_tensors
+
+FOLDER: Final = Path(__file__).with_name("project")
+TEMPLATES: Final = ("model.hpp", "library.hpp")
+
+# The keywords of C++23 that may be the name of a recipe, and namespaces that programs have.
+_RESERVED: Final = frozenset(
+    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class "
+    "co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype "
+    "default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline "
+    "int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register "
+    "reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch template "
+    "this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t "
+    "while xor xor_eq main std tvmflow_models".split()
+)
+_STATUS: Final = re.compile(r"%\(NAME\)s_(\w+) = (\d+)")
+# Types whose names in C++ are not NumPy's with `_t`. Bits of 16-bit floating-point numbers are integers.
+_TYPES: Final[Mapping[str, str]] = {
+    "float32": "float",
+    "float64": "double",
+    "bool": "unsigned char",
+    "float16": "std::uint16_t",
+    "bfloat16": "std::uint16_t",
+}
+
+
+class Library(NamedTuple):
+    """A C library that is a model, or a part of one.
+
+    Attributes:
+        model: What it computes.
+        part: The part's name; empty for a whole model.
+    """
+
+    model: DescribedModel
+    part: str = ""
+
+
+class _Tensors(NamedTuple):
+    """All tensors that C libraries read and write: inputs, outputs, and what parts hand to each other.
+
+    Attributes:
+        table: The tensors; the place of each is its number.
+        arguments: The places of each library's inputs.
+        results: The places of each library's outputs.
+        copies: The place of an output that no library writes, and that of its values.
+    """
+
+    table: list[Json]
+    arguments: list[list[int]]
+    results: list[list[int]]
+    copies: list[tuple[int, int]]
+
+
+def namespace(model: str) -> str:
+    """Return the namespace of a model with a prefix in C.
+
+    >>> namespace("digits"), namespace("float")
+    ('digits', 'float_')
+    """
+    return f"{model}_" if model in _RESERVED else model
+
+
+def write_header(model: DescribedModel, libraries: Sequence[Library]) -> str:
+    """Return the header of a model whose libraries run one after the other."""
+    tensors = _place_tensors(model.signature, libraries)
+    names = [f"{library.model.name}.h" for library in libraries]
+    values = {
+        "TITLE": model.name,
+        "NAME": model.prefix.upper(),
+        "NAMESPACE": namespace(model.prefix),
+        "HEADERS": ", ".join(names),
+        "INCLUDES": "\n".join(f'#include "{name}"' for name in names),
+        "TENSORS": "\n".join(f"//   {line}" for line in describe_tensors(model.signature)),
+        "EXAMPLE": "\n".join(f"//   {line}" for line in write_example(model)),
+        "STATUSES": "\n".join(_list_statuses()),
+        "LIBRARIES": "\n".join(_write_libraries(libraries, tensors)).rstrip(),
+        "LIBRARY_NAMES": ", ".join(f"{library.model.prefix}_library" for library in libraries),
+        "INPUT_COUNT": str(len(model.signature["inputs"])),
+        "OUTPUT_COUNT": str(len(model.signature["outputs"])),
+        **_write_table(tensors),
+    }
+    return render_template("model.hpp", values)
+
+
+def render_template(name: str, values: Mapping[str, str]) -> str:
+    """Return a template with `@NAME@` replaced by values, whose own text stays as it is."""
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], text)
+
+
+def write_example(model: DescribedModel) -> list[str]:
+    """Return the lines of C++ that make a model and run it once."""
+    names: dict[str, list[str]] = {}
+    memory = []
+    for direction in ("inputs", "outputs"):
+        tensors, word = model.signature[direction], direction.removesuffix("s")
+        names[direction] = [
+            word if len(tensors) == 1 else f"{word}{i}" for i in range(len(tensors))
+        ]
+        for name, tensor in zip(names[direction], tensors, strict=True):
+            kind = _TYPES.get(tensor["dtype"], f"std::{tensor['dtype']}_t")
+            memory.append(f"std::vector<{kind}> {name}({math.prod(tensor['shape'])});")
+    inputs, outputs = (", ".join(names[direction]) for direction in ("inputs", "outputs"))
+    return [
+        f"{namespace(model.prefix)}::Model model;",
+        *memory,
+        f"model.run({{{inputs}}}, {{{outputs}}});",
+    ]
+
+
+def _place_tensors(
+    signature: Mapping[str, Sequence[Json]], libraries: Sequence[Library]
+) -> _Tensors:
+    """Return which tensors each library reads and writes; what no library before it writes is an input."""
+    inputs, outputs = signature["inputs"], signature["outputs"]
+    table = [*inputs, *outputs]
+    places = {_key(tensor): place for place, tensor in enumerate(inputs)}
+    free = {_key(tensor): len(inputs) + i for i, tensor in reversed(list(enumerate(outputs)))}
+    arguments, results = [], []
+    for library in libraries:
+        arguments.append([places[_key(tensor)] for tensor in library.model.signature["inputs"]])
+        written = []
+        for tensor in library.model.signature["outputs"]:
+            place = free.pop(_key(tensor), len(table))
+            if place == len(table):
+                table.append(tensor)
+            places[_key(tensor)] = place
+            written.append(place)
+        results.append(written)
+    copies = [
+        (place, places[_key(tensor)])
+        for place, tensor in enumerate(outputs, len(inputs))
+        if places[_key(tensor)] != place
+    ]
+    return _Tensors(table, arguments, results, copies)
+
+
+def _key(tensor: Json) -> tuple[str, str, tuple[int, ...]]:
+    return tensor["name"], tensor["dtype"], tuple(tensor["shape"])
+
+
+def _list_statuses() -> Iterator[str]:
+    """Yield an enumerator for each status of the C libraries' header."""
+    for name, number in _STATUS.findall(c_library.read_header_template()):
+        yield f"  {name.lower()} = {number},"
+
+
+def _write_libraries(libraries: Sequence[Library], tensors: _Tensors) -> Iterator[str]:
+    """Yield the class of each C library's functions."""
+    for library, arguments, results in zip(
+        libraries, tensors.arguments, tensors.results, strict=True
+    ):
+        values = {
+            "PREFIX": library.model.prefix,
+            "NAME": library.model.prefix.upper(),
+            "PART": c_string(f"{library.part}: " if library.part else ""),
+            "ARGUMENT_COUNT": str(len(arguments)),
+            "ARGUMENTS": ", ".join(map(str, arguments)),
+            "RESULT_COUNT": str(len(results)),
+            "RESULTS": ", ".join(map(str, results)),
+        }
+        yield render_template("library.hpp", values)
+
+
+def _write_table(tensors: _Tensors) -> dict[str, str]:
+    """Return the C++ of the tensors, their shapes, and which of them are copied."""
+    shapes, rows = [], []
+    for place, tensor in enumerate(tensors.table):
+        shape = tensor["shape"]
+        span = f"{{shape{place}, {len(shape)}}}" if shape else "{}"
+        if shape:
+            lengths = ", ".join(map(str, shape))
+            shapes.append(f"inline constexpr std::int64_t shape{place}[] = {{{lengths}}};")
+        fields = (c_string(tensor["name"]), c_string(tensor["dtype"]), span)
+        rows.append(f"\n    {{{', '.join(fields)}, {TensorSpec.from_json(tensor).bytes}}},")
+    return {
+        "SHAPES": "\n".join(shapes),
+        "TENSOR_COUNT": str(len(rows)),
+        "TENSOR_TABLE": "".join(rows),
+        "COPY_COUNT": str(len(tensors.copies)),
+        "COPIES": ", ".join(f"{{{output}, {source}}}" for output, source in tensors.copies),
+    }

@@ -1,0 +1,24 @@
+struct @PREFIX@_library {
+  using Context = ::@PREFIX@_context;
+  using Buffer = ::@PREFIX@_buffer;
+  using Options = ::@PREFIX@_options;
+  static constexpr std::uint32_t abi = @NAME@_ABI;
+  static constexpr const char* name = @PART@;
+  static constexpr std::array<std::size_t, @ARGUMENT_COUNT@> arguments = {@ARGUMENTS@};
+  static constexpr std::array<std::size_t, @RESULT_COUNT@> results = {@RESULTS@};
+
+  static int create(const Options* options, Context** context) { return @PREFIX@_create(options, context); }
+  static int run(Context* context, const Buffer* inputs, std::size_t input_size, const Buffer* outputs,
+                 std::size_t output_size) {
+    return @PREFIX@_run(context, inputs, input_size, outputs, output_size);
+  }
+  static int destroy(Context* context) { return @PREFIX@_destroy(context); }
+  static const char* message(int status) { return @PREFIX@_message(status); }
+  static const char* missing_feature() { return @PREFIX@_missing_feature(); }
+  static std::uint32_t threads(const Context* context) { return @PREFIX@_threads(context); }
+  static std::size_t kernel_count() { return @PREFIX@_kernel_count(); }
+  static const char* kernel_name(std::size_t kernel) { return @PREFIX@_kernel_name(kernel); }
+  static int profile(Context* context, void (*hook)(void*, std::size_t, std::uint64_t), void* user) {
+    return @PREFIX@_profile(context, hook, user);
+  }
+};

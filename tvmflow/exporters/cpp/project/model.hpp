@@ -1,0 +1,515 @@
+// @TITLE@ in C++17: classes over the functions of @HEADERS@.
+//
+@TENSORS@
+//
+@EXAMPLE@
+#ifndef @NAME@_HPP_
+#define @NAME@_HPP_
+
+@INCLUDES@
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <initializer_list>
+#include <iterator>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+// A namespace of its own keeps a model's name apart from functions of the C library: `time::Model` works.
+inline namespace tvmflow_models {
+namespace @NAMESPACE@ {
+
+// What went wrong: the numbers of the C library's header, and three that only this header finds.
+enum class Status : int {
+@STATUSES@
+  unknown_name = -1,   // there is no input or output of this name
+  wrong_dtype = -2,    // values of another type than the model's
+  repeated_tensor = -3 // an input or output is named twice
+};
+
+// An error whose what() is a message for people.
+class Error : public std::runtime_error {
+ public:
+  Error(Status status, const std::string& message) : std::runtime_error("@TITLE@: " + message), status_(status) {}
+  Status status() const noexcept { return status_; }
+
+ private:
+  Status status_;
+};
+
+// Values that lie one after the other: what std::span of C++20 is.
+template <typename T>
+class Span {
+ public:
+  constexpr Span() = default;
+  constexpr Span(T* data, std::size_t size) : data_(data), size_(size) {}
+
+  constexpr T* data() const { return data_; }
+  constexpr std::size_t size() const { return size_; }
+  constexpr T* begin() const { return data_; }
+  constexpr T* end() const { return data_ + size_; }
+  constexpr T& operator[](std::size_t index) const { return data_[index]; }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// An input or output of the model; `dtype` is NumPy's name: float32, int64, bool, ...
+struct Tensor {
+  std::string_view name;
+  std::string_view dtype;
+  Span<const std::int64_t> shape;
+  std::size_t bytes;
+
+  constexpr std::size_t size() const {
+    std::size_t count = 1;
+    for (std::int64_t length : shape) count *= static_cast<std::size_t>(length);
+    return count;
+  }
+
+  // "float32 [1, 3, 224, 224]"
+  std::string type() const {
+    std::string text;
+    for (std::int64_t length : shape) text += (text.empty() ? "" : ", ") + std::to_string(length);
+    return std::string(dtype) + " [" + text + "]";
+  }
+};
+
+// Called with each task below the number of tasks, on any thread.
+class Body {
+ public:
+  Body(void (*function)(void*, std::uint32_t), void* argument) : function_(function), argument_(argument) {}
+  void operator()(std::uint32_t task) const { function_(argument_, task); }
+
+ private:
+  void (*function_)(void*, std::uint32_t);
+  void* argument_;
+};
+
+// None of these functions may throw, but for `allocate`.
+struct Options {
+  // The caller's included; 0: one for each CPU that the process may use.
+  std::uint32_t threads = 0;
+  // Memory aligned to so many bytes, and its return; both or none.
+  std::function<void*(std::size_t bytes, std::size_t alignment)> allocate;
+  std::function<void(void* memory)> release;
+  // Calls the body for each task, and returns when all calls have returned. In place of threads of the library's own.
+  std::function<void(std::uint32_t tasks, Body body)> parallel_for;
+};
+
+// Called after each kernel with its name and the time that it took.
+using Hook = std::function<void(std::string_view kernel, std::uint64_t nanoseconds)>;
+
+namespace detail {
+
+template <typename Values>
+using Element = std::remove_reference_t<decltype(*std::data(std::declval<Values&>()))>;
+
+// NumPy's name of a type; "bytes" for std::byte, which may be values of any type; empty for types that it has no name
+// for, such as those of 16-bit floating-point numbers.
+template <typename T>
+constexpr std::string_view dtype_of() {
+  using Value = std::remove_cv_t<T>;
+  constexpr std::size_t bytes = sizeof(Value);
+  if constexpr (std::is_same_v<Value, bool>) {
+    return "bool";
+  } else if constexpr (std::is_same_v<Value, std::byte>) {
+    return "bytes";
+  } else if constexpr (std::is_floating_point_v<Value>) {
+    return bytes == 4 ? "float32" : bytes == 8 ? "float64" : "";
+  } else if constexpr (!std::is_integral_v<Value>) {
+    return "";
+  } else if constexpr (std::is_signed_v<Value>) {
+    return bytes == 1 ? "int8" : bytes == 2 ? "int16" : bytes == 4 ? "int32" : "int64";
+  } else {
+    return bytes == 1 ? "uint8" : bytes == 2 ? "uint16" : bytes == 4 ? "uint32" : "uint64";
+  }
+}
+
+// The caller's values for a tensor.
+template <typename Pointer>
+struct View {
+  std::string_view tensor;  // its name; empty: the one in the same place
+  Pointer data;
+  std::size_t size;
+  std::size_t item_bytes;
+  std::string_view dtype;
+};
+
+template <typename Pointer, typename Values>
+View<Pointer> view_of(std::string_view name, Values& values) {
+  using Value = Element<Values>;
+  static_assert(std::is_trivially_copyable_v<Value>, "tensors are plain numbers");
+  return {name, std::data(values), std::size(values), sizeof(Value), dtype_of<Value>()};
+}
+
+// Tells whether values of a type can be those of a tensor. Where C++ has no type, unsigned integers hold the bits.
+inline bool has_type(const Tensor& tensor, std::string_view dtype, std::size_t item_bytes) {
+  if (dtype == tensor.dtype || dtype == "bytes") return true;
+  const bool is_same_size = item_bytes * tensor.size() == tensor.bytes;
+  const bool is_plain = tensor.dtype.substr(0, 3) == "int" || tensor.dtype.substr(0, 4) == "uint" ||
+                        tensor.dtype == "float32" || tensor.dtype == "float64";
+  return is_same_size && (dtype.empty() || (!is_plain && dtype.substr(0, 4) == "uint"));
+}
+
+// Throws Error when values are not those of a tensor.
+template <typename Pointer>
+void check_view(const View<Pointer>& view, const Tensor& tensor, const char* kind) {
+  const std::string takes = std::string(kind) + " '" + std::string(tensor.name) + "' is " + tensor.type();
+  if (!has_type(tensor, view.dtype, view.item_bytes)) {
+    throw Error(Status::wrong_dtype, takes + ", not " + (view.dtype.empty() ? "of this type" : std::string(view.dtype)));
+  }
+  if (view.size * view.item_bytes != tensor.bytes) {
+    const std::size_t size = tensor.bytes / view.item_bytes;
+    throw Error(Status::wrong_size, takes + ": " + std::to_string(size) + " values, not " + std::to_string(view.size));
+  }
+}
+
+// Returns the place of a tensor. Throws Error when there is none of this name, or in this place.
+inline std::size_t find(Span<const Tensor> tensors, std::string_view name, const char* kind) {
+  std::string names;
+  for (const Tensor& tensor : tensors) {
+    if (tensor.name == name) return static_cast<std::size_t>(&tensor - tensors.begin());
+    names += (names.empty() ? "'" : ", '") + std::string(tensor.name) + "'";
+  }
+  throw Error(Status::unknown_name, "there is no " + std::string(kind) + " '" + std::string(name) + "' (there is " +
+                                        (names.empty() ? "none" : names) + ")");
+}
+
+inline std::size_t find(Span<const Tensor> tensors, std::size_t place, const char* kind) {
+  if (place < tensors.size()) return place;
+  throw Error(Status::wrong_count, "there is no " + std::string(kind) + " " + std::to_string(place) + " (there are " +
+                                       std::to_string(tensors.size()) + ", counted from 0)");
+}
+
+// The functions of a C library, and the tensors that it takes and computes, by their places in `tensors`.
+@LIBRARIES@
+
+// The inputs and outputs of the model, and what its parts hand to each other.
+@SHAPES@
+inline constexpr std::array<Tensor, @TENSOR_COUNT@> tensors = {{@TENSOR_TABLE@}};
+inline constexpr std::size_t input_count = @INPUT_COUNT@, output_count = @OUTPUT_COUNT@;
+// Outputs that are an input or another output as well: the place of each, and that of its values.
+inline constexpr std::array<std::pair<std::size_t, std::size_t>, @COPY_COUNT@> copies = {{@COPIES@}};
+
+inline constexpr std::size_t alignment = 64;
+
+// Memory for the tensors in some places of `tensors`, aligned, and 0 at first.
+class Memory {
+ public:
+  Memory() = default;
+  Memory(const Options& options, std::size_t first, std::size_t end, void** addresses) : options_(&options) {
+    std::size_t bytes = 0;
+    for (std::size_t i = first; i < end; ++i) bytes += padded(tensors[i].bytes);
+    if (bytes == 0) return;
+    if (options.allocate) {
+      data_ = options.allocate(bytes, alignment);
+    } else {
+      data_ = ::operator new(bytes, std::align_val_t(alignment), std::nothrow);
+    }
+    if (!data_) throw Error(Status::no_memory, "there are no " + std::to_string(bytes) + " bytes of memory");
+    std::memset(data_, 0, bytes);
+    char* address = static_cast<char*>(data_);
+    for (std::size_t i = first; i < end; address += padded(tensors[i++].bytes)) addresses[i] = address;
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(Memory&& other) noexcept {
+    std::swap(options_, other.options_);
+    std::swap(data_, other.data_);
+    return *this;
+  }
+  explicit operator bool() const { return data_; }
+  ~Memory() {
+    if (!data_) return;
+    if (options_->release) {
+      options_->release(data_);
+    } else {
+      ::operator delete(data_, std::align_val_t(alignment));
+    }
+  }
+
+ private:
+  static constexpr std::size_t padded(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+
+  const Options* options_ = nullptr;
+  void* data_ = nullptr;
+};
+
+// A context of a C library.
+template <typename Library>
+class Context {
+ public:
+  // The options stay where they are as long as the context exists.
+  explicit Context(Options& options) {
+    typename Library::Options chosen{};
+    chosen.abi = Library::abi;
+    chosen.threads = options.threads;
+    chosen.user = &options;
+    if (options.allocate) chosen.allocate = allocate;
+    if (options.release) chosen.release = release;
+    if (options.parallel_for) chosen.parallel_for = parallel_for;
+    check(Library::create(&chosen, &context_));
+  }
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+  ~Context() { Library::destroy(context_); }
+
+  void run(void* const* addresses) {
+    std::array<typename Library::Buffer, Library::arguments.size()> inputs;
+    std::array<typename Library::Buffer, Library::results.size()> outputs;
+    fill(inputs, Library::arguments, addresses);
+    fill(outputs, Library::results, addresses);
+    check(Library::run(context_, inputs.data(), inputs.size(), outputs.data(), outputs.size()));
+  }
+
+  std::uint32_t threads() const { return Library::threads(context_); }
+
+  // The hook stays where it is until the next call of this function.
+  void profile(const Hook* hook) {
+    check(Library::profile(context_, hook ? report : nullptr, this));
+    hook_ = hook;
+    for (std::size_t i = kernels_.size(); i < Library::kernel_count(); ++i) {
+      kernels_.push_back(Library::name + std::string(Library::kernel_name(i)));
+    }
+  }
+
+ private:
+  template <std::size_t size>
+  static void fill(std::array<typename Library::Buffer, size>& buffers, const std::array<std::size_t, size>& places,
+                   void* const* addresses) {
+    for (std::size_t i = 0; i < size; ++i) buffers[i] = {addresses[places[i]], tensors[places[i]].bytes};
+  }
+
+  static void check(int status) {
+    if (status == static_cast<int>(Status::ok)) return;
+    const char* feature = Library::missing_feature();
+    const bool is_named = status == static_cast<int>(Status::missing_feature) && feature;
+    throw Error(Status(status), std::string(Library::name) + Library::message(status) +
+                                    (is_named ? ": " + std::string(feature) : ""));
+  }
+
+  static void* allocate(void* user, std::size_t bytes, std::size_t alignment_bytes) noexcept {
+    try {
+      return static_cast<Options*>(user)->allocate(bytes, alignment_bytes);
+    } catch (...) {
+      return nullptr;
+    }
+  }
+  static void release(void* user, void* memory) noexcept { static_cast<Options*>(user)->release(memory); }
+  static void parallel_for(void* user, std::uint32_t tasks, void (*body)(void*, std::uint32_t), void* argument) noexcept {
+    static_cast<Options*>(user)->parallel_for(tasks, Body(body, argument));
+  }
+  static void report(void* user, std::size_t kernel, std::uint64_t nanoseconds) noexcept {
+    const Context& context = *static_cast<Context*>(user);
+    (*context.hook_)(context.kernels_[kernel], nanoseconds);
+  }
+
+  typename Library::Context* context_ = nullptr;
+  const Hook* hook_ = nullptr;
+  std::vector<std::string> kernels_;
+};
+
+// A context of each library, to be called one after the other.
+template <typename... Library>
+struct Contexts : Context<Library>... {
+  static constexpr bool are_several = sizeof...(Library) > 1;
+
+  explicit Contexts(Options& options) : Context<Library>(options)... {}
+
+  void run(void* const* addresses) { (Context<Library>::run(addresses), ...); }
+  void profile(const Hook* hook) { (Context<Library>::profile(hook), ...); }
+  std::uint32_t threads() const { return (std::max)({Context<Library>::threads()...}); }
+};
+
+using ModelContexts = Contexts<@LIBRARY_NAMES@>;
+
+}  // namespace detail
+
+// The caller's values for an input: a vector, an array, a Span, ... of numbers, which is not copied; 64 bytes of
+// alignment spare a copy in the library. Inputs without a name are those in the same places of inputs().
+class Input : public detail::View<const void*> {
+ public:
+  template <typename Values, typename = detail::Element<const Values>>
+  Input(const Values& values) : Input(std::string_view(), values) {}
+  template <typename Values, typename = detail::Element<const Values>>
+  Input(std::string_view name, const Values& values) : View(detail::view_of<const void*>(name, values)) {}
+};
+
+// The caller's memory for an output.
+class Output : public detail::View<void*> {
+ public:
+  template <typename Values, typename = std::enable_if_t<!std::is_const_v<detail::Element<Values>>>>
+  Output(Values&& values) : Output(std::string_view(), values) {}
+  template <typename Values, typename = std::enable_if_t<!std::is_const_v<detail::Element<Values>>>>
+  Output(std::string_view name, Values&& values) : View(detail::view_of<void*>(name, values)) {}
+};
+
+// The model, ready to run. It serves one call at a time: make one for each thread; all share the weights.
+class Model {
+ public:
+  explicit Model(Options options = {}) : state_(std::make_unique<State>(std::move(options))) {}
+
+  static constexpr Span<const Tensor> inputs() { return {detail::tensors.data(), detail::input_count}; }
+  static constexpr Span<const Tensor> outputs() {
+    return {detail::tensors.data() + detail::input_count, detail::output_count};
+  }
+
+  // Computes the outputs in the caller's memory: `model.run({pixels}, {scores})`, or by name,
+  // `model.run({{"data", pixels}}, {{"scores", scores}})`.
+  void run(std::initializer_list<Input> in, std::initializer_list<Output> out) {
+    run(in.begin(), in.size(), out.begin(), out.size());
+  }
+  void run(const std::vector<Input>& in, const std::vector<Output>& out) {
+    run(in.data(), in.size(), out.data(), out.size());
+  }
+
+  // The model's own memory for an input, to be written before run(): `model.input<float>("data")`, or by place.
+  template <typename T, typename Key = std::size_t>
+  Span<T> input(const Key& key) {
+    return own_memory<T>(detail::find(inputs(), key, "input"), "input");
+  }
+
+  // Computes the outputs from the inputs in the model's own memory.
+  void run() {
+    allocate();
+    run(state().own);
+  }
+
+  // What run() computed, until the next call.
+  template <typename T, typename Key = std::size_t>
+  Span<const T> output(const Key& key) {
+    const Span<T> memory = own_memory<T>(detail::input_count + detail::find(outputs(), key, "output"), "output");
+    return {memory.data(), memory.size()};
+  }
+
+  // The threads that compute, the caller's included.
+  std::uint32_t threads() const { return state().contexts.threads(); }
+
+  // Lets a function be called after each kernel; an empty one: no more.
+  void profile(Hook hook) {
+    const Call call(state());
+    auto kept = std::make_unique<Hook>(std::move(hook));
+    const Hook* called = *kept ? kept.get() : nullptr;
+    state().contexts.profile(called);
+    state().hook = std::move(kept);
+  }
+
+ private:
+  using Addresses = std::array<void*, detail::tensors.size()>;
+  static constexpr std::size_t outer_count = detail::input_count + detail::output_count;
+
+  // Everything that C code has the address of.
+  struct State {
+    explicit State(Options chosen)
+        : options(std::move(chosen)), contexts(options),
+          between(options, outer_count, detail::tensors.size(), own.data()) {}
+
+    Options options;
+    std::unique_ptr<Hook> hook;
+    detail::ModelContexts contexts;
+    Addresses own{};
+    detail::Memory between, outer;
+    std::atomic_flag is_busy = ATOMIC_FLAG_INIT;
+  };
+
+  // A call in progress. Throws Error when there is one already.
+  class Call {
+   public:
+    explicit Call(State& state) : flag_(state.is_busy) {
+      if (!flag_.test_and_set(std::memory_order_acquire)) return;
+      throw Error(Status::busy, "the model is in use by another thread: make one for each thread");
+    }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+    ~Call() { flag_.clear(std::memory_order_release); }
+
+   private:
+    std::atomic_flag& flag_;
+  };
+
+  State& state() const {
+    if (state_) return *state_;
+    throw Error(Status::null_argument, "this model was moved to another variable");
+  }
+
+  void run(const Input* in, std::size_t in_count, const Output* out, std::size_t out_count) {
+    Addresses addresses = state().own;
+    place(in, in_count, inputs(), "input", addresses.data());
+    place(out, out_count, outputs(), "output", addresses.data() + detail::input_count);
+    if (detail::ModelContexts::are_several || !detail::copies.empty()) check_overlap(addresses);
+    run(addresses);
+  }
+
+  void run(const Addresses& addresses) {
+    const Call call(state());
+    state().contexts.run(addresses.data());
+    for (const auto& [output, source] : detail::copies) {
+      std::memcpy(addresses[output], addresses[source], detail::tensors[source].bytes);
+    }
+  }
+
+  // Writes the address of each tensor's values. Throws Error when there are too few or too many, or others.
+  template <typename View>
+  static void place(const View* views, std::size_t count, Span<const Tensor> tensors, const char* kind, void** addresses) {
+    if (count != tensors.size()) {
+      throw Error(Status::wrong_count, "takes " + std::to_string(tensors.size()) + " " + kind +
+                                           (tensors.size() == 1 ? "" : "s") + ", not " + std::to_string(count));
+    }
+    std::array<bool, outer_count> is_placed{};
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t place = views[i].tensor.empty() ? i : detail::find(tensors, views[i].tensor, kind);
+      detail::check_view(views[i], tensors[place], kind);
+      if (is_placed[place]) {
+        throw Error(Status::repeated_tensor, std::string(kind) + " '" + std::string(tensors[place].name) + "' is there twice");
+      }
+      is_placed[place] = true;
+      addresses[place] = const_cast<void*>(static_cast<const void*>(views[i].data));
+    }
+  }
+
+  // Throws Error when an output shares memory with an input or another output.
+  static void check_overlap(const Addresses& addresses) {
+    const auto begin = [&](std::size_t i) { return reinterpret_cast<std::uintptr_t>(addresses[i]); };
+    for (std::size_t output = detail::input_count; output < outer_count; ++output) {
+      for (std::size_t other = 0; other < output; ++other) {
+        if (begin(output) < begin(other) + detail::tensors[other].bytes &&
+            begin(other) < begin(output) + detail::tensors[output].bytes) {
+          throw Error(Status::overlap, "output '" + std::string(detail::tensors[output].name) + "' shares memory with '" +
+                                           std::string(detail::tensors[other].name) + "'");
+        }
+      }
+    }
+  }
+
+  void allocate() {
+    if (!state().outer) state().outer = detail::Memory(state().options, 0, outer_count, state().own.data());
+  }
+
+  template <typename T>
+  Span<T> own_memory(std::size_t place, const char* kind) {
+    allocate();
+    const Tensor& tensor = detail::tensors[place];
+    const Span<T> memory(static_cast<T*>(state().own[place]), tensor.bytes / sizeof(T));
+    detail::check_view(detail::view_of<const void*>("", memory), tensor, kind);
+    return memory;
+  }
+
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace @NAMESPACE@
+}  // namespace tvmflow_models
+
+#endif  // @NAME@_HPP_

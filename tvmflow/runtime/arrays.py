@@ -1,0 +1,135 @@
+"""Arrays of a caller as libraries read and write them: dense, in C order, in memory that the CPU reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from tvmflow.core.errors import BundleError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tvmflow.core.types import TensorSpec
+
+    Array = np.ndarray[Any, Any]
+
+ALIGNMENT: Final = 64
+"""Kernels rely on tensors that begin at a multiple of so many bytes."""
+
+# The devices in DLPack whose memory the CPU reaches: kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged.
+_HOST_DEVICES: Final = (1, 3, 11, 13)
+
+
+def allocate_aligned(spec: TensorSpec) -> Array:
+    """Return an array of zeros with the alignment that kernels rely on."""
+    import numpy as np
+
+    dtype = np.dtype(spec.dtype)
+    size = int(np.prod(spec.shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -address_of(raw) % ALIGNMENT
+    array: Array = raw[start : start + size].view(dtype).reshape(spec.shape)
+    return array
+
+
+def align(array: Array, spec: TensorSpec) -> Array:
+    """Return an array as kernels take it: itself, or a copy of it where it is not aligned, or read-only."""
+    import numpy as np
+
+    if address_of(array) % ALIGNMENT == 0 and array.flags.writeable:
+        return array
+    aligned = allocate_aligned(spec)
+    np.copyto(aligned, array)
+    return aligned
+
+
+def address_of(array: Array) -> int:
+    """Return where the elements of an array are."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def as_array(value: Any) -> Array | None:
+    """Return a tensor of any library as an array that shares its memory; None for anything else.
+
+    That is what NumPy, DLPack (torch, JAX, CuPy in the CPU's memory) and Python's buffer protocol know.
+    """
+    import numpy as np
+
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "__dlpack_device__"):
+        if value.__dlpack_device__()[0] not in _HOST_DEVICES:
+            return None
+        # torch gives no view of a tensor that is part of a graph
+        value = value.detach() if getattr(value, "requires_grad", False) else value
+        return np.from_dlpack(value)
+    try:
+        return np.asarray(memoryview(value))
+    except (TypeError, ValueError):
+        return None
+
+
+def match_inputs(
+    specs: tuple[TensorSpec, ...], feed: Mapping[str, Any], takes: object
+) -> list[Array]:
+    """Return the arrays of a feed in the order of the inputs, dense; they share its memory where that is dense.
+
+    Args:
+        specs: The inputs.
+        feed: A tensor for each of them by name.
+        takes: The model, for messages.
+
+    Raises:
+        BundleError: a ValueError that names every input that does not fit.
+    """
+    import numpy as np
+
+    arrays, problems = _match("input", specs, feed)
+    problems += [f"input '{spec.name}' is missing" for spec in specs if spec.name not in feed]
+    if problems:
+        raise BundleError("; ".join(problems), fix=f"this model takes {takes!r}")
+    return [np.ascontiguousarray(arrays[spec.name]) for spec in specs]
+
+
+def match_outputs(
+    specs: tuple[TensorSpec, ...], out: Mapping[str, Any] | None, gives: object
+) -> list[Array | None]:
+    """Return the arrays that take outputs, in the order of the outputs; None for those that `out` lacks.
+
+    Raises:
+        BundleError: a ValueError that names every array that does not fit.
+    """
+    if not out:
+        return [None] * len(specs)
+    arrays, problems = _match("output", specs, out)
+    for name, array in arrays.items():
+        if not (array.flags.writeable and array.flags.c_contiguous):
+            problems.append(f"the array for output '{name}' is not writable and dense in C order")
+    if problems:
+        raise BundleError("; ".join(problems), fix=f"this model is {gives!r}")
+    return [arrays.get(spec.name) for spec in specs]
+
+
+def _match(
+    kind: str, specs: tuple[TensorSpec, ...], tensors: Mapping[str, Any]
+) -> tuple[dict[str, Array], list[str]]:
+    """Return tensors as arrays by name, and a clause for each that is unknown or of another shape or dtype."""
+    expected = {spec.name: spec for spec in specs}
+    problems = [f"there is no {kind} '{name}'" for name in tensors if name not in expected]
+    arrays = {}
+    for name in expected.keys() & tensors.keys():
+        spec, array = expected[name], as_array(tensors[name])
+        if array is None:
+            kind_of = type(tensors[name]).__name__
+            problems.append(
+                f"{kind} '{name}' is a {kind_of}, which is no array in the CPU's memory"
+            )
+            continue
+        arrays[name] = array
+        if array.shape != spec.shape:
+            problems.append(f"{kind} '{name}' has shape {array.shape}, not {spec.shape}")
+        if str(array.dtype) != spec.dtype:
+            problems.append(f"{kind} '{name}' has dtype {array.dtype}, not {spec.dtype}")
+    return arrays, problems

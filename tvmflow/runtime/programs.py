@@ -1,0 +1,65 @@
+"""The code of a model behind one interface, whoever executes it: C code of its own, or TVM's virtual machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tvmflow.core.types import TensorSpec
+
+if TYPE_CHECKING:
+    from tvmflow.runtime.arrays import Array
+
+Record = Callable[[str, float], None]
+"""Receives the name of an operator and the seconds of one call of it."""
+
+Call = Callable[[], object]
+"""Calls a model with inputs that are in place."""
+
+
+Main = Callable[..., list[Any]]
+"""The function of a part: tensors to tensors."""
+
+
+class Program(Protocol):
+    """The code of a model."""
+
+    @property
+    def threads(self) -> int:
+        """The threads that a call uses, the calling one included."""
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
+        """Return the outputs for inputs; in place of None there is an array that takes an output."""
+        ...
+
+    def bound(self, inputs: Sequence[Array]) -> AbstractContextManager[Call]:
+        """Give a call with inputs that are in place; outputs stay where the program puts them."""
+        ...
+
+    def profiled(self, inputs: Sequence[Array], record: Record) -> AbstractContextManager[Call]:
+        """Give such a call, which reports each operator."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until all calls have ended: those of a GPU return earlier."""
+
+
+class PartProgram(Program, Protocol):
+    """The code of a part of a model: tensors stay where it computes with them."""
+
+    def place(self, tensor: Any, spec: TensorSpec) -> Any:
+        """Return an array, or the tensor of another part, as a tensor of this part."""
+        ...
+
+    def main(self, *tensors: Any) -> list[Any]:
+        """Return the outputs as tensors that are valid until the next call."""
+        ...
+
+    def profiled_main(self, record: Record) -> Main:
+        """Return another `main`, which is slower and reports each operator."""
+        ...
+
+    def fetch(self, tensor: Any) -> Array:
+        """Return one of its tensors as an array that is valid until the next call."""
+        ...

@@ -1,0 +1,292 @@
+"""Libraries that TVM's virtual machine runs: its runtime without the compiler, calls, and tensors in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tvmflow.core.types import TensorSpec
+from tvmflow.runtime.arrays import align, allocate_aligned
+from tvmflow.runtime.programs import Call, Record
+from tvmflow.runtime.threads import ThreadPool
+from tvmflow.targets.backends import cpu
+from tvmflow.targets.backends._base import Backend
+
+if TYPE_CHECKING:
+    from tvmflow.runtime.arrays import Array
+
+# AllocatorType::kPooled in tvm/runtime/memory/memory_manager.h
+_POOLED_ALLOCATOR: Final = 2
+
+
+class ExecutionDevice:
+    """The device of a backend in this process: a library runs there, and its tensors are there."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    @property
+    def is_host(self) -> bool:
+        """True where tensors are in the memory that numpy uses."""
+        return self._backend.RUNS_ON_HOST_CPU
+
+    @property
+    def allocators(self) -> tuple[int, ...]:
+        """The arguments of `vm_initialization`: type, number and allocator of each device, the CPU last."""
+        own, host = self._backend.DLPACK_DEVICE_TYPE, cpu.DLPACK_DEVICE_TYPE
+        types = (host,) if self.is_host else (own, host)
+        return tuple(number for type_ in types for number in (type_, 0, _POOLED_ALLOCATOR))
+
+    def holds(self, tensor: Any) -> bool:
+        """Return whether one of the runtime's tensors is on this device."""
+        return bool(tensor.device.dlpack_device_type() == self._backend.DLPACK_DEVICE_TYPE)
+
+    def allocate(self, spec: TensorSpec) -> Any:
+        """Return a tensor of the runtime with undefined content."""
+        import tvm_ffi
+
+        if self.is_host:
+            return view_tensor(allocate_aligned(spec))
+        allocate = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")
+        shape, dtype = tvm_ffi.Shape(spec.shape), tvm_ffi.dtype(spec.dtype)
+        return allocate(shape, dtype, self._device, None)
+
+    def synchronize(self) -> None:
+        """Wait until all calls and copies on this device have ended: those of a GPU return earlier."""
+        if not self.is_host:
+            _synchronize(self._device)
+
+    def load_runtime(self) -> None:
+        """Load what libraries need of TVM and of the backend, into this process."""
+        import tvm_ffi
+
+        for name in ("tvm_runtime", "tvm_runtime_extra"):
+            tvm_ffi.libinfo.load_lib_ctypes("apache-tvm", name, "RTLD_GLOBAL")
+        self._backend.load_runtime()
+
+    @property
+    def _device(self) -> Any:
+        import tvm_ffi
+
+        return tvm_ffi.device(self._backend.DLPACK_DEVICE_TYPE, 0)
+
+
+CPU: Final = ExecutionDevice(cpu)
+
+
+def view_tensor(array: Array) -> Any:
+    """Return the runtime's view of an aligned array."""
+    import tvm_ffi
+
+    return tvm_ffi.from_dlpack(array)
+
+
+def _copy(source: Any, destination: Any) -> None:
+    """Begin to copy the content of one of the runtime's tensors to another of the same shape and dtype."""
+    import tvm_ffi
+
+    tvm_ffi.get_global_func("runtime.TVMTensorCopyFromTo")(source, destination)
+
+
+def copy_and_wait(source: Any, destination: Any) -> None:
+    """Copy the content of one of the runtime's tensors to another, and wait until the copy has ended."""
+    _copy(source, destination)
+    for tensor in (source, destination):
+        if not CPU.holds(tensor):
+            _synchronize(tensor.device)
+
+
+def _synchronize(device: Any) -> None:
+    import tvm_ffi
+
+    tvm_ffi.get_global_func("runtime.Device_StreamSync")(device, 0)
+
+
+class InputBuffer:
+    """An input of a library: `array` is filled by the caller; `tensor` is what `main` takes after `send()`."""
+
+    def __init__(self, spec: TensorSpec, device: ExecutionDevice) -> None:
+        self.array = allocate_aligned(spec)
+        self._host_tensor = view_tensor(self.array)
+        self.tensor = self._host_tensor if device.is_host else device.allocate(spec)
+
+    def send(self) -> None:
+        """Begin to copy the array's content to the device."""
+        if self.tensor is not self._host_tensor:
+            _copy(self._host_tensor, self.tensor)
+
+
+class VirtualMachine:
+    """A library with one compiled model, and the virtual machine that runs it: one call at a time.
+
+    Args:
+        library: The library as TVM's runtime loads it.
+        inputs: The inputs of the model.
+        device: The device that it was compiled for.
+        weights: The runtime's tensors that `main` takes after the inputs.
+        pool: The threads that kernels run in.
+    """
+
+    def __init__(
+        self,
+        library: Any,
+        inputs: Sequence[TensorSpec],
+        device: ExecutionDevice = CPU,
+        weights: Sequence[Any] = (),
+        pool: ThreadPool | None = None,
+    ) -> None:
+        self._library = library
+        self.device = device
+        self.wait = device.synchronize
+        self.pool = pool or ThreadPool.of(None)
+        self._weights = tuple(weights)
+        self._lock = threading.Lock()
+        self._buffers = [InputBuffer(spec, device) for spec in inputs]
+        self._copies: dict[str, Any] = {}
+        self._main = self._create_vm()["main"]
+
+    @property
+    def threads(self) -> int:
+        """The threads that a call uses, the calling one included."""
+        return self.pool.threads
+
+    def _create_vm(self) -> Any:
+        vm = self._library["vm_load_executable"]()
+        vm["vm_initialization"](*self.device.allocators)
+        return vm
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
+        """Return the outputs for inputs; in place of None there is an array that takes an output."""
+        import numpy as np
+
+        with self.bound(inputs) as call:
+            results = list_tensors(call())
+            for index, (tensor, output) in enumerate(zip(results, outputs, strict=True)):
+                if output is None:
+                    # a copy: the runtime reuses the memory at the next call
+                    results[index] = fetch_array(tensor)
+                else:
+                    np.copyto(output, self.fetch(tensor))
+                    results[index] = output
+            return results
+
+    @contextlib.contextmanager
+    def bound(self, inputs: Sequence[Array]) -> Iterator[Call]:
+        """Give a call with inputs that are on the device."""
+        with self._lock:
+            self.pool.enter()
+            yield partial(self._main, *self._fill(inputs))
+
+    @contextlib.contextmanager
+    def profiled(self, inputs: Sequence[Array], record: Record) -> Iterator[Call]:
+        """Give such a call, which reports each kernel and each step of the runtime.
+
+        The instrument adds a few microseconds to each; on a GPU each is waited for.
+        """
+        with self._lock:
+            self.pool.enter()
+            yield partial(self._instrumented_main(record), *self._fill(inputs))
+
+    def _fill(self, inputs: Sequence[Array]) -> list[Any]:
+        import numpy as np
+
+        for buffer, array in zip(self._buffers, inputs, strict=True):
+            np.copyto(buffer.array, array)
+            buffer.send()
+        return [*(buffer.tensor for buffer in self._buffers), *self._weights]
+
+    def place(self, tensor: Any, spec: TensorSpec) -> Any:
+        """Return an array, or the tensor of another part, as a tensor on this device."""
+        import numpy as np
+
+        if isinstance(tensor, np.ndarray):
+            tensor = view_tensor(align(tensor, spec))
+        if self.device.holds(tensor):
+            return tensor
+        copied = self._copies.get(spec.name)
+        if copied is None:
+            copied = self._copies[spec.name] = self.device.allocate(spec)
+        # the part that computed the tensor reuses its memory as soon as it is called again
+        copy_and_wait(tensor, copied)
+        return copied
+
+    def main(self, *tensors: Any) -> list[Any]:
+        """Return the outputs as the runtime's tensors, valid until the next call."""
+        self.pool.enter()
+        return list_tensors(self._main(*tensors, *self._weights))
+
+    def profiled_main(self, record: Record) -> Callable[..., list[Any]]:
+        """Return another `main`, which is slower and reports each operator."""
+        main = self._instrumented_main(record)
+
+        def call(*tensors: Any) -> list[Any]:
+            self.pool.enter()
+            return list_tensors(main(*tensors, *self._weights))
+
+        return call
+
+    def _instrumented_main(self, record: Record) -> Callable[..., Any]:
+        # a virtual machine with an instrument stays slow, so this one is another
+        vm = self._create_vm()
+        started = 0.0
+
+        def report(_function: Any, name: str, before: bool, *_: Any) -> int:
+            nonlocal started
+            self.wait()
+            if before:
+                started = time.perf_counter()
+            else:
+                record(name, time.perf_counter() - started)
+            return 0
+
+        vm["set_instrument"](report)
+        main: Callable[..., Any] = vm["main"]
+        return main
+
+    def fetch(self, tensor: Any) -> Array:
+        """Return one of the runtime's tensors as an array that is valid until the next call."""
+        import numpy as np
+
+        return np.from_dlpack(tensor) if CPU.holds(tensor) else fetch_array(tensor)
+
+
+def list_tensors(result: Any) -> list[Any]:
+    """Return the result of a `main`, one tensor or several, as a list."""
+    import tvm_ffi
+
+    return [result] if isinstance(result, tvm_ffi.Tensor) else list(result)
+
+
+def load_library(library: Path, device: ExecutionDevice = CPU) -> Any:
+    """Load a shared library for a device. The loader maps the file, which may be removed afterwards."""
+    import tvm_ffi
+
+    device.load_runtime()
+    return tvm_ffi.load_module(library)
+
+
+def send_array(content: Array, device: ExecutionDevice) -> Any:
+    """Return a tensor of the runtime on a device, with the content of an array."""
+    import numpy as np
+
+    buffer = InputBuffer(TensorSpec("", tuple(content.shape), str(content.dtype)), device)
+    np.copyto(buffer.array, content)
+    buffer.send()
+    device.synchronize()
+    return buffer.tensor
+
+
+def fetch_array(tensor: Any) -> Array:
+    """Return a copy of one of the runtime's tensors, from any device, once its content is complete."""
+    import numpy as np
+
+    if CPU.holds(tensor):
+        return np.array(np.from_dlpack(tensor))
+    array = allocate_aligned(TensorSpec("", tuple(tensor.shape), str(tensor.dtype)))
+    copy_and_wait(tensor, view_tensor(array))
+    return array

@@ -1,0 +1,81 @@
+"""The runtime of a library: C code in the library itself, or TVM's virtual machine."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tvmflow.compiler.form_names import C_LIBRARY, VM
+from tvmflow.exporters import EXPORTERS
+from tvmflow.recipe import Recipe
+from tvmflow.stages._base import Facts
+from tvmflow.stages._verify_settings import LOCAL, QEMU, RPC
+from tvmflow.targets import c_library
+from tvmflow.targets.backends import backend_for
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.targets.tvm_target import cpu_triple
+
+AUTO: Final = "auto"
+"""The C runtime if the model allows it: `extract_tasks` and `build` find out."""
+
+FORMS: Final = {"c": C_LIBRARY, "vm": VM}
+"""The runtime -> the form of what `build` compiles for it."""
+
+
+def choose_runtime(recipe: Recipe, target: ResolvedTarget) -> str:
+    """Return the runtime for a recipe, as it is for one target: `c`, `vm`, or AUTO where the model decides."""
+    if recipe.runtime != AUTO:
+        return recipe.runtime
+    outputs_forms = {EXPORTERS[output].FORM for output in recipe.outputs}
+    needs_tvm = outputs_forms.isdisjoint({"", C_LIBRARY})
+    return "vm" if needs_tvm or no_c_runtime_reason(recipe, target) else AUTO
+
+
+def no_c_runtime_reason(recipe: Recipe, target: ResolvedTarget) -> str:
+    """Return why no library for a target can have the C runtime, or an empty string."""
+    kind = str(target.tvm["kind"])
+    if not backend_for(target.tvm).RUNS_ON_HOST_CPU:
+        return f"{kind} needs TVM's runtime"
+    if target.toolchain:
+        return "libraries for it are linked by a toolchain of its own"
+    if run_location(recipe) == RPC:
+        return "verify.run_on: rpc runs libraries through TVM's RPC server"
+    return c_library.unsupported_reason(cpu_triple(target.tvm))
+
+
+def requires_c_library(recipe: Recipe, target: ResolvedTarget) -> bool:
+    """Return whether there must be a C library, so that a model that needs TVM's runtime is an error."""
+    return C_LIBRARY in list_forms(recipe) or choose_runtime(recipe, target) == "c"
+
+
+def list_forms(recipe: Recipe) -> set[str]:
+    """Return the forms of compiled code that outputs need, and what verifies them."""
+    forms = {EXPORTERS[output].FORM for output in recipe.outputs} - {""}
+    return forms | {C_LIBRARY} if run_location(recipe) == QEMU else forms
+
+
+def run_location(recipe: Recipe) -> str:
+    """Return where the libraries of a recipe, as it is for one target, are run: LOCAL, QEMU or RPC."""
+    return LOCAL if recipe.verify.run_on == "auto" else str(recipe.verify.run_on)
+
+
+def find_runtime(mod: Any, setting: str) -> tuple[str, str]:
+    """Return the runtime of a lowered model: `c` or `vm`, and what it needs TVM for where AUTO became `vm`."""
+    from tvmflow.compiler.c_library.program import UnsupportedProgram, check_program
+
+    if setting != AUTO:
+        return setting, ""
+    try:
+        check_program(mod)
+    except UnsupportedProgram as error:
+        return "vm", error.reason
+    return "c", ""
+
+
+def describe_runtime(facts: Facts) -> list[str]:
+    """Return what a report says of a library that TVM's virtual machine has to run."""
+    reason = facts.get("needs_tvm_for")
+    return (
+        [f"runs on TVM's virtual machine (runtime: vm), which it needs for {reason}"]
+        if reason
+        else []
+    )
