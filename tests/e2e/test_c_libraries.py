@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.support.c_library import CLibrary
+from tests.support.c_library import BuiltTwice, CLibrary
+from tests.support.kernels import LEVELS_HERE, host_level, level
+from tests.support.onnx_models import load
 from tests.support.project import Project
+from tests.support.random_networks import draw_network
 
 
 def write_branches(project: Project) -> None:
@@ -112,5 +118,51 @@ def test_a_model_that_needs_the_runtime_is_refused_before_it_is_tuned(project: P
     message = refused.stages["extract_tasks/host"]["message"]
     assert "which the kernel all_class_non_max_suppression calls" in message
     assert not project.trials()
-    (project.folder / "tiny.yaml").write_text(recipe.replace("OUTPUT", "bundle"))
+    (project.folder / "tiny.yaml").write_text(
+        recipe.replace("OUTPUT", "bundle").replace("trials: 4", "trials: 0")
+    )
     assert project.run("--until", "build").code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [*range(24), 48, 94])
+def test_random_networks_compute_what_the_virtual_machine_does(seed: int, tmp_path: Path) -> None:
+    """Bit by bit, with every level of this machine in turns."""
+    made, feed = draw_network(seed)
+    target = level(LEVELS_HERE[seed % len(LEVELS_HERE)])
+    outputs, expected = BuiltTwice.build(load(made, tmp_path, feed), target, tmp_path).run(feed)
+    for output, reference in zip(outputs, expected, strict=True):
+        assert output.tobytes() == reference.tobytes()
+
+
+def make_casts(size: int) -> onnx.ModelProto:
+    """A model that casts float64 to float16, and on to float32 and integers."""
+    kinds = {"half": TensorProto.FLOAT16, "single": TensorProto.FLOAT, "long": TensorProto.INT64}
+    nodes = [
+        helper.make_node("Cast", ["half" if name != "half" else "data"], [name], to=kind)
+        for name, kind in kinds.items()
+    ]
+    outputs = [helper.make_tensor_value_info(name, kind, [size]) for name, kind in kinds.items()]
+    inputs = [helper.make_tensor_value_info("data", TensorProto.DOUBLE, [size])]
+    graph = helper.make_graph(nodes, "casts", inputs, outputs)
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+
+
+@pytest.mark.slow
+def test_float16_of_float64_is_rounded_once(tmp_path: Path) -> None:
+    """Without a function that only recent systems have: every float16, and the numbers around every tie."""
+    half = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float64)
+    half = np.sort(half[np.isfinite(half)])
+    ties = (half[1:] + half[:-1]) / 2
+    around = [np.nextafter(ties, np.inf), np.nextafter(ties, -np.inf)]
+    extremes = [np.inf, -np.inf, 1e300, -1e300, 5e-324, 65519.999999999, 65520.0]
+    data = np.concatenate([half, ties, *around, extremes])
+    model = load(make_casts(len(data)), tmp_path, {"data": data})
+    built = BuiltTwice.build(model, host_level(), tmp_path)
+    rounded = built.run({"data": data})[0][0]
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(
+            rounded.view(np.uint16), data.astype(np.float16).view(np.uint16)
+        )
+    undefined = subprocess.run(["nm", "-D", "-u", built.library], capture_output=True, text=True)
+    assert "hf" not in undefined.stdout and "h2f" not in undefined.stdout

@@ -1,4 +1,4 @@
-"""A C library, called through ctypes."""
+"""A C library, built in this process and called through ctypes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import ctypes
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import tvm
+from tvm import relax
 
 from tests.support import exports
 from tests.support.exports import Exported
-from tvmflow.compiler import form_names
+from tvmflow.compiler import form_names, lowering, schedules
+from tvmflow.compiler.c_library import compile_program
+from tvmflow.compiler.options import LoweringOptions
+from tvmflow.frontends._base import LoadedModel
 from tvmflow.targets import c_library
+from tvmflow.targets.c_library import DescribedModel
 
 Array = np.ndarray[Any, Any]
 
@@ -101,6 +107,57 @@ class CLibrary:
         status = self.run_buffers(list(map(buffer_of, arguments)), list(map(buffer_of, results)))
         assert status == 0, self.function("message")(status)
         return results
+
+
+class BuiltTwice(NamedTuple):
+    """A model, compiled untuned from the same kernels for both executors.
+
+    Attributes:
+        model: The model.
+        library: The shared library with the prefix `net`.
+        executable: What TVM's virtual machine runs.
+    """
+
+    model: LoadedModel
+    library: Path
+    executable: relax.VMExecutable
+
+    @classmethod
+    def build(
+        cls,
+        model: LoadedModel,
+        target: Mapping[str, Any],
+        folder: Path,
+        options: LoweringOptions | None = None,
+    ) -> BuiltTwice:
+        """Compile a model in a folder."""
+        tvm_target = lowering.make_target(target)
+        lowered = lowering.lower(model.mod, tvm_target, options or LoweringOptions())
+        mod = schedules.schedule_untuned(lowered.mod, target, 1).mod
+        weights = lowered.compute_weights(model.params)
+        objects = folder / "objects"
+        objects.mkdir()
+        compile_program(mod, weights, tvm_target, "net_", objects)
+        signature = {
+            direction: [
+                {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
+                for spec in getattr(model, direction)
+            ]
+            for direction in ("inputs", "outputs")
+        }
+        described = DescribedModel("net", signature, (), str(target["mtriple"]))
+        library = folder / "libnet.so"
+        c_library.link(described, {path.name: path for path in objects.iterdir()}, library)
+        return cls(model, library, lowering.compile_with_weights(mod, weights, tvm_target))
+
+    def run(self, feed: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
+        """Return the outputs of the C library and of the virtual machine."""
+        values = [np.asarray(feed[spec.name], order="C") for spec in self.model.inputs]
+        machine = relax.VirtualMachine(self.executable, tvm.cpu())
+        result = machine["main"](*map(tvm.runtime.tensor, values))
+        tensors = [result] if hasattr(result, "numpy") else list(result)
+        outputs = CLibrary(self.library, "net").run(feed, len(self.model.outputs))
+        return outputs, [tensor.numpy() for tensor in tensors]
 
 
 def buffer_of(array: Array) -> Buffer:

@@ -12,8 +12,10 @@ from typing import Final, NamedTuple, Protocol
 from tvmflow.compiler.options import Precision
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Json
+from tvmflow.targets import c_library
 from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.c_library import DescribedModel
+from tvmflow.targets.linking import LINKERS
 from tvmflow.targets.platforms import Platform, parse_triple
 
 _CPU_KINDS: Final = tuple(kind for kind, backend in BACKENDS.items() if backend.RUNS_ON_HOST_CPU)
@@ -157,6 +159,19 @@ def json_bytes(value: Json) -> bytes:
 def cpu_only_reason(request: ExportRequest) -> str:
     """Return why a form cannot be made that holds only code for the CPU of one process."""
     return single_process_reason(request, _CPU_KINDS)
+
+
+def loadable_reason(request: ExportRequest) -> str:
+    """Return why a form cannot be made that programs load: on some systems they are linked with all that they run."""
+    for triple in (request.triple, *(part.triple for part in request.parts)):
+        if parse_triple(triple).system not in LINKERS and not c_library.unsupported_reason(triple):
+            return f"nothing loads a library on {triple}: use c-library"
+    return ""
+
+
+def loadable_cpu_reason(request: ExportRequest) -> str:
+    """Return why a form cannot be made that programs load and that holds only code for the CPU of one process."""
+    return cpu_only_reason(request) or loadable_reason(request)
 
 
 def no_reason(request: ExportRequest) -> str:

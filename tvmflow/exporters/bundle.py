@@ -17,7 +17,7 @@ from tvmflow.runtime.bundles import LIBRARY_FORMAT, MANIFEST, PARTITIONED_FORMAT
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()
 
-unsupported_reason = _base.no_reason
+unsupported_reason = _base.loadable_reason
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:

@@ -7,12 +7,12 @@ from typing import Final
 
 from tvmflow.compiler.form_names import VM
 from tvmflow.exporters._archives import write_tar
-from tvmflow.exporters._base import BuiltModel, ExportRequest, no_reason
+from tvmflow.exporters._base import BuiltModel, ExportRequest, loadable_reason
 
 FORM: Final = VM
 SOURCES: Final[tuple[Path, ...]] = ()
 
-unsupported_reason = no_reason
+unsupported_reason = loadable_reason
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.compiler.form_names import VM
-from tvmflow.exporters._base import BuiltModel, ExportRequest, link_or_copy, no_reason
+from tvmflow.exporters._base import BuiltModel, ExportRequest, link_or_copy, loadable_reason
 
 FORM: Final = VM
 SOURCES: Final[tuple[Path, ...]] = ()
 
-unsupported_reason = no_reason
+unsupported_reason = loadable_reason
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:

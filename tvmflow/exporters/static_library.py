@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.compiler.form_names import VM
-from tvmflow.exporters._base import BuiltModel, ExportRequest, cpu_only_reason
+from tvmflow.exporters._base import BuiltModel, ExportRequest, loadable_cpu_reason
 from tvmflow.targets.linking import archive_static
 
 FORM: Final = VM
 SOURCES: Final[tuple[Path, ...]] = ()
 
-unsupported_reason = cpu_only_reason
+unsupported_reason = loadable_cpu_reason
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from tvmflow.targets.linking import archive_static
 FORM: Final = form_names.SYSTEM_LIBRARY
 SOURCES: Final[tuple[Path, ...]] = ()
 
-unsupported_reason = _base.cpu_only_reason
+unsupported_reason = _base.loadable_cpu_reason
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:

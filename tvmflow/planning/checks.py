@@ -9,7 +9,7 @@ from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
 from tvmflow.stages import STAGES, export, join
-from tvmflow.stages._runtime_choice import no_c_runtime_reason, run_location
+from tvmflow.stages._runtime_choice import choose_runtime, no_c_runtime_reason, run_location
 from tvmflow.stages._verify_settings import QEMU, RPC
 from tvmflow.targets import c_library
 from tvmflow.targets.backends import backend_for
@@ -135,6 +135,12 @@ def _check_run_location(
         )
     elif location == QEMU and (reason := c_library.unsupported_reason(triple)):
         problem = f"qemu runs plain C libraries: {reason}"
+    elif location == QEMU and choose_runtime(planned.recipe_for(part), part) == "vm":
+        problem = (
+            f"qemu runs plain C libraries, and '{part.name}' has a library for TVM's runtime; "
+            "leave `runtime: vm` out, ask for the output bundle or c-library, or choose "
+            "verify.run_on: rpc"
+        )
     elif location == RPC and not part.remote:
         problem = (
             "rpc runs libraries on the devices of a target's remote; "

@@ -15,6 +15,8 @@ from tests.support import exports
 from tests.support.exports import Array, Exported, scores_of
 from tvmflow.core.errors import StageError
 from tvmflow.core.identifiers import identifier
+from tvmflow.exporters import EXPORTERS
+from tvmflow.stages import export
 from tvmflow.targets.linking import archive_static
 
 
@@ -31,6 +33,19 @@ def whole(output: Path, *libraries: Path) -> Path:
     command = [sys.executable, "-m", "ziglang", "ld.lld", "-shared", "-o", str(output)]
     subprocess.run([*command, "--whole-archive", *map(str, libraries)], check=True)
     return output
+
+
+@pytest.mark.parametrize("triple", ["wasm32-wasi", "arm64-apple-ios13.0", "thumbv7em-none-eabihf"])
+def test_what_is_not_loaded_is_linked(triple: str) -> None:
+    """Where no program loads libraries there are those for linkers and compilers, and nothing for TVM's runtime."""
+    request = export.make_request(exports.recipe(), exports.target(triple))
+    reasons = {name: exporter.unsupported_reason(request) for name, exporter in EXPORTERS.items()}
+    assert {name for name, reason in reasons.items() if not reason} == {
+        "archive",
+        "c-library",
+        "c-source",
+    }
+    assert reasons["bundle"] == f"nothing loads a library on {triple}: use c-library"
 
 
 def test_the_shared_library_is_one_of_tvms(exported: Exported, expected_scores: Array) -> None:

@@ -221,6 +221,19 @@ def test_emulation_needs_a_system_with_c_libraries() -> None:
     )
 
 
+def test_emulation_needs_the_c_runtime() -> None:
+    """A library for TVM's runtime is refused, whether the recipe says so or its outputs."""
+    for fields in ({"runtime": "vm"}, {"outputs": ["shared-library"]}):
+        made = for_edge("edge", verify={"run_on": "qemu"}, **fields)
+        with pytest.raises(RecipeError) as caught:
+            plan_of(planned(made, away()))
+        (problem,) = caught.value.problems
+        assert problem.startswith(
+            "/recipes/net.yaml:verify.run_on: verify.run_on: qemu runs plain C libraries, and "
+            "'edge' has a library for TVM's runtime; "
+        )
+
+
 def test_a_target_may_have_a_place_of_its_own() -> None:
     """One recipe, some of whose libraries run here and others under emulation."""
     edge = {"name": "edge", "tvm": {"kind": "llvm"}, "verify": {"run_on": "qemu"}}

@@ -8,9 +8,10 @@ is `int32_t kernel(void *tensor, ...)` here.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import tvm
+import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvmflow.compiler.code_generation import keep_small_buffers_on_stack
@@ -20,9 +21,46 @@ ALIGNMENT: Final = 64
 
 _CPU: Final = 1
 _C_CALL: Final = 0
+_HALF_OF_DOUBLE: Final = ["float16", "float64"]
+
+
+def _round_doubles_to_half() -> tvm.transform.Pass:
+    """Return a pass that makes float16 of float64 without `__truncdfhf2`, which only recent systems have.
+
+    A float32 that is rounded to odd first rounds like the number itself (Boldo and Melquiond, 2008):
+    it has more than two bits more than float16.
+    """
+
+    def rewrite(cast: tirx.Cast) -> tirx.Expr:
+        dtypes = [str(expr.ty.dtype) for expr in (cast, cast.value)]
+        return (
+            tirx.Cast("float16", _round_to_odd(cast.value)) if dtypes == _HALF_OF_DOUBLE else cast
+        )
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Cast, rewrite)))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="RoundDoublesToHalf")
+
+
+def _round_to_odd(value: tirx.Expr) -> tirx.Expr:
+    """Return a float64 as float32: between two of them, as the one whose last bit is 1."""
+    nearest = tirx.Cast("float32", value)
+    back = tirx.Cast("float64", nearest)
+    bits = tirx.reinterpret("uint32", nearest)
+    one, zero = tirx.const(1, "uint32"), tirx.const(0, "uint32")
+    is_larger = tirx.abs(back) > tirx.abs(value)
+    odd = (bits - tirx.Select(is_larger, one, zero)) | one
+    # a NaN equals nothing, and stays what it is
+    is_between = tirx.any(back < value, back > value)
+    return tirx.reinterpret("float32", tirx.Select(is_between, odd, bits))
+
 
 # The passes of TVM's pipeline `s_tir` that a CPU needs, up to `MakePackedAPI`.
 _PASSES: Final = (
+    # Copies of an expression with a let bind one variable twice, which vectorization refuses.
+    tirx.transform.ConvertSSA,
+    _round_doubles_to_half,
     s_tir.transform.CanonicalizeLoop,
     s_tir.transform.LowerInitBlock,
     s_tir.transform.PlanAndUpdateBufferAllocationLocation,

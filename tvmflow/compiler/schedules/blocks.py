@@ -173,13 +173,13 @@ def element_stride(load: Any, axes: Sequence[Any], axis: Any) -> int | None:
     """Return by how many elements a load moves when `axis` goes from 0 to 1 and all other axes are 0.
 
     Returns:
-        The stride in elements; None if it depends on data.
+        The stride in elements; None if it depends on data or conditions.
     """
     return _distance(load, axes, axis, 1)
 
 
 def linear_stride(load: Any, axes: Sequence[Any], axis: Any, extent: int) -> int | None:
-    """Return the stride of a load along a whole axis; None if the stride changes or depends on data."""
+    """Return the stride of a load along a whole axis; None if the stride changes, or depends on data or conditions."""
     steps = {1, extent // 2, extent - 1} - {0}
     strides = set()
     for step in steps:
@@ -195,6 +195,8 @@ def _distance(load: Any, axes: Sequence[Any], axis: Any, step: int) -> int | Non
         distance *= int(extent)
         # An index that does not depend on the axis may depend on data.
         if _uses(index, axis):
+            if _find_nodes(index, tvm.ir.Call):
+                return None
             index_map = tirx.IndexMap(list(axes), [index], None)
             ends = [
                 index_map.map_indices(

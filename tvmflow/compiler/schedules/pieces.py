@@ -21,7 +21,7 @@ from tvm.s_tir.analysis import get_sblock_read_write_region
 from tvmflow.compiler.schedules.blocks import Block, analyze_blocks, find_loads, list_loads
 
 _MAX_PIECES: Final = 12
-_COMPARISONS: Final = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+_COMPARISONS: Final = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 _CONDITIONAL: Final = "prim.if_then_else"
 _ROOT: Final = "root"
 
@@ -70,7 +70,7 @@ def count_reads(block: Block, source: Any) -> int:
     if not any(load.source.same_as(source) for load in list_loads(block)):
         return 0
     total = 0
-    for spans in itertools.product(*_list_spans(block)):
+    for spans in _list_pieces(block):
         loads = find_loads(_shift(block, block.axes, spans))
         count = sum(load.source.same_as(source) for load in loads)
         total += count * math.prod(span.extent for span in spans)
@@ -110,13 +110,17 @@ def _shift(block: Block, axes: Sequence[Any], spans: Sequence[_Span]) -> Any:
     """Return the value of a piece of a block, with other axes, which begin at 0."""
     shifted = [axis + span.start for axis, span in zip(axes, spans, strict=True)]
     places = dict(zip(block.axes, shifted, strict=True))
-    bound: list[Any] = []
-    tvm_ffi.structural_walk(block.stmt.body.value, (tirx.Let, bound.append))
-    # a kernel defines each variable once
-    places |= {let.var: tirx.Var(str(let.var.name), let.var.ty.dtype) for let in bound}
     value = _substitute(block.stmt.body.value, lambda var: places.get(var, var))
     extents = [(axis, span.extent) for axis, span in zip(axes, spans, strict=True)]
-    return _make_analyzer(extents).simplify(value)
+    # a kernel binds each variable once
+    return tvm_ffi.structural_map(_make_analyzer(extents).simplify(value), (tirx.Let, _rename))
+
+
+def _rename(let: Any) -> Any:
+    """Return the binding of a value to a variable of its own."""
+    own = tirx.Var(str(let.var.name), let.var.ty.dtype)
+    body = _substitute(let.body, lambda var: own if var.same_as(let.var) else var)
+    return tirx.Let(own, let.value, body)
 
 
 def _make_analyzer(axes: Sequence[tuple[Any, int]]) -> Any:

@@ -13,6 +13,7 @@ from tvm import te, tirx, topi
 
 from tests.support.kernels import LEVELS_HERE, host_level, level
 from tests.unit.compiler.schedules.test_rules import check, choose, kernel
+from tvmflow.compiler.passes.vector_math import vectorize_math
 
 Array = np.ndarray[Any, Any]
 MANY = settings(
@@ -148,3 +149,32 @@ def test_many_parts_stay_together() -> None:
     mod = kernel(*parts, topi.concatenate(parts, 1))
     assert count_conditions(mod) > 0
     check(mod, "elementwise", host_level(), lambda *parts: np.concatenate(parts, 1))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_functions_of_parts_in_another_order(axis: int) -> None:
+    """Each half is read by another piece, or by another branch of one: variables of vectorized functions differ."""
+    x = te.placeholder((4, 6, 40), name="x")
+    halves = topi.split(topi.sigmoid(x), 2, axis)
+    mod = vectorize_math(kernel(x, topi.concatenate((halves[1], halves[0]), axis)))
+
+    def reference(x: Array) -> Array:
+        return np.concatenate(np.split(sigmoid(x), 2, axis)[::-1], axis)
+
+    check(mod, "elementwise", host_level(), reference)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (0, 2), (3, 0)])
+def test_functions_of_mirrored_images(before: int, after: int) -> None:
+    """Conditions are in the index of the data."""
+    x = te.placeholder((3, 6, 21), name="x")
+    mirrored = topi.nn.mirror_pad(x, [0, 0, before], [0, 0, after])
+    mod = vectorize_math(kernel(x, topi.multiply(mirrored, topi.sigmoid(mirrored))))
+
+    def reference(x: Array) -> Array:
+        widths = [(0, 0), (0, 0), (before, after)]
+        padded = np.pad(x, widths, mode="symmetric")
+        result: Array = padded * sigmoid(padded)
+        return result
+
+    check(mod, "elementwise", host_level(), reference)
