@@ -15,19 +15,20 @@ import numpy as np
 import pytest
 
 import tvmflow
-from tests.support.exports import files_below
+from tests.support.exports import compile_cpp, files_below, program_of
 from tests.support.project import Project, Ran
+from tests.support.recipes import ROOT
 from tvmflow.core.errors import BundleError
 
 RECIPE = """\
 recipe: 1
 name: tiny
 model: {onnx: tiny.onnx}
-outputs: [bundle]
+outputs: [bundle, cpp]
 targets:
   - host
   - name: split
-    outputs: [bundle, wheel, shared-library, archive]
+    outputs: [bundle, wheel, cpp, shared-library, archive]
     parts:
       - {name: features, until: [r], preset: x86-64-v2}
       - {name: scores, preset: host}
@@ -60,8 +61,9 @@ def feed() -> dict[str, Any]:
 
 
 def test_all_is_delivered_together(project: Project, split: Path) -> None:
-    """The whole as bundle, wheel and archive, which holds the rest; a library for each part."""
-    names = set(files_below(split))
+    """The whole as bundle, wheel, C++ project and archive, which holds the rest; a library for each part."""
+    names = {name for name in files_below(split) if not name.startswith("tiny-cpp/")}
+    project_files = set(files_below(split)) - names
     wheel = next(name for name in names if name.endswith(".whl"))
     libraries = {"tiny-features.so", "tiny-scores.so"}
     sidecar_files = {"tiny.cdx.json", "tiny.intoto.jsonl", "tiny.measurements.intoto.jsonl"}
@@ -74,12 +76,16 @@ def test_all_is_delivered_together(project: Project, split: Path) -> None:
         *libraries,
         *sidecar_files,
     }
+    assert {name for name in project_files if "/lib/lib" in name} == {
+        f"tiny-cpp/lib/libtiny-{part}.so" for part in ("features", "scores")
+    }
     assert project.tvmflow("verify", str(split)).code == 0
     with tarfile.open(split / "tiny.split.tar.gz") as archive:
         assert {name.removeprefix("tiny/") for name in archive.getnames()} == {
             "tiny.tvmflow",
             wheel,
             *libraries,
+            *project_files,
         }
 
 
@@ -169,6 +175,29 @@ def test_the_wheel_needs_nothing_else(split: Path, tmp_path: Path) -> None:
     assert done.stdout == "['scores'] ['features', 'scores']\n", done.stderr
 
 
+@pytest.mark.slow
+def test_a_program_in_cpp_runs_it_as_any_model(project: Project, split: Path) -> None:
+    """The numbers of the bundle, without TVM; its parts one after the other give the same."""
+    np.savez(project.folder / "in.npz", **feed())
+    scores = {}
+    for target in ("host", "split"):
+        program = program_of(
+            project.folder / f"dist/tiny/{target}/tiny-cpp", project.folder / target
+        )
+        words = [program, project.folder / "in.npz", project.folder / "out.npz"]
+        subprocess.run(words, check=True, env={})
+        with np.load(project.folder / "out.npz") as archive:
+            scores[target] = archive["scores"]
+        bundle = tvmflow.load(project.folder / f"dist/tiny/{target}/tiny.tvmflow")
+        np.testing.assert_array_equal(scores[target], bundle.run(feed())["scores"])
+    np.testing.assert_allclose(scores["split"], scores["host"], rtol=1e-4, atol=1e-5)
+    source = ROOT / "tests" / "support" / "cpp" / "tiny_parts.cpp"
+    program = compile_cpp(source, project.folder / "parts", split / "tiny-cpp")
+    done = subprocess.run([program], capture_output=True, text=True, check=False, env={})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "tiny: output 'scores' shares memory with 'data'\n"
+
+
 def test_it_takes_no_weights(split: Path) -> None:
     """As any bundle that includes its weights."""
     with pytest.raises(BundleError, match="includes its weights"):
@@ -213,7 +242,7 @@ def test_a_part_for_another_machine_is_rejected_where_it_would_run(project: Proj
     assert done.code == 2
     assert "'split.features' cannot be verified" in done.err
     (project.folder / "board.yaml").write_text(
-        text.replace("verify: {", "verify: {against: none, ").replace("wheel, ", "")
+        text.replace("verify: {", "verify: {against: none, ").replace("wheel, cpp, ", "")
     )
     built = project.tvmflow("run", "board.yaml", "--target", "split", "--json")
     assert built.code == 0, built.out + built.err

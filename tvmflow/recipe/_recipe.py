@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.core.formatting import quoted
 from tvmflow.core.quantities import parse_size
 from tvmflow.core.schema import (
@@ -307,11 +308,20 @@ class Recipe(ClosedModel):
         overrides = {
             "name": f"{self.name}-{part.name}",
             "outputs": tuple(name for name in self.outputs if name not in PARTITIONED_EXPORTERS),
-            "runtime": part.runtime or self.runtime,
+            "runtime": part.runtime or self._runtime_of_parts(),
             "kernels": _override(self.kernels, part.kernels),
             "tune": _override(self.tune, part.tune),
         }
         return self.model_copy(update=overrides)
+
+    def _runtime_of_parts(self) -> Runtime:
+        """Return the runtime that the parts have unless they name one: outputs of the whole may consist of C libraries."""
+        forms = {
+            PARTITIONED_EXPORTERS[name].FORM
+            for name in self.outputs
+            if name in PARTITIONED_EXPORTERS
+        }
+        return "c" if self.runtime == "auto" and C_LIBRARY in forms else self.runtime
 
     def for_variant(self, name: str) -> Recipe:
         """Return the recipe with the overrides of a variant, and a name of its own."""

@@ -26,7 +26,8 @@ def choose_runtime(recipe: Recipe, target: ResolvedTarget) -> str:
     if recipe.runtime != AUTO:
         return recipe.runtime
     outputs_forms = {EXPORTERS[output].FORM for output in recipe.outputs}
-    needs_tvm = outputs_forms.isdisjoint({"", C_LIBRARY})
+    # a part of a model may have no outputs of its own: it is in a bundle of the whole
+    needs_tvm = outputs_forms and outputs_forms.isdisjoint({"", C_LIBRARY})
     return "vm" if needs_tvm or no_c_runtime_reason(recipe, target) else AUTO
 
 

@@ -270,6 +270,23 @@ def test_an_output_for_cpus_names_the_part_for_a_gpu() -> None:
     assert EXPORTERS["bundle"].unsupported_reason(request) == ""
 
 
+def test_parts_of_a_program_in_cpp_are_c_libraries() -> None:
+    """So a part that needs TVM's runtime is refused before it is tuned; in a bundle it may have it."""
+    with_bundle, with_cpp = (
+        made(outputs=outputs, verify={"against": "none"})
+        for outputs in (["bundle"], ["bundle", "cpp", "shared-library"])
+    )
+    runtimes = [
+        {
+            str(spec.settings["runtime"])
+            for spec in plan_of(planned(recipe, joined_target())).stages
+            if spec.stage == "extract_tasks"
+        }
+        for recipe in (with_bundle, with_cpp)
+    ]
+    assert runtimes == [{"auto"}, {"c"}]
+
+
 def second_as(tvm: dict[str, Any]) -> PartitionedTarget:
     first, second = joined_target().parts
     return joined_target()._replace(parts=(first, second._replace(tvm=tvm)))

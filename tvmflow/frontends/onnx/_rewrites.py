@@ -126,6 +126,14 @@ def _dropout(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     return nodes.nodes
 
 
+def _top_k(node: NodeProto, _: _Context) -> list[NodeProto] | None:
+    """Rewrite a TopK that may return its results in any order as one that sorts them."""
+    if attributes_of(node).get("sorted", 1):
+        return None
+    others = {name: value for name, value in attributes_of(node).items() if name != "sorted"}
+    return [helper.make_node("TopK", node.input, node.output, node.name, **others)]
+
+
 def _eye_like(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     """Rewrite an identity matrix as a constant."""
     shape, attributes = context.known.shapes.get(node.input[0]), attributes_of(node)
@@ -165,4 +173,5 @@ _REWRITES: Final[Mapping[str, _Rewrite]] = {
     "Dropout": _dropout,
     "EyeLike": _eye_like,
     "LpNormalization": _lp_normalization,
+    "TopK": _top_k,
 }

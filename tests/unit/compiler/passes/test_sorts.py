@@ -12,8 +12,8 @@ import tvm
 from onnx.helper import make_node as node
 from tvm import relax
 
-from tests.support.kernels import FAST, host_level, kernels_of, run
-from tests.support.onnx_models import agree, draw, model, value
+from tests.support.kernels import FAST, host_level, kernels_of, outputs, run
+from tests.support.onnx_models import agree, draw, load, model, value
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_library.program import check_program
 
@@ -119,6 +119,19 @@ def test_selections_of_rows_in_any_order(count: int, order: str) -> None:
         "equal": np.ones_like(data),
     }[order]
     check(data, count, 1, descending=True)
+
+
+def test_top_k_in_any_order_is_sorted(tmp_path: Path) -> None:
+    """TVM's importer rejects `sorted: 0`, which allows any order."""
+    made = model(
+        [node("TopK", ["x", "k"], ["v", "i"], sorted=0)],
+        [value("x", [2, 9])],
+        [value("v", [2, 3]), value("i", [2, 3], "int64")],
+        {"k": np.array([3], np.int64)},
+    )
+    data = draw(2, 9)
+    values, _ = outputs(load(made, tmp_path), {"x": data})
+    np.testing.assert_array_equal(values, -np.sort(-data)[:, :3])
 
 
 def test_top_k_agrees_with_onnx_runtime(tmp_path: Path) -> None:
