@@ -9,7 +9,7 @@ from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
 from tvmflow.stages import STAGES, export, join
-from tvmflow.stages._runtime_choice import choose_runtime, no_c_runtime_reason, run_location
+from tvmflow.stages._runtime_choice import AUTO, choose_runtime, no_c_runtime_reason, run_location
 from tvmflow.stages._verify_settings import QEMU, RPC
 from tvmflow.targets import c_library
 from tvmflow.targets.backends import backend_for
@@ -135,7 +135,7 @@ def _check_run_location(
         )
     elif location == QEMU and (reason := c_library.unsupported_reason(triple)):
         problem = f"qemu runs plain C libraries: {reason}"
-    elif location == QEMU and choose_runtime(planned.recipe_for(part), part) == "vm":
+    elif location == QEMU and _has_tvm_runtime(planned.recipe_for(part), part):
         problem = (
             f"qemu runs plain C libraries, and '{part.name}' has a library for TVM's runtime; "
             "leave `runtime: vm` out, ask for the output bundle or c-library, or choose "
@@ -152,6 +152,12 @@ def _check_run_location(
     loc = planned.setting_loc("verify", "run_on")
     where = planned.where(target, *loc[-2:]) if is_override else planned.loaded.where(*loc)
     yield f"{where}: verify.run_on: {problem}"
+
+
+def _has_tvm_runtime(recipe: Recipe, target: ResolvedTarget) -> bool:
+    """Tell whether a library is for TVM's runtime, by the recipe. A part may have no outputs of its own."""
+    has_choice = recipe.outputs or recipe.runtime != AUTO
+    return bool(has_choice) and choose_runtime(recipe, target) == "vm"
 
 
 def _check_outputs(planned: PlannedRecipe, target: Target) -> Iterator[str]:
