@@ -11,9 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, Final
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from tests.support.project import Project
 from tests.support.recipes import ROOT
@@ -65,32 +63,17 @@ def test_the_virtual_machine_runs_what_asks_for_it(project: Project) -> None:
     assert "prefix" not in manifest_of(bundle)
 
 
-def write_nonzero(project: Project, runtime: str) -> None:
-    """A recipe for a model whose output has a shape that depends on the data."""
-    nodes = [helper.make_node("NonZero", ["data"], ["places"])]
-    inputs = [helper.make_tensor_value_info("data", TensorProto.FLOAT, [4])]
-    outputs = [helper.make_tensor_value_info("places", TensorProto.INT64, [1, "n"])]
-    model = helper.make_model(
-        helper.make_graph(nodes, "places", inputs, outputs),
-        ir_version=8,
-        opset_imports=[helper.make_opsetid("", 17)],
-    )
-    onnx.save(model, str(project.folder / "places.onnx"))
-    (project.folder / "places.yaml").write_text(
-        "recipe: 1\nname: places\nmodel: {onnx: places.onnx}\ninputs: {data: {shape: [4]}}\n"
-        f"targets: [host]\ntune: {{trials: 0}}\noutputs: [bundle]\nruntime: {runtime}\n"
-    )
-
-
 def test_a_target_without_the_c_runtime_is_refused_when_a_run_is_planned(project: Project) -> None:
     """With the position and the remedy."""
     project.edit_recipe("outputs: [shared-library, bundle]", "outputs: [bundle]\nruntime: c")
-    project.edit_recipe("targets:\n  - host", "targets: [{name: gpu, preset: cuda-sm90}]")
+    project.edit_recipe(
+        "targets:\n  - host",
+        "targets: [{name: phone, tvm: {kind: llvm, mtriple: aarch64-linux-android}}]",
+    )
     ran = project.tvmflow("plan", "tiny.yaml")
     assert ran.code == 2
-    assert "'gpu' cannot have the C runtime: cuda needs TVM's runtime; give it `runtime: vm`" in (
-        ran.out + ran.err
-    )
+    assert "'phone' cannot have the C runtime: no C library is made for android" in ran.err
+    assert "give it `runtime: vm`" in ran.err
 
 
 @pytest.mark.slow
@@ -117,15 +100,3 @@ def test_a_wheel_needs_numpy_alone(project: Project, tmp_path: Path) -> None:
     )
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "True", done.stderr
-
-
-@pytest.mark.slow
-def test_a_model_that_needs_tvm_gets_it(project: Project) -> None:
-    """The summary says for which operator; who asks for the C runtime learns it before anything is tuned."""
-    write_nonzero(project, "auto")
-    ran = project.tvmflow("run", "places.yaml")
-    assert ran.code in (0, 1)
-    write_nonzero(project, "c")
-    refused = project.tvmflow("run", "places.yaml")
-    assert refused.code != 0
-    assert "this model needs TVM's runtime for" in refused.out + refused.err
