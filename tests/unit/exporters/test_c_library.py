@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.support import exports
-from tests.support.c_library import (
+from tests.support.c_library import CLibrary, buffer_of
     Buffer,
     CLibrary,
     Options,
@@ -24,6 +24,7 @@ from tests.support.c_library import (
     write_parallel_sources,
 )
 from tests.support.exports import Array, Exported
+from tvmflow.runtime.c_library import Buffer, Options
 from tvmflow.targets import c_library
 
 # The numbers in the header.
