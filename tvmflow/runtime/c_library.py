@@ -6,7 +6,6 @@ from several Python threads run at once, each in a context of its own, on the sa
 
 from __future__ import annotations
 
-import _ctypes
 import contextlib
 import ctypes
 import os
@@ -21,6 +20,11 @@ from tvmflow.core.errors import BundleError, EnvironmentProblem
 from tvmflow.core.types import TensorSpec
 from tvmflow.runtime.arrays import address_of, align, allocate_aligned
 from tvmflow.runtime.programs import Call, Record
+
+if sys.platform == "win32":
+    from _ctypes import FreeLibrary as unload
+else:
+    from _ctypes import dlclose as unload
 
 if TYPE_CHECKING:
     from tvmflow.runtime.arrays import Array
@@ -119,9 +123,8 @@ class _LoadedLibrary:
 
     def __init__(self, path: Path, prefix: str) -> None:
         library = ctypes.CDLL(str(path.absolute()))
-        close = _ctypes.FreeLibrary if sys.platform == "win32" else _ctypes.dlclose
         # when the interpreter ends, a thread may still be in it
-        weakref.finalize(self, close, library._handle).atexit = False
+        weakref.finalize(self, unload, library._handle).atexit = False
         self.functions: dict[str, Callable[..., Any]] = {}
         for name, (result, arguments) in _SIGNATURES.items():
             function = library[f"{prefix}_{name}"]
