@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ NO_WEIGHTS, WRONG_WEIGHTS, SHORT_WEIGHTS, UNREADABLE_WEIGHTS, MISPLACED_WEIGHTS 
 class WeightsOptions(Options):
     """`NAME_options` of the header."""
 
-    _fields_ = (
+    _fields_: ClassVar[Any] = (
         ("weights_file", ctypes.c_char_p),
         ("weights", ctypes.c_void_p),
         ("weights_bytes", ctypes.c_size_t),

@@ -304,7 +304,7 @@ def _write_model(model: DescribedModel) -> str:
         *(["#define TF_FREESTANDING"] if platform.system == "none" else []),
         f"#define TF_THREAD_NAME {c_string(model.name.encode()[:_MAX_THREAD_NAME].decode(errors='ignore'))}",
         f"#define TF_FEATURES {''.join(f'{c_string(feature)}, ' for feature in model.features)}",
-        *(weights.define_macros(head, model.maps_files) if head else []),
+        *(weights.write_code(head, model.maps_files) if head else []),
         f'#include "{_HEADER}"',
         '#include "runtime.h"',
         f'#include "{PROGRAM}"',

@@ -75,8 +75,8 @@ def write_weights(constants: Path, output: Path) -> bytes:
     return head
 
 
-def define_macros(head: bytes, maps_files: bool) -> list[str]:
-    """Return the macros of the C code of a library without weights."""
+def write_code(head: bytes, maps_files: bool) -> list[str]:
+    """Return the lines of C that a library without weights begins with."""
     _, _, begin, size, _ = _HEAD.unpack(head)
     return [
         f"#define TF_WEIGHTS_HEAD {', '.join(map(str, head))}",
