@@ -18,41 +18,11 @@ from tvmflow.compiler import form_names, lowering, schedules
 from tvmflow.compiler.c_library import compile_program
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.frontends._base import LoadedModel
+from tvmflow.runtime.c_library import Buffer, Options, Tensor
 from tvmflow.targets import c_library
 from tvmflow.targets.c_library import DescribedModel
 
 Array = np.ndarray[Any, Any]
-
-
-class Buffer(ctypes.Structure):
-    """`NAME_buffer` of the header."""
-
-    _fields_ = (("data", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
-
-
-class Tensor(ctypes.Structure):
-    """`NAME_tensor` of the header."""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("dtype", ctypes.c_char_p),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("rank", ctypes.c_size_t),
-        ("bytes", ctypes.c_size_t),
-    )
-
-
-class Options(ctypes.Structure):
-    """`NAME_options` of the header."""
-
-    _fields_ = (
-        ("abi", ctypes.c_uint32),
-        ("threads", ctypes.c_uint32),
-        ("allocate", ctypes.c_void_p),
-        ("release", ctypes.c_void_p),
-        ("parallel_for", ctypes.c_void_p),
-        ("user", ctypes.c_void_p),
-    )
 
 
 class CLibrary:

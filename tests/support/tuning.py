@@ -17,7 +17,7 @@ from tests.support.trials import DEVICE, TARGET
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import lowering_options
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
-from tvmflow.recipe import Kernels, Tune
+from tvmflow.recipe import Kernels, Tune, Verify
 from tvmflow.stages._base import StageContext, parse_settings
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import split_threads, with_threads
@@ -60,7 +60,9 @@ def recipe(kernels: Kernels = PLAIN, **tune: Any) -> Any:
         "finalists": 2,
         **tune,
     }
-    return SimpleNamespace(tune=Tune(**values), kernels=kernels, outputs=("bundle",), runtime="vm")
+    return SimpleNamespace(
+        tune=Tune(**values), kernels=kernels, outputs=("bundle",), runtime="c", verify=Verify()
+    )
 
 
 def model(*layers: Callable[[Any, Any], Any], shape: tuple[int, ...] = (16, 16)) -> tvm.IRModule:

@@ -32,11 +32,15 @@ _MACHINE_CODES: Final = (8, 9, 10)
 _MIN_ALIGNED_BYTES: Final = 1 << 14
 
 
-class _Buffer(ctypes.Structure):
+class Buffer(ctypes.Structure):
+    """`NAME_buffer` of the header."""
+
     _fields_ = (("data", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
 
 
-class _Options(ctypes.Structure):
+class Options(ctypes.Structure):
+    """`NAME_options` of the header."""
+
     _fields_ = (
         ("abi", ctypes.c_uint32),
         ("threads", ctypes.c_uint32),
@@ -47,7 +51,9 @@ class _Options(ctypes.Structure):
     )
 
 
-class _Tensor(ctypes.Structure):
+class Tensor(ctypes.Structure):
+    """`NAME_tensor` of the header."""
+
     _fields_ = (
         ("name", ctypes.c_char_p),
         ("dtype", ctypes.c_char_p),
@@ -67,19 +73,19 @@ _Hook = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
 
 # Function -> its result, and its arguments.
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
-    "create": (ctypes.c_int, (ctypes.POINTER(_Options), ctypes.POINTER(ctypes.c_void_p))),
+    "create": (ctypes.c_int, (ctypes.POINTER(Options), ctypes.POINTER(ctypes.c_void_p))),
     "destroy": (ctypes.c_int, (ctypes.c_void_p,)),
-    "inputs": (ctypes.POINTER(_Tensor), ()),
+    "inputs": (ctypes.POINTER(Tensor), ()),
     "kernel_name": (ctypes.c_char_p, (ctypes.c_size_t,)),
     "message": (ctypes.c_char_p, (ctypes.c_int,)),
     "missing_feature": (ctypes.c_char_p, ()),
-    "outputs": (ctypes.POINTER(_Tensor), ()),
+    "outputs": (ctypes.POINTER(Tensor), ()),
     "profile": (ctypes.c_int, (ctypes.c_void_p, _Hook, ctypes.c_void_p)),
     "run": (
         ctypes.c_int,
         (
-            *(ctypes.c_void_p, ctypes.POINTER(_Buffer), ctypes.c_size_t),
-            *(ctypes.POINTER(_Buffer), ctypes.c_size_t),
+            *(ctypes.c_void_p, ctypes.POINTER(Buffer), ctypes.c_size_t),
+            *(ctypes.POINTER(Buffer), ctypes.c_size_t),
         ),
     ),
 }
@@ -253,7 +259,7 @@ class _Context:
         functions = library.functions
         self._check = library.check
         self._handle = ctypes.c_void_p()
-        options = _Options(abi=ABI, threads=library.threads)
+        options = Options(abi=ABI, threads=library.threads)
         self._check(functions["create"](options, self._handle))
         self._finalizer = weakref.finalize(self, functions["destroy"], self._handle)
         inputs, self._inputs = _make_buffers(library.inputs)
@@ -291,7 +297,7 @@ class _Context:
         self._check(self._functions["profile"](self._handle, self._hook, None))
 
 
-def _make_buffers(specs: Sequence[TensorSpec]) -> tuple[Any, list[_Buffer]]:
+def _make_buffers(specs: Sequence[TensorSpec]) -> tuple[Any, list[Buffer]]:
     """Return an array of buffers of the sizes of tensors, and its elements."""
-    buffers = (_Buffer * len(specs))(*(_Buffer(None, spec.bytes) for spec in specs))
+    buffers = (Buffer * len(specs))(*(Buffer(None, spec.bytes) for spec in specs))
     return buffers, [buffers[index] for index in range(len(specs))]

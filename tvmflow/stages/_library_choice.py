@@ -50,6 +50,7 @@ def compare_libraries(
         target=settings.target,
         threads=settings.threads,
         lowering=settings.lowering.to_json(),
+        runtime=settings.runtime,
         rules_version=settings.schedules,
     )
     records = ledger.workload(request.library_key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from tvmflow.compiler.form_names import C_LIBRARY, VM
 from tvmflow.exporters import EXPORTERS
@@ -57,19 +57,6 @@ def list_forms(recipe: Recipe) -> set[str]:
 def run_location(recipe: Recipe) -> str:
     """Return where the libraries of a recipe, as it is for one target, are run: LOCAL, QEMU or RPC."""
     return LOCAL if recipe.verify.run_on == "auto" else str(recipe.verify.run_on)
-
-
-def find_runtime(mod: Any, setting: str) -> tuple[str, str]:
-    """Return the runtime of a lowered model: `c` or `vm`, and what it needs TVM for where AUTO became `vm`."""
-    from tvmflow.compiler.c_library.program import UnsupportedProgram, check_program
-
-    if setting != AUTO:
-        return setting, ""
-    try:
-        check_program(mod)
-    except UnsupportedProgram as error:
-        return "vm", error.reason
-    return "c", ""
 
 
 def describe_runtime(facts: Facts) -> list[str]:

@@ -73,10 +73,11 @@ class FinalistSettings(Settings):
 
 
 class PickBestSettings(TrialSettings):
-    """The measurement of finalists, and how the whole library is lowered."""
+    """The measurement of finalists, how the whole library is lowered, and what executes it."""
 
     tune: FinalistSettings
     lowering: Lowering
+    runtime: str
 
 
 class NoTrials(Settings):

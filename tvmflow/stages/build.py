@@ -32,7 +32,6 @@ from tvmflow.stages._runtime_choice import (
     FORMS,
     choose_runtime,
     describe_runtime,
-    find_runtime,
     list_forms,
 )
 from tvmflow.targets.backends import backend_for
@@ -128,6 +127,7 @@ def run(settings: BuildSettings, context: StageContext) -> Facts:
 def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Facts:
     """Compile in the process that the backend chose; arguments and result are JSON."""
     from tvmflow.compiler import forms, lowering
+    from tvmflow.compiler.c_library.program import find_runtime
 
     settings, folder = parse_settings(run, document), Path(out)
     paths = {name: Path(path) for name, path in inputs.items()}

@@ -20,6 +20,7 @@ from tvmflow.recipe import Recipe
 from tvmflow.stages import _finalists, _library_choice
 from tvmflow.stages._base import Facts, Files, StageContext, StageTraits, no_lines
 from tvmflow.stages._finalists import Judgement
+from tvmflow.stages._runtime_choice import choose_runtime
 from tvmflow.stages._tune_settings import (
     NO_SEARCH,
     FinalistSettings,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from tvmflow.tuning.library_comparison import LibraryTimes
 
 TRAITS: Final = StageTraits(
-    version=6,
+    version=7,
     scope="machine",
     needs={
         "import": ("model.json",),
@@ -62,6 +63,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> PickBestSettings | NoSea
     return PickBestSettings(
         tune=FinalistSettings.model_validate(recipe.tune),
         lowering=lowering_options(recipe),
+        runtime=choose_runtime(recipe, target),
         schedules=schedules_version(recipe),
         target=target.tvm,
         threads=measured_threads(target),

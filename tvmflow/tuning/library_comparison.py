@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import tvm
 
     from tvmflow.runtime.module import Module
+    from tvmflow.runtime.programs import Program
 
 COMPARE_LIBRARIES: Final = f"{__name__}:compare_libraries"
 """The function for the fork server."""
@@ -53,6 +54,7 @@ class LibraryRequest:
         target: TVM's mapping of the target.
         threads: The threads that kernels run with.
         lowering: The options of lowering.
+        runtime: The setting of the runtime that executes the library.
         rules_version: The version of the schedule rules.
     """
 
@@ -64,6 +66,7 @@ class LibraryRequest:
     target: Mapping[str, Json]
     threads: int
     lowering: Mapping[str, Json]
+    runtime: str
     rules_version: int
 
     @property
@@ -74,7 +77,7 @@ class LibraryRequest:
     @property
     def digest(self) -> str:
         """The digest of what is compared and how, for one library on one target."""
-        return digest_of([self.chosen, self.rules_version, _PROFILE_ROUNDS])
+        return digest_of([self.chosen, self.rules_version, self.runtime, _PROFILE_ROUNDS])
 
 
 class LibraryTimes(NamedTuple):
@@ -200,6 +203,7 @@ class _Libraries:
 
     def __init__(self, request: LibraryRequest) -> None:
         from tvmflow.compiler import ir, lowering
+        from tvmflow.compiler.c_library.program import find_runtime
         from tvmflow.tuning import measure
 
         measure.load_compiler(request.target)
@@ -209,37 +213,52 @@ class _Libraries:
         options = TypeAdapter(LoweringOptions).validate_python(request.lowering)
         model = lowering.load_ir(Path(request.model))
         self._lowered = lowering.lower(model, self._target, options).mod
+        self._runtime, _ = find_runtime(self._lowered, request.runtime)
         self._workloads = json.loads(Path(request.workloads).read_text())
         main = self._lowered["main"]
         weights = ir.list_weights(main)
         inputs = list(main.params)[: len(main.params) - len(weights)]
         self._inputs = [_spec(f"x{index}", variable) for index, variable in enumerate(inputs)]
         self._feed = {spec.name: _draw(spec) for spec in self._inputs}
-        self._weights = [_send_weight(_spec("", variable)) for variable in weights]
+        self._outputs = [
+            _spec_of_type(f"y{index}", ty) for index, ty in enumerate(_list_types(main.body.ty))
+        ]
+        arrays = [_draw_weight(_spec("", variable)) for variable in weights]
+        self._weights = arrays if self._runtime == "c" else _send_to_vm(arrays)
 
     def load(self, chosen: Mapping[str, Json]) -> Module:
         """Return the model with the schedules of some workloads, in this process."""
         from tvmflow.compiler import schedules
-        from tvmflow.compiler.code_generation import compile_model
         from tvmflow.runtime.module import Module
-        from tvmflow.runtime.threads import ThreadPool
-        from tvmflow.runtime.virtual_machine import VirtualMachine
         from tvmflow.tuning.apply import apply_chosen
 
         request, scheduled = self._request, self._lowered
         if chosen:
             scheduled, _ = apply_chosen(scheduled, chosen, self._workloads, self._target)
         scheduled, _ = schedules.schedule_untuned(scheduled, request.target, request.rules_version)
-        built = compile_model(scheduled, self._target)
-        signature = {"inputs": [spec.to_json() for spec in self._inputs], "outputs": []}
+        signature = {
+            "inputs": [spec.to_json() for spec in self._inputs],
+            "outputs": [spec.to_json() for spec in self._outputs],
+        }
+        program = self._load_program(scheduled, signature)
+        return Module(program, signature, {"name": "library"})
+
+    def _load_program(self, scheduled: tvm.IRModule, signature: Json) -> Program:
+        """Compile and load a scheduled model for the runtime that will execute it."""
+        from tvmflow.compiler.c_library.local import load_c_library
+        from tvmflow.compiler.code_generation import compile_model
+        from tvmflow.compiler.lowering import ScheduledModel
+        from tvmflow.runtime.threads import ThreadPool
+        from tvmflow.runtime.virtual_machine import VirtualMachine
+
+        threads = self._request.threads
+        if self._runtime == "c":
+            model = ScheduledModel(scheduled, self._weights, self._target)
+            return load_c_library(model, signature, threads)
+        library = compile_model(scheduled, self._target).jit()
         # the weights are shared, as they may take gigabytes
-        machine = VirtualMachine(
-            built.jit(),
-            self._inputs,
-            weights=self._weights,
-            pool=ThreadPool.of(request.threads),
-        )
-        return Module(machine, signature, {"name": "library"})
+        pool = ThreadPool.of(threads)
+        return VirtualMachine(library, self._inputs, weights=self._weights, pool=pool)
 
     def latency(self, module: Module) -> float:
         """Return the seconds of a call."""
@@ -251,8 +270,20 @@ class _Libraries:
 
 
 def _spec(name: str, variable: tvm.relax.Var) -> TensorSpec:
-    shape = tuple(int(extent) for extent in variable.ty.shape)
-    return TensorSpec(name, shape, str(variable.ty.dtype.dtype))
+    return _spec_of_type(name, variable.ty)
+
+
+def _spec_of_type(name: str, ty: Any) -> TensorSpec:
+    return TensorSpec(name, tuple(int(extent) for extent in ty.shape), str(ty.dtype.dtype))
+
+
+def _list_types(ty: Any) -> list[Any]:
+    """Return the types of all tensors in a type."""
+    from tvm import relax
+
+    if isinstance(ty, relax.TupleType):
+        return [tensor for field in ty.fields for tensor in _list_types(field)]
+    return [ty]
 
 
 def _draw(spec: TensorSpec) -> Any:
@@ -263,13 +294,18 @@ def _draw(spec: TensorSpec) -> Any:
     return random_array(np.random.default_rng(_SEED), spec.shape, spec.dtype)
 
 
-def _send_weight(spec: TensorSpec) -> Any:
+def _draw_weight(spec: TensorSpec) -> Any:
     """Return a weight that lets no value grow without bounds or become so small that it slows the CPU."""
     import numpy as np
-
-    from tvmflow.runtime.virtual_machine import CPU, send_array
 
     array = _draw(spec)
     if np.issubdtype(array.dtype, np.floating):
         array = ((array - array.dtype.type(0.5)) * array.dtype.type(0.1)).astype(array.dtype)
-    return send_array(array, CPU)
+    return array
+
+
+def _send_to_vm(arrays: Sequence[Any]) -> list[Any]:
+    """Return arrays as tensors of TVM's runtime."""
+    from tvmflow.runtime.virtual_machine import CPU, send_array
+
+    return [send_array(array, CPU) for array in arrays]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.kernels import FAST
 from tvmflow.core.errors import StageError
 from tvmflow.exporters import EXPORTERS
 
@@ -66,7 +65,7 @@ def test_invalid_c_is_reported_when_it_is_generated(tmp_path: Path) -> None:
             out = builder.emit_output(relax.op.sort(x))
         builder.emit_func_output(out)
     target = lowering.make_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu"})
-    inputs = forms.FormInputs(lowering.lower(builder.get(), target, FAST).mod, [], target, "")
+    inputs = forms.FormInputs(relax.transform.LegalizeOps()(builder.get()), [], target, "")
     with pytest.raises(StageError, match=r"cannot write as C: 'sort', line \d+: ") as raised:
         forms.FORMS["c-source"](inputs, tmp_path)
     assert "leave c-source out of `outputs`" in raised.value.fix

@@ -15,15 +15,9 @@ import numpy as np
 import pytest
 
 from tests.support import exports
-from tests.support.c_library import (
-    Buffer,
-    CLibrary,
-    Options,
-    buffer_of,
-    link_parallel,
-    write_parallel_sources,
-)
+from tests.support.c_library import CLibrary, buffer_of, link_parallel, write_parallel_sources
 from tests.support.exports import Array, Exported
+from tvmflow.runtime.c_library import Buffer, Options
 from tvmflow.targets import c_library
 
 # The numbers in the header.

@@ -29,6 +29,7 @@ REQUEST = LibraryRequest(
     target=TARGET,
     threads=2,
     lowering=LoweringOptions().to_json(),
+    runtime="c",
     rules_version=7,
 )
 

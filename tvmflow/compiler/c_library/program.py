@@ -119,6 +119,17 @@ def check_program(mod: tvm.IRModule) -> None:
     read_program(mod, [np.empty(0)] * len(ir.list_weights(mod["main"])))
 
 
+def find_runtime(mod: tvm.IRModule, setting: str) -> tuple[str, str]:
+    """Return the runtime of a lowered model: `c` or `vm`, and what it needs TVM for where `auto` became `vm`."""
+    if setting != "auto":
+        return setting, ""
+    try:
+        check_program(mod)
+    except UnsupportedProgram as error:
+        return "vm", error.reason
+    return "c", ""
+
+
 class UnsupportedProgram(StageError):
     """A model does what a plain C library cannot.
 
