@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from tests.support import exports
-from tests.support.c_library import CLibrary, Options
+from tests.support.c_library import CLibrary
 from tests.support.exports import Array, Exported
 from tests.unit.exporters.test_c_library import EMPTY
 from tests.unit.exporters.test_c_library_systems import WINE, share_of_right, write_images
 from tvmflow.exporters import EXPORTERS
+from tvmflow.runtime.c_library import Options
 from tvmflow.stages import export
 from tvmflow.targets import c_library
 from tvmflow.targets.c_library import weights
