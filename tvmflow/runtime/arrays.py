@@ -101,8 +101,11 @@ def match_outputs(
     Raises:
         BundleError: a ValueError that names every array that does not fit.
     """
-    if not out:
+    if out is None:
         return [None] * len(specs)
+    if not isinstance(out, Mapping):
+        kind = type(out).__name__
+        raise BundleError(f"`out` is a {kind}, not arrays by name", fix=f"this model is {gives!r}")
     arrays, problems = _match("output", specs, out)
     for name, array in arrays.items():
         if not (array.flags.writeable and array.flags.c_contiguous):

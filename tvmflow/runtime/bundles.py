@@ -315,7 +315,9 @@ def _read(
         library = bundle.library_name
         if bundle_format == LIBRARY_FORMAT and library not in LIBRARY_NAMES:
             raise Unreadable(f"its manifest calls the library {quote(library)}, as no bundle does")
-        if bundle_format == LIBRARY_FORMAT and with_libraries and library in names:
+        if bundle_format == LIBRARY_FORMAT and library not in names:
+            raise Unreadable(f"it has no {quote(library)}")
+        if bundle_format == LIBRARY_FORMAT and with_libraries:
             contents[library] = archive.read(library)
         copies = {library: libraries / library} if libraries and library in names else {}
         described = _described_files(bundle, names, covers_all=number == bundle_format)

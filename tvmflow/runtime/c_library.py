@@ -9,16 +9,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.core.errors import BundleError, EnvironmentProblem, TvmflowError
+from tvmflow.core.errors import BundleError, EnvironmentProblem
 from tvmflow.core.types import TensorSpec
 from tvmflow.runtime.arrays import address_of, align, allocate_aligned
 from tvmflow.runtime.programs import Call, Record
+
+if sys.platform == "win32":
+    from _ctypes import FreeLibrary as unload
+else:
+    from _ctypes import dlclose as unload
 
 if TYPE_CHECKING:
     from tvmflow.runtime.arrays import Array
@@ -28,6 +34,15 @@ ABI: Final = 1
 
 # Codes that say something of the machine: NO_MEMORY, NO_THREADS and MISSING_FEATURE.
 _MACHINE_CODES: Final = (8, 9, 10)
+# What to do for a code of the header.
+_REMEDIES: Final[Mapping[int, str]] = {
+    2: "load it with the tvmflow that made it",
+    3: "use fewer threads",
+    6: "give arrays of their own as `out`",
+    8: "free memory, or use fewer threads",
+    9: "use fewer threads, or let the process start more (`ulimit -u`)",
+    10: "build the recipe for this machine (`host`) or for a lower CPU level",
+}
 # Below, the library's copy from aligned memory costs less than aligned memory in Python.
 _MIN_ALIGNED_BYTES: Final = 1 << 14
 
@@ -103,6 +118,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_contexts)
 
 
+class _LoadedLibrary:
+    """The functions of a shared library, which leaves the process with the last object that refers to this one."""
+
+    def __init__(self, path: Path, prefix: str) -> None:
+        library = ctypes.CDLL(str(path.absolute()))
+        # when the interpreter ends, a thread may still be in it
+        weakref.finalize(self, unload, library._handle).atexit = False
+        self.functions: dict[str, Callable[..., Any]] = {}
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = library[f"{prefix}_{name}"]
+            function.restype, function.argtypes = result, arguments
+            self.functions[name] = function
+
+
 class NativeProgram:
     """A shared C library in this process.
 
@@ -112,9 +141,7 @@ class NativeProgram:
         threads: The threads of each call.
 
     Attributes:
-        inputs: Its inputs.
-        outputs: Its outputs.
-        threads: The threads of each call.
+        threads: The threads of each call, at most.
 
     Raises:
         BundleError: It is no such library, or one of another version.
@@ -123,47 +150,34 @@ class NativeProgram:
 
     def __init__(self, path: Path, prefix: str, threads: int) -> None:
         try:
-            self._library = ctypes.CDLL(str(path.absolute()))
-            self.functions = {
-                name: self._declare(f"{prefix}_{name}", *types)
-                for name, types in _SIGNATURES.items()
-            }
+            self.loaded = _LoadedLibrary(path, prefix)
         except (OSError, AttributeError) as error:
             reason = str(error).strip().splitlines()[-1]
             fix = "check free memory and the temporary folder ($TMPDIR); else build it again"
             raise BundleError(f"the library cannot be loaded: {reason}", fix=fix) from error
         self.threads = threads
-        self._free: list[_Context] = []
-        self.inputs, self.outputs = self._describe("inputs"), self._describe("outputs")
+        # what a machine lacks is told when the library is loaded, not at the first call; and
+        # descriptions can be read only of a library of this version
+        self._free = [_Context(self)]
         self._is_large = [spec.bytes >= _MIN_ALIGNED_BYTES for spec in self.outputs]
-        # what a machine lacks is told when the library is loaded, not at the first call
-        self._free.append(_Context(self))
         _libraries.add(self)
 
-    def _declare(self, name: str, result: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]:
-        function = self._library[name]
-        function.restype, function.argtypes = result, arguments
-        return function
+    @cached_property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Its inputs."""
+        return self._describe("inputs")
+
+    @cached_property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Its outputs."""
+        return self._describe("outputs")
 
     def _describe(self, direction: str) -> tuple[TensorSpec, ...]:
-        described = self.functions[direction]()
+        described = self.loaded.functions[direction]()
         count = 0
         while described[count].name is not None:
             count += 1
         return tuple(described[index].spec for index in range(count))
-
-    def check(self, status: int) -> None:
-        """Raise an error for a code that is not 0."""
-        if status:
-            raise self._error(status)
-
-    def _error(self, status: int) -> TvmflowError:
-        message = self.functions["message"](status).decode()
-        if status not in _MACHINE_CODES:
-            return BundleError(message)
-        feature = self.functions["missing_feature"]()
-        message += f": {feature.decode()}" if feature else ""
-        return EnvironmentProblem(message, fix="free memory, use fewer threads, or another machine")
 
     def forget_contexts(self) -> None:
         """Leave the contexts of the process that this one was forked from alone."""
@@ -256,17 +270,28 @@ class _Context:
     """Memory and threads for one call at a time."""
 
     def __init__(self, library: NativeProgram) -> None:
-        functions = library.functions
-        self._check = library.check
+        loaded, functions = library.loaded, library.loaded.functions
+        self._functions = functions
         self._handle = ctypes.c_void_p()
         options = Options(abi=ABI, threads=library.threads)
         self._check(functions["create"](options, self._handle))
-        self._finalizer = weakref.finalize(self, functions["destroy"], self._handle)
+        # it keeps the library: garbage is finalized in any order
+        self._finalizer = weakref.finalize(self, _destroy, loaded, self._handle)
+        self._finalizer.atexit = False
         inputs, self._inputs = _make_buffers(library.inputs)
         outputs, self._outputs = _make_buffers(library.outputs)
         arguments = (self._handle, inputs, len(inputs), outputs, len(outputs))
         self._call = partial(functions["run"], *arguments)
-        self._functions = functions
+
+    def _check(self, status: int) -> None:
+        """Raise an error for a code that is not 0."""
+        if not status:
+            return
+        message, fix = self._functions["message"](status).decode(), _REMEDIES.get(status, "")
+        if status not in _MACHINE_CODES:
+            raise BundleError(message, fix=fix)
+        feature = self._functions["missing_feature"]()
+        raise EnvironmentProblem(f"{message}: {feature.decode()}" if feature else message, fix=fix)
 
     def abandon(self) -> None:
         """Never destroy it: its threads are those of another process."""
@@ -295,6 +320,10 @@ class _Context:
 
         self._hook = _Hook(report)
         self._check(self._functions["profile"](self._handle, self._hook, None))
+
+
+def _destroy(loaded: _LoadedLibrary, handle: ctypes.c_void_p) -> None:
+    loaded.functions["destroy"](handle)
 
 
 def _make_buffers(specs: Sequence[TensorSpec]) -> tuple[Any, list[Buffer]]:

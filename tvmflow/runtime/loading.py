@@ -8,6 +8,7 @@ because a library for another CPU dies of an illegal instruction without a messa
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -75,7 +76,9 @@ def load(
         UsageError: when a file in `trusted_keys` holds no public key.
     """
     pool = ThreadPool.of(threads)
-    with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
+    # Windows removes no file that is mapped
+    keeps_mapped = sys.platform == "win32"
+    with tempfile.TemporaryDirectory("", "tvmflow-", ignore_cleanup_errors=keeps_mapped) as folder:
         with open_trusted_file(path, trusted_keys, max_bytes) as stream:
             bundle = read_open_bundle(path, stream, Path(folder))
         if not bundle.parts:
@@ -91,6 +94,7 @@ def load(
         # all are checked before the code of any of them is loaded
         for name, part in bundle.parts.items():
             _check_library_bundle(names[name], part, max_bytes)
+        _check_parts(path, bundle)
         return _load_parts(bundle, names, pool)
 
 
@@ -151,6 +155,24 @@ def _check_tensors(path: str | Path, signature: Mapping[str, Json], max_bytes: i
         )
 
 
+def _check_parts(path: str | Path, bundle: Bundle) -> None:
+    """Check that each tensor that a part reads, or the model gives, is one that was computed before."""
+    with _damaged_documents(path):
+        tensors = {spec.name: spec for spec in _read_specs(bundle, "inputs")}
+        for name, part in bundle.parts.items():
+            for spec in _read_specs(part, "inputs"):
+                if tensors.get(spec.name) != spec:
+                    raise ValueError(f"nothing before part '{name}' gives its input {quote(spec)}")
+            tensors |= {spec.name: spec for spec in _read_specs(part, "outputs")}
+        for spec in _read_specs(bundle, "outputs"):
+            if tensors.get(spec.name) != spec:
+                raise ValueError(f"no part gives the output {quote(spec)}")
+
+
+def _read_specs(bundle: Bundle, direction: str) -> list[TensorSpec]:
+    return [TensorSpec.from_json(entry) for entry in bundle.signature[direction]]
+
+
 @contextlib.contextmanager
 def _damaged_documents(path: str | Path) -> Iterator[None]:
     """Raise BundleError for a manifest or a signature that is not as tvmflow writes it."""
@@ -177,13 +199,26 @@ def _load_program(
     assert bundle.library_file is not None
     try:
         if runtime_of(bundle.manifest) == C_RUNTIME:
-            return NativeProgram(bundle.library_file, bundle.manifest["prefix"], pool.threads)
+            return _load_c_library(bundle, pool)
         return _load_virtual_machine(bundle, weights, pool)
     except TvmflowError as error:
         raise type(error)(f"{path}: {error.message}", fix=error.fix) from error
     except Exception as error:
         # what the system's loader and TVM raise
         raise _unloadable_error(path, error) from error
+
+
+def _load_c_library(bundle: Bundle, pool: ThreadPool) -> PartProgram:
+    """Load a library whose tensors are those of the signature: it trusts the sizes of arrays."""
+    assert bundle.library_file is not None
+    program = NativeProgram(bundle.library_file, bundle.manifest["prefix"], pool.threads)
+    for direction, described in (("inputs", program.inputs), ("outputs", program.outputs)):
+        if list(described) != _read_specs(bundle, direction):
+            raise BundleError(
+                f"the {direction} in its signature.json are not those of its library",
+                fix="copy or build it again",
+            )
+    return program
 
 
 def _load_virtual_machine(
@@ -200,7 +235,7 @@ def _load_virtual_machine(
     assert bundle.library_file is not None
     device = ExecutionDevice(backend_for(bundle.manifest["target"]["tvm"]))
     library = load_library(bundle.library_file, device)
-    inputs = [TensorSpec.from_json(entry) for entry in bundle.signature["inputs"]]
+    inputs = _read_specs(bundle, "inputs")
     tensors = [send_array(array, device) for array in weights.values()]
     return VirtualMachine(library, inputs, device, tensors, pool)
 
