@@ -30,6 +30,7 @@ model: {{onnx: {file}}}
 inputs: {inputs}
 kernels: {{precision: {precision}}}
 tune: {{{tune}}}
+runtime: {runtime}
 verify: {{against: none}}
 """
 _WARM: Final = 2
@@ -92,6 +93,7 @@ def build(
     log: Path,
     precision: str = "model",
     inputs: Mapping[str, Any] | None = None,
+    runtime: str = "auto",
 ) -> tuple[Path, float]:
     """Build a model with `tvmflow run`.
 
@@ -102,6 +104,7 @@ def build(
         log: The file to which the output of the command is appended.
         precision: The recipe's `kernels.precision`.
         inputs: The recipe's `inputs`, for a model that leaves shapes open.
+        runtime: The recipe's `runtime`.
 
     Returns:
         The bundle, and the seconds that the command took.
@@ -114,9 +117,10 @@ def build(
             inputs=json.dumps(inputs or {}),
             precision=precision,
             tune=tune,
+            runtime=runtime,
         )
     )
-    out = folder / tune.replace(": ", "-") / precision
+    out = folder / tune.replace(": ", "-") / precision / runtime
     words = ["run", recipe.name, "--dist", str(out), "--store", str(folder / "store")]
     started = time.monotonic()
     with log.open("ab") as sink:

@@ -1,10 +1,10 @@
 """Latency of every ONNX model in a folder against ONNX Runtime and OpenVINO.
 
     python benchmarks/zoo.py FOLDER [--model NAME ...] [--minutes M] [--threads N ...] [--dim NAME=N ...]
-                             [--rounds N] [--json FILE]
+                             [--rounds N] [--vm] [--json FILE]
 
 Each model is built by `tvmflow run` untuned, and tuned for `--minutes` (0: untuned only), and then
-called in turns with both peers, each runtime in a process of its own, with one thread and with one a
+called in turns with both peers (and with `--vm`, with itself on TVM's virtual machine), each runtime in a process of its own, with one thread and with one a
 core. The table shows latencies in ms, and those of tvmflow relative to ONNX Runtime and to the faster
 of the two (below 1: faster); below it are the kernels that take most time in each model above 1.1.
 Random weights will do: their values change neither shapes nor speed. OpenVINO comes with
@@ -30,25 +30,30 @@ from _runtimes import PEERS, Failed, build, compare, draw_inputs
 
 _SLOW: Final = 1.1
 _SHOWN_KERNELS: Final = 6
-_BUNDLES: Final = ("untuned", "tuned")
+_BUNDLES: Final = ("vm", "untuned", "tuned")
 # How `tvmflow run` begins the line that says what went wrong.
 _FAILURE: Final = re.compile(r": failed: |^tvmflow: ")
 
 
 def build_all(
-    model: Path, folder: Path, minutes: float, inputs: Mapping[str, Any]
+    model: Path, folder: Path, minutes: float, inputs: Mapping[str, Any], *, on_vm: bool
 ) -> dict[str, str]:
-    """Build a model untuned, and tuned for some minutes; return the bundles.
+    """Build a model untuned, for TVM's virtual machine too, and tuned for some minutes; return the bundles.
 
     Raises:
         Failed: With what `tvmflow run` said.
     """
-    budgets = {"untuned": "trials: 0", **({"tuned": f"minutes: {minutes:g}"} if minutes else {})}
+    budgets = {"untuned": ("trials: 0", "auto")}
+    if on_vm:
+        budgets["vm"] = ("trials: 0", "vm")
+    if minutes:
+        budgets["tuned"] = (f"minutes: {minutes:g}", "auto")
     log = folder / "log"
     bundles = {}
-    for label, tune in budgets.items():
+    for label, (tune, runtime) in budgets.items():
         try:
-            bundles[label] = str(build(model, folder, tune, log, inputs=inputs)[0])
+            bundle, _ = build(model, folder, tune, log, inputs=inputs, runtime=runtime)
+            bundles[label] = str(bundle)
         except subprocess.CalledProcessError as error:
             lines = [line for line in log.read_text().splitlines() if _FAILURE.search(line)]
             raise Failed(lines[-1].strip() if lines else "tvmflow run failed") from error
@@ -71,7 +76,7 @@ def measure(path: Path, args: argparse.Namespace) -> dict[int, dict[str, Any]]:
         # any file name will do for a model, but not for a recipe
         link = folder / f"{re.sub('[^a-z0-9-]+', '-', path.stem.lower()).strip('-')}.onnx"
         link.symlink_to(path.resolve())
-        bundles = build_all(link, folder, args.minutes, inputs)
+        bundles = build_all(link, folder, args.minutes, inputs, on_vm=args.vm)
         libraries = {label: (str(path), library) for label, library in bundles.items()}
         peers = [peer for peer in PEERS if peer == "ort" or importlib.util.find_spec(peer)]
         pairs = {**{peer: (str(path), peer) for peer in peers}, **libraries}
@@ -151,6 +156,7 @@ def _parse_arguments() -> argparse.Namespace:
         "--dim", type=_parse_dim, nargs="*", default=[], help="the length of a symbolic dimension"
     )
     parser.add_argument("--rounds", type=int, default=11, help="turns of each runtime")
+    parser.add_argument("--vm", action="store_true", help="TVM's virtual machine, too")
     parser.add_argument("--json", type=Path, help="write the figures here")
     return parser.parse_args()
 
@@ -161,7 +167,8 @@ def main() -> None:
     paths = sorted(args.folder.rglob("*.onnx"))
     if args.model:
         paths = [path for path in paths if path.stem in args.model]
-    labels = [label for label in _BUNDLES if label == "untuned" or args.minutes]
+    bundles = {"untuned", *(["vm"] if args.vm else []), *(["tuned"] if args.minutes else [])}
+    labels = [label for label in _BUNDLES if label in bundles]
     columns = [f"{PEERS[peer][:9]:>9}" for peer in PEERS]
     columns += [f"{label:>9} {'/ ORT':>6} {'/ best':>6}" for label in labels]
     print(f"{'':<24} {'':>2} {' '.join(columns)}   error", flush=True)

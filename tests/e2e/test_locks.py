@@ -80,11 +80,11 @@ def test_a_locked_run_gives_the_same_bytes_in_an_empty_store_or_fails(
     assert refused().count('apache-tvm "0.26') == 1
 
     # When the lock file names other bytes than the build gives, nothing is delivered.
-    digest = project.digests("build/host")["build/host/lib0.o"]
+    digest = project.digests("build/host")["build/host/vm/lib0.o"]
     lock.write_text(text.replace(digest, "f" * 64))
     different = other.tvmflow("run", "tiny.yaml", "--locked", "--dist", "different")
     assert different.code == 3
-    assert "tiny:build/host: lib0.o has the digest" in different.err
+    assert "tiny:build/host: vm/lib0.o has the digest" in different.err
     assert not (other.folder / "different").exists()
 
 
@@ -351,5 +351,7 @@ def test_a_reproducibility_check_builds_again_and_names_the_first_difference(
     inject_fault(project, "build", "vary-output")
     bad = project.tvmflow("run", "tiny.yaml", "--check-reproducible")
     assert bad.code == 3
-    assert "NOT REPRODUCIBLE: build 1 of 2 gave a different lib0.o for tiny:build/host" in bad.out
+    assert (
+        "NOT REPRODUCIBLE: build 1 of 2 gave a different vm/lib0.o for tiny:build/host" in bad.out
+    )
     assert "first difference: section .text, symbol " in bad.out

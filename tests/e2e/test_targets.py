@@ -24,7 +24,7 @@ variants:
   four: {inputs: {data: {shape: [4, 3]}}}
 targets:
   - x86-64-v2
-  - {name: twin, preset: x86-64-v2, outputs: [shared-library]}
+  - {name: twin, preset: x86-64-v2, outputs: [archive, bundle]}
   - {name: board, preset: cortex-a72, verify: {against: none}}
 verify: {repeat: 2, samples: 2}
 pipeline: compile
@@ -102,7 +102,8 @@ def test_each_build_has_a_folder_and_the_outputs_of_its_target(project: Project,
                 for target in TARGETS
                 for name in ("verify.json", "measurements.json")
             ),
-            "twin/tiny-{}.so",
+            "twin/tiny-{}.twin.tar.gz",
+            "twin/tiny-{}.tvmflow",
             "board/tiny-{}.tvmflow",
             *(f"{target}/tiny-{{}}.{kind}" for target in TARGETS for kind in DESCRIBED),
         )

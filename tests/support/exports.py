@@ -22,6 +22,7 @@ from tvmflow.runtime.bundles import read_bundle
 from tvmflow.stages import STAGES, export
 from tvmflow.stages._base import StageContext
 from tvmflow.targets import c_library
+from tvmflow.targets.c_library.weights import write_weights
 from tvmflow.targets.host import read_host
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -101,7 +102,9 @@ class Attributes(NamedTuple):
     tvm: dict[str, Any]
 
 
-def link_c_library(folder: Path, attributes: Attributes) -> Path:
+def link_c_library(
+    folder: Path, attributes: Attributes, *, is_without_weights: bool = False
+) -> Path:
     """Import and build the digits in a process of its own, link its C library here, and return the library's folder."""
     words = [
         str(folder),
@@ -115,6 +118,9 @@ def link_c_library(folder: Path, attributes: Attributes) -> Path:
     compiled = {path.name: path for path in (folder / "build" / "c-library").iterdir()}
     place = folder / "library"
     place.mkdir()
+    if is_without_weights:
+        head = write_weights(compiled.pop(c_library.CONSTANTS), place / "digits.weights")
+        model = model._replace(weights_head=head)
     shared = place / files.shared if files.shared else None
     c_library.link(model, compiled, shared, place / files.static, place / files.header)
     if files.loader:

@@ -8,7 +8,6 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from io import FileIO
-from pathlib import Path
 
 _CHUNK = 1 << 20
 
@@ -99,7 +98,7 @@ def hash_file(path: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
-def digest_files(paths: Iterable[Path]) -> str:
+def digest_files(paths: Iterable[os.PathLike[str]]) -> str:
     """Return one digest (hex) for the names and contents of some files, in any order."""
-    contents = sorted((path.name, path.read_bytes()) for path in paths)
-    return hashlib.sha256(repr(contents).encode()).hexdigest()
+    files = sorted((os.path.basename(path), hash_file(path)) for path in paths)
+    return hashlib.sha256(repr(files).encode()).hexdigest()

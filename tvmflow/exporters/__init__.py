@@ -12,6 +12,7 @@ from tvmflow.exporters import (
     archive,
     bundle,
     c_library,
+    c_library_weights,
     c_source,
     cpp,
     objects,
@@ -26,6 +27,7 @@ from tvmflow.exporters._base import Exporter, PartitionedExporter
 EXPORTERS: Final[dict[str, Exporter]] = {
     "bundle": bundle,
     "c-library": c_library,
+    "c-library-weights": c_library_weights,
     "c-source": c_source,
     "cpp": cpp,
     "objects": objects,

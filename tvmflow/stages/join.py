@@ -140,7 +140,8 @@ def run(settings: JoinSettings, context: StageContext) -> Facts:
     files_of_parts = {
         role.rpartition("/")[2]: path
         for role, path in context.inputs.items()
-        if role.startswith("export/") and not role.endswith(f"/{export.BUNDLE}")
+        if role.startswith("export/")
+        and not role.endswith((f"/{export.BUNDLE}", f"/{export.VM_BUNDLE}"))
     }
     joined = PartitionedModel(request, signature, manifest, joined_bundle, files_of_parts)
     export.export_outputs(joined, settings.outputs, PARTITIONED_EXPORTERS, context.out)

@@ -56,7 +56,7 @@ def _inject(module: ModuleType) -> None:
     def run_with_fault(settings: Any, context: Any) -> Any:
         if FAULT == "vary-output":
             facts = run(settings, context)
-            _change_code(context.out / "lib0.o")
+            _change_code(context.out / "vm" / "lib0.o")
             return facts
         if not TARGET or settings.target.get("mcpu") == TARGET:
             _fail()

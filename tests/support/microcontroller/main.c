@@ -10,6 +10,11 @@ __attribute__((section(".vectors"), used)) static void *const vectors[] = {stack
 __asm__(".section .rodata\n.balign 64\nimages: .incbin \"images\"\nimages_end:\n");
 extern const unsigned char images[], images_end[];
 
+#ifdef WEIGHTS
+__asm__(".section .rodata\n.balign 64\nweights: .incbin \"digits.weights\"\nweights_end:\n");
+extern const unsigned char weights[], weights_end[];
+#endif
+
 static _Alignas(128) unsigned char memory[DIGITS_MEMORY_BYTES];
 
 static void *allocate(void *user, size_t bytes, size_t alignment) {
@@ -32,8 +37,13 @@ static void call_host(int operation, const void *argument) {
 static void print(const char *text) { call_host(4, text); }
 
 static int classify(void) {
-  const digits_options options = {.abi = DIGITS_ABI, .allocate = allocate, .release = release};
+  digits_options options = {.abi = DIGITS_ABI, .allocate = allocate, .release = release};
   digits_context *context;
+#ifdef WEIGHTS
+  if (digits_create(&options, &context) != DIGITS_NO_WEIGHTS) return 4;
+  options.weights = weights;
+  options.weights_bytes = (size_t)(weights_end - weights);
+#endif
   if (digits_create(NULL, &context) != DIGITS_WRONG_OPTION) return 1;
   if (digits_create(&options, &context) != DIGITS_OK) return 2;
   for (const unsigned char *image = images; image < images_end; image += 256) {

@@ -210,17 +210,21 @@ def test_ios(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("qemu-system-arm") is None, reason="needs qemu-system-arm")
-@pytest.mark.parametrize("board", BOARDS)
-def test_a_microcontroller_names_the_digits(tmp_path: Path, board: str) -> None:
+@pytest.mark.parametrize(
+    ("board", "weights"), [*((board, []) for board in BOARDS), ("mps2-an500", ["digits.weights"])]
+)
+def test_a_microcontroller_names_the_digits(tmp_path: Path, board: str, weights: list[str]) -> None:
     """Without a system, a heap and a C library: 360 images, in memory of the size that the header has."""
     target, cpu = BOARDS[board]
-    library = exports.link_c_library(tmp_path, target)
-    assert {path.name for path in library.iterdir()} == {"libdigits.a", "digits.h"}
+    library = exports.link_c_library(tmp_path, target, is_without_weights=bool(weights))
+    assert {path.name for path in library.iterdir()} == {"libdigits.a", "digits.h", *weights}
     labels = write_images(library)
     for file in (ROOT / "tests" / "support" / "microcontroller").iterdir():
         shutil.copyfile(file, library / file.name)
     options = ["-target", "thumb-freestanding-eabihf", f"-mcpu={cpu}", "-O", "ReleaseSmall"]
     options += ["-fcompiler-rt", "-fstrip", "-fentry=start", "-I.", "-T", "link.ld"]
+    # the file of the weights is part of the program, and stays in flash
+    options += ["-DWEIGHTS"] if weights else []
     files = ["main.c", "libdigits.a", "-femit-bin=digits.elf"]
     command = [sys.executable, "-m", "ziglang", "build-exe", *options, *files]
     subprocess.run(command, cwd=library, check=True)

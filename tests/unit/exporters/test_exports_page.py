@@ -75,8 +75,8 @@ def test_the_python_on_it_runs(folder: Path, exported: Exported, index: int) -> 
 
 @pytest.mark.slow
 def test_the_programs_on_it_compile_and_run(folder: Path, exported: Exported) -> None:
-    """The piece of C, both of C++, and the commands that link static and system libraries."""
-    (program,) = blocks("c")
+    """Both pieces of C, both of C++, and the commands that link static and system libraries."""
+    program, weights = blocks("c")
     interface, system = blocks("cpp")
     words = environment(folder, "cc", "c++")
     (folder / "program.c").write_text(program)
@@ -85,8 +85,17 @@ def test_the_programs_on_it_compile_and_run(folder: Path, exported: Exported) ->
     for command in blocks("sh"):
         if command.startswith(("cc ", "c++ ")):
             subprocess.run(["sh", "-ec", command], cwd=folder, env=words, check=True)
-    for name in ("program", "interface", "classify"):
-        assert subprocess.run([folder / name], check=False).returncode == 0
+    without_weights = exported.dist / "digits-c-library-weights"
+    (folder / "weights.c").write_text(
+        '#include <stdio.h>\n#include "digits.h"\nint main(void) {\ndigits_context *context = NULL;\n'
+        f"{weights}return status != DIGITS_OK || digits_destroy(context);\n}}\n"
+    )
+    flags = [f"-I{without_weights}", str(without_weights / "libdigits.a"), "-lm", "-lpthread"]
+    compiler = [str(folder / "bin" / "cc"), "weights.c", *flags, "-o", "weights"]
+    subprocess.run(compiler, cwd=folder, env=words, check=True)
+    (folder / "digits.weights").symlink_to(without_weights / "digits.weights")
+    for name in ("program", "interface", "classify", "weights"):
+        assert subprocess.run([folder / name], cwd=folder, check=False).returncode == 0
     import tvm
 
     library = tvm.runtime.load_module(str(folder / "mine.so"))

@@ -43,6 +43,7 @@ def test_what_is_not_loaded_is_linked(triple: str) -> None:
     assert {name for name, reason in reasons.items() if not reason} == {
         "archive",
         "c-library",
+        "c-library-weights",
         "c-source",
     }
     assert reasons["bundle"] == f"nothing loads a library on {triple}: use c-library"

@@ -24,7 +24,7 @@ from tvmflow.compiler.c_library.memory_plan import plan_memory
 from tvmflow.compiler.c_library.parallel_work import estimate_parallel_work
 from tvmflow.compiler.c_library.program import Program, list_kernel_calls, read_program
 from tvmflow.compiler.code_generation import split_kernels
-from tvmflow.targets.c_library import PROGRAM
+from tvmflow.targets.c_library import CONSTANTS, PROGRAM
 from tvmflow.targets.linking import coff, data_objects
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
@@ -139,4 +139,4 @@ def _write_constants(program: Program, prefix: str, folder: Path) -> None:
         yield bytes(ALIGNMENT)
 
     code = next(iter(sorted(folder.glob("kernels*.o"))))
-    data_objects.write_data(folder / "constants.o", code, f"{prefix}weights", pieces())
+    data_objects.write_data(folder / CONSTANTS, code, f"{prefix}weights", pieces())

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.identifiers import identifier
 from tvmflow.core.types import Json
+from tvmflow.targets.c_library import weights
 from tvmflow.targets.linking import (
     LINKERS,
     MICROCONTROLLERS,
@@ -30,12 +31,14 @@ from tvmflow.targets.platforms import parse_triple
 
 PROGRAM: Final = "program.c"
 """The C code of a model, which calls its kernels."""
+CONSTANTS: Final = "constants.o"
+"""The object file with its weights."""
 SOURCE: Final = "model.c"
 """The file that includes all others."""
 
 _FOLDER: Final = Path(__file__).parent
 _HEADER: Final = "library.h"
-_COPIED: Final = ("cpu.c", "runtime.c", "runtime.h", "threads_windows.h")
+_COPIED: Final = ("cpu.c", "runtime.c", "runtime.h", "threads_windows.h", "weights.c")
 # What a DLL has from Microsoft's C library, were it linked with one.
 _DLL: Final = "dll.c"
 _LOADER: Final = "library.js"
@@ -48,7 +51,7 @@ _ARCHS: Final[Mapping[str, Collection[str]]] = {
     "ios": ("aarch64",),
     "none": tuple(MICROCONTROLLERS),
 }
-# Systems without threads.
+# Systems without threads, and without files in memory.
 _SERIAL: Final = ("wasi", "none")
 _LIBCS: Final = ("gnu", "musl")
 # More CPUs than this are not worth the threads for one call; a program may ask for more.
@@ -81,17 +84,24 @@ class DescribedModel(NamedTuple):
         signature: Its inputs and outputs.
         features: The CPU features that its kernels need.
         triple: The LLVM triple that it is compiled for.
+        weights_head: The head of the file of its weights; empty where the library holds them.
     """
 
     name: str
     signature: Mapping[str, Json]
     features: Sequence[str]
     triple: str
+    weights_head: bytes = b""
 
     @property
     def prefix(self) -> str:
         """The beginning of all names in C, without the underscore after it."""
         return identifier(self.name)
+
+    @property
+    def maps_files(self) -> bool:
+        """True where programs can map a file into memory."""
+        return parse_triple(self.triple).system not in _SERIAL
 
 
 def symbol_prefix(name: str) -> str:
@@ -239,6 +249,7 @@ def write_header(model: DescribedModel, program: str = "") -> str:
         "threads": str(_MOST_DEFAULT_THREADS),
         "memory": _write_memory(model, program),
     }
+    values |= weights.header_values(values, model.weights_head, model.maps_files)
     return read_header_template() % values
 
 
@@ -282,6 +293,7 @@ def _write_memory(model: DescribedModel, program: str) -> str:
 def _write_model(model: DescribedModel) -> str:
     """Return the C code of the library: what its model is, then the program and the runtime."""
     name, platform = model.prefix, parse_triple(model.triple)
+    head = model.weights_head
     lines = [
         "#define _GNU_SOURCE",
         f"#define TF(name) {name}_##name",
@@ -292,10 +304,12 @@ def _write_model(model: DescribedModel) -> str:
         *(["#define TF_FREESTANDING"] if platform.system == "none" else []),
         f"#define TF_THREAD_NAME {c_string(model.name.encode()[:_MAX_THREAD_NAME].decode(errors='ignore'))}",
         f"#define TF_FEATURES {''.join(f'{c_string(feature)}, ' for feature in model.features)}",
+        *(weights.write_code(head, model.maps_files) if head else []),
         f'#include "{_HEADER}"',
         '#include "runtime.h"',
         f'#include "{PROGRAM}"',
         '#include "cpu.c"',
+        '#include "weights.c"',
         '#include "runtime.c"',
     ]
     for direction in ("inputs", "outputs"):

@@ -5,7 +5,7 @@
  * Needs the C library, its mathematical functions and, where the system has them, threads; nothing else.
  *
  *   %(name)s_context *context;
- *   int status = %(name)s_create(NULL, &context);
+%(create)s
  *   if (status != %(NAME)s_OK) fail(%(name)s_message(status));
  *   status = %(name)s_run(context, inputs, %(NAME)s_INPUTS, outputs, %(NAME)s_OUTPUTS);
  *   %(name)s_destroy(context);
@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* The version of this interface. A program that was compiled with another one gets WRONG_VERSION. */
-#define %(NAME)s_ABI 1
+#define %(NAME)s_ABI %(abi)s
 
 /* The numbers of inputs and outputs, and the place of each. */
 %(places)s
@@ -46,7 +46,7 @@ enum {
   %(NAME)s_MISSING_FEATURE = 10, /* the CPU lacks an instruction set that the library was built for */
   %(NAME)s_KERNEL_FAILED = 11   /* a kernel reported an error */
 };
-
+%(weights_statuses)s
 /* A model that is ready to run, with memory and threads of its own. The weights are shared by all. */
 typedef struct %(name)s_context %(name)s_context;
 
@@ -65,7 +65,7 @@ typedef struct {
   size_t bytes;
 } %(name)s_tensor;
 
-/* All members may be 0 but `abi`. */
+/* All members may be 0 but `abi`%(required)s. */
 typedef struct {
   uint32_t abi;     /* %(NAME)s_ABI */
   /* The caller's included; 0: one for each CPU that the process may use, at most %(threads)s. No more are started than the
@@ -78,9 +78,9 @@ typedef struct {
    * place of threads of the library's own. */
   void (*parallel_for)(void *user, uint32_t tasks, void (*body)(void *argument, uint32_t task), void *argument);
   void *user; /* the first argument of these functions */
-} %(name)s_options;
+%(weights_options)s} %(name)s_options;
 
-/* Make a context. `options` may be NULL. */
+/* Make a context.%(optional)s */
 %(NAME)s_API int %(name)s_create(const %(name)s_options *options, %(name)s_context **context);
 
 /* Compute the outputs. The context is not usable by another thread meanwhile. After fork(), the child has the context

@@ -15,9 +15,9 @@ static atomic_flag tf_is_running = ATOMIC_FLAG_INIT;
 
 #ifdef TF_FREESTANDING
 /* There is no clock that all machines have. */
-static uint64_t tf_nanoseconds(void) { return 0; }
+static inline uint64_t tf_nanoseconds(void) { return 0; }
 #elif !defined(_WIN32)
-static uint64_t tf_nanoseconds(void) {
+static inline uint64_t tf_nanoseconds(void) {
   struct timespec now;
   timespec_get(&now, TIME_UTC);
 #ifdef CLOCK_MONOTONIC
@@ -377,7 +377,7 @@ int TF(create)(const tf_options *given, tf_context **result) {
   if (!result) return TF_STATUS(NULL_ARGUMENT);
   *result = NULL;
   tf_options options;
-  const int status = tf_choose_options(given, &options);
+  int status = tf_choose_options(given, &options);
   if (status != TF_STATUS(OK)) return status;
   if (TF(missing_feature)()) return TF_STATUS(MISSING_FEATURE);
   tf_set_pointers();
@@ -402,10 +402,12 @@ int TF(create)(const tf_options *given, tf_context **result) {
   context->tasks = (tf_task *)(block + head);
   context->scratch = block + bytes;
   context->arena = block + bytes + scratch;
-  /* Not a constant for the compiler: weights may be further away than its addresses reach. */
-  const unsigned char *volatile weights = TF_WEIGHTS;
-  context->weights = weights;
   atomic_flag_clear(&context->is_busy);
+  status = tf_open_weights(context);
+  if (status != TF_STATUS(OK)) {
+    options.release(options.user, block);
+    return status;
+  }
 #ifdef TF_THREADS
   context->workers = (tf_worker *)(block + head + tasks);
   if (!tf_start_workers(context)) {
@@ -425,6 +427,7 @@ int TF(destroy)(tf_context *context) {
 #ifdef TF_THREADS
   if (!is_forked) tf_stop_workers(context);
 #endif
+  tf_close_weights(context);
   context->options.release(context->options.user, context);
   return TF_STATUS(OK);
 }
@@ -549,6 +552,13 @@ const char *TF(message)(int status) {
       "the system does not start another thread",
       "this CPU lacks an instruction set that the library was built for",
       "a kernel reported an error",
+#ifdef TF_WEIGHTS_HEAD
+      "the options have no weights",
+      "the weights are not those that were built with this library: use the file beside it",
+      "the file of the weights is not complete",
+      "the file of the weights cannot be opened, or not be mapped into memory",
+      "the options have weights in two places, or memory that does not begin at a multiple of 64 bytes",
+#endif
   };
   return status >= 0 && (size_t)status < sizeof messages / sizeof *messages ? messages[status] : "unknown error";
 }

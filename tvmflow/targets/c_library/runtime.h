@@ -24,6 +24,11 @@ int strcmp(const char *left, const char *right);
 #include <unistd.h>
 #define TF_CAN_FORK
 #endif
+#if defined(TF_MAPS_FILES) && !defined(_WIN32)
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
 #ifdef __linux__
 #include <sched.h>
 #endif
@@ -76,6 +81,9 @@ struct TF(context) {
   unsigned char *arena;
   unsigned char *scratch; /* for the caller's code outside of parallel loops, then for each task */
   const unsigned char *weights;
+#ifdef TF_MAPS_FILES
+  tf_buffer mapped; /* the file of the weights, if this context has mapped it */
+#endif
   tf_hook hook;
   void *hook_user;
   atomic_flag is_busy;
@@ -107,7 +115,7 @@ struct TF(context) {
 };
 
 #ifndef _WIN32
-static uint64_t tf_nanoseconds(void);
+static inline uint64_t tf_nanoseconds(void);
 #endif
 
 #define TF_BEGIN(tf, arena, weights, in, out)                               \

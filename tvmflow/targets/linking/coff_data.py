@@ -30,3 +30,11 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
         stream.seek(0)
         stream.write(_HEADER.pack(machine, 1, 0, begin + size, 1, 0, 0))
         stream.write(_SECTION.pack(b".rdata", 0, 0, size, begin, 0, 0, 0, 0, _ATTRIBUTES))
+
+
+def find_data(path: Path) -> tuple[int, int]:
+    """Return the place and the size of the data in an object file that `write_data` wrote."""
+    with path.open("rb") as stream:
+        stream.seek(_HEADER.size)
+        _, _, _, size, begin, *_ = _SECTION.unpack(stream.read(_SECTION.size))
+    return begin, size

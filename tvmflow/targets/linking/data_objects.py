@@ -1,4 +1,4 @@
-"""Objects that hold constant data alone, in the format of the machine that they are for, written piece by piece."""
+"""Objects that hold constant data alone, in the format of the machine that they are for, written piece by piece, and read again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from tvmflow.targets.linking import coff_data, elf_data, macho_data, wasm_data
 
-# The first bytes of an object file -> the module that writes the format. COFF's begins with the machine.
+# The first bytes of an object file -> the module of the format. COFF's begins with the machine.
 _FORMATS: Final[dict[bytes, ModuleType]] = {
     b"\x7fELF": elf_data,
     b"\xcf\xfa\xed\xfe": macho_data,
@@ -26,6 +26,17 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
         symbol: The global symbol of the data, as C has it.
         pieces: The data, in order.
     """
-    with code.open("rb") as stream:
+    _format_of(code).write_data(output, code, symbol, pieces)
+
+
+def find_data(path: Path) -> tuple[int, int]:
+    """Return the place and the size of the data in an object file that `write_data` wrote."""
+    place, size = _format_of(path).find_data(path)
+    return place, size
+
+
+def _format_of(path: Path) -> ModuleType:
+    """Return the module that writes and reads the format of an object file."""
+    with path.open("rb") as stream:
         magic = stream.read(4)
-    _FORMATS.get(magic, coff_data).write_data(output, code, symbol, pieces)
+    return _FORMATS.get(magic, coff_data)

@@ -50,6 +50,11 @@ class _Machine(NamedTuple):
         return self.ident[4] == _CLASS_64
 
     @property
+    def section_size(self) -> int:
+        """The bytes of an entry of the table of sections."""
+        return 64 if self.is_64 else 40
+
+    @property
     def _order(self) -> str:
         return "<" if self.ident[5] == _LITTLE_ENDIAN else ">"
 
@@ -69,10 +74,10 @@ class _Machine(NamedTuple):
 
     def header(self, sections_at: int, sections: int) -> bytes:
         """Return the header of an object file whose last section has the names of sections."""
-        size, section_size = (64, 64) if self.is_64 else (52, 40)
+        size = 64 if self.is_64 else 52
         values = (_RELOCATABLE, self.number, 1, 0, 0, sections_at, self.flags, size, 0, 0)
         return self.ident + self.pack(
-            "HHIAAAIHHHHHH", *values, section_size, sections, sections - 1
+            "HHIAAAIHHHHHH", *values, self.section_size, sections, sections - 1
         )
 
 
@@ -119,3 +124,16 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
         stream.write(b"".join(headers))
         stream.seek(0)
         stream.write(machine.header(position, len(headers)))
+
+
+def find_data(path: Path) -> tuple[int, int]:
+    """Return the place and the size of the data in an object file that `write_data` wrote."""
+    machine = _Machine.read(path)
+    word, layout = (8, "QQ") if machine.is_64 else (4, "II")
+    with path.open("rb") as stream:
+        # kind, machine, version, entry point and table of segments come before the table of sections
+        (sections,) = machine.unpack(layout[0], stream.read(_ALIGNMENT), 24 + 2 * word)
+        # the first section has no content; name, kind, flags and address come before place and size
+        stream.seek(sections + machine.section_size + 8 + 2 * word)
+        begin, size = machine.unpack(layout, stream.read(2 * word), 0)
+    return begin, size

@@ -52,6 +52,14 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
         stream.write(_SYMTAB.pack(_LC_SYMTAB, _SYMTAB.size, end, 1, end + _SYMBOL.size, len(text)))
 
 
+def find_data(path: Path) -> tuple[int, int]:
+    """Return the place and the size of the data in an object file that `write_data` wrote."""
+    with path.open("rb") as stream:
+        stream.seek(_HEADER.size + _SEGMENT.size)
+        _, _, _, size, begin, *_ = _SECTION.unpack(stream.read(_SECTION.size))
+    return begin, size
+
+
 def hide_symbols(path: Path, public: Collection[str]) -> None:
     """Make every symbol that an object defines one for its library alone, but the public functions.
 

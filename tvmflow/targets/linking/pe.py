@@ -38,13 +38,15 @@ _C_FUNCTIONS: Final = frozenset(
         ),
     ]
 )
-# The system's functions that a C library calls: threads, locks and clocks.
+# The system's functions that a C library calls: threads, locks, clocks and files in memory.
 _SYSTEM_FUNCTIONS: Final = (
     *("AcquireSRWLockExclusive", "ReleaseSRWLockExclusive", "SleepConditionVariableSRW"),
     *("WakeAllConditionVariable", "WakeConditionVariable"),
     *("CreateThread", "WaitForSingleObject", "CloseHandle", "SwitchToThread"),
     *("GetCurrentProcess", "GetProcessAffinityMask"),
     *("QueryPerformanceCounter", "QueryPerformanceFrequency"),
+    *("CreateFileW", "GetFileSizeEx", "CreateFileMappingW", "MapViewOfFile", "UnmapViewOfFile"),
+    "MultiByteToWideChar",
 )
 # Function -> the DLL that has it.
 _DLLS: Final[Mapping[str, str]] = {

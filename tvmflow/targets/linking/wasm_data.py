@@ -39,6 +39,17 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
         stream.write(_number(size))
 
 
+def find_data(path: Path) -> tuple[int, int]:
+    """Return the place and the size of the data in an object file that `write_data` wrote."""
+    length = len(_number(0))
+    # the kind and the size of the section, one segment of kind 0, its address
+    before = len(_MAGIC) + 1 + length + 2 + len(_I32_CONST_0)
+    with path.open("rb") as stream:
+        stream.seek(before)
+        size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(stream.read(length)))
+    return before + length, size
+
+
 def _number(value: int) -> bytes:
     """Return an unsigned LEB128 of five bytes, the length that fits every number of 32 bits."""
     return bytes([value >> shift & 0x7F | (0x80 if shift < 28 else 0) for shift in range(0, 35, 7)])

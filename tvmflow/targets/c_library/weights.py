@@ -1,0 +1,114 @@
+"""Weights in a file of their own, for C libraries without them: the file, and the lines of a header about it.
+
+A library takes the file that was built with it and no other: both hold the same head. The file is a
+page with the head, then the constants as the library would hold them, so that it can be used where
+it is mapped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tvmflow.targets.linking import data_objects
+
+BEGIN: Final = 4096
+"""The place of the constants in the file."""
+
+_VERSION: Final = 1
+# Magic, version, place of the constants, their bytes, and their SHA-256.
+_HEAD: Final = struct.Struct("<16sIIQ32s")
+_MAGIC: Final = b"tvmflow weights\n"
+_PIECE: Final = 1 << 20
+
+_STATUSES: Final = """\
+
+/* What `create` returns besides. */
+enum {
+  %(NAME)s_NO_WEIGHTS = 12,         /* the options have no weights */
+  %(NAME)s_WRONG_WEIGHTS = 13,      /* the weights are not those that were built with this library */
+  %(NAME)s_SHORT_WEIGHTS = 14,      /* the file of the weights is not complete */
+  %(NAME)s_UNREADABLE_WEIGHTS = 15, /* the file of the weights cannot be opened, or not be mapped */
+  %(NAME)s_MISPLACED_WEIGHTS = 16   /* there are weights in two places, or they are not aligned */
+};
+"""
+_FILE_OPTION: Final = """\
+  /* The file %(title)s.weights, in UTF-8 on Windows; it must not be written to while there are contexts. It is mapped
+   * and not read: all contexts and processes share its memory. */
+  const char *weights_file;
+"""
+_MEMORY_OPTIONS: Final = """\
+  /* %(alternative)she content of the file %(title)s.weights in memory that stays as it is while there are contexts, and that
+   * begins at a multiple of 64 bytes. */
+  const void *weights;
+  size_t weights_bytes;
+"""
+_OPTIONS: Final = " *   %(name)s_options options = {.abi = %(NAME)s_ABI, %(members)s};\n"
+_CREATE: Final = " *   int status = %(name)s_create(%(options)s, &context);"
+
+
+def write_weights(constants: Path, output: Path) -> bytes:
+    """Write the file of the weights from the object file that a library with weights is linked from.
+
+    Args:
+        constants: The object file.
+        output: The file to write.
+
+    Returns:
+        Its head, by which a library knows it.
+    """
+    begin, size = data_objects.find_data(constants)
+    digest = hashlib.sha256()
+    with constants.open("rb") as source, output.open("wb") as target:
+        source.seek(begin)
+        target.seek(BEGIN)
+        for place in range(0, size, _PIECE):
+            piece = source.read(min(_PIECE, size - place))
+            digest.update(piece)
+            target.write(piece)
+        head = _HEAD.pack(_MAGIC, _VERSION, BEGIN, size, digest.digest())
+        target.seek(0)
+        target.write(head)
+    return head
+
+
+def write_code(head: bytes, maps_files: bool) -> list[str]:
+    """Return the lines of C that a library without weights begins with."""
+    _, _, begin, size, _ = _HEAD.unpack(head)
+    return [
+        f"#define TF_WEIGHTS_HEAD {', '.join(map(str, head))}",
+        f"#define TF_WEIGHTS_BEGIN {begin}u",
+        f"#define TF_WEIGHTS_BYTES {size}ull",
+        *(["#define TF_MAPS_FILES"] if maps_files else []),
+    ]
+
+
+def header_values(values: Mapping[str, str], head: bytes, maps_files: bool) -> dict[str, str]:
+    """Return the values of the public header's template that depend on where the weights are.
+
+    Args:
+        values: The names in the header.
+        head: The head of the file of the weights; empty for weights in the library.
+        maps_files: Whether the system maps files.
+    """
+    if not head:
+        create = _CREATE % {**values, "options": "NULL"}
+        empty = dict.fromkeys(("weights_statuses", "required", "weights_options"), "")
+        return {**empty, "create": create, "abi": "1", "optional": " `options` may be NULL."}
+    members = ".weights = content, .weights_bytes = bytes"
+    if maps_files:
+        members = f'.weights_file = "{values["title"]}.weights"'
+    create = _OPTIONS % {**values, "members": members} + _CREATE % {**values, "options": "&options"}
+    memory = _MEMORY_OPTIONS % {**values, "alternative": "Or t" if maps_files else "T"}
+    return {
+        "create": create,
+        # the options are others than those of a library with weights
+        "abi": "0x10001",
+        "weights_statuses": _STATUSES % values,
+        "required": " and the weights",
+        "weights_options": (_FILE_OPTION % values if maps_files else "") + memory,
+        "optional": "",
+    }
