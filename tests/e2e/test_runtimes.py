@@ -76,6 +76,16 @@ def test_a_target_without_the_c_runtime_is_refused_when_a_run_is_planned(project
     assert "give it `runtime: vm`" in ran.err
 
 
+def test_a_target_without_tvms_runtime_is_refused_when_a_run_is_planned(project: Project) -> None:
+    """There are C libraries for more systems than libraries that TVM's runtime loads."""
+    project.edit_recipe("outputs: [shared-library, bundle]", "outputs: [c-library]\nruntime: vm")
+    project.edit_recipe("targets:\n  - host", "targets: [ios]")
+    ran = project.tvmflow("plan", "tiny.yaml")
+    assert ran.code == 2
+    assert "'ios' cannot have a library for TVM's runtime: no linker is set up for arm64" in ran.err
+    assert "leave `runtime: vm` out" in ran.err
+
+
 @pytest.mark.slow
 def test_a_wheel_needs_numpy_alone(project: Project, tmp_path: Path) -> None:
     """In a fresh environment, where nothing but numpy is installed with it."""

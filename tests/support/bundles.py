@@ -43,8 +43,6 @@ def _make(path: Path, runtime: str, outputs: Sequence[str]) -> None:
         "name": "small",
         "target": {"name": "host", "tvm": target, "features": []},
         "verified_against": "none",
-        "runtime": runtime,
-        "prefix": "small",
         "tvm": tvm.__version__,
         "tvm_ffi": tvm_ffi.__version__,
     }
@@ -52,7 +50,8 @@ def _make(path: Path, runtime: str, outputs: Sequence[str]) -> None:
     built = BuiltModel(request, library, {}, signature, manifest, path, {})
     link = _link_for_vm if runtime == "vm" else _link_c_library
     link(_make_model(), built)
-    bundle.write(built.with_library(library, ()), path)
+    fields = {"runtime": "vm"} if runtime == "vm" else {"runtime": "c", "prefix": "small"}
+    bundle.write(built.with_library(library, (), **fields), path)
 
 
 def _make_model() -> Any:

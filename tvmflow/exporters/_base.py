@@ -19,6 +19,8 @@ from tvmflow.targets.linking import LINKERS
 from tvmflow.targets.platforms import Platform, parse_triple
 
 _CPU_KINDS: Final = tuple(kind for kind, backend in BACKENDS.items() if backend.RUNS_ON_HOST_CPU)
+# The fields of a manifest that describe the library alone.
+_OF_LIBRARY: Final = ("runtime", "prefix", "params")
 
 
 class ExportRequest(NamedTuple):
@@ -89,10 +91,14 @@ class BuiltModel(NamedTuple):
         return DescribedModel(self.name, self.signature, features, self.request.triple)
 
     def with_library(self, library: Path, objects: Sequence[Path], **fields: Json) -> BuiltModel:
-        """Return the model with another library and its objects; their digests and `fields` go into the manifest."""
+        """Return the model with another library and its objects.
+
+        Their digests and `fields` go into the manifest, in place of those of the library before.
+        """
         digests = {self.request.library_name: hash_file(str(library))}
         digests.update({path.name: hash_file(str(path)) for path in objects})
-        manifest = {**self.manifest, **fields, "sha256": digests}
+        others = {name: self.manifest[name] for name in self.manifest if name not in _OF_LIBRARY}
+        manifest = {**others, **fields, "sha256": digests}
         return self._replace(library=library, manifest=manifest)
 
 

@@ -9,7 +9,13 @@ from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
 from tvmflow.stages import STAGES, export, join
-from tvmflow.stages._runtime_choice import AUTO, choose_runtime, no_c_runtime_reason, run_location
+from tvmflow.stages._runtime_choice import (
+    AUTO,
+    choose_runtime,
+    no_c_runtime_reason,
+    no_vm_reason,
+    run_location,
+)
 from tvmflow.stages._verify_settings import QEMU, RPC
 from tvmflow.targets import c_library
 from tvmflow.targets.backends import backend_for
@@ -69,12 +75,17 @@ def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
     useless = _find_useless_precision(planned, target)
     if useless:
         return [f"{where} {useless}; give it `kernels: {{precision: model}}`"]
-    no_c_runtime = _find_missing_runtime(planned, target)
+    recipe = planned.recipe_for(target)
+    no_c_runtime = no_c_runtime_reason(recipe, target) if recipe.runtime == "c" else ""
     if "build" in stages and no_c_runtime:
         return [f"{where} cannot have the C runtime: {no_c_runtime}; give it `runtime: vm`"]
     unlinkable = unlinkable_reason(target.tvm, target.toolchain)
     if "export" in stages and unlinkable:
         return [f"{where} cannot be linked: {unlinkable}; name one with `toolchain: {{linker: …}}`"]
+    no_vm = no_vm_reason(target) if choose_runtime(recipe, target) == "vm" else ""
+    if "export" in stages and no_vm:
+        advice = "ask for the output c-library, and leave `runtime: vm` out"
+        return [f"{where} cannot have a library for TVM's runtime: {no_vm}; {advice}"]
     return []
 
 
@@ -91,12 +102,6 @@ def _find_useless_precision(planned: PlannedRecipe, target: ResolvedTarget) -> s
     reason = find_reason(target.tvm, target.features)
     setting = ".".join(planned.setting_loc("kernels", "precision"))
     return f"{problem} {setting}: {precision}: {reason}" if reason else ""
-
-
-def _find_missing_runtime(planned: PlannedRecipe, target: ResolvedTarget) -> str:
-    """Return why a target cannot have the C runtime that the recipe asks for, or an empty string."""
-    recipe = planned.recipe_for(target)
-    return no_c_runtime_reason(recipe, target) if recipe.runtime == "c" else ""
 
 
 def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:

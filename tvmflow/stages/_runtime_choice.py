@@ -9,7 +9,7 @@ from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.stages._base import Facts
 from tvmflow.stages._verify_settings import LOCAL, QEMU, RPC
-from tvmflow.targets import c_library
+from tvmflow.targets import c_library, linking
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import cpu_triple
@@ -41,6 +41,11 @@ def no_c_runtime_reason(recipe: Recipe, target: ResolvedTarget) -> str:
     if run_location(recipe) == RPC:
         return "verify.run_on: rpc runs libraries through TVM's RPC server"
     return c_library.unsupported_reason(cpu_triple(target.tvm))
+
+
+def no_vm_reason(target: ResolvedTarget) -> str:
+    """Return why no library for a target can have TVM's runtime, or an empty string."""
+    return "" if target.toolchain else linking.unlinkable_reason(cpu_triple(target.tvm))
 
 
 def requires_c_library(recipe: Recipe, target: ResolvedTarget) -> bool:

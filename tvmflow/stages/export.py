@@ -178,8 +178,7 @@ def _for_vm(built: BuiltModel) -> BuiltModel:
     """Return the model with the library for TVM's virtual machine."""
     assert built.vm_library is not None
     objects = list(built.forms[form_names.VM].values())
-    manifest = {name: value for name, value in built.manifest.items() if name != "prefix"}
-    return built._replace(manifest=manifest).with_library(built.vm_library, objects, runtime=VM)
+    return built.with_library(built.vm_library, objects, runtime=VM)
 
 
 def _make_manifest(
