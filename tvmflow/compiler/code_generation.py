@@ -41,9 +41,12 @@ def build_kernels(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.M
 
 
 def split_kernels(mod: tvm.IRModule) -> list[tvm.IRModule]:
-    """Return the kernels in groups to compile at once: they do not depend on the machine, so that objects do not either."""
+    """Return the kernels in groups to compile at once: they do not depend on the machine, so that objects do not either.
+
+    There is at least one: what else is linked is for the system of its object.
+    """
     functions = sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint))
-    count = min(len(functions), _MAX_GROUPS)
+    count = max(1, min(len(functions), _MAX_GROUPS))
     return [tvm.IRModule(dict(functions[first::count]), attrs=mod.attrs) for first in range(count)]
 
 

@@ -144,17 +144,14 @@ class NativeProgram:
         threads: The threads of each call, at most.
 
     Raises:
-        BundleError: It is no such library, or one of another version.
+        OSError: The system does not load it.
+        AttributeError: It is no such library.
+        BundleError: It is one of another version.
         EnvironmentProblem: The machine lacks memory, threads or an instruction set.
     """
 
     def __init__(self, path: Path, prefix: str, threads: int) -> None:
-        try:
-            self.loaded = _LoadedLibrary(path, prefix)
-        except (OSError, AttributeError) as error:
-            reason = str(error).strip().splitlines()[-1]
-            fix = "check free memory and the temporary folder ($TMPDIR); else build it again"
-            raise BundleError(f"the library cannot be loaded: {reason}", fix=fix) from error
+        self.loaded = _LoadedLibrary(path, prefix)
         self.threads = threads
         # what a machine lacks is told when the library is loaded, not at the first call; and
         # descriptions can be read only of a library of this version

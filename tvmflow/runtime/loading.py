@@ -76,11 +76,9 @@ def load(
         UsageError: when a file in `trusted_keys` holds no public key.
     """
     pool = ThreadPool.of(threads)
-    # Windows removes no file that is mapped
-    keeps_mapped = sys.platform == "win32"
-    with tempfile.TemporaryDirectory("", "tvmflow-", ignore_cleanup_errors=keeps_mapped) as folder:
+    with _temporary_folder(path) as folder:
         with open_trusted_file(path, trusted_keys, max_bytes) as stream:
-            bundle = read_open_bundle(path, stream, Path(folder))
+            bundle = read_open_bundle(path, stream, folder)
         if not bundle.parts:
             _check_library_bundle(str(path), bundle, max_bytes)
             with _damaged_documents(path):
@@ -96,6 +94,22 @@ def load(
             _check_library_bundle(names[name], part, max_bytes)
         _check_parts(path, bundle)
         return _load_parts(bundle, names, pool)
+
+
+@contextlib.contextmanager
+def _temporary_folder(path: str | Path) -> Iterator[Path]:
+    """Give a folder for libraries, which loaders map: their files are not needed afterwards."""
+    # Windows removes no file that is mapped
+    keeps_mapped = sys.platform == "win32"
+    try:
+        folder = tempfile.TemporaryDirectory("", "tvmflow-", ignore_cleanup_errors=keeps_mapped)
+    except OSError as error:
+        raise BundleError(
+            f"there is no place for the library of {path} while it is loaded: {error}",
+            fix="check the temporary folder ($TMPDIR)",
+        ) from error
+    with folder as name:
+        yield Path(name)
 
 
 def _load_parts(bundle: Bundle, names: Mapping[str, str], pool: ThreadPool) -> Module:
@@ -244,7 +258,7 @@ def _unloadable_error(path: str | Path, error: Exception) -> BundleError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return BundleError(
         f"the library of {path} cannot be loaded: {lines[-1]}",
-        fix="check free memory and the temporary folder ($TMPDIR); else build it again",
+        fix="check free memory and the temporary folder ($TMPDIR), which must not be noexec; else build it again",
     )
 
 

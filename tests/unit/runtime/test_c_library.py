@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,27 @@ def test_a_library_of_another_version_is_not_read(
     with pytest.raises(BundleError, match="another version") as raised:
         tvmflow.load(small_bundle)
     assert "the tvmflow that made it" in raised.value.fix
+
+
+def test_a_library_without_a_place_is_explained(
+    small_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The temporary folder is gone, or nothing in it may be executed, for which a damaged library stands."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(
+        BundleError, match=r"no place for the library of .*small\.tvmflow"
+    ) as raised:
+        tvmflow.load(small_bundle)
+    assert "$TMPDIR" in raised.value.fix
+    monkeypatch.undo()
+    entries = {**read_entries(small_bundle.read_bytes()), "library.so": b"no library"}
+    path = tmp_path / "other.tvmflow"
+    path.write_bytes(write_entries(described(entries)))
+    with pytest.raises(
+        BundleError, match=r"library of .*other\.tvmflow cannot be loaded"
+    ) as raised:
+        tvmflow.load(path)
+    assert "noexec" in raised.value.fix
 
 
 def test_outputs_are_taken_by_name(small_bundle: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import tvm
 from tvm import relax, te
 
+from tvmflow.compiler.c_library import compile_program
 from tvmflow.compiler.c_library.program import KernelCall, read_program
 
 
@@ -34,3 +37,16 @@ def test_a_copy_of_the_first_elements_is_no_view() -> None:
     part = read_program(make_copies((1, 3, 1)), [])
     assert [len(step.tensors) for step in part.steps if isinstance(step, KernelCall)] == [2, 2]
     assert [output.bytes for output in part.outputs] == [3 * np.dtype("float32").itemsize]
+
+
+def test_a_model_that_computes_nothing_has_objects(tmp_path: Path) -> None:
+    """Its input is its output, and there is no kernel."""
+    builder = relax.BlockBuilder()
+    data = relax.Var("data", relax.TensorType((4,), "float32"))
+    with builder.function("main", [data], attrs={"num_input": 1}):
+        builder.emit_func_output(data)
+    target = tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu"})
+    compile_program(builder.get(), [], target, "net_", tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["constants.o", "kernels0.o", "program.c"]
+    assert "memcpy(out[0], in[0], 16u);" in (tmp_path / "program.c").read_text()
