@@ -311,16 +311,17 @@ def _read(
         manifest, signature = (_parse_object(name, text) for name, text in contents.items())
         number = manifest.get("bundle")
         bundle_format = _check_format(number, is_part=is_part)
+        is_library = bundle_format == LIBRARY_FORMAT
         bundle = Bundle(manifest, signature, b"", {})
         library = bundle.library_name
-        if bundle_format == LIBRARY_FORMAT and library not in LIBRARY_NAMES:
+        if is_library and library not in LIBRARY_NAMES:
             raise Unreadable(f"its manifest calls the library {quote(library)}, as no bundle does")
-        if bundle_format == LIBRARY_FORMAT and library not in names:
-            raise Unreadable(f"it has no {quote(library)}")
-        if bundle_format == LIBRARY_FORMAT and with_libraries:
+        if is_library and with_libraries and library in names:
             contents[library] = archive.read(library)
         copies = {library: libraries / library} if libraries and library in names else {}
         described = _described_files(bundle, names, covers_all=number == bundle_format)
+        if is_library and library not in names | described.keys():
+            raise Unreadable(f"it has no {quote(library)}")
         problems = list(_find_wrong_files(archive, names, described, contents, copies))
         parts = {}
         if bundle_format == PARTITIONED_FORMAT:
