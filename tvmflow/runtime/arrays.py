@@ -90,7 +90,8 @@ def match_inputs(
     problems += [f"input '{spec.name}' is missing" for spec in specs if spec.name not in feed]
     if problems:
         raise BundleError("; ".join(problems), fix=f"this model takes {takes!r}")
-    return [np.ascontiguousarray(arrays[spec.name]) for spec in specs]
+    # `ascontiguousarray` would give a scalar a dimension
+    return [np.asarray(arrays[spec.name], order="C") for spec in specs]
 
 
 def match_outputs(

@@ -215,7 +215,7 @@ class NativeProgram:
     @contextlib.contextmanager
     def bound(self, inputs: Sequence[Array]) -> Iterator[Call]:
         """Give a call with inputs that are in place; outputs are always the same arrays."""
-        placed = [self.place(array, spec) for array, spec in zip(inputs, self.inputs, strict=True)]
+        placed = [align(array, spec) for array, spec in zip(inputs, self.inputs, strict=True)]
         outputs = [allocate_aligned(spec) for spec in self.outputs]
         with self._context() as context:
             context.run(placed, outputs)
@@ -227,10 +227,10 @@ class NativeProgram:
         yield partial(self.profiled_main(record), *inputs)
 
     def place(self, tensor: Any, spec: TensorSpec) -> Array:
-        """Return an array, or the tensor of another part, as an aligned array."""
+        """Return an array, or the tensor of another part, as an array."""
         import numpy as np
 
-        return align(tensor if isinstance(tensor, np.ndarray) else _fetch(tensor), spec)
+        return tensor if isinstance(tensor, np.ndarray) else _read(tensor)
 
     def main(self, *tensors: Array) -> list[Array]:
         """Return the outputs as arrays."""
@@ -256,11 +256,11 @@ class NativeProgram:
         """Return at once: calls have ended when they return."""
 
 
-def _fetch(tensor: Any) -> Array:
+def _read(tensor: Any) -> Array:
     """Return a tensor of TVM's runtime as an array, from any device."""
-    from tvmflow.runtime.virtual_machine import fetch_array
+    from tvmflow.runtime.virtual_machine import read_array
 
-    return fetch_array(tensor)
+    return read_array(tensor)
 
 
 class _Context:
