@@ -37,12 +37,13 @@ _MACHINE_CODES: Final = (8, 9, 10)
 # What to do for a code of the header.
 _REMEDIES: Final[Mapping[int, str]] = {
     2: "load it with the tvmflow that made it",
-    3: "use fewer threads",
     6: "give arrays of their own as `out`",
     8: "free memory, or use fewer threads",
     9: "use fewer threads, or let the process start more (`ulimit -u`)",
     10: "build the recipe for this machine (`host`) or for a lower CPU level",
 }
+# Libraries take no larger number, and start no more threads than their kernels are worth.
+_MAX_THREADS: Final = 1024
 # Below, the library's copy from aligned memory costs less than aligned memory in Python.
 _MIN_ALIGNED_BYTES: Final = 1 << 14
 
@@ -270,7 +271,7 @@ class _Context:
         loaded, functions = library.loaded, library.loaded.functions
         self._functions = functions
         self._handle = ctypes.c_void_p()
-        options = Options(abi=ABI, threads=library.threads)
+        options = Options(abi=ABI, threads=min(library.threads, _MAX_THREADS))
         self._check(functions["create"](options, self._handle))
         # it keeps the library: garbage is finalized in any order
         self._finalizer = weakref.finalize(self, _destroy, loaded, self._handle)

@@ -118,6 +118,11 @@ def test_a_library_without_a_place_is_explained(
     assert "noexec" in raised.value.fix
 
 
+def test_any_number_of_threads_will_do(small_bundle: Path) -> None:
+    """A number in the environment may be meant for something else."""
+    assert tvmflow.load(small_bundle, threads=5000).run(np.ones((2, 3), "float32"))
+
+
 def test_outputs_are_taken_by_name(small_bundle: Path) -> None:
     x = np.ones((2, 3), "float32")
     with pytest.raises(BundleError, match="`out` is a list, not arrays by name"):
