@@ -64,10 +64,12 @@ def as_array(value: Any) -> Array | None:
             return None
         # torch gives no view of a tensor that is part of a graph
         value = value.detach() if getattr(value, "requires_grad", False) else value
-        return np.from_dlpack(value)
     try:
+        if hasattr(value, "__dlpack_device__"):
+            return np.from_dlpack(value)
         return np.asarray(memoryview(value))
-    except (TypeError, ValueError):
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        # also a tensor of a type that NumPy does not have, such as bfloat16
         return None
 
 
@@ -128,7 +130,7 @@ def _match(
         if array is None:
             kind_of = type(tensors[name]).__name__
             problems.append(
-                f"{kind} '{name}' is a {kind_of}, which is no array in the CPU's memory"
+                f"{kind} '{name}' is a {kind_of}, which NumPy cannot read in the CPU's memory"
             )
             continue
         arrays[name] = array
