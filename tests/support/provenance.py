@@ -137,7 +137,9 @@ class World:
             key = stage_key(spec, inputs, tools, "linux-x86_64")
             with self.store.claim(key.digest) as claim:
                 for name, content in files[spec.stage].items():
-                    Path(claim.out, name).write_bytes(content)
+                    path = Path(claim.out, name)
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_bytes(content)
                 facts = {"tuned": 1, "tunable": 2, "coverage": 0.9, "speedup": 1.5}
                 self.artifacts[spec.id] = self.store.publish(claim, key, facts, 1.0)
 

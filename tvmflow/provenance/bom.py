@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.core.bill_of_materials import digest_fields, encode_bom, license_fields
 from tvmflow.core.documents import get_field
 from tvmflow.core.types import Json
@@ -20,13 +21,10 @@ from tvmflow.stages import import_model
 _MODEL: Final = "model"
 _WEIGHTS: Final = "weights"
 
-# The packages that run a delivered library (required) and that only `tvmflow.load` needs for it
-# (optional). All others took part in making it.
-_SCOPES: Final[Mapping[str, str]] = {
-    "apache-tvm": "required",
-    "apache-tvm-ffi": "required",
-    "numpy": "optional",
-}
+# The packages that run a delivered library (required), unless it runs itself, and that only
+# `tvmflow.load` needs for it (optional). All others took part in making it.
+_RUNTIME: Final[Mapping[str, str]] = {"apache-tvm": "required", "apache-tvm-ffi": "required"}
+_LOADER: Final[Mapping[str, str]] = {"numpy": "optional"}
 _MADE_WITH: Final = "excluded"
 # The role of a file that is a data set; the model was made from all others.
 _DATASET: Final = "data"
@@ -38,7 +36,8 @@ def make_bom(lineage: Lineage) -> bytes:
     Raises:
         DamagedBlob: A result that has to be read is not what it should be.
     """
-    libraries = [_library(tool) for tool in lineage.tools()]
+    scopes = {**_RUNTIME, **_LOADER} if _needs_tvm(lineage) else _LOADER
+    libraries = [_library(tool, scopes) for tool in lineage.tools()]
     sources = [_source(source) for source in lineage.sources()]
     source_refs = [source["bom-ref"] for source in sources]
     weights = list(_weights(lineage))
@@ -54,6 +53,13 @@ def make_bom(lineage: Lineage) -> bytes:
             ],
         }
     )
+
+
+def _needs_tvm(lineage: Lineage) -> bool:
+    """Return whether anything else than plain C libraries was compiled."""
+    builds = lineage.find_stages("build")
+    files = [file.name.split("/") for stage in builds for file in stage.artifact.files]
+    return {folders[0] for folders in files if len(folders) > 1} != {C_LIBRARY}
 
 
 def _model(lineage: Lineage) -> Json:
@@ -143,14 +149,14 @@ def _distribution(tool: Tool) -> dict[str, Json]:
     return {"hashes": digest_fields(digest)} if digest else {}
 
 
-def _library(tool: Tool) -> dict[str, Json]:
+def _library(tool: Tool, scopes: Mapping[str, str]) -> dict[str, Json]:
     return {
         "bom-ref": tool.purl,
         "type": "library",
         "name": tool.name,
         "version": tool.version,
         "purl": tool.purl,
-        "scope": _SCOPES.get(tool.name, _MADE_WITH),
+        "scope": scopes.get(tool.name, _MADE_WITH),
         **find_license(tool),
         **_distribution(tool),
         "properties": [{"name": "tvmflow:record", "value": tool.record}],

@@ -16,7 +16,7 @@ from tvmflow.core.types import STATEMENT_SUFFIX, Json
 from tvmflow.provenance.check import check_file
 from tvmflow.provenance.contents import BUNDLE, describe_kind, find_bundle
 from tvmflow.recipe.lock_file import SUFFIX, read_lock
-from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES, Bundle
+from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES, VM, Bundle
 from tvmflow.runtime.statements import (
     SignedStatement,
     Statement,
@@ -250,5 +250,5 @@ def _bundle_json(bundle: Bundle) -> dict[str, Json]:
         "model": get_field(manifest, "model", of=dict),
         "inputs": get_field(bundle.signature, "inputs", of=list),
         "outputs": get_field(bundle.signature, "outputs", of=list),
-        **({"parts": parts} if parts else {}),
+        **({"parts": parts} if parts else {"runtime": str(manifest.get("runtime", VM))}),
     }

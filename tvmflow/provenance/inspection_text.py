@@ -74,6 +74,8 @@ def _bundle_lines(content: Mapping[str, Json], indent: str = "") -> Iterator[str
     versions = [f"{tool} {version}" for tool, version in content["made_with"].items() if version]
     yield _line("model", f"{indent}{content['name']} {content['version']}")
     yield _line("target", " ".join([indent + name, *words]))
+    if "runtime" in content:
+        yield _line("runtime", f"{indent}{content['runtime']}")
     yield _line("made with", indent + ", ".join(versions))
     for side in ("inputs", "outputs"):
         yield _line(side, indent + ", ".join(map(_tensor_text, content[side])))

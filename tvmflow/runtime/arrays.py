@@ -64,10 +64,12 @@ def as_array(value: Any) -> Array | None:
             return None
         # torch gives no view of a tensor that is part of a graph
         value = value.detach() if getattr(value, "requires_grad", False) else value
-        return np.from_dlpack(value)
     try:
+        if hasattr(value, "__dlpack_device__"):
+            return np.from_dlpack(value)
         return np.asarray(memoryview(value))
-    except (TypeError, ValueError):
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        # also a tensor of a type that NumPy does not have, such as bfloat16
         return None
 
 
@@ -90,7 +92,8 @@ def match_inputs(
     problems += [f"input '{spec.name}' is missing" for spec in specs if spec.name not in feed]
     if problems:
         raise BundleError("; ".join(problems), fix=f"this model takes {takes!r}")
-    return [np.ascontiguousarray(arrays[spec.name]) for spec in specs]
+    # `ascontiguousarray` would give a scalar a dimension
+    return [np.asarray(arrays[spec.name], order="C") for spec in specs]
 
 
 def match_outputs(
@@ -127,7 +130,7 @@ def _match(
         if array is None:
             kind_of = type(tensors[name]).__name__
             problems.append(
-                f"{kind} '{name}' is a {kind_of}, which is no array in the CPU's memory"
+                f"{kind} '{name}' is a {kind_of}, which NumPy cannot read in the CPU's memory"
             )
             continue
         arrays[name] = array

@@ -37,12 +37,13 @@ _MACHINE_CODES: Final = (8, 9, 10)
 # What to do for a code of the header.
 _REMEDIES: Final[Mapping[int, str]] = {
     2: "load it with the tvmflow that made it",
-    3: "use fewer threads",
     6: "give arrays of their own as `out`",
     8: "free memory, or use fewer threads",
     9: "use fewer threads, or let the process start more (`ulimit -u`)",
     10: "build the recipe for this machine (`host`) or for a lower CPU level",
 }
+# Libraries take no larger number, and start no more threads than their kernels are worth.
+_MAX_THREADS: Final = 1024
 # Below, the library's copy from aligned memory costs less than aligned memory in Python.
 _MIN_ALIGNED_BYTES: Final = 1 << 14
 
@@ -215,7 +216,7 @@ class NativeProgram:
     @contextlib.contextmanager
     def bound(self, inputs: Sequence[Array]) -> Iterator[Call]:
         """Give a call with inputs that are in place; outputs are always the same arrays."""
-        placed = [self.place(array, spec) for array, spec in zip(inputs, self.inputs, strict=True)]
+        placed = [align(array, spec) for array, spec in zip(inputs, self.inputs, strict=True)]
         outputs = [allocate_aligned(spec) for spec in self.outputs]
         with self._context() as context:
             context.run(placed, outputs)
@@ -227,10 +228,10 @@ class NativeProgram:
         yield partial(self.profiled_main(record), *inputs)
 
     def place(self, tensor: Any, spec: TensorSpec) -> Array:
-        """Return an array, or the tensor of another part, as an aligned array."""
+        """Return an array, or the tensor of another part, as an array."""
         import numpy as np
 
-        return align(tensor if isinstance(tensor, np.ndarray) else _fetch(tensor), spec)
+        return tensor if isinstance(tensor, np.ndarray) else _read(tensor)
 
     def main(self, *tensors: Array) -> list[Array]:
         """Return the outputs as arrays."""
@@ -256,11 +257,11 @@ class NativeProgram:
         """Return at once: calls have ended when they return."""
 
 
-def _fetch(tensor: Any) -> Array:
+def _read(tensor: Any) -> Array:
     """Return a tensor of TVM's runtime as an array, from any device."""
-    from tvmflow.runtime.virtual_machine import fetch_array
+    from tvmflow.runtime.virtual_machine import read_array
 
-    return fetch_array(tensor)
+    return read_array(tensor)
 
 
 class _Context:
@@ -270,7 +271,7 @@ class _Context:
         loaded, functions = library.loaded, library.loaded.functions
         self._functions = functions
         self._handle = ctypes.c_void_p()
-        options = Options(abi=ABI, threads=library.threads)
+        options = Options(abi=ABI, threads=min(library.threads, _MAX_THREADS))
         self._check(functions["create"](options, self._handle))
         # it keeps the library: garbage is finalized in any order
         self._finalizer = weakref.finalize(self, _destroy, loaded, self._handle)

@@ -87,13 +87,7 @@ def load(
             return Module(program, bundle.signature, bundle.manifest)
         if params is not None:
             raise weights_included_error(path)
-        _check_tensors(path, bundle.signature, max_bytes)
-        names = {name: f"{path}, part '{name}'," for name in bundle.parts}
-        # all are checked before the code of any of them is loaded
-        for name, part in bundle.parts.items():
-            _check_library_bundle(names[name], part, max_bytes)
-        _check_parts(path, bundle)
-        return _load_parts(bundle, names, pool)
+        return _load_parts(path, bundle, max_bytes, pool)
 
 
 @contextlib.contextmanager
@@ -112,8 +106,13 @@ def _temporary_folder(path: str | Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def _load_parts(bundle: Bundle, names: Mapping[str, str], pool: ThreadPool) -> Module:
-    """Load a model in parts; `names` are those of the parts in messages."""
+def _load_parts(path: str | Path, bundle: Bundle, max_bytes: int, pool: ThreadPool) -> Module:
+    """Load a model in parts, all of which are checked before the code of any of them is loaded."""
+    _check_tensors(path, bundle.signature, max_bytes)
+    names = {name: f"{path}, part '{name}'," for name in bundle.parts}
+    for name, part in bundle.parts.items():
+        _check_library_bundle(names[name], part, max_bytes)
+    _check_parts(path, bundle)
     parts, modules = {}, {}
     for name, part in bundle.parts.items():
         code = _load_program(names[name], part, {}, pool)

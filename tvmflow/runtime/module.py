@@ -52,7 +52,7 @@ class Module:
 
     @property
     def threads(self) -> int:
-        """The threads that a call uses, the calling one included."""
+        """The threads that a call uses at most, the calling one included."""
         return self.program.threads
 
     def __repr__(self) -> str:

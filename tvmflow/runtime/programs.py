@@ -27,7 +27,7 @@ class Program(Protocol):
 
     @property
     def threads(self) -> int:
-        """The threads that a call uses, the calling one included."""
+        """The threads that a call uses at most, the calling one included."""
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
         """Return the outputs for inputs; in place of None there is an array that takes an output."""

@@ -250,9 +250,7 @@ class VirtualMachine:
 
     def fetch(self, tensor: Any) -> Array:
         """Return one of the runtime's tensors as an array that is valid until the next call."""
-        import numpy as np
-
-        return np.from_dlpack(tensor) if CPU.holds(tensor) else fetch_array(tensor)
+        return read_array(tensor)
 
 
 def list_tensors(result: Any) -> list[Any]:
@@ -279,6 +277,13 @@ def send_array(content: Array, device: ExecutionDevice) -> Any:
     buffer.send()
     device.synchronize()
     return buffer.tensor
+
+
+def read_array(tensor: Any) -> Array:
+    """Return one of the runtime's tensors as an array: a copy only where it is on a GPU."""
+    import numpy as np
+
+    return np.from_dlpack(tensor) if CPU.holds(tensor) else fetch_array(tensor)
 
 
 def fetch_array(tensor: Any) -> Array:

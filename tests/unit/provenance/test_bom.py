@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.provenance import MODEL, World
+from tests.support.provenance import MODEL, World, contents
 from tests.support.validation import check_bom
 from tvmflow.core.files import hash_file
 
@@ -71,3 +71,21 @@ def test_the_serial_number_is_a_digest_of_the_content(
 def test_the_official_schema_accepts_it(world: World) -> None:
     """With every format in it: SPDX expressions, package URLs, digests."""
     check_bom(world.bom.read_text())
+
+
+@pytest.mark.parametrize(
+    ("forms", "scope"),
+    [(["c-library"], "excluded"), (["c-library", "vm"], "required"), (["vm"], "required")],
+)
+def test_tvm_is_required_where_a_file_needs_its_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forms: list[str], scope: str
+) -> None:
+    """A C library runs itself."""
+    built = {f"{form}/kernels0.o": b"\x7fELF" for form in forms}
+    content = {**contents(), "build": {**contents()["build"], **built}}
+    monkeypatch.setattr("tests.support.provenance.contents", lambda **_: content)
+    made = World(tmp_path)
+    made.deliver()
+    document = json.loads(made.bom.read_bytes())
+    scopes = {entry["name"]: entry.get("scope") for entry in document["components"]}
+    assert scopes["apache-tvm"] == scope

@@ -15,8 +15,11 @@ import pytest
 import tvmflow
 from tests.support.damage import described, read_entries, write_entries
 from tvmflow.core.errors import BundleError
+from tvmflow.core.types import TensorSpec
 from tvmflow.exporters import bundle
 from tvmflow.runtime import c_library
+from tvmflow.runtime.arrays import match_inputs
+from tvmflow.runtime.virtual_machine import VirtualMachine
 
 needs_maps = pytest.mark.skipif(
     not Path("/proc/self/maps").exists(), reason="mapped files are read from /proc"
@@ -115,6 +118,11 @@ def test_a_library_without_a_place_is_explained(
     assert "noexec" in raised.value.fix
 
 
+def test_any_number_of_threads_will_do(small_bundle: Path) -> None:
+    """A number in the environment may be meant for something else."""
+    assert tvmflow.load(small_bundle, threads=5000).run(np.ones((2, 3), "float32"))
+
+
 def test_outputs_are_taken_by_name(small_bundle: Path) -> None:
     x = np.ones((2, 3), "float32")
     with pytest.raises(BundleError, match="`out` is a list, not arrays by name"):
@@ -156,3 +164,23 @@ def test_results_and_calls_outlive_a_module(small_bundle: Path) -> None:
         gc.collect()
         call()
         assert count_libraries() > 0
+
+
+def test_a_scalar_has_no_dimensions() -> None:
+    """TVM's runtime counts them."""
+    scalar = TensorSpec("s", (), "float32")
+    for value in (np.float32(2), np.array(2, "float32"), np.array(2, ">f4").astype("<f4")):
+        (array,) = match_inputs((scalar,), {"s": value}, "")
+        assert (array.shape, float(array)) == ((), 2.0)
+
+
+def test_a_tensor_of_tvms_runtime_is_read_in_place(small_bundle: Path, vm_bundle: Path) -> None:
+    """The part after one on TVM's virtual machine copies nothing."""
+    before, after = (tvmflow.load(path).program for path in (vm_bundle, small_bundle))
+    assert isinstance(before, VirtualMachine)
+    assert isinstance(after, c_library.NativeProgram)
+    spec = after.inputs[0]
+    tensor = before.main(before.place(np.ones((2, 3), "float32"), spec))[0]
+    array = after.place(tensor, spec)
+    assert np.shares_memory(array, before.fetch(tensor))
+    np.testing.assert_array_equal(after.main(array)[1], np.full((2, 3), 4))

@@ -296,7 +296,10 @@ def test_outputs_are_written_where_the_caller_says(any_bundle: Path) -> None:
         ({"twice": np.zeros((2, 3))}, "output 'twice' has dtype float64, not float32"),
         ({"twice": np.zeros((3, 2), "float32").T}, "for output 'twice' is not writable and dense"),
         ({"twice": bytes(24)}, "output 'twice' has shape"),
-        ({"twice": None}, "output 'twice' is a NoneType, which is no array in the CPU's memory"),
+        (
+            {"twice": None},
+            "output 'twice' is a NoneType, which NumPy cannot read in the CPU's memory",
+        ),
     ],
 )
 def test_arrays_that_cannot_take_an_output_are_named(
@@ -332,8 +335,21 @@ def test_tensors_of_other_libraries_are_read_in_place(small_bundle: Path) -> Non
     x = np.arange(6, dtype="float32").reshape(2, 3)
     for tensor in (Exported(x), memoryview(x.data)):
         np.testing.assert_array_equal(module.run(tensor)["plus_one"], x + 1)
-    with pytest.raises(BundleError, match="input 'x' is a Exported, which is no array in the CPU"):
+    with pytest.raises(BundleError, match="input 'x' is a Exported, which NumPy cannot read"):
         module.run(Exported(x, device=2))
+
+
+class Unreadable(Exported):
+    """A tensor of a type that NumPy does not have."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError("bfloat16 is not supported")
+
+
+def test_a_tensor_that_numpy_cannot_read_is_named(small_bundle: Path) -> None:
+    x = np.ones((2, 3), "float32")
+    with pytest.raises(BundleError, match="input 'x' is a Unreadable, which NumPy cannot read"):
+        tvmflow.load(small_bundle).run(Unreadable(x))
 
 
 def test_one_tensor_is_enough_for_one_input(small_bundle: Path) -> None:
