@@ -51,6 +51,7 @@ _VENDORED: Final = (
     "runtime/threads.py",
     "runtime/trust.py",
     "runtime/weights.py",
+    "runtime/zips.py",
     "targets/__init__.py",
     "targets/features.py",
     "targets/host.py",

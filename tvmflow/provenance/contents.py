@@ -15,13 +15,10 @@ from typing import IO, Final, NamedTuple
 from tvmflow.core.documents import Unreadable, get_field, quote
 from tvmflow.runtime.bundles import (
     DEFAULT_MAX_BYTES,
-    ZIP_ERRORS,
     Bundle,
-    check_entries,
-    check_name,
-    check_zip_end,
     read_content,
 )
+from tvmflow.runtime.zips import ZIP_ERRORS, check_entries, check_name, check_zip_end
 
 BUNDLE: Final = ".tvmflow"
 _CHUNK: Final = 1 << 20

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.compiler.options import lowering_options, lowest_precision, schedules_version
 from tvmflow.core.errors import VerifyFailed
-from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.types import Json, RunTraits, TensorSpec
 from tvmflow.recipe import Recipe
 from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
-from tvmflow.stages import _comparison
-from tvmflow.stages._base import Facts, Files, StageContext, StageTraits, name_some
+from tvmflow.stages import _comparison, _verdict_text
+from tvmflow.stages._base import Files, StageContext, StageTraits
 from tvmflow.stages._comparison import Tolerance
 from tvmflow.stages._libraries import UNTIMED_REASONS, Library, load_local, open_library
 from tvmflow.stages._runtime_choice import run_location
-from tvmflow.stages._verdict import OutputComparison, PartVerdict, Profile, Speedup, Verdict
+from tvmflow.stages._verdict import OutputComparison, PartVerdict, Verdict
 from tvmflow.stages._verify_settings import (
     LOCAL,
     RPC,
@@ -57,19 +56,14 @@ TRAITS: Final = StageTraits(
     run=RunTraits(measures=True, is_locked=False, is_gate=True, unlocked_settings=("target",)),
 )
 
+describe, explain = _verdict_text.describe, _verdict_text.explain
+
 VERDICT: Final = "verdict.json"
 """What was verified: the same bytes whenever the same library passes the same checks."""
 DELIVERED_VERDICT: Final = "verify.json"
 """The name of the verdict in `dist`."""
 MEASUREMENTS: Final = "measurements.json"
 """All that was measured: latencies, accuracy, errors, and what ran the library."""
-
-_ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
-    _comparison.FLOAT32: "float32",
-    _comparison.FLOAT16: "float16, entirely or in part",
-    _comparison.BFLOAT16: "bfloat16",
-    _comparison.QUANTIZED: "quantized integers",
-}
 
 
 # ---------------------------------------------------------------- settings
@@ -340,109 +334,3 @@ def list_slowdowns(verdict: Verdict, min_speedup: float | None) -> list[str]:
         f"the speedup of the tuned library over the untuned one is {speedup:.3g}, "
         f"below tune.min_speedup {min_speedup:g}"
     ]
-
-
-# ---------------------------------------------------------------- what reports say
-
-
-def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
-    """Return how outputs agree, the accuracy, and the latencies."""
-    if "not_run" in facts:
-        return [f"NOT VERIFIED (verify.against: none): {facts['not_run']}"]
-    lines = _describe_outputs(facts.get("outputs", {}), facts)
-    for name, part in facts.get("parts", {}).items():
-        lines += [f"{name}: {line}" for line in _describe_outputs(part.get("outputs", {}), facts)]
-    if "vm" in facts:
-        lines.append(f"the library for TVM's virtual machine agrees with {facts['reference']}, too")
-    if "reference_note" in facts:
-        lines.append(f"{facts['reference_note']}; {facts['reference']} ran it instead")
-    if "ran_on" in facts:
-        lines.append(f"ran on {facts['ran_on']}")
-    if "latency_not_measured" in facts:
-        lines.append(f"latency is not measured: {facts['latency_not_measured']}")
-    if facts["against"] == "none":
-        lines.append("NOT VERIFIED against a reference (verify.against: none)")
-    if "accuracy" in facts:
-        reference = facts.get("reference_accuracy")
-        compared = f" (the reference: {reference:.2%})" if reference is not None else ""
-        count = count_text(facts["samples"], "held-out sample")
-        lines.append(f"accuracy {facts['accuracy']:.2%} on {count}{compared}")
-    return lines + _describe_latency(facts)
-
-
-def _describe_outputs(outputs: Mapping[str, Facts], facts: Facts) -> list[str]:
-    return [
-        f"{name} agrees with {facts['reference']} on {count_text(facts['samples'], 'sample')} "
-        f"(largest error: absolute {comparison['max_abs_error']:.2g}, relative {comparison['max_rel_error']:.2g}; "
-        f"allowed: atol {comparison['atol']:.2g}, rtol {comparison['rtol']:.2g})"
-        for name, comparison in outputs.items()
-    ]
-
-
-def _describe_latency(facts: Facts) -> list[str]:
-    names = {
-        "library": "this library",
-        "untuned": "untuned",
-        "reference": facts.get("reference", ""),
-    }
-    measured = [(names[subject], row) for subject, row in facts.get("latency", {}).items()]
-    for name, part in facts.get("parts", {}).items():
-        measured += [(f"its part {name}", part["latency"])] if "latency" in part else []
-    rows = [
-        f"    {name:<24} {latency_text(row['median']):>9} {latency_text(row['mean']):>9} "
-        f"{latency_text(row['min']):>9} {latency_text(row['max']):>9} {latency_text(row['std']):>9}"
-        for name, row in measured
-    ]
-    head = f"    {'':<24} {'median':>9} {'mean':>9} {'min':>9} {'max':>9} {'std':>9}"
-    table = ["latency of one call\n" + "\n".join([head, *rows])] if rows else []
-    return table + _describe_speedup(facts.get("speedup")) + _describe_profile(facts.get("profile"))
-
-
-def _describe_speedup(speedup: Speedup | None) -> list[str]:
-    """Return the speedup over the untuned library; a tuned library that is slower stands out."""
-    if speedup is None:
-        return []
-    warning = "SLOWER THAN UNTUNED: " if speedup["is_slower"] else ""
-    pairs = count_text(speedup["pairs"], "pair")
-    return [
-        f"{warning}speedup over untuned {speedup['median']:.3g} "
-        f"({speedup['low']:.3g} to {speedup['high']:.3g}, measured in turns, {pairs})"
-    ]
-
-
-def _describe_profile(profile: Profile | None) -> list[str]:
-    """Return the kernels that no schedule rule fits, with their shares of the time."""
-    shares = profile["without_rule"] if profile else {}
-    if not shares:
-        return []
-    names = name_some([f"{name} {share:.1%}" for name, share in shares.items()])
-    verb = "takes" if len(shares) == 1 else "take"
-    return [
-        f"{count_text(len(shares), 'kernel')} that no schedule rule fits {verb} "
-        f"{sum(shares.values()):.1%} of the time: {names}"
-    ]
-
-
-def explain(facts: Facts) -> list[str]:
-    """Return by how much outputs may differ from the reference's, and which rules the time is spent with."""
-    lines = [_explain_tolerance(facts["tolerance"])] if "tolerance" in facts else []
-    profile = facts.get("profile")
-    if not profile:
-        return lines
-    rules = sorted(profile["rules"].items(), key=lambda entry: -entry[1])
-    lines.append(
-        f"time by schedule rule: {', '.join(f'{name} {share:.1%}' for name, share in rules)}"
-    )
-    if profile["without_rule"]:
-        lines.append("kernels that no schedule rule fits")
-        lines += [f"  {name} {share:.1%}" for name, share in profile["without_rule"].items()]
-    return lines
-
-
-def _explain_tolerance(tolerance: Facts) -> str:
-    share = tolerance["of_largest"]
-    more = f", or {share:.2%} of an output's largest value where that is more" if share else ""
-    return (
-        f"outputs may differ by atol {tolerance['atol']:g}{more}, and rtol {tolerance['rtol']:g} "
-        f"(the model computes in {_ARITHMETIC_TEXTS[tolerance['for']]})"
-    )
