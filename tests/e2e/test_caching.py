@@ -152,7 +152,7 @@ def test_a_reverted_change_finds_the_old_results(project: Project) -> None:
 def test_another_output_exports_again_and_builds_nothing(project: Project) -> None:
     """The delivered files change; the compiled and verified library does not."""
     project.run()
-    project.edit_recipe("[shared-library, bundle]", "[bundle]")
+    project.edit_recipe("[shared-library, bundle]", "[shared-library, wheel]")
     assert project.run().ran == ["export/host"]
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import BundleError, EnvironmentProblem
 from tvmflow.core.types import TensorSpec
-from tvmflow.runtime.arrays import address_of, align, allocate_aligned
+from tvmflow.runtime.arrays import address_of, align, allocate_aligned, dtype_of
 from tvmflow.runtime.programs import Call, Record
 
 if sys.platform == "win32":
@@ -197,8 +197,14 @@ class NativeProgram:
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
         """Return the outputs for inputs; in place of None there is an array that takes an output."""
         results = self._allocate(outputs)
-        with self._context() as context:
+        try:
+            context = self._free.pop()
+        except IndexError:
+            context = _Context(self)
+        try:
             context.run(inputs, results)
+        finally:
+            self._free.append(context)
         return results
 
     def _allocate(self, outputs: Sequence[Array | None]) -> list[Array]:
@@ -209,7 +215,7 @@ class NativeProgram:
             if array is not None
             else allocate_aligned(spec)
             if is_large
-            else np.empty(spec.shape, spec.dtype)
+            else np.empty(spec.shape, dtype_of(spec.dtype))
             for array, spec, is_large in zip(outputs, self.outputs, self._is_large, strict=True)
         ]
 

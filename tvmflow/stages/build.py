@@ -151,9 +151,10 @@ def _content_prefix(settings: BuildSettings, paths: Mapping[str, Path]) -> str:
 
     Models of any names then share one build, and two models can be linked into one program.
     """
-    digests = {name: hash_file(path) for name, path in paths.items()}
+    files = [hash_file(paths[f"import/{name}"]) for name in TRAITS.needs["import"]]
+    chosen = _read_json(paths.get("pick_best/chosen.json"))
     shaped_by = settings.model_dump(mode="json", include={"target", "lowering", "schedules"})
-    return f"tf_{digest_of([shaped_by, digests])[:16]}_"
+    return f"tf_{digest_of([shaped_by, files, chosen])[:16]}_"
 
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:
