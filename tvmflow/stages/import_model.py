@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.recipe import Recipe
@@ -75,10 +76,29 @@ def run(settings: ImportSettings, context: StageContext) -> Facts:
         TensorSpec(name, spec.shape, spec.dtype) for name, spec in sorted(settings.inputs.items())
     )
     loaded = frontend.load(context.inputs, inputs, settings.tensors)
+    _check_sizes(loaded.mod)
     signature = {"inputs": loaded.inputs, "outputs": loaded.outputs}
     if settings.tensors:
         signature["tensors"] = loaded.tensors
     return write_model(context.out, loaded.mod, loaded.params, signature)
+
+
+def _check_sizes(mod: tvm.IRModule) -> None:
+    """Check that no window is larger than what it moves over.
+
+    Raises:
+        ImportFailed: a tensor would have a size below 0.
+    """
+    from tvmflow.compiler import ir
+
+    for binding in ir.list_bindings(mod["main"].body):
+        shape = ir.shape_of(binding.var) or ()
+        if min(shape, default=0) < 0:
+            operator = ir.operator_name(binding.value).removeprefix("relax.nn.")
+            raise ImportFailed(
+                f"the inputs are too small for the model: the result of a {operator} would have the shape {list(shape)}",
+                fix="set larger shapes under `inputs` in the recipe",
+            )
 
 
 def write_model(
