@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from tvmflow.compiler import ir
@@ -96,14 +95,12 @@ def runtime_symbol(prefix: str, name: str) -> str:
 
 def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTraits:
     """Return what a call of a kernel needs, from the kernel before and after it was lowered."""
-    sizes: list[int] = []
-
-    def visit_call(call: Any) -> None:
-        if ir.operator_name(call) == "tirx.TVMBackendAllocWorkspace":
-            sizes.append(int(call.args[2]))
-
-    tvm_ffi.structural_walk(lowered.body, (tvm.ir.Call, visit_call))
-    symbol, scratch = str(lowered.attrs["global_symbol"]), sum(map(padded, sizes))
+    scratch = sum(
+        padded(int(call.args[2]))
+        for call in ir.find_nodes(lowered.body, tvm.ir.Call)
+        if ir.operator_name(call) == "tirx.TVMBackendAllocWorkspace"
+    )
+    symbol = str(lowered.attrs["global_symbol"])
     return KernelTraits(symbol, estimate_parallel_work(function), scratch)
 
 
