@@ -27,6 +27,7 @@ from tvmflow.targets.c_library import CONSTANTS, PROGRAM
 from tvmflow.targets.linking import coff, data_objects
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
+from tvmflow.targets.tvm_target import cpu_triple
 
 Array = np.ndarray[Any, Any]
 
@@ -107,7 +108,7 @@ def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTrait
 def _write_kernels(mod: tvm.IRModule, target: tvm.target.Target, prefix: str, folder: Path) -> None:
     """Write the kernels to object files, in groups that do not depend on the machine."""
     groups = split_kernels(mod)
-    is_windows = parse_triple(str(target.attrs.get("mtriple", ""))).system == "windows"
+    is_windows = parse_triple(cpu_triple(target.export())).system == "windows"
 
     def write(number: int) -> None:
         path = folder / f"kernels{number}.o"
@@ -135,5 +136,5 @@ def _write_constants(program: Program, prefix: str, folder: Path) -> None:
             yield bytes(end - begin - array.nbytes)
         yield bytes(ALIGNMENT)
 
-    code = next(iter(sorted(folder.glob("kernels*.o"))))
+    code = min(folder.glob("kernels*.o"))
     data_objects.write_data(folder / CONSTANTS, code, f"{prefix}weights", pieces())
