@@ -28,7 +28,7 @@ from tvmflow.compiler.operators.batches import declare_buffer, flatten
 _MAX_NETWORK: Final = 16
 # The elements that are tested at once for one among the first k.
 _BLOCK: Final = 64
-# The selection of more than this part of a row costs more than sorting it.
+# To select k elements of a row that is shorter than so many times k costs more than sorting it.
 _MIN_ROW_FOR_SELECTION: Final = 4
 # Fewer elements are not worth handing to another core.
 _MIN_PARALLEL_ELEMENTS: Final = 1 << 12
