@@ -22,6 +22,7 @@ from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.paired_times import MIN_PAIRS, PairedTimes, measure_in_turns
 from tvmflow.core.types import Json, TensorSpec
+from tvmflow.runtime.bundles import C_RUNTIME
 from tvmflow.tuning.trials import LibraryRecord, timestamp
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 
@@ -224,7 +225,7 @@ class _Libraries:
             _spec_of_type(f"y{index}", ty) for index, ty in enumerate(_list_types(main.body.ty))
         ]
         arrays = [_draw_weight(_spec("", variable)) for variable in weights]
-        self._weights = arrays if self._runtime == "c" else _send_to_vm(arrays)
+        self._weights = arrays if self._runtime == C_RUNTIME else _send_to_vm(arrays)
 
     def load(self, chosen: Mapping[str, Json]) -> Module:
         """Return the model with the schedules of some workloads, in this process."""
@@ -252,7 +253,7 @@ class _Libraries:
         from tvmflow.runtime.virtual_machine import VirtualMachine
 
         threads = self._request.threads
-        if self._runtime == "c":
+        if self._runtime == C_RUNTIME:
             model = ScheduledModel(scheduled, self._weights, self._target)
             return load_c_library(model, signature, threads)
         library = compile_model(scheduled, self._target).jit()
