@@ -219,12 +219,11 @@ class _Libraries:
         main = self._lowered["main"]
         weights = ir.list_weights(main)
         inputs = list(main.params)[: len(main.params) - len(weights)]
-        self._inputs = [_spec(f"x{index}", variable) for index, variable in enumerate(inputs)]
+        self._inputs = [_spec(f"x{index}", variable.ty) for index, variable in enumerate(inputs)]
         self._feed = {spec.name: _draw(spec) for spec in self._inputs}
-        self._outputs = [
-            _spec_of_type(f"y{index}", ty) for index, ty in enumerate(_list_types(main.body.ty))
-        ]
-        arrays = [_draw_weight(_spec("", variable)) for variable in weights]
+        outputs = _list_types(main.body.ty)
+        self._outputs = [_spec(f"y{index}", ty) for index, ty in enumerate(outputs)]
+        arrays = [_draw_weight(_spec("", variable.ty)) for variable in weights]
         self._weights = arrays if self._runtime == C_RUNTIME else _send_to_vm(arrays)
 
     def load(self, chosen: Mapping[str, Json]) -> Module:
@@ -270,11 +269,7 @@ class _Libraries:
         return {entry.name: entry.seconds for entry in module.profile(self._feed, repeat=1)}
 
 
-def _spec(name: str, variable: tvm.relax.Var) -> TensorSpec:
-    return _spec_of_type(name, variable.ty)
-
-
-def _spec_of_type(name: str, ty: Any) -> TensorSpec:
+def _spec(name: str, ty: Any) -> TensorSpec:
     return TensorSpec(name, tuple(int(extent) for extent in ty.shape), str(ty.dtype.dtype))
 
 
