@@ -15,6 +15,7 @@ from tvmflow.core.types import Plan, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.enforce_lock import enforce_lock
+from tvmflow.planning.image_data import list_images
 from tvmflow.planning.pipelines import Pipeline, load_pipeline, pipeline_candidates
 from tvmflow.planning.plan import make_plan
 from tvmflow.planning.planned_recipe import PlannedRecipe
@@ -104,7 +105,9 @@ def _plan_recipe(
     if problems:
         # A problem of one variant is a problem of all.
         raise RecipeError(list(dict.fromkeys(problems)))
-    return planned, [*reads, *target_reads]
+    images = list_images(planned)
+    planned = [entry._replace(images=images.files) for entry in planned]
+    return planned, [*reads, *target_reads, *images.read]
 
 
 def _list_input_problems(planned: PlannedRecipe) -> Iterator[str]:

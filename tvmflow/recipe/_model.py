@@ -8,8 +8,11 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from tvmflow.core.schema import ClosedModel, field_error, one_of, schema_enum, to_tuple
+from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import MAX_ELEMENTS
+from tvmflow.recipe._image import ImageSpec
+from tvmflow.runtime.images import ImageMismatch, Preprocessing
 
 DTYPES: Final = (
     "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
@@ -60,6 +63,12 @@ class InputSpec(ClosedModel):
         description="Minimum and maximum of random inputs. Default: 0 to 1; integers are 0 or 1.",
     )
 
+    image: ImageSpec | None = Field(
+        default=None,
+        examples=[{"resize": 256, "crop": 224}],
+        description="How an image becomes this input: see [images.md](images.md).",
+    )
+
     @field_validator("shape")
     @classmethod
     def _check_size(cls, value: tuple[int, ...]) -> tuple[int, ...]:
@@ -80,3 +89,14 @@ class InputSpec(ClosedModel):
         if value is not None and not value[0] < value[1]:
             raise field_error("the first number must be less than the second")
         return value
+
+    @model_validator(mode="after")
+    def _check_image(self) -> InputSpec:
+        if self.image is not None:
+            spec = TensorSpec("", self.shape, self.dtype)
+            try:
+                Preprocessing.of(self.image.to_fields(), spec)
+            except ImageMismatch as error:
+                path = filter(None, ["image", error.field])
+                raise field_error(str(error), *path) from None
+        return self

@@ -117,6 +117,13 @@ class Recipe(ClosedModel):
         examples=[{"data": {"shape": [1, 3, 224, 224], "dtype": "float32"}}],
         description="Inputs of the model by name; not needed for an ONNX model with fixed shapes.",
     )
+    labels: str | None = Field(
+        default=None,
+        min_length=1,
+        examples=["labels.txt"],
+        description="Names of the classes, for the scores of the first output: a file with one name a line, a path from "
+        "the recipe's folder. See [images.md](images.md).",
+    )
     variants: dict[str, Variant] = Field(
         default={},
         examples=[{"b8": {"inputs": {"data": {"shape": [8, 3, 224, 224]}}}}],
@@ -228,6 +235,10 @@ class Recipe(ClosedModel):
                     valid = f" (valid: {', '.join(self.inputs)})"
                     text = f"the recipe has no input {quoted(input_name)}{hint}{valid}"
                     raise field_error(text, "variants", name, "inputs", input_name)
+            for input_name, spec in variant.inputs.items():
+                if input_name in self.inputs:
+                    path = ("variants", name, "inputs", input_name)
+                    _check_overrides(self.inputs[input_name], spec, *path)
         return self
 
     @model_validator(mode="after")
@@ -308,6 +319,11 @@ class Recipe(ClosedModel):
         overrides = {
             "name": f"{self.name}-{part.name}",
             "outputs": tuple(name for name in self.outputs if name not in PARTITIONED_EXPORTERS),
+            # images and classes are those of the whole model
+            "inputs": {
+                name: spec.model_copy(update={"image": None}) for name, spec in self.inputs.items()
+            },
+            "labels": None,
             "runtime": part.runtime or self._runtime_of_parts(),
             "kernels": _override(self.kernels, part.kernels),
             "tune": _override(self.tune, part.tune),

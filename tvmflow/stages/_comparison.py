@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.compiler.options import Precision
-from tvmflow.stages._verdict import OutputComparison, Verdict
+from tvmflow.stages._verdict import ImageComparison, OutputComparison, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -197,3 +197,13 @@ def list_mismatches(outputs: Mapping[str, OutputComparison], reference: str) -> 
             f"is {worst['actual']} where {reference} gives {worst['expected']}"
         )
     return sentences
+
+
+def list_image_mismatches(images: Mapping[str, ImageComparison]) -> list[str]:
+    """Return a sentence for every input whose preprocessing is not that of Pillow."""
+    return [
+        f"the preprocessing of '{name}' differs from that by {comparison['against']} by {comparison['max_level_error']} "
+        "of 255 levels"
+        for name, comparison in images.items()
+        if not comparison["passed"]
+    ]

@@ -10,6 +10,7 @@ from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Reference
 from tvmflow.stages._base import StageContext
+from tvmflow.stages._image_data import DATA
 from tvmflow.stages._latency import exclusive_devices, measure
 from tvmflow.stages._verdict import Latency
 from tvmflow.stages._verify_settings import LOCAL, VerifySettings
@@ -72,7 +73,7 @@ def _open_reference(
         for kind in ("inputs", "outputs", "tensors")
     )
     return FRONTENDS[settings.model["kind"]].reference(
-        {role: path for role, path in context.inputs.items() if role != "data"},
+        {role: path for role, path in context.inputs.items() if role.partition("/")[0] != DATA},
         inputs,
         outputs,
         tensors=tensors,

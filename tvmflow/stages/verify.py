@@ -16,9 +16,11 @@ from tvmflow.runtime.samples import Samples
 from tvmflow.stages import _comparison, _verdict_text
 from tvmflow.stages._base import Files, StageContext, StageTraits
 from tvmflow.stages._comparison import Tolerance
+from tvmflow.stages._image_data import DATA
 from tvmflow.stages._libraries import UNTIMED_REASONS, Library, load_local, open_library
 from tvmflow.stages._runtime_choice import run_location
 from tvmflow.stages._verdict import OutputComparison, PartVerdict, Verdict
+from tvmflow.stages._verify_images import Images, load_images
 from tvmflow.stages._verify_settings import (
     LOCAL,
     RPC,
@@ -83,7 +85,10 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
         machine, recipes = _machine_settings(target, run_on), [recipe]
     return VerifySettings(
         verify=CheckSettings(**{**checks.model_dump(), "data": checks.data is not None}),
-        inputs={name: InputSettings(range=spec.range) for name, spec in recipe.inputs.items()},
+        inputs={
+            name: InputSettings(range=spec.range, image=spec.image is not None)
+            for name, spec in recipe.inputs.items()
+        },
         model={"kind": recipe.model.kind},
         target=machine,
         precision=lowest_precision(recipes),
@@ -179,8 +184,13 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
 
     checks = settings.verify
     signature = json.loads(context.inputs["import/signature.json"].read_text())
-    data = _load_samples(signature, settings, context.inputs.get("data"))
+    images = Images(None, {})
+    if any(spec.image for spec in settings.inputs.values()):
+        images = load_images(settings, context)
+    data = images.samples or _load_samples(signature, settings, context.inputs.get(DATA))
     verdict: Verdict = {"passed": True, "against": checks.against, "samples": data.total}
+    if images.comparisons:
+        verdict["images"] = images.comparisons
     reference = run_reference(settings, signature, data.batches, context)
     with open_library(settings, context) as library:
         _add_results(verdict, library, data, reference, settings, context)
@@ -191,6 +201,7 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
     min_speedup = settings.tune.min_speedup if settings.tune else None
     verdict["failures"] = [
         *_comparison.list_failures(verdict, checks.min_accuracy),
+        *_comparison.list_image_mismatches(verdict.get("images", {})),
         *list_slowdowns(verdict, min_speedup),
     ]
     verdict["passed"] = not verdict["failures"]
