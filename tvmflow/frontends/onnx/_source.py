@@ -9,14 +9,13 @@ from typing import Final
 
 from pydantic import Field, field_validator, model_validator
 
-from tvmflow.core.errors import RecipeError
+from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, missing_file_text, obstacle
 from tvmflow.core.schema import field_error
-from tvmflow.core.types import InputFile, Json, TensorSpec
-from tvmflow.frontends._base import InputProblem, MissingFile, SourceFields, Where
+from tvmflow.core.types import InputFile, Json
+from tvmflow.frontends._base import MissingFile, ModelInput, SourceFields, Where
 from tvmflow.frontends.onnx._header import Header, read_header
-from tvmflow.frontends.onnx._inputs import find_input_problems as compare_inputs
 from tvmflow.frontends.onnx._protobuf import NotAModel
 
 MODEL: Final = "model"
@@ -101,13 +100,18 @@ def list_files(source: OnnxSource, base: Path, where: Where) -> tuple[InputFile,
     return (model, *_external_files(path, header.data_files, position))
 
 
-def find_input_problems(
-    files: Sequence[InputFile], inputs: Sequence[TensorSpec]
-) -> Iterator[InputProblem]:
-    """Give the inputs that do not fit the model; none for a model that has yet to be downloaded."""
-    for file in files:
-        if file.role == MODEL and file.path:
-            yield from compare_inputs(_read_header(Path(file.path)).inputs, inputs)
+def read_inputs(files: Mapping[str, Path]) -> Sequence[ModelInput]:
+    """Return the inputs of the model.
+
+    Raises:
+        ImportFailed: when the file is not an ONNX model.
+    """
+    try:
+        return _read_header(files[MODEL]).inputs
+    except NotAModel as error:
+        raise ImportFailed(
+            f"the file is not an ONNX model: {error}", fix="export or download it again"
+        ) from None
 
 
 def _read_header(path: Path) -> Header:
