@@ -34,7 +34,10 @@ def switched() -> onnx.ModelProto:
         helper.make_node("Equal", ["mode", "one"], ["is_one"]),
         helper.make_node("If", ["is_one"], ["y"], **branches),
     ]
-    weights = {"one": np.array(1, np.int64), "zero": np.float32([0])}
+    weights: dict[str, np.ndarray[Any, Any]] = {
+        "one": np.array(1, np.int64),
+        "zero": np.array([0], np.float32),
+    }
     inputs = [value("x", ["time"]), value("mode", [], "int64")]
     return model(nodes, inputs, [value("y", None)], weights)
 
@@ -65,7 +68,7 @@ def test_open_sizes_are_printed_to_paste_and_values_leave_the_library(project: P
         library = tvmflow.load(folder / f"net-{name}.tvmflow")
         assert [spec.name for spec in library.inputs] == ["x"]
         np.testing.assert_array_equal(
-            library(np.float32([1, 2, 3]))["y"], [factor, 2 * factor, 3 * factor]
+            library.run(np.array([1, 2, 3], np.float32))["y"], [factor, 2 * factor, 3 * factor]
         )
 
 
@@ -95,7 +98,7 @@ def test_silero_with_its_sampling_rate_bound(name: str, project: Project) -> Non
     for step in range(50):
         # speech is louder than silence: both occur
         samples = rng.normal(0, 0.02 + 0.3 * (step // 10 % 2), (1, 576)).astype(np.float32)
-        result = library({"input": samples, "state": state})
+        result = library.run({"input": samples, "state": state})
         expected = session.run(None, {"input": samples, "state": expected_state, **rate})
         state, expected_state = result["stateN"], expected[1]
         np.testing.assert_allclose(result["output"], expected[0], rtol=1e-3, atol=1e-5)

@@ -215,14 +215,16 @@ def test_an_input_with_a_default_becomes_one_when_the_recipe_names_it(tmp_path: 
         [node("Add", ["x", "shift"], ["y"])],
         [value("x", [2]), value("shift", [2])],
         [value("y", None)],
-        {"shift": np.float32([10, 20])},
+        {"shift": np.array([10, 20], np.float32)},
     )
     assert [spec.name for spec in agree(made, tmp_path, {"x": draw(2)}).inputs] == ["x"]
     feed = {"x": draw(2), "shift": draw(2, seed=1)}
     assert [spec.name for spec in agree(made, tmp_path, feed).inputs] == ["x", "shift"]
-    loaded = frontend.load(save(made, tmp_path), specs(feed), bound={"shift": np.float32([1, 2])})
+    loaded = frontend.load(
+        save(made, tmp_path), specs(feed), bound={"shift": np.array([1, 2], np.float32)}
+    )
     assert [spec.name for spec in loaded.inputs] == ["x"]
-    [actual] = compute(loaded, {"x": np.float32([0, 0])})
+    [actual] = compute(loaded, {"x": np.array([0, 0], np.float32)})
     assert actual.tolist() == [1, 2]
 
 
