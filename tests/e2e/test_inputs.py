@@ -82,7 +82,7 @@ def test_silero_with_its_sampling_rate_bound(name: str, project: Project) -> Non
     """A C library without `If`, which agrees with ONNX Runtime over 50 calls with the state fed back."""
     path = Path(MODELS, "silero", f"{name}.onnx")
     session = onnxruntime.InferenceSession(path)
-    takes_rate = "sr" in {given.name for given in session.get_inputs()}
+    takes_rate = "sr" in {entry.name for entry in session.get_inputs()}
     (project.folder / "net.yaml").write_text(
         f"recipe: 1\nname: net\nmodel: {{onnx: {path}}}\nruntime: c\npipeline: compile\n"
         "inputs:\n  input: {shape: [1, 576]}\n  state: {shape: [2, 1, 128]}\n"
