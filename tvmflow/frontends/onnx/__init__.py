@@ -14,6 +14,7 @@ from tvmflow.frontends._import_errors import importing
 from tvmflow.frontends.onnx._source import OnnxSource, list_files
 from tvmflow.frontends.onnx._source import find_missing_files as find_missing_files
 from tvmflow.frontends.onnx._source import read_inputs as read_inputs
+from tvmflow.store.source_files import SourceFiles
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,14 +34,17 @@ REFERENCE: Final = ReferenceTraits(
 _WORKER: Final = "tvmflow.frontends.onnx._reference_worker"
 
 
-def files(source: SourceFields, base: Path, where: Where) -> tuple[InputFile, ...]:
+def files(
+    source: SourceFields, base: Path, where: Where, sources: SourceFiles
+) -> tuple[InputFile, ...]:
     """Return the ONNX file and its external data files.
 
     Raises:
         RecipeError: when the file is not an ONNX model, or external data is missing.
+        DownloadError: when something has to be looked up, and cannot be.
     """
     assert isinstance(source, OnnxSource)
-    return list_files(source, base, where)
+    return list_files(source, base, where, sources)
 
 
 def load(
