@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tvmflow.core.errors import RecipeError
+from tvmflow.core.formatting import excerpt
 from tvmflow.core.named_files import missing_file_text
+from tvmflow.core.types import TensorSpec
+from tvmflow.frontends._base import InputProblem
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target
 from tvmflow.runtime.image_files import is_pillow_installed
+from tvmflow.runtime.images import ImageMismatch, Preprocessing
 from tvmflow.runtime.labels import parse_labels
 from tvmflow.stages._image_data import ImageList, is_image_data, is_table, list_folder, read_table
 
@@ -24,6 +28,20 @@ class ImageFiles(NamedTuple):
 
     files: dict[str, tuple[str, ...]]
     read: list[Path]
+
+
+def list_mismatches(planned: PlannedRecipe, inputs: Iterable[TensorSpec]) -> Iterator[str]:
+    """Yield where the preprocessing of a recipe does not fit its inputs, whose shapes the model may have told."""
+    specs = {spec.name: spec for spec in inputs}
+    for name, spec in planned.recipe.inputs.items():
+        if spec.image is None:
+            continue
+        try:
+            Preprocessing.of(spec.image.to_fields(), specs[name])
+        except ImageMismatch as error:
+            loc = planned.input_loc(InputProblem(name, "image", str(error)))
+            path = (*loc, *filter(None, [error.field]))
+            yield f"{planned.loaded.where(*path)}: {excerpt('.'.join(path))}: {error}"
 
 
 def list_images(recipes: Iterable[PlannedRecipe]) -> ImageFiles:

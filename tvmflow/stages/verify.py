@@ -88,6 +88,7 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
         inputs={
             name: InputSettings(range=spec.range, image=spec.image is not None)
             for name, spec in recipe.inputs.items()
+            if spec.value is None
         },
         model={"kind": recipe.model.kind},
         target=machine,

@@ -19,6 +19,7 @@ model: {onnx: net.onnx}
 inputs:
   data:
     shape: [1, 3, 224, 224]
+    dtype: float32
     image: %s
 labels: labels.txt
 """
@@ -55,28 +56,28 @@ def test_settings_are_numbers_fractions_and_lists() -> None:
     [
         (
             "{resize: large}",
-            "net.yaml:7:21: inputs.data.image.resize: must be a number or [height, width], from 1 to 32768",
+            "net.yaml:8:21: inputs.data.image.resize: must be a number or [height, width], from 1 to 32768",
         ),
         (
             "{resize: 256}",
-            "net.yaml:7:21: inputs.data.image.resize: is the length of the shorter side, and the input takes 224x224: "
+            "net.yaml:8:21: inputs.data.image.resize: is the length of the shorter side, and the input takes 224x224: "
             "add crop: [224, 224], or write resize: [224, 224]",
         ),
         (
             "{mean: [1, two, 3]}",
-            "net.yaml:7:19: inputs.data.image.mean: must be a number, or a list with one for each channel",
+            "net.yaml:8:19: inputs.data.image.mean: must be a number, or a list with one for each channel",
         ),
         (
             "{scale: 1/0}",
-            "net.yaml:7:20: inputs.data.image.scale: must be a number or a fraction, such as 1/255",
+            "net.yaml:8:20: inputs.data.image.scale: must be a number or a fraction, such as 1/255",
         ),
         (
             "{colour: rgb}",
-            "net.yaml:7:21: inputs.data.image.colour: 'rgb' is not a colour (valid: BGR, GRAY, RGB)",
+            "net.yaml:8:21: inputs.data.image.colour: 'rgb' is not a colour (valid: BGR, GRAY, RGB)",
         ),
         (
             "{sharpen: 1}",
-            "net.yaml:7:13: inputs.data.image.sharpen: unknown field (valid: resize, crop, pad, interpolation, colour, "
+            "net.yaml:8:13: inputs.data.image.sharpen: unknown field (valid: resize, crop, pad, interpolation, colour, "
             "layout, scale, mean, std)",
         ),
     ],
@@ -90,16 +91,16 @@ def test_missing_labels_are_named() -> None:
     """With the nearest name in the folder."""
     Path("labels.txt").rename("label.txt")
     assert problems("{}") == [
-        "net.yaml:8:9: labels: there is no file labels.txt; did you mean 'label.txt'?"
+        "net.yaml:9:9: labels: there is no file labels.txt; did you mean 'label.txt'?"
     ]
 
 
 def test_an_image_does_not_fit_an_input_of_other_dimensions() -> None:
     """Nor that of a variant with another shape."""
-    data: dict[str, Any] = {"shape": [1, 784], "image": {}}
+    data: dict[str, Any] = {"shape": [1, 784], "dtype": "float32", "image": {}}
     with pytest.raises(ValidationError, match="images are for inputs with 4 dimensions"):
         recipe(inputs={"data": data})
-    data = {"shape": [1, 3, 8, 8], "image": {"crop": 8}}
+    data = {"shape": [1, 3, 8, 8], "dtype": "float32", "image": {"crop": 8}}
     variants = {"large": {"inputs": {"data": {"shape": [1, 3, 16, 16]}}}}
     with pytest.raises(ValidationError) as caught:
         recipe(inputs={"data": data}, variants=variants)
