@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Reference
+from tvmflow.frontends._inputs import array_of
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._latency import exclusive_devices, measure
@@ -53,12 +54,19 @@ def run_reference(
         context: That of the stage.
     """
     names = [spec["name"] for spec in signature["outputs"]]
+    bound = {
+        entry["name"]: array_of(TensorSpec.from_json(entry), entry["value"])
+        for entry in signature.get("bound", ())
+    }
     with _open_reference(settings, signature, context) as reference:
-        results = run_reference_on(reference.run, candidates, names, tolerance)
+        results = run_reference_on(
+            lambda feed: reference.run({**feed, **bound}), candidates, names, tolerance
+        )
         latency = None
         if settings.run_on == LOCAL:
+            feed = {**results.samples.batches[0], **bound}
             with exclusive_devices(settings, context):
-                latency = measure(reference, results.samples.batches[0], settings.verify.repeat)
+                latency = measure(reference, feed, settings.verify.repeat)
         return ReferenceRun(reference.name, reference.note, results, tolerance, latency)
 
 
@@ -67,13 +75,13 @@ def _open_reference(
 ) -> AbstractContextManager[Reference]:
     scratch = context.work / "reference"
     scratch.mkdir(exist_ok=True)
-    inputs, outputs, tensors = (
+    inputs, bound, outputs, tensors = (
         tuple(map(TensorSpec.from_json, signature.get(kind, ())))
-        for kind in ("inputs", "outputs", "tensors")
+        for kind in ("inputs", "bound", "outputs", "tensors")
     )
     return FRONTENDS[settings.model["kind"]].reference(
         {role: path for role, path in context.inputs.items() if role != "data"},
-        inputs,
+        (*inputs, *bound),
         outputs,
         tensors=tensors,
         threads=max(machine.threads for machine in settings.machines.values()),
