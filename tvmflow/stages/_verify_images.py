@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -62,6 +63,17 @@ def load_images(settings: VerifySettings, context: StageContext) -> Images:
             samples = _make_random_samples(entry, settings.verify.samples, settings.verify.seed)
     compared = {name: _compare(preprocessing[name], images) for name, images in pixels.items()}
     return Images(samples, compared)
+
+
+def with_images(
+    images: Images, candidates: Iterator[tuple[str, Samples]], *, has_data: bool
+) -> Iterator[tuple[str, Samples]]:
+    """Return what the library may be run on: images in place of random numbers from 0 to 1, or of a file of arrays."""
+    if images.samples is None:
+        return candidates
+    # the first candidate reads the file, if there is one
+    others = () if has_data else itertools.islice(candidates, 1, None)
+    return itertools.chain([("", images.samples)], others)
 
 
 def _list_images(context: StageContext) -> ImageList | None:

@@ -12,7 +12,7 @@ from tests.support.tuning import dense, model, relu, softmax
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import TensorSpec
 from tvmflow.runtime.images import Preprocessing
-from tvmflow.stages import _comparison, _verify_images
+from tvmflow.stages import _findings, _verify_images
 from tvmflow.stages._images import ImageInput, _find_activation, describe_images
 
 SIGNATURE = {
@@ -95,6 +95,6 @@ def test_another_preprocessing_is_rejected(monkeypatch: pytest.MonkeyPatch) -> N
     entry = preprocessing((1, 3, 8, 8))
     monkeypatch.setattr(Preprocessing, "fit", lambda *_: np.zeros((8, 8, 3), np.uint8))
     comparison = _verify_images._compare(entry, [np.full((8, 8, 3), 7, np.uint8)])
-    [sentence] = _comparison.list_image_mismatches({"data": comparison})
+    [sentence] = _findings._list_image_mismatches({"data": comparison})
     assert "the preprocessing of 'data' differs from that by Pillow" in sentence
     assert "by 7 of 255 levels" in sentence
