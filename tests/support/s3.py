@@ -38,20 +38,20 @@ def serving_s3() -> Iterator[S3]:
             self.answer(with_body=True)
 
         def answer(self, *, with_body: bool) -> None:
-            path, wanted = urllib.parse.unquote(self.path), self.headers.get("Range", "")
-            s3.requests.append(f"{self.command} {path} {wanted}".rstrip())
+            path, byte_range = urllib.parse.unquote(self.path), self.headers.get("Range", "")
+            s3.requests.append(f"{self.command} {path} {byte_range}".rstrip())
             content = s3.objects.get(path)
             if s3.statuses or content is None:
                 self.head(s3.statuses.pop(0) if s3.statuses else 404)
                 return
-            start = int(wanted.removeprefix("bytes=").rstrip("-") or 0)
+            start = int(byte_range.removeprefix("bytes=").rstrip("-") or 0)
             headers = {
                 "ETag": f'"{hashlib.md5(content).hexdigest()}"',
                 "Last-Modified": "Fri, 02 Jan 2026 03:04:05 GMT",
             }
-            if wanted:
+            if byte_range:
                 headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-            self.head(206 if wanted else 200, len(content) - start, headers)
+            self.head(206 if byte_range else 200, len(content) - start, headers)
             if with_body:
                 end = s3.break_after.pop(0) if s3.break_after else len(content)
                 self.wfile.write(content[start:end])

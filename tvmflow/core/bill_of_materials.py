@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tvmflow.core.canonical_json import canonical
-from tvmflow.core.licenses import to_spdx
+from tvmflow.core.licenses import license_expression
 from tvmflow.core.types import Json
 
 SPEC_VERSION: Final = "1.6"
@@ -33,7 +33,7 @@ def license_fields(expression: str) -> dict[str, Json]:
 
 def stated_license_fields(name: str) -> dict[str, Json]:
     """Return the field `licenses` of a component under a license as others state it, an SPDX expression or not."""
-    expression = to_spdx(name) if name else ""
+    expression = license_expression(name) if name else ""
     if name and not expression:
         return {"licenses": [{"license": {"name": name}}]}
     return license_fields(expression)

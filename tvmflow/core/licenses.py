@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def to_spdx(name: str) -> str:
+def license_expression(name: str) -> str:
     """Return a name as an SPDX expression in its canonical form; an empty string where it is none."""
     # Loading the list of licenses takes longer than reading a recipe that names none.
     from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression

@@ -11,7 +11,7 @@ from tvmflow.core import packages
 from tvmflow.core.bill_of_materials import stated_license_fields
 from tvmflow.core.documents import get_field
 from tvmflow.core.errors import EnvironmentProblem
-from tvmflow.core.licenses import to_spdx
+from tvmflow.core.licenses import license_expression
 from tvmflow.core.types import Json
 from tvmflow.provenance.lineage import Tool
 
@@ -55,7 +55,7 @@ def find_license(tool: Tool) -> dict[str, Json]:
     names = [str(metadata.get("License-Expression", "")), *([] if "\n" in text else [text])]
     stated = [_SPDX.get(name.lower(), name) for name in (*names, *classifiers) if name]
     # A name that is no expression may mean several licenses.
-    return stated_license_fields(next(filter(to_spdx, stated), next(iter(stated), "")))
+    return stated_license_fields(next(filter(license_expression, stated), next(iter(stated), "")))
 
 
 def wheel_digest(tool: Tool) -> str:

@@ -7,12 +7,12 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from tvmflow.core.formatting import quoted
-from tvmflow.core.licenses import to_spdx
+from tvmflow.core.licenses import license_expression
 from tvmflow.core.schema import field_error
 
 
 def _check_expression(value: str) -> str:
-    expression = to_spdx(value)
+    expression = license_expression(value)
     if not expression:
         raise field_error(
             f"must be an SPDX license expression, such as Apache-2.0 or `MIT OR BSD-3-Clause`, not {quoted(value)}; "

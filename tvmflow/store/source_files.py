@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tvmflow.core.errors import DownloadError, RecipeError
 from tvmflow.core.formatting import quoted
-from tvmflow.core.licenses import to_spdx
+from tvmflow.core.licenses import license_expression
 from tvmflow.core.types import InputFile
 from tvmflow.store.addresses import (
     BUCKETS,
@@ -194,7 +194,7 @@ class SourceFiles:
         _log.debug("%s@%s is looked up on %s", file.repository, file.revision, endpoint())
         snapshot = read_snapshot(file.repository, file.revision)
         note_snapshot(file, snapshot, self._store)
-        if snapshot.license and not to_spdx(snapshot.license):
+        if snapshot.license and not license_expression(snapshot.license):
             _log.warning(
                 "%s: the license on the Hub, %s, is no SPDX expression: bills of materials have it as a name, "
                 "unless the recipe has `license:`",

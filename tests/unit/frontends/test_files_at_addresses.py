@@ -67,8 +67,8 @@ def files(sources: SourceFiles, source: ModelSource, base: Path | None = None) -
     return list(FRONTENDS[source.kind].files(source, base or Path(), position, sources))
 
 
-def pins(found: list[InputFile]) -> dict[str, str]:
-    return {file.role: file.sha256 for file in found}
+def pins(resolved: list[InputFile]) -> dict[str, str]:
+    return {file.role: file.sha256 for file in resolved}
 
 
 def test_external_data_on_the_hub_needs_no_digest(
@@ -76,22 +76,22 @@ def test_external_data_on_the_hub_needs_no_digest(
 ) -> None:
     """The header names it, the commit pins it; a copy in a folder has the same digests, so the same key."""
     source = ModelSource(onnx=hub.address("onnx/m.onnx"))
-    found = files(sources, source)
-    assert pins(found) == {
+    resolved = files(sources, source)
+    assert pins(resolved) == {
         "model": digest(model_with_data()),
         "external/weights/model.onnx_data": digest(WEIGHTS),
     }
-    assert found[1].url == hub.address("onnx/weights/model.onnx_data")
-    contents = {file.role: Path(sources.fetch(file).path).read_bytes() for file in found}
+    assert resolved[1].url == hub.address("onnx/weights/model.onnx_data")
+    contents = {file.role: Path(sources.fetch(file).path).read_bytes() for file in resolved}
     assert contents["external/weights/model.onnx_data"] == WEIGHTS
     count = len(hub.requests)
-    assert pins(files(SourceFiles(sources._store), source)) == pins(found)
+    assert pins(files(SourceFiles(sources._store), source)) == pins(resolved)
     assert len(hub.requests) == count
     (tmp_path / "weights").mkdir()
     (tmp_path / "m.onnx").write_bytes(contents["model"])
     (tmp_path / "weights/model.onnx_data").write_bytes(WEIGHTS)
     copies = files(sources, ModelSource(onnx="m.onnx"), tmp_path)
-    assert {file.role: digest(Path(file.path).read_bytes()) for file in copies} == pins(found)
+    assert {file.role: digest(Path(file.path).read_bytes()) for file in copies} == pins(resolved)
 
 
 def test_a_missing_file_of_a_set_on_the_hub(hub: Hub, sources: SourceFiles) -> None:
@@ -117,14 +117,14 @@ def test_external_data_on_a_web_server_is_pinned_by_name(sources: SourceFiles) -
     with serving(model_with_data()) as web:
         one = {"onnx": web.url, "sha256": digest(web.body)}
         both = {**one, "files": {"weights/model.onnx_data": digest(WEIGHTS)}}
-        found = files(sources, ModelSource(**both))
-        assert [file.url for file in found] == [
+        resolved = files(sources, ModelSource(**both))
+        assert [file.url for file in resolved] == [
             web.url,
             web.url.replace("model.onnx", "weights/model.onnx_data"),
         ]
         assert web.requests == []
-        sources.fetch(found[0])
-        assert pins(files(sources, ModelSource(**both))) == pins(found)
+        sources.fetch(resolved[0])
+        assert pins(files(sources, ModelSource(**both))) == pins(resolved)
         web.body = WEIGHTS
         with pytest.raises(RecipeError, match="needs its sha256") as caught:
             files(sources, ModelSource(**one))
@@ -143,9 +143,9 @@ def test_a_checkpoint_of_mxnet_is_two_files(hub: Hub, sources: SourceFiles) -> N
     hub.files = {"digits-symbol.json": SYMBOL, "digits-0010.params": WEIGHTS}
     hub.small = {"digits-symbol.json"}
     prefix = f"hf://org/net/digits@{COMMIT}"
-    found = files(sources, ModelSource(mxnet={"prefix": prefix, "epoch": 10}))
-    assert pins(found) == {"symbol": digest(SYMBOL), "params": digest(WEIGHTS)}
-    assert [file.where for file in found] == ["net.yaml:mxnet.prefix", "net.yaml:mxnet.epoch"]
+    resolved = files(sources, ModelSource(mxnet={"prefix": prefix, "epoch": 10}))
+    assert pins(resolved) == {"symbol": digest(SYMBOL), "params": digest(WEIGHTS)}
+    assert [file.where for file in resolved] == ["net.yaml:mxnet.prefix", "net.yaml:mxnet.epoch"]
     with serving(SYMBOL) as web:
         checkpoint = {"prefix": web.url.replace("model.onnx", "digits"), "epoch": 10}
         with pytest.raises(RecipeError) as caught:
