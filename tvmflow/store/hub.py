@@ -97,6 +97,17 @@ def endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
 
 
+def check_online() -> None:
+    """Check that requests to the Hub are allowed.
+
+    Raises:
+        HubError: when they are not.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
+        fix = "unset it, or run once on a machine with a network and share the store"
+        raise HubError("no request is sent to the Hub: $HF_HUB_OFFLINE is set", fix)
+
+
 def find_location(file: HubFile) -> tuple[str, Credential | None]:
     """Return the URL of a file, and the credential for it."""
     hub = endpoint()
@@ -191,10 +202,8 @@ def _revision_error(file: HubFile) -> HubError:
 
 
 def _request_json(path: str, file: HubFile) -> Json:
+    check_online()
     hub = endpoint()
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
-        fix = "unset it, or run once on a machine with a network and share the store"
-        raise HubError("the Hub may not be asked: $HF_HUB_OFFLINE is set", fix)
     credential = find_hub_credential(hub)
 
     def request() -> bytes:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tvmflow.core.errors import DownloadError, RecipeError
 from tvmflow.core.formatting import quoted
+from tvmflow.core.licenses import license_expression
 from tvmflow.core.types import InputFile
 from tvmflow.store.addresses import (
     BUCKETS,
@@ -59,7 +60,7 @@ def fetch_file(
     if not file.url:
         return file.path
     folder = Path(store.downloads)
-    for path in list_files(folder, file.sha256):
+    for path in list_files(folder, file.url, file.sha256):
         store.make_way(str(path))
     try:
         return str(
@@ -182,7 +183,7 @@ class SourceFiles:
                 text, fix="run again; if it stays so, the server of $HF_ENDPOINT is wrong"
             )
         files = {**snapshot.files, hub_file.path: HubEntry(digest, entry.blob)}
-        self._note(hub_file, snapshot._replace(files=files))
+        note_snapshot(hub_file, snapshot._replace(files=files), self._store)
         return digest
 
     def _snapshot(self, file: HubFile) -> Snapshot:
@@ -192,11 +193,20 @@ class SourceFiles:
             return known
         _log.debug("%s@%s is looked up on %s", file.repository, file.revision, endpoint())
         snapshot = read_snapshot(file.repository, file.revision)
-        self._note(file, snapshot)
+        note_snapshot(file, snapshot, self._store)
+        if snapshot.license and not license_expression(snapshot.license):
+            _log.warning(
+                "%s: the license on the Hub, %s, is no SPDX expression: bills of materials have it as a name, "
+                "unless the recipe has `license:`",
+                file.repository,
+                quoted(snapshot.license),
+            )
         return snapshot
 
-    def _note(self, file: HubFile, snapshot: Snapshot) -> None:
-        self._store.notes.write(snapshot.to_text(), "facts", _note_name(file))
+
+def note_snapshot(file: HubFile, snapshot: Snapshot, store: LocalStore) -> None:
+    """Remember the repository at the commit of a file, which never changes."""
+    store.notes.write(snapshot.to_text(), "facts", _note_name(file))
 
 
 def find_snapshot(file: HubFile, store: LocalStore) -> Snapshot | None:

@@ -179,7 +179,7 @@ def test_offline_is_an_error_of_the_environment(
     """It names the variable, or the server that does not answer."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     text, _ = refusal(sources, at(hub.address("onnx/model.onnx")), DownloadError)
-    assert text.endswith("the Hub may not be asked: $HF_HUB_OFFLINE is set")
+    assert text.endswith("no request is sent to the Hub: $HF_HUB_OFFLINE is set")
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     text, fix = refusal(sources, at(hub.address("onnx/model.onnx")), DownloadError)
