@@ -88,6 +88,7 @@ class InputRequest(NamedTuple):
         value: The constant that it is bound to: a number, a truth value, or nested lists of them.
             A number fills the shape.
         range: Minimum and maximum of random inputs.
+        image: How an image becomes this input.
     """
 
     name: str
@@ -95,6 +96,7 @@ class InputRequest(NamedTuple):
     dtype: str | None = None
     value: Json = None
     range: tuple[float, float] | None = None
+    image: Json = None
 
 
 class InputProblem(NamedTuple):

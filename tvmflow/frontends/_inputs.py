@@ -240,7 +240,7 @@ def _yaml_line(value: ModelInput, request: InputRequest) -> str:
     elif request.value is None:
         dims = value.dims if value.dims is not None else (_SIZE,)
         fields["shape"] = f"[{', '.join(_suggest(at, size) for at, size in enumerate(dims))}]"
-    for key in ("dtype", "value", "range"):
+    for key in ("dtype", "value", "range", "image"):
         setting = getattr(request, key)
         if setting is not None:
             is_text = isinstance(setting, str)

@@ -370,6 +370,11 @@ WRONG = [
         "6:48: inputs.data.range: is for random inputs, and the input has a value",
     ),
     wrong(
+        "value and image",
+        ("dtype: float32", "value: 3, image: {}"),
+        "6:48: inputs.data.image: is for images, and the input has a value",
+    ),
+    wrong(
         "a value that is text",
         ("dtype: float32", "value: 16k"),
         "6:38: inputs.data.value: must be a number, or lists of numbers; '16k' is none",
