@@ -22,7 +22,13 @@ from tvmflow.core.errors import EnvironmentProblem
 _MODULES: Final = {"apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi"}
 # Distributions that share one namespace package, which says nothing of them.
 _NAMESPACE_PREFIX: Final = "nvidia-"
-_EXTRAS: Final = {"mxnet": "tvmflow[mxnet]", "nvidia-": "tvmflow[cuda]"}
+_EXTRAS: Final = {
+    "mxnet": "tvmflow[mxnet]",
+    "nvidia-": "tvmflow[cuda]",
+    "onnx-ir": "tvmflow[pytorch]",
+    "onnxscript": "tvmflow[pytorch]",
+    "torch": "tvmflow[pytorch]",
+}
 # Where TVM looks for its shared libraries before its own folder.
 TVM_LIBRARY_VARIABLE: Final = "TVM_LIBRARY_PATH"
 # In a source folder, shared libraries are beside the Python code and not in it.
