@@ -20,6 +20,7 @@ from tvmflow.frontends._file_kinds import is_graph
 from tvmflow.frontends.onnx._inputs import ModelInput
 
 _MODEL: Final = "model"
+_NAMED_TUPLE: Final = "collections.namedtuple"
 _MAX_GRAPH_BYTES: Final = 1 << 30
 # The numbers of `ScalarType`; complex numbers, bfloat16 and float8 are no dtypes of inputs.
 _DTYPES: Final[Mapping[int, str]] = {
@@ -62,14 +63,14 @@ class Archive(NamedTuple):
         outputs: The names of its tensors in order, by `name_outputs`.
         limits: Smallest and largest size of each free dimension, which may be None.
         containers: Types of inputs and outputs that are none of Python's own, such as
-            `transformers.modeling_outputs.BaseModelOutput`.
+            `transformers.modeling_outputs.BaseModelOutput`; of named tuples with their fields.
     """
 
     torch_version: str
     inputs: tuple[ModelInput, ...]
     outputs: tuple[str, ...]
     limits: Mapping[str, tuple[int | None, int | None]]
-    containers: tuple[str, ...]
+    containers: Mapping[str, Sequence[str]]
 
 
 def read_archive(path: Path) -> Archive:
@@ -133,14 +134,14 @@ def _parse(document: Mapping[str, Any]) -> Archive:
     is_tensor = ["as_tensor" in spec["arg"] for spec in specs]
     outputs = [name for name, keep in zip(names, is_tensor, strict=True) if keep]
     specs = [json.loads(whole[kind])[1] for kind in ("in_spec", "out_spec")]
-    containers = {kind for spec in specs for kind in _containers(spec)}
+    containers = {kind: names for spec in specs for kind, names in _containers(spec, fields)}
     limits = document.get("range_constraints") or {}
     return Archive(
         str(document.get("torch_version") or ""),
         inputs,
         _distinct(outputs, [value.name for value in inputs]),
         {name: (_limit(size["min_val"]), _limit(size["max_val"])) for name, size in limits.items()},
-        tuple(sorted(containers)),
+        containers,
     )
 
 
@@ -227,10 +228,8 @@ def _names(spec: Mapping[str, Any], fields: Mapping[str, Any], prefix: str) -> I
 
 def _keys(spec: Mapping[str, Any], fields: Mapping[str, Any]) -> list[str]:
     """Return the keys of the values in a container; none for a tuple and a list."""
-    if str(spec["type"]) == "collections.namedtuple":
-        name = spec["context"]
-        entry = fields.get(name) or fields.get(json.loads(name)) or {}
-        return [str(field) for field in entry.get("fields", ())]
+    if spec["type"] == _NAMED_TUPLE:
+        return [str(name) for name in fields.get(spec["context"], {}).get("field_names", ())]
     context = json.loads(spec["context"])
     # A dataclass has its fields and those that are None, a defaultdict its type and its keys.
     lists = [context, *context] if isinstance(context, list) else []
@@ -248,14 +247,19 @@ def _distinct(names: Sequence[str], inputs: Sequence[str]) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def _containers(spec: Mapping[str, Any]) -> Iterator[str]:
-    """Give the types of a nested value that are none of Python's own."""
+def _containers(
+    spec: Mapping[str, Any], fields: Mapping[str, Any]
+) -> Iterator[tuple[str, Sequence[str]]]:
+    """Give the types in a nested value that are none of Python's own, of named tuples with their fields."""
     kind = spec["type"]
-    if kind is not None:
-        if not str(kind).startswith(("builtins.", "collections.")):
-            yield str(kind)
-        for child in spec["children_spec"]:
-            yield from _containers(child)
+    if kind == _NAMED_TUPLE:
+        count = len(spec["children_spec"])
+        numbered = [f"field_{index}" for index in range(count)]
+        yield str(spec["context"]), _keys(spec, fields) or numbered
+    elif kind is not None and not str(kind).startswith(("builtins.", "collections.")):
+        yield str(kind), ()
+    for child in spec["children_spec"]:
+        yield from _containers(child, fields)
 
 
 # ---------------------------------------------------------------- free dimensions

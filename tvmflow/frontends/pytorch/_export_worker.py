@@ -33,14 +33,15 @@ def _export(request: dict[str, Any]) -> dict[str, str]:
         return {"problem": "load", "reason": str(error)}
     except KeyError as error:
         return {"problem": "tensor", "reason": str(error.args[0])}
-    changed = sorted(program.graph_signature.buffers_to_mutate.values())
-    if changed:
-        return {"problem": "state", "reason": ", ".join(changed)}
     try:
         with torch.no_grad():
             exported = torch.onnx.export(program, dynamo=True, verbose=False, opset_version=_OPSET)
     except Exception as error:
         return {"problem": "export", "reason": _root_cause(error)}
+    # The exporter has replaced operators that write to their inputs; what is left changes the model.
+    changed = exported.exported_program.graph_signature.buffers_to_mutate
+    if changed:
+        return {"problem": "state", "reason": ", ".join(sorted(changed.values()))}
     graph = exported.model.graph
     names = [*request["outputs"], *request["tensors"]]
     if len(graph.inputs) != len(request["inputs"]) or len(graph.outputs) != len(names):

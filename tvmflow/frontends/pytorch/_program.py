@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import warnings
-from collections.abc import Sequence
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvmflow.core.formatting import last_line
@@ -37,12 +39,12 @@ def import_torch() -> Any:
     return torch
 
 
-def open_program(path: str, containers: Sequence[str], tensors: Sequence[str]) -> Any:
+def open_program(path: str, containers: Mapping[str, Sequence[str]], tensors: Sequence[str]) -> Any:
     """Return the `ExportedProgram` in an archive, which returns a flat tuple of tensors.
 
     Args:
         path: The archive, as a path that ends in `.pt2`.
-        containers: Types of its inputs and outputs that may not be importable.
+        containers: See `Archive`; they need not be importable.
         tensors: Names of inner tensors that it returns after its outputs.
 
     Raises:
@@ -50,8 +52,9 @@ def open_program(path: str, containers: Sequence[str], tensors: Sequence[str]) -
         KeyError: when it has no tensor of such a name; the argument is the name.
     """
     torch = import_torch()
-    for name in containers:
-        _register_stand_in(name)
+    for name, fields in containers.items():
+        _register_stand_in(name, fields)
+    _leave_out_example_inputs()
     logged = _LoggedErrors()
     logging.getLogger("torch.export").addHandler(logged)
     try:
@@ -73,25 +76,53 @@ class _LoggedErrors(logging.Handler):
             self.error = record.exc_info[1]
 
 
-def _register_stand_in(name: str) -> None:
-    """Register a container for a type that has not been imported."""
+def _register_stand_in(name: str, fields: Sequence[str]) -> None:
+    """Register a container for a type that has not been imported: a named tuple if it has fields."""
     from torch.utils import _pytree as pytree
 
     if name in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
         return
+    if fields:
+        pytree._register_namedtuple(
+            namedtuple("StandIn", fields, rename=True), serialized_type_name=name
+        )
+        return
 
     class StandIn:
-        def __init__(self, children: list[Any], context: Any) -> None:
-            self.children, self.context = children, context
+        def __init__(self, children: Sequence[Any], context: Any) -> None:
+            self.children, self.context = list(children), context
+
+    def flatten_with_keys(value: StandIn) -> tuple[list[tuple[Any, Any]], Any]:
+        keys = map(pytree.SequenceKey, range(len(value.children)))
+        return list(zip(keys, value.children, strict=True)), value.context
 
     pytree.register_pytree_node(
         StandIn,
         lambda value: (value.children, value.context),
-        lambda children, context: StandIn(list(children), context),
+        StandIn,
+        flatten_with_keys_fn=flatten_with_keys,
         serialized_type_name=name,
         to_dumpable_context=json.dumps,
         from_dumpable_context=json.loads,
     )
+
+
+def _leave_out_example_inputs() -> None:
+    """Let PyTorch load an archive without its example inputs, where these are not tensors alone.
+
+    They are pickled with the classes that they had, and nothing here needs them.
+    """
+    from torch._export.serde import serialize
+
+    load: Callable[[Any], Any] = serialize.deserialize_torch_artifact
+
+    def load_tensors(serialized: Any) -> Any:
+        try:
+            return load(serialized)
+        except pickle.UnpicklingError:
+            return None
+
+    serialize.deserialize_torch_artifact = load_tensors
 
 
 def _return_tensors(program: Any, tensors: Sequence[str]) -> None:
