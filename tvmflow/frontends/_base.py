@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tvmflow.core.schema import ClosedModel
 from tvmflow.core.types import InputFile, Json, TensorSpec
+from tvmflow.store.source_files import SourceFiles
 
 if TYPE_CHECKING:
     import numpy as np
@@ -152,13 +153,19 @@ class Frontend(Protocol):
         """
         ...
 
-    def files(self, source: SourceFields, base: Path, where: Where) -> tuple[InputFile, ...]:
+    def files(
+        self, source: SourceFields, base: Path, where: Where, sources: SourceFiles
+    ) -> tuple[InputFile, ...]:
         """Return the files that the model consists of, without importing a framework.
+
+        A file may be at an address: `_file_source` has the fields that name and pin such files.
 
         Args:
             source: The recipe's `model`, which has all fields of `SOURCE`.
             base: The recipe's folder.
             where: Returns the position of a field below `model`.
+            sources: Resolves every file: what it returns has a digest where it has an address, and
+                a path where it was downloaded before.
         """
         ...
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tvmflow.core.errors import RecipeError
+from tvmflow.core.errors import RecipeError, merge_recipe_errors
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import Plan, TensorSpec
 from tvmflow.frontends import FRONTENDS
@@ -22,7 +22,9 @@ from tvmflow.planning.recipes import LoadedRecipe
 from tvmflow.planning.request import RunRequest, load_request
 from tvmflow.planning.target_resolution import resolve_targets
 from tvmflow.recipe.lock_file import Lock, read_lock
+from tvmflow.store.download_attempt import OnProgress
 from tvmflow.store.local import LocalStore
+from tvmflow.store.source_files import SourceFiles
 
 _log = logging.getLogger(__name__)
 
@@ -45,11 +47,19 @@ class PreparedRun(NamedTuple):
     pipeline: Pipeline | None = None
 
 
-def prepare_run(request: RunRequest, store: LocalStore) -> PreparedRun:
+def prepare_run(
+    request: RunRequest, store: LocalStore, on_download: OnProgress | None = None
+) -> PreparedRun:
     """Plan what a command line requests.
+
+    Args:
+        request: What it requests.
+        store: The store.
+        on_download: Called a few times a second while a file is downloaded for what it says of others.
 
     Raises:
         RecipeError: with all mistakes in all recipes.
+        DownloadError: when the address of a model has to be looked up, and cannot be.
         UsageError: when the request names something that does not exist.
     """
     started_ns = time.time_ns()
@@ -57,18 +67,19 @@ def prepare_run(request: RunRequest, store: LocalStore) -> PreparedRun:
     lock = read_lock(Path(request.lock)) if request.lock else None
     reads = [lock.path] if lock else []
     planned: list[PlannedRecipe] = []
-    problems: list[str] = []
+    errors: list[RecipeError] = []
+    sources = SourceFiles(store, on_download)
     for recipe in loaded:
         try:
-            recipes, recipe_reads = _plan_recipe(recipe, request, store, lock)
+            recipes, recipe_reads = _plan_recipe(recipe, request, store, lock, sources)
         except RecipeError as error:
-            problems += error.problems
+            errors.append(error)
             continue
         planned += recipes
         reads += recipe_reads
-    if problems:
+    if errors:
         # A pipeline that several recipes share has the same mistakes for each of them.
-        raise RecipeError(list(dict.fromkeys(problems)))
+        raise merge_recipe_errors(errors)
     plan = make_plan(planned)
     if lock and not request.updates_lock:
         plan = enforce_lock(lock, plan, PlanState(store), store)
@@ -78,7 +89,11 @@ def prepare_run(request: RunRequest, store: LocalStore) -> PreparedRun:
 
 
 def _plan_recipe(
-    recipe: LoadedRecipe, request: RunRequest, store: LocalStore, lock: Lock | None
+    recipe: LoadedRecipe,
+    request: RunRequest,
+    store: LocalStore,
+    lock: Lock | None,
+    sources: SourceFiles,
 ) -> tuple[list[PlannedRecipe], list[Path]]:
     """Return a recipe, or its variants, with stages, targets and model files, and the files that were read."""
     pipeline = load_pipeline(request.pipeline) if request.pipeline else recipe.pipeline
@@ -86,7 +101,7 @@ def _plan_recipe(
     pipeline_name = request.pipeline or recipe.recipe.pipeline
     reads = [*recipe.read, pipeline.path, *pipeline_candidates(pipeline_name, recipe.path.parent)]
     model, folder = recipe.recipe.model, recipe.path.parent.absolute()
-    files = FRONTENDS[model.kind].files(model, folder, partial(recipe.where, "model"))
+    files = FRONTENDS[model.kind].files(model, folder, partial(recipe.where, "model"), sources)
     # The model itself names the further files that it consists of.
     reads += [Path(file.path) for file in files if file.role == "model" and file.path]
     targets, target_reads = resolve_targets(recipe, request.targets, store, lock)

@@ -186,14 +186,3 @@ def load_lineage(delivered: DeliveredTarget, store: LocalStore) -> Lineage:
         stages.append(FinishedStage(spec, artifact, preimage))
     _log.debug("%d stages are behind %s/%s", len(stages), delivered.recipe, delivered.target)
     return Lineage(delivered.recipe, delivered.target, delivered.files, tuple(stages), store)
-
-
-def remove_secrets(url: str) -> str:
-    """Return a URL without what may be secret in it: name and password, query, fragment.
-
-    >>> remove_secrets("https://me:pw@models.example:8443/net.onnx?token=1")
-    'https://models.example:8443/net.onnx'
-    """
-    parts = urllib.parse.urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=host, query="", fragment="").geturl()

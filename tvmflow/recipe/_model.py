@@ -19,9 +19,14 @@ _Dtype = Annotated[str, one_of(DTYPES, "a dtype"), schema_enum(DTYPES)]
 
 # pydantic lists the fields of the last base first.
 _SOURCES: Final = tuple(frontend.SOURCE for frontend in reversed(FRONTENDS.values()))
-_OWNERS: Final = {
-    field: kind for kind, frontend in FRONTENDS.items() for field in frontend.SOURCE.model_fields
-}
+_FIELDS: Final = dict.fromkeys(
+    field for frontend in FRONTENDS.values() for field in frontend.SOURCE.model_fields
+)
+
+
+def _owners(field: str) -> list[str]:
+    """Return the frontends that have a field; several may share one."""
+    return [kind for kind, entry in FRONTENDS.items() if field in entry.SOURCE.model_fields]
 
 
 class ModelSource(*_SOURCES):  # type: ignore[misc]  # mypy does not follow computed bases
@@ -40,9 +45,9 @@ class ModelSource(*_SOURCES):  # type: ignore[misc]  # mypy does not follow comp
             raise field_error(
                 f"needs exactly one of {names}, found {' and '.join(kinds) or 'none'}"
             )
-        for field, kind in _OWNERS.items():
-            if kind != kinds[0] and getattr(self, field) is not None:
-                raise field_error(f"is only allowed with {kind}", field)
+        for field in _FIELDS:
+            if getattr(self, field) is not None and kinds[0] not in _owners(field):
+                raise field_error(f"is only allowed with {' or '.join(_owners(field))}", field)
         return self
 
 

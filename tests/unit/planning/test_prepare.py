@@ -11,6 +11,7 @@ import pytest
 from onnx import ModelProto, NodeProto, helper
 
 from tests.support.onnx_models import classifier, model, value
+from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import RecipeError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.planned_recipe import PlannedRecipe
@@ -40,7 +41,9 @@ def problems(text: str, made: ModelProto | None = None, variant: str = "") -> li
     Path("r.yaml").write_text(text)
     loaded = load_recipe(Path("r.yaml"))
     source = loaded.recipe.model
-    files = FRONTENDS[source.kind].files(source, Path(), partial(loaded.where, "model"))
+    files = FRONTENDS[source.kind].files(
+        source, Path(), partial(loaded.where, "model"), empty_source_files()
+    )
     return list(_list_input_problems(PlannedRecipe(loaded, (), (), files, variant)))
 
 

@@ -164,11 +164,10 @@ def test_the_tvm_target_is_a_copy() -> None:
 
 
 def test_urls_and_digests() -> None:
-    """URLs are recognized; the case of a digest does not matter."""
+    """The case of a digest does not matter."""
     url = f"https://example.org/m.onnx\n  sha256: {'AB' * 32}"
     loaded = load(edited(("m.onnx", url))).model
-    assert (loaded.kind, loaded.is_url, loaded.sha256) == ("onnx", True, "ab" * 32)
-    assert not load(RECIPE).model.is_url
+    assert (loaded.kind, loaded.sha256) == ("onnx", "ab" * 32)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +329,7 @@ def test_unknown_pipelines(name: str) -> None:
 def test_names_in_recipes_are_those_of_the_registries() -> None:
     """Outputs, stages and frontends each have one list of names."""
     assert set(recipe.OUTPUT_NAMES) == set(exporters.EXPORTERS)
-    assert set(frontends.FRONTENDS) == set(ModelSource.model_fields) - {"sha256"}
+    assert set(frontends.FRONTENDS) == set(ModelSource.model_fields) - {"sha256", "files"}
     assert {name: entry.KIND for name, entry in frontends.FRONTENDS.items()} == {
         name: name for name in frontends.FRONTENDS
     }

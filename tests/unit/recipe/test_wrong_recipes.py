@@ -257,14 +257,57 @@ WRONG = [
         "5:11: model.sha256: must be 64 hexadecimal digits, not the string 'gggggggggggggggggggggggggggggggggggggggggggggggggggggggggggggggg'",
     ),
     wrong(
-        "URL without sha256",
-        ("m.onnx", "https://example.org/m.onnx"),
-        "4:9: model.onnx: a URL needs sha256, so that the model cannot change",
+        "credentials in a URL",
+        ("m.onnx", "https://ann:hunter2@models.example.org/m.onnx\n  sha256: " + "a" * 64),
+        "4:9: model.onnx: credentials do not belong in a URL, which is shown and shared: write it without them, and set "
+        "$TVMFLOW_TOKEN_MODELS_EXAMPLE_ORG or use ~/.netrc",
+    ),
+    wrong(
+        "credentials in the URL of a bucket",
+        ("m.onnx", "s3://ann:hunter2@models/m.onnx\n  sha256: " + "a" * 64),
+        "4:9: model.onnx: credentials do not belong in a URL, which is shown and shared: write it without them, and use "
+        "the environment variables of the service",
+    ),
+    wrong(
+        "password with a slash in a URL",
+        ("m.onnx", "https://ann:hunter/2@example.org/m.onnx\n  sha256: " + "a" * 64),
+        "4:9: model.onnx: this is not a valid URL",
+    ),
+    wrong(
+        "bucket without a file",
+        ("m.onnx", "gs://models"),
+        "4:9: model.onnx: write it as gs://BUCKET/PATH/TO/FILE",
+    ),
+    wrong(
+        "no file on the Hub",
+        ("m.onnx", "hf://org/net@" + "a" * 40),
+        "4:9: model.onnx: this names no file on the Hub: write it as hf://ORGANIZATION/NAME/FILE@COMMIT",
+    ),
+    wrong(
+        "file outside of a repository on the Hub",
+        ("m.onnx", "hf://org/net/../other/m.onnx@" + "a" * 40),
+        "4:9: model.onnx: this names no file on the Hub: write it as hf://ORGANIZATION/NAME/FILE@COMMIT",
+    ),
+    wrong(
+        "data set of the Hub",
+        ("m.onnx", "hf://datasets/org/net/m.onnx"),
+        "4:9: model.onnx: only models are read from the Hub: write it as hf://ORGANIZATION/NAME/FILE@COMMIT",
+    ),
+    wrong(
+        "digest of a further file too short",
+        ("m.onnx", "m.onnx\n  files: {m.data: abc}"),
+        "5:19: model.files.m.data: must be 64 hexadecimal digits, not the string 'abc'",
+    ),
+    wrong(
+        "address of a checkpoint with an unknown scheme",
+        ("onnx: m.onnx", "mxnet: {prefix: 'http5://h/net', epoch: 3}"),
+        "4:19: model.mxnet.prefix: 'http5' is not a supported URL scheme; did you mean 'http'? (valid: hf, https, http, "
+        "file, s3, gs, az)",
     ),
     wrong(
         "URL that cannot be downloaded",
         ("m.onnx", "ftp://example.org/m.onnx\n  sha256: " + "a" * 64),
-        "4:9: model.onnx: 'ftp' is not a supported URL scheme (valid: http, https, file)",
+        "4:9: model.onnx: 'ftp' is not a supported URL scheme (valid: hf, https, http, file, s3, gs, az)",
     ),
     wrong(
         "dimension 0",

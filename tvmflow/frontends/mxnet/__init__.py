@@ -9,15 +9,27 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
-from tvmflow.core.errors import EnvironmentProblem, ImportFailed, RecipeError
+from tvmflow.core.errors import (
+    EnvironmentProblem,
+    ImportFailed,
+    RecipeError,
+    merge_recipe_errors,
+)
 from tvmflow.core.python_process import code_command
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
 from tvmflow.frontends._import_errors import importing
-from tvmflow.frontends.mxnet._source import PARAMS, SYMBOL, MxnetSource, checkpoint_paths
+from tvmflow.frontends.mxnet._source import (
+    PARAMS,
+    SYMBOL,
+    MxnetSource,
+    checkpoint_file,
+    checkpoint_files,
+)
 from tvmflow.frontends.mxnet._source import find_input_problems as find_input_problems
 from tvmflow.frontends.mxnet._source import find_missing_files as find_missing_files
 from tvmflow.frontends.mxnet._symbol import read_symbol
+from tvmflow.store.source_files import SourceFiles
 
 NAME: Final = "MXNet"
 KIND: Final = "mxnet"
@@ -37,27 +49,46 @@ _PRINT_VERSION: Final = f"from {_WORKER} import import_mxnet; print(import_mxnet
 _VERSION_TIMEOUT_S: Final = 60.0
 
 
-def files(source: SourceFields, base: Path, where: Where) -> tuple[InputFile, ...]:
+def files(
+    source: SourceFields, base: Path, where: Where, sources: SourceFiles
+) -> tuple[InputFile, ...]:
     """Return the symbol file and the parameter file of the checkpoint.
 
     Raises:
-        RecipeError: when the former is not a symbol.
+        RecipeError: when the former is not a symbol, or one at an address is not pinned.
+        DownloadError: when something has to be looked up, and cannot be.
     """
     assert isinstance(source, MxnetSource)
     assert source.mxnet is not None
-    symbol, params = checkpoint_paths(source.mxnet.prefix, source.mxnet.epoch, base)
-    position = where("mxnet", "prefix")
+    found: list[InputFile] = []
+    errors: list[RecipeError] = []
+    names = checkpoint_files(source.mxnet, base)
+    for role, field, name in zip((SYMBOL, PARAMS), ("prefix", "epoch"), names, strict=True):
+        file = checkpoint_file(role, name, source, where("mxnet", field), where)
+        try:
+            found.append(sources.resolve(file))
+        except RecipeError as error:
+            errors.append(error)
+    if errors:
+        raise merge_recipe_errors(errors)
+    _check_symbol(found[0])
+    return tuple(found)
+
+
+def _check_symbol(file: InputFile) -> None:
+    """Check that a file is a symbol, unless it has yet to be downloaded.
+
+    Raises:
+        RecipeError: when it is not.
+    """
+    start = f"{file.where}: model.mxnet.prefix"
     try:
-        read_symbol(symbol)
+        if file.path:
+            read_symbol(Path(file.path))
     except ImportFailed as error:
-        raise RecipeError(f"{position}: model.mxnet.prefix: {error.message}") from None
+        raise RecipeError(f"{start}: {error.message}") from None
     except OSError as error:
-        text = f"{position}: model.mxnet.prefix: {symbol}: {error.strerror}"
-        raise RecipeError(text) from None
-    return (
-        InputFile(SYMBOL, str(symbol), position),
-        InputFile(PARAMS, str(params), where("mxnet", "epoch")),
-    )
+        raise RecipeError(f"{start}: {file.path}: {error.strerror}") from None
 
 
 def load(

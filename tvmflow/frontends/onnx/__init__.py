@@ -13,6 +13,7 @@ from tvmflow.frontends._import_errors import importing
 from tvmflow.frontends.onnx._source import OnnxSource, list_files
 from tvmflow.frontends.onnx._source import find_input_problems as find_input_problems
 from tvmflow.frontends.onnx._source import find_missing_files as find_missing_files
+from tvmflow.store.source_files import SourceFiles
 
 NAME: Final = "ONNX"
 KIND: Final = "onnx"
@@ -29,14 +30,17 @@ REFERENCE: Final = ReferenceTraits(
 _WORKER: Final = "tvmflow.frontends.onnx._reference_worker"
 
 
-def files(source: SourceFields, base: Path, where: Where) -> tuple[InputFile, ...]:
+def files(
+    source: SourceFields, base: Path, where: Where, sources: SourceFiles
+) -> tuple[InputFile, ...]:
     """Return the ONNX file and its external data files.
 
     Raises:
         RecipeError: when the file is not an ONNX model, or external data is missing.
+        DownloadError: when something has to be looked up, and cannot be.
     """
     assert isinstance(source, OnnxSource)
-    return list_files(source, base, where)
+    return list_files(source, base, where, sources)
 
 
 def load(

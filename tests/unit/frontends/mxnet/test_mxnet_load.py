@@ -16,6 +16,7 @@ from tests.support.mxnet_runs import (
     specs,
     write_checkpoint,
 )
+from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import mxnet as frontend
@@ -357,7 +358,7 @@ def where(*path: str) -> str:
 
 def test_the_files_of_a_checkpoint() -> None:
     """Prefix and epoch name two files, from the recipe's folder."""
-    actual = frontend.files(source("models/digits", 10), DIGITS.parent, where)
+    actual = frontend.files(source("models/digits", 10), DIGITS.parent, where, empty_source_files())
     assert {file.role: Path(file.path).name for file in actual} == {
         "symbol": "digits-symbol.json",
         "params": "digits-0010.params",

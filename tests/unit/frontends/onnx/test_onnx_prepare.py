@@ -10,6 +10,7 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from tests.support.onnx_models import agree, classifier, draw, load, model, save, specs, value
+from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.frontends import onnx as frontend
 from tvmflow.frontends.onnx._graph import opset_of
@@ -155,7 +156,9 @@ def test_external_data_is_read_by_role(tmp_path: Path) -> None:
         location="weights.bin",
         size_threshold=0,
     )
-    actual = frontend.files(ModelSource(onnx="in/big.onnx"), tmp_path, lambda *_: "r.yaml:1:1")
+    actual = frontend.files(
+        ModelSource(onnx="in/big.onnx"), tmp_path, lambda *_: "r.yaml:1:1", empty_source_files()
+    )
     assert [file.role for file in actual] == ["model", "external/weights.bin"]
     moved = tmp_path / "moved"
     Path(actual[1].path).rename(moved)
@@ -163,7 +166,9 @@ def test_external_data_is_read_by_role(tmp_path: Path) -> None:
     expected = {t.name: numpy_helper.to_array(t) for t in classifier().graph.initializer}
     np.testing.assert_array_equal(loaded.params["w"], expected["w"])
     with pytest.raises(RecipeError, match=r"has weights in 'weights\.bin', which does not exist"):
-        frontend.files(ModelSource(onnx="in/big.onnx"), tmp_path, lambda *_: "r.yaml:1:1")
+        frontend.files(
+            ModelSource(onnx="in/big.onnx"), tmp_path, lambda *_: "r.yaml:1:1", empty_source_files()
+        )
 
 
 @pytest.mark.parametrize("location", ["../outside.bin", "/etc/passwd"])
@@ -176,7 +181,9 @@ def test_external_data_outside_the_folder_is_rejected(tmp_path: Path, location: 
     tensor.external_data.add(key="location", value=location)
     (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
     with pytest.raises(RecipeError, match="refers to data outside its folder"):
-        frontend.files(ModelSource(onnx="m.onnx"), tmp_path, lambda *_: "r.yaml:1:1")
+        frontend.files(
+            ModelSource(onnx="m.onnx"), tmp_path, lambda *_: "r.yaml:1:1", empty_source_files()
+        )
 
 
 # ---------------------------------------------------------------- inputs of the recipe
