@@ -201,6 +201,11 @@ def _find_spec(module: str) -> ModuleSpec | None:
         return None
 
 
+def is_extra(distribution: str) -> bool:
+    """Return whether tvmflow is installed without a distribution, unless one of its extras is requested."""
+    return any(distribution.startswith(prefix) for prefix in _EXTRAS)
+
+
 def _install(distribution: str) -> str:
     extras = (extra for prefix, extra in _EXTRAS.items() if distribution.startswith(prefix))
     return f"pip install '{next(extras, distribution)}'"

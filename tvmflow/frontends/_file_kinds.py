@@ -50,7 +50,10 @@ _PICKLE: Final = FileKind(
 )
 _TORCHSCRIPT: Final = FileKind(
     "is TorchScript, which has no graph of torch.export",
-    _FIX.replace("load the model in Python as it was saved", "take the Python model that was traced or scripted"),
+    _FIX.replace(
+        "load the model in Python as it was saved",
+        "take the Python model that was traced or scripted",
+    ),
 )
 _WEIGHTS: Final = FileKind(
     "has weights without a network (safetensors)",
@@ -58,7 +61,9 @@ _WEIGHTS: Final = FileKind(
 )
 _COMPILED: Final = FileKind(
     "is a package of AOTInductor: compiled code for one machine, without the graph",
-    _FIX.replace("load the model in Python as it was saved", "take the Python model that was compiled"),
+    _FIX.replace(
+        "load the model in Python as it was saved", "take the Python model that was compiled"
+    ),
 )
 _DAMAGED: Final = FileKind(
     "is a damaged archive: its list of files, at the end, is missing or wrong",

@@ -15,6 +15,7 @@ from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, Sou
 from tvmflow.frontends.pytorch._source import MODEL, PytorchSource, list_files
 from tvmflow.frontends.pytorch._source import find_input_problems as find_input_problems
 from tvmflow.frontends.pytorch._source import find_missing_files as find_missing_files
+from tvmflow.store.source_files import SourceFiles
 
 NAME: Final = "PyTorch"
 KIND: Final = "pytorch"
@@ -33,14 +34,17 @@ REFERENCE: Final = ReferenceTraits(
 _WORKER: Final = "tvmflow.frontends.pytorch._reference_worker"
 
 
-def files(source: SourceFields, base: Path, where: Where) -> tuple[InputFile, ...]:
+def files(
+    source: SourceFields, base: Path, where: Where, sources: SourceFiles
+) -> tuple[InputFile, ...]:
     """Return the archive.
 
     Raises:
         RecipeError: when the file is something else, or holds what cannot be imported.
+        DownloadError: when something has to be looked up, and cannot be.
     """
     assert isinstance(source, PytorchSource)
-    return list_files(source, base, where)
+    return list_files(source, base, where, sources)
 
 
 def load(

@@ -114,7 +114,7 @@ def _read_graph(path: Path) -> Any:
                 raise NotAnArchive(f"its graph has {entry.file_size:,} bytes")
             return json.loads(archive.read(entry))
     except zipfile.BadZipFile as error:
-        raise NotAnArchive(f"it is damaged: {excerpt(str(error))}") from error
+        raise NotAnArchive("it is no zip file, as archives of torch.export are") from error
     except (ValueError, NotImplementedError, RuntimeError) as error:
         if isinstance(error, NotAnArchive):
             raise

@@ -1,4 +1,4 @@
-"""The field of a recipe that names a `torch.export` archive, and what its archive tells of the inputs."""
+"""The fields of a recipe that name a `torch.export` archive, and what its archive tells of the inputs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from tvmflow.core.errors import RecipeError
 from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.types import InputFile, Json, TensorSpec
-from tvmflow.frontends._base import InputProblem, MissingFile, SourceFields, Where
+from tvmflow.frontends._base import InputProblem, MissingFile, Where
 from tvmflow.frontends._file_kinds import PT2, recognize
+from tvmflow.frontends._file_source import NamedFile, OneFile, named_file, shown
 from tvmflow.frontends.onnx._inputs import find_input_problems as compare_inputs
 from tvmflow.frontends.pytorch._archive import (
     Archive,
@@ -21,49 +22,56 @@ from tvmflow.frontends.pytorch._archive import (
     find_size_problem,
     read_archive,
 )
+from tvmflow.store.addresses import is_address
+from tvmflow.store.source_files import SourceFiles
 
 MODEL: Final = "model"
 """The role of the archive."""
 
 
-class PytorchSource(SourceFields):
-    """The field of a PyTorch model."""
+class PytorchSource(OneFile):
+    """The fields of a PyTorch model."""
 
-    pytorch: str | None = Field(
+    pytorch: NamedFile | None = Field(
         default=None,
-        min_length=1,
         examples=["models/resnet18.pt2"],
-        description="An archive of `torch.export.save` (`.pt2`): a path from the recipe's folder.",
+        description="An archive of `torch.export.save` (`.pt2`): a path from the recipe's folder, or an address: see "
+        "[sources.md](sources.md).",
     )
 
 
 def find_missing_files(model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
-    """Give the archive when it does not exist."""
+    """Give the archive when it is a path that does not exist."""
     path = model.get("pytorch")
-    if isinstance(path, str) and path and not is_file(base / path):
+    if isinstance(path, str) and path and not is_address(path) and not is_file(base / path):
         yield MissingFile(("pytorch",), missing_file_text(base / path))
 
 
-def list_files(source: PytorchSource, base: Path, where: Where) -> tuple[InputFile, ...]:
+def list_files(
+    source: PytorchSource, base: Path, where: Where, sources: SourceFiles
+) -> tuple[InputFile, ...]:
     """Return the archive.
 
     Raises:
         RecipeError: when the file is something else, or holds what cannot be imported.
+        DownloadError: when something has to be looked up, and cannot be.
     """
-    assert source.pytorch is not None
-    path, position = base / source.pytorch, where("pytorch")
+    if source.files is not None:
+        text = "model.files: a PyTorch archive is one file; its digest is `sha256`"
+        raise RecipeError(f"{where('files')}: {text}")
+    file = sources.resolve(named_file(MODEL, "pytorch", source, base, where))
+    start = f"{file.where}: model.pytorch"
     try:
-        kind = recognize(path)
-        if kind not in (PT2, None):
-            text = f"{position}: model.pytorch: {path} {kind.text}"
-            raise RecipeError(text, fix=kind.fix)
-        read_archive(path)
+        if file.path:
+            kind = recognize(Path(file.path))
+            if kind not in (PT2, None):
+                raise RecipeError(f"{start}: {shown(file)} {kind.text}", fix=kind.fix)
+            read_archive(Path(file.path))
     except NotAnArchive as error:
-        text = f"{position}: model.pytorch: {path} cannot be imported: {error}"
-        raise RecipeError(text) from None
+        raise RecipeError(f"{start}: {shown(file)} cannot be imported: {error}") from None
     except OSError as error:
-        raise RecipeError(f"{position}: model.pytorch: {path}: {error.strerror}") from None
-    return (InputFile(MODEL, str(path), position),)
+        raise RecipeError(f"{start}: {file.path}: {error.strerror}") from None
+    return (file,)
 
 
 def find_input_problems(
