@@ -35,7 +35,7 @@ class State(NamedTuple):
         words: The command line.
         ready: A pattern in its output, after which it is in this state soon.
         prepare: Makes it get there, and stay.
-        delay_s: How long after `ready` the signal is sent.
+        delay_s: How long after `ready`, and after it handles signals, the signal is sent.
     """
 
     words: tuple[str, ...]
@@ -172,7 +172,7 @@ STATES = {
     **{
         f"{words[0]} after {delay_s:.2f} s": State(words, "", delay_s=delay_s)
         for words in (RUN, ("plan", "tiny.yaml"))
-        for delay_s in (0.2, 0.3, 0.45, 0.6)
+        for delay_s in (0.02, 0.1, 0.25, 0.5)
     },
 }
 CHEAP = (("device lock", TERM), ("download that drips", INT), ("loading TVM", TERM))
@@ -190,6 +190,7 @@ def interrupt(
             words.append("--json")
         running = RunningCommand(project.command(*words), project.folder, project.environment)
         try:
+            running.wait_for_handlers()
             running.wait_for(state.ready)
             time.sleep(state.delay_s)
             return running.end(number, to_group=to_group, times=times)
@@ -245,11 +246,11 @@ def test_every_state_ends_at_every_signal(project: Project, tmp_path: Path, coun
     failures: list[str] = []
     for name, state in STATES.items():
         for delivery, (number, to_group, times) in deliveries.items():
-            folder = tmp_path / f"{len(durations_s)}"
-            folder.mkdir()
-            ended = interrupt(Project(folder), state, number, to_group=to_group, times=times)
-            durations_s[f"{name}: {delivery}"] = ended.seconds
+            folder = tmp_path / f"{len(durations_s) + len(failures)}"
+            folder.mkdir(exist_ok=True)
             try:
+                ended = interrupt(Project(folder), state, number, to_group=to_group, times=times)
+                durations_s[f"{name}: {delivery}"] = ended.seconds
                 check(ended, number)
             except AssertionError as failure:
                 failures.append(f"{name}: {delivery}: {failure}")

@@ -17,6 +17,7 @@ import numpy as np
 from tests.support.recipes import ROOT
 from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters._base import BuiltModel
+from tvmflow.exporters.c_library import write_library
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import read_bundle
 from tvmflow.stages import STAGES, export
@@ -121,10 +122,7 @@ def link_c_library(
     if is_without_weights:
         head = write_weights(compiled.pop(c_library.CONSTANTS), place / "digits.weights")
         model = model._replace(weights_head=head)
-    shared = place / files.shared if files.shared else None
-    c_library.link(model, compiled, shared, place / files.static, place / files.header)
-    if files.loader:
-        (place / files.loader).write_text(c_library.write_loader(model))
+    write_library(model, compiled, files, place, place)
     return place
 
 

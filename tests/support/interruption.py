@@ -70,6 +70,16 @@ class RunningCommand:
             assert time.monotonic() < deadline, self.output("out") + self.output("err")
             time.sleep(0.02)
 
+    def wait_for_handlers(self, limit_s: float = 30.0) -> None:
+        """Wait until the command handles SIGTERM: Python's start is not its own, and may drop a signal."""
+        deadline = time.monotonic() + limit_s
+        handled = 0
+        while not handled & 1 << (signal.SIGTERM - 1):
+            assert time.monotonic() < deadline, self.output("err")
+            status = Path(f"/proc/{self.process.pid}/status").read_text()
+            handled = int(status.partition("SigCgt:")[2].split()[0], 16)
+            time.sleep(0.005)
+
     def end(self, number: int, *, to_group: bool = False, times: int = 1) -> Ended:
         """Send a signal, and wait until the command and all that it has started have ended."""
         started = time.monotonic()
@@ -80,11 +90,22 @@ class RunningCommand:
             time.sleep(0.05 if times > 1 else 0)
         try:
             code = self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not obeyed: {self._describe_threads()}") from None
         finally:
             seconds = time.monotonic() - started
             survivors = self._survivors()
             self.kill()
         return Ended(code, seconds, self.output("out"), self.output("err"), survivors)
+
+    def _describe_threads(self) -> dict[str, str]:
+        """Return the state of each thread, and the function of the kernel that it waits in."""
+        states = {}
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+                states[task.name] = f"{state} {(task / 'wchan').read_text()}"
+        return states
 
     def _survivors(self, limit_s: float = 5.0) -> list[str]:
         """Return the command lines of processes that are still there a while later."""

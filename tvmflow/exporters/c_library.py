@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from tvmflow.compiler import form_names
 from tvmflow.exporters._base import BuiltModel, ExportRequest, cpu_only_reason
 from tvmflow.targets import c_library
+from tvmflow.targets.c_library import DescribedModel, LibraryFiles
 
 FORM: Final = form_names.C_LIBRARY
 SOURCES: Final = c_library.SOURCES
@@ -20,7 +22,7 @@ def unsupported_reason(request: ExportRequest) -> str:
 
 def files(request: ExportRequest) -> tuple[str, ...]:
     """Return the header and the libraries, in a folder `<name>-c-library`."""
-    names = c_library.LibraryFiles.of(request.name, request.triple)
+    names = LibraryFiles.of(request.name, request.triple)
     return tuple(f"{_folder_name(request)}/{file}" for file in names if file)
 
 
@@ -32,14 +34,36 @@ def export(built: BuiltModel, folder: Path) -> None:
     """Compile the C code, and write the libraries and the header."""
     place = folder / _folder_name(built.request)
     place.mkdir(exist_ok=True)
-    names = c_library.LibraryFiles.of(built.name, built.request.triple)
+    names = LibraryFiles.of(built.name, built.request.triple)
+    write_library(built.c_model, built.forms[FORM], names, place, place)
+
+
+def write_library(
+    model: DescribedModel,
+    compiled: Mapping[str, Path],
+    names: LibraryFiles,
+    folder: Path,
+    headers: Path,
+) -> None:
+    """Write those files of a C library that have a name.
+
+    Args:
+        model: The model.
+        compiled: What `build` compiled for it, by file name.
+        names: The names.
+        folder: The folder of the libraries.
+        headers: The folder of the header.
+
+    Raises:
+        StageError: when compiler or linker fails; the message holds its error.
+    """
     c_library.link(
-        built.c_model,
-        built.forms[FORM],
-        place / names.shared if names.shared else None,
-        place / names.static,
-        place / names.header,
-        place / names.import_library if names.import_library else None,
+        model,
+        compiled,
+        folder / names.shared if names.shared else None,
+        folder / names.static,
+        headers / names.header,
+        folder / names.import_library if names.import_library else None,
     )
     if names.loader:
-        (place / names.loader).write_text(c_library.write_loader(built.c_model))
+        (folder / names.loader).write_text(c_library.write_loader(model))

@@ -39,11 +39,5 @@ def export(built: BuiltModel, folder: Path) -> None:
     place.mkdir(exist_ok=True)
     names, compiled = _libraries(built.request), dict(built.forms[FORM])
     head = write_weights(compiled.pop(c_library.CONSTANTS), place / f"{built.name}.weights")
-    c_library.link(
-        built.c_model._replace(weights_head=head),
-        compiled,
-        place / names.shared if names.shared else None,
-        place / names.static,
-        place / names.header,
-        place / names.import_library if names.import_library else None,
-    )
+    model = built.c_model._replace(weights_head=head)
+    c_library_exporter.write_library(model, compiled, names, place, place)

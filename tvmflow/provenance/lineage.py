@@ -14,6 +14,7 @@ from tvmflow.core.types import Artifact, Json, Need, StageSpec
 from tvmflow.planning.enforce_lock import locked_settings
 from tvmflow.provenance.delivered import DeliveredTarget
 from tvmflow.stages import STAGES, import_model, verify
+from tvmflow.store.addresses import without_secrets
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
 
@@ -87,7 +88,7 @@ class FinishedStage(NamedTuple):
         for file in self.spec.files:
             if file.keyed:
                 digest = self.preimage["inputs"][file.role]
-                yield Source(file.role, digest, remove_secrets(file.url))
+                yield Source(file.role, digest, without_secrets(file.url))
         for need in self.spec.needs:
             if STAGES[need.maker].TRAITS.run.searches:
                 yield from (Source(role, digest, "") for role, digest in self._inputs_of(need))

@@ -7,30 +7,26 @@ verified under emulation.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from tvmflow.core.files import digest_files
-from tvmflow.core.types import RunTraits
 from tvmflow.exporters import c_library
 from tvmflow.recipe import Recipe
+from tvmflow.stages import emulation_libc
 from tvmflow.stages._base import Facts, StageContext, StageSettings, StageTraits, no_files, no_lines
-from tvmflow.stages._verify_settings import QEMU
 from tvmflow.targets.c_library import DescribedModel
 from tvmflow.targets.emulation_build import SOURCES, build_program
 from tvmflow.targets.resolve import ResolvedTarget
 
 PROGRAM: Final = "program"
 
-TRAITS: Final = StageTraits(
+# It is planned, run and reported as the C library that it holds.
+TRAITS: Final[StageTraits] = replace(
+    emulation_libc.TRAITS,
     version=4,
-    scope="machine",
     needs={"import": ("signature.json",), "build": (), "emulation_libc": ()},
-    tools=("ziglang",),
-    timeout_s=3600.0,
-    added_with="verify",
-    is_needed=lambda recipe: recipe.verify.run_on == QEMU,
-    run=RunTraits(is_locked=False),
 )
 deliveries = no_files
 describe = explain = no_lines
@@ -51,12 +47,9 @@ class EmulationProgramSettings(StageSettings):
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> EmulationProgramSettings:
     """Return what the program depends on, besides the compiled code."""
-    from tvmflow.targets.emulation import require_emulated_arch
-
-    triple = str(target.tvm.get("mtriple", ""))
     return EmulationProgramSettings(
         name=recipe.name,
-        compiled=require_emulated_arch(triple).zig_target,
+        compiled=emulation_libc.settings(recipe, target).compiled,
         features=target.features,
         sources=digest_files(SOURCES),
     )

@@ -39,7 +39,7 @@ class HubFile(NamedTuple):
 
     @property
     def is_pinned(self) -> bool:
-        """Whether the revision is a full commit hash, which always names the same content."""
+        """True for a full commit hash, which always names the same content."""
         return bool(_COMMIT.fullmatch(self.revision))
 
     @property

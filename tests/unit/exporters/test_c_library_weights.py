@@ -20,6 +20,7 @@ from tests.support.exports import Array, Exported
 from tests.unit.exporters.test_c_library import EMPTY
 from tests.unit.exporters.test_c_library_systems import WINE, share_of_right, write_images
 from tvmflow.exporters import EXPORTERS
+from tvmflow.exporters.c_library import write_library
 from tvmflow.runtime.c_library import Options
 from tvmflow.stages import export
 from tvmflow.targets import c_library
@@ -241,11 +242,10 @@ def test_every_system_has_the_same_weights(tmp_path: Path, triple: str) -> None:
     names = {Path(name).name for name in exporter.files(request)}
     assert names == {"net.h", "net.weights", *SYSTEMS[triple]}
     files = c_library.LibraryFiles.of("net", triple)
-    shared = tmp_path / files.shared if files.shared in names else None
-    imports = tmp_path / files.import_library if files.import_library else None
+    files = c_library.LibraryFiles(*(file if file in names else "" for file in files))
     compiled = {c_library.PROGRAM: tmp_path / c_library.PROGRAM}
     header = tmp_path / files.header
-    c_library.link(model, compiled, shared, tmp_path / files.static, header, imports)
+    write_library(model, compiled, files, tmp_path, tmp_path)
     assert SYSTEMS[triple] <= {path.name for path in tmp_path.iterdir()}
     is_mapped = not triple.startswith(("wasm", "thumb"))
     assert ("weights_file;" in header.read_text()) == is_mapped

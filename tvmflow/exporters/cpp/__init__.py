@@ -60,7 +60,8 @@ def files(request: ExportRequest) -> tuple[str, ...]:
     if not request.parts:
         names = LibraryFiles.of(name, request.triple)
         headers.append(f"include/{names.header}")
-        libraries += [f"lib/{library}" for library in names[1:4] if library]
+        files_of_library = (names.static, names.shared, names.import_library)
+        libraries += [f"lib/{file}" for file in files_of_library if file]
     project = (*_TEMPLATES, _COPIED, *headers, *libraries, *cmake)
     return tuple(f"{name}-cpp/{file}" for file in project)
 
@@ -72,8 +73,9 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     for name in files(request):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
     if isinstance(built, BuiltModel):
-        model = built.c_model
-        _link(built, project)
+        model, names = built.c_model, LibraryFiles.of(built.name, request.triple)
+        folders = (project / "lib", project / "include")
+        c_library_exporter.write_library(model, built.forms[FORM], names, *folders)
         libraries = [Library(model)]
     else:
         model = DescribedModel(built.name, built.signature, (), request.triple)
@@ -86,21 +88,6 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     for kind, name in _CMAKE.items():
         path = project / f"lib/cmake/{model.name}/{model.name}-{kind}.cmake"
         _write(path, render_template(name, values))
-
-
-def _link(built: BuiltModel, project: Path) -> None:
-    """Write the libraries of a model in one piece, and their header."""
-    names = LibraryFiles.of(built.name, built.request.triple)
-    header = project / "include" / names.header
-    static, shared, import_library = (project / "lib" / name for name in names[1:4])
-    c_library.link(
-        built.c_model,
-        built.forms[FORM],
-        shared,
-        static,
-        header,
-        import_library if names.import_library else None,
-    )
 
 
 def _write_parts(built: PartitionedModel, project: Path) -> Iterator[Library]:

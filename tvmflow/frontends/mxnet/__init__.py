@@ -60,19 +60,19 @@ def files(
     """
     assert isinstance(source, MxnetSource)
     assert source.mxnet is not None
-    found: list[InputFile] = []
+    resolved: list[InputFile] = []
     errors: list[RecipeError] = []
     names = checkpoint_files(source.mxnet, base)
     for role, field, name in zip((SYMBOL, PARAMS), ("prefix", "epoch"), names, strict=True):
         file = checkpoint_file(role, name, source, where("mxnet", field), where)
         try:
-            found.append(sources.resolve(file))
+            resolved.append(sources.resolve(file))
         except RecipeError as error:
             errors.append(error)
     if errors:
         raise merge_recipe_errors(errors)
-    _check_symbol(found[0])
-    return tuple(found)
+    _check_symbol(resolved[0])
+    return tuple(resolved)
 
 
 def _check_symbol(file: InputFile) -> None:

@@ -67,8 +67,8 @@ def list_files(
     else:
         names = _read_external_names(model, position)
         _check_pinned_names(source, names, where)
-    found = (_external_file(name, model, source, where) for name in names)
-    return (model, *map(sources.resolve, found))
+    external = (_external_file(name, model, source, where) for name in names)
+    return (model, *map(sources.resolve, external))
 
 
 def _read_external_names(model: InputFile, position: str) -> tuple[str, ...]:
