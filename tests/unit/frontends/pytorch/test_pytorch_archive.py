@@ -78,7 +78,10 @@ BERT = "transformers.modeling_outputs.BaseModelOutput"
         (container("mine.Pair", [["left", "right"], ["none"]], LEAF, LEAF), ("left", "right")),
         (container("collections.namedtuple", "mine.Point", LEAF, LEAF), ("px", "py")),
         (container("builtins.dict", ["x"], LEAF), ("output_x",)),
-        (container("builtins.dict", ["a_0", "a"], LEAF, PAIR), ("output_0", "output_1", "output_2")),
+        (
+            container("builtins.dict", ["a_0", "a"], LEAF, PAIR),
+            ("output_0", "output_1", "output_2"),
+        ),
     ],
 )
 def test_outputs_are_named_by_the_keys_of_the_model(
@@ -124,7 +127,7 @@ def test_types_of_other_packages_are_listed() -> None:
             "{image: {shape: [4, 3, 9]}, ids: {shape: [4, 7]}}",
             [
                 "r.yaml:4:25: inputs.image.shape: input 'image' has shape ['s0', 3, 8], which [4, 3, 9] does not fit",
-                "r.yaml:4:49: inputs.ids.dtype: input 'ids' has dtype int64, not float32",
+                "r.yaml:4:42: inputs.ids.dtype: input 'ids' has dtype int64, not float32",
             ],
         ),
         (
@@ -275,7 +278,7 @@ def test_files_that_are_no_archives() -> None:
     ]
     write_zip(Path("net.pt2"), {"readme.txt": ""})
     assert problems(recipe) == [f"{start} cannot be imported: it has no graph of torch.export"]
-    pinned = f"model:\n  pytorch: net.pt2\n  files: {{a: {'0' * 64}}}\n"
+    pinned = f"model:\n  pytorch: net.pt2\n  files: {{a: {'a' * 64}}}\n"
     assert problems(pinned) == [
         "r.yaml:5:10: model.files: a PyTorch archive is one file; its digest is `sha256`"
     ]
