@@ -20,7 +20,7 @@ each_frontend = pytest.mark.parametrize("name", FRONTENDS)
 FUNCTIONS = (
     "find_missing_files",
     "files",
-    "find_input_problems",
+    "read_inputs",
     "load",
     "reference",
     "reference_version",

@@ -179,7 +179,7 @@ def test_urls_and_digests() -> None:
         RECIPE.replace("\n", "\r\n"),
         RECIPE.rstrip("\n"),
         edited(("trials: 4", "'trials': 0x4"), ("net", '"net"'), ("tune\n", ">-\n  tune\n")),
-        edited(("{shape: [1, 3, 8, 8], dtype: float32}", "\n    shape:\n    - 1\n    - 3\n    - 8\n    - 8")),
+        edited(("{shape: [1, 3, 8, 8], dtype: float32}", "\n    dtype: float32\n    shape:\n    - 1\n    - 3\n    - 8\n    - 8")),
         edited(("1.0e-3", "1e-3")),
         edited(("1.0e-3", ".1E-2")),
         edited(("rtol: 1.0e-3", "rtol: 0.001\n  min_accuracy: ~\n  label: label")),
@@ -187,7 +187,7 @@ def test_urls_and_digests() -> None:
         edited(("net", "&n net"), ("data: {shape", "data: &d {shape"), ("[bundle]", "&o [bundle]")),
         json.dumps({
             "recipe": 1, "name": "net", "model": {"onnx": "m.onnx"},
-            "inputs": {"data": {"shape": [1, 3, 8, 8]}}, "tune": {"trials": 4},
+            "inputs": {"data": {"shape": [1, 3, 8, 8], "dtype": "float32"}}, "tune": {"trials": 4},
             "verify": {"data": "data.npz", "rtol": 0.001},
         }),
     ],

@@ -9,16 +9,15 @@ from typing import Final
 
 from pydantic import Field
 
-from tvmflow.core.errors import RecipeError
+from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, missing_file_text, obstacle
 from tvmflow.core.suggestions import did_you_mean
-from tvmflow.core.types import InputFile, Json, TensorSpec
-from tvmflow.frontends._base import InputProblem, MissingFile, Where
+from tvmflow.core.types import InputFile, Json
+from tvmflow.frontends._base import MissingFile, ModelInput, Where
 from tvmflow.frontends._file_kinds import recognize
 from tvmflow.frontends._file_source import NamedFile, OneFile, further_file, named_file, shown
 from tvmflow.frontends.onnx._header import Header, read_header
-from tvmflow.frontends.onnx._inputs import find_input_problems as compare_inputs
 from tvmflow.frontends.onnx._protobuf import NotAModel
 from tvmflow.store.addresses import HUB, is_address, scheme_of
 from tvmflow.store.source_files import SourceFiles
@@ -103,13 +102,18 @@ def _normal(location: str) -> str:
     return str(PurePosixPath(location))
 
 
-def find_input_problems(
-    files: Sequence[InputFile], inputs: Sequence[TensorSpec]
-) -> Iterator[InputProblem]:
-    """Give the inputs that do not fit the model; none for a model that has yet to be downloaded."""
-    for file in files:
-        if file.role == MODEL and file.path:
-            yield from compare_inputs(_read_header(Path(file.path)).inputs, inputs)
+def read_inputs(files: Mapping[str, Path]) -> Sequence[ModelInput]:
+    """Return the inputs of the model.
+
+    Raises:
+        ImportFailed: when the file is not an ONNX model.
+    """
+    try:
+        return _read_header(files[MODEL]).inputs
+    except NotAModel as error:
+        raise ImportFailed(
+            f"the file is not an ONNX model: {error}", fix="export or download it again"
+        ) from None
 
 
 def _read_header(path: Path) -> Header:

@@ -6,16 +6,20 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core import packages
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends import onnx
 from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
-from tvmflow.frontends.pytorch._source import MODEL, PytorchSource, list_files
-from tvmflow.frontends.pytorch._source import find_input_problems as find_input_problems
+from tvmflow.frontends.pytorch._source import MODEL, PytorchSource, list_files, read_facts
 from tvmflow.frontends.pytorch._source import find_missing_files as find_missing_files
+from tvmflow.frontends.pytorch._source import read_inputs as read_inputs
 from tvmflow.store.source_files import SourceFiles
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NAME: Final = "PyTorch"
 KIND: Final = "pytorch"
@@ -51,8 +55,9 @@ def load(
     files: Mapping[str, Path],
     inputs: tuple[TensorSpec, ...],
     tensors: tuple[str, ...] = (),
+    bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
 ) -> LoadedModel:
-    """Export an archive to ONNX, and import that for these input shapes.
+    """Export an archive to ONNX, and import that for these input shapes, with constants in place of some inputs.
 
     Raises:
         ImportFailed: with what PyTorch says, or with operator and node.
@@ -62,7 +67,7 @@ def load(
 
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
         exported = export_to_onnx(files[MODEL], tensors, Path(folder))
-        loaded = onnx.load(exported.files, inputs)
+        loaded = onnx.load(exported.files, inputs, bound=bound)
     count = len(loaded.outputs) - exported.inner_outputs
     outputs, inner = loaded.outputs[:count], loaded.outputs[count:]
     return loaded._replace(outputs=outputs, tensors=inner)
@@ -79,11 +84,11 @@ def reference(
 ) -> AbstractContextManager[Reference]:
     """Start PyTorch on the archive in an isolated process."""
     from tvmflow.frontends import _reference_process
-    from tvmflow.frontends.pytorch._export import describe, link_archive
+    from tvmflow.frontends.pytorch._export import link_archive
 
     first = {
         "archive": str(link_archive(files[MODEL], scratch)),
-        "containers": describe(files[MODEL]).containers,
+        "containers": read_facts(files[MODEL]).containers,
         "tensors": [spec.name for spec in tensors],
         "threads": threads,
     }

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from tvmflow.core.formatting import excerpt, names_text
 from tvmflow.frontends._file_kinds import is_graph
-from tvmflow.frontends.onnx._inputs import ModelInput
+from tvmflow.frontends._base import Limits, ModelInput
 
 _MODEL: Final = "model"
 _NAMED_TUPLE: Final = "collections.namedtuple"
@@ -48,6 +48,7 @@ _TRAINING: Final[Mapping[str, str]] = {
 _SYMBOL: Final = re.compile(r"Symbol\('(\w+)'[^()]*\)")
 # A minimum of 2 only says that the size was not 1 when the model was exported.
 _SPECIALIZED_MINIMUM: Final = 2
+_INFINITY: Final = 1 << 62
 
 
 class NotAnArchive(ValueError):
@@ -61,7 +62,6 @@ class Archive(NamedTuple):
         torch_version: The PyTorch that wrote it, such as `2.13.0+cpu`; empty if it does not say.
         inputs: Its tensors in order; constants that it was exported with are none.
         outputs: The names of its tensors in order, by `name_outputs`.
-        limits: Smallest and largest size of each free dimension, which may be None.
         containers: Types of inputs and outputs that are none of Python's own, such as
             `transformers.modeling_outputs.BaseModelOutput`; of named tuples with their fields.
     """
@@ -69,7 +69,6 @@ class Archive(NamedTuple):
     torch_version: str
     inputs: tuple[ModelInput, ...]
     outputs: tuple[str, ...]
-    limits: Mapping[str, tuple[int | None, int | None]]
     containers: Mapping[str, Sequence[str]]
 
 
@@ -128,24 +127,26 @@ def _parse(document: Mapping[str, Any]) -> Archive:
     _refuse_training(graph["nodes"])
     [whole] = [call["signature"] for call in module["module_call_graph"] if call["fqn"] == ""]
     fields = module.get("treespec_namedtuple_fields") or {}
-    inputs = tuple(_inputs(signature["input_specs"], graph))
+    limits = document.get("range_constraints") or {}
+    ranges = {name: _limits(limits[name]) for name in sorted(limits)}
+    inputs = tuple(_inputs(signature["input_specs"], graph, ranges))
     names = name_outputs(json.loads(whole["out_spec"])[1], fields)
     specs = [spec["user_output"] for spec in signature["output_specs"] if "user_output" in spec]
     is_tensor = ["as_tensor" in spec["arg"] for spec in specs]
     outputs = [name for name, keep in zip(names, is_tensor, strict=True) if keep]
     specs = [json.loads(whole[kind])[1] for kind in ("in_spec", "out_spec")]
     containers = {kind: names for spec in specs for kind, names in _containers(spec, fields)}
-    limits = document.get("range_constraints") or {}
     return Archive(
         str(document.get("torch_version") or ""),
         inputs,
         _distinct(outputs, [value.name for value in inputs]),
-        {name: (_limit(size["min_val"]), _limit(size["max_val"])) for name, size in limits.items()},
         containers,
     )
 
 
-def _inputs(specs: Sequence[Mapping[str, Any]], graph: Mapping[str, Any]) -> Iterator[ModelInput]:
+def _inputs(
+    specs: Sequence[Mapping[str, Any]], graph: Mapping[str, Any], limits: Mapping[str, Limits]
+) -> Iterator[ModelInput]:
     """Give the inputs of a model that are tensors, or numbers that are not constant."""
     for spec in specs:
         argument = spec.get("user_input", {}).get("arg", {})
@@ -153,10 +154,13 @@ def _inputs(specs: Sequence[Mapping[str, Any]], graph: Mapping[str, Any]) -> Ite
             name = argument["as_tensor"]["name"]
             tensor = graph["tensor_values"][name]
             dims = tuple(_dim(size) for size in tensor["sizes"])
-            yield ModelInput(str(name), _DTYPES.get(tensor["dtype"], ""), dims)
+            dtype = _DTYPES.get(tensor["dtype"])
+            problem = "" if dtype else "has a dtype that is not supported"
+            own = {dim: limits[dim] for dim in dims if isinstance(dim, str) and dim in limits}
+            yield ModelInput(str(name), dtype, dims, problem=problem, limits=own)
         elif any(kind.startswith("as_sym") for kind in argument):
             [value] = argument.values()
-            yield ModelInput(str(value.get("as_name", "?")), None, None)
+            yield ModelInput(str(value.get("as_name", "?")), problem="is not a tensor")
 
 
 def _dim(size: Mapping[str, Any]) -> int | str:
@@ -166,9 +170,12 @@ def _dim(size: Mapping[str, Any]) -> int | str:
     return _SYMBOL.sub(r"\1", str(size["as_expr"]["expr_str"]))
 
 
-def _limit(size: object) -> int | None:
-    """Return a limit of a dimension: formerly, infinity was a number that no size has."""
-    return size if isinstance(size, int) and size < 1 << 62 else None
+def _limits(size: Mapping[str, Any]) -> Limits:
+    """Return smallest and largest size of a dimension: formerly, infinity was a number that no size has."""
+    smallest, largest = size["min_val"], size["max_val"]
+    has_minimum = isinstance(smallest, int) and smallest > _SPECIALIZED_MINIMUM
+    has_maximum = isinstance(largest, int) and largest < _INFINITY
+    return smallest if has_minimum else None, largest if has_maximum else None
 
 
 def _refuse_other_devices(tensors: Mapping[str, Mapping[str, Any]]) -> None:
@@ -260,16 +267,3 @@ def _containers(
         yield str(kind), ()
     for child in spec["children_spec"]:
         yield from _containers(child, fields)
-
-
-# ---------------------------------------------------------------- free dimensions
-
-
-def find_size_problem(archive: Archive, dim: str, size: int) -> str:
-    """Return why a free dimension cannot have this size, or an empty string."""
-    smallest, largest = archive.limits.get(dim, (None, None))
-    if smallest is not None and size < smallest and smallest > _SPECIALIZED_MINIMUM:
-        return f"is at least {smallest}"
-    if largest is not None and size > largest:
-        return f"is at most {largest}"
-    return ""

@@ -17,25 +17,14 @@ from tvmflow.core.python_process import module_command
 from tvmflow.frontends._reference_process import worker_environment
 from tvmflow.frontends.onnx._source import EXTERNAL
 from tvmflow.frontends.onnx._source import MODEL as ONNX_MODEL
-from tvmflow.frontends.pytorch._archive import Archive, NotAnArchive, read_archive
+from tvmflow.frontends.pytorch._archive import Archive
+from tvmflow.frontends.pytorch._source import read_facts
 
 _log = logging.getLogger(__name__)
 
 INSTALL: Final = "pip install 'tvmflow[pytorch]'"
 _WORKER: Final = "tvmflow.frontends.pytorch._export_worker"
 _ONNX: Final = "model.onnx"
-
-
-def describe(path: Path) -> Archive:
-    """Return the facts of an archive that planning has accepted.
-
-    Raises:
-        ImportFailed: when it is none.
-    """
-    try:
-        return read_archive(path)
-    except NotAnArchive as error:
-        raise ImportFailed(f"the PyTorch archive cannot be imported: {error}") from error
 
 
 def link_archive(path: Path, folder: Path) -> Path:
@@ -70,7 +59,7 @@ def export_to_onnx(path: Path, tensors: Sequence[str], folder: Path) -> Exported
         ImportFailed: with what PyTorch says of it.
         EnvironmentProblem: when PyTorch or its exporter cannot be imported.
     """
-    archive = describe(path)
+    archive = read_facts(path)
     inner = [name for name in tensors if name not in archive.outputs]
     answer_file, log = folder / "answer.json", folder / "pytorch-export.log"
     request = {

@@ -8,20 +8,13 @@ from typing import Final
 
 from pydantic import Field
 
-from tvmflow.core.errors import RecipeError
-from tvmflow.core.formatting import quoted
+from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.named_files import is_file, missing_file_text
-from tvmflow.core.types import InputFile, Json, TensorSpec
-from tvmflow.frontends._base import InputProblem, MissingFile, Where
+from tvmflow.core.types import InputFile, Json
+from tvmflow.frontends._base import MissingFile, ModelInput, Where
 from tvmflow.frontends._file_kinds import PT2, recognize
 from tvmflow.frontends._file_source import NamedFile, OneFile, named_file, shown
-from tvmflow.frontends.onnx._inputs import find_input_problems as compare_inputs
-from tvmflow.frontends.pytorch._archive import (
-    Archive,
-    NotAnArchive,
-    find_size_problem,
-    read_archive,
-)
+from tvmflow.frontends.pytorch._archive import Archive, NotAnArchive, read_archive
 from tvmflow.store.addresses import is_address
 from tvmflow.store.source_files import SourceFiles
 
@@ -74,31 +67,22 @@ def list_files(
     return (file,)
 
 
-def find_input_problems(
-    files: Sequence[InputFile], inputs: Sequence[TensorSpec]
-) -> Iterator[InputProblem]:
-    """Give the inputs that do not fit the archive: names, dtypes, ranks, sizes."""
-    for file in files:
-        if file.role == MODEL and file.path:
-            archive = read_archive(Path(file.path))
-            problems = list(compare_inputs(archive.inputs, inputs))
-            yield from problems or _find_size_problems(archive, inputs)
+def read_inputs(files: Mapping[str, Path]) -> Sequence[ModelInput]:
+    """Return the inputs of the archive.
+
+    Raises:
+        ImportFailed: when the file is no archive that can be imported.
+    """
+    return read_facts(files[MODEL]).inputs
 
 
-def _find_size_problems(archive: Archive, inputs: Sequence[TensorSpec]) -> Iterator[InputProblem]:
-    """Give the free dimensions whose sizes the model was not exported for, or that differ between inputs."""
-    sizes: dict[str, tuple[str, int]] = {}
-    shapes = {spec.name: spec.shape for spec in inputs}
-    for value in archive.inputs:
-        for axis, size in enumerate(shapes.get(value.name, ())):
-            dim = (value.dims or ())[axis]
-            if not isinstance(dim, str):
-                continue
-            name = f"dimension {axis} ({quoted(dim)}) of input {quoted(value.name)}"
-            other, same = sizes.setdefault(dim, (value.name, size))
-            if same != size:
-                text = f"{name} is {size}, and that of input {quoted(other)} is {same}: they are one dimension"
-                yield InputProblem(value.name, "shape", text)
-            elif limit := find_size_problem(archive, dim, size):
-                text = f"{name} is {size}, and the model was exported for a size that {limit}"
-                yield InputProblem(value.name, "shape", text)
+def read_facts(path: Path) -> Archive:
+    """Return the facts of an archive.
+
+    Raises:
+        ImportFailed: when it is none that can be imported.
+    """
+    try:
+        return read_archive(path)
+    except NotAnArchive as error:
+        raise ImportFailed(f"the PyTorch archive cannot be imported: {error}") from error

@@ -13,7 +13,7 @@ from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import RecipeError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._file_kinds import EXPORT_LINES
-from tvmflow.frontends.onnx._inputs import ModelInput
+from tvmflow.frontends._base import ModelInput
 from tvmflow.frontends.pytorch._archive import Archive, read_archive
 from tvmflow.planning.planned_recipe import PlannedRecipe
 from tvmflow.planning.prepare import _list_input_problems
@@ -49,11 +49,10 @@ def test_the_facts_of_an_archive(name: str) -> None:
     assert read_archive(Path("net.pt2")) == Archive(
         torch_version="2.13.0+cpu",
         inputs=(
-            ModelInput("image", "float32", ("s0", 3, 8)),
-            ModelInput("ids", "int64", ("s0", "s1")),
+            ModelInput("image", "float32", ("s0", 3, 8), limits={"s0": (4, 64)}),
+            ModelInput("ids", "int64", ("s0", "s1"), limits={"s0": (4, 64), "s1": (None, None)}),
         ),
         outputs=("output",),
-        limits={"s0": (4, 64), "s1": (2, None)},
         containers={},
     )
 
@@ -133,15 +132,15 @@ def test_types_of_other_packages_are_listed() -> None:
         (
             "{image: {shape: [65, 3, 8]}, ids: {shape: [8, 7], dtype: int64}}",
             [
-                "r.yaml:4:25: inputs.image.shape: dimension 0 ('s0') of input 'image' is 65, and the model was exported for a size that is at most 64",
+                "r.yaml:4:25: inputs.image.shape: dimension 0 ('s0') of input 'image' is 65, and the model was exported for a size of at most 64",
                 "r.yaml:4:51: inputs.ids.shape: dimension 0 ('s0') of input 'ids' is 8, and that of input 'image' is 65: they are one dimension",
             ],
         ),
         (
             "{image: {shape: [3, 3, 8]}, ids: {shape: [3, 1], dtype: int64}}",
             [
-                "r.yaml:4:25: inputs.image.shape: dimension 0 ('s0') of input 'image' is 3, and the model was exported for a size that is at least 4",
-                "r.yaml:4:50: inputs.ids.shape: dimension 0 ('s0') of input 'ids' is 3, and the model was exported for a size that is at least 4",
+                "r.yaml:4:25: inputs.image.shape: dimension 0 ('s0') of input 'image' is 3, and the model was exported for a size of at least 4",
+                "r.yaml:4:50: inputs.ids.shape: dimension 0 ('s0') of input 'ids' is 3, and the model was exported for a size of at least 4",
             ],
         ),
     ],
