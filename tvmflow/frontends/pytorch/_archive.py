@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.formatting import excerpt, names_text
-from tvmflow.frontends._file_kinds import is_graph
 from tvmflow.frontends._base import Limits, ModelInput
+from tvmflow.frontends._file_kinds import is_graph
 
 _MODEL: Final = "model"
 _NAMED_TUPLE: Final = "collections.namedtuple"

@@ -12,8 +12,8 @@ from tests.support.pytorch_archives import LEAF, container, graph, write_archive
 from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import RecipeError
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._file_kinds import EXPORT_LINES
 from tvmflow.frontends._base import ModelInput
+from tvmflow.frontends._file_kinds import EXPORT_LINES
 from tvmflow.frontends.pytorch._archive import Archive, read_archive
 from tvmflow.planning.planned_recipe import PlannedRecipe
 from tvmflow.planning.prepare import _list_input_problems
@@ -118,15 +118,17 @@ def test_types_of_other_packages_are_listed() -> None:
         (
             "{imag: {shape: [4, 3, 8]}, ids: {shape: [4, 7], dtype: int64}}",
             [
-                "r.yaml:4:16: inputs.imag: the model has no input 'imag'; did you mean 'image'?",
-                "r.yaml:4:9: inputs: the model's input 'image' is missing (float32, ['s0', 3, 8])",
+                "r.yaml:4:16: inputs.imag: the model has no input 'imag'; did you mean 'image'? (its inputs are image, ids)",
+                "r.yaml:4:9: inputs: the model leaves sizes open; write this in the recipe, with a number for each SIZE:\n\n"
+                "inputs:\n  image: {shape: [SIZE, 3, 8]}  # float32, [s0, 3, 8]\n"
+                "  ids: {shape: [4, 7], dtype: int64}  # int64, [s0, s1]",
             ],
         ),
         (
-            "{image: {shape: [4, 3, 9]}, ids: {shape: [4, 7]}}",
+            "{image: {shape: [4, 3, 9]}, ids: {shape: [4, 7], dtype: int32}}",
             [
                 "r.yaml:4:25: inputs.image.shape: input 'image' has shape ['s0', 3, 8], which [4, 3, 9] does not fit",
-                "r.yaml:4:42: inputs.ids.dtype: input 'ids' has dtype int64, not float32",
+                "r.yaml:4:65: inputs.ids.dtype: input 'ids' has dtype int64, not int32",
             ],
         ),
         (
@@ -157,7 +159,7 @@ def test_only_free_dimensions_need_a_shape() -> None:
     assert problems("model: {pytorch: net.pt2}\n") == []
     write_archive(Path("net.pt2"), graph({"x": ("float32", ["s0", 3])}))
     [problem] = problems("model: {pytorch: net.pt2}\n")
-    assert "['s0', 3]; set the size of dimension 0 in the recipe" in problem
+    assert problem.endswith("\n\ninputs:\n  x: {shape: [SIZE, 3]}  # float32, [s0, 3]")
     write_archive(Path("net.pt2"), graph({"x": ("bfloat16", [1])}))
     [problem] = problems("model: {pytorch: net.pt2}\n")
     assert "has a dtype that is not supported" in problem
