@@ -19,7 +19,7 @@ from tvmflow.core import package_files
 from tvmflow.core.errors import EnvironmentProblem
 
 # Packages whose module has another name than the distribution.
-_MODULES: Final = {"apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi"}
+_MODULES: Final = {"apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi", "pillow": "PIL"}
 # Distributions that share one namespace package, which says nothing of them.
 _NAMESPACE_PREFIX: Final = "nvidia-"
 _EXTRAS: Final = {
@@ -28,6 +28,7 @@ _EXTRAS: Final = {
     "onnx-ir": "tvmflow[pytorch]",
     "onnxscript": "tvmflow[pytorch]",
     "torch": "tvmflow[pytorch]",
+    "pillow": "tvmflow[images]",
 }
 # Where TVM looks for its shared libraries before its own folder.
 TVM_LIBRARY_VARIABLE: Final = "TVM_LIBRARY_PATH"
