@@ -52,10 +52,10 @@ class ModelSource(*_SOURCES):  # type: ignore[misc]  # mypy does not follow comp
     def _check_one_source(self) -> ModelSource:
         kinds = [kind for kind in FRONTENDS if getattr(self, kind) is not None]
         if len(kinds) != 1:
-            names = " and ".join(FRONTENDS)
-            raise field_error(
-                f"needs exactly one of {names}, found {' and '.join(kinds) or 'none'}"
+            text = (
+                f"needs exactly one of {', '.join(FRONTENDS)}, not {' and '.join(kinds) or 'none'}"
             )
+            raise field_error(text)
         for field in _FIELDS:
             if getattr(self, field) is not None and kinds[0] not in _owners(field):
                 raise field_error(f"is only allowed with {' or '.join(_owners(field))}", field)
