@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tvmflow.core.schema import ClosedModel
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 MAX_ELEMENTS: Final = 1 << 31
 """The most elements of a tensor: its indices are 32-bit integers in compiled code."""
+
+Limits = tuple[int | None, int | None]
+"""The smallest and the largest size of a free dimension, where there is one."""
 
 Where = Callable[..., str]
 """Returns `file:line:column` of a field, given its path below `model`."""
@@ -33,7 +37,7 @@ class LoadedModel(NamedTuple):
             Integer tensors that the graph needs as constants (shapes, axes) are constants here.
         params: Everything else that is learned, so that new weights for the same architecture
             give the same `mod`.
-        inputs: The model's inputs.
+        inputs: The model's inputs, without those that are bound to a constant.
         outputs: The model's outputs.
         tensors: The requested inner tensors that are not outputs anyway.
     """
@@ -57,6 +61,47 @@ class MissingFile(NamedTuple):
 
     field: tuple[str, ...]
     text: str
+
+
+class ModelInput(NamedTuple):
+    """An input of a model.
+
+    Attributes:
+        name: Its name.
+        dtype: Its dtype; None where the model does not tell it.
+        dims: Fixed sizes, and names of free dimensions (which may be empty); None without a shape.
+        is_required: False for one that has a default, or that may be a weight.
+        problem: Why it cannot be compiled, as the end of a sentence; or nothing.
+        limits: Of each free dimension that has the same size in all inputs: that size's limits.
+    """
+
+    name: str
+    dtype: str | None = None
+    dims: tuple[int | str, ...] | None = None
+    is_required: bool = True
+    problem: str = ""
+    limits: Mapping[str, Limits] = MappingProxyType({})
+
+
+class InputRequest(NamedTuple):
+    """The fields of an input in a recipe; None for those that are left to the model.
+
+    Attributes:
+        name: Its name.
+        shape: Its shape.
+        dtype: Its dtype.
+        value: The constant that it is bound to: a number, a truth value, or nested lists of them.
+            A number fills the shape.
+        range: Minimum and maximum of random inputs.
+        image: How an image becomes this input.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    value: Json = None
+    range: tuple[float, float] | None = None
+    image: Json = None
 
 
 class InputProblem(NamedTuple):
@@ -169,14 +214,14 @@ class Frontend(Protocol):
         """
         ...
 
-    def find_input_problems(
-        self, files: Sequence[InputFile], inputs: Sequence[TensorSpec]
-    ) -> Iterator[InputProblem]:
-        """Give the inputs that do not fit the model, as far as its files tell without a framework.
+    def read_inputs(self, files: Mapping[str, Path]) -> Sequence[ModelInput]:
+        """Return the inputs of the model, as far as its files tell without a framework.
 
         Args:
-            files: The files that `files` returned.
-            inputs: The recipe's inputs; may be empty unless `REQUIRES_INPUTS`.
+            files: Path of each file by its role; of those that `files` returned, the first is there.
+
+        Raises:
+            ImportFailed: when a file is not of this framework.
         """
         ...
 
@@ -185,13 +230,15 @@ class Frontend(Protocol):
         files: Mapping[str, Path],
         inputs: tuple[TensorSpec, ...],
         tensors: tuple[str, ...] = (),
+        bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
     ) -> LoadedModel:
         """Import the model for these input shapes.
 
         Args:
             files: Path of each file by its role.
-            inputs: The recipe's inputs; may be empty unless `REQUIRES_INPUTS`.
+            inputs: The inputs; those of which the model tells everything may be missing.
             tensors: Names of inner tensors that the module returns after its outputs.
+            bound: The constants of those inputs that are no inputs of the library.
 
         Raises:
             ImportFailed: with operator and node, or with the name that is no tensor of the model.

@@ -44,8 +44,8 @@ WRONG = [
     ),
     wrong(
         "unknown field",
-        ("pipeline: tune", "colour: red"),
-        "15:1: colour: unknown field (valid: recipe, name, version, license, model, inputs, variants, targets, kernels, tune, outputs, runtime, verify, pipeline, stage_memory)",
+        ("pipeline: tune", "brush: red"),
+        "15:1: brush: unknown field (valid: recipe, name, version, license, model, inputs, labels, variants, targets, kernels, tune, outputs, runtime, verify, pipeline, stage_memory)",
     ),
     wrong(
         "field of tune at the top",
@@ -86,7 +86,7 @@ WRONG = [
     wrong(
         "unknown field of an input",
         ("shape:", "order: NCHW, shape:"),
-        "6:10: inputs.data.order: unknown field (valid: shape, dtype, range)",
+        "6:10: inputs.data.order: unknown field (valid: shape, dtype, range, value, image)",
     ),
     wrong(
         "misspelt field of a target",
@@ -172,7 +172,7 @@ WRONG = [
     wrong(
         "no source",
         ("onnx: m.onnx", "onnx:"),
-        "4:3: model: needs exactly one of mxnet and onnx, found none",
+        "4:3: model: needs exactly one of mxnet, onnx, pytorch, not none",
     ),
     wrong("onnx is empty text", ("onnx: m.onnx", 'onnx: ""'), "4:9: model.onnx: must not be empty"),
     wrong(
@@ -183,7 +183,7 @@ WRONG = [
     wrong(
         "two sources",
         ("onnx: m.onnx", "onnx: m.onnx\n  mxnet: {prefix: net, epoch: 3}"),
-        "4:3: model: needs exactly one of mxnet and onnx, found mxnet and onnx",
+        "4:3: model: needs exactly one of mxnet, onnx, pytorch, not mxnet and onnx",
     ),
     wrong(
         "mxnet is text",
@@ -218,7 +218,7 @@ WRONG = [
     wrong(
         "sha256 with mxnet",
         ("onnx: m.onnx", "mxnet: {prefix: net, epoch: 3}\n  sha256: " + "a" * 64),
-        "5:11: model.sha256: is only allowed with onnx",
+        "5:11: model.sha256: is only allowed with onnx or pytorch",
     ),
     wrong(
         "no onnx file",
@@ -365,9 +365,39 @@ WRONG = [
         "6:17: inputs.data.shape: must be a list, such as [1, 3, 224, 224], not a mapping",
     ),
     wrong(
-        "no shape",
-        ("shape: [1, 3, 8, 8], ", ""),
-        "6:9: inputs.data.shape: is missing; write `shape: [1, 3, 224, 224]`",
+        "value and range",
+        ("dtype: float32", "value: 3, range: [0, 9]"),
+        "6:48: inputs.data.range: is for random inputs, and the input has a value",
+    ),
+    wrong(
+        "value and image",
+        ("dtype: float32", "value: 3, image: {}"),
+        "6:48: inputs.data.image: is for images, and the input has a value",
+    ),
+    wrong(
+        "a value that is text",
+        ("dtype: float32", "value: 16k"),
+        "6:38: inputs.data.value: must be a number, or lists of numbers; '16k' is none",
+    ),
+    wrong(
+        "a ragged value",
+        ("dtype: float32", "value: [[1, 2], [3]]"),
+        "6:38: inputs.data.value: has lists of different lengths",
+    ),
+    wrong(
+        "a value without elements",
+        ("dtype: float32", "value: [[], []]"),
+        "6:38: inputs.data.value: is empty",
+    ),
+    wrong(
+        "a value of another shape",
+        ("dtype: float32", "value: [1, 2]"),
+        "6:38: inputs.data.value: has the shape [2], and `shape` is [1, 3, 8, 8]",
+    ),
+    wrong(
+        "a large constant",
+        ("[1, 3, 8, 8], dtype: float32", "[4097, 4096], value: 0"),
+        "6:17: inputs.data.shape: has more than 2^24 elements, the most of a constant",
     ),
     wrong(
         "input is a list",

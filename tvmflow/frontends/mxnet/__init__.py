@@ -7,7 +7,8 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import (
     EnvironmentProblem,
@@ -26,10 +27,13 @@ from tvmflow.frontends.mxnet._source import (
     checkpoint_file,
     checkpoint_files,
 )
-from tvmflow.frontends.mxnet._source import find_input_problems as find_input_problems
 from tvmflow.frontends.mxnet._source import find_missing_files as find_missing_files
+from tvmflow.frontends.mxnet._source import read_inputs as read_inputs
 from tvmflow.frontends.mxnet._symbol import read_symbol
 from tvmflow.store.source_files import SourceFiles
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NAME: Final = "MXNet"
 KIND: Final = "mxnet"
@@ -95,8 +99,9 @@ def load(
     files: Mapping[str, Path],
     inputs: tuple[TensorSpec, ...],
     tensors: tuple[str, ...] = (),
+    bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
 ) -> LoadedModel:
-    """Import a checkpoint for these input shapes.
+    """Import a checkpoint for these input shapes, with constants in place of some inputs.
 
     Raises:
         ImportFailed: with operator and node, or with the name that is no tensor of the model.
@@ -106,7 +111,7 @@ def load(
 
     with importing():
         symbol = read_symbol(files[SYMBOL])
-        return build(symbol, read_params(files[PARAMS]), inputs, tensors)
+        return build(symbol, read_params(files[PARAMS]), inputs, tensors, bound)
 
 
 def reference(

@@ -8,12 +8,10 @@ from typing import Final
 
 from pydantic import Field
 
-from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, list_siblings, missing_file_text
 from tvmflow.core.schema import ClosedModel
-from tvmflow.core.suggestions import did_you_mean
-from tvmflow.core.types import InputFile, Json, TensorSpec
-from tvmflow.frontends._base import InputProblem, MissingFile, Where
+from tvmflow.core.types import InputFile, Json
+from tvmflow.frontends._base import MissingFile, ModelInput, Where
 from tvmflow.frontends._file_source import NamedFile, SeveralFiles, pinned_by_name
 from tvmflow.frontends.mxnet._symbol import read_symbol
 from tvmflow.store.addresses import file_name, is_address, with_suffix
@@ -87,22 +85,15 @@ def find_missing_files(model: Mapping[str, Json], base: Path) -> Iterator[Missin
         yield MissingFile(("mxnet", "epoch"), text)
 
 
-def find_input_problems(
-    files: Sequence[InputFile], inputs: Sequence[TensorSpec]
-) -> Iterator[InputProblem]:
-    """Give the inputs that are no variables of the symbol; shapes are only known to the import.
+def read_inputs(files: Mapping[str, Path]) -> Sequence[ModelInput]:
+    """Return the variables of the symbol: which of them are weights, and all shapes, are only known to the import.
 
-    None for a checkpoint that has yet to be downloaded.
+    Raises:
+        ImportFailed: when the file is not a symbol.
     """
-    path = next(file.path for file in files if file.role == SYMBOL)
-    if not path:
-        return
-    symbol = read_symbol(Path(path))
+    symbol = read_symbol(files[SYMBOL])
     variables = dict.fromkeys(node.name for node in symbol.nodes if node.op == "null")
-    for spec in inputs:
-        if spec.name not in variables:
-            hint = did_you_mean(spec.name, variables)
-            yield InputProblem(spec.name, "", f"the model has no input {quoted(spec.name)}{hint}")
+    return [ModelInput(name, is_required=False) for name in variables]
 
 
 def _epochs(symbol: Path) -> str:

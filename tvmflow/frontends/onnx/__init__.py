@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
 from tvmflow.frontends._import_errors import importing
 from tvmflow.frontends.onnx._source import OnnxSource, list_files
-from tvmflow.frontends.onnx._source import find_input_problems as find_input_problems
 from tvmflow.frontends.onnx._source import find_missing_files as find_missing_files
+from tvmflow.frontends.onnx._source import read_inputs as read_inputs
 from tvmflow.store.source_files import SourceFiles
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NAME: Final = "ONNX"
 KIND: Final = "onnx"
@@ -47,8 +51,9 @@ def load(
     files: Mapping[str, Path],
     inputs: tuple[TensorSpec, ...],
     tensors: tuple[str, ...] = (),
+    bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
 ) -> LoadedModel:
-    """Import a model for these input shapes.
+    """Import a model for these input shapes, with constants in place of some inputs.
 
     Raises:
         ImportFailed: with operator and node, or with the name that is no tensor of the model.
@@ -60,7 +65,7 @@ def load(
     with importing():
         model = read_model(files)
         inner_outputs = add_outputs(model, tensors)
-        return import_prepared(prepare(model, inputs), inner_outputs)
+        return import_prepared(prepare(model, inputs, bound), inner_outputs)
 
 
 def reference(

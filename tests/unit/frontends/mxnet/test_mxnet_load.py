@@ -73,6 +73,19 @@ def test_a_classifier_is_imported_without_its_label(tmp_path: Path) -> None:
     np.testing.assert_allclose(actual, scores / scores.sum(1, keepdims=True), rtol=1e-5)
 
 
+def test_an_input_can_be_bound_to_a_constant(tmp_path: Path) -> None:
+    """The library lacks it, and computes with its value."""
+    nodes = [var("data"), var("shift"), node("elemwise_add", "sum", [0, 1])]
+    files = write_checkpoint(tmp_path, nodes, [[2, 0, 0]], {})
+    inputs = (*DATA, TensorSpec("shift", (4, 3), "float32"))
+    assert [entry.name for entry in frontend.read_inputs(files)] == ["data", "shift"]
+    shift = np.arange(12, dtype="float32").reshape(4, 3)
+    model = frontend.load(files, inputs, bound={"shift": shift})
+    assert model.inputs == DATA
+    [actual] = compute(model, {"data": np.ones((4, 3), "float32")})
+    np.testing.assert_array_equal(actual, shift + 1)
+
+
 def test_other_weights_give_the_same_module(tmp_path: Path) -> None:
     """A retrained model has byte-identical IR."""
     import tvm
