@@ -156,7 +156,9 @@ def _depthwise(draw: Draw) -> Case:
         "DilationWFactor": dilation,
         "FusedActivationFunction": draw.choice(0, RELU6),
     }
-    return draw.case(draw.model.result("DEPTHWISE_CONV_2D", operands, 4, "DepthwiseConv2D", **fields))
+    return draw.case(
+        draw.model.result("DEPTHWISE_CONV_2D", operands, 4, "DepthwiseConv2D", **fields)
+    )
 
 
 def _conv_3d(draw: Draw) -> Case:
@@ -210,7 +212,9 @@ def _fully_connected(draw: Draw) -> Case:
     operands += [draw.choice(draw.weights(n), -1)]
     fields = {"KeepNumDims": keeps, "FusedActivationFunction": draw.choice(0, RELU)}
     rank = 3 if keeps else 2
-    return draw.case(draw.model.result("FULLY_CONNECTED", operands, rank, "FullyConnected", **fields))
+    return draw.case(
+        draw.model.result("FULLY_CONNECTED", operands, rank, "FullyConnected", **fields)
+    )
 
 
 def _batch_matmul(draw: Draw) -> Case:
@@ -231,9 +235,7 @@ def _reduce(operator: str) -> Maker:
         axes = [axis - rank if draw.random.random() < 0.3 else axis for axis in axes]
         keeps = draw.choice(True, False)
         operands = [x, draw.model.integers(axes)]
-        return draw.case(
-            draw.model.result(operator, operands, rank, "Reducer", KeepDims=keeps)
-        )
+        return draw.case(draw.model.result(operator, operands, rank, "Reducer", KeepDims=keeps))
 
     return make
 
@@ -254,9 +256,7 @@ def _arg(operator: str, options: str) -> Maker:
         dtype = draw.choice("int32", "int64")
         x, axis = draw.data(3, 4, 5), draw.model.integers(draw.choice(0, 1, -1))
         kind = {"int32": 2, "int64": 4}[dtype]
-        return draw.case(
-            draw.model.result(operator, [x, axis], 2, options, dtype, OutputType=kind)
-        )
+        return draw.case(draw.model.result(operator, [x, axis], 2, options, dtype, OutputType=kind))
 
     return make
 
@@ -309,7 +309,9 @@ def _reshape_computed(draw: Draw) -> Case:
     model = draw.model
     shape = model.result("SHAPE", [x], 1, "Shape", "int32", OutType=2)
     bounds = [model.integers([n]) for n in (0, 1, 1)]
-    n = model.result("STRIDED_SLICE", [shape, *bounds], 0, "StridedSlice", "int32", ShrinkAxisMask=1)
+    n = model.result(
+        "STRIDED_SLICE", [shape, *bounds], 0, "StridedSlice", "int32", ShrinkAxisMask=1
+    )
     parts = [n, model.integers(-1), model.integers(2)]
     packed = model.result("PACK", parts, 1, "Pack", "int32", ValuesCount=3, Axis=0)
     return draw.case(model.result("RESHAPE", [x, packed], 3, "Reshape"))
@@ -350,7 +352,15 @@ def _pack(draw: Draw) -> Case:
     return draw.case(draw.model.result("PACK", operands, 3, "Pack", **fields))
 
 
-def _parts(draw: Draw, operator: str, operands: Sequence[int], count: int, rank: int, options: str, **fields: Any) -> Case:
+def _parts(
+    draw: Draw,
+    operator: str,
+    operands: Sequence[int],
+    count: int,
+    rank: int,
+    options: str,
+    **fields: Any,
+) -> Case:
     outputs = [draw.model.tensor([1] * rank) for _ in range(count)]
     draw.model.add(operator, operands, outputs, options, **fields)
     return draw.case(*outputs)
@@ -388,7 +398,13 @@ def _strided_slice(draw: Draw) -> Case:
     entries: Any = draw.choice(
         ([0, 1], [0, 3], [1, 1], 3, {"EndMask": 1}),
         ([1, 3, 0], [2, 0, 3], [1, -1, 2], 3, {}),
-        ([-1, 0, 1], [0, 0, 4], [1, 1, 2], 1, {"ShrinkAxisMask": 1, "BeginMask": 2, "EndMask": 2, "_": 0}),
+        (
+            [-1, 0, 1],
+            [0, 0, 4],
+            [1, 1, 2],
+            1,
+            {"ShrinkAxisMask": 1, "BeginMask": 2, "EndMask": 2, "_": 0},
+        ),
         ([0, 2], [0, 3], [1, 1], 3, {"EllipsisMask": 1}),
         ([0, 0, 1], [0, 0, 3], [1, 1, 1], 4, {"NewAxisMask": 1, "EndMask": 2}),
         ([-2, 3], [9, -9], [1, -1], 3, {}),
@@ -422,7 +438,11 @@ def _embedding(draw: Draw) -> Case:
 
 def _one_hot(draw: Draw) -> Case:
     indices = draw.input(np.array([[0, 2, 5], [1, -1, 3]], np.int32))
-    values = [draw.model.integers(5), draw.model.constant(np.float32(2)), draw.model.constant(np.float32(-1))]
+    values = [
+        draw.model.integers(5),
+        draw.model.constant(np.float32(2)),
+        draw.model.constant(np.float32(-1)),
+    ]
     axis = draw.choice(-1, 0, 1)
     return draw.case(draw.model.result("ONE_HOT", [indices, *values], 3, "OneHot", Axis=axis))
 
@@ -593,7 +613,10 @@ def _quantized_conv(dtype: str, operator: str) -> Maker:
             "int64" if dtype == "int16" else "int32",
             Quantized(np.float32(data.scale) * np.asarray(scales), [0] * len(scales)),
         )
-        result = Quantized(0.001 if dtype == "int16" else 0.15, 0 if dtype == "int16" else 120 if dtype == "uint8" else -7)
+        result = Quantized(
+            0.001 if dtype == "int16" else 0.15,
+            0 if dtype == "int16" else 120 if dtype == "uint8" else -7,
+        )
         fields = _window(draw, FusedActivationFunction=draw.choice(0, RELU, RELU6))
         if depthwise:
             fields |= {"StrideH": 1, "StrideW": 1, "DepthMultiplier": 1}
@@ -609,7 +632,9 @@ def _quantized_fully_connected(draw: Draw) -> Case:
     x, data = _quantized_input(draw, "int8", 3, k)
     weights = draw.model.constant(draw.random.integers(-127, 128, (n, k)), "int8", Quantized(0.01))
     bias = draw.model.constant(
-        draw.random.integers(-500, 500, n), "int32", Quantized(np.float32(0.01) * np.float32(data.scale))
+        draw.random.integers(-500, 500, n),
+        "int32",
+        Quantized(np.float32(0.01) * np.float32(data.scale)),
     )
     output = draw.model.result(
         "FULLY_CONNECTED", [x, weights, bias], 2, "FullyConnected", "int8", Quantized(0.1, 3)
@@ -626,7 +651,9 @@ def _quantized_add(operator: str, options: str) -> Maker:
     return make
 
 
-def _quantized_unary(operator: str, result: Quantized | None, options: str = "", **fields: Any) -> Maker:
+def _quantized_unary(
+    operator: str, result: Quantized | None, options: str = "", **fields: Any
+) -> Maker:
     def make(draw: Draw) -> Case:
         x, quantized = _quantized_input(draw, "int8", 2, 6, 6, 5)
         output = draw.model.result(operator, [x], 4, options, "int8", result or quantized, **fields)
@@ -642,8 +669,12 @@ def _quantized_net(draw: Draw) -> Case:
     data, inner, last = Quantized(0.04, 2), Quantized(0.06, -128), Quantized(0.05, 11)
     q = model.result("QUANTIZE", [x], 4, dtype="int8", quantized=data)
     scales = (draw.random.random(8) * 0.01 + 0.005).astype(np.float32)
-    weights = model.constant(draw.random.integers(-127, 128, (8, 3, 3, 3)), "int8", Quantized(scales, [0] * 8))
-    bias = model.constant(draw.random.integers(-99, 99, 8), "int32", Quantized(scales * np.float32(0.04), [0] * 8))
+    weights = model.constant(
+        draw.random.integers(-127, 128, (8, 3, 3, 3)), "int8", Quantized(scales, [0] * 8)
+    )
+    bias = model.constant(
+        draw.random.integers(-99, 99, 8), "int32", Quantized(scales * np.float32(0.04), [0] * 8)
+    )
     fields = {"Padding": SAME, "StrideH": 1, "StrideW": 1, "FusedActivationFunction": RELU}
     y = model.result("CONV_2D", [q, weights, bias], 4, "Conv2D", "int8", inner, **fields)
     window = {"Padding": VALID, "StrideH": 2, "StrideW": 2, "FilterHeight": 2, "FilterWidth": 2}
@@ -665,8 +696,23 @@ def _vector(draw: Draw) -> int:
 
 
 CASES: Final[dict[str, Maker]] = {
-    **{name: _unary(name) for name in ("ABS", "CEIL", "COS", "EXP", "FLOOR", "NEG", "ROUND", "SIGN", "SIN", "SQUARE")},
-    **{name: _unary(name) for name in ("ELU", "HARD_SWISH", "LOGISTIC", "RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1", "TANH")},
+    **{
+        name: _unary(name)
+        for name in ("ABS", "CEIL", "COS", "EXP", "FLOOR", "NEG", "ROUND", "SIGN", "SIN", "SQUARE")
+    },
+    **{
+        name: _unary(name)
+        for name in (
+            "ELU",
+            "HARD_SWISH",
+            "LOGISTIC",
+            "RELU",
+            "RELU6",
+            "RELU_N1_TO_1",
+            "RELU_0_TO_1",
+            "TANH",
+        )
+    },
     **{name: _unary(name, positive=True) for name in ("LOG", "RSQRT", "SQRT")},
     "GELU": _unary("GELU", "Gelu", Approximate=False),
     "GELU approximate": _unary("GELU", "Gelu", Approximate=True),
@@ -677,10 +723,15 @@ CASES: Final[dict[str, Maker]] = {
     "L2_NORMALIZATION": _unary("L2_NORMALIZATION", "L2Norm"),
     "LOGICAL_NOT": _unary_bool,
     **{name: _binary(name, name.title()) for name in ("ADD", "DIV", "MUL", "SUB")},
-    **{name: _binary(name) for name in ("FLOOR_DIV", "FLOOR_MOD", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE")},
+    **{
+        name: _binary(name)
+        for name in ("FLOOR_DIV", "FLOOR_MOD", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE")
+    },
     "POW": _binary("POW", positive=True),
     **{
-        f"{name} int32": _binary(name, name.title() if name in ("ADD", "MUL") else "", dtype="int32")
+        f"{name} int32": _binary(
+            name, name.title() if name in ("ADD", "MUL") else "", dtype="int32"
+        )
         for name in ("ADD", "MUL", "FLOOR_DIV", "FLOOR_MOD", "MAXIMUM")
     },
     **{
@@ -755,20 +806,54 @@ CASES: Final[dict[str, Maker]] = {
     "TANH int8": _quantized_unary("TANH", Quantized(1 / 128, 0)),
     "SOFTMAX int8": _quantized_unary("SOFTMAX", Quantized(1 / 256, -128), "Softmax", Beta=1.0),
     "QUANTIZE int8": _quantized_unary("QUANTIZE", Quantized(0.11, 4)),
-    "MAX_POOL_2D int8": _quantized_unary("MAX_POOL_2D", None, "Pool2D", FilterWidth=2, FilterHeight=2, StrideW=2, StrideH=2),
-    "AVERAGE_POOL_2D int8": _quantized_unary("AVERAGE_POOL_2D", None, "Pool2D", FilterWidth=3, FilterHeight=3, StrideW=1, StrideH=1),
+    "MAX_POOL_2D int8": _quantized_unary(
+        "MAX_POOL_2D", None, "Pool2D", FilterWidth=2, FilterHeight=2, StrideW=2, StrideH=2
+    ),
+    "AVERAGE_POOL_2D int8": _quantized_unary(
+        "AVERAGE_POOL_2D", None, "Pool2D", FilterWidth=3, FilterHeight=3, StrideW=1, StrideH=1
+    ),
     "a quantized net": _quantized_net,
-    "behind a convolution: MEAN": _image_chain(("MEAN", [_integers(1, 2)], 2, "Reducer", {"KeepDims": False})),
-    "behind a convolution: MEAN over the height": _image_chain(("MEAN", [_integers(1)], 3, "Reducer", {"KeepDims": False})),
-    "behind a convolution: SUM kept": _image_chain(("SUM", [_integers(1, 2)], 4, "Reducer", {"KeepDims": True}), ("MUL", [_vector], 4, "Mul", {})),
-    "behind a convolution: ADD": _image_chain(("ADD", [_vector], 4, "Add", {}), ("RELU", [], 4, "", {}), ("RESHAPE", [_integers(-1, 12)], 2, "Reshape", {})),
-    "behind a convolution: TRANSPOSE": _image_chain(("TRANSPOSE", [_integers(0, 3, 1, 2)], 4, "", {}), ("SOFTMAX", [], 4, "Softmax", {"Beta": 1.0})),
-    "behind a convolution: PAD": _image_chain(("PAD", [_integers([0, 0], [1, 0], [2, 1], [0, 3])], 4, "", {})),
-    "behind a convolution: SLICE": _image_chain(("SLICE", [_integers(0, 0, 0, 2), _integers(1, 1, 1, 5)], [1, 1, 1, 5], "", {})),
+    "behind a convolution: MEAN": _image_chain(
+        ("MEAN", [_integers(1, 2)], 2, "Reducer", {"KeepDims": False})
+    ),
+    "behind a convolution: MEAN over the height": _image_chain(
+        ("MEAN", [_integers(1)], 3, "Reducer", {"KeepDims": False})
+    ),
+    "behind a convolution: SUM kept": _image_chain(
+        ("SUM", [_integers(1, 2)], 4, "Reducer", {"KeepDims": True}),
+        ("MUL", [_vector], 4, "Mul", {}),
+    ),
+    "behind a convolution: ADD": _image_chain(
+        ("ADD", [_vector], 4, "Add", {}),
+        ("RELU", [], 4, "", {}),
+        ("RESHAPE", [_integers(-1, 12)], 2, "Reshape", {}),
+    ),
+    "behind a convolution: TRANSPOSE": _image_chain(
+        ("TRANSPOSE", [_integers(0, 3, 1, 2)], 4, "", {}),
+        ("SOFTMAX", [], 4, "Softmax", {"Beta": 1.0}),
+    ),
+    "behind a convolution: PAD": _image_chain(
+        ("PAD", [_integers([0, 0], [1, 0], [2, 1], [0, 3])], 4, "", {})
+    ),
+    "behind a convolution: SLICE": _image_chain(
+        ("SLICE", [_integers(0, 0, 0, 2), _integers(1, 1, 1, 5)], [1, 1, 1, 5], "", {})
+    ),
     "behind a convolution: SPLIT": _split_image,
-    "behind a convolution: L2_NORMALIZATION": _image_chain(("L2_NORMALIZATION", [], 4, "L2Norm", {})),
-    "behind a convolution: LOCAL_RESPONSE_NORMALIZATION": _image_chain(("LOCAL_RESPONSE_NORMALIZATION", [], 4, "LocalResponseNormalization", {"Radius": 2, "Bias": 1.0, "Alpha": 0.1, "Beta": 0.75})),
-    "behind a convolution: SHAPE": _image_chain(("SHAPE", [], 1, "Shape", {"dtype": "int32", "OutType": 2})),
+    "behind a convolution: L2_NORMALIZATION": _image_chain(
+        ("L2_NORMALIZATION", [], 4, "L2Norm", {})
+    ),
+    "behind a convolution: LOCAL_RESPONSE_NORMALIZATION": _image_chain(
+        (
+            "LOCAL_RESPONSE_NORMALIZATION",
+            [],
+            4,
+            "LocalResponseNormalization",
+            {"Radius": 2, "Bias": 1.0, "Alpha": 0.1, "Beta": 0.75},
+        )
+    ),
+    "behind a convolution: SHAPE": _image_chain(
+        ("SHAPE", [], 1, "Shape", {"dtype": "int32", "OutType": 2})
+    ),
 }
 """The maker of models for each operator, and for what is particular to some."""
 

@@ -82,9 +82,7 @@ class TfliteBuilder:
     def constant(self, array: Any, dtype: str = "", quantized: Quantized | None = None) -> int:
         """Add a constant."""
         elements = np.asarray(array, dtype or None)
-        return self.tensor(
-            elements.shape, str(elements.dtype), quantized, data=elements.tobytes()
-        )
+        return self.tensor(elements.shape, str(elements.dtype), quantized, data=elements.tobytes())
 
     def integers(self, values: Any) -> int:
         """Add a constant of int32, as TFLite has shapes and axes."""
@@ -165,7 +163,11 @@ class TfliteBuilder:
             return []
         sides = [
             _vector(
-                b, [_table(b, "TensorMap", Name=b.CreateString(n), TensorIndex=i) for n, i in side.items()]
+                b,
+                [
+                    _table(b, "TensorMap", Name=b.CreateString(n), TensorIndex=i)
+                    for n, i in side.items()
+                ],
             )
             for side in self.signature
         ]

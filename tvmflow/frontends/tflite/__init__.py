@@ -7,7 +7,8 @@ import mmap
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem
@@ -15,10 +16,13 @@ from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends import onnx
 from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
 from tvmflow.frontends._import_errors import importing
-from tvmflow.frontends.tflite._source import MODEL, TfliteSource, checked_model, list_files
-from tvmflow.frontends.tflite._source import find_input_problems as find_input_problems
+from tvmflow.frontends.tflite._source import MODEL, TfliteSource, checked_model, list_files, resolve
 from tvmflow.frontends.tflite._source import find_missing_files as find_missing_files
+from tvmflow.frontends.tflite._source import read_inputs as read_inputs
 from tvmflow.store.source_files import SourceFiles
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NAME: Final = "TFLite"
 KIND: Final = "tflite"
@@ -43,6 +47,7 @@ def files(
 
     Raises:
         RecipeError: when it is not a TFLite model, or has operators that are not imported.
+        DownloadError: when something has to be looked up, and cannot be.
     """
     assert isinstance(source, TfliteSource)
     return list_files(source, base, where, sources)
@@ -52,8 +57,9 @@ def load(
     files: Mapping[str, Path],
     inputs: tuple[TensorSpec, ...],
     tensors: tuple[str, ...] = (),
+    bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
 ) -> LoadedModel:
-    """Convert a model to ONNX, and import that for these input shapes.
+    """Convert a model to ONNX, and import that for these input shapes, with constants in place of some inputs.
 
     Raises:
         ImportFailed: with operator and tensor, or with the name that is no tensor of the model.
@@ -63,12 +69,14 @@ def load(
     from tvmflow.frontends.tflite._conversion import convert
 
     with importing():
-        model = checked_model(files[MODEL], inputs)
+        model = checked_model(files[MODEL])
         with files[MODEL].open("rb") as stream:
             # Weights are read from it, so that it stays open as long as they are used.
             data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        converted, inner_outputs = convert(model, data, inputs, tensors)
-        return import_prepared(prepare(converted, inputs), inner_outputs)
+        specs = resolve(files, inputs)
+        converted, inner_outputs = convert(model, data, specs, tensors, bound)
+        left = tuple(spec for spec in specs if spec.name not in bound)
+        return import_prepared(prepare(converted, left), inner_outputs)
 
 
 def reference(
@@ -91,7 +99,7 @@ def reference(
         raise EnvironmentProblem(
             "LiteRT, the reference for TFLite models, is not installed", fix=REFERENCE.install
         )
-    model = checked_model(files[MODEL], inputs)
+    model = checked_model(files[MODEL])
     numbers = {name: number for number, name in model.inputs.items()}
     names = dict(model.outputs)
     inner = {model.tensors[number].name: number for op in model.operators for number in op.outputs}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import onnx
@@ -12,28 +13,31 @@ from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends.tflite._flatbuffer import Buffer
-from tvmflow.frontends.tflite._graph import Graph
+from tvmflow.frontends.tflite._graph import Array, Graph
 from tvmflow.frontends.tflite._model import Model, Operator
 from tvmflow.frontends.tflite._operation import FIX, Operation
 from tvmflow.frontends.tflite._tensors import Tensors
 from tvmflow.frontends.tflite.converters import CONVERTERS
 
-_HYBRID_FIX: Final = (
-    "convert the model again with full integer quantization (a representative data set), or without quantization"
-)
+_HYBRID_FIX: Final = "convert the model again with full integer quantization (a representative data set), or without quantization"
 _INTEGERS: Final = ("int8", "uint8", "int4")
 
 
 def convert(
-    model: Model, data: Buffer, inputs: Sequence[TensorSpec], tensors: Sequence[str]
+    model: Model,
+    data: Buffer,
+    inputs: Sequence[TensorSpec],
+    tensors: Sequence[str] = (),
+    bound: Mapping[str, Array] = MappingProxyType({}),
 ) -> tuple[onnx.ModelProto, int]:
     """Convert a model.
 
     Args:
         model: The model.
         data: Its file.
-        inputs: The inputs with their shapes; empty for those of the file, which are fixed then.
+        inputs: All inputs with their shapes.
         tensors: Names of tensors; the ONNX model returns the inner ones after its outputs.
+        bound: The constants that take the place of inputs.
 
     Returns:
         The ONNX model, and how many of its outputs, the last ones, are inner tensors.
@@ -45,11 +49,11 @@ def convert(
     values = Tensors(graph, model.tensors, data)
     inner = _find_inner(model, tensors)
     outputs = [*model.outputs, *inner.items()]
-    shapes = {spec.name: spec.shape for spec in inputs}
+    specs = {spec.name: spec for spec in inputs}
     for number, name in model.inputs.items():
-        tensor = model.tensors[number]
-        spec = TensorSpec(name, shapes.get(name, tensor.dims), tensor.dtype)
-        values.set_input(number, graph.input(spec))
+        is_bound = name in bound
+        value = graph.constant(bound[name]) if is_bound else graph.input(specs[name])
+        values.set_input(number, value)
     graph.reserve([name for name, _ in outputs])
     for operator in model.operators:
         _convert_operator(operator, values)
@@ -104,4 +108,3 @@ def _refuse_dynamic_range(operator: Operator, values: Tensors) -> None:
         where = quoted(values.graph.prefix)
         text = f"the TFLite operator {operator.name} has integer weights for data in float32, which it rounds by their range as it runs (tensor {where})"
         raise ImportFailed(text, fix=_HYBRID_FIX)
-

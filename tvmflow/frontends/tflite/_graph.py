@@ -92,15 +92,14 @@ class Graph:
             ImportFailed: when the shape of a result depends on values that are known only when the model runs.
         """
         names = [self._new_name() for _ in range(count)]
-        node = helper.make_node(
-            operator, [v.name for v in operands], names, **attributes
-        )
+        node = helper.make_node(operator, [v.name for v in operands], names, **attributes)
         results = _infer(node, operands, self.prefix)
         elements = max((math.prod(v.shape) for v in (*results, *operands)), default=0)
         if all(v.array is not None for v in operands if v.name) and elements <= _MAX_EVALUATED:
             arrays = _evaluate(node, operands)
             return [
-                v._replace(array=a, dtype=str(a.dtype)) for v, a in zip(results, arrays, strict=True)
+                v._replace(array=a, dtype=str(a.dtype))
+                for v, a in zip(results, arrays, strict=True)
             ]
         for value in operands:
             if value.array is not None and value.name not in self._initializers:

@@ -17,6 +17,11 @@ IDENTIFIER: Final = b"TFL3"
 MAX_ENTRIES: Final = 100_000
 """The most tensors and operators of a model: no converter makes more, and TVM would take hours."""
 
+IMPORTED_DTYPES: Final = frozenset(
+    "float32 float16 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
+)
+"""The dtypes of tensors that are imported."""
+
 _MAX_RANK: Final = 8
 _MAX_OPERANDS: Final = 10_000
 _MAX_CHANNELS: Final = 1 << 20

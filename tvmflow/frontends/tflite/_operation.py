@@ -134,7 +134,13 @@ class Operation:
         return ImportFailed(text, fix=FIX)
 
 
-def pads(operation: Operation, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[int]:
+def pads(
+    operation: Operation,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> list[int]:
     """Return the padding of a window along each axis, first all before, then all after the data.
 
     With `SAME` padding there are ⌈size / stride⌉ results, and one more pixel behind than before.

@@ -14,12 +14,12 @@ from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.formatting import names_text
 from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.types import InputFile, Json, TensorSpec
-from tvmflow.frontends._base import InputProblem, MissingFile, Where
-from tvmflow.frontends._file_source import NamedFile, OneFile, named_file
-from tvmflow.frontends.onnx._inputs import ELEMENT_TYPES, ModelInput
-from tvmflow.frontends.onnx._inputs import find_input_problems as compare_inputs
+from tvmflow.frontends._base import InputRequest, MissingFile, ModelInput, Where
+from tvmflow.frontends._file_kinds import TFLITE, recognize
+from tvmflow.frontends._file_source import NamedFile, OneFile, named_file, shown
+from tvmflow.frontends._inputs import find_input_problems, input_error, resolve_inputs
 from tvmflow.frontends.tflite._flatbuffer import NotAModel
-from tvmflow.frontends.tflite._model import Model, read_model
+from tvmflow.frontends.tflite._model import IMPORTED_DTYPES, Model, Tensor, read_model
 from tvmflow.frontends.tflite._operators import SUPPORTED
 from tvmflow.store.addresses import is_address
 from tvmflow.store.source_files import SourceFiles
@@ -57,40 +57,65 @@ def list_files(
         RecipeError: when it is not a TFLite model, or has operators that are not imported.
         DownloadError: when something has to be looked up, and cannot be.
     """
-    position = where("tflite")
+    if source.files is not None:
+        text = "model.files: a TFLite model is one file; its digest is `sha256`"
+        raise RecipeError(f"{where('files')}: {text}")
     file = sources.resolve(named_file(MODEL, "tflite", source, base, where))
-    if not file.path:
-        return (file,)
-    start = f"{position}: model.tflite: {file.path}"
+    start = f"{file.where}: model.tflite"
     try:
-        model = read_file(Path(file.path))
-    except NotAModel as error:
-        raise RecipeError(f"{start} is not a TFLite model: {error}") from None
+        if file.path:
+            _check_file(Path(file.path), f"{start}: {shown(file)}")
     except OSError as error:
-        raise RecipeError(f"{start}: {error.strerror}") from None
-    if text := unsupported_text(model):
-        raise RecipeError(f"{start} cannot be imported: {text}", fix=FIX)
+        raise RecipeError(f"{start}: {file.path}: {error.strerror}") from None
     return (file,)
 
 
-def find_input_problems(
-    files: Sequence[InputFile], inputs: Sequence[TensorSpec]
-) -> Iterator[InputProblem]:
-    """Give the inputs that do not fit the model; none for a model that has yet to be downloaded."""
-    for file in files:
-        if file.role == MODEL and file.path:
-            yield from compare_inputs(list_inputs(read_file(Path(file.path))), inputs)
+def _check_file(path: Path, start: str) -> None:
+    """Check that a file can be imported, as far as that can be seen without TVM.
+
+    Raises:
+        RecipeError: with a message that begins with `start`.
+    """
+    try:
+        model = read_file(path)
+    except NotAModel as error:
+        kind = recognize(path)
+        if kind not in (TFLITE, None):
+            raise RecipeError(f"{start} {kind.text}", fix=kind.fix) from None
+        fix = "name it with `onnx:`" if path.suffix == ".onnx" else ""
+        raise RecipeError(f"{start} is not a TFLite model: {error}", fix=fix) from None
+    if text := unsupported_text(model):
+        raise RecipeError(f"{start} cannot be imported: {text}", fix=FIX)
 
 
-def list_inputs(model: Model) -> list[ModelInput]:
-    """Return names, dtypes and sizes of the inputs of a model."""
-    known = frozenset(ELEMENT_TYPES.values())
-    inputs = []
-    for number, name in model.inputs.items():
-        tensor = model.tensors[number]
-        dtype = tensor.dtype if tensor.dtype in known else ""
-        inputs.append(ModelInput(name, dtype, tensor.dims))
-    return inputs
+def read_inputs(files: Mapping[str, Path]) -> list[ModelInput]:
+    """Return the inputs of the model.
+
+    Raises:
+        ImportFailed: when the file is no TFLite model that can be imported.
+    """
+    model = checked_model(files[MODEL])
+    return [_read_input(name, model.tensors[n]) for n, name in model.inputs.items()]
+
+
+def resolve(files: Mapping[str, Path], inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return all inputs of the model; those that `inputs` does not have are as in the file.
+
+    Raises:
+        ImportFailed: when `inputs` do not fit the model.
+    """
+    requests = [InputRequest(*spec) for spec in inputs]
+    known = read_inputs(files)
+    if problems := list(find_input_problems(known, requests)):
+        raise input_error(problems)
+    return resolve_inputs(known, requests)
+
+
+def _read_input(name: str, tensor: Tensor) -> ModelInput:
+    dims = tuple("" if size < 0 else size for size in tensor.dims)
+    is_known = tensor.dtype in IMPORTED_DTYPES
+    problem = "" if is_known else f"has dtype {tensor.dtype}, which is not supported"
+    return ModelInput(name, tensor.dtype if is_known else None, dims, problem=problem)
 
 
 def unsupported_text(model: Model) -> str:
@@ -117,19 +142,17 @@ def _cached_model(path: Path, stamp: tuple[int, ...]) -> Model:
         return read_model(data)
 
 
-def checked_model(path: Path, inputs: Sequence[TensorSpec]) -> Model:
-    """Return a model that can be converted for these inputs.
+def checked_model(path: Path) -> Model:
+    """Return a model that can be converted, as far as can be seen without TVM.
 
     Raises:
-        ImportFailed: when it is none, has operators that are not imported, or other inputs.
+        ImportFailed: when it is none, or has operators that are not imported.
     """
     try:
         model = read_file(path)
     except NotAModel as error:
-        raise ImportFailed(f"the file is not a TFLite model: {error}") from error
+        text = f"the file is not a TFLite model: {error}"
+        raise ImportFailed(text, fix="convert or download it again") from None
     if text := unsupported_text(model):
         raise ImportFailed(text, fix=FIX)
-    problems = [problem.text for problem in compare_inputs(list_inputs(model), inputs)]
-    if problems:
-        raise ImportFailed("; ".join(problems), fix="correct `inputs` in the recipe")
     return model

@@ -15,12 +15,7 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import quoted
 from tvmflow.frontends.tflite._flatbuffer import Buffer
 from tvmflow.frontends.tflite._graph import Array, Graph, Value
-from tvmflow.frontends.tflite._model import Quantization, Tensor
-
-NUMPY_DTYPES: Final = frozenset(
-    "float32 float16 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
-)
-"""The dtypes of tensors that are imported."""
+from tvmflow.frontends.tflite._model import IMPORTED_DTYPES, Quantization, Tensor
 
 _QUANTIZED: Final = frozenset({"int8", "uint8", "int16"})
 
@@ -150,7 +145,7 @@ class Tensors:
         name = quoted(tensor.name or str(number))
         if tensor.data is None:
             raise ImportFailed(f"tensor {name} is read before anything computes it")
-        if tensor.is_sparse or tensor.dtype not in NUMPY_DTYPES:
+        if tensor.is_sparse or tensor.dtype not in IMPORTED_DTYPES:
             kind = "sparse values" if tensor.is_sparse else f"dtype {tensor.dtype}"
             raise ImportFailed(f"tensor {name} has {kind}, which tvmflow does not import")
         start, end = tensor.data
@@ -163,4 +158,3 @@ class Tensors:
                 f"tensor {name} has shape {list(tensor.dims)}, and {array.size} values"
             ) from None
         return self.graph.constant(array, name=tensor.name)
-

@@ -87,9 +87,7 @@ def _transposed(operation: Operation) -> None:
     # How far the windows reach beyond the result: that is cut off, one pixel more at the end.
     beyond = [
         (source - 1) * stride + taps - size
-        for source, stride, taps, size in zip(
-            data.shape[2:], strides, kernel, sizes, strict=True
-        )
+        for source, stride, taps, size in zip(data.shape[2:], strides, kernel, sizes, strict=True)
     ]
     bias = operation.bias(3, 2, 1)
     result = operation.graph.add(
