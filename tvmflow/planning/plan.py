@@ -173,6 +173,8 @@ def _input_files(
     if "reference" in traits.reads:
         # import depends on the model's bytes already; a file that means the same verifies the same
         yield from (file._replace(keyed=False) for file in planned.model_files)
+    if "operators" in traits.reads:
+        yield from planned.operator_files
     data = planned.recipe_for(target).verify.data
     if "data" in traits.reads and data is not None:
         path = Path(planned.loaded.path).parent / data

@@ -21,6 +21,7 @@ class _Fields(NamedTuple):
     model_files: tuple[InputFile, ...]
     variant: str = ""
     pipeline: str = ""
+    operator_files: tuple[InputFile, ...] = ()
 
 
 class PlannedRecipe(_Fields):
@@ -33,6 +34,7 @@ class PlannedRecipe(_Fields):
         model_files: The files of its model.
         variant: The name of the variant; empty for the recipe itself.
         pipeline: The file of the pipeline that takes the place of the recipe's own; empty for none.
+        operator_files: The files of its own operators.
     """
 
     @cached_property

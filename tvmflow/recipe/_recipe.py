@@ -117,6 +117,14 @@ class Recipe(ClosedModel):
         examples=[{"data": {"shape": [1, 3, 224, 224], "dtype": "float32"}}],
         description="Inputs of the model by name; not needed for an ONNX model with fixed shapes.",
     )
+    operators: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(to_tuple)
+    ] = Field(
+        default=(),
+        examples=[["ops/bev_pool.py", "ops/bev_pool.c"]],
+        description="Files that implement operators of the model that tvmflow lacks: Python files, and the files of C that "
+        "these use. See [operators.md](operators.md).",
+    )
     variants: dict[str, Variant] = Field(
         default={},
         examples=[{"b8": {"inputs": {"data": {"shape": [8, 3, 224, 224]}}}}],

@@ -49,7 +49,7 @@ TRAITS: Final = StageTraits(
         "emulation_program": ("program",),
     },
     needs_of_parts=("emulation_program",),
-    reads=("reference", "data"),
+    reads=("reference", "operators", "data"),
     tools=("apache-tvm", "apache-tvm-ffi", "numpy"),
     timeout_s=4 * 3600.0,
     compiles_kernels=True,

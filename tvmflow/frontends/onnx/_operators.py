@@ -9,7 +9,7 @@ from typing import Final
 from onnx import NodeProto
 
 from tvmflow.core.formatting import excerpt
-from tvmflow.frontends.onnx._graph import KnownValues, attributes_of, is_standard
+from tvmflow.frontends.onnx._graph import OWN_DOMAIN, KnownValues, attributes_of, is_standard
 
 _PARAMETER_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
     "Clip": (1, 2),
@@ -118,6 +118,8 @@ def supported_operators() -> frozenset[str]:
 
 def unsupported_reason(node: NodeProto, known: KnownValues) -> str:
     """Return why TVM's importer cannot import this node correctly, or an empty string."""
+    if node.domain == OWN_DOMAIN:
+        return ""
     name = excerpt(f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type))
     has_converter = node.op_type in supported_operators() and (
         is_standard(node) or node.domain == "com.microsoft"

@@ -6,6 +6,7 @@ it supports. Most of what real models have instead can be rewritten in ONNX's ow
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -30,6 +31,7 @@ from tvmflow.frontends.onnx._einsum import convert_einsums
 from tvmflow.frontends.onnx._graph import all_graphs
 from tvmflow.frontends.onnx._inputs import ELEMENT_TYPES, ModelInput, find_input_problems
 from tvmflow.frontends.onnx._loops import unroll_loops
+from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
 from tvmflow.frontends.onnx._rewrites import rewrite_nodes
 from tvmflow.frontends.onnx._simplification import (
     bypass_copies,
@@ -70,12 +72,15 @@ _MAX_ROUNDS: Final = 16
 _MAX_PROBLEMS: Final = 20
 
 
-def prepare(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> ModelProto:
+def prepare(
+    model: ModelProto, inputs: tuple[TensorSpec, ...], own: OwnNodes = NO_OPERATORS
+) -> ModelProto:
     """Return the model in the form that TVM's importer needs.
 
     Args:
         model: A model with all of its data; it is changed.
         inputs: The inputs with their shapes; may be empty when the shapes in the model are static.
+        own: The nodes of the recipe's own operators.
 
     Raises:
         ImportFailed: when inputs do not fit, or the opset is too old.
@@ -84,17 +89,18 @@ def prepare(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> ModelProto:
     _set_input_shapes(model, inputs)
     for conversion in _CONVERSIONS:
         model = conversion(model)
-    model = _simplify(model)
+    model = _simplify(model, own)
     refuse_large_tensors(model)
     return model
 
 
-def _simplify(model: ModelProto) -> ModelProto:
+def _simplify(model: ModelProto, own: OwnNodes) -> ModelProto:
     for round_number in range(_MAX_ROUNDS):
         before = model.SerializeToString(deterministic=True)
+        model = own.infer_shapes(model)
         for simplification in _SIMPLIFICATIONS:
             model = simplification(model)
-        model = simplify_branches(model, _simplify)
+        model = simplify_branches(model, functools.partial(_simplify, own=own))
         if model.SerializeToString(deterministic=True) == before:
             _log.debug("nothing left to simplify after %d rounds", round_number)
             break
