@@ -45,7 +45,7 @@ def read_memory() -> dict[str, float]:
 def serve(path: Path) -> None:
     """Load a model, call it, print what that took, and wait."""
     # What belongs to Python and to the packages is part of the process before the model.
-    importlib.import_module("onnxruntime" if path.suffix == ".onnx" else "tests.support.c_library")
+    importlib.import_module("onnxruntime" if path.suffix == ".onnx" else "numpy")
     before = read_memory()
     started = time.perf_counter()
     call: Callable[[], Any] = open_model(path, 2)

@@ -4,9 +4,10 @@
                              [--rounds N] [--vm] [--json FILE]
 
 Each model is built by `tvmflow run` untuned, and tuned for `--minutes` (0: untuned only), and then
-called in turns with both peers (and with `--vm`, with itself on TVM's virtual machine), each runtime in a process of its own, with one thread and with one a
-core. The table shows latencies in ms, and those of tvmflow relative to ONNX Runtime and to the faster
-of the two (below 1: faster); below it are the kernels that take most time in each model above 1.1.
+called in turns with both peers (and with `--vm`, with itself on TVM's virtual machine), each runtime
+in a process of its own, with one thread and with one a core. The table shows latencies in ms, and
+those of tvmflow relative to ONNX Runtime and to the faster of the two (below 1: faster); below it are
+the kernels that take most time in each model above 1.1.
 Random weights will do: their values change neither shapes nor speed. OpenVINO comes with
 `pip install -e .[bench]`; without it ONNX Runtime is the only peer.
 """

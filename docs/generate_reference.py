@@ -26,11 +26,12 @@ model:
   # onnx: models/digits.onnx         # a path from the recipe's folder, or a URL
   # sha256: 9f86d081884c7d65…        # digest of that file; required for a URL
 
-inputs:                              # not needed for an ONNX model with fixed shapes
+inputs:                              # what the model does not tell: see inputs.md
   data:
     shape: [1, 1, 8, 8]              # the batch size is fixed too
     dtype: float32
     range: [0.0, 1.0]                # of random inputs, when verify has no data
+    # value: 16000                   # or a constant, which removes the input from the library
 
 variants:                            # other shapes or precisions: digits-one, digits-eight, digits-half
   one: {}                            # as above
@@ -103,7 +104,7 @@ digits.yaml:10:3: tune.trails: unknown field; did you mean 'trials'?
 
 Recipes use a subset of YAML: mappings, lists, strings, numbers, `true`, `false`, comments, anchors and aliases. Values that YAML would read as something unexpected are rejected: `yes` and `no`, dates, numbers with a leading 0, duplicate fields, tags and merge keys (`<<`). `1e-3` is a number. Strings that look like another type need quotes.
 
-Planning also reads the header of the model and compares it with `inputs`: names, dtypes, ranks and sizes. A dimension that the model leaves free (a name, no size, or a negative one) needs a size in the recipe.
+Planning also reads the header of the model and compares it with `inputs`: [inputs.md](inputs.md) describes it.
 
 ## Models from elsewhere
 
@@ -278,7 +279,7 @@ def _kind(field: Mapping[str, Json], sections: Mapping[str, str]) -> str:
     if "prefixItems" in field:
         return "two numbers"
     if field["type"] == "array":
-        return f"list of: {_type(field['items'], sections)}"
+        return f"list of: {_type(field['items'], sections)}" if "items" in field else "nested lists"
     inside = field.get("additionalProperties")
     if isinstance(inside, dict):
         return f"{_kind(inside, sections)} by name"

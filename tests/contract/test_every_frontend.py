@@ -20,7 +20,7 @@ each_frontend = pytest.mark.parametrize("name", FRONTENDS)
 FUNCTIONS = (
     "find_missing_files",
     "files",
-    "find_input_problems",
+    "read_inputs",
     "load",
     "reference",
     "reference_version",
@@ -138,5 +138,5 @@ def test_a_new_frontend_needs_only_its_line_in_the_registry(tmp_path: Path) -> N
             "toy.yaml:3:29: model.bricks: must be at least 1",
         ],
         ["toy.yaml:3:30: model.bricks: is only allowed with toy"],
-        ["mxnet", "onnx", "sha256", "toy", "bricks"],
+        ["files", "mxnet", "sha256", "onnx", "toy", "bricks"],
     ]

@@ -20,6 +20,7 @@ class Elf(NamedTuple):
     soname: str
     tags: frozenset[int]
     undefined: tuple[str, ...]
+    exports: frozenset[str]
 
     @property
     def requires_symbol_versions(self) -> bool:
@@ -64,8 +65,10 @@ def read_elf(path: Path) -> Elf:
 
     needed = tuple(text(value) for tag, value in entries if tag == _NEEDED)
     soname = text(tags[_SONAME]) if _SONAME in tags else ""
-    undefined = [text(name) for name, section in _dynamic_symbols(content, wide) if not section]
-    return Elf(machine, needed, soname, frozenset(tags), tuple(filter(None, undefined)))
+    symbols = _dynamic_symbols(content, wide)
+    undefined = filter(None, (text(name) for name, section in symbols if not section))
+    exports = frozenset(text(name) for name, section in symbols if section)
+    return Elf(machine, needed, soname, frozenset(tags), tuple(undefined), exports)
 
 
 def _dynamic_symbols(content: bytes, wide: bool) -> list[tuple[int, int]]:

@@ -109,10 +109,7 @@ class BuiltTwice(NamedTuple):
         objects.mkdir()
         compile_program(mod, weights, tvm_target, "net_", objects)
         signature = {
-            direction: [
-                {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
-                for spec in getattr(model, direction)
-            ]
+            direction: [spec.to_json() for spec in getattr(model, direction)]
             for direction in ("inputs", "outputs")
         }
         described = DescribedModel("net", signature, (), str(target["mtriple"]))
@@ -144,15 +141,19 @@ def _place(array: Array, offset: int) -> Array:
     return placed
 
 
+def divide_loops(program: str) -> str:
+    """Return the C code of a model with all parallel loops divided into 64 tasks, however short they are."""
+    program, calls = re.subn(r"TF_CALL\((\d+), \d+,", r"TF_CALL(\1, 64,", program)
+    program, limits = re.subn(r"(#define TF_MOST_TASKS) \d+u", r"\1 64u", program)
+    assert calls and limits == 1
+    return program
+
+
 def write_parallel_sources(exported: Exported, folder: Path) -> list[Path]:
     """Write the C code of a model all of whose parallel loops are divided, however short; return its other objects."""
     built = exports.built_of(exported, exports.recipe(), exports.target())
     form = built.forms[form_names.C_LIBRARY]
-    program = re.sub(
-        r"TF_CALL\((\d+), \d+,", r"TF_CALL(\1, 64,", form[c_library.PROGRAM].read_text()
-    )
-    program = re.sub(r"(#define TF_MOST_TASKS) \d+u", r"\1 64u", program)
-    (folder / "parallel.c").write_text(program)
+    (folder / "parallel.c").write_text(divide_loops(form[c_library.PROGRAM].read_text()))
     c_library.write_sources(built.c_model, folder / "parallel.c", folder)
     return [path for path in form.values() if path.suffix == ".o"]
 

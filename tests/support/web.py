@@ -30,6 +30,8 @@ class Web:
     """Bytes of the file in each answer."""
     requests: list[str] = field(default_factory=list)
     """The Range of each request, empty without one."""
+    credentials: list[str] = field(default_factory=list)
+    """The `Authorization` of each request, empty without one."""
 
     @property
     def served(self) -> int:
@@ -45,6 +47,7 @@ def serving(body: bytes) -> Iterator[Web]:
     class Handler(RequestHandler):
         def do_GET(self) -> None:
             web.requests.append(self.headers.get("Range", ""))
+            web.credentials.append(self.headers.get("Authorization", ""))
             web.sent.append(0)
             self.number = len(web.sent) - 1
             self.close_connection = True

@@ -16,9 +16,9 @@ from tvm.s_tir import pipeline as s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from tvmflow.compiler.c_sources import compile_c_sources
+from tvmflow.compiler.cpu_model import is_cpu
 
 _CPU_PIPELINE: Final = "tvmflow_cpu"
-_CPU_KIND: Final = "llvm"
 
 # Enough for many cores; each costs 20 ms.
 _MAX_GROUPS: Final = 16
@@ -55,7 +55,7 @@ def split_kernels(mod: tvm.IRModule) -> list[tvm.IRModule]:
 
 def pipeline_for(target: tvm.target.Target) -> str:
     """Return the name of the pipeline that kernels are compiled with."""
-    return _CPU_PIPELINE if target.kind.name == _CPU_KIND else "default"
+    return _CPU_PIPELINE if is_cpu(target) else "default"
 
 
 def _make_cpu_pipeline() -> tuple[Any, Any, Any]:

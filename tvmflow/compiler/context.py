@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tvm
 
-from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, CpuModel
+from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, CpuModel, is_cpu
 from tvmflow.compiler.options import LoweringOptions
 
 
@@ -54,7 +54,7 @@ class LoweringContext:
 
     def is_cpu(self) -> bool:
         """Return whether the target is a CPU, also one that has no optimized kernels."""
-        return str(self.target.kind.name) == "llvm"
+        return is_cpu(self.target)
 
     def has_cpu_model(self) -> bool:
         """Return whether kernels are optimized for a CPU."""

@@ -66,6 +66,11 @@ def _find_dot_dtype(arch: str, features: set[str]) -> str | None:
     return "int8" if arch in ("aarch64", "arm64") and "dotprod" in features else None
 
 
+def is_cpu(target: tvm.target.Target) -> bool:
+    """Return whether a target is a CPU, for which LLVM generates the code."""
+    return str(target.kind.name) == "llvm"
+
+
 class CpuModel(NamedTuple):
     """A CPU as schedule rules see it.
 
@@ -93,7 +98,7 @@ class CpuModel(NamedTuple):
     def from_target(cls, target: Mapping[str, Json]) -> CpuModel | None:
         """Return the model of a target's CPU; None if no rule supports it."""
         tvm_target = tvm.target.Target(dict(target))
-        if tvm_target.kind.name != "llvm":
+        if not is_cpu(tvm_target):
             return None
         arch = str(target.get("mtriple", "")).partition("-")[0]
         features = {str(name) for name in codegen.llvm_get_cpu_features(tvm_target)}

@@ -193,6 +193,13 @@ def convolution_kind(call: Any) -> str:
     return f"{'depthwise' if is_depthwise(call) else 'grouped'}_{name}"
 
 
+def find_nodes(tree: Any, *kinds: type) -> list[Any]:
+    """Return the nodes of some kinds in a statement or an expression of TIR."""
+    nodes: list[Any] = []
+    tvm_ffi.structural_walk(tree, tuple((kind, nodes.append) for kind in kinds))
+    return nodes
+
+
 def operator_name(expr: Any) -> str:
     """Return the name of the operator that an expression calls; empty if it calls none."""
     return str(getattr(getattr(expr, "op", None), "name", ""))

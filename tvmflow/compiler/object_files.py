@@ -25,6 +25,7 @@ from tvm.relax import vm_build
 
 from tvmflow.compiler import code_generation, ir, lowering
 from tvmflow.compiler.c_sources import compile_c_sources
+from tvmflow.compiler.cpu_model import is_cpu
 from tvmflow.targets.linking import LINKERS, elf, elf_data
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
@@ -78,7 +79,7 @@ def _compile_kernels(
     Returns:
         The executable with the first group of kernels; the objects of all others are in the folder.
     """
-    if target.kind.name != "llvm":
+    if not is_cpu(target):
         return code_generation.compile_model(mod, target)
     with target:
         lowered = relax.get_pipeline("default")(mod)

@@ -63,6 +63,13 @@ class RecipeError(TvmflowError):
         super().__init__("\n".join(shown), fix=fix)
 
 
+def merge_recipe_errors(errors: "list[RecipeError]") -> RecipeError:
+    """Return one error with the problems and remedies of several, each once."""
+    problems = [problem for error in errors for problem in error.problems]
+    fixes = [error.fix for error in errors if error.fix]
+    return RecipeError(list(dict.fromkeys(problems)), fix="; ".join(dict.fromkeys(fixes)))
+
+
 class StageError(TvmflowError):
     """A stage cannot do what the recipe requests, for a reason that the user can act on."""
 

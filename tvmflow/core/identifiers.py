@@ -1,4 +1,4 @@
-"""Names of programs' own making from the names that people choose."""
+"""Identifiers of programs, from the names that people choose."""
 
 from __future__ import annotations
 

@@ -43,11 +43,13 @@ class InputFile(NamedTuple):
 
     Attributes:
         role: The name by which the stage reads it.
-        path: Its absolute path; empty for a file that has yet to be downloaded.
+        path: Its absolute path; empty for a file that has yet to be downloaded. Of one that was
+            downloaded, only planning reads it: a stage downloads the file again if it is gone.
         where: The position in the recipe that names it (`file:line:column`), for errors.
         url: Where it is downloaded from. Such a file has a `sha256`, which the key uses.
         sha256: The digest (hex) that the recipe expects; empty when it names none.
         sha256_where: The position of that digest in the recipe.
+        sha256_field: The field below `model` with that digest.
         keyed: Whether its content is part of the key. It is not where another stage that the
             key depends on has read the same file.
     """
@@ -58,6 +60,7 @@ class InputFile(NamedTuple):
     url: str = ""
     sha256: str = ""
     sha256_where: str = ""
+    sha256_field: str = "sha256"
     keyed: bool = True
 
 

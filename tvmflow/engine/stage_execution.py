@@ -21,10 +21,10 @@ from tvmflow.executors._base import Executor, OnEvent
 from tvmflow.planning.decisions import check_pinned, input_digests
 from tvmflow.store.claims import Claim
 from tvmflow.store.download_attempt import DownloadProgress
-from tvmflow.store.downloads import download, list_files
 from tvmflow.store.file_digests import stamp
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.client import RemoteCacheClient
+from tvmflow.store.source_files import fetch_file
 from tvmflow.targets import devices
 from tvmflow.tuning.remote_ledger import LedgerSync
 
@@ -188,16 +188,8 @@ class StageExecution:
         return result
 
     def _find_file(self, file: InputFile) -> str:
-        """Return the path of a file from outside the store, after downloading it if it has a URL."""
-        if not file.url:
-            return file.path
-        store, folder = self.context.store, Path(self.context.store.downloads)
-        for path in list_files(folder, file.sha256):
-            store.make_way(str(path))
         limit_s = self.context.timeout_s or math.inf
-        return str(
-            download(file.url, file.sha256, folder, on_progress=self._on_download, limit_s=limit_s)
-        )
+        return fetch_file(file, self.context.store, on_progress=self._on_download, limit_s=limit_s)
 
     def _on_download(self, progress: DownloadProgress) -> None:
         if self.context.executor.cancelled:

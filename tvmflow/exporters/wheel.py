@@ -1,8 +1,8 @@
 """`wheel`: a Python package that pip installs, with the model and everything that loads it inside.
 
 Its loader is tvmflow's own runtime, copied when the wheel is made: a machine that runs the model
-needs numpy, and TVM where that executes it, not tvmflow. In the wheel `digits_model`, the module `tvmflow.runtime.loading`
-is `digits_model._tvmflow.runtime.loading`.
+needs numpy, and TVM where that executes it, not tvmflow. In the wheel `digits_model`, the module
+`tvmflow.runtime.loading` is `digits_model._tvmflow.runtime.loading`.
 """
 
 from __future__ import annotations

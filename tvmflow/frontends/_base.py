@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tvmflow.core.schema import ClosedModel
 from tvmflow.core.types import InputFile, Json, TensorSpec
+from tvmflow.store.source_files import SourceFiles
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +34,7 @@ class LoadedModel(NamedTuple):
             Integer tensors that the graph needs as constants (shapes, axes) are constants here.
         params: Everything else that is learned, so that new weights for the same architecture
             give the same `mod`.
-        inputs: The model's inputs.
+        inputs: The model's inputs, without those that are bound to a constant.
         outputs: The model's outputs.
         tensors: The requested inner tensors that are not outputs anyway.
     """
@@ -56,6 +58,43 @@ class MissingFile(NamedTuple):
 
     field: tuple[str, ...]
     text: str
+
+
+class ModelInput(NamedTuple):
+    """An input of a model.
+
+    Attributes:
+        name: Its name.
+        dtype: Its dtype; None where the model does not tell it.
+        dims: Fixed sizes, and names of free dimensions (which may be empty); None without a shape.
+        is_required: False for one that has a default, or that may be a weight.
+        problem: Why it cannot be compiled, as the end of a sentence; or nothing.
+    """
+
+    name: str
+    dtype: str | None = None
+    dims: tuple[int | str, ...] | None = None
+    is_required: bool = True
+    problem: str = ""
+
+
+class InputRequest(NamedTuple):
+    """The fields of an input in a recipe; None for those that are left to the model.
+
+    Attributes:
+        name: Its name.
+        shape: Its shape.
+        dtype: Its dtype.
+        value: The constant that it is bound to: a number, a truth value, or nested lists of them.
+            A number fills the shape.
+        range: Minimum and maximum of random inputs.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    value: Json = None
+    range: tuple[float, float] | None = None
 
 
 class InputProblem(NamedTuple):
@@ -152,24 +191,30 @@ class Frontend(Protocol):
         """
         ...
 
-    def files(self, source: SourceFields, base: Path, where: Where) -> tuple[InputFile, ...]:
+    def files(
+        self, source: SourceFields, base: Path, where: Where, sources: SourceFiles
+    ) -> tuple[InputFile, ...]:
         """Return the files that the model consists of, without importing a framework.
+
+        A file may be at an address: `_file_source` has the fields that name and pin such files.
 
         Args:
             source: The recipe's `model`, which has all fields of `SOURCE`.
             base: The recipe's folder.
             where: Returns the position of a field below `model`.
+            sources: Resolves every file: what it returns has a digest where it has an address, and
+                a path where it was downloaded before.
         """
         ...
 
-    def find_input_problems(
-        self, files: Sequence[InputFile], inputs: Sequence[TensorSpec]
-    ) -> Iterator[InputProblem]:
-        """Give the inputs that do not fit the model, as far as its files tell without a framework.
+    def read_inputs(self, files: Mapping[str, Path]) -> Sequence[ModelInput]:
+        """Return the inputs of the model, as far as its files tell without a framework.
 
         Args:
-            files: The files that `files` returned.
-            inputs: The recipe's inputs; may be empty unless `REQUIRES_INPUTS`.
+            files: Path of each file by its role; of those that `files` returned, the first is there.
+
+        Raises:
+            ImportFailed: when a file is not of this framework.
         """
         ...
 
@@ -178,13 +223,15 @@ class Frontend(Protocol):
         files: Mapping[str, Path],
         inputs: tuple[TensorSpec, ...],
         tensors: tuple[str, ...] = (),
+        bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
     ) -> LoadedModel:
         """Import the model for these input shapes.
 
         Args:
             files: Path of each file by its role.
-            inputs: The recipe's inputs; may be empty unless `REQUIRES_INPUTS`.
+            inputs: The inputs; those of which the model tells everything may be missing.
             tensors: Names of inner tensors that the module returns after its outputs.
+            bound: The constants of those inputs that are no inputs of the library.
 
         Raises:
             ImportFailed: with operator and node, or with the name that is no tensor of the model.

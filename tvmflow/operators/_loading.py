@@ -6,6 +6,7 @@ import importlib
 import importlib.abc
 import importlib.util
 import logging
+import shutil
 import signal
 import sys
 import threading
@@ -142,6 +143,19 @@ def forget_operators() -> None:
 
 def _is_at(spec: ModuleSpec, path: Path) -> bool:
     return bool(spec.origin) and Path(str(spec.origin)).resolve() == path.resolve()
+
+
+def prepare_calls(scratch: Path) -> Path:
+    """Return an empty folder for the calls of operators that a reference records, each as a model of one node and its arrays."""
+    folder = calls_folder(scratch)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def calls_folder(scratch: Path) -> Path:
+    """Return the folder of recorded calls below that of a reference."""
+    return scratch / "calls"
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

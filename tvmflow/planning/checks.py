@@ -8,6 +8,7 @@ from typing import Final
 from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
+from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.stages import STAGES, export, join
 from tvmflow.stages._runtime_choice import (
     AUTO,
@@ -76,13 +77,13 @@ def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
     if useless:
         return [f"{where} {useless}; give it `kernels: {{precision: model}}`"]
     recipe = planned.recipe_for(target)
-    no_c_runtime = no_c_runtime_reason(recipe, target) if recipe.runtime == "c" else ""
+    no_c_runtime = no_c_runtime_reason(recipe, target) if recipe.runtime == C_RUNTIME else ""
     if "build" in stages and no_c_runtime:
         return [f"{where} cannot have the C runtime: {no_c_runtime}; give it `runtime: vm`"]
     unlinkable = unlinkable_reason(target.tvm, target.toolchain)
     if "export" in stages and unlinkable:
         return [f"{where} cannot be linked: {unlinkable}; name one with `toolchain: {{linker: …}}`"]
-    no_vm = no_vm_reason(target) if choose_runtime(recipe, target) == "vm" else ""
+    no_vm = no_vm_reason(target) if choose_runtime(recipe, target) == VM else ""
     if "export" in stages and no_vm:
         advice = "ask for the output c-library, and leave `runtime: vm` out"
         return [f"{where} cannot have a library for TVM's runtime: {no_vm}; {advice}"]
@@ -162,7 +163,7 @@ def _check_run_location(
 def _has_tvm_runtime(recipe: Recipe, target: ResolvedTarget) -> bool:
     """Tell whether a library is for TVM's runtime, by the recipe. A part may have no outputs of its own."""
     has_choice = recipe.outputs or recipe.runtime != AUTO
-    return bool(has_choice) and choose_runtime(recipe, target) == "vm"
+    return bool(has_choice) and choose_runtime(recipe, target) == VM
 
 
 def _check_outputs(planned: PlannedRecipe, target: Target) -> Iterator[str]:

@@ -92,8 +92,8 @@ class PlanState:
             raise RecipeError(f"{file.where}: {file.path}: {error.strerror}") from error
         if file.sha256 and digest != file.sha256:
             raise RecipeError(
-                f"{file.sha256_where or file.where}: model.sha256: {file.path} has the digest {digest}, "
-                f"not {file.sha256}",
+                f"{file.sha256_where or file.where}: model.{file.sha256_field}: {file.path} has the digest "
+                f"{digest}, not {file.sha256}",
                 fix="fetch the file again, or write its digest into the recipe if this is the right one",
             )
         return digest

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tvmflow.core.errors import RecipeError
+from tvmflow.core.errors import RecipeError, merge_recipe_errors
 from tvmflow.core.formatting import excerpt
-from tvmflow.core.types import Plan, TensorSpec
+from tvmflow.core.types import Plan
 from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends._inputs import find_input_problems
 from tvmflow.operators._files import list_operator_files
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.enforce_lock import enforce_lock
@@ -23,7 +24,9 @@ from tvmflow.planning.recipes import LoadedRecipe
 from tvmflow.planning.request import RunRequest, load_request
 from tvmflow.planning.target_resolution import resolve_targets
 from tvmflow.recipe.lock_file import Lock, read_lock
+from tvmflow.store.download_attempt import OnProgress
 from tvmflow.store.local import LocalStore
+from tvmflow.store.source_files import SourceFiles
 
 _log = logging.getLogger(__name__)
 
@@ -46,11 +49,19 @@ class PreparedRun(NamedTuple):
     pipeline: Pipeline | None = None
 
 
-def prepare_run(request: RunRequest, store: LocalStore) -> PreparedRun:
+def prepare_run(
+    request: RunRequest, store: LocalStore, on_download: OnProgress | None = None
+) -> PreparedRun:
     """Plan what a command line requests.
+
+    Args:
+        request: What it requests.
+        store: The store.
+        on_download: Called a few times a second while a file is downloaded for what it says of others.
 
     Raises:
         RecipeError: with all mistakes in all recipes.
+        DownloadError: when the address of a model has to be looked up, and cannot be.
         UsageError: when the request names something that does not exist.
     """
     started_ns = time.time_ns()
@@ -58,18 +69,19 @@ def prepare_run(request: RunRequest, store: LocalStore) -> PreparedRun:
     lock = read_lock(Path(request.lock)) if request.lock else None
     reads = [lock.path] if lock else []
     planned: list[PlannedRecipe] = []
-    problems: list[str] = []
+    errors: list[RecipeError] = []
+    sources = SourceFiles(store, on_download)
     for recipe in loaded:
         try:
-            recipes, recipe_reads = _plan_recipe(recipe, request, store, lock)
+            recipes, recipe_reads = _plan_recipe(recipe, request, store, lock, sources)
         except RecipeError as error:
-            problems += error.problems
+            errors.append(error)
             continue
         planned += recipes
         reads += recipe_reads
-    if problems:
+    if errors:
         # A pipeline that several recipes share has the same mistakes for each of them.
-        raise RecipeError(list(dict.fromkeys(problems)))
+        raise merge_recipe_errors(errors)
     plan = make_plan(planned)
     if lock and not request.updates_lock:
         plan = enforce_lock(lock, plan, PlanState(store), store)
@@ -79,7 +91,11 @@ def prepare_run(request: RunRequest, store: LocalStore) -> PreparedRun:
 
 
 def _plan_recipe(
-    recipe: LoadedRecipe, request: RunRequest, store: LocalStore, lock: Lock | None
+    recipe: LoadedRecipe,
+    request: RunRequest,
+    store: LocalStore,
+    lock: Lock | None,
+    sources: SourceFiles,
 ) -> tuple[list[PlannedRecipe], list[Path]]:
     """Return a recipe, or its variants, with stages, targets and model files, and the files that were read."""
     pipeline = load_pipeline(request.pipeline) if request.pipeline else recipe.pipeline
@@ -87,7 +103,7 @@ def _plan_recipe(
     pipeline_name = request.pipeline or recipe.recipe.pipeline
     reads = [*recipe.read, pipeline.path, *pipeline_candidates(pipeline_name, recipe.path.parent)]
     model, folder = recipe.recipe.model, recipe.path.parent.absolute()
-    files = FRONTENDS[model.kind].files(model, folder, partial(recipe.where, "model"))
+    files = FRONTENDS[model.kind].files(model, folder, partial(recipe.where, "model"), sources)
     # The model itself names the further files that it consists of.
     reads += [Path(file.path) for file in files if file.role == "model" and file.path]
     names, where = recipe.recipe.operators, partial(recipe.where, "operators")
@@ -114,8 +130,12 @@ def _plan_recipe(
 def _list_input_problems(planned: PlannedRecipe) -> Iterator[str]:
     """Give the inputs that do not fit the model, as far as its files tell without a framework."""
     recipe = planned.recipe
-    frontend = FRONTENDS[recipe.model.kind]
-    inputs = [TensorSpec(name, spec.shape, spec.dtype) for name, spec in recipe.inputs.items()]
-    for problem in frontend.find_input_problems(planned.model_files, inputs):
+    if not planned.model_files[0].path:
+        # the import says it of a model that has yet to be downloaded
+        return
+    files = {file.role: Path(file.path) for file in planned.model_files}
+    requests = [spec.request(name) for name, spec in recipe.inputs.items()]
+    inputs = FRONTENDS[recipe.model.kind].read_inputs(files)
+    for problem in find_input_problems(inputs, requests):
         loc = planned.input_loc(problem)
         yield f"{planned.loaded.where(*loc)}: {excerpt('.'.join(loc))}: {problem.text}"

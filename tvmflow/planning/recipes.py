@@ -14,6 +14,7 @@ from tvmflow.recipe import Recipe
 from tvmflow.recipe.validation import validate
 from tvmflow.recipe.yaml_document import Document, Loc, Problem
 from tvmflow.recipe.yaml_reader import read_yaml
+from tvmflow.store.addresses import is_address
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +87,6 @@ def _missing_data(document: Document) -> Iterator[Problem]:
         loc: Loc = (*owner, "verify", "data")
         data, base = document.value_at(*loc), document.path.parent
         if isinstance(data, str) and data and not is_file(base / data):
-            is_url = "://" in data
+            is_url = is_address(data)
             text = "must be a file, not a URL" if is_url else missing_file_text(base / data)
             yield document.problem(text, *loc)

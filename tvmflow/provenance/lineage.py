@@ -14,6 +14,7 @@ from tvmflow.core.types import Artifact, Json, Need, StageSpec
 from tvmflow.planning.enforce_lock import locked_settings
 from tvmflow.provenance.delivered import DeliveredTarget
 from tvmflow.stages import STAGES, import_model, verify
+from tvmflow.store.addresses import without_secrets
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
 
@@ -87,7 +88,7 @@ class FinishedStage(NamedTuple):
         for file in self.spec.files:
             if file.keyed:
                 digest = self.preimage["inputs"][file.role]
-                yield Source(file.role, digest, remove_secrets(file.url))
+                yield Source(file.role, digest, without_secrets(file.url))
         for need in self.spec.needs:
             if STAGES[need.maker].TRAITS.run.searches:
                 yield from (Source(role, digest, "") for role, digest in self._inputs_of(need))
@@ -186,14 +187,3 @@ def load_lineage(delivered: DeliveredTarget, store: LocalStore) -> Lineage:
         stages.append(FinishedStage(spec, artifact, preimage))
     _log.debug("%d stages are behind %s/%s", len(stages), delivered.recipe, delivered.target)
     return Lineage(delivered.recipe, delivered.target, delivered.files, tuple(stages), store)
-
-
-def remove_secrets(url: str) -> str:
-    """Return a URL without what may be secret in it: name and password, query, fragment.
-
-    >>> remove_secrets("https://me:pw@models.example:8443/net.onnx?token=1")
-    'https://models.example:8443/net.onnx'
-    """
-    parts = urllib.parse.urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=host, query="", fragment="").geturl()

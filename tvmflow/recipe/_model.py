@@ -5,23 +5,36 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
+from tvmflow.core.formatting import quoted
 from tvmflow.core.schema import ClosedModel, field_error, one_of, schema_enum, to_tuple
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._base import MAX_ELEMENTS
+from tvmflow.frontends._base import MAX_ELEMENTS, InputRequest
+from tvmflow.frontends._inputs import scalars_of, shape_of_value
 
 DTYPES: Final = (
     "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
 )
 
+# A larger constant belongs into the model.
+_MAX_CONSTANT_ELEMENTS: Final = 1 << 24
+_VALUE_SCHEMA: Final = {
+    "anyOf": [{"type": kind} for kind in ("number", "boolean", "array", "null")]
+}
+
 _Dtype = Annotated[str, one_of(DTYPES, "a dtype"), schema_enum(DTYPES)]
 
 # pydantic lists the fields of the last base first.
 _SOURCES: Final = tuple(frontend.SOURCE for frontend in reversed(FRONTENDS.values()))
-_OWNERS: Final = {
-    field: kind for kind, frontend in FRONTENDS.items() for field in frontend.SOURCE.model_fields
-}
+_FIELDS: Final = dict.fromkeys(
+    field for frontend in FRONTENDS.values() for field in frontend.SOURCE.model_fields
+)
+
+
+def _owners(field: str) -> list[str]:
+    """Return the frontends that have a field; several may share one."""
+    return [kind for kind, entry in FRONTENDS.items() if field in entry.SOURCE.model_fields]
 
 
 class ModelSource(*_SOURCES):  # type: ignore[misc]  # mypy does not follow computed bases
@@ -40,30 +53,50 @@ class ModelSource(*_SOURCES):  # type: ignore[misc]  # mypy does not follow comp
             raise field_error(
                 f"needs exactly one of {names}, found {' and '.join(kinds) or 'none'}"
             )
-        for field, kind in _OWNERS.items():
-            if kind != kinds[0] and getattr(self, field) is not None:
-                raise field_error(f"is only allowed with {kind}", field)
+        for field in _FIELDS:
+            if getattr(self, field) is not None and kinds[0] not in _owners(field):
+                raise field_error(f"is only allowed with {' or '.join(_owners(field))}", field)
         return self
 
 
-class InputSpec(ClosedModel):
-    """One input of the model."""
+def _to_tuples(value: Any) -> Any:
+    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
 
-    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(to_tuple)] = Field(
-        examples=[[1, 3, 224, 224]],
-        description="Size of each dimension; all sizes are fixed, including the batch.",
+
+class InputSpec(ClosedModel):
+    """One input of the model. What it leaves out is as in the model."""
+
+    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...] | None, BeforeValidator(to_tuple)] = (
+        Field(
+            default=None,
+            examples=[[1, 3, 224, 224]],
+            description="Size of each dimension, including the batch. Default: as in the model, which may leave sizes open.",
+        )
     )
-    dtype: _Dtype = Field(default="float32", description="Element type.")
+    dtype: _Dtype | None = Field(
+        default=None,
+        description="Element type. Default: as in the model; float32 where it does not tell.",
+    )
     range: Annotated[tuple[float, float] | None, BeforeValidator(to_tuple)] = Field(
         default=None,
         examples=[[-1.0, 1.0]],
         description="Minimum and maximum of random inputs. Default: 0 to 1; integers are 0 or 1.",
     )
+    value: Annotated[Any, BeforeValidator(_to_tuples), WithJsonSchema(_VALUE_SCHEMA)] = Field(
+        default=None,
+        examples=[16000],
+        description="A constant, a number or nested lists of them, to which the input is bound: the library does not "
+        "have it. A number with `shape` fills that shape.",
+    )
+
+    def request(self, name: str) -> InputRequest:
+        """Return what the recipe says of the input of this name."""
+        return InputRequest(name, self.shape, self.dtype, self.value, self.range)
 
     @field_validator("shape")
     @classmethod
-    def _check_size(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if math.prod(value) > MAX_ELEMENTS:
+    def _check_size(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and math.prod(value) > MAX_ELEMENTS:
             raise field_error("has more than 2^31 elements")
         return value
 
@@ -80,3 +113,34 @@ class InputSpec(ClosedModel):
         if value is not None and not value[0] < value[1]:
             raise field_error("the first number must be less than the second")
         return value
+
+    @field_validator("value")
+    @classmethod
+    def _check_value(cls, value: Any) -> Any:
+        if value is None:
+            return value
+        for scalar in scalars_of(value):
+            if not isinstance(scalar, bool | int | float) or not math.isfinite(scalar):
+                text = quoted(str(scalar))
+                raise field_error(f"must be a number, or lists of numbers; {text} is none")
+        try:
+            shape = shape_of_value(value)
+        except ValueError as error:
+            raise field_error(str(error)) from None
+        if 0 in shape:
+            raise field_error("is empty")
+        return value
+
+    @model_validator(mode="after")
+    def _check_binding(self) -> InputSpec:
+        if self.value is None:
+            return self
+        if self.range is not None:
+            raise field_error("is for random inputs, and the input has a value", "range")
+        shape = shape_of_value(self.value)
+        if self.shape is not None and shape not in ((), self.shape):
+            text = f"has the shape {list(shape)}, and `shape` is {list(self.shape)}"
+            raise field_error(text, "value")
+        if math.prod(self.shape or ()) > _MAX_CONSTANT_ELEMENTS:
+            raise field_error("has more than 2^24 elements, the most of a constant", "shape")
+        return self

@@ -15,7 +15,6 @@ from pydantic import (
 )
 
 from tvmflow.compiler.form_names import C_LIBRARY
-from tvmflow.core.formatting import quoted
 from tvmflow.core.quantities import parse_size
 from tvmflow.core.schema import (
     NAME_PATTERN,
@@ -25,7 +24,6 @@ from tvmflow.core.schema import (
     first_field_error,
     to_tuple,
 )
-from tvmflow.core.suggestions import did_you_mean
 from tvmflow.exporters import PARTITIONED_EXPORTERS
 from tvmflow.frontends import FRONTENDS
 from tvmflow.recipe._kernels import Kernels, Runtime
@@ -115,7 +113,8 @@ class Recipe(ClosedModel):
         default_factory=dict,
         validate_default=True,
         examples=[{"data": {"shape": [1, 3, 224, 224], "dtype": "float32"}}],
-        description="Inputs of the model by name; not needed for an ONNX model with fixed shapes.",
+        description="Inputs of the model by name: what the model does not tell, and what is to differ from it. See "
+        "[inputs.md](inputs.md).",
     )
     operators: Annotated[
         tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(to_tuple)
@@ -230,12 +229,9 @@ class Recipe(ClosedModel):
     @model_validator(mode="after")
     def _check_variant_inputs(self) -> Recipe:
         for name, variant in self.variants.items():
-            for input_name in variant.inputs if self.inputs else ():
-                if input_name not in self.inputs:
-                    hint = did_you_mean(input_name, self.inputs)
-                    valid = f" (valid: {', '.join(self.inputs)})"
-                    text = f"the recipe has no input {quoted(input_name)}{hint}{valid}"
-                    raise field_error(text, "variants", name, "inputs", input_name)
+            for input_name, spec in variant.inputs.items():
+                base = self.inputs.get(input_name, InputSpec())
+                _check_overrides(base, spec, "variants", name, "inputs", input_name)
         return self
 
     @model_validator(mode="after")
@@ -336,8 +332,7 @@ class Recipe(ClosedModel):
         variant = self.variants[name]
         inputs = dict(self.inputs)
         for input_name, spec in variant.inputs.items():
-            known = input_name in inputs
-            inputs[input_name] = _override(inputs[input_name], spec) if known else spec
+            inputs[input_name] = _override(inputs.get(input_name, InputSpec()), spec)
         overrides = {
             "name": f"{self.name}-{name}",
             "inputs": inputs,

@@ -183,24 +183,17 @@ class NativeProgram:
             context.abandon()
         self._free = []
 
-    @contextlib.contextmanager
-    def _context(self) -> Iterator[_Context]:
+    def _take_context(self) -> _Context:
+        """Return a context that no call uses; after the call, it goes back to `_free`."""
         try:
-            context = self._free.pop()
+            return self._free.pop()
         except IndexError:
-            context = _Context(self)
-        try:
-            yield context
-        finally:
-            self._free.append(context)
+            return _Context(self)
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
         """Return the outputs for inputs; in place of None there is an array that takes an output."""
         results = self._allocate(outputs)
-        try:
-            context = self._free.pop()
-        except IndexError:
-            context = _Context(self)
+        context = self._take_context()
         try:
             context.run(inputs, results)
         finally:
@@ -224,9 +217,12 @@ class NativeProgram:
         """Give a call with inputs that are in place; outputs are always the same arrays."""
         placed = [align(array, spec) for array, spec in zip(inputs, self.inputs, strict=True)]
         outputs = [allocate_aligned(spec) for spec in self.outputs]
-        with self._context() as context:
+        context = self._take_context()
+        try:
             context.run(placed, outputs)
             yield context.again
+        finally:
+            self._free.append(context)
 
     @contextlib.contextmanager
     def profiled(self, inputs: Sequence[Array], record: Record) -> Iterator[Call]:

@@ -209,11 +209,12 @@ def _load_program(
         weights: The weights that `main` takes after the inputs.
         pool: The threads of a call.
     """
-    assert bundle.library_file is not None
+    library = bundle.library_file
+    assert library is not None
     try:
         if runtime_of(bundle.manifest) == C_RUNTIME:
-            return _load_c_library(bundle, pool)
-        return _load_virtual_machine(bundle, weights, pool)
+            return _load_c_library(library, bundle, pool)
+        return _load_virtual_machine(library, bundle, weights, pool)
     except TvmflowError as error:
         raise type(error)(f"{path}: {error.message}", fix=error.fix) from error
     except Exception as error:
@@ -221,10 +222,9 @@ def _load_program(
         raise _unloadable_error(path, error) from error
 
 
-def _load_c_library(bundle: Bundle, pool: ThreadPool) -> PartProgram:
+def _load_c_library(library: Path, bundle: Bundle, pool: ThreadPool) -> PartProgram:
     """Load a library whose tensors are those of the signature: it trusts the sizes of arrays."""
-    assert bundle.library_file is not None
-    program = NativeProgram(bundle.library_file, bundle.manifest["prefix"], pool.threads)
+    program = NativeProgram(library, bundle.manifest["prefix"], pool.threads)
     for direction, described in (("inputs", program.inputs), ("outputs", program.outputs)):
         if list(described) != _read_specs(bundle, direction):
             raise BundleError(
@@ -235,7 +235,7 @@ def _load_c_library(bundle: Bundle, pool: ThreadPool) -> PartProgram:
 
 
 def _load_virtual_machine(
-    bundle: Bundle, weights: Mapping[str, Array], pool: ThreadPool
+    library: Path, bundle: Bundle, weights: Mapping[str, Array], pool: ThreadPool
 ) -> PartProgram:
     from tvmflow.runtime.virtual_machine import (
         ExecutionDevice,
@@ -245,12 +245,11 @@ def _load_virtual_machine(
     )
     from tvmflow.targets.backends import backend_for
 
-    assert bundle.library_file is not None
     device = ExecutionDevice(backend_for(bundle.manifest["target"]["tvm"]))
-    library = load_library(bundle.library_file, device)
+    loaded = load_library(library, device)
     inputs = _read_specs(bundle, "inputs")
     tensors = [send_array(array, device) for array in weights.values()]
-    return VirtualMachine(library, inputs, device, tensors, pool)
+    return VirtualMachine(loaded, inputs, device, tensors, pool)
 
 
 def _unloadable_error(path: str | Path, error: Exception) -> BundleError:

@@ -17,7 +17,6 @@ Record = Callable[[str, float], None]
 Call = Callable[[], object]
 """Calls a model with inputs that are in place."""
 
-
 Main = Callable[..., list[Any]]
 """The function of a part: tensors to tensors."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Reference
+from tvmflow.frontends._inputs import array_of
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._latency import exclusive_devices, measure
 from tvmflow.stages._verdict import Latency
@@ -53,12 +54,17 @@ def run_reference(
     """
     if settings.verify.against == "none":
         return None
+    bound = {
+        entry["name"]: array_of(TensorSpec.from_json(entry), entry["value"])
+        for entry in signature.get("bound", ())
+    }
+    feeds = [{**batch, **bound} for batch in batches]
     with _open_reference(settings, signature, context) as reference:
-        outputs = [reference.run(feed) for feed in batches]
+        outputs = [reference.run(feed) for feed in feeds]
         latency = None
         if settings.run_on == LOCAL:
             with exclusive_devices(settings, context):
-                latency = measure(reference, batches[0], settings.verify.repeat)
+                latency = measure(reference, feeds[0], settings.verify.repeat)
         return ReferenceRun(reference.name, reference.note, outputs, latency)
 
 
@@ -67,13 +73,13 @@ def _open_reference(
 ) -> AbstractContextManager[Reference]:
     scratch = context.work / "reference"
     scratch.mkdir(exist_ok=True)
-    inputs, outputs, tensors = (
+    inputs, bound, outputs, tensors = (
         tuple(map(TensorSpec.from_json, signature.get(kind, ())))
-        for kind in ("inputs", "outputs", "tensors")
+        for kind in ("inputs", "bound", "outputs", "tensors")
     )
     return FRONTENDS[settings.model["kind"]].reference(
         {role: path for role, path in context.inputs.items() if role != "data"},
-        inputs,
+        (*inputs, *bound),
         outputs,
         tensors=tensors,
         threads=max(machine.threads for machine in settings.machines.values()),

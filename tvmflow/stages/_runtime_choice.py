@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from tvmflow.compiler.form_names import C_LIBRARY, VM
+from tvmflow.compiler import form_names
+from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
+from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.stages._base import Facts
 from tvmflow.stages._verify_settings import LOCAL, QEMU, RPC
 from tvmflow.targets import c_library, linking
@@ -17,18 +19,18 @@ from tvmflow.targets.tvm_target import cpu_triple
 AUTO: Final = "auto"
 """The C runtime if the model allows it: `extract_tasks` and `build` find out."""
 
-FORMS: Final = {"c": C_LIBRARY, "vm": VM}
+FORMS: Final = {C_RUNTIME: C_LIBRARY, VM: form_names.VM}
 """The runtime -> the form of what `build` compiles for it."""
 
 
 def choose_runtime(recipe: Recipe, target: ResolvedTarget) -> str:
-    """Return the runtime for a recipe, as it is for one target: `c`, `vm`, or AUTO where the model decides."""
+    """Return the runtime for a recipe, as it is for one target: C_RUNTIME, VM, or AUTO where the model decides."""
     if recipe.runtime != AUTO:
         return recipe.runtime
     outputs_forms = {EXPORTERS[output].FORM for output in recipe.outputs}
     # a part of a model may have no outputs of its own: it is in a bundle of the whole
     needs_tvm = outputs_forms and outputs_forms.isdisjoint({"", C_LIBRARY})
-    return "vm" if needs_tvm or no_c_runtime_reason(recipe, target) else AUTO
+    return VM if needs_tvm or no_c_runtime_reason(recipe, target) else AUTO
 
 
 def no_c_runtime_reason(recipe: Recipe, target: ResolvedTarget) -> str:
@@ -50,7 +52,7 @@ def no_vm_reason(target: ResolvedTarget) -> str:
 
 def requires_c_library(recipe: Recipe, target: ResolvedTarget) -> bool:
     """Return whether there must be a C library, so that a model that needs TVM's runtime is an error."""
-    return C_LIBRARY in list_forms(recipe) or choose_runtime(recipe, target) == "c"
+    return C_LIBRARY in list_forms(recipe) or choose_runtime(recipe, target) == C_RUNTIME
 
 
 def list_forms(recipe: Recipe) -> set[str]:

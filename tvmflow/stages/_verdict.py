@@ -68,8 +68,10 @@ class Verdict(TypedDict, total=False):
     `reference` names what it was compared with, and `reference_note` says why that is not the
     framework itself, where it refuses the model. `ran_on` names what ran it where that is
     not this process, `samples` counts samples (or random batches). `latency` has the library, the
-    same model `untuned`, and the `reference`; `speedup` is there where the library is tuned, `profile` where it ran in this process. `tolerance` is for the arithmetic that it names. `vm` is the verdict on the library for
-    TVM's virtual machine that outputs are made of beside this one. `not_run` and `latency_not_measured` are reasons.
+    same model `untuned`, and the `reference`; `speedup` is there where the library is tuned,
+    `profile` where it ran in this process. `tolerance` is for the arithmetic that it names. `vm` is
+    the verdict on the library for TVM's virtual machine that outputs are made of beside this one.
+    `not_run` and `latency_not_measured` are reasons.
     """
 
     passed: bool

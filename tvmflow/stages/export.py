@@ -45,7 +45,6 @@ describe = explain = no_lines
 BUNDLE: Final = "module.tvmflow"
 """Always made, whether delivered or not: it is what `verify` loads."""
 
-
 VM_BUNDLE: Final = "vm.tvmflow"
 """Never delivered: `verify` loads it where outputs for TVM's runtime are delivered beside a library with the C runtime."""
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.recipe import Recipe
+from tvmflow.frontends._base import Frontend, InputRequest
+from tvmflow.frontends._inputs import (
+    DEFAULT_DTYPE,
+    array_of,
+    find_input_problems,
+    input_error,
+    resolve_inputs,
+)
+from tvmflow.recipe import InputSpec, Recipe
 from tvmflow.stages._base import (
     Facts,
     Settings,
@@ -42,18 +50,19 @@ PARAMS: Final = "params.safetensors"
 SIGNATURE: Final = "signature.json"
 
 
-class InputShape(Settings):
-    """Shape and dtype of an input of the model."""
+class InputSettings(Settings):
+    """An input of the model, as far as the recipe describes it."""
 
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    value: Json = None
 
 
 class ImportSettings(StageSettings):
     """The source's kind (not its path), the inputs, and the tensors at which the model is cut."""
 
     model: dict[str, Json]
-    inputs: dict[str, InputShape]
+    inputs: dict[str, InputSettings]
     tensors: tuple[str, ...] = ()
 
 
@@ -61,26 +70,51 @@ def settings(recipe: Recipe, target: PartitionedTarget | None) -> ImportSettings
     """Return what a model means, besides the content of its files."""
     return ImportSettings(
         model={"kind": recipe.model.kind},
-        inputs={
-            name: InputShape(shape=tuple(spec.shape), dtype=spec.dtype)
-            for name, spec in recipe.inputs.items()
-        },
+        inputs={name: _input_settings(spec) for name, spec in recipe.inputs.items()},
         tensors=target.cut_tensors if target else (),
     )
+
+
+def _input_settings(spec: InputSpec) -> InputSettings:
+    # A shape alone has always been one of float32; another dtype is taken from the model
+    dtype = spec.dtype or (None if spec.shape is None else DEFAULT_DTYPE)
+    return InputSettings(shape=spec.shape, dtype=dtype, value=spec.value)
 
 
 def run(settings: ImportSettings, context: StageContext) -> Facts:
     """Import the model, and write it in three files, so that later stages can need only one of them."""
     frontend = FRONTENDS[settings.model["kind"]]
-    inputs = tuple(
-        TensorSpec(name, spec.shape, spec.dtype) for name, spec in sorted(settings.inputs.items())
-    )
-    loaded = frontend.load(context.inputs, inputs, settings.tensors)
+    specs = _resolve_inputs(frontend, settings, context.inputs)
+    values = {name: spec.value for name, spec in settings.inputs.items() if spec.value is not None}
+    bound = [spec for spec in specs if spec.name in values]
+    arrays = {spec.name: array_of(spec, values[spec.name]) for spec in bound}
+    loaded = frontend.load(context.inputs, specs, settings.tensors, arrays)
     _check_sizes(loaded.mod)
     signature = {"inputs": loaded.inputs, "outputs": loaded.outputs}
     if settings.tensors:
         signature["tensors"] = loaded.tensors
-    return write_model(context.out, loaded.mod, loaded.params, signature)
+    constants = [{**spec.to_json(), "value": values[spec.name]} for spec in bound]
+    return write_model(context.out, loaded.mod, loaded.params, signature, constants)
+
+
+def _resolve_inputs(
+    frontend: Frontend, settings: ImportSettings, files: Mapping[str, Path]
+) -> tuple[TensorSpec, ...]:
+    """Return all inputs with shapes and dtypes, also those that have a value.
+
+    Raises:
+        ImportFailed: when the recipe's inputs do not fit a model that planning could not read.
+    """
+    requests = [
+        InputRequest(
+            name, spec.shape, None if spec.dtype == DEFAULT_DTYPE else spec.dtype, spec.value
+        )
+        for name, spec in settings.inputs.items()
+    ]
+    inputs = frontend.read_inputs(files)
+    if problems := list(find_input_problems(inputs, requests)):
+        raise input_error(problems)
+    return resolve_inputs(inputs, requests)
 
 
 def _check_sizes(mod: tvm.IRModule) -> None:
@@ -106,6 +140,7 @@ def write_model(
     mod: tvm.IRModule,
     params: Mapping[str, np.ndarray[Any, Any]],
     signature: Mapping[str, Sequence[TensorSpec]],
+    constants: Sequence[Json] = (),
 ) -> Facts:
     """Write a model's IR, its weights and its signature, and return facts of them.
 
@@ -115,11 +150,14 @@ def write_model(
         params: The weights by name.
         signature: `inputs` and `outputs` in order; `tensors`, if there are any, are inner tensors
             that `main` also returns, at which the model can be cut.
+        constants: The inputs of the framework's model that are bound to a value, with that value.
     """
     import tvm
     from safetensors.numpy import save_file
 
     document = {kind: [spec.to_json() for spec in specs] for kind, specs in signature.items()}
+    if constants:
+        document["bound"] = list(constants)
     (out / MODEL).write_text(tvm.ir.save_json(mod))
     save_file(dict(params), out / PARAMS)
     (out / SIGNATURE).write_text(json.dumps(document, indent=1, sort_keys=True))

@@ -83,7 +83,11 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
         machine, recipes = _machine_settings(target, run_on), [recipe]
     return VerifySettings(
         verify=CheckSettings(**{**checks.model_dump(), "data": checks.data is not None}),
-        inputs={name: InputSettings(range=spec.range) for name, spec in recipe.inputs.items()},
+        inputs={
+            name: InputSettings(range=spec.range)
+            for name, spec in recipe.inputs.items()
+            if spec.value is None
+        },
         model={"kind": recipe.model.kind},
         target=machine,
         precision=lowest_precision(recipes),

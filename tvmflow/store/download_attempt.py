@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import logging
 import socket
@@ -10,26 +11,29 @@ import threading
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from tvmflow.core.bounded_calls import call_within
 from tvmflow.core.disk_errors import check_free_space
 from tvmflow.core.errors import DownloadError, Interrupted, StoreError
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import excerpt, size_text
-from tvmflow.core.version import VERSION
+from tvmflow.store.addresses import BUCKETS, HUB, parse_hub_file, scheme_of, without_secrets
+from tvmflow.store.bucket_object import open_object
+from tvmflow.store.credentials import Credential, find_credential
+from tvmflow.store.hub import explain_status, find_location
+from tvmflow.store.remote._base import RemoteCacheError, Unreachable
+from tvmflow.store.remote.bucket import INSTALL, NoObject
+from tvmflow.store.web_requests import ACCESS_DENIED, RETRYABLE, denial_fix, open_url
 
 _log = logging.getLogger(__name__)
 
 _CHUNK: Final = 1 << 18
 _SPACE_INTERVAL: Final = 1 << 20
 _PROGRESS_INTERVAL_S: Final = 0.25
-_RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RANGE_NOT_SATISFIABLE: Final = 416
 _PARTIAL_CONTENT: Final = 206
 
@@ -38,7 +42,7 @@ class DownloadProgress(NamedTuple):
     """The progress of a download.
 
     Attributes:
-        url: What is downloaded, without a password.
+        url: What is downloaded, without what may be secret.
         done: How many bytes have arrived.
         total: How many bytes there are; 0 while that is unknown.
     """
@@ -60,7 +64,7 @@ class TemporaryProblem(Exception):
 
 
 class DownloadJob(NamedTuple):
-    """One file to download, and where it is kept meanwhile."""
+    """One file to download, and where it is kept meanwhile; without a sha256, whatever is at the URL."""
 
     url: str
     sha256: str
@@ -71,23 +75,28 @@ class DownloadJob(NamedTuple):
     abandoned: threading.Event
 
     @property
+    def name(self) -> str:
+        """The name of the files of the download: the digest of the file, or else of the URL."""
+        return self.sha256 or hashlib.sha256(self.url.encode()).hexdigest()
+
+    @property
     def target(self) -> Path:
         """The complete file."""
-        return self.folder / self.sha256
+        return self.folder / self.name
 
     @property
     def part(self) -> Path:
         """The file with the bytes that have arrived so far."""
-        return self.folder / f"{self.sha256}.part"
+        return self.folder / f"{self.name}.part"
 
     @property
     def validator(self) -> Path:
         """The ETag or date that the part was served with: another version must not be appended to it."""
-        return self.folder / f"{self.sha256}.validator"
+        return self.folder / f"{self.name}.validator"
 
     def is_complete(self) -> bool:
         """Return whether the file is complete; a damaged one is removed."""
-        if not self.target.exists():
+        if not self.sha256 or not self.target.exists():
             return False
         if hash_file(self.target) == self.sha256:
             return True
@@ -114,15 +123,11 @@ class DownloadJob(NamedTuple):
 
     def error(self, reason: str, *, fix: str = "") -> DownloadError:
         """Return the error of this download."""
+        text = f"{without_secrets(self.url)} cannot be downloaded: {reason}"
+        if not self.sha256:
+            return DownloadError(text, fix=fix)
         by_hand = f"save the file as {self.target}, or set the recipe's model to a local copy of it"
-        text = f"{without_password(self.url)} cannot be downloaded: {reason}"
         return DownloadError(text, fix=f"{fix}; or {by_hand}" if fix else by_hand)
-
-
-def without_password(url: str) -> str:
-    """Return a URL for people, without the password in it."""
-    parts = urllib.parse.urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def download_missing(job: DownloadJob) -> None:
@@ -134,48 +139,86 @@ def download_missing(job: DownloadJob) -> None:
         OSError: when the part cannot be written.
     """
     offset = job.part_size()
-    try:
-        request = _make_request(job, offset)
-        response = call_within(
-            # a server may send its header byte by byte
-            job.timeout_s,
-            lambda: _OPENER.open(request, timeout=job.timeout_s),
-            job.abandoned.is_set,
-        )
-    except urllib.error.HTTPError as error:
-        with error:
-            _handle_status(job, error, offset)
+    response = _open(job, offset)
+    if response is None:
         return
-    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        raise _connection_error(job, error) from error
     with response:
         job.check_abandoned()
         _receive(job, response, offset)
 
 
-def _make_request(job: DownloadJob, offset: int) -> Request:
-    request = Request(job.url)
-    request.add_header("User-Agent", f"tvmflow/{VERSION}")
-    request.add_header("Accept-Encoding", "identity")
-    if offset:
-        request.add_header("Range", f"bytes={offset}-")
-        if job.validator.exists():
-            request.add_header("If-Range", job.validator.read_text())
-    return request
+def _open(job: DownloadJob, offset: int) -> Any:
+    """Return the response with what is missing; None when the part is already as long as the file."""
+    validator = job.validator.read_text() if offset and job.validator.exists() else ""
+    if scheme_of(job.url) in BUCKETS:
+        return _open_object(job, offset, validator)
+    hub_file = parse_hub_file(job.url) if scheme_of(job.url) == HUB else None
+    url, credential = find_location(hub_file) if hub_file else (job.url, find_credential(job.url))
+    headers = {"Range": f"bytes={offset}-"} if offset else {}
+    if validator:
+        headers["If-Range"] = validator
+    try:
+        return call_within(
+            # a server may send its header byte by byte
+            job.timeout_s,
+            lambda: open_url(url, headers, credential, job.timeout_s),
+            job.abandoned.is_set,
+        )
+    except urllib.error.HTTPError as error:
+        with error:
+            _handle_status(job, error, offset)
+            if error.code != _RANGE_NOT_SATISFIABLE:
+                raise _status_error(job, error, url, credential) from None
+        return None
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        raise _connection_error(job, error) from error
+
+
+def _open_object(job: DownloadJob, offset: int, validator: str) -> Any:
+    """Return the rest of an object in a bucket as a response."""
+    try:
+        return call_within(
+            job.timeout_s,
+            lambda: open_object(job.url, offset, validator, job.timeout_s),
+            job.abandoned.is_set,
+        )
+    except ImportError as missing:
+        reason = f"it needs the package obstore ({missing})"
+        raise job.error(reason, fix=INSTALL) from missing
+    except NoObject:
+        raise job.error("there is no such object in the bucket", fix="check the URL") from None
+    except ValueError as error:
+        fix = "correct the URL, or the environment variables of the service"
+        raise job.error(str(error), fix=fix) from None
+    except (TimeoutError, Unreachable) as error:
+        raise TemporaryProblem(str(error)) from None
+    except RemoteCacheError as error:
+        raise job.error(str(error)) from None
 
 
 def _handle_status(job: DownloadJob, error: urllib.error.HTTPError, offset: int) -> None:
-    """Raise the error of a status; return when the part is already as long as the file."""
+    """Raise the error of a status that is temporary; check that nothing is missing where it says so."""
     if error.code == _RANGE_NOT_SATISFIABLE and offset:
         if _total_size(error.headers, 0) == offset:
             return
         job.discard_part()
         raise TemporaryProblem("the file on the server is shorter than what was downloaded before")
-    reason = f"the server answered {error.code} {excerpt(str(error.reason))}"
-    if error.code in _RETRYABLE:
+    if error.code in RETRYABLE:
         wait = error.headers.get("Retry-After", "")
+        reason = f"the server answered {error.code} {excerpt(str(error.reason))}"
         raise TemporaryProblem(reason, float(wait) if wait.isdecimal() else 0.0)
-    raise job.error(reason, fix="check the URL")
+
+
+def _status_error(
+    job: DownloadJob, error: urllib.error.HTTPError, url: str, credential: Credential | None
+) -> DownloadError:
+    """Return the error of a status that will not change by itself."""
+    if scheme_of(job.url) == HUB:
+        problem = explain_status(error, parse_hub_file(job.url), credential)
+        return job.error(str(problem), fix=problem.fix)
+    reason = f"the server answered {error.code} {excerpt(str(error.reason))}"
+    is_denied = error.code in ACCESS_DENIED
+    return job.error(reason, fix=denial_fix(url, credential) if is_denied else "check the URL")
 
 
 def _connection_error(job: DownloadJob, error: Exception) -> Exception:
@@ -288,29 +331,6 @@ def _copy(job: DownloadJob, response: Any, stream: IO[bytes], done: int, total: 
         now = time.monotonic()
         if job.on_progress and (not chunk or now - last_progress >= _PROGRESS_INTERVAL_S):
             last_progress = now
-            job.on_progress(DownloadProgress(without_password(job.url), done, total))
+            job.on_progress(DownloadProgress(without_secrets(job.url), done, total))
         if not chunk:
             return done
-
-
-class _Redirects(HTTPRedirectHandler):
-    """Follows redirects, except from https to http and to other schemes."""
-
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
-    ) -> Request | None:
-        """Return the request of a redirect, as `urllib` expects it.
-
-        Raises:
-            DownloadError: when the redirect is not allowed.
-        """
-        before, after = (urllib.parse.urlsplit(url).scheme for url in (req.full_url, newurl))
-        if after not in ("http", "https") or (before == "https" and after == "http"):
-            raise DownloadError(
-                f"{without_password(req.full_url)} redirects to {without_password(newurl)}, which is not allowed",
-                fix="use a URL that is served over http or https, and is not redirected from https to http",
-            )
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-_OPENER: Final = build_opener(_Redirects)

@@ -8,7 +8,6 @@ import math
 import os
 import threading
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -21,17 +20,16 @@ from tvmflow.core.file_locks import held
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, excerpt, size_text
 from tvmflow.core.named_files import obstacle
+from tvmflow.store.addresses import SCHEMES, scheme_of, without_secrets
 from tvmflow.store.download_attempt import (
     DownloadJob,
     OnProgress,
     TemporaryProblem,
     download_missing,
-    without_password,
 )
 
 _log = logging.getLogger(__name__)
 
-_SCHEMES: Final = ("http", "https", "file")
 _MAX_WAIT_S: Final = 30.0
 
 
@@ -55,11 +53,13 @@ def download(
 ) -> Path:
     """Return the file with this digest, downloaded unless the folder has it.
 
+    Without a digest, the file at the URL is downloaded, whatever it is, and kept by its digest.
+
     An interrupted download is resumed. Of several processes that need a file, one downloads it.
 
     Args:
-        url: A URL with the scheme http, https or file.
-        sha256: The digest (hex) of the file, which becomes its name.
+        url: A URL with one of `addresses.SCHEMES`.
+        sha256: The digest (hex) of the file, which becomes its name; empty for an unknown one.
         folder: Where it is kept.
         on_progress: Called a few times a second.
         max_bytes: The largest file that is accepted.
@@ -76,18 +76,19 @@ def download(
     job = DownloadJob(
         url, sha256.lower(), folder, on_progress, max_bytes, timeout_s, threading.Event()
     )
-    scheme = urllib.parse.urlsplit(url).scheme
-    if scheme not in _SCHEMES:
+    scheme = scheme_of(url)
+    if scheme not in SCHEMES:
         reason = f"URLs with the scheme '{excerpt(scheme)}' are not supported"
-        raise job.error(reason, fix="use https, http or file")
+        raise job.error(reason, fix=f"use {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
     if scheme == "file" and (other := obstacle(_local_path(url))):
         raise job.error(f"it {other}", fix="check the URL")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        subject = f"the download of {without_password(url)}"
-        with held(folder / f"{job.sha256}.lock", subject=subject):
+        subject = f"the download of {without_secrets(url)}"
+        with held(folder / f"{job.name}.lock", subject=subject):
             if not job.is_complete():
-                _download_within(limit_s, job, retries, backoff_s)
+                digest = _download_within(limit_s, job, retries, backoff_s)
+                job = job._replace(sha256=digest)
             # garbage collection holds this lock too, and removes no download that was used since it
             # looked; in a shared store the file may be another user's
             with contextlib.suppress(PermissionError):
@@ -104,18 +105,22 @@ def _local_path(url: str) -> Path:
     return Path(urllib.request.url2pathname(urllib.parse.urlsplit(url).path))
 
 
-def _download_within(limit_s: float, job: DownloadJob, retries: int, backoff_s: float) -> None:
-    """Download a file in a thread that can be abandoned: name resolution and slow servers know no limit."""
+def _download_within(limit_s: float, job: DownloadJob, retries: int, backoff_s: float) -> str:
+    """Download a file in a thread that can be abandoned: name resolution and slow servers know no limit.
+
+    Returns:
+        The digest of the file.
+    """
     try:
-        call_within(limit_s, lambda: _download_part(job, retries, backoff_s))
+        return call_within(limit_s, lambda: _download_part(job, retries, backoff_s))
     except (TimeoutError, Interrupted):
         # the thread writes nothing more
         job.abandoned.set()
         raise
 
 
-def _download_part(job: DownloadJob, retries: int, backoff_s: float) -> None:
-    """Download a file in as many attempts as are allowed, and verify it."""
+def _download_part(job: DownloadJob, retries: int, backoff_s: float) -> str:
+    """Download a file in as many attempts as are allowed, verify it, and return its digest."""
     failures = 0
     while True:
         job.check_abandoned()
@@ -123,7 +128,7 @@ def _download_part(job: DownloadJob, retries: int, backoff_s: float) -> None:
         try:
             download_missing(job)
             digest = hash_file(job.part)
-            if digest == job.sha256:
+            if digest == job.sha256 or not job.sha256:
                 break
             size = job.part_size()
             job.discard_part()
@@ -135,10 +140,11 @@ def _download_part(job: DownloadJob, retries: int, backoff_s: float) -> None:
             # otherwise the part may have been the beginning of another version
         except TemporaryProblem as problem:
             failures = 1 if job.part_size() > size_before else failures + 1
-            _log.debug("%s: attempt failed: %s", without_password(job.url), problem)
+            _log.debug("%s: attempt failed: %s", without_secrets(job.url), problem)
             if failures > retries:
                 reason = f"{problem} ({count_text(failures, 'attempt')})"
                 raise job.error(reason, fix="check the network and run again") from problem
             time.sleep(min(max(backoff_s * 2 ** (failures - 1), problem.wait_s), _MAX_WAIT_S))
-    job.part.replace(job.target)
+    job.part.replace(job.folder / digest)
     job.validator.unlink(missing_ok=True)
+    return digest

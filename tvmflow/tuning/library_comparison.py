@@ -22,6 +22,7 @@ from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.paired_times import MIN_PAIRS, PairedTimes, measure_in_turns
 from tvmflow.core.types import Json, TensorSpec
+from tvmflow.runtime.bundles import C_RUNTIME
 from tvmflow.tuning.trials import LibraryRecord, timestamp
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 
@@ -218,13 +219,12 @@ class _Libraries:
         main = self._lowered["main"]
         weights = ir.list_weights(main)
         inputs = list(main.params)[: len(main.params) - len(weights)]
-        self._inputs = [_spec(f"x{index}", variable) for index, variable in enumerate(inputs)]
+        self._inputs = [_spec(f"x{index}", variable.ty) for index, variable in enumerate(inputs)]
         self._feed = {spec.name: _draw(spec) for spec in self._inputs}
-        self._outputs = [
-            _spec_of_type(f"y{index}", ty) for index, ty in enumerate(_list_types(main.body.ty))
-        ]
-        arrays = [_draw_weight(_spec("", variable)) for variable in weights]
-        self._weights = arrays if self._runtime == "c" else _send_to_vm(arrays)
+        outputs = _list_types(main.body.ty)
+        self._outputs = [_spec(f"y{index}", ty) for index, ty in enumerate(outputs)]
+        arrays = [_draw_weight(_spec("", variable.ty)) for variable in weights]
+        self._weights = arrays if self._runtime == C_RUNTIME else _send_to_vm(arrays)
 
     def load(self, chosen: Mapping[str, Json]) -> Module:
         """Return the model with the schedules of some workloads, in this process."""
@@ -252,7 +252,7 @@ class _Libraries:
         from tvmflow.runtime.virtual_machine import VirtualMachine
 
         threads = self._request.threads
-        if self._runtime == "c":
+        if self._runtime == C_RUNTIME:
             model = ScheduledModel(scheduled, self._weights, self._target)
             return load_c_library(model, signature, threads)
         library = compile_model(scheduled, self._target).jit()
@@ -269,11 +269,7 @@ class _Libraries:
         return {entry.name: entry.seconds for entry in module.profile(self._feed, repeat=1)}
 
 
-def _spec(name: str, variable: tvm.relax.Var) -> TensorSpec:
-    return _spec_of_type(name, variable.ty)
-
-
-def _spec_of_type(name: str, ty: Any) -> TensorSpec:
+def _spec(name: str, ty: Any) -> TensorSpec:
     return TensorSpec(name, tuple(int(extent) for extent in ty.shape), str(ty.dtype.dtype))
 
 

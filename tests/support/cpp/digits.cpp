@@ -83,6 +83,7 @@ void check_options(const std::vector<float>& pixels, const std::vector<float>& e
     std::vector<float> scores(10);
     model.run({pixels}, {scores});
     REQUIRE(scores == expected && tasks % model.threads() == 0);
+    REQUIRE((tasks > 0) == (model.threads() > 1));
   }
   REQUIRE(blocks.empty());
   is_full = true;

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support import exports
+from tests.support.c_library import link_parallel
 from tests.support.exports import Exported
 from tests.support.recipes import ROOT
 from tvmflow.core.errors import StageError
@@ -130,7 +131,12 @@ def test_invalid_arguments_are_named(program: Path, tmp_path: Path) -> None:
 
 def test_a_program_uses_every_part_of_the_interface(exported: Exported, tmp_path: Path) -> None:
     """Calls by place, by name and in the model's own memory; options; every misuse is an error with a status."""
-    program = exports.compile_cpp(PROGRAMS / "digits.cpp", tmp_path / "run", project_of(exported))
+    project = tmp_path / "digits-cpp"
+    shutil.copytree(project_of(exported), project)
+    # the loops of the digits are too short for threads, so that `parallel_for` would not be called
+    divided = link_parallel(exported, tmp_path).with_suffix(".a")
+    shutil.copyfile(divided, project / "lib" / divided.name)
+    program = exports.compile_cpp(PROGRAMS / "digits.cpp", tmp_path / "run", project)
     done = run(program)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [

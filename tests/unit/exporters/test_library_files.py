@@ -14,7 +14,6 @@ import pytest
 from tests.support import exports
 from tests.support.exports import Array, Exported, scores_of
 from tvmflow.core.errors import StageError
-from tvmflow.core.identifiers import identifier
 from tvmflow.exporters import EXPORTERS
 from tvmflow.stages import export
 from tvmflow.targets.linking import archive_static
@@ -97,15 +96,6 @@ def test_two_models_live_in_one_program(
     assert '#define OTHER_2_PREFIX "other_2_"' in (other.dist / "other-2-system.h").read_text()
     np.testing.assert_array_equal(scores_of(tvm.runtime.system_lib("digits_")), expected_scores)
     np.testing.assert_array_equal(scores_of(tvm.runtime.system_lib("other_2_")), other_scores)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"), [("digits", "digits"), ("res-net.2", "res_net_2"), ("3d", "m3d")]
-)
-def test_a_name_becomes_an_identifier(name: str, expected: str) -> None:
-    """Recipes' names may hold what C and Python do not allow."""
-    assert identifier(name) == expected
-    assert expected.isidentifier()
 
 
 def test_the_c_files_compile_as_their_readme_says(

@@ -21,7 +21,9 @@ from tests.support import exports
 from tests.support.exports import VERSION, Exported
 from tests.support.validation import check_bom
 from tvmflow.exporters import wheel
-from tvmflow.exporters._base import ExportRequest
+from tvmflow.exporters._base import BuiltModel, ExportRequest
+from tvmflow.runtime.bundles import read_bundle
+from tvmflow.targets.tvm_target import cpu_triple
 
 # Stands before everything else in a process that must do without tvmflow.
 _NO_TVMFLOW = """
@@ -50,8 +52,11 @@ def file(exported: Exported) -> Path:
 
 @pytest.fixture(scope="module")
 def site(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(file, tmp_path_factory.mktemp("site"))
+
+
+def install(file: Path, folder: Path) -> Path:
     """The wheel unpacked, as an installer does, with tvmflow made impossible to import."""
-    folder = tmp_path_factory.mktemp("site")
     with zipfile.ZipFile(file) as archive:
         archive.extractall(folder)
     (folder / "sitecustomize.py").write_text(_NO_TVMFLOW)
@@ -108,14 +113,45 @@ def test_the_record_has_every_file_and_its_digest(file: Path) -> None:
 
 def test_it_requires_numpy_alone(file: Path) -> None:
     """Its library needs nothing of TVM."""
-    with zipfile.ZipFile(file) as archive:
-        metadata = archive.read(f"digits_model-{VERSION}.dist-info/METADATA").decode()
-    fields = metadata.partition("\n\n")[0].splitlines()
-    assert [f for f in fields if f.startswith(("Name", "Version", "Requires-Dist"))] == [
+    assert fields_of(file) == [
         "Name: digits-model",
         f"Version: {VERSION}",
         "Requires-Dist: numpy >=1.26",
     ]
+
+
+def fields_of(file: Path) -> list[str]:
+    """The name, the version and the requirements of a wheel."""
+    with zipfile.ZipFile(file) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        metadata = archive.read(name).decode()
+    fields = metadata.partition("\n\n")[0].splitlines()
+    return [f for f in fields if f.startswith(("Name", "Version", "Requires-Dist"))]
+
+
+def test_with_the_virtual_machine_it_requires_its_tvm(vm_bundle: Path, tmp_path: Path) -> None:
+    """The minor version that the library was built with; the runtime's modules are inside, and it runs."""
+    content = read_bundle(vm_bundle)
+    manifest = {**content.manifest, "tvmflow": "0.1"}
+    request = request_for("small")._replace(triple=cpu_triple(manifest["target"]["tvm"]))
+    wheel.export(
+        BuiltModel(request, vm_bundle, {}, content.signature, manifest, vm_bundle, {}), tmp_path
+    )
+    (file,) = tmp_path.glob("*.whl")
+    minor = ".".join(manifest["tvm"].split(".")[:2])
+    assert fields_of(file) == [
+        "Name: small-model",
+        f"Version: {VERSION}",
+        f"Requires-Dist: apache-tvm =={minor}.*",
+        "Requires-Dist: numpy >=1.26",
+    ]
+    code = (
+        "import sys, numpy as np, small_model as m\n"
+        "print((m.run(np.ones((2, 3), 'float32'))['twice'] == 2).all())\n"
+        "print([name for name in ('tvmflow', 'tvm') if name in sys.modules])\n"
+    )
+    done = python(install(file, tmp_path / "site"), "-c", code)
+    assert (done.stdout.splitlines(), done.returncode) == (["True", "[]"], 0), done.stderr
 
 
 def test_it_runs_without_tvmflow(site: Path, exported: Exported) -> None:

@@ -7,10 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from tests.support.onnx_models import classifier, model, value
+from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import RecipeError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.planned_recipe import PlannedRecipe
@@ -40,7 +42,9 @@ def problems(text: str, made: ModelProto | None = None, variant: str = "") -> li
     Path("r.yaml").write_text(text)
     loaded = load_recipe(Path("r.yaml"))
     source = loaded.recipe.model
-    files = FRONTENDS[source.kind].files(source, Path(), partial(loaded.where, "model"))
+    files = FRONTENDS[source.kind].files(
+        source, Path(), partial(loaded.where, "model"), empty_source_files()
+    )
     return list(_list_input_problems(PlannedRecipe(loaded, (), (), files, variant)))
 
 
@@ -59,8 +63,11 @@ def two_inputs(*dims: Any, **more: Any) -> ModelProto:
         (
             "{lefd: {shape: [2, 3]}, right: {shape: [2, 3]}}",
             [
-                "r.yaml:4:16: inputs.lefd: the model has no input 'lefd'; did you mean 'left'?",
-                "r.yaml:4:9: inputs: the model's input 'left' is missing (float32, ['n', 3])",
+                "r.yaml:4:16: inputs.lefd: the model has no input 'lefd'; did you mean 'left'? (its inputs are left, right)",
+                "r.yaml:4:9: inputs: the model leaves sizes open; write this in the recipe:\n\n"
+                "inputs:\n"
+                "  left: {shape: [1, 3]}  # float32, [n, 3]\n"
+                "  right: {shape: [2, 3]}  # float32, [n, 3]",
             ],
         ),
         (
@@ -84,14 +91,126 @@ def test_inputs_that_do_not_fit_have_their_position(inputs: str, expected: list[
     assert problems(f"{RECIPE}inputs: {inputs}\n", two_inputs("n", 3)) == expected
 
 
-def test_a_free_dimension_needs_a_size() -> None:
-    """Without `inputs`, the position is that of the recipe; -1 counts as free, 0 as wrong."""
-    text = "r.yaml:1:1: inputs.{}.shape: input '{}' has no fixed shape: it is {}; set the size of dimension 0 in the recipe"
-    for size, shown in (("n", "['n', 3]"), (-1, "[-1, 3]"), (None, "['?', 3]")):
-        expected = [text.format(name, name, shown) for name in ("left", "right")]
-        assert problems(RECIPE, two_inputs(size, 3)) == expected
+def test_open_dimensions_are_one_problem_with_the_section_to_write() -> None:
+    """Without `inputs`, the position is that of the recipe; -1 counts as open, 0 as wrong."""
+    text = (
+        "r.yaml:1:1: inputs: the model leaves sizes open; write this in the recipe:\n\n"
+        "inputs:\n  left: {{shape: [1, 3]}}  # float32, [{0}, 3]\n  right: {{shape: [1, 3]}}  # float32, [{0}, 3]"
+    )
+    for size, shown in (("n", "n"), (-1, "-1"), (None, "?")):
+        assert problems(RECIPE, two_inputs(size, 3)) == [text.format(shown)]
     assert "which is empty" in problems(RECIPE, two_inputs(0, 3))[0]
     assert "more than 2^31 elements" in problems(RECIPE, two_inputs(1 << 40, 3))[0]
+
+
+def test_the_section_to_write_has_all_inputs_and_what_the_recipe_says() -> None:
+    """Names that YAML would read as something else are in quotes; what must be chosen is no number."""
+    inputs = [
+        value("ids", ["batch", "sequence"], "int64"),
+        value("y", ["height", 3]),
+        value("a:b", [4]),
+        value("rank?", None),
+        value("sr", [], "int64"),
+    ]
+    made = model([add("y", "a:b")], inputs, [value("out", None)])
+    text = f"{RECIPE}inputs: {{sr: {{value: 16000}}, y: {{range: [0, 9]}}}}\n"
+    [problem] = problems(text, made)
+    head, _, section = problem.partition("\n\n")
+    assert head == (
+        "r.yaml:4:9: inputs: the model leaves sizes open; write this in the recipe, with a number for each SIZE:"
+    )
+    assert section.splitlines() == [
+        "inputs:",
+        "  ids: {shape: [1, SIZE]}  # int64, [batch, sequence]",
+        '  "y": {shape: [SIZE, 3], range: [0.0, 9.0]}  # float32, [height, 3]',
+        '  "a:b": {shape: [4]}  # float32',
+        '  "rank?": {shape: [SIZE]}  # float32, the model does not tell the number of dimensions',
+        "  sr: {value: 16000}  # int64",
+    ]
+    assert problems(RECIPE + section.replace("SIZE", "7"), made) == []
+    Path("r.yaml").write_text(RECIPE + section)
+    with pytest.raises(RecipeError, match=r"r\.yaml:5:20: inputs.ids.shape.1: must be an integer"):
+        load_recipe(Path("r.yaml"))
+
+
+def test_dtypes_and_fixed_inputs_are_those_of_the_model() -> None:
+    """A shape alone is enough for integers, and an input that the model tells all about need not be listed."""
+    inputs = [value("left", ["n", 3], "int64"), value("right", [2, 3], "int64")]
+    made = model([add("left", "right")], inputs, [value("y", None)])
+    assert problems(f"{RECIPE}inputs: {{left: {{shape: [2, 3]}}}}\n", made) == []
+    assert problems(f"{RECIPE}inputs: {{left: {{shape: [2, 3]}}, right: {{}}}}\n", made) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("{value: [[1, 2, 3]]}", ""),
+        ("{value: 2, shape: [5, 3]}", ""),
+        ("{value: 2}", "24: inputs.left.value: input 'left' has shape ['n', 3], and the value has shape []; a number fills the `shape` that stands beside it"),
+        ("{value: [1, 2, 3]}", "24: inputs.left.value: input 'left' has shape ['n', 3], and the value has shape [3]"),
+        ("{value: 2, shape: [5, 4]}", "34: inputs.left.shape: input 'left' has shape ['n', 3], which [5, 4] does not fit"),
+        ("{value: [[1, 2, 3.5]]}", "24: inputs.left.value: input 'left' has dtype int8, whose values are whole numbers, not 3.5"),
+        ("{value: [[1, 2, true]]}", "24: inputs.left.value: input 'left' has dtype int8, whose values are whole numbers, not true"),
+        ("{value: [[1, 2, 128]]}", "24: inputs.left.value: input 'left' has dtype int8, which cannot hold 128"),
+        ("{value: [[1, 2, 3]], dtype: int64}", "44: inputs.left.dtype: input 'left' has dtype int8, not int64"),
+    ],
+)  # fmt: skip
+def test_a_value_must_fit_the_model(spec: str, expected: str) -> None:
+    """Its shape, its dtype, and each of its elements."""
+    inputs = [
+        helper.make_tensor_value_info("left", TensorProto.INT8, ["n", 3]),
+        value("right", [3]),
+    ]
+    made = model([add("left", "right")], inputs, [value("y", None)])
+    actual = problems(f"{RECIPE}inputs: {{left: {spec}}}\n", made)
+    assert actual == ([f"r.yaml:4:{expected}"] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wrong", "right"),
+    [
+        (TensorProto.BOOL, "1", "true"),
+        (TensorProto.UINT8, "-1", "255"),
+        (TensorProto.INT64, "9223372036854775808", "-9223372036854775808"),
+        (TensorProto.FLOAT16, "65505.0", "65504"),
+        (TensorProto.FLOAT, "3.5e38", "-3.4e38"),
+        (TensorProto.DOUBLE, "true", "1e300"),
+    ],
+)
+def test_the_limits_of_dtypes(dtype: int, wrong: str, right: str) -> None:
+    """Booleans are no numbers."""
+    inputs = [helper.make_tensor_value_info("left", dtype, []), value("right", [3])]
+    made = model([add("left", "right")], inputs, [value("y", None)])
+    assert len(problems(f"{RECIPE}inputs: {{left: {{value: {wrong}}}}}\n", made)) == 1
+    assert problems(f"{RECIPE}inputs: {{left: {{value: {right}}}}}\n", made) == []
+
+
+def test_a_library_without_inputs_is_refused() -> None:
+    """All that it could compute is a constant."""
+    text = f"{RECIPE}inputs: {{left: {{value: 1}}, right: {{value: 1}}}}\n"
+    assert problems(text, two_inputs()) == [
+        "r.yaml:4:9: inputs: all inputs have a value, which leaves nothing to compute"
+    ]
+
+
+def test_an_input_with_a_default_is_only_one_if_the_recipe_names_it() -> None:
+    """Its initializer is the default."""
+    weights = {"right": np.ones((2, 3), np.float32)}
+    made = two_inputs(2, 3, weights=weights)
+    assert problems(RECIPE, made) == []
+    assert problems(f"{RECIPE}inputs: {{right: {{}}}}\n", made) == []
+    text = f"{RECIPE}inputs: {{rigth: {{}}}}\n"
+    assert problems(text, made) == [
+        "r.yaml:4:17: inputs.rigth: the model has no input 'rigth' (its inputs are left)"
+    ]
+
+
+def test_a_variant_may_bind_what_the_recipe_does_not_name() -> None:
+    """A mistake has its position in the variant."""
+    text = f"{RECIPE}variants: {{a: {{inputs: {{left: {{value: 1}}}}}}, b: {{inputs: {{lefd: {{value: 1}}}}}}}}\n"
+    assert problems(text, two_inputs(), "a") == []
+    [problem] = problems(text, two_inputs(), "b")
+    assert problem.startswith("r.yaml:4:64: variants.b.inputs.lefd: the model has no input 'lefd'")
 
 
 def test_a_variant_is_told_of_its_own_fields() -> None:
@@ -129,7 +248,7 @@ def test_an_input_name_cannot_write_to_the_terminal() -> None:
     name = "\x1b[2J" + "n" * 50_000
     made = model([add(name, name)], [value(name, ["n"])], [value("y", None)])
     [problem] = problems(RECIPE, made)
-    assert problem.isprintable()
+    assert problem.replace("\n", "").isprintable()
     assert len(problem) < 600
 
 

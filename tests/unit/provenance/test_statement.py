@@ -17,8 +17,8 @@ from tvmflow.core.documents import Unreadable
 from tvmflow.core.files import hash_file
 from tvmflow.core.version import VERSION
 from tvmflow.provenance import statement
-from tvmflow.provenance.lineage import remove_secrets
 from tvmflow.runtime import statements
+from tvmflow.store.addresses import without_secrets
 from tvmflow.tuning.ledger import target_key
 
 
@@ -158,7 +158,7 @@ def test_it_has_no_path_and_no_secret_of_a_url(tmp_path: Path) -> None:
 
 
 def test_a_url_keeps_its_port() -> None:
-    assert remove_secrets("http://a:b@[::1]:8080/x?y#z") == "http://[::1]:8080/x"
+    assert without_secrets("http://a:b@[::1]:8080/x?y#z") == "http://[::1]:8080/x"
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ WRONG = [
     wrong(
         "unknown field of an input",
         ("shape:", "order: NCHW, shape:"),
-        "6:10: inputs.data.order: unknown field (valid: shape, dtype, range)",
+        "6:10: inputs.data.order: unknown field (valid: shape, dtype, range, value)",
     ),
     wrong(
         "misspelt field of a target",
@@ -257,14 +257,57 @@ WRONG = [
         "5:11: model.sha256: must be 64 hexadecimal digits, not the string 'gggggggggggggggggggggggggggggggggggggggggggggggggggggggggggggggg'",
     ),
     wrong(
-        "URL without sha256",
-        ("m.onnx", "https://example.org/m.onnx"),
-        "4:9: model.onnx: a URL needs sha256, so that the model cannot change",
+        "credentials in a URL",
+        ("m.onnx", "https://ann:hunter2@models.example.org/m.onnx\n  sha256: " + "a" * 64),
+        "4:9: model.onnx: credentials do not belong in a URL, which is shown and shared: write it without them, and set "
+        "$TVMFLOW_TOKEN_MODELS_EXAMPLE_ORG or use ~/.netrc",
+    ),
+    wrong(
+        "credentials in the URL of a bucket",
+        ("m.onnx", "s3://ann:hunter2@models/m.onnx\n  sha256: " + "a" * 64),
+        "4:9: model.onnx: credentials do not belong in a URL, which is shown and shared: write it without them, and use "
+        "the environment variables of the service",
+    ),
+    wrong(
+        "password with a slash in a URL",
+        ("m.onnx", "https://ann:hunter/2@example.org/m.onnx\n  sha256: " + "a" * 64),
+        "4:9: model.onnx: this is not a valid URL",
+    ),
+    wrong(
+        "bucket without a file",
+        ("m.onnx", "gs://models"),
+        "4:9: model.onnx: write it as gs://BUCKET/PATH/TO/FILE",
+    ),
+    wrong(
+        "no file on the Hub",
+        ("m.onnx", "hf://org/net@" + "a" * 40),
+        "4:9: model.onnx: this names no file on the Hub: write it as hf://ORGANIZATION/NAME/FILE@COMMIT",
+    ),
+    wrong(
+        "file outside of a repository on the Hub",
+        ("m.onnx", "hf://org/net/../other/m.onnx@" + "a" * 40),
+        "4:9: model.onnx: this names no file on the Hub: write it as hf://ORGANIZATION/NAME/FILE@COMMIT",
+    ),
+    wrong(
+        "data set of the Hub",
+        ("m.onnx", "hf://datasets/org/net/m.onnx"),
+        "4:9: model.onnx: only models are read from the Hub: write it as hf://ORGANIZATION/NAME/FILE@COMMIT",
+    ),
+    wrong(
+        "digest of a further file too short",
+        ("m.onnx", "m.onnx\n  files: {m.data: abc}"),
+        "5:19: model.files.m.data: must be 64 hexadecimal digits, not the string 'abc'",
+    ),
+    wrong(
+        "address of a checkpoint with an unknown scheme",
+        ("onnx: m.onnx", "mxnet: {prefix: 'http5://h/net', epoch: 3}"),
+        "4:19: model.mxnet.prefix: 'http5' is not a supported URL scheme; did you mean 'http'? (valid: hf, https, http, "
+        "file, s3, gs, az)",
     ),
     wrong(
         "URL that cannot be downloaded",
         ("m.onnx", "ftp://example.org/m.onnx\n  sha256: " + "a" * 64),
-        "4:9: model.onnx: 'ftp' is not a supported URL scheme (valid: http, https, file)",
+        "4:9: model.onnx: 'ftp' is not a supported URL scheme (valid: hf, https, http, file, s3, gs, az)",
     ),
     wrong(
         "dimension 0",
@@ -322,9 +365,34 @@ WRONG = [
         "6:17: inputs.data.shape: must be a list, such as [1, 3, 224, 224], not a mapping",
     ),
     wrong(
-        "no shape",
-        ("shape: [1, 3, 8, 8], ", ""),
-        "6:9: inputs.data.shape: is missing; write `shape: [1, 3, 224, 224]`",
+        "value and range",
+        ("dtype: float32", "value: 3, range: [0, 9]"),
+        "6:48: inputs.data.range: is for random inputs, and the input has a value",
+    ),
+    wrong(
+        "a value that is text",
+        ("dtype: float32", "value: 16k"),
+        "6:38: inputs.data.value: must be a number, or lists of numbers; '16k' is none",
+    ),
+    wrong(
+        "a ragged value",
+        ("dtype: float32", "value: [[1, 2], [3]]"),
+        "6:38: inputs.data.value: has lists of different lengths",
+    ),
+    wrong(
+        "a value without elements",
+        ("dtype: float32", "value: [[], []]"),
+        "6:38: inputs.data.value: is empty",
+    ),
+    wrong(
+        "a value of another shape",
+        ("dtype: float32", "value: [1, 2]"),
+        "6:38: inputs.data.value: has the shape [2], and `shape` is [1, 3, 8, 8]",
+    ),
+    wrong(
+        "a large constant",
+        ("[1, 3, 8, 8], dtype: float32", "[4097, 4096], value: 0"),
+        "6:17: inputs.data.shape: has more than 2^24 elements, the most of a constant",
     ),
     wrong(
         "input is a list",

@@ -1,13 +1,78 @@
-"""`import` refuses a model whose tensors cannot have the sizes that the inputs give them."""
+"""`import`: inputs that it takes from the recipe and from the model, and models that do not fit them."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from onnx import helper
 
+from tests.support.onnx_models import model, save, value
 from tvmflow.core.errors import ImportFailed
+from tvmflow.core.types import Json
+from tvmflow.recipe import InputSpec, ModelSource, Recipe
 from tvmflow.stages import import_model
+from tvmflow.stages._base import StageContext, parse_settings
+
+
+def settings_of(**inputs: InputSpec) -> Json:
+    """Return the settings of a recipe with these inputs, as they are in the key."""
+    recipe = Recipe(recipe=1, name="net", model=ModelSource(onnx="m.onnx"), inputs=inputs)
+    return import_model.settings(recipe, None).to_json()
+
+
+def run(settings: Json, files: dict[str, Path], folder: Path) -> Json:
+    """Import a model, and return its signature."""
+    context = StageContext(files, folder, folder, folder, folder, lambda _: None)
+    import_model.run(parse_settings(import_model.run, settings), context)
+    return json.loads((folder / import_model.SIGNATURE).read_text())
+
+
+def shifted() -> Any:
+    """Return the sum of two integer inputs of an open size."""
+    inputs = [value("x", ["time"], "int64"), value("shift", [], "int64")]
+    return model([helper.make_node("Add", ["x", "shift"], ["y"])], inputs, [value("y", None)])
+
+
+def test_only_new_fields_change_the_key() -> None:
+    """A recipe with shapes alone has the key that it has always had."""
+    assert settings_of()["inputs"] == {}
+    assert settings_of(
+        x=InputSpec(shape=(1, 3)), y=InputSpec(shape=(2,), dtype="int64", range=(0, 9))
+    )["inputs"] == {
+        "x": {"shape": [1, 3], "dtype": "float32"},
+        "y": {"shape": [2], "dtype": "int64"},
+    }
+    new = settings_of(a=InputSpec(), b=InputSpec(value=16000), c=InputSpec(value=((1, 2),)))
+    assert new["inputs"] == {"a": {}, "b": {"value": 16000}, "c": {"value": [[1, 2]]}}
+
+
+def test_a_dtype_and_an_input_with_a_value_come_from_the_model(tmp_path: Path) -> None:
+    """The signature has what the reference needs besides the inputs of the library."""
+    settings = settings_of(x=InputSpec(shape=(3,)), shift=InputSpec(value=2))
+    assert run(settings, save(shifted(), tmp_path), tmp_path) == {
+        "inputs": [{"name": "x", "shape": [3], "dtype": "int64"}],
+        "outputs": [{"name": "y", "shape": [3], "dtype": "int64"}],
+        "bound": [{"name": "shift", "shape": [], "dtype": "int64", "value": 2}],
+    }
+
+
+def test_a_model_that_planning_could_not_read_is_checked(tmp_path: Path) -> None:
+    """One that had to be downloaded: the message is that of planning."""
+    for inputs, text in (
+        ({}, "inputs: the model leaves sizes open; write this in the recipe, with a number for each SIZE:"),
+        ({"x": InputSpec(shape=(3, 3))}, r"inputs.x.shape: input 'x' has shape \['time'\], which \[3, 3\] does not fit"),
+        ({"x": InputSpec(shape=(3,), dtype="int8")}, "inputs.x.dtype: input 'x' has dtype int64, not int8"),
+        ({"x": InputSpec(value=(0.5,))}, "inputs.x.value: input 'x' has dtype int64, whose values are whole numbers, not 0.5"),
+    ):  # fmt: skip
+        with pytest.raises(ImportFailed, match=text) as caught:
+            run(settings_of(**inputs), save(shifted(), tmp_path), tmp_path)
+        assert caught.value.exit_code == 1
+    (tmp_path / "model.onnx").write_bytes(b"\xff\xff")
+    with pytest.raises(ImportFailed, match="the file is not an ONNX model"):
+        run(settings_of(), {"model": tmp_path / "model.onnx"}, tmp_path)
 
 
 def convolution(width: int) -> Any:

@@ -218,7 +218,7 @@ def test_a_redirect_from_https_to_http_is_rejected() -> None:
     """https may not lead to http."""
     from urllib.request import Request
 
-    from tvmflow.store.download_attempt import _Redirects
+    from tvmflow.store.web_requests import _Redirects
 
     handler = _Redirects()
     secure = Request("https://example.org/m")

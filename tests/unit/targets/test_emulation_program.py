@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support import exports
+from tests.support.c_library import divide_loops
 from tests.support.exports import Array, Exported
 from tvmflow.compiler import form_names
 from tvmflow.core.errors import StageError
@@ -64,12 +64,8 @@ def link(
 
 
 def parallel_code(exported: Exported) -> str:
-    """The C code of the digits, which are too small for threads, with kernels divided into eight tasks."""
-    code = (exported.folder / "build" / form_names.C_LIBRARY / PROGRAM).read_text()
-    code, calls = re.subn(r"(TF_CALL\(\d+), \d+", r"\1, 8", code)
-    code, limits = re.subn(r"(TF_MOST_TASKS) \d+u", r"\1 8u", code)
-    assert calls and limits == 1
-    return code
+    """The C code of the digits, which are too small for threads, with kernels divided into tasks."""
+    return divide_loops((exported.folder / "build" / form_names.C_LIBRARY / PROGRAM).read_text())
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from tvmflow.compiler import ir
@@ -28,6 +27,7 @@ from tvmflow.targets.c_library import CONSTANTS, PROGRAM
 from tvmflow.targets.linking import coff, data_objects
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
+from tvmflow.targets.tvm_target import cpu_triple
 
 Array = np.ndarray[Any, Any]
 
@@ -96,21 +96,19 @@ def runtime_symbol(prefix: str, name: str) -> str:
 
 def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTraits:
     """Return what a call of a kernel needs, from the kernel before and after it was lowered."""
-    sizes: list[int] = []
-
-    def visit_call(call: Any) -> None:
-        if ir.operator_name(call) == "tirx.TVMBackendAllocWorkspace":
-            sizes.append(int(call.args[2]))
-
-    tvm_ffi.structural_walk(lowered.body, (tvm.ir.Call, visit_call))
-    symbol, scratch = str(lowered.attrs["global_symbol"]), sum(map(padded, sizes))
+    scratch = sum(
+        padded(int(call.args[2]))
+        for call in ir.find_nodes(lowered.body, tvm.ir.Call)
+        if ir.operator_name(call) == "tirx.TVMBackendAllocWorkspace"
+    )
+    symbol = str(lowered.attrs["global_symbol"])
     return KernelTraits(symbol, estimate_parallel_work(function), scratch)
 
 
 def _write_kernels(mod: tvm.IRModule, target: tvm.target.Target, prefix: str, folder: Path) -> None:
     """Write the kernels to object files, in groups that do not depend on the machine."""
     groups = split_kernels(mod)
-    is_windows = parse_triple(str(target.attrs.get("mtriple", ""))).system == "windows"
+    is_windows = parse_triple(cpu_triple(target.export())).system == "windows"
 
     def write(number: int) -> None:
         path = folder / f"kernels{number}.o"
@@ -138,5 +136,5 @@ def _write_constants(program: Program, prefix: str, folder: Path) -> None:
             yield bytes(end - begin - array.nbytes)
         yield bytes(ALIGNMENT)
 
-    code = next(iter(sorted(folder.glob("kernels*.o"))))
+    code = min(folder.glob("kernels*.o"))
     data_objects.write_data(folder / CONSTANTS, code, f"{prefix}weights", pieces())

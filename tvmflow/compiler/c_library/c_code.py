@@ -43,7 +43,7 @@ def generate_code(program: Program, kernels: Mapping[str, KernelTraits], prefix:
 
     Args:
         program: The program, with planned memory.
-        kernels: The traits of its kernels by name.
+        kernels: The traits of the kernels that it calls, by name.
         prefix: The prefix of the library's symbols.
     """
     return _Writer(program, kernels, prefix).write()
@@ -73,21 +73,19 @@ class _Writer:
         program, kernels = self._program, self._kernels
         steps = self._write_steps(program.steps, "  ")
         staging = sum(padded(storage.bytes) for storage in (*program.inputs, *program.outputs))
-        used = [kernels[name] for name in self._numbers]
         declarations = [
             f"int32_t {kernels[name].symbol}({', '.join(['void *'] * arity) or 'void'});"
             for name, arity in self._arities.items()
         ]
         names = [f'    "{name}",' for name in self._numbers]
-        most_tasks = max((self._tasks[name] for name in self._numbers), default=1)
         return "\n".join(
             (
                 f"#define TF_WEIGHTS {self._prefix}weights",
                 f"#define TF_ARENA {program.arena}u",
                 f"#define TF_STAGING {staging}u",
-                f"#define TF_SCRATCH {max((kernel.scratch for kernel in used), default=0)}u",
-                f"#define TF_KERNELS {len(used)}u",
-                f"#define TF_MOST_TASKS {most_tasks}u",
+                f"#define TF_SCRATCH {max((kernel.scratch for kernel in kernels.values()), default=0)}u",
+                f"#define TF_KERNELS {len(kernels)}u",
+                f"#define TF_MOST_TASKS {max(self._tasks.values(), default=1)}u",
                 *_define_sizes("INPUTS", program.inputs),
                 *_define_sizes("OUTPUTS", program.outputs),
                 "",

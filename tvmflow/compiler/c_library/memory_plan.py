@@ -26,11 +26,9 @@ def plan_memory(program: Program) -> None:
     placed: list[_Lifetime] = []
     for lifetime in sorted(lifetimes, key=lambda entry: (-entry.storage.bytes, entry.first)):
         others = sorted(
-            (
-                (other.storage.offset, other.storage.offset + padded(other.storage.bytes))
-                for other in placed
-                if other.first <= lifetime.last and lifetime.first <= other.last
-            ),
+            (other.storage.offset, other.storage.offset + padded(other.storage.bytes))
+            for other in placed
+            if other.first <= lifetime.last and lifetime.first <= other.last
         )
         lifetime.storage.offset = _find_gap(others, padded(lifetime.storage.bytes))
         placed.append(lifetime)

@@ -9,7 +9,6 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import relax
 
 from tvmflow.compiler import ir
@@ -272,17 +271,11 @@ class _Reader:
         if var.name_hint in self._checked:
             return
         self._checked.add(var.name_hint)
-        functions: list[str] = []
-
-        def visit(call: Any) -> None:
+        for call in ir.find_nodes(self._mod[var].body, tvm.ir.Call):
             if ir.operator_name(call) in _PACKED_CALLS:
-                functions.append(str(call.args[0].value))
-
-        tvm_ffi.structural_walk(self._mod[var].body, (tvm.ir.Call, visit))
-        if functions:
-            raise UnsupportedProgram(
-                f"the function {functions[0]}, which the kernel {var.name_hint} calls"
-            )
+                raise UnsupportedProgram(
+                    f"the function {call.args[0].value}, which the kernel {var.name_hint} calls"
+                )
 
     def _views(self, var: tvm.ir.GlobalVar) -> bool:
         """Return whether a kernel only copies its one input to its output, so that both can be one tensor."""

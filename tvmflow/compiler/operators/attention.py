@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import tvm
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.cpu_model import CpuModel
@@ -20,10 +19,9 @@ from tvmflow.compiler.operators.batches import (
     MIN_PARALLEL_WORK,
     Batches,
     Operand,
-    declare_buffer,
     emit_batches,
-    flatten,
 )
+from tvmflow.compiler.operators.definitions import declare_buffer, define_kernel, flatten
 from tvmflow.compiler.operators.strided import StridedMatrices
 from tvmflow.compiler.operators.tiles import (
     FLOAT,
@@ -107,9 +105,7 @@ class _Emitter:
 
     def emit(self) -> tvm.tirx.PrimFunc:
         a = self._attention
-        with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-            T.func_name("attention")
-            T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
+        with define_kernel("attention") as builder:
             buffers = [
                 T.arg(f"x{position}", declare_buffer(operand.shape, operand.dtype))
                 for position, operand in enumerate(a.operands)

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import tvm
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.cpu_model import CpuModel
@@ -15,10 +14,9 @@ from tvmflow.compiler.operators.batches import (
     MIN_PARALLEL_WORK,
     Batches,
     Operand,
-    declare_buffer,
     emit_batches,
-    flatten,
 )
+from tvmflow.compiler.operators.definitions import declare_buffer, define_kernel, flatten
 from tvmflow.compiler.operators.strided import contiguous
 from tvmflow.compiler.operators.tiles import (
     FLOAT,
@@ -53,9 +51,7 @@ class BatchedProduct(NamedTuple):
 
 def make_kernel(product: BatchedProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
     """Return the kernel; its parameters are the left and the right tensor and the result."""
-    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        T.func_name("batched_matmul")
-        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
+    with define_kernel("batched_matmul") as builder:
         shapes = (product.left.shape, product.right.shape, product.shape)
         names = ("left", "right", "out")
         buffers = [

@@ -81,16 +81,3 @@ def emit_batches(
 def _loop(extent: int, is_parallel: bool) -> AbstractContextManager[Any]:
     loop: AbstractContextManager[Any] = (T.parallel if is_parallel else T.serial)(extent)
     return loop
-
-
-def declare_buffer(shape: Sequence[int], dtype: str) -> Any:
-    """Return the declaration of a parameter."""
-    return T.Buffer(tuple(T.int64(n) for n in shape), dtype)
-
-
-def flatten(buffer: Any, shape: Sequence[int], dtype: str) -> Any:
-    """Emit another name for a buffer, with one index."""
-    size = 1
-    for extent in shape:
-        size *= extent
-    return T.decl_buffer((size,), dtype, data=buffer.data)

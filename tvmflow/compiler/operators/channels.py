@@ -9,11 +9,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.operators.batches import declare_buffer, flatten
+from tvmflow.compiler.operators.definitions import declare_buffer, define_kernel, flatten
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -71,9 +70,7 @@ def copy_channels(shapes: Sequence[Sequence[int]], sources: Sources, cpu: CpuMod
     lanes = _list_lanes(sources, math.prod(size), block)
     width = _find_width(lanes, block)
     table = lanes[::width].astype(_TABLE)
-    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        T.func_name("copy_channels")
-        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
+    with define_kernel("copy_channels") as builder:
         parameters = [*((shape, _FLOAT) for shape in shapes), (table.shape, _TABLE)]
         names = [*(f"x{position}" for position in range(len(shapes))), "table", "out"]
         parameters.append((result, _FLOAT))

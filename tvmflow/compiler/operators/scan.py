@@ -8,11 +8,10 @@ from typing import Any, Final, NamedTuple
 
 import tvm
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.operators.batches import declare_buffer, flatten
+from tvmflow.compiler.operators.definitions import declare_buffer, define_kernel, flatten
 from tvmflow.compiler.operators.tiles import iterate_vectors
 
 # Fewer elements are not worth handing to another core.
@@ -43,9 +42,7 @@ class Scan(NamedTuple):
 
 def make_kernel(scan: Scan, cpu: CpuModel) -> tvm.tirx.PrimFunc:
     """Return the kernel; its parameters are the data and the result."""
-    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        T.func_name("scan")
-        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
+    with define_kernel("scan") as builder:
         arguments = [
             T.arg(name, declare_buffer(scan.shape, scan.dtype)) for name in ("data", "out")
         ]

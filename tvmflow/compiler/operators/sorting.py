@@ -19,16 +19,15 @@ from typing import Any, Final, NamedTuple
 
 import tvm
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.operators.batches import declare_buffer, flatten
+from tvmflow.compiler.operators.definitions import declare_buffer, define_kernel, flatten
 
 # Runs of more than this many words are merged from shorter ones.
 _MAX_NETWORK: Final = 16
 # The elements that are tested at once for one among the first k.
 _BLOCK: Final = 64
-# The selection of more than this part of a row costs more than sorting it.
+# To select k elements of a row that is shorter than so many times k costs more than sorting it.
 _MIN_ROW_FOR_SELECTION: Final = 4
 # Fewer elements are not worth handing to another core.
 _MIN_PARALLEL_ELEMENTS: Final = 1 << 12
@@ -91,9 +90,7 @@ def make_kernel(sort: Sort, cores: int) -> tvm.tirx.PrimFunc:
         sort: The sort.
         cores: The cores that the work is divided for.
     """
-    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        T.func_name("sort")
-        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
+    with define_kernel("sort") as builder:
         signature = [("data", sort.shape, sort.dtype)]
         signature += [(f"out{i}", sort.result_shape, d) for i, d in enumerate(sort.result_dtypes)]
         arguments = [T.arg(name, declare_buffer(shape, dtype)) for name, shape, dtype in signature]

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-_ROOT: Final = "root"
+from tvmflow.compiler.ir import find_nodes, operator_name
+
 _SPATIAL: Final = 0
 _FAST_CALLS: Final = {"prim.if_then_else", "prim.likely", "tirx.fabs"}
+ROOT: Final = "root"
+"""The name of the block around all others of a kernel."""
 REDUCTION: Final = 2
 """TVM's `IterVar.iter_type` of an axis that is reduced."""
 
@@ -70,7 +72,7 @@ def analyze_simple_blocks(schedule: Schedule) -> list[Block]:
 
 def _list_handles(schedule: Schedule) -> list[Any]:
     try:
-        return list(schedule.get_child_blocks(schedule.get_sblock(_ROOT)))
+        return list(schedule.get_child_blocks(schedule.get_sblock(ROOT)))
     except RuntimeError:
         # The kernel consists of loops without a block.
         return []
@@ -81,7 +83,7 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
     loop_vars = [schedule.get(loop).loop_var for loop in schedule.get_loops(handle)]
     axes = list(stmt.iter_vars)
     extents = [axis.dom.extent for axis in axes]
-    realizes = _find_nodes(schedule.mod["main"].body, tvm.s_tir.SBlockRealize)
+    realizes = find_nodes(schedule.mod["main"].body, tvm.s_tir.SBlockRealize)
     (bindings,) = (realize.iter_values for realize in realizes if realize.block.same_as(stmt))
     spatial = [axis for axis in axes if axis.iter_type == _SPATIAL]
     reduction = [axis for axis in axes if axis.iter_type == REDUCTION]
@@ -113,25 +115,17 @@ def _are_shifted(indices: Sequence[Any], axes: Sequence[Any]) -> bool:
     )
 
 
-def _find_nodes(tree: Any, kind: type) -> list[Any]:
-    """Return the nodes of a kind in a statement or an expression."""
-    nodes: list[Any] = []
-    tvm_ffi.structural_walk(tree, (kind, nodes.append))
-    return nodes
-
-
 def list_intermediate_buffers(schedule: Schedule) -> list[Any]:
     """Return the buffers of a kernel that are not its parameters."""
-    return list(schedule.get(schedule.get_sblock(_ROOT)).alloc_buffers)
+    return list(schedule.get(schedule.get_sblock(ROOT)).alloc_buffers)
 
 
 def has_slow_operations(block: Block) -> bool:
     """Return whether a block divides, or calls functions such as exp, which take as long as many sums."""
     value = block.stmt.body.value
-    divisions = _find_nodes(value, tirx.Div)
-    calls = _find_nodes(value, tvm.ir.Call)
-    names = {str(getattr(call.op, "name", "")) for call in calls}
-    return bool(divisions or names - _FAST_CALLS)
+    divisions = find_nodes(value, tirx.Div)
+    calls = find_nodes(value, tvm.ir.Call)
+    return bool(divisions or set(map(operator_name, calls)) - _FAST_CALLS)
 
 
 def list_loads(block: Block) -> list[Any]:
@@ -142,14 +136,14 @@ def list_loads(block: Block) -> list[Any]:
 
 def find_loads(expr: Any) -> list[Any]:
     """Return the loads in an expression."""
-    return _find_nodes(expr, tvm.ir.TensorLoad)
+    return find_nodes(expr, tvm.ir.TensorLoad)
 
 
 def has_computed_indices(schedule: Schedule) -> bool:
     """Return whether a kernel loads data whose index is computed from other data, or chosen by conditions as where an image is mirrored."""
     loads = find_loads(schedule.mod["main"].body)
     indices = [index for load in loads for index in load.indices]
-    return any(find_loads(index) or _find_nodes(index, tvm.ir.Call) for index in indices)
+    return any(find_loads(index) or find_nodes(index, tvm.ir.Call) for index in indices)
 
 
 def depends_on(load: Any, axis: Any) -> bool:
@@ -158,7 +152,7 @@ def depends_on(load: Any, axis: Any) -> bool:
 
 
 def _uses(expr: Any, axis: Any) -> bool:
-    return any(var.same_as(axis) for var in _find_nodes(expr, tvm.ir.Var))
+    return any(var.same_as(axis) for var in find_nodes(expr, tvm.ir.Var))
 
 
 def is_contiguous(block: Block, axis: Any) -> bool:
@@ -195,7 +189,7 @@ def _distance(load: Any, axes: Sequence[Any], axis: Any, step: int) -> int | Non
         distance *= int(extent)
         # An index that does not depend on the axis may depend on data.
         if _uses(index, axis):
-            if _find_nodes(index, tvm.ir.Call):
+            if find_nodes(index, tvm.ir.Call):
                 return None
             index_map = tirx.IndexMap(list(axes), [index], None)
             ends = [

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-import tvm
 from tvm import tirx
 from tvm.s_tir import Schedule
 
@@ -37,23 +36,18 @@ _MAX_TILE_ROWS: Final = 64
 _LINE: Final = 16
 
 
-def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
-    """Yield the schedule of a kernel without reductions; none for another kernel."""
-    schedule = Schedule(mod, seed=1)
+def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
+    """Return the schedule of a kernel without reductions; None for another kernel."""
     blocks = analyze_blocks(schedule)
     if not blocks or any(block.is_reduction for block in blocks):
-        return
-    try:
-        for block in _find_inlined(blocks, list_intermediate_buffers(schedule)):
-            schedule.compute_inline(block.handle)
-        parts = pieces.split(schedule)
-        for part in parts:
-            for block in analyze_blocks(part) or []:
-                schedule_block(part, block, cpu)
-    # A schedule that TVM rejects leaves the kernel to the next rule.
-    except RuntimeError:
-        return
-    yield pieces.join(parts)
+        return None
+    for block in _find_inlined(blocks, list_intermediate_buffers(schedule)):
+        schedule.compute_inline(block.handle)
+    parts = pieces.split(schedule)
+    for part in parts:
+        for block in analyze_blocks(part) or []:
+            schedule_block(part, block, cpu)
+    return pieces.join(parts)
 
 
 def _find_inlined(blocks: Sequence[Block], intermediate: Sequence[Any]) -> list[Block]:

@@ -9,9 +9,9 @@ from tvmflow.compiler.schedules.blocks import analyze_simple_blocks
 from tvmflow.compiler.schedules.elementwise import schedule_block
 
 
-def apply(schedule: Schedule, cpu: CpuModel) -> bool:
-    """Schedule every simple loop nest; return False for a kernel that has none."""
+def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
+    """Schedule every simple loop nest; return None for a kernel that has none."""
     blocks = analyze_simple_blocks(schedule)
     for block in blocks:
         schedule_block(schedule, block, cpu)
-    return bool(blocks)
+    return schedule if blocks else None

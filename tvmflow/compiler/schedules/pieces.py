@@ -18,12 +18,18 @@ from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.analysis import get_sblock_read_write_region
 
-from tvmflow.compiler.schedules.blocks import Block, analyze_blocks, find_loads, list_loads
+from tvmflow.compiler.ir import find_nodes, operator_name
+from tvmflow.compiler.schedules.blocks import (
+    ROOT,
+    Block,
+    analyze_blocks,
+    find_loads,
+    list_loads,
+)
 
 _MAX_PIECES: Final = 12
 _COMPARISONS: Final = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 _CONDITIONAL: Final = "prim.if_then_else"
-_ROOT: Final = "root"
 
 
 class _Span(NamedTuple):
@@ -61,7 +67,7 @@ def join(schedules: Sequence[Schedule]) -> Schedule:
 def _with_body(function: tirx.PrimFunc, body: Any) -> tirx.PrimFunc:
     """Return a kernel with another body, and the same parameters and buffers."""
     buffers = function.body.block.alloc_buffers
-    root = SBlockRealize([], True, SBlock([], [], [], _ROOT, body, alloc_buffers=buffers))
+    root = SBlockRealize([], True, SBlock([], [], [], ROOT, body, alloc_buffers=buffers))
     return tirx.PrimFunc(function.params, root, function.ret_type, function.attrs)
 
 
@@ -132,24 +138,18 @@ def _make_analyzer(axes: Sequence[tuple[Any, int]]) -> Any:
 
 def _list_conditions(value: Any) -> list[Any]:
     """Return the comparisons in the conditions of an expression."""
-    comparisons: list[Any] = []
-
-    def visit(call: Any) -> None:
-        if str(getattr(call.op, "name", "")) == _CONDITIONAL:
-            for kind in _COMPARISONS:
-                tvm_ffi.structural_walk(call.args[0], (kind, comparisons.append))
-
-    tvm_ffi.structural_walk(value, (tvm.ir.Call, visit))
-    return comparisons
+    return [
+        comparison
+        for call in find_nodes(value, tvm.ir.Call)
+        if operator_name(call) == _CONDITIONAL
+        for comparison in find_nodes(call.args[0], *_COMPARISONS)
+    ]
 
 
 def _find_change(condition: Any, axis: Any, extent: int) -> int | None:
     """Return the first index of an axis at which a comparison with it changes; None if it does not, or depends on more."""
-    variables: list[Any] = []
-    others: list[Any] = []
-    tvm_ffi.structural_walk(condition, (tirx.Var, variables.append))
-    for kind in (tirx.FloorMod, tirx.FloorDiv, tvm.ir.Call, tvm.ir.TensorLoad):
-        tvm_ffi.structural_walk(condition, (kind, others.append))
+    variables = find_nodes(condition, tirx.Var)
+    others = find_nodes(condition, tirx.FloorMod, tirx.FloorDiv, tvm.ir.Call, tvm.ir.TensorLoad)
     if others or not variables or not all(variable.same_as(axis) for variable in variables):
         return None
     analyzer = tvm.sym.Analyzer()

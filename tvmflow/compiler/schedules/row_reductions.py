@@ -31,12 +31,12 @@ class _Step(NamedTuple):
         return [self.block.handle] if self.partial_sums is None else [*self[1:], self.block.handle]
 
 
-def apply(schedule: Schedule, cpu: CpuModel) -> bool:
-    """Compute all blocks of a row after each other, rows in parallel; return False for another kernel."""
+def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
+    """Compute all blocks of a row after each other, rows in parallel; return None for another kernel."""
     blocks = analyze_blocks(schedule) or []
     row_axes = _count_shared_axes(blocks)
     if not row_axes:
-        return False
+        return None
     steps = [_Step(block, _reduce_in_vectors(schedule, block, cpu)) for block in blocks]
     for block, _ in steps:
         if not block.is_reduction and row_axes < len(block.spatial_extents):
@@ -49,7 +49,7 @@ def apply(schedule: Schedule, cpu: CpuModel) -> bool:
     row = schedule.merge(*rows) if len(rows) > 1 else rows[0]
     is_worthwhile = sum(block.work for block in blocks) >= MIN_PARALLEL_ELEMENTS
     fuse_and_parallelize(schedule, [row], is_worthwhile, cpu)
-    return True
+    return schedule
 
 
 def _count_shared_axes(blocks: list[Block]) -> int:

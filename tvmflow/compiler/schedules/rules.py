@@ -33,17 +33,16 @@ class ScheduleChoice(NamedTuple):
     schedule: Schedule
 
 
-def _single(apply: Callable[[Schedule, CpuModel], bool]) -> ScheduleRule:
-    """Return the rule that yields one schedule, if `apply` returns True for the kernel."""
+def _single(apply: Callable[[Schedule, CpuModel], Schedule | None]) -> ScheduleRule:
+    """Return the rule that yields what `apply` makes of a kernel's first schedule; none where that is None."""
 
     def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
-        schedule = Schedule(mod, seed=1)
         try:
-            fits = apply(schedule, cpu)
+            schedule = apply(Schedule(mod, seed=1), cpu)
         # A schedule that TVM rejects leaves the kernel to the next rule.
         except RuntimeError:
             return
-        if fits:
+        if schedule is not None:
             yield schedule
 
     return generate
@@ -52,7 +51,7 @@ def _single(apply: Callable[[Schedule, CpuModel], bool]) -> ScheduleRule:
 CPU_RULES: Final[Mapping[str, ScheduleRule]] = {
     "winograd": winograd.generate,
     "register_tiles": register_tiles.generate,
-    "elementwise": elementwise.generate,
+    "elementwise": _single(elementwise.apply),
     "row_reductions": _single(row_reductions.apply),
     "generic_loops": _single(generic_loops.apply),
 }

@@ -7,17 +7,33 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.core.errors import EnvironmentProblem, ImportFailed, RecipeError
+from tvmflow.core.errors import (
+    EnvironmentProblem,
+    ImportFailed,
+    RecipeError,
+    merge_recipe_errors,
+)
 from tvmflow.core.python_process import code_command
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
 from tvmflow.frontends._import_errors import importing
-from tvmflow.frontends.mxnet._source import PARAMS, SYMBOL, MxnetSource, checkpoint_paths
-from tvmflow.frontends.mxnet._source import find_input_problems as find_input_problems
+from tvmflow.frontends.mxnet._source import (
+    PARAMS,
+    SYMBOL,
+    MxnetSource,
+    checkpoint_file,
+    checkpoint_files,
+)
 from tvmflow.frontends.mxnet._source import find_missing_files as find_missing_files
+from tvmflow.frontends.mxnet._source import read_inputs as read_inputs
 from tvmflow.frontends.mxnet._symbol import read_symbol
+from tvmflow.store.source_files import SourceFiles
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NAME: Final = "MXNet"
 KIND: Final = "mxnet"
@@ -37,35 +53,55 @@ _PRINT_VERSION: Final = f"from {_WORKER} import import_mxnet; print(import_mxnet
 _VERSION_TIMEOUT_S: Final = 60.0
 
 
-def files(source: SourceFields, base: Path, where: Where) -> tuple[InputFile, ...]:
+def files(
+    source: SourceFields, base: Path, where: Where, sources: SourceFiles
+) -> tuple[InputFile, ...]:
     """Return the symbol file and the parameter file of the checkpoint.
 
     Raises:
-        RecipeError: when the former is not a symbol.
+        RecipeError: when the former is not a symbol, or one at an address is not pinned.
+        DownloadError: when something has to be looked up, and cannot be.
     """
     assert isinstance(source, MxnetSource)
     assert source.mxnet is not None
-    symbol, params = checkpoint_paths(source.mxnet.prefix, source.mxnet.epoch, base)
-    position = where("mxnet", "prefix")
+    resolved: list[InputFile] = []
+    errors: list[RecipeError] = []
+    names = checkpoint_files(source.mxnet, base)
+    for role, field, name in zip((SYMBOL, PARAMS), ("prefix", "epoch"), names, strict=True):
+        file = checkpoint_file(role, name, source, where("mxnet", field), where)
+        try:
+            resolved.append(sources.resolve(file))
+        except RecipeError as error:
+            errors.append(error)
+    if errors:
+        raise merge_recipe_errors(errors)
+    _check_symbol(resolved[0])
+    return tuple(resolved)
+
+
+def _check_symbol(file: InputFile) -> None:
+    """Check that a file is a symbol, unless it has yet to be downloaded.
+
+    Raises:
+        RecipeError: when it is not.
+    """
+    start = f"{file.where}: model.mxnet.prefix"
     try:
-        read_symbol(symbol)
+        if file.path:
+            read_symbol(Path(file.path))
     except ImportFailed as error:
-        raise RecipeError(f"{position}: model.mxnet.prefix: {error.message}") from None
+        raise RecipeError(f"{start}: {error.message}") from None
     except OSError as error:
-        text = f"{position}: model.mxnet.prefix: {symbol}: {error.strerror}"
-        raise RecipeError(text) from None
-    return (
-        InputFile(SYMBOL, str(symbol), position),
-        InputFile(PARAMS, str(params), where("mxnet", "epoch")),
-    )
+        raise RecipeError(f"{start}: {file.path}: {error.strerror}") from None
 
 
 def load(
     files: Mapping[str, Path],
     inputs: tuple[TensorSpec, ...],
     tensors: tuple[str, ...] = (),
+    bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
 ) -> LoadedModel:
-    """Import a checkpoint for these input shapes.
+    """Import a checkpoint for these input shapes, with constants in place of some inputs.
 
     Raises:
         ImportFailed: with operator and node, or with the name that is no tensor of the model.
@@ -75,7 +111,7 @@ def load(
 
     with importing():
         symbol = read_symbol(files[SYMBOL])
-        return build(symbol, read_params(files[PARAMS]), inputs, tensors)
+        return build(symbol, read_params(files[PARAMS]), inputs, tensors, bound)
 
 
 def reference(

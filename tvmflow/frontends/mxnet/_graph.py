@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import tvm
@@ -56,6 +57,7 @@ def build(
     params: Mapping[str, Array],
     inputs: Sequence[TensorSpec],
     tensors: Sequence[str] = (),
+    bound: Mapping[str, Array] = MappingProxyType({}),
 ) -> LoadedModel:
     """Return the model of a symbol for these input shapes.
 
@@ -64,6 +66,7 @@ def build(
         params: Its parameters by name.
         inputs: The recipe's inputs.
         tensors: Names of inner tensors that the module returns after the outputs.
+        bound: The constants that take the place of inputs.
 
     Raises:
         ImportFailed: when an operator, an attribute, an input or a name is not supported.
@@ -75,19 +78,21 @@ def build(
     _check_operators(symbol, live)
     _check_names(symbol, live, params, inputs)
 
-    input_vars = {spec.name: _variable(spec.name, spec.shape, spec.dtype) for spec in inputs}
+    constants = {name: relax.const(array) for name, array in bound.items()}
+    free = tuple(spec for spec in inputs if spec.name not in bound)
+    input_vars = {spec.name: _variable(spec.name, spec.shape, spec.dtype) for spec in free}
     param_vars = {
         node.name: _variable(node.name, params[node.name].shape, str(params[node.name].dtype))
         for node in (symbol.nodes[index] for index in live)
-        if node.op == "null" and node.name not in input_vars
+        if node.op == "null" and node.name not in {*input_vars, *constants}
     }
-    mod, results = _build_main(symbol, live, input_vars, param_vars)
+    mod, results = _build_main(symbol, live, input_vars, param_vars, constants)
     outputs = tuple(
         TensorSpec(name, *signature(result))
         for name, result in zip(_output_names(symbol), results, strict=True)
     )
     weights = {name: params[name] for name in param_vars}
-    return LoadedModel(mod, weights, tuple(inputs), outputs[:output_count], outputs[output_count:])
+    return LoadedModel(mod, weights, free, outputs[:output_count], outputs[output_count:])
 
 
 def _build_main(
@@ -95,6 +100,7 @@ def _build_main(
     live: Sequence[int],
     input_vars: Mapping[str, Expr],
     param_vars: Mapping[str, Expr],
+    constants: Mapping[str, Expr],
 ) -> tuple[tvm.IRModule, list[Expr]]:
     """Return the module with the function `main`, and its outputs."""
     builder = relax.BlockBuilder()
@@ -103,7 +109,7 @@ def _build_main(
     with builder.function("main", attrs={"num_input": len(input_vars)}):
         with builder.dataflow():
             try:
-                results = _emit(symbol, live, {**param_vars, **input_vars}, builder)
+                results = _emit(symbol, live, {**param_vars, **input_vars, **constants}, builder)
             except ImportFailed as error:
                 failure = error
         # The function is finished after a failure too, since TVM warns of an unfinished builder.

@@ -8,13 +8,13 @@ from typing import Final
 
 from pydantic import Field
 
-from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, list_siblings, missing_file_text
 from tvmflow.core.schema import ClosedModel
-from tvmflow.core.suggestions import did_you_mean
-from tvmflow.core.types import InputFile, Json, TensorSpec
-from tvmflow.frontends._base import InputProblem, MissingFile, SourceFields
+from tvmflow.core.types import InputFile, Json
+from tvmflow.frontends._base import MissingFile, ModelInput, Where
+from tvmflow.frontends._file_source import NamedFile, SeveralFiles, pinned_by_name
 from tvmflow.frontends.mxnet._symbol import read_symbol
+from tvmflow.store.addresses import file_name, is_address, with_suffix
 
 SYMBOL: Final = "symbol"
 PARAMS: Final = "params"
@@ -26,17 +26,17 @@ _MAX_EPOCH: Final = 9999
 class MxnetCheckpoint(ClosedModel):
     """An MXNet checkpoint, as `mx.model.load_checkpoint(prefix, epoch)` names it."""
 
-    prefix: str = Field(
-        min_length=1,
+    prefix: NamedFile = Field(
         examples=["models/digits"],
-        description="Path of the checkpoint without `-symbol.json` and `-0000.params`, from the recipe's folder.",
+        description="Path of the checkpoint without `-symbol.json` and `-0000.params`, from the recipe's folder, or an "
+        "address: see [sources.md](sources.md).",
     )
     epoch: int = Field(
         ge=0, le=_MAX_EPOCH, examples=[10], description="The number in `prefix-NNNN.params`."
     )
 
 
-class MxnetSource(SourceFields):
+class MxnetSource(SeveralFiles):
     """The fields of an MXNet model."""
 
     mxnet: MxnetCheckpoint | None = Field(
@@ -46,9 +46,24 @@ class MxnetSource(SourceFields):
     )
 
 
-def checkpoint_paths(prefix: str, epoch: int, base: Path) -> tuple[Path, Path]:
-    """Return the files of a checkpoint: its symbol and its parameters."""
-    return base / f"{prefix}-symbol.json", base / f"{prefix}-{epoch:04d}.params"
+def checkpoint_files(checkpoint: MxnetCheckpoint, base: Path) -> tuple[str, str]:
+    """Return the files of a checkpoint, as paths or addresses: its symbol and its parameters."""
+    suffixes = "-symbol.json", f"-{checkpoint.epoch:04d}.params"
+    prefix = checkpoint.prefix
+    if is_address(prefix):
+        symbol, params = (with_suffix(prefix, suffix) for suffix in suffixes)
+    else:
+        symbol, params = (str(base / f"{prefix}{suffix}") for suffix in suffixes)
+    return symbol, params
+
+
+def checkpoint_file(
+    role: str, name: str, source: MxnetSource, position: str, where: Where
+) -> InputFile:
+    """Return a file of a checkpoint by its path or address, not resolved yet."""
+    path, url = ("", name) if is_address(name) else (name, "")
+    key = file_name(url) if url else Path(path).name
+    return pinned_by_name(InputFile(role, path, position, url), key, source, where)
 
 
 def find_missing_files(model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
@@ -59,7 +74,10 @@ def find_missing_files(model: Mapping[str, Json], base: Path) -> Iterator[Missin
     prefix, epoch = fields.get("prefix"), fields.get("epoch")
     if not (isinstance(prefix, str) and prefix and type(epoch) is int and 0 <= epoch <= _MAX_EPOCH):
         return
-    symbol, params = checkpoint_paths(prefix, epoch, base)
+    if is_address(prefix):
+        return
+    checkpoint = MxnetCheckpoint.model_construct(prefix=prefix, epoch=epoch)
+    symbol, params = map(Path, checkpoint_files(checkpoint, base))
     if not is_file(symbol):
         yield MissingFile(("mxnet", "prefix"), missing_file_text(symbol))
     elif not is_file(params):
@@ -67,16 +85,15 @@ def find_missing_files(model: Mapping[str, Json], base: Path) -> Iterator[Missin
         yield MissingFile(("mxnet", "epoch"), text)
 
 
-def find_input_problems(
-    files: Sequence[InputFile], inputs: Sequence[TensorSpec]
-) -> Iterator[InputProblem]:
-    """Give the inputs that are no variables of the symbol; shapes are only known to the import."""
-    symbol = read_symbol(next(Path(file.path) for file in files if file.role == SYMBOL))
+def read_inputs(files: Mapping[str, Path]) -> Sequence[ModelInput]:
+    """Return the variables of the symbol: which of them are weights, and all shapes, are only known to the import.
+
+    Raises:
+        ImportFailed: when the file is not a symbol.
+    """
+    symbol = read_symbol(files[SYMBOL])
     variables = dict.fromkeys(node.name for node in symbol.nodes if node.op == "null")
-    for spec in inputs:
-        if spec.name not in variables:
-            hint = did_you_mean(spec.name, variables)
-            yield InputProblem(spec.name, "", f"the model has no input {quoted(spec.name)}{hint}")
+    return [ModelInput(name, is_required=False) for name in variables]
 
 
 def _epochs(symbol: Path) -> str:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
 from tvmflow.frontends._import_errors import importing
 from tvmflow.frontends.onnx._source import OnnxSource, list_files
-from tvmflow.frontends.onnx._source import find_input_problems as find_input_problems
 from tvmflow.frontends.onnx._source import find_missing_files as find_missing_files
+from tvmflow.frontends.onnx._source import read_inputs as read_inputs
+from tvmflow.store.source_files import SourceFiles
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NAME: Final = "ONNX"
 KIND: Final = "onnx"
@@ -29,22 +34,26 @@ REFERENCE: Final = ReferenceTraits(
 _WORKER: Final = "tvmflow.frontends.onnx._reference_worker"
 
 
-def files(source: SourceFields, base: Path, where: Where) -> tuple[InputFile, ...]:
+def files(
+    source: SourceFields, base: Path, where: Where, sources: SourceFiles
+) -> tuple[InputFile, ...]:
     """Return the ONNX file and its external data files.
 
     Raises:
         RecipeError: when the file is not an ONNX model, or external data is missing.
+        DownloadError: when something has to be looked up, and cannot be.
     """
     assert isinstance(source, OnnxSource)
-    return list_files(source, base, where)
+    return list_files(source, base, where, sources)
 
 
 def load(
     files: Mapping[str, Path],
     inputs: tuple[TensorSpec, ...],
     tensors: tuple[str, ...] = (),
+    bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
 ) -> LoadedModel:
-    """Import a model for these input shapes.
+    """Import a model for these input shapes, with constants in place of some inputs.
 
     Raises:
         ImportFailed: with operator and node, or with the name that is no tensor of the model.
@@ -60,7 +69,7 @@ def load(
         model = read_model(files)
         inner_outputs = add_outputs(model, tensors)
         own.mark(model)
-        return import_prepared(prepare(model, inputs, own), inner_outputs, own)
+        return import_prepared(prepare(model, inputs, bound, own), inner_outputs, own)
 
 
 def reference(
@@ -75,12 +84,13 @@ def reference(
     """Start ONNX Runtime on the unmodified model in an isolated process."""
     from tvmflow.frontends import _reference_process
     from tvmflow.frontends.onnx._files import link_files, save_with_outputs
-    from tvmflow.operators._loading import operator_paths
+    from tvmflow.operators._loading import operator_paths, prepare_calls
 
     path = link_files(files, scratch)
     if tensors:
         path = save_with_outputs(path, tuple(spec.name for spec in tensors))
     first = {"model": str(path), "threads": threads, "operators": operator_paths(files)}
+    first["calls"] = str(prepare_calls(scratch))
     return _reference_process.start(
         REFERENCE, _WORKER, first, inputs, (*outputs, *tensors), scratch
     )

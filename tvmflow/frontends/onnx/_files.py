@@ -77,8 +77,8 @@ def _find_external(tensor: TensorProto, files: Mapping[str, Path]) -> Place:
     path = files.get(f"{EXTERNAL}{location}")
     if path is None:
         raise ImportFailed(
-            f"the data of {name} is in another file, {quoted(location)}, which was not downloaded",
-            fix="download the model with all of its files, and name the local file in the recipe",
+            f"the data of {name} is in another file, {quoted(location)}, which the recipe does not name",
+            fix=f"write `files: {{{excerpt(location)}: SHA256}}` below `model`, with the digest of that file",
         )
     try:
         size = path.stat().st_size

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.frontends.onnx._inputs import ELEMENT_TYPES, MAX_SIGNATURE, ModelInput
+from tvmflow.frontends._base import ModelInput
+from tvmflow.frontends._inputs import MAX_SIGNATURE
+from tvmflow.frontends.onnx._element_types import model_input
 from tvmflow.frontends.onnx._protobuf import Field, NotAModel, fields
 
 # Message -> number of a field -> message in that field.
@@ -40,7 +42,7 @@ class Header(NamedTuple):
 
     Attributes:
         data_files: The sorted `location`s of tensors whose data is in other files.
-        inputs: The inputs of the graph that are not weights.
+        inputs: The inputs of the graph; those that have a default, or are weights, are not required.
     """
 
     data_files: tuple[str, ...]
@@ -108,23 +110,22 @@ class _Reader:
                 raise NotAModel(f"it has more than {limit:,} {noun}, which tvmflow does not import")
 
     def inputs(self) -> Iterator[ModelInput]:
-        """Give the inputs of the main graph that are not weights."""
+        """Give the inputs of the main graph."""
         for field in self._inputs:
             name = self._name(field, 1)
-            if name not in self._weights:
-                # ValueInfoProto.type, TypeProto.tensor_type
-                tensor = self._last(self._last(field, 2), 1)
-                yield self._input(name, tensor)
+            # ValueInfoProto.type, TypeProto.tensor_type
+            tensor = self._last(self._last(field, 2), 1)
+            yield self._input(name, tensor)
 
     def _input(self, name: str, tensor: Field | None) -> ModelInput:
+        is_required = name not in self._weights
         if tensor is None:
-            return ModelInput(name, None, None)
+            return model_input(name, None, None, is_required=is_required)
         parts = list(self._fields(tensor))
         types = [part.value for part in parts if part.number == 1]
-        dtype = ELEMENT_TYPES.get(types[-1] if types else 0, "")
         shape = next((part for part in reversed(parts) if part.number == 2), None)
         dims = None if shape is None else tuple(map(self._dim, self._fields(shape)))
-        return ModelInput(name, dtype, dims)
+        return model_input(name, types[-1] if types else 0, dims, is_required=is_required)
 
     def _dim(self, dim: Field) -> int | str:
         """Return a fixed size, or the name of a free dimension."""

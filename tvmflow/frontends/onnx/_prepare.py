@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
-from onnx import ModelProto, TensorShapeProto, ValueInfoProto
+import numpy as np
+from onnx import ModelProto, TensorShapeProto, ValueInfoProto, numpy_helper
 
-from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import TensorSpec
+from tvmflow.frontends._base import InputRequest, ModelInput
+from tvmflow.frontends._inputs import find_input_problems, input_error
 from tvmflow.frontends.onnx._branches import (
     inline_known_branches,
     name_branch_values,
@@ -28,8 +30,8 @@ from tvmflow.frontends.onnx._conversion import (
     inline_functions,
 )
 from tvmflow.frontends.onnx._einsum import convert_einsums
+from tvmflow.frontends.onnx._element_types import model_input
 from tvmflow.frontends.onnx._graph import all_graphs
-from tvmflow.frontends.onnx._inputs import ELEMENT_TYPES, ModelInput, find_input_problems
 from tvmflow.frontends.onnx._loops import unroll_loops
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
 from tvmflow.frontends.onnx._rewrites import rewrite_nodes
@@ -69,24 +71,29 @@ _SIMPLIFICATIONS: Final[tuple[_Pass, ...]] = (
     drop_dead_nodes,
 )
 _MAX_ROUNDS: Final = 16
-_MAX_PROBLEMS: Final = 20
 
 
 def prepare(
-    model: ModelProto, inputs: tuple[TensorSpec, ...], own: OwnNodes = NO_OPERATORS
+    model: ModelProto,
+    inputs: tuple[TensorSpec, ...],
+    bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
+    own: OwnNodes = NO_OPERATORS,
 ) -> ModelProto:
     """Return the model in the form that TVM's importer needs.
 
     Args:
         model: A model with all of its data; it is changed.
-        inputs: The inputs with their shapes; may be empty when the shapes in the model are static.
+        inputs: The inputs with their shapes; those with static shapes in the model may be missing.
+        bound: The constants that take the place of inputs.
         own: The nodes of the recipe's own operators.
 
     Raises:
         ImportFailed: when inputs do not fit, or the opset is too old.
     """
-    _strip_initializers_from_inputs(model)
+    names = {spec.name for spec in inputs}
+    _separate_inputs_and_weights(model, names)
     _set_input_shapes(model, inputs)
+    _bind_inputs(model, bound)
     for conversion in _CONVERSIONS:
         model = conversion(model)
     model = _simplify(model, own)
@@ -107,14 +114,36 @@ def _simplify(model: ModelProto, own: OwnNodes) -> ModelProto:
     return model
 
 
-def _strip_initializers_from_inputs(model: ModelProto) -> None:
-    """Remove weights from the graph's inputs, where IR version 3 and older also listed them."""
-    weights = {tensor.name for tensor in model.graph.initializer}
-    real = [value for value in model.graph.input if value.name not in weights]
-    del model.graph.input[:]
-    model.graph.input.extend(real)
+def _separate_inputs_and_weights(model: ModelProto, names: Collection[str]) -> None:
+    """Let every name be that of an input or of a weight.
+
+    An input may have an initializer as its default; IR version 3 and older list all weights so.
+
+    Args:
+        model: The model; it is changed.
+        names: The inputs that the recipe names: their defaults are dropped.
+    """
+    listed = {value.name for value in model.graph.input}
+    weights = [t for t in model.graph.initializer if t.name not in listed.intersection(names)]
+    known = {tensor.name for tensor in weights}
+    real = [value for value in model.graph.input if value.name not in known]
+    if len(real) < len(listed):
+        del model.graph.input[:]
+        model.graph.input.extend(real)
+    if len(weights) < len(model.graph.initializer):
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(weights)
     # From version 4 on weights need not be inputs, and ONNX's version converter checks that.
     model.ir_version = max(model.ir_version, 4)
+
+
+def _bind_inputs(model: ModelProto, bound: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Replace inputs by constants."""
+    free = [value for value in model.graph.input if value.name not in bound]
+    if bound:
+        del model.graph.input[:]
+        model.graph.input.extend(free)
+    model.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in bound.items())
 
 
 def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None:
@@ -124,10 +153,10 @@ def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None
         ImportFailed: with all inputs that are missing, unknown, or do not fit.
     """
     model_inputs = [_model_input(value) for value in model.graph.input]
-    problems = list(find_input_problems(model_inputs, inputs))
+    requests = [InputRequest(*spec) for spec in inputs]
+    problems = list(find_input_problems(model_inputs, requests))
     if problems:
-        texts = [f"{excerpt('.'.join(problem.loc))}: {problem.text}" for problem in problems]
-        raise ImportFailed("; ".join(texts[:_MAX_PROBLEMS]), fix="correct `inputs` in the recipe")
+        raise input_error(problems)
     specs = {spec.name: spec for spec in inputs}
     for value in model.graph.input:
         if value.name in specs:
@@ -145,8 +174,7 @@ def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None
 
 def _model_input(value: ValueInfoProto) -> ModelInput:
     tensor = value.type.tensor_type
-    if not value.type.HasField("tensor_type"):
-        return ModelInput(value.name, None, None)
     sizes = (d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim)
     dims = tuple(sizes) if tensor.HasField("shape") else None
-    return ModelInput(value.name, ELEMENT_TYPES.get(tensor.elem_type, ""), dims)
+    element_type = tensor.elem_type if value.type.HasField("tensor_type") else None
+    return model_input(value.name, element_type, dims, is_required=True)

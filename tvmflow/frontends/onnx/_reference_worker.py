@@ -68,9 +68,10 @@ class _Evaluator:
         model: The path of the model.
         refusal: The error of ONNX Runtime.
         operators: The operators of the recipe, of which it runs the numpy functions.
+        calls: The folder for a record of their calls.
     """
 
-    def __init__(self, model: str, refusal: Exception, operators: Operators) -> None:
+    def __init__(self, model: str, refusal: Exception, operators: Operators, calls: Path) -> None:
         import onnx
         import onnxruntime
         from onnx.reference import ReferenceEvaluator
@@ -78,7 +79,7 @@ class _Evaluator:
         from tvmflow.frontends.onnx._own_references import list_used_operators, make_references
 
         used = list_used_operators(model, operators)
-        self._evaluator: Any = ReferenceEvaluator(model, new_ops=make_references(used, operators))
+        self._evaluator: Any = ReferenceEvaluator(model, new_ops=make_references(used, operators, calls))
         self.name = f"the ONNX reference evaluator {onnx.__version__}"
         self.note = f"ONNX Runtime {onnxruntime.__version__} refuses this model: {_reason(refusal)}"
         if used:
@@ -108,7 +109,7 @@ def _load(first: Message) -> _Session | _Evaluator:
     except Exception as refusal:
         operators = load_operators({role: Path(path) for role, path in first["operators"].items()})
         try:
-            return _Evaluator(first["model"], refusal, operators)
+            return _Evaluator(first["model"], refusal, operators, Path(first["calls"]))
         except StageError:
             raise
         except Exception:

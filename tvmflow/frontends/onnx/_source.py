@@ -7,17 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
-from tvmflow.core.errors import RecipeError
+from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, missing_file_text, obstacle
-from tvmflow.core.schema import field_error
-from tvmflow.core.types import InputFile, Json, TensorSpec
-from tvmflow.frontends._base import InputProblem, MissingFile, SourceFields, Where
+from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.types import InputFile, Json
+from tvmflow.frontends._base import MissingFile, ModelInput, Where
+from tvmflow.frontends._file_source import NamedFile, OneFile, further_file, named_file
 from tvmflow.frontends.onnx._header import Header, read_header
-from tvmflow.frontends.onnx._inputs import find_input_problems as compare_inputs
 from tvmflow.frontends.onnx._protobuf import NotAModel
+from tvmflow.store.addresses import HUB, is_address, scheme_of, without_secrets
+from tvmflow.store.source_files import SourceFiles
 
 MODEL: Final = "model"
 """The role of the ONNX file."""
@@ -25,89 +27,95 @@ MODEL: Final = "model"
 EXTERNAL: Final = "external/"
 """The prefix of the role of an external data file; its location in the model follows."""
 
-_DIGEST_PATTERN: Final = r"^[0-9a-fA-F]{64}$"
-_URL_SCHEMES: Final = ("http", "https", "file")
 
-
-class OnnxSource(SourceFields):
+class OnnxSource(OneFile):
     """The fields of an ONNX model."""
 
-    onnx: str | None = Field(
+    onnx: NamedFile | None = Field(
         default=None,
-        min_length=1,
-        description="An ONNX file: a path from the recipe's folder, or a URL (which needs `sha256`).",
+        description="An ONNX file: a path from the recipe's folder, or an address: see [sources.md](sources.md).",
     )
-    sha256: str | None = Field(
-        default=None,
-        json_schema_extra={"pattern": _DIGEST_PATTERN},
-        description="SHA-256 digest of the ONNX file, 64 hexadecimal digits. Always checked; required for a URL.",
-    )
-
-    @property
-    def is_url(self) -> bool:
-        """Return whether the ONNX file must be downloaded."""
-        return self.onnx is not None and "://" in self.onnx
-
-    @field_validator("sha256")
-    @classmethod
-    def _check_digest(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        if len(value) != 64 or set(value) - set("0123456789abcdefABCDEF"):
-            raise field_error(f"must be 64 hexadecimal digits, not the string {quoted(value)}")
-        return value.lower()
-
-    @model_validator(mode="after")
-    def _check_url(self) -> OnnxSource:
-        if self.onnx is None or not self.is_url:
-            return self
-        scheme = self.onnx.partition("://")[0]
-        if scheme.lower() not in _URL_SCHEMES:
-            valid = ", ".join(_URL_SCHEMES)
-            raise field_error(
-                f"{quoted(scheme)} is not a supported URL scheme (valid: {valid})", "onnx"
-            )
-        if self.sha256 is None:
-            raise field_error("a URL needs sha256, so that the model cannot change", "onnx")
-        return self
 
 
 def find_missing_files(model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
     """Give the ONNX file when it is a path that does not exist."""
     path = model.get("onnx")
-    if isinstance(path, str) and path and "://" not in path and not is_file(base / path):
+    if isinstance(path, str) and path and not is_address(path) and not is_file(base / path):
         yield MissingFile(("onnx",), missing_file_text(base / path))
 
 
-def list_files(source: OnnxSource, base: Path, where: Where) -> tuple[InputFile, ...]:
+def list_files(
+    source: OnnxSource, base: Path, where: Where, sources: SourceFiles
+) -> tuple[InputFile, ...]:
     """Return the ONNX file and its external data files, whose names stand in it.
+
+    A file at an address that is yet to be downloaded is not read: then the recipe names its external
+    data. On the Hub it need not, so that the file is downloaded for its names.
 
     Raises:
         RecipeError: when the file is not an ONNX model, or external data is missing or not beside it.
+        DownloadError: when something has to be looked up, and cannot be.
     """
-    assert source.onnx is not None
-    position, digest_position = where("onnx"), where("sha256")
-    if source.is_url:
-        digest = source.sha256 or ""
-        return (InputFile(MODEL, "", position, source.onnx, digest, digest_position),)
-    path = base / source.onnx
-    model = InputFile(MODEL, str(path), position, "", source.sha256 or "", digest_position)
+    position = where("onnx")
+    model = sources.resolve(named_file(MODEL, "onnx", source, base, where))
+    if scheme_of(model.url) == HUB and source.files is None:
+        model = sources.fetch(model)
+    if not model.path:
+        names = tuple(source.files or ())
+    else:
+        names = _read_external_names(model, position)
+        _check_pinned_names(source, names, where)
+    external = (_external_file(name, model, source, where) for name in names)
+    return (model, *map(sources.resolve, external))
+
+
+def _read_external_names(model: InputFile, position: str) -> tuple[str, ...]:
+    """Return the names of the external data files in the header of a model."""
+    path = Path(model.path)
     try:
-        header = _read_header(path)
+        return _read_header(path).data_files
     except NotAModel as error:
-        raise RecipeError(f"{position}: model.onnx: {path} is not an ONNX model: {error}") from None
+        text = f"{position}: model.onnx: {_shown(model)} is not an ONNX model: {error}"
+        raise RecipeError(text) from None
     except OSError as error:
         raise RecipeError(f"{position}: model.onnx: {path}: {error.strerror}") from None
-    return (model, *_external_files(path, header.data_files, position))
 
 
-def find_input_problems(
-    files: Sequence[InputFile], inputs: Sequence[TensorSpec]
-) -> Iterator[InputProblem]:
-    """Give the inputs that do not fit the model; none for a model that has yet to be downloaded."""
-    for file in files:
-        if file.role == MODEL and file.path:
-            yield from compare_inputs(_read_header(Path(file.path)).inputs, inputs)
+def _check_pinned_names(source: OnnxSource, names: tuple[str, ...], where: Where) -> None:
+    """Check that the model has the files that the recipe pins.
+
+    Raises:
+        RecipeError: when it does not name one of them.
+    """
+    valid = {_normal(name) for name in names}
+    for name in source.files or ():
+        if _normal(name) not in valid:
+            hint = did_you_mean(name, valid)
+            text = f"model.files: the model has no external data in {quoted(name)}{hint}"
+            raise RecipeError(f"{where('files', name)}: {text}")
+
+
+def _shown(model: InputFile) -> str:
+    """Return where a model is, for messages."""
+    return without_secrets(model.url) if model.url else model.path
+
+
+def _normal(location: str) -> str:
+    return str(PurePosixPath(location))
+
+
+def read_inputs(files: Mapping[str, Path]) -> Sequence[ModelInput]:
+    """Return the inputs of the model.
+
+    Raises:
+        ImportFailed: when the file is not an ONNX model.
+    """
+    try:
+        return _read_header(files[MODEL]).inputs
+    except NotAModel as error:
+        raise ImportFailed(
+            f"the file is not an ONNX model: {error}", fix="export or download it again"
+        ) from None
 
 
 def _read_header(path: Path) -> Header:
@@ -121,38 +129,42 @@ def _cached_header(path: Path, stamp: tuple[int, ...]) -> Header:
     return read_header(path)
 
 
-def _external_files(path: Path, locations: tuple[str, ...], position: str) -> Iterator[InputFile]:
-    """Give the external data files, which must be in the model's folder.
+def _external_file(location: str, model: InputFile, source: OnnxSource, where: Where) -> InputFile:
+    """Return an external data file, which must be in the model's folder.
 
     The model may come from somebody else, and must not make its user read or publish other files.
+
+    Raises:
+        RecipeError: when it is not, or does not exist.
     """
-    for location in locations:
-        inside, name = PurePosixPath(location), quoted(location)
-        is_inside = bool(location) and not inside.is_absolute() and ".." not in inside.parts
-        data = path.parent / inside
-        if not is_inside or not _is_in_model_folder(data, path):
-            raise RecipeError(
-                f"{position}: model.onnx: {path} refers to data outside its folder: {name}",
-                fix="save the model again with its external data beside it",
-            )
-        if not is_file(data):
-            problem = obstacle(data) or "does not exist"
-            raise RecipeError(
-                f"{position}: model.onnx: {path} has weights in {name}, which {problem}",
-                fix="copy the external data files of the model together with it",
-            )
-        yield InputFile(f"{EXTERNAL}{location}", str(data), position)
+    inside, name = PurePosixPath(location), quoted(location)
+    is_inside = bool(location) and not inside.is_absolute() and ".." not in inside.parts
+    start = f"{model.where}: model.onnx: {_shown(model)}"
+    if not is_inside or not (model.url or _is_in_model_folder(model.path, location)):
+        raise RecipeError(
+            f"{start} refers to data outside its folder: {name}",
+            fix="save the model again with its external data beside it",
+        )
+    file = further_file(f"{EXTERNAL}{location}", _normal(location), model, source, where)
+    if not file.url and not is_file(Path(file.path)):
+        problem = obstacle(Path(file.path)) or "does not exist"
+        raise RecipeError(
+            f"{start} has weights in {name}, which {problem}",
+            fix="copy the external data files of the model together with it",
+        )
+    return file
 
 
-def _is_in_model_folder(data: Path, model: Path) -> bool:
+def _is_in_model_folder(path: str, location: str) -> bool:
     """Return whether a file is in the folder of the model, when all symbolic links are followed.
 
     A model that is a symbolic link itself also has its data beside the file that it leads to, as in
     the caches of download tools.
     """
+    model = Path(path)
     try:
         folders = (model.parent.resolve(), model.resolve().parent)
-        real = data.resolve()
+        real = (model.parent / location).resolve()
     except (OSError, RuntimeError, ValueError):
         # A name that no file can have, or links in a circle: reported as a file that does not exist.
         return True

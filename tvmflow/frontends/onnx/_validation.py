@@ -17,9 +17,9 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, quoted
 from tvmflow.frontends._base import MAX_ELEMENTS
+from tvmflow.frontends._inputs import MAX_SIGNATURE
 from tvmflow.frontends.onnx._graph import is_standard, node_name
 from tvmflow.frontends.onnx._header import MAX_NODES, MAX_WEIGHTS
-from tvmflow.frontends.onnx._inputs import MAX_SIGNATURE
 from tvmflow.frontends.onnx._large_tensors import place_of
 from tvmflow.frontends.onnx._operators import supported_operators
 

@@ -20,6 +20,9 @@ from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.store.remote._base import Corrupt, Forbidden, Sink, Unreachable
 from tvmflow.store.remote.http import without_credentials
 
+INSTALL: Final = "pip install 'tvmflow[remote]'"
+"""The command that installs what buckets need."""
+
 _CHUNK: Final = 1 << 20
 _ACCESS_DENIED: Final = "access denied (check the environment variables of the service)"
 _STATUS: Final = re.compile(r"\b(?:status(?: code)?:? |error: )?([45]\d\d) ([A-Z][A-Za-z ]{2,40})")
@@ -43,7 +46,7 @@ class BucketCache:
             import obstore
         except ImportError as missing:
             text = f"{self.address} needs the package obstore ({missing})"
-            raise EnvironmentProblem(text, fix="pip install 'tvmflow[remote]'") from missing
+            raise EnvironmentProblem(text, fix=INSTALL) from missing
         self._obstore: Any = obstore
         self._timeout_s = timeout_s
         self._url = url
@@ -53,48 +56,39 @@ class BucketCache:
 
     def _open(self, transfer_timeout_s: float) -> Any:
         """Return obstore's handle of the bucket, with a limit for each transfer."""
-        from obstore.store import from_url
-
-        options = {
-            # these options replace those that the library reads itself
-            "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes"),
-            "connect_timeout": timedelta(seconds=self._timeout_s),
-            "timeout": timedelta(seconds=transfer_timeout_s),
-        }
-        retries = {"max_retries": 1, "retry_timeout": timedelta(seconds=self._timeout_s)}
         try:
-            return from_url(self._url, client_options=options, retry_config=retries)
-        except (self._obstore.exceptions.BaseError, ValueError) as error:
+            return open_bucket(self._url, self._timeout_s, transfer_timeout_s)
+        except ValueError as error:
             fix = "correct the URL, or the environment variables of the service"
-            raise UsageError(f"--remote {self.address}: {_first_line(error)}", fix=fix) from error
+            raise UsageError(f"--remote {self.address}: {error}", fix=fix) from error
 
     def get(self, path: str, max_bytes: int, sink: Sink) -> bool:
         """See `_base.RemoteCache`."""
         try:
-            with self._library_errors():
+            with library_errors(self._timeout_s):
                 answer = self._obstore.get(self._handle(path), path)
                 if answer.meta["size"] > max_bytes:
                     raise Corrupt(f"it is longer than {max_bytes} bytes")
                 for chunk in answer.stream(min_chunk_size=_CHUNK):
                     sink(bytes(chunk))
-        except _NotFound:
+        except NoObject:
             return False
         return True
 
     def has(self, path: str, size: int) -> bool:
         """See `_base.RemoteCache`."""
         try:
-            with self._library_errors():
+            with library_errors(self._timeout_s):
                 return int(self._obstore.head(self._actions, path)["size"]) == size
-        except _NotFound:
+        except NoObject:
             return False
 
     def put(self, path: str, content: bytes | Path) -> None:
         """See `_base.RemoteCache`."""
         try:
-            with self._library_errors():
+            with library_errors(self._timeout_s):
                 self._obstore.put(self._handle(path), path, content)
-        except _NotFound:
+        except NoObject:
             raise Unreachable("it does not accept uploads (404)") from None
 
     def close(self) -> None:
@@ -103,32 +97,68 @@ class BucketCache:
     def _handle(self, path: str) -> Any:
         return self._actions if path.startswith("ac/") else self._blobs
 
-    @contextlib.contextmanager
-    def _library_errors(self) -> Iterator[None]:
-        """Translate the library's errors: its messages may show parts of a signed request."""
-        exceptions = self._obstore.exceptions
-        try:
-            yield
-        except (exceptions.NotFoundError, FileNotFoundError) as error:
-            if "NoSuchBucket" in str(error):
-                raise Unreachable("the bucket does not exist") from None
-            raise _NotFound from None
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError):
-            raise Forbidden(_ACCESS_DENIED) from None
-        except (exceptions.BaseError, OSError) as error:
-            text = str(error)
-            status = _STATUS.search(text)
-            if status and status[1] in ("401", "403"):
-                raise Forbidden(_ACCESS_DENIED) from None
-            if status:
-                raise Unreachable(f"it answers {status[1]} {status[2].strip()}") from None
-            if "timed out" in text or "timeout" in text.lower().replace("retry_timeout", ""):
-                raise Unreachable(f"no answer within {self._timeout_s:g} s") from None
-            raise Unreachable("it cannot be connected to") from None
 
-
-class _NotFound(Exception):
+class NoObject(Exception):
     """There is nothing of that name."""
+
+
+def open_bucket(url: str, timeout_s: float, transfer_timeout_s: float) -> Any:
+    """Return obstore's handle of a bucket, or of a folder in it.
+
+    Args:
+        url: The URL, without credentials.
+        timeout_s: The limit of connecting, and of attempts that are repeated.
+        transfer_timeout_s: The limit of each transfer.
+
+    Raises:
+        ImportError: when obstore is not installed.
+        ValueError: when the URL or the environment variables of the service are wrong.
+    """
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    options = {
+        # these options replace those that the library reads itself
+        "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes"),
+        "connect_timeout": timedelta(seconds=timeout_s),
+        "timeout": timedelta(seconds=transfer_timeout_s),
+    }
+    retries = {"max_retries": 1, "retry_timeout": timedelta(seconds=timeout_s)}
+    try:
+        return from_url(url, client_options=options, retry_config=retries)
+    except (BaseError, ValueError) as error:
+        raise ValueError(_first_line(error)) from None
+
+
+@contextlib.contextmanager
+def library_errors(timeout_s: float) -> Iterator[None]:
+    """Translate the errors of obstore: its messages may show parts of a signed request.
+
+    Raises:
+        NoObject: when there is no such object.
+        Unreachable: when the bucket does not answer.
+        Forbidden: when it denies access.
+    """
+    from obstore import exceptions
+
+    try:
+        yield
+    except (exceptions.NotFoundError, FileNotFoundError) as error:
+        if "NoSuchBucket" in str(error):
+            raise Unreachable("the bucket does not exist") from None
+        raise NoObject from None
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError):
+        raise Forbidden(_ACCESS_DENIED) from None
+    except (exceptions.BaseError, OSError) as error:
+        text = str(error)
+        status = _STATUS.search(text)
+        if status and status[1] in ("401", "403"):
+            raise Forbidden(_ACCESS_DENIED) from None
+        if status:
+            raise Unreachable(f"it answers {status[1]} {status[2].strip()}") from None
+        if "timed out" in text or "timeout" in text.lower().replace("retry_timeout", ""):
+            raise Unreachable(f"no answer within {timeout_s:g} s") from None
+        raise Unreachable("it cannot be connected to") from None
 
 
 def _first_line(error: Exception) -> str:

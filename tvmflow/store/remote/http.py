@@ -6,9 +6,7 @@ credentials are never sent to another server.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import netrc
 import os
 import re
 import socket
@@ -20,9 +18,10 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from pathlib import Path
 from typing import IO, Final
 
-from tvmflow.core.errors import UsageError
+from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.version import VERSION
+from tvmflow.store.credentials import basic, bearer, find_in_netrc
 from tvmflow.store.remote._base import (
     MIN_BYTES_PER_S,
     Corrupt,
@@ -228,24 +227,12 @@ def _authorization(parts: urllib.parse.SplitResult) -> dict[str, str]:
     """Return the header with the token of the environment, else the user of the URL, else of ~/.netrc."""
     token = os.environ.get(TOKEN_VARIABLE)
     if token:
-        if not token.isascii() or not token.isprintable():
-            text = f"${TOKEN_VARIABLE} contains characters that cannot be sent"
-            raise UsageError(text, fix="set it to the token alone, without a line break")
-        return {"Authorization": f"Bearer {token}"}
+        try:
+            return {"Authorization": bearer(token, f"${TOKEN_VARIABLE}").header}
+        except EnvironmentProblem as problem:
+            raise UsageError(problem.message, fix=problem.fix) from None
     user = urllib.parse.unquote(parts.username or "")
     password = urllib.parse.unquote(parts.password or "")
     if not user:
-        user, password = _from_netrc(parts.hostname or "")
-    if not user:
-        return {}
-    credentials = base64.b64encode(f"{user}:{password}".encode()).decode()
-    return {"Authorization": f"Basic {credentials}"}
-
-
-def _from_netrc(host: str) -> tuple[str, str]:
-    # a file that is missing, not readable or not valid has no credentials
-    with contextlib.suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
-        entry = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
-        if entry:
-            return entry[0], entry[2] or ""
-    return "", ""
+        user, password = find_in_netrc(parts.hostname or "", with_default=True)
+    return {"Authorization": basic(user, password)} if user else {}

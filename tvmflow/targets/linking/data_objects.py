@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
-from typing import Final
+from typing import Final, Protocol
 
 from tvmflow.targets.linking import coff_data, elf_data, macho_data, wasm_data
 
+
+class _DataFormat(Protocol):
+    """A module that writes and reads objects of one format, as the functions of this one say."""
+
+    def write_data(
+        self, output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]
+    ) -> None:
+        """Write an object file with constant data."""
+
+    def find_data(self, path: Path) -> tuple[int, int]:
+        """Return the place and the size of the data."""
+        ...
+
+
 # The first bytes of an object file -> the module of the format. COFF's begins with the machine.
-_FORMATS: Final[dict[bytes, ModuleType]] = {
+_FORMATS: Final[dict[bytes, _DataFormat]] = {
     b"\x7fELF": elf_data,
     b"\xcf\xfa\xed\xfe": macho_data,
     b"\0asm": wasm_data,
@@ -31,11 +44,10 @@ def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | m
 
 def find_data(path: Path) -> tuple[int, int]:
     """Return the place and the size of the data in an object file that `write_data` wrote."""
-    place, size = _format_of(path).find_data(path)
-    return place, size
+    return _format_of(path).find_data(path)
 
 
-def _format_of(path: Path) -> ModuleType:
+def _format_of(path: Path) -> _DataFormat:
     """Return the module that writes and reads the format of an object file."""
     with path.open("rb") as stream:
         magic = stream.read(4)

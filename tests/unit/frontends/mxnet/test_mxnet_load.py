@@ -16,6 +16,7 @@ from tests.support.mxnet_runs import (
     specs,
     write_checkpoint,
 )
+from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import mxnet as frontend
@@ -70,6 +71,19 @@ def test_a_classifier_is_imported_without_its_label(tmp_path: Path) -> None:
     scores = np.exp(data @ model.params["fc_weight"].T + model.params["fc_bias"])
     [actual] = compute(model, {"data": data})
     np.testing.assert_allclose(actual, scores / scores.sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_an_input_can_be_bound_to_a_constant(tmp_path: Path) -> None:
+    """The library lacks it, and computes with its value."""
+    nodes = [var("data"), var("shift"), node("elemwise_add", "sum", [0, 1])]
+    files = write_checkpoint(tmp_path, nodes, [[2, 0, 0]], {})
+    inputs = (*DATA, TensorSpec("shift", (4, 3), "float32"))
+    assert [entry.name for entry in frontend.read_inputs(files)] == ["data", "shift"]
+    shift = np.arange(12, dtype="float32").reshape(4, 3)
+    model = frontend.load(files, inputs, bound={"shift": shift})
+    assert model.inputs == DATA
+    [actual] = compute(model, {"data": np.ones((4, 3), "float32")})
+    np.testing.assert_array_equal(actual, shift + 1)
 
 
 def test_other_weights_give_the_same_module(tmp_path: Path) -> None:
@@ -357,7 +371,7 @@ def where(*path: str) -> str:
 
 def test_the_files_of_a_checkpoint() -> None:
     """Prefix and epoch name two files, from the recipe's folder."""
-    actual = frontend.files(source("models/digits", 10), DIGITS.parent, where)
+    actual = frontend.files(source("models/digits", 10), DIGITS.parent, where, empty_source_files())
     assert {file.role: Path(file.path).name for file in actual} == {
         "symbol": "digits-symbol.json",
         "params": "digits-0010.params",

@@ -7,14 +7,18 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import tvm
 from onnx import helper, numpy_helper
 from tvm import relax
 
 from tests.support.kernels import FAST, host_level, kernels_of, outputs
-from tests.support.onnx_models import agree, draw, load, model, value
+from tests.support.mxnet_runs import compute
+from tests.support.onnx_models import agree, draw, load, model, save, value
 from tvmflow.compiler import ir, lowering
+from tvmflow.core.types import TensorSpec
+from tvmflow.frontends import onnx as frontend
 
 node = helper.make_node
 
@@ -60,6 +64,26 @@ def switched() -> onnx.ModelProto:
         [value("result", None)],
         {"first_w": draw(8, 3, 3, 3)},
     )
+
+
+def test_a_bound_condition_leaves_one_branch(tmp_path: Path) -> None:
+    """Also that of an If in a branch, and with weights of that branch alone."""
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(1, 3, 6, 6)).astype(np.float32)
+    made = switched()
+    inputs = (
+        TensorSpec("data", (1, 3, 6, 6), "float32"),
+        TensorSpec("first", (), "bool"),
+        TensorSpec("second", (1,), "bool"),
+    )
+    bound = {"first": np.array(False), "second": np.array([True])}
+    loaded = frontend.load(save(made, tmp_path), inputs, bound=bound)
+    assert not any(isinstance(b.value, relax.If) for b in ir.list_bindings(loaded.mod["main"].body))
+    assert [spec.name for spec in loaded.inputs] == ["data"]
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    [expected] = session.run(None, {"data": data, **bound})
+    [actual] = compute(loaded, {"data": data})
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (False, False)])

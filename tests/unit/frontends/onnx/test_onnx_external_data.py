@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from tests.support.onnx_models import model, value
+from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.types import InputFile
 from tvmflow.frontends import onnx as frontend
@@ -39,7 +40,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def list_files(folder: Path, name: str = "m.onnx") -> tuple[InputFile, ...]:
-    return frontend.files(OnnxSource(onnx=name), folder, lambda *loc: "r.yaml:3:9")
+    return frontend.files(
+        OnnxSource(onnx=name), folder, lambda *loc: "r.yaml:3:9", empty_source_files()
+    )
 
 
 def load(folder: Path) -> np.ndarray:  # type: ignore[type-arg]
@@ -142,6 +145,6 @@ def test_a_downloaded_model_has_no_other_files(folder: Path) -> None:
     """The message says what to do instead."""
     (folder / "m.onnx").write_bytes(made("w.bin"))
     with pytest.raises(
-        ImportFailed, match=r"is in another file, 'w\.bin', which was not downloaded"
+        ImportFailed, match=r"is in another file, 'w\.bin', which the recipe does not name"
     ):
         frontend.load({"model": folder / "m.onnx"}, ())

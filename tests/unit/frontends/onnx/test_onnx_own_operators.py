@@ -100,10 +100,19 @@ def test_each_kind_of_implementation_computes_its_operator(tmp_path: Path, text:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return []", r"own_swish.py:2: the operator Swish \(org.example\) \(node 'act'\) returns 0 results for 1 outputs"),
+        (
+            "return []",
+            r"own_swish.py:2: the operator Swish \(org.example\) \(node 'act'\) returns 0 results for 1 outputs",
+        ),
         ("return 3", r"returns no tensor for 's'"),
-        ("from tvm import relax; return relax.op.astype(x, 'float16')", r"returns float16 for 's', which is float32 in the model"),
-        ("return node.c('pool.c', 'f', x, outputs=[])", r"own_swish.py:4: .*'pool.c' is not in `operators`"),
+        (
+            "from tvm import relax; return relax.op.astype(x, 'float16')",
+            r"returns float16 for 's', which is float32 in the model",
+        ),
+        (
+            "return node.c('pool.c', 'f', x, outputs=[])",
+            r"own_swish.py:4: .*'pool.c' is not in `operators`",
+        ),
         ("return node.tir(None, x)", r"own_swish.py:4: .*AttributeError"),
         ("return x + y", r"own_swish.py:4: .*NameError: name 'y' is not defined"),
     ],

@@ -9,7 +9,9 @@ import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
+from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import agree, classifier, draw, load, model, save, specs, value
+from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.frontends import onnx as frontend
 from tvmflow.frontends.onnx._graph import opset_of
@@ -155,7 +157,9 @@ def test_external_data_is_read_by_role(tmp_path: Path) -> None:
         location="weights.bin",
         size_threshold=0,
     )
-    actual = frontend.files(ModelSource(onnx="in/big.onnx"), tmp_path, lambda *_: "r.yaml:1:1")
+    actual = frontend.files(
+        ModelSource(onnx="in/big.onnx"), tmp_path, lambda *_: "r.yaml:1:1", empty_source_files()
+    )
     assert [file.role for file in actual] == ["model", "external/weights.bin"]
     moved = tmp_path / "moved"
     Path(actual[1].path).rename(moved)
@@ -163,7 +167,9 @@ def test_external_data_is_read_by_role(tmp_path: Path) -> None:
     expected = {t.name: numpy_helper.to_array(t) for t in classifier().graph.initializer}
     np.testing.assert_array_equal(loaded.params["w"], expected["w"])
     with pytest.raises(RecipeError, match=r"has weights in 'weights\.bin', which does not exist"):
-        frontend.files(ModelSource(onnx="in/big.onnx"), tmp_path, lambda *_: "r.yaml:1:1")
+        frontend.files(
+            ModelSource(onnx="in/big.onnx"), tmp_path, lambda *_: "r.yaml:1:1", empty_source_files()
+        )
 
 
 @pytest.mark.parametrize("location", ["../outside.bin", "/etc/passwd"])
@@ -176,7 +182,9 @@ def test_external_data_outside_the_folder_is_rejected(tmp_path: Path, location: 
     tensor.external_data.add(key="location", value=location)
     (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
     with pytest.raises(RecipeError, match="refers to data outside its folder"):
-        frontend.files(ModelSource(onnx="m.onnx"), tmp_path, lambda *_: "r.yaml:1:1")
+        frontend.files(
+            ModelSource(onnx="m.onnx"), tmp_path, lambda *_: "r.yaml:1:1", empty_source_files()
+        )
 
 
 # ---------------------------------------------------------------- inputs of the recipe
@@ -198,14 +206,33 @@ def test_inputs_that_do_not_fit_are_reported(tmp_path: Path) -> None:
     )
     good = draw(2, 3)
     assert "no input 'lefd'; did you mean 'left'?" in problem(made, tmp_path, lefd=good, right=good)
-    assert "'right' is missing" in problem(made, tmp_path, left=good)
+    assert "\n  right: {shape: [1, 3]}  # float32, [n, 3]" in problem(made, tmp_path, left=good)
     assert "'left' has shape ['n', 3], which [2, 4] does not fit" in problem(
         made, tmp_path, left=draw(2, 4), right=good
     )
     assert "'left' has dtype float32, not float64" in problem(
         made, tmp_path, left=good.astype(np.float64), right=good
     )
-    assert problem(made, tmp_path).count("has no fixed shape") == 2
+    assert problem(made, tmp_path).count("{shape: [1, 3]}") == 2
+
+
+def test_an_input_with_a_default_becomes_one_when_the_recipe_names_it(tmp_path: Path) -> None:
+    """Or gets another constant; otherwise the default is one."""
+    made = model(
+        [node("Add", ["x", "shift"], ["y"])],
+        [value("x", [2]), value("shift", [2])],
+        [value("y", None)],
+        {"shift": np.array([10, 20], np.float32)},
+    )
+    assert [spec.name for spec in agree(made, tmp_path, {"x": draw(2)}).inputs] == ["x"]
+    feed = {"x": draw(2), "shift": draw(2, seed=1)}
+    assert [spec.name for spec in agree(made, tmp_path, feed).inputs] == ["x", "shift"]
+    loaded = frontend.load(
+        save(made, tmp_path), specs(feed), bound={"shift": np.array([1, 2], np.float32)}
+    )
+    assert [spec.name for spec in loaded.inputs] == ["x"]
+    [actual] = compute(loaded, {"x": np.array([0, 0], np.float32)})
+    assert actual.tolist() == [1, 2]
 
 
 def test_symbolic_dimensions_take_the_sizes_of_the_recipe(tmp_path: Path) -> None:

@@ -79,19 +79,20 @@ def _emit_convolution(
     phases = None
     if groups == terms == 1 and dtype == rewriter.context.weight_dtype:
         phases = few_channels.choose_phases(image, shape, window, rewriter.block, share)
-    if phases is None and geometry is not None:
-        return _emit_winograd(rewriter, name, x, kernel, geometry)
+
+    def emit_direct(kernel: Any, window: Window, image: Image | None = None) -> Any:
+        outputs, inputs = ir.known_shape(kernel)[:2]
+        reads = Groups(inputs, outputs // groups, lanes, rewriter.block, groups)
+        packed = pack_kernel(rewriter, kernel, reads)
+        return direct_convolutions.emit(rewriter, name, x, packed, window, reads, dtype, image)
+
     if phases is not None:
-        kernel, window = few_channels.pad_kernel(rewriter, kernel, window, image, phases)
-    outputs = ir.known_shape(kernel)[0] // groups
-    reads = Groups(ir.known_shape(data)[1] // groups, outputs, lanes, rewriter.block, groups)
-    packed = pack_kernel(rewriter, kernel, reads)
-    arguments = (rewriter, name, x, packed, window, reads, dtype)
-    if phases is None:
-        return direct_convolutions.emit(*arguments, image)
-    pixels = direct_convolutions.emit(*arguments)
-    places = (pixels, shape[0], phases, [0] * len(phases), image.result)
-    return rewriter.kernel(blocked.interleave_channels, "interleave", *places, pattern=None)
+        pixels = emit_direct(*few_channels.pad_kernel(rewriter, kernel, window, image, phases))
+        places = (pixels, shape[0], phases, [0] * len(phases), image.result)
+        return rewriter.kernel(blocked.interleave_channels, "interleave", *places, pattern=None)
+    if geometry is not None:
+        return _emit_winograd(rewriter, name, x, kernel, geometry)
+    return emit_direct(kernel, window, image)
 
 
 def is_supported(rewriter: LayoutRewriter, call: relax.Call, kernel: str) -> bool:

@@ -1,0 +1,30 @@
+"""The definition of kernels that are written with their schedules, statement by statement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+
+@contextmanager
+def define_kernel(name: str) -> Iterator[IRBuilder]:
+    """Define a kernel: nothing is fused with it, and no rule or search schedules it."""
+    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
+        T.func_name(name)
+        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
+        yield builder
+
+
+def declare_buffer(shape: Sequence[int], dtype: str) -> Any:
+    """Return the declaration of a parameter."""
+    return T.Buffer(tuple(T.int64(n) for n in shape), dtype)
+
+
+def flatten(buffer: Any, shape: Sequence[int], dtype: str) -> Any:
+    """Emit another name for a buffer, with one index."""
+    return T.decl_buffer((math.prod(shape),), dtype, data=buffer.data)

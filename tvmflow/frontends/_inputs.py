@@ -1,0 +1,265 @@
+"""The inputs of a recipe against those of a model: names, dtypes, shapes, values. Imports no framework."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import excerpt, names_text, quoted
+from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.types import Json, TensorSpec
+from tvmflow.frontends._base import MAX_ELEMENTS, InputProblem, InputRequest, ModelInput
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_SIGNATURE: Final = 10_000
+"""The most inputs and outputs of a model; no exporter makes more."""
+
+DEFAULT_DTYPE: Final = "float32"
+"""The dtype of an input of which neither the model nor the recipe tells it."""
+
+_MAX_PROBLEMS: Final = 20
+_MAX_NAME: Final = 120
+# What stands in YAML where a size must be filled in.
+_SIZE: Final = "SIZE"
+_BATCH_NAMES: Final = ("b", "n", "bs", "batch", "batch_size", "batchsize")
+# YAML 1.1 reads some words as other values than text.
+_PLAIN_NAME: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z_][\w.-]*", re.I)
+_LARGEST_FLOATS: Final = {"float16": 65504.0, "float32": 3.4028234663852886e38}
+
+
+def find_input_problems(
+    inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
+) -> Iterator[InputProblem]:
+    """Give everything in which the recipe's inputs do not fit the model's.
+
+    Sizes that are missing are one problem, with the YAML to write.
+
+    Args:
+        inputs: The model's inputs.
+        requests: The recipe's inputs; only those of which the model does not tell everything are needed.
+    """
+    required = [value.name for value in inputs if value.is_required]
+    if len(required) > MAX_SIGNATURE:
+        text = (
+            f"the model has {len(required):,} inputs, and tvmflow imports at most {MAX_SIGNATURE:,}"
+        )
+        yield InputProblem("", "", text)
+        return
+    names = {value.name for value in inputs}
+    valid = f"its inputs are {names_text(required)}" if required else "it has no inputs"
+    for name in sorted(request.name for request in requests if request.name not in names):
+        hint = did_you_mean(name, required or names)
+        known = f" ({valid})" if required or not names else ""
+        text = f"the model has no input {quoted(name)}{hint}{known}"
+        yield InputProblem(name, "", text)
+    pairs = _pair(inputs, requests)
+    for value, request in pairs:
+        yield from _input_problems(value, request)
+    if pairs and all(request.value is not None for _, request in pairs):
+        yield InputProblem("", "", "all inputs have a value, which leaves nothing to compute")
+    if any(_is_open(value, request) for value, request in pairs):
+        text = _yaml_of(pairs)
+        advice = f", with a number for each {_SIZE}" if _SIZE in text else ""
+        text = f"the model leaves sizes open; write this in the recipe{advice}:\n\n{text}"
+        yield InputProblem("", "", text)
+
+
+def _pair(
+    inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
+) -> list[tuple[ModelInput, InputRequest]]:
+    """Return the inputs that the library has, or that have a value, with what the recipe says of each."""
+    by_name = {request.name: request for request in requests}
+    return [
+        (value, by_name.get(value.name) or InputRequest(value.name))
+        for value in inputs
+        if value.is_required or value.name in by_name
+    ]
+
+
+def input_error(problems: Sequence[InputProblem]) -> ImportFailed:
+    """Return the error for inputs that do not fit, which only the import could see."""
+    texts = [f"{excerpt('.'.join(problem.loc))}: {problem.text}" for problem in problems]
+    return ImportFailed("; ".join(texts[:_MAX_PROBLEMS]), fix="correct `inputs` in the recipe")
+
+
+def resolve_inputs(
+    inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
+) -> tuple[TensorSpec, ...]:
+    """Return the inputs with shapes and dtypes, also those with a value, where there are no problems."""
+    specs = []
+    for value, request in _pair(inputs, requests):
+        shape = _requested_shape(request)
+        if shape is None:
+            shape = tuple(int(size) for size in value.dims or ())
+        specs.append(TensorSpec(value.name, shape, _dtype_of(value, request)))
+    return tuple(sorted(specs))
+
+
+def array_of(spec: TensorSpec, value: Json) -> np.ndarray[Any, Any]:
+    """Return the constant that an input is bound to."""
+    import numpy as np
+
+    array = np.asarray(value, spec.dtype)
+    return array if array.shape == spec.shape else np.full(spec.shape, array)
+
+
+def shape_of_value(value: Json) -> tuple[int, ...]:
+    """Return the shape of nested lists, or of a number.
+
+    Raises:
+        ValueError: when lists at one level have different lengths.
+    """
+    if not isinstance(value, list | tuple):
+        return ()
+    shapes = {shape_of_value(part) for part in value}
+    if len(shapes) > 1:
+        raise ValueError("has lists of different lengths")
+    return (len(value), *(shapes.pop() if shapes else ()))
+
+
+def scalars_of(value: Json) -> Iterator[Json]:
+    """Give the elements of nested lists."""
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from scalars_of(part)
+    else:
+        yield value
+
+
+def _dtype_of(value: ModelInput, request: InputRequest) -> str:
+    return value.dtype or request.dtype or DEFAULT_DTYPE
+
+
+def _requested_shape(request: InputRequest) -> tuple[int, ...] | None:
+    if request.value is None or request.shape is not None:
+        return request.shape
+    return shape_of_value(request.value)
+
+
+def _input_problems(value: ModelInput, request: InputRequest) -> Iterator[InputProblem]:
+    """Give what is wrong with one input of the model, and with what the recipe says of it."""
+    name = quoted(value.name)
+    if value.problem:
+        yield InputProblem(value.name, "", f"the model's input {name} {value.problem}")
+        return
+    if value.dtype and request.dtype and request.dtype != value.dtype:
+        text = f"input {name} has dtype {value.dtype}, not {request.dtype}"
+        yield InputProblem(value.name, "dtype", text)
+    elif request.value is not None and (text := _range_problem(_dtype_of(value, request), request)):
+        yield InputProblem(value.name, "value", f"input {name} has {text}")
+    if text := _shape_problem(value, request):
+        field = "shape" if request.value is None or request.shape is not None else "value"
+        yield InputProblem(value.name, field, text)
+
+
+def _range_problem(dtype: str, request: InputRequest) -> str:
+    """Return which element of a value its dtype cannot hold, or an empty string."""
+    for scalar in scalars_of(request.value):
+        if isinstance(scalar, bool) != (dtype == "bool") or (
+            "int" in dtype and not isinstance(scalar, int)
+        ):
+            noun = (
+                "true or false"
+                if dtype == "bool"
+                else "whole numbers"
+                if "int" in dtype
+                else "numbers"
+            )
+            return f"dtype {dtype}, whose values are {noun}, not {json.dumps(scalar)}"
+        if dtype != "bool" and not _holds(dtype, scalar):
+            return f"dtype {dtype}, which cannot hold {json.dumps(scalar)}"
+    return ""
+
+
+def _holds(dtype: str, number: float) -> bool:
+    if "int" not in dtype:
+        return abs(number) <= _LARGEST_FLOATS.get(dtype, math.inf)
+    is_signed, bits = not dtype.startswith("u"), int(dtype.lstrip("uint"))
+    low = -(1 << bits - 1) if is_signed else 0
+    return low <= number < low + (1 << bits)
+
+
+def _shape_problem(value: ModelInput, request: InputRequest) -> str:
+    """Return why an input has no shape to compile for, or an empty string; sizes that are open are none."""
+    name, dims, shape = quoted(value.name), value.dims, _requested_shape(request)
+    if dims is not None and 0 in dims:
+        return f"input {name} has shape {_shape_text(dims)}, which is empty: export the model with another size"
+    if shape is not None:
+        fits = dims is None or (
+            len(dims) == len(shape)
+            and all(_is_free(size) or size == new for size, new in zip(dims, shape, strict=True))
+        )
+        return "" if fits else _mismatch_text(value, request, shape)
+    sizes = [size for size in dims or () if isinstance(size, int) and size > 0]
+    if math.prod(sizes) > MAX_ELEMENTS:
+        return f"input {name} has shape {_shape_text(sizes)}, which has more than 2^31 elements"
+    return ""
+
+
+def _mismatch_text(value: ModelInput, request: InputRequest, shape: Sequence[int]) -> str:
+    text = f"input {quoted(value.name)} has shape {_shape_text(value.dims or ())}, "
+    if request.value is None or request.shape is not None:
+        return f"{text}which {list(shape)} does not fit"
+    advice = "" if shape else "; a number fills the `shape` that stands beside it"
+    return f"{text}and the value has shape {list(shape)}{advice}"
+
+
+def _is_open(value: ModelInput, request: InputRequest) -> bool:
+    """Return whether the recipe has to give the shape of an input, and does not."""
+    if value.problem or _requested_shape(request) is not None:
+        return False
+    return value.dims is None or any(map(_is_free, value.dims))
+
+
+def _is_free(size: int | str) -> bool:
+    """Return whether a recipe chooses a size. ONNX Runtime, too, takes a negative one for unknown."""
+    return isinstance(size, str) or size < 0
+
+
+def _shape_text(dims: Sequence[int | str]) -> str:
+    sizes = [quoted(size or "?") if isinstance(size, str) else str(size) for size in dims]
+    return f"[{names_text(sizes, 32)}]"
+
+
+def _yaml_of(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> str:
+    """Return `inputs:` of a recipe, with what it says already and what it has to say."""
+    return "\n".join(["inputs:", *(f"  {_yaml_line(*pair)}" for pair in pairs)])
+
+
+def _yaml_line(value: ModelInput, request: InputRequest) -> str:
+    fields: dict[str, str] = {}
+    shape = request.shape
+    if shape is not None:
+        fields["shape"] = str(list(shape))
+    elif request.value is None:
+        dims = value.dims if value.dims is not None else (_SIZE,)
+        fields["shape"] = f"[{', '.join(_suggest(at, size) for at, size in enumerate(dims))}]"
+    for key in ("dtype", "value", "range"):
+        setting = getattr(request, key)
+        if setting is not None:
+            is_text = isinstance(setting, str)
+            fields[key] = setting if is_text else excerpt(json.dumps(setting), 1000)
+    name = value.name if _PLAIN_NAME.fullmatch(value.name) else json.dumps(value.name[:_MAX_NAME])
+    facts = [value.dtype or request.dtype or DEFAULT_DTYPE]
+    if value.dims is None:
+        facts.append("the model does not tell the number of dimensions")
+    elif any(map(_is_free, value.dims)):
+        names = [excerpt(str(size)) or "?" for size in value.dims]
+        facts.append(f"[{names_text(names, 32)}]")
+    text = ", ".join(f"{key}: {field}" for key, field in fields.items())
+    return f"{name}: {{{text}}}  # {', '.join(facts)}"
+
+
+def _suggest(index: int, size: int | str) -> str:
+    """Return what stands for a size in YAML: a fixed one, 1 for a batch, or a word to replace."""
+    if not _is_free(size):
+        return str(size)
+    is_unnamed = not isinstance(size, str) or not size
+    is_batch = index == 0 if is_unnamed else str(size).lower() in _BATCH_NAMES
+    return "1" if is_batch else _SIZE

@@ -1,0 +1,179 @@
+"""Addresses of model files: `https://`, `file://`, a bucket, or the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from typing import Final, NamedTuple
+
+from tvmflow.core.formatting import quoted
+from tvmflow.core.suggestions import did_you_mean
+
+HUB: Final = "hf"
+BUCKETS: Final = ("s3", "gs", "az")
+SCHEMES: Final = (HUB, "https", "http", "file", *BUCKETS)
+
+_HUB_FORM: Final = "hf://ORGANIZATION/NAME/FILE@COMMIT"
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+# The first part of addresses on the Hub of something that is no model.
+_OTHER_KINDS: Final = frozenset({"datasets", "spaces", "buckets", "kernels"})
+
+
+class InvalidAddress(ValueError):
+    """An address that names no file. The text is for people, without what may be secret."""
+
+
+class HubFile(NamedTuple):
+    """A file of a repository on the Hub.
+
+    Attributes:
+        repository: The repository, `ORGANIZATION/NAME`.
+        path: The path of the file in it.
+        revision: The commit, or a branch or tag; empty for none.
+    """
+
+    repository: str
+    path: str
+    revision: str
+
+    @property
+    def is_pinned(self) -> bool:
+        """True for a full commit hash, which always names the same content."""
+        return bool(_COMMIT.fullmatch(self.revision))
+
+    @property
+    def address(self) -> str:
+        """The address as recipes write it."""
+        return f"{HUB}://{self.repository}/{self.path}" + (
+            f"@{self.revision}" if self.revision else ""
+        )
+
+
+def is_address(text: str) -> bool:
+    """Return whether the value of a field is an address, not a path."""
+    return "://" in text
+
+
+def scheme_of(address: str) -> str:
+    """Return the scheme of an address in lowercase."""
+    return address.partition("://")[0].lower()
+
+
+def check_address(address: str) -> None:
+    """Check what can be checked of an address without a request.
+
+    Raises:
+        InvalidAddress: when no file can have it, or it has credentials.
+    """
+    scheme = scheme_of(address)
+    if scheme not in SCHEMES:
+        valid = ", ".join(SCHEMES)
+        raise InvalidAddress(
+            f"{quoted(scheme)} is not a supported URL scheme{did_you_mean(scheme, SCHEMES)} (valid: {valid})"
+        )
+    if scheme == HUB:
+        parse_hub_file(address)
+        return
+    try:
+        parts = urllib.parse.urlsplit(address)
+        # A port that is no number may be a part of a password.
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        raise InvalidAddress("this is not a valid URL") from None
+    if "@" in parts.netloc:
+        raise InvalidAddress(
+            "credentials do not belong in a URL, which is shown and shared: write it without them, and "
+            f"{'use the environment variables of the service' if scheme in BUCKETS else _other_place(host or '')}"
+        )
+    if scheme in BUCKETS and not (host and parts.path.strip("/")):
+        raise InvalidAddress(f"write it as {scheme}://BUCKET/PATH/TO/FILE")
+
+
+def _other_place(host: str) -> str:
+    variable = token_variable(host)
+    return f"set ${variable} or use ~/.netrc" if variable else "use ~/.netrc"
+
+
+def token_variable(host: str) -> str:
+    """Return the environment variable with the token for a host; empty for a name that hosts do not have.
+
+    As in Terraform's `TF_TOKEN_…`, a dot becomes `_` and a hyphen `__`, so that no two hosts share a variable.
+
+    >>> token_variable("models.my-team.example")
+    'TVMFLOW_TOKEN_MODELS_MY__TEAM_EXAMPLE'
+    """
+    labels = host.split(".")
+    is_host = all(
+        re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?", label) for label in labels
+    )
+    name = "_".join(label.replace("-", "__") for label in labels)
+    return f"TVMFLOW_TOKEN_{name.upper()}" if is_host else ""
+
+
+def parse_hub_file(address: str) -> HubFile:
+    """Return the file of a repository that an address names.
+
+    The revision may follow the name of the repository, as in the Hub's own addresses, or the path.
+
+    Raises:
+        InvalidAddress: when it names none.
+    """
+    first, *parts = address.partition("://")[2].removeprefix("models/").split("/")
+    if first in _OTHER_KINDS:
+        raise InvalidAddress(f"only models are read from the Hub: write it as {_HUB_FORM}")
+    name, has_revision, revision = parts[0].partition("@") if parts else ("", "", "")
+    path = "/".join(parts[1:])
+    if not has_revision:
+        path, at, last = path.rpartition("@")
+        path, revision = (path, last) if at else (last, "")
+    is_file = all(part not in ("", ".", "..") for part in path.split("/"))
+    if not (_HUB_NAME.fullmatch(first) and _HUB_NAME.fullmatch(name) and is_file):
+        raise InvalidAddress(f"this names no file on the Hub: write it as {_HUB_FORM}")
+    return HubFile(f"{first}/{name}", path, revision)
+
+
+def sibling(address: str, name: str) -> str:
+    """Return the address of a file by its path from the folder of another file.
+
+    >>> sibling("hf://org/net/onnx/model.onnx@main", "model.onnx_data")
+    'hf://org/net/onnx/model.onnx_data@main'
+    """
+    if scheme_of(address) == HUB:
+        file = parse_hub_file(address)
+        folder, slash, _ = file.path.rpartition("/")
+        return file._replace(path=f"{folder}{slash}{name}").address
+    parts = urllib.parse.urlsplit(address)
+    folder = parts.path.rpartition("/")[0]
+    quoted_name = name if parts.scheme in BUCKETS else urllib.parse.quote(name)
+    return parts._replace(path=f"{folder}/{quoted_name}").geturl()
+
+
+def with_suffix(address: str, suffix: str) -> str:
+    """Return the address of a file whose path has a suffix more.
+
+    >>> with_suffix("hf://org/net/digits@main", "-symbol.json")
+    'hf://org/net/digits-symbol.json@main'
+    """
+    return sibling(address, file_name(address) + suffix)
+
+
+def file_name(address: str) -> str:
+    """Return the last part of the path of an address."""
+    if scheme_of(address) == HUB:
+        return parse_hub_file(address).path.rpartition("/")[2]
+    path = urllib.parse.urlsplit(address).path
+    return urllib.parse.unquote(path).rpartition("/")[2]
+
+
+def without_secrets(address: str) -> str:
+    """Return an address without what may be secret in it: name and password, query, fragment.
+
+    >>> without_secrets("https://me:pw@models.example:8443/net.onnx?token=1")
+    'https://models.example:8443/net.onnx'
+    """
+    if scheme_of(address) == HUB:
+        return address
+    parts = urllib.parse.urlsplit(address)
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=host, query="", fragment="").geturl()

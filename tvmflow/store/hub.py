@@ -1,0 +1,228 @@
+"""The Hugging Face Hub: the files of a repository at one commit, with their digests, over plain https.
+
+The requests are those of `HfApi.model_info(files_metadata=True)` and `hf_hub_download` of the package
+huggingface_hub, and the errors are read as its `hf_raise_for_status` does.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from tvmflow.core.bounded_calls import call_within
+from tvmflow.core.formatting import excerpt, quoted
+from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.types import Json
+from tvmflow.store.addresses import HubFile
+from tvmflow.store.credentials import Credential, find_hub_credential
+from tvmflow.store.web_requests import ACCESS_DENIED, RETRYABLE, open_url
+
+_TIMEOUT_S: Final = 30.0
+_ATTEMPTS: Final = 3
+_MAX_ANSWER_BYTES: Final = 64 << 20
+_TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
+
+
+class HubError(Exception):
+    """The Hub did not give what was requested.
+
+    Attributes:
+        fix: What to do next.
+        is_mistake: The recipe is wrong, not the environment.
+    """
+
+    def __init__(self, reason: str, fix: str, *, is_mistake: bool = False) -> None:
+        super().__init__(reason)
+        self.fix = fix
+        self.is_mistake = is_mistake
+
+
+class HubEntry(NamedTuple):
+    """A file of a repository: its sha256, empty where the Hub has none, and git's digest of it."""
+
+    sha256: str
+    blob: str
+
+
+class Snapshot(NamedTuple):
+    """A repository at one commit.
+
+    Attributes:
+        commit: The full hash.
+        license: The license as its page states it; empty for none.
+        is_gated: Whoever downloads its files must have accepted its terms.
+        files: The files by path.
+    """
+
+    commit: str
+    license: str
+    is_gated: bool
+    files: Mapping[str, HubEntry]
+
+    def find(self, file: HubFile) -> HubEntry:
+        """Return a file.
+
+        Raises:
+            HubError: when the repository does not have it.
+        """
+        if file.path in self.files:
+            return self.files[file.path]
+        hint = did_you_mean(file.path, self.files)
+        raise HubError(
+            f"the repository has no file {quoted(file.path)} at this commit{hint}",
+            fix=f"its files are listed at {endpoint()}/{file.repository}/tree/{self.commit}",
+            is_mistake=True,
+        )
+
+    def to_text(self) -> str:
+        """Return the snapshot as JSON."""
+        return json.dumps(self)
+
+    @classmethod
+    def from_text(cls, text: str) -> Snapshot:
+        """Return the snapshot that `to_text` wrote."""
+        commit, license_, is_gated, files = json.loads(text)
+        entries = {path: HubEntry(*entry) for path, entry in files.items()}
+        return cls(commit, license_, is_gated, entries)
+
+
+def endpoint() -> str:
+    """Return the URL of the Hub."""
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+
+
+def find_location(file: HubFile) -> tuple[str, Credential | None]:
+    """Return the URL of a file, and the credential for it."""
+    hub = endpoint()
+    path, revision = urllib.parse.quote(file.path), urllib.parse.quote(file.revision, safe="")
+    url = f"{hub}/{file.repository}/resolve/{revision}/{path}"
+    return url, find_hub_credential(hub)
+
+
+def read_snapshot(repository: str, revision: str) -> Snapshot:
+    """Return a repository at a revision; an empty one is that of its default branch.
+
+    Raises:
+        HubError: when there is no such repository or revision, or the Hub does not answer.
+    """
+    file = HubFile(repository, "", revision)
+    at = f"/revision/{urllib.parse.quote(revision, safe='')}" if revision else ""
+    answer = _request_json(f"/api/models/{repository}{at}?blobs=true", file)
+    try:
+        files = {
+            entry["rfilename"]: HubEntry(
+                (entry.get("lfs") or {}).get("sha256", ""), entry["blobId"]
+            )
+            for entry in answer["siblings"]
+        }
+        return Snapshot(
+            answer["sha"],
+            _license_text(answer.get("cardData") or {}),
+            bool(answer.get("gated")),
+            files,
+        )
+    except (KeyError, TypeError, AttributeError):
+        text = f"{endpoint()} does not answer as the Hub does"
+        raise HubError(text, fix="check $HF_ENDPOINT") from None
+
+
+def _license_text(card: Mapping[str, Json]) -> str:
+    name = card.get("license")
+    if name == "other":
+        name = card.get("license_name") or name
+    names = name if isinstance(name, list) else [name]
+    return ", ".join(entry for entry in names if isinstance(entry, str))
+
+
+def explain_status(
+    error: urllib.error.HTTPError, file: HubFile, credential: Credential | None
+) -> HubError:
+    """Return the error that a status of the Hub means."""
+    code, page = error.headers.get("X-Error-Code", ""), f"{endpoint()}/{file.repository}"
+    if code == "GatedRepo":
+        return gated_error(file, credential)
+    if error.code == 401 and credential:
+        return HubError(
+            f"the Hub does not accept the token in {credential.origin}",
+            fix=f"make a new one at {endpoint()}/settings/tokens",
+        )
+    if error.code in ACCESS_DENIED and credential:
+        text = f"the token in {credential.origin} gives no access to {page}"
+        return HubError(text, fix="use a token of an account that may read it")
+    if code == "RevisionNotFound":
+        return _revision_error(file)
+    if error.code == 401 or (error.code == 404 and code in ("", "RepoNotFound")):
+        private = "" if credential else "; set $HF_TOKEN if it is private"
+        text = f"the Hub has no repository {quoted(file.repository)} that is public"
+        if credential:
+            text = f"the Hub has no repository {quoted(file.repository)} for the token in {credential.origin}"
+        return HubError(text, fix=f"check its name{private}", is_mistake=True)
+    if error.code == 404:
+        return HubError(
+            f"the repository has no file {quoted(file.path)}", f"see {page}", is_mistake=True
+        )
+    return HubError(f"the Hub answers {error.code} {excerpt(str(error.reason))}", "run again later")
+
+
+def gated_error(file: HubFile, credential: Credential | None) -> HubError:
+    """Return the error of a gated repository whose files are denied."""
+    page = f"{endpoint()}/{file.repository}"
+    if credential:
+        fix = f"accept its terms at {page} with the account of the token in {credential.origin}"
+    else:
+        fix = f"accept its terms at {page}, and set $HF_TOKEN to a token of that account"
+    return HubError("the repository is gated", fix)
+
+
+def _revision_error(file: HubFile) -> HubError:
+    """Return the error of a revision that does not exist, with the newest commit that does."""
+    text = f"{file.repository} has no revision {quoted(file.revision)}"
+    try:
+        newest = f"; its newest commit is {read_snapshot(file.repository, '').commit}"
+    except HubError:
+        newest = ""
+    return HubError(text + newest, f"see {endpoint()}/{file.repository}/commits", is_mistake=True)
+
+
+def _request_json(path: str, file: HubFile) -> Json:
+    hub = endpoint()
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
+        fix = "unset it, or run once on a machine with a network and share the store"
+        raise HubError("the Hub may not be asked: $HF_HUB_OFFLINE is set", fix)
+    credential = find_hub_credential(hub)
+
+    def request() -> bytes:
+        with open_url(hub + path, {}, credential, _TIMEOUT_S) as response:
+            return bytes(response.read(_MAX_ANSWER_BYTES))
+
+    try:
+        return json.loads(_repeat(request))
+    except urllib.error.HTTPError as error:
+        with error:
+            raise explain_status(error, file, credential) from None
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        text = f"no answer from {hub}: {reason or type(reason).__name__}"
+        raise HubError(text, "check the network and $HF_ENDPOINT, and run again") from error
+    except ValueError:
+        text = f"{hub} does not answer as the Hub does"
+        raise HubError(text, fix="check $HF_ENDPOINT") from None
+
+
+def _repeat(request: Callable[[], Any]) -> Any:
+    """Return what a request returns, made again after a status that is temporary."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return call_within(_TIMEOUT_S, request)
+        except urllib.error.HTTPError as error:
+            if error.code not in RETRYABLE or attempt == _ATTEMPTS:
+                raise
+            error.close()
+        time.sleep(attempt)
+    raise AssertionError

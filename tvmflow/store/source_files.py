@@ -1,0 +1,232 @@
+"""Files that recipes name by address: the digest of each, and its content in the folder of downloads.
+
+A request is sent only for what the store does not know yet: a file is kept by its digest, and a commit
+of the Hub never changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from pathlib import Path
+
+from tvmflow.core.errors import DownloadError, RecipeError
+from tvmflow.core.formatting import quoted
+from tvmflow.core.types import InputFile
+from tvmflow.store.addresses import (
+    BUCKETS,
+    HUB,
+    HubFile,
+    InvalidAddress,
+    check_address,
+    parse_hub_file,
+    scheme_of,
+    without_secrets,
+)
+from tvmflow.store.download_attempt import OnProgress
+from tvmflow.store.downloads import download, list_files
+from tvmflow.store.file_digests import FileDigests
+from tvmflow.store.hub import (
+    HubEntry,
+    HubError,
+    Snapshot,
+    endpoint,
+    find_location,
+    gated_error,
+    read_snapshot,
+)
+from tvmflow.store.local import LocalStore
+from tvmflow.store.remote.bucket import INSTALL
+
+_log = logging.getLogger(__name__)
+
+
+def fetch_file(
+    file: InputFile,
+    store: LocalStore,
+    *,
+    on_progress: OnProgress | None = None,
+    limit_s: float = math.inf,
+) -> str:
+    """Return the path of a file from outside the store, after downloading it if it has an address.
+
+    Raises:
+        DownloadError: when it cannot be downloaded, or has another digest.
+        TimeoutError: when it takes longer than `limit_s`.
+        Interrupted: when a signal ends this process.
+    """
+    if not file.url:
+        return file.path
+    folder = Path(store.downloads)
+    for path in list_files(folder, file.sha256):
+        store.make_way(str(path))
+    try:
+        return str(
+            download(file.url, file.sha256, folder, on_progress=on_progress, limit_s=limit_s)
+        )
+    except DownloadError as error:
+        raise DownloadError(f"{file.where}: {error.message}", fix=error.fix) from error
+
+
+class SourceFiles:
+    """The files that a recipe names by address."""
+
+    def __init__(self, store: LocalStore, on_progress: OnProgress | None = None) -> None:
+        self._store = store
+        self._on_progress = on_progress
+        self._digests = FileDigests(store)
+
+    def resolve(self, file: InputFile) -> InputFile:
+        """Return a file with the digest by which it is kept; one with a path as it is.
+
+        Raises:
+            RecipeError: when its content is not pinned, or its address names no file.
+            DownloadError: when it has to be looked up and cannot be.
+        """
+        if not file.url:
+            return file
+        try:
+            check_address(file.url)
+        except InvalidAddress as error:
+            raise RecipeError(f"{file.where}: {error}") from None
+        if scheme_of(file.url) == HUB:
+            return self._resolve_on_hub(file)
+        path = self._find_path(file.sha256)
+        if scheme_of(file.url) in BUCKETS and not path:
+            _require_obstore(file)
+        if not file.sha256:
+            raise self._unpinned_error(file)
+        return file._replace(path=path)
+
+    def fetch(self, file: InputFile) -> InputFile:
+        """Return a resolved file with its path, after downloading it if that is necessary.
+
+        Raises:
+            DownloadError: when it cannot be downloaded, or has another digest.
+        """
+        if file.path:
+            return file
+        path = fetch_file(file, self._store, on_progress=self._on_progress)
+        return file._replace(path=path)
+
+    def _find_path(self, sha256: str) -> str:
+        """Return the path of a downloaded file; an empty string where it has yet to be downloaded."""
+        path = f"{self._store.downloads}/{sha256}"
+        try:
+            return path if sha256 and self._digests.digest(path) == sha256 else ""
+        except OSError:
+            return ""
+
+    def _unpinned_error(self, file: InputFile) -> RecipeError:
+        """Return the error of a file without digest, which says what to write."""
+        text = f"{file.where}: {without_secrets(file.url)} needs its sha256, so that the model cannot change"
+        try:
+            digest = self._download_unpinned(file)
+        except DownloadError as error:
+            return RecipeError(f"{text}; {error.message}", fix=error.fix)
+        return RecipeError(
+            f"{text}: now it is {digest}", fix=f"write {_pin(file, digest)} below `model`"
+        )
+
+    def _download_unpinned(self, file: InputFile) -> str:
+        return Path(
+            fetch_file(file._replace(sha256=""), self._store, on_progress=self._on_progress)
+        ).name
+
+    # ------------------------------------------------------------ the Hub
+
+    def _resolve_on_hub(self, file: InputFile) -> InputFile:
+        hub_file = parse_hub_file(file.url)
+        try:
+            if not hub_file.is_pinned:
+                raise _revision_error(hub_file)
+            file = file._replace(url=hub_file.address, path=self._find_path(file.sha256))
+            return file if file.path else self._find_digest(file, hub_file)
+        except HubError as error:
+            text = f"{file.where}: {hub_file.address}: {error}"
+            if error.is_mistake:
+                raise RecipeError(text, fix=error.fix) from None
+            raise DownloadError(text, fix=error.fix) from None
+
+    def _find_digest(self, file: InputFile, hub_file: HubFile) -> InputFile:
+        """Return a file with the digest that its repository has for it."""
+        snapshot = self._snapshot(hub_file)
+        entry = snapshot.find(hub_file)
+        if file.sha256 and entry.sha256 not in ("", file.sha256):
+            raise RecipeError(
+                f"{file.sha256_where or file.where}: {hub_file.address} has the digest {entry.sha256}, "
+                f"not {file.sha256}",
+                fix="write its digest into the recipe if this is the right file, or leave it out: "
+                "the commit pins it",
+            )
+        digest = file.sha256 or entry.sha256
+        path = self._find_path(digest)
+        credential = find_location(hub_file)[1]
+        if snapshot.is_gated and not credential and not path:
+            raise gated_error(hub_file, credential)
+        if not digest:
+            digest = self._digest_small_file(file, hub_file, snapshot)
+            path = self._find_path(digest)
+        return file._replace(sha256=digest, path=path)
+
+    def _digest_small_file(self, file: InputFile, hub_file: HubFile, snapshot: Snapshot) -> str:
+        """Return the sha256 of a file for which the Hub only has git's digest, and note it."""
+        digest = self._download_unpinned(file)
+        content = Path(self._store.downloads, digest).read_bytes()
+        blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
+        entry = snapshot.files[hub_file.path]
+        if blob.hexdigest() != entry.blob:
+            text = f"it has git's digest {blob.hexdigest()}, and the commit says {entry.blob}"
+            raise HubError(
+                text, fix="run again; if it stays so, the server of $HF_ENDPOINT is wrong"
+            )
+        files = {**snapshot.files, hub_file.path: HubEntry(digest, entry.blob)}
+        self._note(hub_file, snapshot._replace(files=files))
+        return digest
+
+    def _snapshot(self, file: HubFile) -> Snapshot:
+        """Return the repository at the commit of a file, from the store if it was looked up before."""
+        known = find_snapshot(file, self._store)
+        if known is not None:
+            return known
+        _log.debug("%s@%s is looked up on %s", file.repository, file.revision, endpoint())
+        snapshot = read_snapshot(file.repository, file.revision)
+        self._note(file, snapshot)
+        return snapshot
+
+    def _note(self, file: HubFile, snapshot: Snapshot) -> None:
+        self._store.notes.write(snapshot.to_text(), "facts", _note_name(file))
+
+
+def find_snapshot(file: HubFile, store: LocalStore) -> Snapshot | None:
+    """Return the repository at the commit of a file, where it was looked up before."""
+    text = store.notes.read("facts", _note_name(file))
+    return None if text is None else Snapshot.from_text(text)
+
+
+def _note_name(file: HubFile) -> str:
+    subject = f"{endpoint()}/{file.repository}@{file.revision}"
+    return f"hub-{hashlib.sha256(subject.encode()).hexdigest()[:32]}"
+
+
+def _revision_error(file: HubFile) -> HubError:
+    """Return the error of a revision that may change, with the commit that it is now."""
+    commit = read_snapshot(file.repository, file.revision).commit
+    name = f"{quoted(file.revision)} is a branch or a tag, which may change"
+    text = name if file.revision else "it names no commit"
+    return HubError(text, fix=f"write {file._replace(revision=commit).address}", is_mistake=True)
+
+
+def _pin(file: InputFile, digest: str) -> str:
+    """Return the field of a recipe that pins a file."""
+    field, _, name = file.sha256_field.partition(".")
+    return f"`{field}: {{{name}: {digest}}}`" if name else f"`{field}: {digest}`"
+
+
+def _require_obstore(file: InputFile) -> None:
+    try:
+        import obstore as _  # noqa: F401
+    except ImportError as missing:
+        text = f"{file.where}: {file.url} needs the package obstore ({missing})"
+        raise DownloadError(text, fix=INSTALL) from missing
