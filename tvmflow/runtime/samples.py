@@ -41,6 +41,7 @@ def random_samples(
     *,
     batches: int,
     seed: int,
+    deviation: float = 0.0,
 ) -> Samples:
     """Return seeded random inputs, uniform in each input's range.
 
@@ -49,6 +50,7 @@ def random_samples(
         ranges: The range of an input, by name; integers include both ends. The default is 0 to 1.
         batches: How many batches.
         seed: The same seed gives the same inputs.
+        deviation: Floats without a range are normally distributed with this standard deviation, unless it is 0.
     """
     import numpy as np
 
@@ -59,6 +61,8 @@ def random_samples(
         if np.dtype(spec.dtype).kind in "iub":
             values = rng.integers(int(low), int(high), spec.shape, endpoint=True)
             return values.astype(spec.dtype)
+        if deviation and spec.name not in ranges:
+            return rng.normal(0.0, deviation, spec.shape).astype(spec.dtype)
         return rng.uniform(low, high, spec.shape).astype(spec.dtype)
 
     feeds = [{spec.name: draw(spec) for spec in inputs} for _ in range(batches)]
