@@ -108,13 +108,14 @@ def test_a_model_with_operators_of_its_own(project: Project, tmp_path: Path) -> 
     assert {"operator:own_ops.py", "operator:pool.c", "operator import:tables.py"} <= named
     assert project.run().ran == []
     assert project.tvmflow("lock", "tiny.yaml").code == 0
+    assert project.run("--locked").code == 0
     # what the model means stays the same, so it is not compiled again
     edit(project, "own_ops.py", "import numpy as np\n", "import numpy as np\n# a comment\n")
     assert project.run().ran == ["import", "verify/host"]
     edit(project, "pool.c", "y[i] = 0;", "y[i] = 0.0f;")
     assert project.run().ran == ["import", "build/host", "export/host", "verify/host"]
     edit(project, "tables.py", "0.5", "0.25")
-    locked = project.run("--locked")
+    locked = project.tvmflow("run", "tiny.yaml", "--locked")
     assert locked.code == 2
     assert "the content of file 'operator import:tables.py' changed" in locked.err
     assert "the content of file 'operator:pool.c' changed" in locked.err

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, NoReturn
 
+from tvmflow.core.documentation import page_url
+
 Expr = Any
 """A Relax expression (TVM ships no types)."""
 
@@ -17,7 +19,8 @@ Implementation = Callable[..., Any]
 ReferenceFunction = Callable[..., Any]
 """Takes a `Node` and an array for each input; returns an array for each output."""
 
-ADVICE: Final = "see docs/operators.md"
+ADVICE: Final = f"see {page_url('operators')}"
+"""Where users read how operators are written."""
 
 
 class Tensor(NamedTuple):

@@ -187,6 +187,17 @@ class Recipe(ClosedModel):
             raise field_error(f"a model of {frontend.NAME} needs the shapes of its inputs here")
         return value
 
+    @field_validator("operators")
+    @classmethod
+    def _check_operators(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        model = info.data.get("model")
+        frontend = FRONTENDS[model.kind] if model is not None else None
+        if value and frontend is not None and not frontend.SOURCE.takes_operators:
+            raise field_error(
+                f"a model of {frontend.NAME} cannot have operators of its own; export it to ONNX"
+            )
+        return value
+
     @field_validator("targets")
     @classmethod
     def _check_names(cls, value: tuple[TargetSpec, ...]) -> tuple[TargetSpec, ...]:

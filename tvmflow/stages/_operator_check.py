@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from tvmflow.frontends import FRONTENDS
 from tvmflow.operators._loading import calls_folder
-from tvmflow.stages import _comparison
+from tvmflow.stages import _comparison, _findings
 from tvmflow.stages._base import StageContext
-from tvmflow.stages._comparison import Tolerance
+from tvmflow.stages._tolerances import Tolerance
 from tvmflow.stages._verify_settings import LOCAL, VerifySettings
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def list_disagreements(
+def list_operator_mismatches(
     settings: VerifySettings, context: StageContext, tolerance: Tolerance
 ) -> list[str]:
     """Return a sentence for every operator of the recipe whose implementation disagrees with its reference.
@@ -51,7 +51,7 @@ def list_disagreements(
         }
         sentences += [
             f"the operator {name} disagrees with its reference: {mismatch}"
-            for mismatch in _comparison.list_mismatches(comparisons, "its reference")
+            for mismatch in _findings.list_mismatches(comparisons, "its reference")
         ]
     return sentences
 

@@ -17,6 +17,7 @@ from onnx import ModelProto, NodeProto, helper
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
+from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import TensorSpec
@@ -43,7 +44,7 @@ _log = logging.getLogger(__name__)
 _MAX_SHAPE_ELEMENTS: Final = 1024
 _FIX: Final = "replace the operator in the model, or end the model before it"
 _OWN_FIX: Final = """\
-implement it: name a file under `operators` in the recipe (docs/operators.md), with
+implement it: name a file under `operators` in the recipe ({page}), with
        from tvmflow.operators import operator
        @operator({name!r}, domain={domain!r})
        def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
@@ -107,7 +108,7 @@ def _refuse_unsupported(model: ModelProto) -> None:
     if any(node.op_type in QOPERATORS for node in _all_nodes(model)):
         raise ImportFailed("; ".join(lines), fix=_QUANTIZED_FIX)
     first = next(nodes[0] for _, nodes in sorted(refused.items()))
-    fix = _OWN_FIX.format(name=first.op_type, domain=first.domain)
+    fix = _OWN_FIX.format(name=first.op_type, domain=first.domain, page=page_url("operators"))
     raise ImportFailed("; ".join(lines), fix=f"{_FIX}; or {fix}")
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, helper
 from onnx.reference.op_run import OpRun
 
 from tvmflow.core.errors import StageError
@@ -21,6 +21,8 @@ from tvmflow.frontends.onnx._own_operators import (
 )
 from tvmflow.operators._definition import ADVICE, Tensor
 from tvmflow.operators._loading import Operators
+
+_OPSET: Final = 17
 
 Array = np.ndarray[Any, Any]
 
@@ -47,13 +49,22 @@ def list_used_operators(path: str, operators: Operators) -> list[UsedOperator]:
     return list(used)
 
 
-def make_references(used: Sequence[UsedOperator], operators: Operators) -> list[type[OpRun]]:
-    """Return a class for each operator, by which the evaluator knows it."""
-    return [_make_reference(use, operators) for use in used]
+def make_references(
+    used: Sequence[UsedOperator], operators: Operators, calls: Path
+) -> list[type[OpRun]]:
+    """Return a class for each operator, by which the evaluator knows it.
+
+    Args:
+        used: The operators.
+        operators: Those of the recipe.
+        calls: The folder for a record of the first call of each node.
+    """
+    return [_make_reference(use, operators, calls) for use in used]
 
 
-def _make_reference(use: UsedOperator, operators: Operators) -> type[OpRun]:
+def _make_reference(use: UsedOperator, operators: Operators, calls: Path) -> type[OpRun]:
     operator = use.operator
+    recorded: list[OpRun] = []
 
     def load_attributes(self: Any) -> None:
         # The attributes of a node must not take the place of the evaluator's own.
@@ -70,7 +81,12 @@ def _make_reference(use: UsedOperator, operators: Operators) -> type[OpRun]:
                 f"{operator.where}: the reference of the operator {operator} returns {len(results)} results for {node.outputs} outputs",
                 fix=f"return an array for each output; {ADVICE}",
             )
-        return tuple(np.asarray(result) for result in results[: node.outputs])
+        results = tuple(np.asarray(result) for result in results[: node.outputs])
+        if self not in recorded:
+            recorded.append(self)
+            path = calls / f"{operator.name}-{len(recorded)}.onnx"
+            _record(path, self.onnx_node, use, arrays, results)
+        return results
 
     # Without a schema of its own, the evaluator would take that of a standard operator of the same name.
     body: dict[str, Any] = {
@@ -80,3 +96,30 @@ def _make_reference(use: UsedOperator, operators: Operators) -> type[OpRun]:
     }
     body |= {"run": run, "_run": run}
     return type(operator.name, (OpRun,), body)
+
+
+def _record(
+    path: Path,
+    node: NodeProto,
+    use: UsedOperator,
+    inputs: Sequence[Array | None],
+    outputs: Sequence[Array],
+) -> None:
+    """Write a call as a model of its node alone, with the arrays beside it."""
+    arrays: dict[str, Array] = {}
+    sides = []
+    for names, values in ((node.input, inputs), (node.output, outputs)):
+        side = {n: v for n, v in zip(names, values, strict=False) if n and v is not None}
+        arrays |= side
+        sides.append(
+            [
+                helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+                for n, v in side.items()
+            ]
+        )
+    graph = helper.make_graph([node], use.operator.name, *sides)
+    versions = {"": _OPSET, node.domain: use.version}
+    opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    model = helper.make_model(graph, opset_imports=opsets)
+    path.write_bytes(model.SerializeToString())
+    np.savez(path.with_suffix(".npz"), **arrays)

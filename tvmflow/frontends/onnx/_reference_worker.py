@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from tvmflow.core.errors import StageError
@@ -73,7 +74,9 @@ class _Evaluator:
         from tvmflow.frontends.onnx._own_references import list_used_operators, make_references
 
         used = list_used_operators(model, operators)
-        self._evaluator: Any = ReferenceEvaluator(model, new_ops=make_references(used, operators, calls))
+        self._evaluator: Any = ReferenceEvaluator(
+            model, new_ops=make_references(used, operators, calls)
+        )
         self.name = f"the ONNX reference evaluator {onnx.__version__}"
         self.note = f"ONNX Runtime {onnxruntime.__version__} refuses this model: {_reason(refusal)}"
         if used:

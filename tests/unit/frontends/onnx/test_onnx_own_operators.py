@@ -58,7 +58,7 @@ def forget_modules() -> Iterator[None]:
     forget_operators()
 
 
-def swish_model(**more: object) -> onnx.ModelProto:
+def swish_model() -> onnx.ModelProto:
     """A model that needs the shape of the operator's result for the one of its own."""
     nodes = [
         helper.make_node("Relu", ["x"], ["positive"]),
@@ -68,7 +68,7 @@ def swish_model(**more: object) -> onnx.ModelProto:
         helper.make_node("Add", ["s", "zeros"], ["y"]),
     ]
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("org.example", 1)]
-    return model(nodes, [value("x", (3, 8))], [value("y", None)], opset_imports=opsets, **more)
+    return model(nodes, [value("x", (3, 8))], [value("y", None)], opset_imports=opsets)
 
 
 def load(folder: Path, text: str, made: onnx.ModelProto | None = None) -> LoadedModel:
