@@ -19,10 +19,14 @@ from tvmflow.core import package_files
 from tvmflow.core.errors import EnvironmentProblem
 
 # Packages whose module has another name than the distribution.
-_MODULES: Final = {"apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi"}
+_MODULES: Final = {"apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi", "pillow": "PIL"}
 # Distributions that share one namespace package, which says nothing of them.
 _NAMESPACE_PREFIX: Final = "nvidia-"
-_EXTRAS: Final = {"mxnet": "tvmflow[mxnet]", "nvidia-": "tvmflow[cuda]"}
+_EXTRAS: Final = {
+    "mxnet": "tvmflow[mxnet]",
+    "pillow": "tvmflow[images]",
+    "nvidia-": "tvmflow[cuda]",
+}
 # Where TVM looks for its shared libraries before its own folder.
 TVM_LIBRARY_VARIABLE: Final = "TVM_LIBRARY_PATH"
 # In a source folder, shared libraries are beside the Python code and not in it.

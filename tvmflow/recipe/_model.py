@@ -9,9 +9,12 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, mo
 
 from tvmflow.core.formatting import quoted
 from tvmflow.core.schema import ClosedModel, field_error, one_of, schema_enum, to_tuple
+from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import MAX_ELEMENTS, InputRequest
 from tvmflow.frontends._inputs import scalars_of, shape_of_value
+from tvmflow.recipe._image import ImageSpec
+from tvmflow.runtime.images import ImageMismatch, Preprocessing
 
 DTYPES: Final = (
     "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
@@ -89,6 +92,12 @@ class InputSpec(ClosedModel):
         "have it. A number with `shape` fills that shape.",
     )
 
+    image: ImageSpec | None = Field(
+        default=None,
+        examples=[{"resize": 256, "crop": 224}],
+        description="How an image becomes this input: see [images.md](images.md).",
+    )
+
     def request(self, name: str) -> InputRequest:
         """Return what the recipe says of the input of this name."""
         return InputRequest(name, self.shape, self.dtype, self.value, self.range)
@@ -137,10 +146,23 @@ class InputSpec(ClosedModel):
             return self
         if self.range is not None:
             raise field_error("is for random inputs, and the input has a value", "range")
+        if self.image is not None:
+            raise field_error("is for images, and the input has a value", "image")
         shape = shape_of_value(self.value)
         if self.shape is not None and shape not in ((), self.shape):
             text = f"has the shape {list(shape)}, and `shape` is {list(self.shape)}"
             raise field_error(text, "value")
         if math.prod(self.shape or ()) > _MAX_CONSTANT_ELEMENTS:
             raise field_error("has more than 2^24 elements, the most of a constant", "shape")
+        return self
+
+    @model_validator(mode="after")
+    def _check_image(self) -> InputSpec:
+        if self.image is not None and self.shape is not None and self.dtype is not None:
+            spec = TensorSpec("", self.shape, self.dtype)
+            try:
+                Preprocessing.of(self.image.to_fields(), spec)
+            except ImageMismatch as error:
+                path = filter(None, ["image", error.field])
+                raise field_error(str(error), *path) from None
         return self

@@ -15,10 +15,12 @@ from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages import _comparison, _findings, _tolerances, _verdict_text
 from tvmflow.stages._base import Files, StageContext, StageTraits
+from tvmflow.stages._image_data import DATA
 from tvmflow.stages._libraries import UNTIMED_REASONS, Library, load_local, open_library
 from tvmflow.stages._runtime_choice import run_location
 from tvmflow.stages._tolerances import Tolerance
 from tvmflow.stages._verdict import OutputComparison, PartVerdict, Verdict
+from tvmflow.stages._verify_images import load_images, with_images
 from tvmflow.stages._verify_inputs import load_samples
 from tvmflow.stages._verify_settings import (
     LOCAL,
@@ -85,7 +87,7 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
     return VerifySettings(
         verify=CheckSettings(**{**checks.model_dump(), "data": checks.data is not None}),
         inputs={
-            name: InputSettings(range=spec.range)
+            name: InputSettings(range=spec.range, image=spec.image is not None)
             for name, spec in recipe.inputs.items()
             if spec.value is None
         },
@@ -192,8 +194,12 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
 
     checks = settings.verify
     signature = json.loads(context.inputs["import/signature.json"].read_text())
-    candidates = load_samples(signature, settings, context.inputs.get("data"))
+    candidates = load_samples(signature, settings, context.inputs.get(DATA))
     verdict: Verdict = {"passed": True, "against": checks.against}
+    if any(spec.image for spec in settings.inputs.values()):
+        images = load_images(settings, context)
+        candidates = with_images(images, candidates, has_data=checks.data)
+        verdict["images"] = images.comparisons
     if checks.against == "none":
         _, data = next(candidates)
         reference = None

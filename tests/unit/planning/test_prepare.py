@@ -295,3 +295,14 @@ def test_a_deeply_nested_model_is_refused() -> None:
 def test_a_model_with_fixed_shapes_needs_no_inputs() -> None:
     """As before: the recipe may leave them out."""
     assert problems(RECIPE, two_inputs(2, 3)) == []
+
+
+def test_preprocessing_is_checked_with_the_shape_that_the_model_tells() -> None:
+    """The recipe need not repeat it; a variant has the position of what it says itself."""
+    made = two_inputs(1, 3, 8, 8)
+    inputs = "inputs:\n  left: {image: {crop: 9}}\n"
+    text = "inputs.left.image.crop: gives 9x9, and the input takes 8x8"
+    assert problems(RECIPE + inputs, made) == [f"r.yaml:5:24: {text}"]
+    inputs = "inputs: {left: {image: {mean: 128}}}\n"
+    assert "set scale: 1" in problems(RECIPE + inputs, made)[0]
+    assert problems(RECIPE + "inputs: {left: {image: {}}}\n", made) == []

@@ -44,8 +44,8 @@ WRONG = [
     ),
     wrong(
         "unknown field",
-        ("pipeline: tune", "colour: red"),
-        "15:1: colour: unknown field (valid: recipe, name, version, license, model, inputs, variants, targets, kernels, tune, outputs, runtime, verify, pipeline, stage_memory)",
+        ("pipeline: tune", "brush: red"),
+        "15:1: brush: unknown field (valid: recipe, name, version, license, model, inputs, labels, variants, targets, kernels, tune, outputs, runtime, verify, pipeline, stage_memory)",
     ),
     wrong(
         "field of tune at the top",
@@ -86,7 +86,7 @@ WRONG = [
     wrong(
         "unknown field of an input",
         ("shape:", "order: NCHW, shape:"),
-        "6:10: inputs.data.order: unknown field (valid: shape, dtype, range, value)",
+        "6:10: inputs.data.order: unknown field (valid: shape, dtype, range, value, image)",
     ),
     wrong(
         "misspelt field of a target",
