@@ -206,15 +206,14 @@ def test_the_bird_s_eye_view_in_a_cpp_program(project: Project, tmp_path: Path, 
     shutil.copytree(ROOT / "recipes", project.folder / "recipes")
     ran = project.tvmflow("run", f"recipes/{name}.yaml")
     assert ran.code == 0, ran.out + ran.err
-    recipe = name.replace("_", "-")
-    delivered = project.folder / "dist" / recipe / "host"
+    delivered = project.folder / "dist" / name / "host"
     model = _load_example()
     feed = {
         "image": np.random.default_rng(5).normal(size=(6, 16, 8, 22)).astype(np.float32),
         "cells": model.place_points(9),
     }
     np.savez(tmp_path / "in.npz", **feed)
-    program = exports.program_of(delivered / f"{recipe}-cpp", tmp_path / "run")
+    program = exports.program_of(delivered / f"{name}-cpp", tmp_path / "run")
     done = subprocess.run(
         [program, tmp_path / "in.npz", tmp_path / "out.npz"],
         capture_output=True,
@@ -222,9 +221,7 @@ def test_the_bird_s_eye_view_in_a_cpp_program(project: Project, tmp_path: Path, 
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    [direct] = CLibrary(
-        delivered / f"{recipe}-c-library/lib{recipe}.so", recipe.replace("-", "_")
-    ).run(feed)
+    [direct] = CLibrary(delivered / f"{name}-c-library/lib{name}.so", name).run(feed)
     expected = _bird_s_eye_view(feed, model)
     with np.load(tmp_path / "out.npz") as archive:
         np.testing.assert_allclose(archive["map"], expected, rtol=1e-3, atol=1e-4)
