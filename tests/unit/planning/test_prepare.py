@@ -113,7 +113,7 @@ def test_the_section_to_write_has_all_inputs_and_what_the_recipe_says() -> None:
         value("sr", [], "int64"),
     ]
     made = model([add("y", "a:b")], inputs, [value("out", None)])
-    text = f"{RECIPE}inputs: {{sr: {{value: 16000}}, y: {{range: [0, 9]}}}}\n"
+    text = f"{RECIPE}inputs: {{sr: {{value: 16000}}, y: {{range: [0, 9], image: {{resize: 8}}}}}}\n"
     [problem] = problems(text, made)
     head, _, section = problem.partition("\n\n")
     assert head == (
@@ -122,7 +122,7 @@ def test_the_section_to_write_has_all_inputs_and_what_the_recipe_says() -> None:
     assert section.splitlines() == [
         "inputs:",
         "  ids: {shape: [1, SIZE]}  # int64, [batch, sequence]",
-        '  "y": {shape: [SIZE, 3], range: [0.0, 9.0]}  # float32, [height, 3]',
+        '  "y": {shape: [SIZE, 3], range: [0.0, 9.0], image: {"resize": [8]}}  # float32, [height, 3]',
         '  "a:b": {shape: [4]}  # float32',
         '  "rank?": {shape: [SIZE]}  # float32, the model does not tell the number of dimensions',
         "  sr: {value: 16000}  # int64",
@@ -258,6 +258,10 @@ def test_the_inputs_of_an_mxnet_model() -> None:
     Path("m-symbol.json").write_text(json.dumps(SYMBOL))
     Path("m-0000.params").touch()
     assert problems(f"{recipe}inputs: {{data: {{shape: [1, 4]}}}}\n") == []
+    assert problems(f"{recipe}inputs: {{data: {{dtype: uint8}}}}\n") == [
+        "r.yaml:4:9: inputs: the model leaves sizes open; write this in the recipe, with a number for each SIZE:\n\n"
+        "inputs:\n  data: {shape: [SIZE], dtype: uint8}  # uint8, the model does not tell the number of dimensions"
+    ]
     assert problems(f"{recipe}inputs: {{dat: {{shape: [1, 4]}}}}\n") == [
         "r.yaml:4:15: inputs.dat: the model has no input 'dat'; did you mean 'data'?"
     ]
