@@ -13,9 +13,10 @@ from tvmflow.core.errors import RecipeError, merge_recipe_errors
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import Plan
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._inputs import find_input_problems
+from tvmflow.frontends._inputs import find_input_problems, resolve_inputs
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.enforce_lock import enforce_lock
+from tvmflow.planning.image_data import list_images, list_mismatches
 from tvmflow.planning.pipelines import Pipeline, load_pipeline, pipeline_candidates
 from tvmflow.planning.plan import make_plan
 from tvmflow.planning.planned_recipe import PlannedRecipe
@@ -120,7 +121,9 @@ def _plan_recipe(
     if problems:
         # A problem of one variant is a problem of all.
         raise RecipeError(list(dict.fromkeys(problems)))
-    return planned, [*reads, *target_reads]
+    images = list_images(planned)
+    planned = [entry._replace(images=images.files) for entry in planned]
+    return planned, [*reads, *target_reads, *images.read]
 
 
 def _list_input_problems(planned: PlannedRecipe) -> Iterator[str]:
@@ -132,6 +135,9 @@ def _list_input_problems(planned: PlannedRecipe) -> Iterator[str]:
     files = {file.role: Path(file.path) for file in planned.model_files}
     requests = [spec.request(name) for name, spec in recipe.inputs.items()]
     inputs = FRONTENDS[recipe.model.kind].read_inputs(files)
-    for problem in find_input_problems(inputs, requests):
+    problems = list(find_input_problems(inputs, requests))
+    for problem in problems:
         loc = planned.input_loc(problem)
         yield f"{planned.loaded.where(*loc)}: {excerpt('.'.join(loc))}: {problem.text}"
+    if not problems:
+        yield from list_mismatches(planned, resolve_inputs(inputs, requests))

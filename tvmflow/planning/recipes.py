@@ -65,6 +65,9 @@ def _missing_files(document: Document) -> Iterator[Problem]:
         for missing in frontend.find_missing_files(model, base):
             yield document.problem(missing.text, "model", *missing.field)
     yield from _missing_data(document)
+    labels = document.value_at("labels")
+    if isinstance(labels, str) and labels and not is_file(base / labels):
+        yield document.problem(missing_file_text(base / labels), "labels")
     pipeline = document.value_at("pipeline")
     text = missing_pipeline_text(pipeline, base) if isinstance(pipeline, str) and pipeline else ""
     if text:
@@ -80,7 +83,7 @@ def _missing_data(document: Document) -> Iterator[Problem]:
     for owner in owners:
         loc: Loc = (*owner, "verify", "data")
         data, base = document.value_at(*loc), document.path.parent
-        if isinstance(data, str) and data and not is_file(base / data):
+        if isinstance(data, str) and data and not (is_file(base / data) or (base / data).is_dir()):
             is_url = is_address(data)
             text = "must be a file, not a URL" if is_url else missing_file_text(base / data)
             yield document.problem(text, *loc)

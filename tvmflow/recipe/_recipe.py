@@ -116,6 +116,13 @@ class Recipe(ClosedModel):
         description="Inputs of the model by name: what the model does not tell, and what is to differ from it. See "
         "[inputs.md](inputs.md).",
     )
+    labels: str | None = Field(
+        default=None,
+        min_length=1,
+        examples=["labels.txt"],
+        description="Names of the classes, for the scores of the first output: a file with one name a line, a path from "
+        "the recipe's folder. See [images.md](images.md).",
+    )
     variants: dict[str, Variant] = Field(
         default={},
         examples=[{"b8": {"inputs": {"data": {"shape": [8, 3, 224, 224]}}}}],
@@ -304,6 +311,11 @@ class Recipe(ClosedModel):
         overrides = {
             "name": f"{self.name}-{part.name}",
             "outputs": tuple(name for name in self.outputs if name not in PARTITIONED_EXPORTERS),
+            # images and classes are those of the whole model
+            "inputs": {
+                name: spec.model_copy(update={"image": None}) for name, spec in self.inputs.items()
+            },
+            "labels": None,
             "runtime": part.runtime or self._runtime_of_parts(),
             "kernels": _override(self.kernels, part.kernels),
             "tune": _override(self.tune, part.tune),

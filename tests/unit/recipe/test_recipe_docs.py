@@ -20,7 +20,12 @@ REMEDY = "run `make docs-reference`"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current folder with the files of the digits, for what the page shows."""
     (tmp_path / "models").mkdir()
-    for name in ("digits-symbol.json", "digits-0010.params", "digits-test.npz"):
+    for name in (
+        "digits-symbol.json",
+        "digits-0010.params",
+        "digits-test.npz",
+        "digits-labels.txt",
+    ):
         (tmp_path / "models" / name).touch()
     (tmp_path / "mobilenet.onnx").touch()
     monkeypatch.chdir(tmp_path)
