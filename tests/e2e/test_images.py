@@ -34,6 +34,7 @@ def python(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_digits_as_png_are_named_by_every_program(project: Project) -> None:
     """By run-model, the wheel and the C++ tool in the same lines; an image that changes is verified again."""
     shutil.copytree(MODELS, project.folder / "models")
