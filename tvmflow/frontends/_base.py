@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 MAX_ELEMENTS: Final = 1 << 31
 """The most elements of a tensor: its indices are 32-bit integers in compiled code."""
 
+Limits = tuple[int | None, int | None]
+"""The smallest and the largest size of a free dimension, where there is one."""
+
 Where = Callable[..., str]
 """Returns `file:line:column` of a field, given its path below `model`."""
 
@@ -69,6 +72,7 @@ class ModelInput(NamedTuple):
         dims: Fixed sizes, and names of free dimensions (which may be empty); None without a shape.
         is_required: False for one that has a default, or that may be a weight.
         problem: Why it cannot be compiled, as the end of a sentence; or nothing.
+        limits: Of each free dimension that has the same size in all inputs: that size's limits.
     """
 
     name: str
@@ -76,6 +80,7 @@ class ModelInput(NamedTuple):
     dims: tuple[int | str, ...] | None = None
     is_required: bool = True
     problem: str = ""
+    limits: Mapping[str, Limits] = MappingProxyType({})
 
 
 class InputRequest(NamedTuple):
@@ -88,6 +93,7 @@ class InputRequest(NamedTuple):
         value: The constant that it is bound to: a number, a truth value, or nested lists of them.
             A number fills the shape.
         range: Minimum and maximum of random inputs.
+        image: How an image becomes this input.
     """
 
     name: str
@@ -95,6 +101,7 @@ class InputRequest(NamedTuple):
     dtype: str | None = None
     value: Json = None
     range: tuple[float, float] | None = None
+    image: Json = None
 
 
 class InputProblem(NamedTuple):

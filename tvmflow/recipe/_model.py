@@ -52,10 +52,10 @@ class ModelSource(*_SOURCES):  # type: ignore[misc]  # mypy does not follow comp
     def _check_one_source(self) -> ModelSource:
         kinds = [kind for kind in FRONTENDS if getattr(self, kind) is not None]
         if len(kinds) != 1:
-            names = " and ".join(FRONTENDS)
-            raise field_error(
-                f"needs exactly one of {names}, found {' and '.join(kinds) or 'none'}"
+            text = (
+                f"needs exactly one of {', '.join(FRONTENDS)}, not {' and '.join(kinds) or 'none'}"
             )
+            raise field_error(text)
         for field in _FIELDS:
             if getattr(self, field) is not None and kinds[0] not in _owners(field):
                 raise field_error(f"is only allowed with {' or '.join(_owners(field))}", field)
@@ -91,7 +91,6 @@ class InputSpec(ClosedModel):
         description="A constant, a number or nested lists of them, to which the input is bound: the library does not "
         "have it. A number with `shape` fills that shape.",
     )
-
     image: ImageSpec | None = Field(
         default=None,
         examples=[{"resize": 256, "crop": 224}],
@@ -100,7 +99,8 @@ class InputSpec(ClosedModel):
 
     def request(self, name: str) -> InputRequest:
         """Return what the recipe says of the input of this name."""
-        return InputRequest(name, self.shape, self.dtype, self.value, self.range)
+        image = self.image.model_dump(mode="json", exclude_unset=True) if self.image else None
+        return InputRequest(name, self.shape, self.dtype, self.value, self.range, image)
 
     @field_validator("shape")
     @classmethod
@@ -144,10 +144,9 @@ class InputSpec(ClosedModel):
     def _check_binding(self) -> InputSpec:
         if self.value is None:
             return self
-        if self.range is not None:
-            raise field_error("is for random inputs, and the input has a value", "range")
-        if self.image is not None:
-            raise field_error("is for images, and the input has a value", "image")
+        for field, noun in (("range", "random inputs"), ("image", "images")):
+            if getattr(self, field) is not None:
+                raise field_error(f"is for {noun}, and the input has a value", field)
         shape = shape_of_value(self.value)
         if self.shape is not None and shape not in ((), self.shape):
             text = f"has the shape {list(shape)}, and `shape` is {list(self.shape)}"

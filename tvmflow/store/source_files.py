@@ -10,6 +10,7 @@ import hashlib
 import logging
 import math
 from pathlib import Path
+from typing import Final
 
 from tvmflow.core.errors import DownloadError, RecipeError
 from tvmflow.core.formatting import quoted
@@ -41,6 +42,9 @@ from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.bucket import INSTALL
 
 _log = logging.getLogger(__name__)
+
+# The beginning of the names of notes about commits of the Hub.
+_NOTE: Final = "hub-"
 
 
 def fetch_file(
@@ -215,9 +219,17 @@ def find_snapshot(file: HubFile, store: LocalStore) -> Snapshot | None:
     return None if text is None else Snapshot.from_text(text)
 
 
+def copy_snapshots(store: LocalStore, other: LocalStore) -> None:
+    """Copy what a store knows of the Hub to another store, which then sends no request for it."""
+    for name in store.notes.list("facts"):
+        text = store.notes.read("facts", name) if name.startswith(_NOTE) else None
+        if text is not None:
+            other.notes.write(text, "facts", name)
+
+
 def _note_name(file: HubFile) -> str:
     subject = f"{endpoint()}/{file.repository}@{file.revision}"
-    return f"hub-{hashlib.sha256(subject.encode()).hexdigest()[:32]}"
+    return f"{_NOTE}{hashlib.sha256(subject.encode()).hexdigest()[:32]}"
 
 
 def _revision_error(file: HubFile) -> HubError:
