@@ -107,13 +107,13 @@ def test_the_section_to_write_has_all_inputs_and_what_the_recipe_says() -> None:
     """Names that YAML would read as something else are in quotes; what must be chosen is no number."""
     inputs = [
         value("ids", ["batch", "sequence"], "int64"),
-        value("y", ["height", 3]),
+        value("y", ["batch", 3, "height", "width"]),
         value("a:b", [4]),
         value("rank?", None),
         value("sr", [], "int64"),
     ]
     made = model([add("y", "a:b")], inputs, [value("out", None)])
-    text = f"{RECIPE}inputs: {{sr: {{value: 16000}}, y: {{range: [0, 9], image: {{resize: 8}}}}}}\n"
+    text = f"{RECIPE}inputs: {{sr: {{value: 16000}}, y: {{range: [0, 9], image: {{resize: [8, 8]}}}}}}\n"
     [problem] = problems(text, made)
     head, _, section = problem.partition("\n\n")
     assert head == (
@@ -122,12 +122,12 @@ def test_the_section_to_write_has_all_inputs_and_what_the_recipe_says() -> None:
     assert section.splitlines() == [
         "inputs:",
         "  ids: {shape: [1, SIZE]}  # int64, [batch, sequence]",
-        '  "y": {shape: [SIZE, 3], range: [0.0, 9.0], image: {"resize": [8]}}  # float32, [height, 3]',
+        '  "y": {shape: [1, 3, SIZE, SIZE], range: [0.0, 9.0], image: {"resize": [8, 8]}}  # float32, [batch, 3, height, width]',
         '  "a:b": {shape: [4]}  # float32',
         '  "rank?": {shape: [SIZE]}  # float32, the model does not tell the number of dimensions',
         "  sr: {value: 16000}  # int64",
     ]
-    assert problems(RECIPE + section.replace("SIZE", "7"), made) == []
+    assert problems(RECIPE + section.replace("SIZE", "8"), made) == []
     Path("r.yaml").write_text(RECIPE + section)
     with pytest.raises(RecipeError, match=r"r\.yaml:5:20: inputs.ids.shape.1: must be an integer"):
         load_recipe(Path("r.yaml"))
