@@ -30,8 +30,8 @@ _VERSIONS = {"BROADCAST_TO": 2}
 class Quantized(NamedTuple):
     """Scales and zero points of a tensor, along one axis if there are several."""
 
-    scale: float | Sequence[float]
-    zero_point: int | Sequence[int] = 0
+    scale: Any
+    zero_point: Any = 0
     axis: int = 0
 
 

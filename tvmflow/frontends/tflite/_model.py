@@ -56,7 +56,6 @@ class Tensor(NamedTuple):
         data: Where the bytes of its values begin and end; None for a tensor that is computed.
         quantization: What its integers stand for; None for plain numbers.
         is_sparse: Whether its values are stored in a sparse format.
-        is_variable: Whether it keeps its value from call to call.
     """
 
     name: str
@@ -65,7 +64,6 @@ class Tensor(NamedTuple):
     data: tuple[int, int] | None
     quantization: Quantization | None
     is_sparse: bool
-    is_variable: bool
 
 
 class Operator(NamedTuple):
@@ -165,7 +163,6 @@ def _read_tensor(table: Table, buffers: Sequence[tuple[int, int] | None]) -> Ten
         buffers[buffer] if buffer else None,
         _read_quantization(table.table(4)),
         table.table(6) is not None,
-        bool(table.integer(5, "?")),
     )
 
 

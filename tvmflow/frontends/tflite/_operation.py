@@ -15,6 +15,9 @@ from tvmflow.frontends.tflite._tensors import Tensors, first_axes, to_first
 
 FIX: Final = "replace the operator in the model, or end the model before it"
 
+MAX_COUNT: Final = 1 << 24
+"""The most numbers of a constant that a few numbers of a model make."""
+
 _SAME: Final = 0
 _NO_ACTIVATION: Final = 0
 

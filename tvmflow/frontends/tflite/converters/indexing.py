@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tvmflow.frontends.tflite._graph import Value
-from tvmflow.frontends.tflite._operation import Converter, Operation, moved_axis
+from tvmflow.frontends.tflite._operation import MAX_COUNT, Converter, Operation, moved_axis
 
 
 def _sliced(operation: Operation, value: Value, slices: Mapping[int, slice]) -> Value:
@@ -117,6 +117,8 @@ def _one_hot(operation: Operation) -> None:
     graph, [depth] = operation.graph, operation.integers(1)
     indices = operation.tensors.stored(operation.number(0))
     axis = operation.checked_axis(operation.options["axis"], indices.rank + 1)
+    if not 0 <= depth <= MAX_COUNT:
+        raise operation.refusal(f"of depth {depth:,}")
     places = graph.constant(range(depth), indices.dtype)
     places = graph.reshape(places, [depth] + [1] * (indices.rank - axis))
     shape = [*indices.shape[:axis], 1, *indices.shape[axis:]]

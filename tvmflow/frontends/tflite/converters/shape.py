@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from tvmflow.frontends.tflite._graph import Value
-from tvmflow.frontends.tflite._operation import Converter, Operation, aligned, moved_axis
+from tvmflow.frontends.tflite._operation import MAX_COUNT, Converter, Operation, aligned, moved_axis
 from tvmflow.frontends.tflite._tensors import first_axes, last_axes
 
 _REFLECT: Final = 0
@@ -74,6 +74,8 @@ def _unpack(operation: Operation) -> None:
     value = operation.real()
     axis = operation.checked_axis(operation.options["axis"], value.rank)
     shape = [*value.shape[:axis], *value.shape[axis + 1 :]]
+    if value.shape[axis] != len(operation.outputs):
+        raise operation.refusal(f"of {value.shape[axis]} entries to {len(operation.outputs)}")
     parts = _split(operation, value, axis, [1] * value.shape[axis])
     for position, part in enumerate(parts):
         operation.write(operation.graph.reshape(part, shape), position)
@@ -181,6 +183,8 @@ def _zeros_like(operation: Operation) -> None:
 
 def _range(operation: Operation) -> None:
     start, limit, step = (operation.constant(position).item() for position in range(3))
+    if step == 0 or abs(limit - start) / abs(step) > MAX_COUNT:
+        raise operation.refusal(f"from {start} to {limit} in steps of {step}")
     _write_constant(operation, np.arange(start, limit, step))
 
 
