@@ -178,6 +178,8 @@ def _input_files(
     if "reference" in traits.reads:
         # import depends on the model's bytes already; a file that means the same verifies the same
         yield from (file._replace(keyed=False) for file in planned.model_files)
+    if "operators" in traits.reads:
+        yield from planned.operator_files
     recipe = planned.recipe_for(target)
     if LABELS in traits.reads and recipe.labels is not None:
         path = planned.loaded.path.parent / recipe.labels

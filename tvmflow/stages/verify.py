@@ -52,7 +52,7 @@ TRAITS: Final = StageTraits(
         "emulation_program": ("program",),
     },
     needs_of_parts=("emulation_program",),
-    reads=("reference", "data"),
+    reads=("reference", "operators", "data"),
     tools=("apache-tvm", "apache-tvm-ffi", "numpy"),
     timeout_s=4 * 3600.0,
     compiles_kernels=True,
@@ -189,6 +189,7 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
     The reference has ended before the library is loaded: a large model is in memory once, and the
     threads of neither disturb the other.
     """
+    from tvmflow.stages._operator_check import list_operator_mismatches
     from tvmflow.stages._reference_run import run_reference
 
     checks = settings.verify
@@ -216,8 +217,11 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
         expected = samples.join_outputs(reference.results.outputs, data)
         verdict["vm"] = {"outputs": _compare_on_vm(vm_bundle, data, expected, reference, settings)}
     min_speedup = settings.tune.min_speedup if settings.tune else None
+    failures = _findings.list_failures(verdict, checks)
+    if failures and reference is not None:
+        failures += list_operator_mismatches(settings, context, reference.tolerance)
     verdict["failures"] = [
-        *_findings.list_failures(verdict, checks),
+        *failures,
         *list_slowdowns(verdict, min_speedup),
     ]
     verdict["passed"] = not verdict["failures"]

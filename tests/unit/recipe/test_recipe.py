@@ -216,9 +216,10 @@ def test_the_shipped_recipes_are_valid(path: Path, digits: Path) -> None:
     """Their pipelines are valid too, and their names are those of their files."""
     for name in ("squeezenet1.1-symbol.json", "squeezenet1.1-0000.params", "resnet18.pt2"):
         (digits.parent / "models" / name).touch()
-    for name in ("digits.onnx", "digits-labels.txt"):
+    for name in ("digits.onnx", "digits-labels.txt", "bev_pool.onnx", "bev_pool.npz"):
         shutil.copy(ROOT / "recipes/models" / name, digits.parent / "models")
     shutil.copytree(ROOT / "recipes/models/digits-images", digits.parent / "models/digits-images")
+    shutil.copytree(ROOT / "recipes/ops", digits.parent / "ops")
     copied = digits.parent / path.name
     shutil.copy(path, copied)
     loaded = load_recipe(copied)

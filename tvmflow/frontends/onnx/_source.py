@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import ClassVar, Final
 
 from pydantic import Field
 
@@ -31,6 +31,8 @@ EXTERNAL: Final = "external/"
 
 class OnnxSource(OneFile):
     """The fields of an ONNX model."""
+
+    takes_operators: ClassVar[bool] = True
 
     onnx: NamedFile | None = Field(
         default=None,
