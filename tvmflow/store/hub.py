@@ -22,7 +22,7 @@ from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import Json
 from tvmflow.store.addresses import HubFile, without_secrets
 from tvmflow.store.credentials import Credential, find_hub_credential, may_send_to
-from tvmflow.store.web_requests import ACCESS_DENIED, RETRYABLE, open_url
+from tvmflow.store.web_requests import RETRYABLE, open_url
 
 _TIMEOUT_S: Final = 30.0
 _ATTEMPTS: Final = 3
@@ -179,9 +179,10 @@ def explain_status(
             f"the Hub does not accept the token in {credential.origin}",
             fix=f"make a new one at {endpoint()}/settings/tokens",
         )
-    if error.code in ACCESS_DENIED and credential:
-        text = f"the token in {credential.origin} gives no access to {page}"
-        return HubError(text, fix="use a token of an account that may read it")
+    if error.code == 403:
+        who = f"the token in {credential.origin}" if credential else "the Hub"
+        fix = "use a token of an account that may read it" if credential else _token_fix()
+        return HubError(f"{who} gives no access to {page}", fix)
     if code == "RevisionNotFound":
         return _revision_error(file)
     if error.code == 401 or (error.code == 404 and code in ("", "RepoNotFound")):

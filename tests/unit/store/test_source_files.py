@@ -175,6 +175,27 @@ def test_a_digest_that_the_hub_does_not_have(hub: Hub, sources: SourceFiles) -> 
     assert len(hub.requests) == 1
 
 
+def test_other_answers_of_the_hub(
+    hub: Hub, sources: SourceFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A temporary one is tried again; one that denies access says what would give it."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    hub.statuses = [503, 429]
+    assert sources.resolve(at(hub.address("onnx/model.onnx"))).sha256 == DIGEST
+    fresh = SourceFiles(LocalStore(f"{sources._store.root}2"))
+    hub.statuses = [403]
+    text, fix = refusal(fresh, at(hub.address("onnx/model.onnx")), DownloadError)
+    assert text.endswith(f"the Hub gives no access to {hub.url}/org/net")
+    assert fix == "set $HF_TOKEN to a token"
+    hub.statuses = [500] * 3
+    text, _ = refusal(fresh, at(hub.address("onnx/model.onnx")), DownloadError)
+    assert text.endswith("the Hub answers 500 Internal Server Error")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.statuses = [403]
+    text, _ = refusal(fresh, at(hub.address("onnx/model.onnx")), DownloadError)
+    assert text.endswith(f"the token in $HF_TOKEN gives no access to {hub.url}/org/net")
+
+
 def test_a_hub_that_is_gone_when_a_file_is_downloaded(
     hub: Hub, sources: SourceFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
