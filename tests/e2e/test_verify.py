@@ -96,4 +96,4 @@ def test_other_runtimes_beside_the_library(project: Project) -> None:
     project.edit_recipe("compare: auto", "compare: [onnxruntime, pytorch]")
     failed = project.tvmflow("plan", "tiny.yaml")
     assert failed.code == 2
-    assert "verify.compare.1: PyTorch runs pytorch models, and this one is of ONNX" in failed.err
+    assert "verify.compare.1: PyTorch runs PyTorch models, and this one is of ONNX" in failed.err

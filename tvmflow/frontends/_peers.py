@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends import FRONTENDS, onnx, pytorch
 from tvmflow.frontends._base import Reference, ReferenceTraits
 
 _WORKER: Final = "tvmflow.frontends._peer_worker"
@@ -35,7 +35,8 @@ class Peer(NamedTuple):
         """Return why it cannot run the models of a frontend on a kind of device, or an empty string."""
         name = self.traits.name
         if kind != self.kind:
-            return f"{name} runs {_model_name(self.kind)} models, and this one is of {_model_name(kind)}"
+            own, other = (FRONTENDS[kind].NAME for kind in (self.kind, kind))
+            return f"{name} runs {own} models, and this one is of {other}"
         if self.needs_gpu and device != "cuda":
             return f"{name} runs on NVIDIA GPUs alone"
         return ""
@@ -51,31 +52,19 @@ class Peer(NamedTuple):
 
 
 PEERS: Final[Mapping[str, Peer]] = {
-    "onnxruntime": Peer(
-        ReferenceTraits("ONNX Runtime", ("onnxruntime",), "pip install onnxruntime", False),
-        kind="onnx",
-        is_reference=True,
-    ),
+    "onnxruntime": Peer(onnx.REFERENCE, kind=onnx.KIND, is_reference=True),
     "openvino": Peer(
-        ReferenceTraits("OpenVINO", ("openvino",), "pip install openvino", True), kind="onnx"
+        ReferenceTraits("OpenVINO", ("openvino",), "pip install openvino", True), kind=onnx.KIND
     ),
     "tensorrt": Peer(
         ReferenceTraits(
             "TensorRT", ("onnxruntime", "tensorrt"), "pip install onnxruntime-gpu tensorrt", True
         ),
-        kind="onnx",
+        kind=onnx.KIND,
         needs_gpu=True,
     ),
-    "pytorch": Peer(
-        ReferenceTraits("PyTorch", ("torch",), "pip install torch", True),
-        kind="pytorch",
-        is_reference=True,
-    ),
+    "pytorch": Peer(pytorch.REFERENCE, kind=pytorch.KIND, is_reference=True),
 }
-
-
-def _model_name(kind: str) -> str:
-    return FRONTENDS[kind].NAME if kind in FRONTENDS else kind
 
 
 @contextlib.contextmanager

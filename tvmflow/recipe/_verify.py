@@ -29,8 +29,9 @@ class Verify(ClosedModel):
     data: str | None = Field(
         default=None,
         min_length=1,
-        description="An npz file with one array for each input, whose first axis is the samples; a path from the "
-        "recipe's folder. Default: random inputs from `seed`.",
+        description="An npz file with one array for each input, whose first axis is the samples, or images: a folder, or "
+        "a table `file,label` (see [images.md](images.md)); a path from the recipe's folder. Default: random inputs "
+        "from `seed`.",
     )
     label: str = Field(
         default="label", description="Name of the array of labels in `data`, for accuracy."

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tvmflow.stages._undetected import ANYTHING, INPUTS, ZEROS
-from tvmflow.stages._verdict import OutputComparison, Verdict
+from tvmflow.stages._verdict import ImageComparison, OutputComparison, Verdict
 from tvmflow.stages._verify_settings import CheckSettings
 
 _UNDETECTED_TEXTS: Final[Mapping[str, str]] = {
@@ -30,11 +30,22 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
         failures.append(
             f"accuracy {verdict['accuracy']:.4f} is below verify.min_accuracy {checks.min_accuracy:g}"
         )
+    failures += _list_image_mismatches(verdict.get("images", {}))
     if not failures and _is_nothing_compared(verdict, checks):
         failures.append(
             "; ".join([*_list_undetected(verdict), f"nothing is compared: {_advice(checks)}"])
         )
     return failures
+
+
+def _list_image_mismatches(images: Mapping[str, ImageComparison]) -> list[str]:
+    """Return a sentence for every input whose preprocessing is not that of Pillow."""
+    return [
+        f"the preprocessing of '{name}' differs from that by {comparison['against']} by {comparison['max_level_error']} "
+        "of 255 levels"
+        for name, comparison in images.items()
+        if not comparison["passed"]
+    ]
 
 
 def list_warnings(verdict: Verdict, checks: CheckSettings) -> list[str]:

@@ -12,6 +12,7 @@ from tvmflow.frontends._base import Reference
 from tvmflow.frontends._inputs import array_of
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages._base import StageContext
+from tvmflow.stages._image_data import DATA
 from tvmflow.stages._latency import exclusive_devices, measure
 from tvmflow.stages._tolerances import Tolerance
 from tvmflow.stages._verdict import Latency
@@ -80,7 +81,7 @@ def _open_reference(
         for kind in ("inputs", "bound", "outputs", "tensors")
     )
     return FRONTENDS[settings.model["kind"]].reference(
-        {role: path for role, path in context.inputs.items() if role != "data"},
+        {role: path for role, path in context.inputs.items() if role.partition("/")[0] != DATA},
         (*inputs, *bound),
         outputs,
         tensors=tensors,

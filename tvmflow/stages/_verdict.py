@@ -100,6 +100,15 @@ class OutputComparison(TypedDict, total=False):
     undetected: str
 
 
+class ImageComparison(TypedDict):
+    """The preprocessing of some images, compared with that `against` Pillow; empty where that is not installed."""
+
+    passed: bool
+    against: str
+    images: int
+    max_level_error: int
+
+
 class PartVerdict(TypedDict, total=False):
     """The verdict on a part of a model by itself."""
 
@@ -114,7 +123,8 @@ class Verdict(TypedDict, total=False):
     framework itself, where it refuses the model. `ran_on` names what ran it where that is
     not this process, `samples` counts samples (or random batches). `latency` has the library, the
     same model `untuned`, and the `reference`; `speedup` is there where the library is tuned,
-    `profile` where it ran in this process. `tolerance` is for the arithmetic that it names. `vm` is
+    `profile` where it ran in this process. `tolerance` is for the arithmetic that it names. `images`
+    has the preprocessing of each input that takes images. `vm` is
     the verdict on the library for TVM's virtual machine that outputs are made of beside this one.
     `not_run` and `latency_not_measured` are reasons.
     `compared` has the other runtimes that were timed beside the library, by their names in a recipe.
@@ -130,6 +140,7 @@ class Verdict(TypedDict, total=False):
     reference_note: str
     tolerance: dict[str, Json]
     outputs: dict[str, OutputComparison]
+    images: dict[str, ImageComparison]
     parts: dict[str, PartVerdict]
     vm: PartVerdict
     accuracy: float

@@ -35,6 +35,7 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     lines += _describe_outputs(facts.get("outputs", {}), facts)
     for name, part in facts.get("parts", {}).items():
         lines += [f"{name}: {line}" for line in _describe_outputs(part.get("outputs", {}), facts)]
+    lines += [_describe_image(name, image) for name, image in facts.get("images", {}).items()]
     if "vm" in facts:
         lines.append(f"the library for TVM's virtual machine agrees with {facts['reference']}, too")
     if "random_inputs" in facts:
@@ -62,6 +63,14 @@ def _describe_outputs(outputs: Mapping[str, Facts], facts: Facts) -> list[str]:
         f"allowed: atol {comparison['atol']:.2g}, rtol {comparison['rtol']:.2g})"
         for name, comparison in outputs.items()
     ]
+
+
+def _describe_image(name: str, comparison: Facts) -> str:
+    if not comparison["against"]:
+        return f"the preprocessing of {name} is not compared with Pillow's: Pillow is not installed"
+    error, count = comparison["max_level_error"], count_text(comparison["images"], "image")
+    how = f"up to {count_text(error, 'level')} of 255" if error else "bit for bit"
+    return f"the preprocessing of {name} agrees with {comparison['against']} {how} on {count}"
 
 
 def _describe_agreement(comparison: Facts) -> Iterator[str]:

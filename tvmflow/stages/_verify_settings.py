@@ -34,9 +34,10 @@ class CheckSettings(Settings):
 
 
 class InputSettings(Settings):
-    """The range of random inputs."""
+    """The range of random inputs, and whether an input takes images."""
 
     range: tuple[float, float] | None = None
+    image: bool = False
 
 
 class CompareSettings(Settings):

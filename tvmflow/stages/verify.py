@@ -15,11 +15,13 @@ from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages import _comparison, _findings, _tolerances, _verdict_text
 from tvmflow.stages._base import Files, StageContext, StageTraits
+from tvmflow.stages._image_data import DATA
 from tvmflow.stages._libraries import UNTIMED_REASONS, Library, load_local, open_library
 from tvmflow.stages._peer_times import add_compared, compare_settings
 from tvmflow.stages._runtime_choice import run_location
 from tvmflow.stages._tolerances import Tolerance
 from tvmflow.stages._verdict import OutputComparison, PartVerdict, Verdict
+from tvmflow.stages._verify_images import load_images, with_images
 from tvmflow.stages._verify_inputs import load_samples
 from tvmflow.stages._verify_settings import (
     LOCAL,
@@ -51,7 +53,7 @@ TRAITS: Final = StageTraits(
         "emulation_program": ("program",),
     },
     needs_of_parts=("emulation_program",),
-    reads=("reference", "data"),
+    reads=("reference", "operators", "data"),
     tools=("apache-tvm", "apache-tvm-ffi", "numpy"),
     timeout_s=4 * 3600.0,
     compiles_kernels=True,
@@ -86,7 +88,7 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
     return VerifySettings(
         verify=CheckSettings(**{**checks.model_dump(), "data": checks.data is not None}),
         inputs={
-            name: InputSettings(range=spec.range)
+            name: InputSettings(range=spec.range, image=spec.image is not None)
             for name, spec in recipe.inputs.items()
             if spec.value is None
         },
@@ -189,12 +191,17 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
     The reference has ended before the library is loaded: a large model is in memory once, and the
     threads of neither disturb the other.
     """
+    from tvmflow.stages._operator_check import list_operator_mismatches
     from tvmflow.stages._reference_run import run_reference
 
     checks = settings.verify
     signature = json.loads(context.inputs["import/signature.json"].read_text())
-    candidates = load_samples(signature, settings, context.inputs.get("data"))
+    candidates = load_samples(signature, settings, context.inputs.get(DATA))
     verdict: Verdict = {"passed": True, "against": checks.against}
+    if any(spec.image for spec in settings.inputs.values()):
+        images = load_images(settings, context)
+        candidates = with_images(images, candidates, has_data=checks.data)
+        verdict["images"] = images.comparisons
     if checks.against == "none":
         _, data = next(candidates)
         reference = None
@@ -213,8 +220,11 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
         expected = samples.join_outputs(reference.results.outputs, data)
         verdict["vm"] = {"outputs": _compare_on_vm(vm_bundle, data, expected, reference, settings)}
     min_speedup = settings.tune.min_speedup if settings.tune else None
+    failures = _findings.list_failures(verdict, checks)
+    if failures and reference is not None:
+        failures += list_operator_mismatches(settings, context, reference.tolerance)
     verdict["failures"] = [
-        *_findings.list_failures(verdict, checks),
+        *failures,
         *list_slowdowns(verdict, min_speedup),
     ]
     verdict["passed"] = not verdict["failures"]

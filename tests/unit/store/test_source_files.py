@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -173,13 +174,35 @@ def test_a_digest_that_the_hub_does_not_have(hub: Hub, sources: SourceFiles) -> 
     assert len(hub.requests) == 1
 
 
+def test_what_a_server_calls_a_digest_is_checked(hub: Hub, sources: SourceFiles) -> None:
+    """It would become the name of a file; and the commit is the one that was requested."""
+    info, other = hub.info(), {**hub.info(), "sha": "f" * 40}
+    info["siblings"][0]["lfs"]["sha256"] = "../../outside"
+    for answer in (info, other):
+        hub.info = partial(dict, answer)  # type: ignore[method-assign]
+        text, fix = refusal(sources, at(hub.address("onnx/model.onnx")), DownloadError)
+        assert text.endswith(f"{hub.url} does not answer as the Hub does")
+        assert fix == "check $HF_ENDPOINT"
+
+
+def test_a_license_that_is_no_spdx_expression_is_reported_once(
+    hub: Hub, sources: SourceFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the commit is looked up."""
+    hub.card = {"license": "other", "license_name": "gemma"}
+    for _ in range(2):
+        sources.resolve(at(hub.address("onnx/model.onnx")))
+    [message] = caplog.messages
+    assert message.startswith("org/net: the license on the Hub, 'gemma', is no SPDX expression")
+
+
 def test_offline_is_an_error_of_the_environment(
     hub: Hub, sources: SourceFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It names the variable, or the server that does not answer."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     text, _ = refusal(sources, at(hub.address("onnx/model.onnx")), DownloadError)
-    assert text.endswith("the Hub may not be asked: $HF_HUB_OFFLINE is set")
+    assert text.endswith("no request is sent to the Hub: $HF_HUB_OFFLINE is set")
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     text, fix = refusal(sources, at(hub.address("onnx/model.onnx")), DownloadError)
