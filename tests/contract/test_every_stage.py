@@ -14,7 +14,7 @@ from tvmflow.core import packages
 from tvmflow.stages import STAGES, pipeline_stages
 from tvmflow.stages._base import parse_settings
 
-HEAVY = ("tvm", "numpy", "onnx", "onnxruntime", "mxnet", "doit", "safetensors", "xgboost")
+HEAVY = ("tvm", "numpy", "onnx", "onnxruntime", "mxnet", "torch", "doit", "safetensors", "xgboost")
 each_stage = pytest.mark.parametrize("name", STAGES)
 # exported files contain names
 NAMED = ("emulation_program", "export", "join")
