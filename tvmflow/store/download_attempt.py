@@ -201,7 +201,7 @@ def _open_object(job: DownloadJob, offset: int, validator: str) -> Any:
         reason = f"it needs the package obstore ({missing})"
         raise job.error(reason, fix=INSTALL) from missing
     except NoObject:
-        raise job.error("there is no such object in the bucket", fix="check the URL") from None
+        raise job.error("there is no such bucket or object", fix="check the URL") from None
     except ValueError as error:
         fix = "correct the URL, or the environment variables of the service"
         raise job.error(str(error), fix=fix) from None

@@ -67,7 +67,7 @@ def test_a_complete_part_of_an_object_is_not_downloaded_again(s3: S3, tmp_path: 
 
 def test_what_a_bucket_refuses(s3: S3, tmp_path: Path) -> None:
     """No such object, no access, other content: each with its sentence, and without credentials."""
-    with pytest.raises(DownloadError, match="there is no such object in the bucket") as missing:
+    with pytest.raises(DownloadError, match="there is no such bucket or object") as missing:
         get(tmp_path, url="s3://models/nets/modle.onnx")
     s3.statuses = [403]
     with pytest.raises(DownloadError, match="access denied") as denied:
