@@ -110,7 +110,7 @@ def simplify_branches(model: ModelProto, simplify: _Simplify) -> ModelProto:
     return name_branch_values(model) if branches else model
 
 
-def list_deciding_inputs(model: ModelProto, condition: str) -> list[str]:
+def list_inputs_of(model: ModelProto, condition: str) -> list[str]:
     """Return the inputs of a model on which a condition depends."""
     makers = {name: n for graph in all_graphs(model.graph) for n in graph.node for name in n.output}
     pending, seen = [condition], {condition}

@@ -22,7 +22,7 @@ from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import LoadedModel
 from tvmflow.frontends.onnx import _recurrent
-from tvmflow.frontends.onnx._branches import list_deciding_inputs
+from tvmflow.frontends.onnx._branches import list_inputs_of
 from tvmflow.frontends.onnx._converters import CONVERTERS, NodeToConvert
 from tvmflow.frontends.onnx._graph import (
     all_graphs,
@@ -181,7 +181,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         try:
             bodies = [self._convert_branch(branches[f"{name}_branch"]) for name in ("then", "else")]
         except ImportFailed as error:
-            inputs = list_deciding_inputs(self._model, node.input[0])
+            inputs = list_inputs_of(self._model, node.input[0])
             if not inputs:
                 raise
             names = " or ".join(f"inputs.{excerpt(name)}.value" for name in inputs)
