@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvmflow.compiler.code_generation import keep_small_buffers_on_stack
+from tvmflow.compiler.periodic_loops import split_periodic_loops
 
 # Every tensor begins at a multiple of this many bytes; TVM's code relies on it.
 ALIGNMENT: Final = 64
@@ -92,6 +93,7 @@ _FINAL_PASSES: Final = (
     tirx.transform.FP8StorageLegalize,
     tirx.transform.BF16StorageLegalize,
     keep_small_buffers_on_stack,
+    split_periodic_loops,
     tirx.transform.LowerTVMBuiltin,
     tirx.transform.LowerIntrin,
 )
