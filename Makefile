@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-slow test-faults test-fuzz test-cross test-cuda check docs-reference bench bench-slow clean-venv
+.PHONY: demo test test-slow test-faults test-fuzz test-cross test-cuda test-pytorch check docs-reference bench bench-slow clean-venv
 
 # MXNet, which digits.yaml is verified against, ends with Python 3.12
 demo: $(VENV)/.ready
@@ -36,6 +36,12 @@ test-cross: $(VENV)/.ready-to-test
 test-cuda: $(VENV)/.ready-to-test
 	@$(PIP) install -c constraints.txt -e '.[mxnet,dask,remote,test,cuda]'
 	$(PYTEST) -m cuda
+
+# archives of PyTorch, compared with PyTorch: installs its build for CPUs, 200 MB
+test-pytorch: $(VENV)/.ready-to-test
+	@$(PIP) install --index-url https://download.pytorch.org/whl/cpu torch
+	@$(PIP) install -c constraints.txt -e '.[mxnet,dask,remote,test,pytorch]'
+	$(PYTEST) -m pytorch -rs
 
 check: $(VENV)/.ready-to-test
 	$(BIN)/ruff check .

@@ -31,7 +31,9 @@ inputs:                              # what the model does not tell: see inputs.
     shape: [1, 1, 8, 8]              # the batch size is fixed too
     dtype: float32
     range: [0.0, 1.0]                # of random inputs, when verify has no data
+    image: {resize: [8, 8], colour: GRAY, scale: 1/255}   # how an image becomes this input
     # value: 16000                   # or a constant, which removes the input from the library
+labels: models/digits-labels.txt     # names of the classes, one a line
 
 variants:                            # other shapes or precisions: digits-one, digits-eight, digits-half
   one: {}                            # as above
@@ -56,7 +58,7 @@ outputs: [c-library, bundle]
 runtime: auto                        # or c (needs nothing), or vm (TVM's virtual machine)
 
 verify:
-  against: reference                 # MXNet or ONNX Runtime
+  against: reference                 # MXNet, PyTorch or ONNX Runtime
   data: models/digits-test.npz       # an array for each input, and `label`
   rtol: 1e-3
   atol: 1e-4

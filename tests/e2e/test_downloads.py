@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 
+import onnx
 import pytest
 
+from tests.support.hub import TOKEN, serving_hub
 from tests.support.project import Project
 from tests.support.web import Web, serving
 
@@ -70,3 +73,47 @@ def test_an_interrupted_download_is_resumed(project: Project, web: Web) -> None:
     web.slow_s = 0
     project.run("--until", "import")
     assert web.requests[-1].startswith("bytes=")
+
+
+@pytest.mark.slow
+def test_a_model_on_the_hub_is_looked_up_once(project: Project) -> None:
+    """Weights in a second file, a token, a license: then all works without the Hub, and a copy has the same key."""
+    path = project.folder / "tiny.onnx"
+    model = onnx.load(path)
+    data = {"save_as_external_data": True, "location": "tiny.data", "size_threshold": 0}
+    onnx.save(model, path, **data)
+    project.environment |= {"HF_TOKEN": TOKEN, "HF_HOME": str(project.folder / "hf")}
+    with serving_hub() as hub:
+        hub.private = True
+        hub.files = {
+            name: (project.folder / name).read_bytes() for name in ("tiny.onnx", "tiny.data")
+        }
+        project.environment["HF_ENDPOINT"] = hub.url
+        project.edit_recipe("onnx: tiny.onnx", f"onnx: {hub.address('tiny.onnx')}")
+        first = project.run("--pipeline", "compile")
+        assert first.code == 0, first.out + first.err
+        assert all(token == "" or "/org/net" in path for path, token in hub.requests)
+        lock = project.tvmflow("lock", "tiny.yaml", "--pipeline", "compile")
+        assert lock.code == 0, lock.err
+    bom = json.loads((project.folder / "dist/tiny/host/tiny.cdx.json").read_text())
+    assert bom["metadata"]["component"]["licenses"] == [{"expression": "Apache-2.0"}]
+    again = project.run("--pipeline", "compile", "--locked")
+    assert (again.code, again.ran) == (0, []), again.out + again.err
+    project.edit_recipe("samples: 2", "samples: 3")
+    assert project.run("--pipeline", "compile").ran == ["verify/host"]
+    project.edit_recipe(hub.address("tiny.onnx"), "tiny.onnx")
+    assert project.run("--pipeline", "compile").ran == []
+    project.edit_recipe("onnx: tiny.onnx", f"onnx: {hub.address('tiny.onnx')}")
+    shutil.rmtree(project.folder / "cache")
+    offline = project.tvmflow("plan", "tiny.yaml")
+    assert offline.code == 4 and offline.err.startswith("tvmflow: tiny.yaml:5:9: hf://org/net/")
+    for file in (project.folder / "dist").rglob("*"):
+        assert not file.is_file() or TOKEN.encode() not in file.read_bytes()
+    assert (
+        TOKEN
+        not in first.out
+        + first.err
+        + lock.out
+        + offline.err
+        + (project.folder / "tiny.lock.yaml").read_text()
+    )

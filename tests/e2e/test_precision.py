@@ -26,12 +26,12 @@ def test_precision_for_one_target_and_then_another_model(project: Project) -> No
     )
     project.edit_recipe(", rtol: 1.0e-3, atol: 1.0e-4", "")
     assert project.tvmflow("run", "tiny.yaml", "--json").code == 0
-    half = {"for": "float16", "rtol": 0.01, "atol": 1e-4, "of_largest": 10 / 2**11}
+    half = {"for": "float16", "rtol": 0.01, "of_largest": 10 / 2**11, "rms": 10 / 2**11}
     assert verdict(project, "host")["tolerance"]["for"] == "float32"
-    assert verdict(project, "half")["tolerance"] == half
+    assert half.items() <= verdict(project, "half")["tolerance"].items()
     explanation = project.tvmflow("explain", "tiny.yaml", "verify/half").out
     assert (
-        "outputs may differ by atol 0.0001, or 0.49% of an output's largest value where that is more, and rtol 0.01 "
+        "outputs may differ by atol 6e-07, or 0.49% of an output's largest value where that is more, and rtol 0.01 "
         "(the model computes in float16, entirely or in part)"
     ) in explanation
 
@@ -41,9 +41,8 @@ def test_precision_for_one_target_and_then_another_model(project: Project) -> No
     assert project.tvmflow("run", "tiny.yaml", "--json").code == 0
     for target in ("host", "half"):
         content = verdict(project, target)
-        assert content["tolerance"] == {
-            "for": "quantized", "rtol": 0.01, "atol": 0.25, "of_largest": 0.0,
-        }  # fmt: skip
+        own = {"for": "quantized", "rtol": 0.01, "atol": 0.25, "of_largest": 0.0, "rms": None}
+        assert own.items() <= content["tolerance"].items()
         assert content["outputs"]["scores"]["atol"] == 0.25
 
 

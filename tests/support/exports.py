@@ -42,7 +42,8 @@ def recipe(name: str = "digits", *outputs: str, **fields: Any) -> Recipe:
             "version": VERSION,
             "license": "mit or apache-2.0",
             "model": {"mxnet": {"prefix": "digits", "epoch": 10}},
-            "inputs": {"data": {"shape": [1, 1, 8, 8]}},
+            "inputs": {"data": {"shape": [1, 1, 8, 8], "image": {"interpolation": "bicubic"}}},
+            "labels": "digits-labels.txt",
             "outputs": list(outputs or EXPORTERS),
             **fields,
         }
@@ -80,6 +81,7 @@ class Exported(NamedTuple):
         for path in (out, work):
             path.mkdir(parents=True)
         inputs |= source if name == "import" else {}
+        inputs |= {"labels": MODELS / "digits-labels.txt"} if name == "export" else {}
         nothing = self.folder / "nothing"
         ctx = StageContext(inputs, out, work, nothing, nothing, lambda event: None)
         # a stage of the model is planned without a target

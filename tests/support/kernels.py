@@ -62,9 +62,10 @@ def outputs(
     model: LoadedModel,
     feed: Mapping[str, np.ndarray[Any, Any]],
     target: dict[str, Any] | None = None,
+    options: LoweringOptions = FAST,
 ) -> Arrays:
     """Return the outputs of an imported model, compiled with a recipe's defaults, untuned; by default for the highest level."""
-    library = lowering.compile_untuned(model.mod, model.params, target or host_level(), FAST, 1)
+    library = lowering.compile_untuned(model.mod, model.params, target or host_level(), options, 1)
     values = [np.asarray(feed[spec.name], order="C") for spec in model.inputs]
     result = relax.VirtualMachine(library, tvm.cpu())["main"](*map(tvm.runtime.tensor, values))
     return [tensor.numpy() for tensor in ([result] if hasattr(result, "numpy") else list(result))]

@@ -21,6 +21,7 @@ Shape = Sequence[int | str | None]
 _TYPES = {
     "float32": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,
+    "float64": TensorProto.DOUBLE,
     "int64": TensorProto.INT64,
     "int32": TensorProto.INT32,
     "uint8": TensorProto.UINT8,

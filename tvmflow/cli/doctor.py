@@ -88,12 +88,10 @@ def examine(store: LocalStore, dist: Path) -> list[Finding]:
 
 def _list_required_packages() -> list[str]:
     """Return the distributions without which tvmflow is not completely installed."""
-    names = set(_CORE_PACKAGES)
+    tools = {*_CORE_PACKAGES}
     for frontend in FRONTENDS.values():
-        names.update(frontend.TOOLS)
-        if not frontend.REFERENCE.is_optional:
-            names.update(frontend.REFERENCE.tools)
-    return sorted(names)
+        tools |= {*frontend.TOOLS, *frontend.REFERENCE.tools}
+    return sorted(tool for tool in tools if not packages.is_extra(tool))
 
 
 def _list_reference_probes() -> list[_Probe]:
@@ -102,7 +100,8 @@ def _list_reference_probes() -> list[_Probe]:
     for kind, frontend in FRONTENDS.items():
         reference = frontend.REFERENCE
         fix = f"{reference.install} ({reference.note})" if reference.note else reference.install
-        subject = f"{reference.name}, to verify {frontend.NAME} models"
+        needs = "import and verify" if any(map(packages.is_extra, frontend.TOOLS)) else "verify"
+        subject = f"{reference.name}, to {needs} {frontend.NAME} models"
         probes.append(_Probe(subject, "probe_reference", fix, reference.is_optional, argument=kind))
     return probes
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tvmflow.cli.arguments import JSON_HELP, StoreOption, pipeline_option, store_option
+from tvmflow.cli.download_progress import DownloadLine
 from tvmflow.cli.options import argument, flag
 from tvmflow.cli.output import print_result
 from tvmflow.core.errors import EXIT_OK, UsageError
@@ -55,7 +56,7 @@ def explain(options: ExplainOptions) -> int:
     """Show why one stage must run or not, and what its result depends on."""
     store = options.store.open()
     request = RunRequest((options.recipe,), options.pipeline)
-    plan = prepare_run(request, store).plan
+    plan = prepare_run(request, store, DownloadLine()).plan
     plan_state = evaluate_plan(plan, store)
     several = len({spec.recipe for spec in plan.stages}) > 1
     specs = [spec for spec in plan.stages if options.stage in (spec.label, spec.stage, spec.id)]

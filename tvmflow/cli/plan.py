@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tvmflow.cli.arguments import JSON_HELP, LockOptions, RecipeOptions, StoreOption, store_option
+from tvmflow.cli.download_progress import DownloadLine
 from tvmflow.cli.options import flag
 from tvmflow.core.errors import EXIT_OK
 from tvmflow.core.formatting import count_text, printable
@@ -35,7 +36,7 @@ def plan(options: PlanOptions) -> int:
     """Show which stages `run` would run, and why, without running them."""
     store = options.store.open()
     request = options.recipes.request(options.lock.find(options.recipes.recipes))
-    prepared = prepare_run(request, store)
+    prepared = prepare_run(request, store, DownloadLine())
     plan_state = evaluate_plan(prepared.plan, store)
     decisions = [plan_state.decisions[spec.id] for spec in prepared.plan.stages]
     if options.json:

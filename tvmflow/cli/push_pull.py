@@ -15,6 +15,7 @@ from tvmflow.cli.arguments import (
     StoreOption,
     store_option,
 )
+from tvmflow.cli.download_progress import DownloadLine
 from tvmflow.cli.options import argument, flag
 from tvmflow.cli.output import print_result
 from tvmflow.cli.records import CHECK_HELP, start_trace_check
@@ -173,7 +174,7 @@ def _list_keys(
 
 
 def _evaluate(recipes: RecipeOptions, store: LocalStore) -> tuple[Plan, PlanState]:
-    plan = prepare_run(recipes.request(), store).plan
+    plan = prepare_run(recipes.request(), store, DownloadLine()).plan
     return plan, evaluate_plan(plan, store)
 
 

@@ -18,6 +18,7 @@ from tvmflow.cli.arguments import (
     StoreOption,
     store_option,
 )
+from tvmflow.cli.download_progress import DownloadLine
 from tvmflow.cli.executors import check_executor_options
 from tvmflow.cli.options import flag, option
 from tvmflow.cli.output import print_json, print_lines
@@ -148,7 +149,7 @@ def execute(
     # A signing key that cannot be read is better reported before the work than after it.
     signing.load_signing_key()
     read_builder_id()
-    prepared = prepare_run(request, store)
+    prepared = prepare_run(request, store, DownloadLine())
     if check is not None:
         check(prepared, request)
     pipeline = prepared.pipeline

@@ -1,4 +1,4 @@
-"""`tvmflow run-model`: a delivered library, run on the arrays of a file or on random numbers, and timed."""
+"""`tvmflow run-model`: a delivered library, run on images, the arrays of a file or random numbers, and timed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Final, NamedTuple
 from tvmflow.cli.arguments import JSON_HELP
 from tvmflow.cli.options import argument, flag, option, positive_int
 from tvmflow.cli.output import print_result
-from tvmflow.core.errors import EXIT_OK, StageError, UsageError
+from tvmflow.core.errors import EXIT_OK, BundleError, StageError, UsageError
 from tvmflow.core.formatting import count_text
 from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.statistics import summarize
 from tvmflow.core.tables import columns
 from tvmflow.core.types import Json
 from tvmflow.runtime import loading, samples
+from tvmflow.runtime.image_files import read_files
+from tvmflow.runtime.labels import BEST, format_predictions, predictions_json
 from tvmflow.runtime.module import Module
 
 _RANDOM: Final = "random"
@@ -28,6 +30,9 @@ class RunModelOptions:
     """The options of `tvmflow run-model`."""
 
     bundle: Path = argument("BUNDLE", "a delivered .tvmflow file")
+    images: tuple[str, ...] = argument(
+        "IMAGE", "images, for a model that takes them: the best classes are shown", nargs="*"
+    )
     trusted: tuple[Path, ...] = option(
         "KEYS",
         "run only what one of these keys signed: a .pub file or a folder of them (may be repeated)",
@@ -47,7 +52,7 @@ class RunModelOptions:
     output: Path | None = option("NPZ", "write the outputs to this file, by name")
     top: int | None = option(
         "N",
-        "show the indices of the N largest elements of each sample's outputs",
+        f"show the indices of the N largest elements of each sample's outputs; for images the N best classes ({BEST})",
         type=positive_int,
     )
     threads: int | None = option(
@@ -85,6 +90,8 @@ class _Result(NamedTuple):
         samples: Number of samples that were run.
         outputs: Shape of each output.
         top: For each output and sample its largest elements, if they were asked for.
+        predictions: The best classes of each image, as JSON.
+        probabilities: What the probabilities of these are.
         ms: Statistics of the latency of a call in milliseconds, if it was measured.
         operators: The time of each operator, if it was measured.
     """
@@ -94,6 +101,8 @@ class _Result(NamedTuple):
     samples: int
     outputs: Mapping[str, tuple[int, ...]]
     top: Mapping[str, list[list[_Element]]] | None = None
+    predictions: Sequence[Mapping[str, Json]] | None = None
+    probabilities: str | None = None
     ms: Mapping[str, float] | None = None
     operators: Sequence[_Operator] | None = None
 
@@ -106,7 +115,7 @@ class _Result(NamedTuple):
 
 
 def run_model(options: RunModelOptions) -> int:
-    """Run a bundle on the arrays of an npz file, or on random ones."""
+    """Run a bundle on images, on the arrays of an npz file, or on random ones."""
     module = loading.load(
         options.bundle, trusted_keys=options.trusted or None, threads=options.threads
     )
@@ -117,7 +126,9 @@ def run_model(options: RunModelOptions) -> int:
     shapes = {name: tuple(array.shape) for name, array in outputs.items()}
     manifest = module.manifest
     result = _Result(manifest["name"], manifest["target"]["name"], feed.total, shapes)
-    if options.top:
+    if options.images and module.classes:
+        result = _add_predictions(result, module, outputs, options)
+    elif options.top:
         top = {name: _find_largest(array, options.top) for name, array in outputs.items()}
         result = result._replace(top=top)
     if options.print_time:
@@ -132,7 +143,22 @@ def run_model(options: RunModelOptions) -> int:
     return EXIT_OK
 
 
+def _add_predictions(
+    result: _Result, module: Module, outputs: Mapping[str, samples.Array], options: RunModelOptions
+) -> _Result:
+    """Return the result with the best classes of each image."""
+    assert module.classes is not None
+    name = module.outputs[0].name
+    best = module.classes.rank(outputs[name], options.top or BEST)
+    return result._replace(
+        predictions=predictions_json(options.images, best),
+        probabilities=module.classes.describe(outputs[name], name),
+    )
+
+
 def _read_samples(module: Module, options: RunModelOptions) -> samples.Samples:
+    if options.images:
+        return _read_images(module, options)
     if options.input is None:
         if options.fill == _RANDOM:
             return samples.random_samples(module.inputs, {}, batches=1, seed=options.seed)
@@ -143,6 +169,21 @@ def _read_samples(module: Module, options: RunModelOptions) -> samples.Samples:
         return samples.load_samples(module.inputs, options.input, source=f"--input {options.input}")
     except StageError as error:
         raise UsageError(error.message, fix=f"this model is {module!r}") from error
+
+
+def _read_images(module: Module, options: RunModelOptions) -> samples.Samples:
+    if options.input is not None:
+        raise UsageError("there are images and --input", fix="give one of them")
+    if len(module.inputs) != len(module.images):
+        raise UsageError(
+            "the inputs of this model are not images alone",
+            fix=f"describe them in the recipe (`inputs: {{NAME: {{image: …}}}}`), or give --input; it is {module!r}",
+        )
+    try:
+        preprocessing = module.find_preprocessing()
+        return samples.image_samples(preprocessing, read_files(options.images, preprocessing.fit))
+    except BundleError as error:
+        raise UsageError(error.message, fix=error.fix) from error
 
 
 def _find_largest(array: samples.Array, count: int) -> list[list[_Element]]:
@@ -164,6 +205,9 @@ def _format_result(result: _Result, output: Path | None) -> Iterator[str]:
     yield f"ran on {count_text(result.samples, 'sample')}" if result.samples > 1 else "ran once"
     if output:
         yield f"outputs: {output}"
+    if result.predictions is not None:
+        yield str(result.probabilities)
+        yield from format_predictions(result.predictions)
     for name, rows in (result.top or {}).items():
         yield f"{name}:"
         for row in rows:

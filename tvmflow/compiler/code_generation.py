@@ -15,6 +15,7 @@ from tvm import relax, tirx
 from tvm.s_tir import pipeline as s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
+from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.cpu_model import is_cpu
 from tvmflow.compiler.periodic_loops import split_periodic_loops
 
@@ -31,6 +32,7 @@ _ON_STACK: Final = "disable_lower_builtin"
 
 def compile_model(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
     """Compile a lowered model: its kernels, and `main` for TVM's virtual machine."""
+    mod = compile_c_sources(mod, target)
     with target:
         return tvm.compile(mod, target, tir_pipeline=pipeline_for(target))
 

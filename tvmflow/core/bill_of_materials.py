@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tvmflow.core.canonical_json import canonical
+from tvmflow.core.licenses import license_expression
 from tvmflow.core.types import Json
 
 SPEC_VERSION: Final = "1.6"
@@ -28,3 +29,11 @@ def digest_fields(sha256: str) -> list[Json]:
 def license_fields(expression: str) -> dict[str, Json]:
     """Return the field `licenses` of a component under an SPDX expression; nothing for an empty one."""
     return {"licenses": [{"expression": expression}]} if expression else {}
+
+
+def stated_license_fields(name: str) -> dict[str, Json]:
+    """Return the field `licenses` of a component under a license as others state it, an SPDX expression or not."""
+    expression = license_expression(name) if name else ""
+    if name and not expression:
+        return {"licenses": [{"license": {"name": name}}]}
+    return license_fields(expression)

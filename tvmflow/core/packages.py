@@ -19,10 +19,17 @@ from tvmflow.core import package_files
 from tvmflow.core.errors import EnvironmentProblem
 
 # Packages whose module has another name than the distribution.
-_MODULES: Final = {"apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi"}
+_MODULES: Final = {"apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi", "pillow": "PIL"}
 # Distributions that share one namespace package, which says nothing of them.
 _NAMESPACE_PREFIX: Final = "nvidia-"
-_EXTRAS: Final = {"mxnet": "tvmflow[mxnet]", "nvidia-": "tvmflow[cuda]"}
+_EXTRAS: Final = {
+    "mxnet": "tvmflow[mxnet]",
+    "nvidia-": "tvmflow[cuda]",
+    "onnx-ir": "tvmflow[pytorch]",
+    "onnxscript": "tvmflow[pytorch]",
+    "torch": "tvmflow[pytorch]",
+    "pillow": "tvmflow[images]",
+}
 # Where TVM looks for its shared libraries before its own folder.
 TVM_LIBRARY_VARIABLE: Final = "TVM_LIBRARY_PATH"
 # In a source folder, shared libraries are beside the Python code and not in it.
@@ -193,6 +200,11 @@ def _find_spec(module: str) -> ModuleSpec | None:
         return find_spec(module)
     except (ImportError, ValueError):
         return None
+
+
+def is_extra(distribution: str) -> bool:
+    """Return whether tvmflow is installed without a distribution, unless one of its extras is requested."""
+    return any(distribution.startswith(prefix) for prefix in _EXTRAS)
 
 
 def _install(distribution: str) -> str:

@@ -161,8 +161,7 @@ class Printer:
 
     def _show_download(self, event: Event) -> None:
         if self._is_due(event):
-            total = f" of {event['total'] / 1e6:.1f}" if event.get("total") else ""
-            text = f"downloading {event['done'] / 1e6:.1f}{total} MB  {event['url']}"
+            text = download_text(event["done"], event.get("total", 0), event["url"])
             self._print_step(event, text)
 
     def _is_due(self, event: Event) -> bool:
@@ -203,6 +202,12 @@ class Printer:
         if self._live_lines:
             self._stream.write("\r\x1b[K" + "\x1b[1A\x1b[K" * (self._live_lines - 1))
             self._live_lines = 0
+
+
+def download_text(done: int, total: int, url: str) -> str:
+    """Return how much of a file has arrived: `downloading 1.5 of 3.0 MB  https://…`."""
+    of_total = f" of {total / 1e6:.1f}" if total else ""
+    return f"downloading {done / 1e6:.1f}{of_total} MB  {url}"
 
 
 def _describe_position(event: Mapping[str, Any]) -> str:

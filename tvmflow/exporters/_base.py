@@ -34,6 +34,7 @@ class ExportRequest(NamedTuple):
         triple: The LLVM triple of its CPU; empty for a partitioned model whose parts are for several systems.
         precision: How the numbers of the model are rounded.
         parts: The request for each part of a partitioned model, in order.
+        has_images: Whether an input takes images.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ExportRequest(NamedTuple):
     triple: str
     precision: Precision = "model"
     parts: tuple[ExportRequest, ...] = ()
+    has_images: bool = False
 
     @property
     def platform(self) -> Platform:

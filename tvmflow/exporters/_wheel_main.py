@@ -1,29 +1,43 @@
-"""`python -m MODEL input.npz output.npz`: runs the model on the arrays of a file."""
+"""`python -m MODEL input.npz output.npz` runs the model on the arrays of a file, `python -m MODEL IMAGE …` on images."""
 
 # The wheel's __main__.py is made from this module.
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tvmflow.core.errors import BundleError, TvmflowError
 from tvmflow.exporters._wheel_package import Model, load
-from tvmflow.runtime.samples import load_samples, run_samples, write_npz
+from tvmflow.runtime.image_files import read_files
+from tvmflow.runtime.labels import format_predictions, predictions_json
+from tvmflow.runtime.samples import image_samples, load_samples, run_samples, write_npz
+
+_ARRAYS = ".npz"
 
 
 def main(arguments: list[str]) -> int:
     """Run the command and return its exit code: 0, 1 for an error, 2 for wrong arguments."""
     try:
         model = load()
-        if len(arguments) != 2:
-            sys.stderr.write(f"usage: python -m {__package__} input.npz output.npz\n{model!r}\n")
+        has_arrays = bool(arguments) and arguments[0].endswith(_ARRAYS)
+        if has_arrays and len(arguments) == 2:
+            _run(model, *map(Path, arguments))
+        elif model.images and model.classes and arguments and not has_arrays:
+            _classify(model, arguments)
+        else:
+            sys.stderr.write(_usage(model))
             return 2
-        _run(model, *map(Path, arguments))
     except (TvmflowError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
+
+
+def _usage(model: Model) -> str:
+    images = f"\n       python -m {__package__} IMAGE ..." if model.images and model.classes else ""
+    return f"usage: python -m {__package__} input.npz output.npz{images}\n{model!r}\n"
 
 
 def _run(model: Model, inputs: Path, outputs: Path) -> None:
@@ -31,6 +45,18 @@ def _run(model: Model, inputs: Path, outputs: Path) -> None:
         raise BundleError(f"there is no file {inputs}")
     samples = load_samples(model.inputs, inputs, source=str(inputs))
     write_npz(outputs, run_samples(model.run, samples))
+
+
+def _classify(model: Model, files: Sequence[str]) -> None:
+    """Show the best classes of each image."""
+    assert model.classes is not None
+    preprocessing = model.find_preprocessing()
+    samples = image_samples(preprocessing, read_files(files, preprocessing.fit))
+    name = model.outputs[0].name
+    scores = run_samples(model.run, samples)[name]
+    predictions = predictions_json(files, model.classes.rank(scores))
+    lines = (model.classes.describe(scores, name), *format_predictions(predictions))
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -42,10 +42,14 @@ _VENDORED: Final = (
     "runtime/arrays.py",
     "runtime/bundles.py",
     "runtime/c_library.py",
+    "runtime/image_files.py",
+    "runtime/images.py",
+    "runtime/labels.py",
     "runtime/loading.py",
     "runtime/module.py",
     "runtime/partitioned.py",
     "runtime/programs.py",
+    "runtime/resampling.py",
     "runtime/samples.py",
     "runtime/statements.py",
     "runtime/threads.py",
@@ -62,6 +66,8 @@ _VENDORED: Final = (
 )
 # Those for TVM's virtual machine.
 _VENDORED_FOR_VM: Final = ("runtime/virtual_machine.py", "targets/backends/**/*.py")
+# Pillow decodes images; arrays of pixels need none.
+_IMAGES_EXTRA: Final = ("Provides-Extra: images", 'Requires-Dist: pillow >=9.5; extra == "images"')
 # The modules of which the wheel's own are made.
 _INIT: Final = "exporters/_wheel_package.py"
 _MAIN: Final = "exporters/_wheel_main.py"
@@ -197,8 +203,11 @@ def _metadata(built: BuiltModel | PartitionedModel, needs_tvm: bool) -> str:
         *([f"License-Expression: {license_expression}"] if license_expression else []),
         "Requires-Python: >=3.10",
         *(f"Requires-Dist: {requirement}" for requirement in requirements),
+        *(_IMAGES_EXTRA if "images" in built.manifest else ()),
         "Description-Content-Type: text/markdown",
     ]
     tensors = [f"    {line}" for line in describe_tensors(built.signature)]
     usage = [f"    import {package}", f"    outputs = {package}.run({{…}})  # arrays by name"]
+    if "images" in built.manifest and "labels" in built.manifest:
+        usage.append(f"    classes = {package}.load().classify(['image.jpg'])  # needs Pillow")
     return "\n".join([*fields, "", *usage, "", *tensors, ""])

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from tvmflow.frontends import mxnet, onnx
+from tvmflow.frontends import mxnet, onnx, pytorch
 from tvmflow.frontends._base import Frontend
 
 FRONTENDS: Final[dict[str, Frontend]] = {
     "mxnet": mxnet,
     "onnx": onnx,
+    "pytorch": pytorch,
 }

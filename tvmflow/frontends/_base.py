@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from tvmflow.core.schema import ClosedModel
 from tvmflow.core.types import InputFile, Json, TensorSpec
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 MAX_ELEMENTS: Final = 1 << 31
 """The most elements of a tensor: its indices are 32-bit integers in compiled code."""
+
+Limits = tuple[int | None, int | None]
+"""The smallest and the largest size of a free dimension, where there is one."""
 
 Where = Callable[..., str]
 """Returns `file:line:column` of a field, given its path below `model`."""
@@ -50,7 +53,12 @@ class SourceFields(ClosedModel):
     """The fields of one frontend under `model:`, one of them named like the frontend.
 
     All default to None: a recipe may use another frontend.
+
+    Attributes:
+        takes_operators: Whether a recipe can bring operators of its own for such a model.
     """
+
+    takes_operators: ClassVar[bool] = False
 
 
 class MissingFile(NamedTuple):
@@ -69,6 +77,7 @@ class ModelInput(NamedTuple):
         dims: Fixed sizes, and names of free dimensions (which may be empty); None without a shape.
         is_required: False for one that has a default, or that may be a weight.
         problem: Why it cannot be compiled, as the end of a sentence; or nothing.
+        limits: Of each free dimension that has the same size in all inputs: that size's limits.
     """
 
     name: str
@@ -76,6 +85,7 @@ class ModelInput(NamedTuple):
     dims: tuple[int | str, ...] | None = None
     is_required: bool = True
     problem: str = ""
+    limits: Mapping[str, Limits] = MappingProxyType({})
 
 
 class InputRequest(NamedTuple):
@@ -88,6 +98,7 @@ class InputRequest(NamedTuple):
         value: The constant that it is bound to: a number, a truth value, or nested lists of them.
             A number fills the shape.
         range: Minimum and maximum of random inputs.
+        image: How an image becomes this input.
     """
 
     name: str
@@ -95,6 +106,7 @@ class InputRequest(NamedTuple):
     dtype: str | None = None
     value: Json = None
     range: tuple[float, float] | None = None
+    image: Json = None
 
 
 class InputProblem(NamedTuple):

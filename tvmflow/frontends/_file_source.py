@@ -11,7 +11,13 @@ from tvmflow.core.formatting import quoted
 from tvmflow.core.schema import field_error
 from tvmflow.core.types import InputFile
 from tvmflow.frontends._base import SourceFields, Where
-from tvmflow.store.addresses import InvalidAddress, check_address, is_address, sibling
+from tvmflow.store.addresses import (
+    InvalidAddress,
+    check_address,
+    is_address,
+    sibling,
+    without_secrets,
+)
 
 _DIGEST_PATTERN: Final = r"^[0-9a-fA-F]{64}$"
 
@@ -72,6 +78,11 @@ def named_file(role: str, field: str, source: OneFile, base: Path, where: Where)
     text = str(getattr(source, field))
     path, url = ("", text) if is_address(text) else (str(base / text), "")
     return InputFile(role, path, where(field), url, source.sha256 or "", where("sha256"))
+
+
+def shown(file: InputFile) -> str:
+    """Return where a file is, for messages."""
+    return without_secrets(file.url) if file.url else file.path
 
 
 def further_file(

@@ -61,6 +61,7 @@ def find_input_problems(
     pairs = _pair(inputs, requests)
     for value, request in pairs:
         yield from _input_problems(value, request)
+    yield from _size_problems(pairs)
     if pairs and all(request.value is not None for _, request in pairs):
         yield InputProblem("", "", "all inputs have a value, which leaves nothing to compute")
     if any(_is_open(value, request) for value, request in pairs):
@@ -202,6 +203,28 @@ def _shape_problem(value: ModelInput, request: InputRequest) -> str:
     return ""
 
 
+def _size_problems(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> Iterator[InputProblem]:
+    """Give the free dimensions whose sizes exceed their limits, or differ between inputs."""
+    sizes: dict[str, tuple[str, int]] = {}
+    for value, request in pairs:
+        dims, shape = value.dims or (), _requested_shape(request) or ()
+        for axis, (dim, size) in enumerate(zip(dims, shape, strict=False)):
+            if not isinstance(dim, str) or dim not in value.limits:
+                continue
+            text = f"dimension {axis} ({quoted(dim)}) of input {quoted(value.name)} is {size}"
+            other, same = sizes.setdefault(dim, (value.name, size))
+            smallest, largest = value.limits[dim]
+            if same != size:
+                text += f", and that of input {quoted(other)} is {same}: they are one dimension"
+            elif smallest is not None and size < smallest:
+                text += f", and the model was exported for a size of at least {smallest}"
+            elif largest is not None and size > largest:
+                text += f", and the model was exported for a size of at most {largest}"
+            else:
+                continue
+            yield InputProblem(value.name, "shape", text)
+
+
 def _mismatch_text(value: ModelInput, request: InputRequest, shape: Sequence[int]) -> str:
     text = f"input {quoted(value.name)} has shape {_shape_text(value.dims or ())}, "
     if request.value is None or request.shape is not None:
@@ -240,7 +263,7 @@ def _yaml_line(value: ModelInput, request: InputRequest) -> str:
     elif request.value is None:
         dims = value.dims if value.dims is not None else (_SIZE,)
         fields["shape"] = f"[{', '.join(_suggest(at, size) for at, size in enumerate(dims))}]"
-    for key in ("dtype", "value", "range"):
+    for key in ("dtype", "value", "range", "image"):
         setting = getattr(request, key)
         if setting is not None:
             is_text = isinstance(setting, str)

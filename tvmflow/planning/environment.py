@@ -16,6 +16,9 @@ _VARIABLES = (
 _DRIVER_DEVICES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")
 _DRIVER = "/proc/driver/nvidia"
 
+# Tokens for downloads, on which no plan depends.
+_SECRET = "TVMFLOW_TOKEN_"
+
 # Files that editors and Python leave beside source files.
 _NO_SOURCE = (".pyc", "~", ".swp")
 
@@ -25,7 +28,8 @@ def describe_environment() -> str:
 
     The host's CPU is not in it: `targets.host` reads it.
     """
-    names = [*_VARIABLES, *sorted(name for name in os.environ if name.startswith("TVMFLOW_"))]
+    own = sorted(name for name in os.environ if name.startswith("TVMFLOW_"))
+    names = [*_VARIABLES, *(name for name in own if not name.startswith(_SECRET))]
     lines = [f"{name}={without_password(os.environ.get(name, '-'))}" for name in names]
     lines += [f"{_package_root()} {sys.prefix} {sys.hexversion}", *sys.path]
     lines += [path for path in _DRIVER_DEVICES if os.path.exists(path)]

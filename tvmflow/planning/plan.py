@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 from tvmflow.core.errors import RecipeError
@@ -13,8 +12,11 @@ from tvmflow.core.types import Delivery, InputFile, Need, Plan, RecipeOrigin, St
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.checks import check_plan
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
+from tvmflow.runtime.image_files import is_pillow_installed
 from tvmflow.stages import STAGES
 from tvmflow.stages._base import StageSettings, StageTraits
+from tvmflow.stages._image_data import DATA, is_table
+from tvmflow.stages._images import LABELS
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
@@ -160,6 +162,9 @@ def _tools(planned: PlannedRecipe, target: Target | None, traits: StageTraits) -
         yield from frontend.TOOLS
     if "reference" in traits.reads and recipe.verify.against != "none":
         yield from frontend.REFERENCE.tools
+    if DATA in traits.reads and any(spec.image for spec in recipe.inputs.values()):
+        # what decodes images, and what the preprocessing is compared with
+        yield from ["pillow"] if is_pillow_installed() else []
     if traits.compiles_kernels and isinstance(target, ResolvedTarget):
         yield from backend_for(target.tvm).TOOLS
 
@@ -173,13 +178,26 @@ def _input_files(
     if "reference" in traits.reads:
         # import depends on the model's bytes already; a file that means the same verifies the same
         yield from (file._replace(keyed=False) for file in planned.model_files)
-    data = planned.recipe_for(target).verify.data
-    if "data" in traits.reads and data is not None:
-        path = Path(planned.loaded.path).parent / data
-        where = planned.loaded.where(*planned.setting_loc("verify", "data"))
-        if target and data != planned.recipe.verify.data:
-            where = planned.where(target, "verify", "data")
-        yield InputFile("data", str(path.absolute()), where)
+    if "operators" in traits.reads:
+        yield from planned.operator_files
+    recipe = planned.recipe_for(target)
+    if LABELS in traits.reads and recipe.labels is not None:
+        path = planned.loaded.path.parent / recipe.labels
+        yield InputFile(LABELS, str(path.absolute()), planned.loaded.where("labels"))
+    if DATA in traits.reads and recipe.verify.data is not None:
+        yield from _data_files(planned, target, recipe.verify.data)
+
+
+def _data_files(planned: PlannedRecipe, target: Target | None, data: str) -> Iterator[InputFile]:
+    """Yield the file of `verify.data`, and the images that it names."""
+    path, where = planned.loaded.path.parent.absolute() / data, planned.data_position(target)
+    images = planned.images.get(data)
+    if images is None or is_table(data):
+        yield InputFile(DATA, str(path), where)
+    folder = path.parent if is_table(data) else path
+    # a table may name an image twice
+    for file in dict.fromkeys(images or ()):
+        yield InputFile(f"{DATA}/{file}", str(folder / file), where)
 
 
 # ---------------------------------------------------------------- what is delivered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ class _Fields(NamedTuple):
     model_files: tuple[InputFile, ...]
     variant: str = ""
     pipeline: str = ""
+    operator_files: tuple[InputFile, ...] = ()
+    images: Mapping[str, tuple[str, ...]] = {}
 
 
 class PlannedRecipe(_Fields):
@@ -33,6 +36,8 @@ class PlannedRecipe(_Fields):
         model_files: The files of its model.
         variant: The name of the variant; empty for the recipe itself.
         pipeline: The file of the pipeline that takes the place of the recipe's own; empty for none.
+        operator_files: The files of its own operators.
+        images: The files of each `verify.data` that names images, by their paths in its folder.
     """
 
     @cached_property
@@ -79,6 +84,12 @@ class PlannedRecipe(_Fields):
     def where(self, target: Target, *loc: str | int) -> str:
         """Return `file:line:column` of a target in the recipe, of a part of one, or of a field in it."""
         return self.loaded.where("targets", *self._positions.get(target.name, ()), *loc)
+
+    def data_position(self, target: Target | None) -> str:
+        """Return `file:line:column` of the `verify.data` that a target has."""
+        if target and self.recipe_for(target).verify.data != self.recipe.verify.data:
+            return self.where(target, "verify", "data")
+        return self.loaded.where(*self.setting_loc("verify", "data"))
 
     @cached_property
     def _positions(self) -> dict[str, tuple[str | int, ...]]:

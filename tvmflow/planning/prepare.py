@@ -13,9 +13,11 @@ from tvmflow.core.errors import RecipeError, merge_recipe_errors
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import Plan
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._inputs import find_input_problems
+from tvmflow.frontends._inputs import find_input_problems, resolve_inputs
+from tvmflow.operators._files import list_operator_files
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.enforce_lock import enforce_lock
+from tvmflow.planning.image_data import list_images, list_mismatches
 from tvmflow.planning.pipelines import Pipeline, load_pipeline, pipeline_candidates
 from tvmflow.planning.plan import make_plan
 from tvmflow.planning.planned_recipe import PlannedRecipe
@@ -105,6 +107,9 @@ def _plan_recipe(
     files = FRONTENDS[model.kind].files(model, folder, partial(recipe.where, "model"), sources)
     # The model itself names the further files that it consists of.
     reads += [Path(file.path) for file in files if file.role == "model" and file.path]
+    names, where = recipe.recipe.operators, partial(recipe.where, "operators")
+    operators = list_operator_files(names, folder, where)
+    reads += [*(Path(file.path) for file in operators.files), *operators.candidates]
     targets, target_reads = resolve_targets(recipe, request.targets, store, lock)
     variants = [
         name for name in recipe.recipe.variants if name in request.variants or not request.variants
@@ -113,14 +118,16 @@ def _plan_recipe(
     if until in stages:
         stages = stages[: stages.index(until) + 1]
     planned = [
-        PlannedRecipe(recipe, stages, targets, files, variant, str(pipeline.path))
+        PlannedRecipe(recipe, stages, targets, files, variant, str(pipeline.path), operators.files)
         for variant in variants or [""]
     ]
     problems = [problem for entry in planned for problem in _list_input_problems(entry)]
     if problems:
         # A problem of one variant is a problem of all.
         raise RecipeError(list(dict.fromkeys(problems)))
-    return planned, [*reads, *target_reads]
+    images = list_images(planned)
+    planned = [entry._replace(images=images.files) for entry in planned]
+    return planned, [*reads, *target_reads, *images.read]
 
 
 def _list_input_problems(planned: PlannedRecipe) -> Iterator[str]:
@@ -132,6 +139,9 @@ def _list_input_problems(planned: PlannedRecipe) -> Iterator[str]:
     files = {file.role: Path(file.path) for file in planned.model_files}
     requests = [spec.request(name) for name, spec in recipe.inputs.items()]
     inputs = FRONTENDS[recipe.model.kind].read_inputs(files)
-    for problem in find_input_problems(inputs, requests):
+    problems = list(find_input_problems(inputs, requests))
+    for problem in problems:
         loc = planned.input_loc(problem)
         yield f"{planned.loaded.where(*loc)}: {excerpt('.'.join(loc))}: {problem.text}"
+    if not problems:
+        yield from list_mismatches(planned, resolve_inputs(inputs, requests))

@@ -64,7 +64,16 @@ def _missing_files(document: Document) -> Iterator[Problem]:
     for frontend in FRONTENDS.values() if isinstance(model, dict) else ():
         for missing in frontend.find_missing_files(model, base):
             yield document.problem(missing.text, "model", *missing.field)
+    operators = document.value_at("operators")
+    for index, name in enumerate(operators if isinstance(operators, list) else ()):
+        if isinstance(name, str) and name and not is_file(base / name):
+            is_url = "://" in name
+            text = "must be a file, not a URL" if is_url else missing_file_text(base / name)
+            yield document.problem(text, "operators", index)
     yield from _missing_data(document)
+    labels = document.value_at("labels")
+    if isinstance(labels, str) and labels and not is_file(base / labels):
+        yield document.problem(missing_file_text(base / labels), "labels")
     pipeline = document.value_at("pipeline")
     text = missing_pipeline_text(pipeline, base) if isinstance(pipeline, str) and pipeline else ""
     if text:
@@ -80,7 +89,7 @@ def _missing_data(document: Document) -> Iterator[Problem]:
     for owner in owners:
         loc: Loc = (*owner, "verify", "data")
         data, base = document.value_at(*loc), document.path.parent
-        if isinstance(data, str) and data and not is_file(base / data):
+        if isinstance(data, str) and data and not (is_file(base / data) or (base / data).is_dir()):
             is_url = is_address(data)
             text = "must be a file, not a URL" if is_url else missing_file_text(base / data)
             yield document.problem(text, *loc)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tvmflow.compiler.form_names import C_LIBRARY
-from tvmflow.core.bill_of_materials import digest_fields, encode_bom, license_fields
+from tvmflow.core.bill_of_materials import digest_fields, encode_bom, stated_license_fields
 from tvmflow.core.documents import get_field
 from tvmflow.core.types import Json
 from tvmflow.core.version import VERSION
@@ -71,7 +71,7 @@ def _model(lineage: Lineage) -> Json:
         "type": "machine-learning-model",
         "name": lineage.recipe,
         **({"version": version} if version else {}),
-        **license_fields(lineage.license()),
+        **stated_license_fields(lineage.license()),
         "components": [
             {
                 "bom-ref": f"file:{name}",

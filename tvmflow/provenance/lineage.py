@@ -14,9 +14,10 @@ from tvmflow.core.types import Artifact, Json, Need, StageSpec
 from tvmflow.planning.enforce_lock import locked_settings
 from tvmflow.provenance.delivered import DeliveredTarget
 from tvmflow.stages import STAGES, import_model, verify
-from tvmflow.store.addresses import without_secrets
+from tvmflow.store.addresses import HUB, parse_hub_file, scheme_of, without_secrets
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
+from tvmflow.store.source_files import find_snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -161,9 +162,18 @@ class Lineage(NamedTuple):
         return None, ""
 
     def license(self) -> str:
-        """Return the license that the recipe names for the model; empty where it names none."""
+        """Return the license that the recipe names for the model, or else the Hub; empty where none does."""
         exports = [*self.find_stages("join"), *self.find_stages("export")]
-        return str(exports[0].settings.get("license", "")) if exports else ""
+        named = str(exports[0].settings.get("license", "")) if exports else ""
+        return named or next(filter(None, self._licenses_on_hub()), "")
+
+    def _licenses_on_hub(self) -> Iterator[str]:
+        """Yield the licenses of the repositories that the model's files are from."""
+        for stage in self.find_stages("import"):
+            for file in stage.spec.files:
+                if scheme_of(file.url) == HUB:
+                    snapshot = find_snapshot(parse_hub_file(file.url), self.store)
+                    yield snapshot.license if snapshot else ""
 
     def signature(self) -> Json:
         """Return inputs and outputs as `import` wrote them; for a model in parts, the model's."""

@@ -7,12 +7,11 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import Final
 
-from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
-
 from tvmflow.core import packages
-from tvmflow.core.bill_of_materials import license_fields
+from tvmflow.core.bill_of_materials import stated_license_fields
 from tvmflow.core.documents import get_field
 from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.licenses import license_expression
 from tvmflow.core.types import Json
 from tvmflow.provenance.lineage import Tool
 
@@ -54,20 +53,9 @@ def find_license(tool: Tool) -> dict[str, Json]:
     # Some packages put the whole text of the license into the field.
     text = str(metadata.get("License", "")).strip()
     names = [str(metadata.get("License-Expression", "")), *([] if "\n" in text else [text])]
-    for name in filter(None, [*names, *classifiers]):
-        expression = _to_expression(name)
-        if expression:
-            return license_fields(expression)
-    name = next(filter(None, [*names, *classifiers]), "")
-    return {"licenses": [{"license": {"name": name}}]} if name else {}
-
-
-def _to_expression(name: str) -> str:
-    """Return the SPDX expression that a name means; an empty string where it may mean several."""
-    try:
-        return str(canonicalize_license_expression(_SPDX.get(name.lower(), name)))
-    except InvalidLicenseExpression:
-        return ""
+    stated = [_SPDX.get(name.lower(), name) for name in (*names, *classifiers) if name]
+    # A name that is no expression may mean several licenses.
+    return stated_license_fields(next(filter(license_expression, stated), next(iter(stated), "")))
 
 
 def wheel_digest(tool: Tool) -> str:

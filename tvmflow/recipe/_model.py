@@ -9,9 +9,12 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, mo
 
 from tvmflow.core.formatting import quoted
 from tvmflow.core.schema import ClosedModel, field_error, one_of, schema_enum, to_tuple
+from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import MAX_ELEMENTS, InputRequest
 from tvmflow.frontends._inputs import scalars_of, shape_of_value
+from tvmflow.recipe._image import ImageSpec
+from tvmflow.runtime.images import ImageMismatch, Preprocessing
 
 DTYPES: Final = (
     "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
@@ -49,10 +52,10 @@ class ModelSource(*_SOURCES):  # type: ignore[misc]  # mypy does not follow comp
     def _check_one_source(self) -> ModelSource:
         kinds = [kind for kind in FRONTENDS if getattr(self, kind) is not None]
         if len(kinds) != 1:
-            names = " and ".join(FRONTENDS)
-            raise field_error(
-                f"needs exactly one of {names}, found {' and '.join(kinds) or 'none'}"
+            text = (
+                f"needs exactly one of {', '.join(FRONTENDS)}, not {' and '.join(kinds) or 'none'}"
             )
+            raise field_error(text)
         for field in _FIELDS:
             if getattr(self, field) is not None and kinds[0] not in _owners(field):
                 raise field_error(f"is only allowed with {' or '.join(_owners(field))}", field)
@@ -88,10 +91,16 @@ class InputSpec(ClosedModel):
         description="A constant, a number or nested lists of them, to which the input is bound: the library does not "
         "have it. A number with `shape` fills that shape.",
     )
+    image: ImageSpec | None = Field(
+        default=None,
+        examples=[{"resize": 256, "crop": 224}],
+        description="How an image becomes this input: see [images.md](images.md).",
+    )
 
     def request(self, name: str) -> InputRequest:
         """Return what the recipe says of the input of this name."""
-        return InputRequest(name, self.shape, self.dtype, self.value, self.range)
+        image = self.image.model_dump(mode="json", exclude_unset=True) if self.image else None
+        return InputRequest(name, self.shape, self.dtype, self.value, self.range, image)
 
     @field_validator("shape")
     @classmethod
@@ -135,12 +144,24 @@ class InputSpec(ClosedModel):
     def _check_binding(self) -> InputSpec:
         if self.value is None:
             return self
-        if self.range is not None:
-            raise field_error("is for random inputs, and the input has a value", "range")
+        for field, noun in (("range", "random inputs"), ("image", "images")):
+            if getattr(self, field) is not None:
+                raise field_error(f"is for {noun}, and the input has a value", field)
         shape = shape_of_value(self.value)
         if self.shape is not None and shape not in ((), self.shape):
             text = f"has the shape {list(shape)}, and `shape` is {list(self.shape)}"
             raise field_error(text, "value")
         if math.prod(self.shape or ()) > _MAX_CONSTANT_ELEMENTS:
             raise field_error("has more than 2^24 elements, the most of a constant", "shape")
+        return self
+
+    @model_validator(mode="after")
+    def _check_image(self) -> InputSpec:
+        if self.image is not None and self.shape is not None and self.dtype is not None:
+            spec = TensorSpec("", self.shape, self.dtype)
+            try:
+                Preprocessing.of(self.image.to_fields(), spec)
+            except ImageMismatch as error:
+                path = filter(None, ["image", error.field])
+                raise field_error(str(error), *path) from None
         return self

@@ -116,6 +116,21 @@ class Recipe(ClosedModel):
         description="Inputs of the model by name: what the model does not tell, and what is to differ from it. See "
         "[inputs.md](inputs.md).",
     )
+    operators: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(to_tuple)
+    ] = Field(
+        default=(),
+        examples=[["ops/bev_pool.py", "ops/bev_pool.c"]],
+        description="Files that implement operators of the model that tvmflow lacks: Python files, and the files of C that "
+        "these use. See [operators.md](operators.md).",
+    )
+    labels: str | None = Field(
+        default=None,
+        min_length=1,
+        examples=["labels.txt"],
+        description="Names of the classes, for the scores of the first output: a file with one name a line, a path from "
+        "the recipe's folder. See [images.md](images.md).",
+    )
     variants: dict[str, Variant] = Field(
         default={},
         examples=[{"b8": {"inputs": {"data": {"shape": [8, 3, 224, 224]}}}}],
@@ -177,6 +192,17 @@ class Recipe(ClosedModel):
         frontend = FRONTENDS[model.kind] if model is not None else None
         if not value and frontend is not None and frontend.REQUIRES_INPUTS:
             raise field_error(f"a model of {frontend.NAME} needs the shapes of its inputs here")
+        return value
+
+    @field_validator("operators")
+    @classmethod
+    def _check_operators(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        model = info.data.get("model")
+        frontend = FRONTENDS[model.kind] if model is not None else None
+        if value and frontend is not None and not frontend.SOURCE.takes_operators:
+            raise field_error(
+                f"a model of {frontend.NAME} cannot have operators of its own; export it to ONNX"
+            )
         return value
 
     @field_validator("targets")
@@ -304,6 +330,11 @@ class Recipe(ClosedModel):
         overrides = {
             "name": f"{self.name}-{part.name}",
             "outputs": tuple(name for name in self.outputs if name not in PARTITIONED_EXPORTERS),
+            # images and classes are those of the whole model
+            "inputs": {
+                name: spec.model_copy(update={"image": None}) for name, spec in self.inputs.items()
+            },
+            "labels": None,
             "runtime": part.runtime or self._runtime_of_parts(),
             "kernels": _override(self.kernels, part.kernels),
             "tune": _override(self.tune, part.tune),

@@ -21,8 +21,9 @@ class Verify(ClosedModel):
     data: str | None = Field(
         default=None,
         min_length=1,
-        description="An npz file with one array for each input, whose first axis is the samples; a path from the "
-        "recipe's folder. Default: random inputs from `seed`.",
+        description="An npz file with one array for each input, whose first axis is the samples, or images: a folder, or "
+        "a table `file,label` (see [images.md](images.md)); a path from the recipe's folder. Default: random inputs "
+        "from `seed`.",
     )
     label: str = Field(
         default="label", description="Name of the array of labels in `data`, for accuracy."
@@ -30,13 +31,13 @@ class Verify(ClosedModel):
     rtol: float | None = Field(
         default=None,
         ge=0,
-        description="Relative tolerance. Default: 0.001; 0.01 for float16 and quantized models.",
+        description="Relative tolerance of an element. Default: 0.001; 0.01 for float16, bfloat16 and quantized models.",
     )
     atol: float | None = Field(
         default=None,
         ge=0,
-        description="Absolute tolerance. Default: 0.0001; for float16 and quantized models a fraction of the largest "
-        "value of the output: see [precision.md](precision.md).",
+        description="Absolute tolerance of an element, whatever the size of the output. Default: a fraction of the "
+        "output's largest value: see [precision.md](precision.md).",
     )
     min_accuracy: float | None = Field(
         default=None, ge=0, le=1, description="Minimum top-1 accuracy on `data`."

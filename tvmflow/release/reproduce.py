@@ -21,6 +21,7 @@ from tvmflow.core.types import Json, Plan, StageSpec
 from tvmflow.planning.decisions import PlanState, evaluate_plan
 from tvmflow.release.binary_diff import find_difference
 from tvmflow.store.local import LocalStore
+from tvmflow.store.source_files import copy_snapshots
 
 _log = logging.getLogger(__name__)
 
@@ -140,6 +141,7 @@ def _run_build(
     if Path(store.downloads).is_dir():
         downloads = Path(store.downloads).absolute()
         Path(built_store.downloads).symlink_to(downloads, target_is_directory=True)
+    copy_snapshots(store, built_store)
     command = module_command("tvmflow", "run", *arguments)
     command += ["--locked", "--lock", str(lock), "--json", "--jobs", str(environment.jobs)]
     command += ["--store", built_store.root, "--dist", str(work / "dist")]

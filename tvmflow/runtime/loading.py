@@ -27,6 +27,8 @@ from tvmflow.runtime.bundles import (
     runtime_of,
 )
 from tvmflow.runtime.c_library import NativeProgram
+from tvmflow.runtime.images import read_preprocessing
+from tvmflow.runtime.labels import read_labels
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.partitioned import Part, PartitionedProgram
 from tvmflow.runtime.programs import PartProgram
@@ -109,6 +111,7 @@ def _temporary_folder(path: str | Path) -> Iterator[Path]:
 def _load_parts(path: str | Path, bundle: Bundle, max_bytes: int, pool: ThreadPool) -> Module:
     """Load a model in parts, all of which are checked before the code of any of them is loaded."""
     _check_tensors(path, bundle.signature, max_bytes)
+    _check_images(path, bundle)
     names = {name: f"{path}, part '{name}'," for name in bundle.parts}
     for name, part in bundle.parts.items():
         _check_library_bundle(names[name], part, max_bytes)
@@ -136,6 +139,7 @@ def _check_library_bundle(path: str, bundle: Bundle, max_bytes: int) -> None:
         if not all(isinstance(text, str) for text in texts) or isinstance(features, str):
             raise TypeError("a name is no text")
         _check_tensors(path, bundle.signature, max_bytes)
+        _check_images(path, bundle)
         if runtime_of(manifest) == C_RUNTIME:
             _check_prefix(manifest["prefix"])
             _check_cpu(path, tvm, features)
@@ -166,6 +170,14 @@ def _check_tensors(path: str | Path, signature: Mapping[str, Json], max_bytes: i
             f"the inputs and outputs of {path} have {total} bytes, more than the limit of {max_bytes}",
             fix="if they are to be that large, load it with a larger max_bytes",
         )
+
+
+def _check_images(path: str | Path, bundle: Bundle) -> None:
+    """Check that preprocessing and labels fit the inputs and outputs."""
+    with _damaged_documents(path):
+        read_preprocessing(bundle.manifest, _read_specs(bundle, "inputs"))
+        if labels := read_labels(bundle.manifest):
+            labels.check(_read_specs(bundle, "outputs")[0])
 
 
 def _check_parts(path: str | Path, bundle: Bundle) -> None:

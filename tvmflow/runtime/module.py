@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.runtime.arrays import match_inputs, match_outputs
+from tvmflow.runtime.image_files import read_pixels
+from tvmflow.runtime.images import Preprocessing, read_preprocessing
+from tvmflow.runtime.labels import BEST, Prediction, read_labels
 from tvmflow.runtime.programs import Program
+from tvmflow.runtime.samples import image_samples, run_samples
 
 if TYPE_CHECKING:
     from tvmflow.runtime.arrays import Array
@@ -33,6 +37,8 @@ class Module:
         manifest: The bundle's manifest: name, target, versions, digests.
         inputs: Name, shape and dtype of each input.
         outputs: Name, shape and dtype of each output.
+        images: The preprocessing of each input that takes images, by name.
+        classes: The names of the classes, and what their scores are; None where the model has none.
         parts: The parts of a partitioned model by name, in order; empty for any other.
         program: The code.
     """
@@ -47,6 +53,8 @@ class Module:
         self.manifest = dict(manifest)
         self.inputs = tuple(TensorSpec.from_json(entry) for entry in signature["inputs"])
         self.outputs = tuple(TensorSpec.from_json(entry) for entry in signature["outputs"])
+        self.images = read_preprocessing(manifest, self.inputs)
+        self.classes = read_labels(manifest)
         self.parts = dict(parts or {})
         self.program = program
         self._output_names = [spec.name for spec in self.outputs]
@@ -55,6 +63,11 @@ class Module:
     def threads(self) -> int:
         """The threads that a call uses at most, the calling one included."""
         return self.program.threads
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the first output; empty where the model has none."""
+        return self.classes.names if self.classes else ()
 
     def __repr__(self) -> str:
         def show(specs: tuple[TensorSpec, ...]) -> str:
@@ -84,6 +97,62 @@ class Module:
         inputs = self._match(feed)
         results = self.program.run(inputs, match_outputs(self.outputs, out, self))
         return dict(zip(self._output_names, results, strict=True))
+
+    def preprocess(self, images: Any, name: str = "") -> Array:
+        """Return the input for an image, by the preprocessing that is part of the bundle.
+
+        Args:
+            images: The path of a file, an image of Pillow, or an array of uint8 (`[height, width]`, or `[height,
+                width, channels]`: gray, RGB or RGBA). Or a list of those, up to a batch, whose last image
+                fills it up.
+            name: The input, where several take images.
+
+        Raises:
+            BundleError: when an image cannot be read, or the model takes none.
+            EnvironmentProblem: when Pillow is needed and not installed.
+        """
+        preprocessing = self.find_preprocessing(name)
+        listed = images if isinstance(images, list | tuple) else [images]
+        return preprocessing.tensor([preprocessing.fit(read_pixels(image)) for image in listed])
+
+    def classify(self, images: Sequence[Any], top: int = BEST) -> list[list[Prediction]]:
+        """Return the best classes for each image, the best first, with their probabilities.
+
+        Scores that are no probabilities yet become such by softmax.
+
+        Args:
+            images: A list of images as for `preprocess`, of any length.
+            top: How many classes.
+
+        Raises:
+            BundleError: as `preprocess`, or when the model has no labels.
+        """
+        preprocessing = self.find_preprocessing()
+        if self.classes is None:
+            raise BundleError(
+                "the model has no names of classes", fix="name them in the recipe: `labels: FILE`"
+            )
+        fitted = [preprocessing.fit(read_pixels(image)) for image in images]
+        outputs = run_samples(self.run, image_samples(preprocessing, fitted))
+        return self.classes.rank(outputs[self.outputs[0].name], top)
+
+    def find_preprocessing(self, name: str = "") -> Preprocessing:
+        """Return the preprocessing of an input; without a name, of the only one.
+
+        Raises:
+            BundleError: when there is none.
+        """
+        if name in self.images:
+            return self.images[name]
+        if not name and len(self.images) == 1:
+            return next(iter(self.images.values()))
+        if self.images:
+            names = ", ".join(self.images)
+            text, fix = f"the inputs that take images are {names}", "name one of them"
+        else:
+            text = "no input of the model takes images"
+            fix = "describe them in the recipe: `inputs: {NAME: {image: …}}`"
+        raise BundleError(text, fix=fix)
 
     def latency(self, feed: Any, *, repeat: int = 10, min_seconds: float = 0.05) -> list[float]:
         """Time the model after a warm-up.

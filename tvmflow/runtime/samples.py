@@ -5,12 +5,13 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.files import replacing
 from tvmflow.core.types import TensorSpec
+from tvmflow.runtime.images import Preprocessing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,13 +24,13 @@ class Samples(NamedTuple):
     """Whole batches of inputs.
 
     Attributes:
-        batches: An array for each input, for each batch.
+        batches: An array for each input, for each batch; those of images are made when they are asked for.
         total: How many samples are real; the rest of the last batch is padding.
         labels: One entry for each sample, or None.
         batch_size: How many samples a batch has; 0 where a batch cannot be divided into samples.
     """
 
-    batches: list[Feed]
+    batches: Sequence[Feed]
     total: int
     labels: Array | None
     batch_size: int
@@ -41,6 +42,7 @@ def random_samples(
     *,
     batches: int,
     seed: int,
+    deviation: float = 0.0,
 ) -> Samples:
     """Return seeded random inputs, uniform in each input's range.
 
@@ -49,6 +51,7 @@ def random_samples(
         ranges: The range of an input, by name; integers include both ends. The default is 0 to 1.
         batches: How many batches.
         seed: The same seed gives the same inputs.
+        deviation: Floats without a range are normally distributed with this standard deviation, unless it is 0.
     """
     import numpy as np
 
@@ -59,6 +62,8 @@ def random_samples(
         if np.dtype(spec.dtype).kind in "iub":
             values = rng.integers(int(low), int(high), spec.shape, endpoint=True)
             return values.astype(spec.dtype)
+        if deviation and spec.name not in ranges:
+            return rng.normal(0.0, deviation, spec.shape).astype(spec.dtype)
         return rng.uniform(low, high, spec.shape).astype(spec.dtype)
 
     feeds = [{spec.name: draw(spec) for spec in inputs} for _ in range(batches)]
@@ -71,6 +76,43 @@ def constant_samples(inputs: Sequence[TensorSpec], value: float) -> Samples:
 
     feed = {spec.name: np.full(spec.shape, value, spec.dtype) for spec in inputs}
     return Samples([feed], 1, None, 0)
+
+
+class _ImageBatches(Sequence["Feed"]):
+    """Batches of an input that takes images: as pixels they need a quarter of the memory of float32."""
+
+    def __init__(self, preprocessing: Preprocessing, images: Sequence[Array]) -> None:
+        self._preprocessing = preprocessing
+        self._images = images
+        self._batch_size = preprocessing.input.shape[0]
+
+    def __len__(self) -> int:
+        return -(-len(self._images) // self._batch_size)
+
+    @overload
+    def __getitem__(self, index: int) -> Feed: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Feed]: ...
+    def __getitem__(self, index: int | slice) -> Feed | Sequence[Feed]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        first = range(len(self))[index] * self._batch_size
+        tensor = self._preprocessing.tensor(self._images[first : first + self._batch_size])
+        return {self._preprocessing.input.name: tensor}
+
+
+def image_samples(
+    preprocessing: Preprocessing, images: Sequence[Array], labels: Array | None = None
+) -> Samples:
+    """Return images for a model whose only input takes them, divided into batches.
+
+    Args:
+        preprocessing: That of the input.
+        images: What its `fit` returned.
+        labels: The index of each image's class, or None.
+    """
+    batches = _ImageBatches(preprocessing, images)
+    return Samples(batches, len(images), labels, preprocessing.input.shape[0])
 
 
 def load_samples(

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Reference
 from tvmflow.frontends._inputs import array_of
+from tvmflow.runtime.samples import Samples
 from tvmflow.stages._base import StageContext
+from tvmflow.stages._image_data import DATA
 from tvmflow.stages._latency import exclusive_devices, measure
+from tvmflow.stages._tolerances import Tolerance
 from tvmflow.stages._verdict import Latency
+from tvmflow.stages._verify_inputs import ReferenceOutputs, run_reference_on
 from tvmflow.stages._verify_settings import LOCAL, VerifySettings
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
-    Feed = dict[str, Array]
 
 
 class ReferenceRun(NamedTuple):
@@ -28,44 +26,49 @@ class ReferenceRun(NamedTuple):
     Attributes:
         name: Framework and version.
         note: What a report must say of it besides its name, or nothing.
-        outputs: Its outputs and inner tensors by name, for each batch.
+        results: What it computed, and of which samples.
+        tolerance: How closely outputs must agree with its own.
         latency: That of the first batch; None where the library runs on another machine.
     """
 
     name: str
     note: str
-    outputs: list[dict[str, Array]]
+    results: ReferenceOutputs
+    tolerance: Tolerance
     latency: Latency | None
 
 
 def run_reference(
     settings: VerifySettings,
     signature: Mapping[str, Json],
-    batches: Sequence[Feed],
+    candidates: Iterator[tuple[str, Samples]],
+    tolerance: Tolerance,
     context: StageContext,
-) -> ReferenceRun | None:
-    """Run the reference in a process of its own, which then ends; return None without a reference.
+) -> ReferenceRun:
+    """Run the reference in a process of its own, which then ends.
 
     Args:
         settings: Those of `verify`.
         signature: The signature of the imported model.
-        batches: The inputs by name, for each batch.
+        candidates: The samples that it may be run on, with their distribution.
+        tolerance: How closely outputs must agree.
         context: That of the stage.
     """
-    if settings.verify.against == "none":
-        return None
+    names = [spec["name"] for spec in signature["outputs"]]
     bound = {
         entry["name"]: array_of(TensorSpec.from_json(entry), entry["value"])
         for entry in signature.get("bound", ())
     }
-    feeds = [{**batch, **bound} for batch in batches]
     with _open_reference(settings, signature, context) as reference:
-        outputs = [reference.run(feed) for feed in feeds]
+        results = run_reference_on(
+            lambda feed: reference.run({**feed, **bound}), candidates, names, tolerance
+        )
         latency = None
         if settings.run_on == LOCAL:
+            feed = {**results.samples.batches[0], **bound}
             with exclusive_devices(settings, context):
-                latency = measure(reference, feeds[0], settings.verify.repeat)
-        return ReferenceRun(reference.name, reference.note, outputs, latency)
+                latency = measure(reference, feed, settings.verify.repeat)
+        return ReferenceRun(reference.name, reference.note, results, tolerance, latency)
 
 
 def _open_reference(
@@ -78,7 +81,7 @@ def _open_reference(
         for kind in ("inputs", "bound", "outputs", "tensors")
     )
     return FRONTENDS[settings.model["kind"]].reference(
-        {role: path for role, path in context.inputs.items() if role != "data"},
+        {role: path for role, path in context.inputs.items() if role.partition("/")[0] != DATA},
         (*inputs, *bound),
         outputs,
         tensors=tensors,

@@ -38,8 +38,28 @@ class OutputComparison(TypedDict, total=False):
     """An output compared with the reference's: errors, and the tolerance in numbers.
 
     `shape` says what is wrong with a shape, `incomparable` what the reference's output lacks; nothing
-    else is there then. `worst` has the index of
-    the element with the largest error, and both values; numbers that JSON lacks are text.
+    else is there then. Numbers that JSON lacks are text.
+
+    Attributes:
+        passed: The output agrees.
+        shape: The shape that it has, and the one that it should have.
+        incomparable: What the reference's output lacks.
+        rtol: The relative tolerance of an element.
+        atol: The absolute tolerance of an element; the largest, where elements differ in it.
+        max_abs_error: The largest absolute error of an element.
+        max_rel_error: The largest relative error.
+        max_rel_error_above_atol: The largest relative error of the elements whose error exceeds atol.
+        error_of_largest: The largest absolute error, relative to the output's largest absolute value.
+        rms_error: The root mean square of all errors, relative to that of the output.
+        cosine_similarity: That of both outputs as vectors; absent where one is zero.
+        scale: The factor that brings the reference's output closest to the library's (least squares).
+        best_class_agreement: The share of samples with the same largest element; only for lists of scores.
+        elements: The number of elements.
+        mismatched: The number of elements out of tolerance.
+        exceeded: The limits for all elements together that are exceeded: `rms`, `scale`.
+        worst: The index of the element with the largest error that is out of tolerance, and both values.
+        undetected: What a wrong library could do undetected: return `zeros`, ignore its `inputs`, or
+            `anything`.
     """
 
     passed: bool
@@ -50,9 +70,25 @@ class OutputComparison(TypedDict, total=False):
     max_abs_error: float | str
     max_rel_error: float | str
     max_rel_error_above_atol: float | str
+    error_of_largest: float | str
+    rms_error: float | str
+    cosine_similarity: float
+    scale: float
+    best_class_agreement: float
     elements: int
     mismatched: int
+    exceeded: dict[str, float]
     worst: dict[str, Json]
+    undetected: str
+
+
+class ImageComparison(TypedDict):
+    """The preprocessing of some images, compared with that `against` Pillow; empty where that is not installed."""
+
+    passed: bool
+    against: str
+    images: int
+    max_level_error: int
 
 
 class PartVerdict(TypedDict, total=False):
@@ -69,18 +105,23 @@ class Verdict(TypedDict, total=False):
     framework itself, where it refuses the model. `ran_on` names what ran it where that is
     not this process, `samples` counts samples (or random batches). `latency` has the library, the
     same model `untuned`, and the `reference`; `speedup` is there where the library is tuned,
-    `profile` where it ran in this process. `tolerance` is for the arithmetic that it names. `vm` is
+    `profile` where it ran in this process. `tolerance` is for the arithmetic that it names. `images`
+    has the preprocessing of each input that takes images. `vm` is
     the verdict on the library for TVM's virtual machine that outputs are made of beside this one.
     `not_run` and `latency_not_measured` are reasons.
+    `random_inputs` describes random inputs that are not the usual ones, and `warnings` says of which
+    outputs a wrong library could go undetected.
     """
 
     passed: bool
     against: str
     samples: int
+    random_inputs: str
     reference: str
     reference_note: str
     tolerance: dict[str, Json]
     outputs: dict[str, OutputComparison]
+    images: dict[str, ImageComparison]
     parts: dict[str, PartVerdict]
     vm: PartVerdict
     accuracy: float
@@ -92,3 +133,4 @@ class Verdict(TypedDict, total=False):
     latency_not_measured: str
     not_run: str
     failures: list[str]
+    warnings: list[str]

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tvmflow.core.formatting import count_text, latency_text
-from tvmflow.stages import _comparison
+from tvmflow.stages import _tolerances
 from tvmflow.stages._base import Facts, name_some
 from tvmflow.stages._verdict import Profile, Speedup
 
 _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
-    _comparison.FLOAT32: "float32",
-    _comparison.FLOAT16: "float16, entirely or in part",
-    _comparison.BFLOAT16: "bfloat16",
-    _comparison.QUANTIZED: "quantized integers",
+    _tolerances.FLOAT32: "float32",
+    _tolerances.FLOAT16: "float16, entirely or in part",
+    _tolerances.BFLOAT16: "bfloat16",
+    _tolerances.QUANTIZED: "quantized integers",
+}
+
+_SHARE_TEXTS: Final[Mapping[str, str]] = {
+    "of_largest": "an output's largest value",
+    "of_slice": "the largest value of its rows, columns or channels",
+}
+_LIMIT_TEXTS: Final[Mapping[str, str]] = {
+    "rms": "{:.2%} (root mean square of errors)",
+    "scale": "{:.2%} in scale",
 }
 
 
@@ -22,11 +31,15 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     """Return how outputs agree, the accuracy, and the latencies."""
     if "not_run" in facts:
         return [f"NOT VERIFIED (verify.against: none): {facts['not_run']}"]
-    lines = _describe_outputs(facts.get("outputs", {}), facts)
+    lines = [f"WARNING: {warning}" for warning in facts.get("warnings", ())]
+    lines += _describe_outputs(facts.get("outputs", {}), facts)
     for name, part in facts.get("parts", {}).items():
         lines += [f"{name}: {line}" for line in _describe_outputs(part.get("outputs", {}), facts)]
+    lines += [_describe_image(name, image) for name, image in facts.get("images", {}).items()]
     if "vm" in facts:
         lines.append(f"the library for TVM's virtual machine agrees with {facts['reference']}, too")
+    if "random_inputs" in facts:
+        lines.append(f"inputs are {facts['random_inputs']}: others did not reach every output")
     if "reference_note" in facts:
         lines.append(f"{facts['reference_note']}; {facts['reference']} ran it instead")
     if "ran_on" in facts:
@@ -46,10 +59,32 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
 def _describe_outputs(outputs: Mapping[str, Facts], facts: Facts) -> list[str]:
     return [
         f"{name} agrees with {facts['reference']} on {count_text(facts['samples'], 'sample')} "
-        f"(largest error: absolute {comparison['max_abs_error']:.2g}, relative {comparison['max_rel_error']:.2g}; "
+        f"({', '.join(_describe_agreement(comparison))}; "
         f"allowed: atol {comparison['atol']:.2g}, rtol {comparison['rtol']:.2g})"
         for name, comparison in outputs.items()
     ]
+
+
+def _describe_image(name: str, comparison: Facts) -> str:
+    if not comparison["against"]:
+        return f"the preprocessing of {name} is not compared with Pillow's: Pillow is not installed"
+    error, count = comparison["max_level_error"], count_text(comparison["images"], "image")
+    how = f"up to {count_text(error, 'level')} of 255" if error else "bit for bit"
+    return f"the preprocessing of {name} agrees with {comparison['against']} {how} on {count}"
+
+
+def _describe_agreement(comparison: Facts) -> Iterator[str]:
+    """Give the errors of an output, and how well it agrees on the whole."""
+    yield (
+        f"largest error: absolute {comparison['max_abs_error']:.2g}, "
+        f"relative {comparison['max_rel_error']:.2g}"
+    )
+    if "error_of_largest" in comparison:
+        yield f"{comparison['error_of_largest']:.2g} of the largest value"
+    if "cosine_similarity" in comparison:
+        yield f"cosine similarity {comparison['cosine_similarity']:.6f}"
+    if "best_class_agreement" in comparison:
+        yield f"same best class {comparison['best_class_agreement']:.1%}"
 
 
 def _describe_latency(facts: Facts) -> list[str]:
@@ -98,7 +133,7 @@ def _describe_profile(profile: Profile | None) -> list[str]:
 
 def explain(facts: Facts) -> list[str]:
     """Return by how much outputs may differ from the reference's, and which rules the time is spent with."""
-    lines = [_explain_tolerance(facts["tolerance"])] if "tolerance" in facts else []
+    lines = list(_explain_tolerance(facts["tolerance"])) if "tolerance" in facts else []
     profile = facts.get("profile")
     if not profile:
         return lines
@@ -112,10 +147,22 @@ def explain(facts: Facts) -> list[str]:
     return lines
 
 
-def _explain_tolerance(tolerance: Facts) -> str:
-    share = tolerance["of_largest"]
-    more = f", or {share:.2%} of an output's largest value where that is more" if share else ""
-    return (
-        f"outputs may differ by atol {tolerance['atol']:g}{more}, and rtol {tolerance['rtol']:g} "
+def _explain_tolerance(tolerance: Facts) -> Iterator[str]:
+    """Give how far elements may differ, and an output as a whole."""
+    shares = [
+        f", or {tolerance[field]:.2%} of {text}"
+        for field, text in _SHARE_TEXTS.items()
+        if tolerance.get(field)
+    ]
+    more = f"{''.join(shares)} where that is more" if shares else ""
+    yield (
+        f"outputs may differ by atol {tolerance['atol']:.2g}{more}, and rtol {tolerance['rtol']:g} "
         f"(the model computes in {_ARITHMETIC_TEXTS[tolerance['for']]})"
     )
+    limits = [
+        text.format(tolerance[field])
+        for field, text in _LIMIT_TEXTS.items()
+        if tolerance.get(field)
+    ]
+    if limits:
+        yield f"an output as a whole may differ by {' and by '.join(limits)}"

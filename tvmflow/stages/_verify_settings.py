@@ -27,11 +27,17 @@ class CheckSettings(Settings):
     repeat: int
     data: bool
 
+    @property
+    def has_default_tolerance(self) -> bool:
+        """True if the recipe leaves the tolerance to `verify`."""
+        return self.rtol is None and self.atol is None
+
 
 class InputSettings(Settings):
-    """The range of random inputs."""
+    """The range of random inputs, and whether an input takes images."""
 
     range: tuple[float, float] | None = None
+    image: bool = False
 
 
 class SpeedupSettings(Settings):

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from pydantic import Field
+
 from tvmflow.compiler import form_names
 from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.core import version
@@ -17,6 +19,7 @@ from tvmflow.exporters._archives import compressor_versions
 from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import C_RUNTIME, VM
+from tvmflow.stages import _images
 from tvmflow.stages._base import (
     Facts,
     Files,
@@ -26,6 +29,7 @@ from tvmflow.stages._base import (
     StageTraits,
     no_lines,
 )
+from tvmflow.stages._images import ImageInput
 from tvmflow.stages._runtime_choice import choose_runtime
 from tvmflow.targets import c_library
 from tvmflow.targets.resolve import ResolvedTarget
@@ -37,6 +41,7 @@ TRAITS: Final = StageTraits(
     version=5,
     scope="machine",
     needs={"import": ("signature.json", "model.json", "params.safetensors"), "build": ()},
+    reads=(_images.LABELS,),
     tools=("apache-tvm", "apache-tvm-ffi", "ziglang"),
     timeout_s=3600.0,
 )
@@ -68,7 +73,7 @@ class ExportSettings(StageSettings):
 
     `sources` is the digest of the files of this package that outputs copy, `zlib` the version of
     the library that compresses them, `license` that of the model, `toolchain` the identity of the
-    target's own linker.
+    target's own linker, `inputs` those that take images.
     """
 
     name: str
@@ -81,6 +86,7 @@ class ExportSettings(StageSettings):
     zlib: str = ""
     license: str = ""
     toolchain: dict[str, Json] | None = None
+    inputs: dict[str, ImageInput] = Field(default={})
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ExportSettings:
@@ -96,6 +102,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExportSettings:
         zlib=compressor_versions(recipe.outputs).get("zlib", ""),
         license=recipe.license or "",
         toolchain=target.toolchain or None,
+        inputs=_images.image_inputs(recipe),
     )
 
 
@@ -109,7 +116,8 @@ def digest_sources(
 
 def make_request(recipe: Recipe, target: ResolvedTarget) -> ExportRequest:
     """Return what is to be exported for a resolved target."""
-    return _make_request(recipe, target)._replace(precision=recipe.kernels.precision)
+    request = _make_request(recipe, target)._replace(precision=recipe.kernels.precision)
+    return request._replace(has_images=bool(_images.image_inputs(recipe)))
 
 
 def _make_request(
@@ -137,9 +145,13 @@ def run(settings: ExportSettings, context: StageContext) -> Facts:
     from tvmflow.exporters import bundle
 
     forms = _link_compiled_files(context)
-    request = _make_request(settings, settings.target)
-    manifest = _make_manifest(settings, context.inputs, request.library_name)
+    request = _make_request(settings, settings.target)._replace(has_images=bool(settings.inputs))
     signature = json.loads(context.inputs["import/signature.json"].read_text())
+    labels, model = context.inputs.get(_images.LABELS), context.inputs["import/model.json"]
+    manifest = {
+        **_make_manifest(settings, context.inputs, request.library_name),
+        **_images.describe_images(settings.inputs, signature, labels, model),
+    }
     library = context.work / "library.so"
     built = BuiltModel(request, library, forms, signature, manifest, context.out / BUNDLE, {})
     built = _link_libraries(built, settings, context.work)

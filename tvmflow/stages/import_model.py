@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 TRAITS: Final = StageTraits(
     version=6,
     scope="model",
-    reads=("model",),
+    reads=("model", "operators"),
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
 )

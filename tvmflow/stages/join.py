@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from pydantic import Field
+
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.exporters import PARTITIONED_EXPORTERS
 from tvmflow.exporters._archives import compressor_versions
 from tvmflow.exporters._base import ExportRequest, PartitionedModel
 from tvmflow.recipe import Recipe
-from tvmflow.stages import export
+from tvmflow.stages import _images, export
 from tvmflow.stages._base import (
     Facts,
     Files,
@@ -21,6 +23,7 @@ from tvmflow.stages._base import (
     StageTraits,
     no_lines,
 )
+from tvmflow.stages._images import ImageInput
 from tvmflow.stages.export import VerifiedAgainst
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import PartitionedTarget
@@ -31,6 +34,7 @@ TRAITS: Final = StageTraits(
     scope="partitioned",
     needs={"import": ("signature.json",), "export": ()},
     needs_of_parts=("export",),
+    reads=(_images.LABELS,),
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
     added_with="export",
@@ -59,6 +63,7 @@ class JoinSettings(StageSettings):
     sources: str = ""
     zlib: str = ""
     license: str = ""
+    inputs: dict[str, ImageInput] = Field(default={})
 
 
 def settings(recipe: Recipe, target: PartitionedTarget) -> JoinSettings:
@@ -74,6 +79,7 @@ def settings(recipe: Recipe, target: PartitionedTarget) -> JoinSettings:
         sources=export.digest_sources(PARTITIONED_EXPORTERS, outputs),
         zlib=compressor_versions(outputs).get("zlib", ""),
         license=recipe.license or "",
+        inputs=_images.image_inputs(recipe),
     )
 
 
@@ -84,7 +90,8 @@ def _joined_outputs(recipe: Recipe) -> list[str]:
 
 def make_request(recipe: Recipe, target: PartitionedTarget) -> ExportRequest:
     """Return what is to be exported for a partitioned target."""
-    return _make_request(recipe.name, recipe.version, target.name, _describe_parts(target))
+    request = _make_request(recipe.name, recipe.version, target.name, _describe_parts(target))
+    return request._replace(has_images=bool(_images.image_inputs(recipe)))
 
 
 def _describe_parts(target: PartitionedTarget) -> tuple[JoinedPart, ...]:
@@ -122,6 +129,7 @@ def run(settings: JoinSettings, context: StageContext) -> Facts:
     from tvmflow.runtime.bundles import read_bundle
 
     request = _make_request(settings.name, settings.version, settings.target, settings.parts)
+    request = request._replace(has_images=bool(settings.inputs))
     document = json.loads(context.inputs["import/signature.json"].read_text())
     signature = {kind: document[kind] for kind in ("inputs", "outputs")}
     parts = {
@@ -134,6 +142,7 @@ def run(settings: JoinSettings, context: StageContext) -> Facts:
         "verified_against": settings.verify.against,
         **({"license": settings.license} if settings.license else {}),
         **export.tool_versions(),
+        **_images.describe_images(settings.inputs, signature, context.inputs.get(_images.LABELS)),
     }
     joined_bundle = context.out / export.BUNDLE
     bundle.write_partitioned(manifest, signature, parts, joined_bundle)

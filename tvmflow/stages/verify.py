@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.compiler.options import lowering_options, lowest_precision, schedules_version
 from tvmflow.core.errors import VerifyFailed
-from tvmflow.core.types import Json, RunTraits, TensorSpec
+from tvmflow.core.types import RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
-from tvmflow.stages import _comparison, _verdict_text
+from tvmflow.stages import _comparison, _findings, _tolerances, _verdict_text
 from tvmflow.stages._base import Files, StageContext, StageTraits
-from tvmflow.stages._comparison import Tolerance
+from tvmflow.stages._image_data import DATA
 from tvmflow.stages._libraries import UNTIMED_REASONS, Library, load_local, open_library
 from tvmflow.stages._runtime_choice import run_location
+from tvmflow.stages._tolerances import Tolerance
 from tvmflow.stages._verdict import OutputComparison, PartVerdict, Verdict
+from tvmflow.stages._verify_images import load_images, with_images
+from tvmflow.stages._verify_inputs import load_samples
 from tvmflow.stages._verify_settings import (
     LOCAL,
     RPC,
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     Feed = dict[str, Array]
 
 TRAITS: Final = StageTraits(
-    version=6,
+    version=7,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
@@ -49,7 +52,7 @@ TRAITS: Final = StageTraits(
         "emulation_program": ("program",),
     },
     needs_of_parts=("emulation_program",),
-    reads=("reference", "data"),
+    reads=("reference", "operators", "data"),
     tools=("apache-tvm", "apache-tvm-ffi", "numpy"),
     timeout_s=4 * 3600.0,
     compiles_kernels=True,
@@ -84,7 +87,7 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
     return VerifySettings(
         verify=CheckSettings(**{**checks.model_dump(), "data": checks.data is not None}),
         inputs={
-            name: InputSettings(range=spec.range)
+            name: InputSettings(range=spec.range, image=spec.image is not None)
             for name, spec in recipe.inputs.items()
             if spec.value is None
         },
@@ -137,7 +140,7 @@ def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
     if not verdict["passed"]:
         raise VerifyFailed(
             "; ".join(verdict["failures"]),
-            fix="look at verdict.json in the stage's folder; loosen verify.rtol/atol only if the difference is benign",
+            fix="look at verdict.json in the stage's folder; set verify.rtol and verify.atol only if the difference is benign",
         )
     return verdict
 
@@ -159,6 +162,8 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
             "tolerance": verdict["tolerance"],
             "outputs": _passed_outputs(verdict["outputs"]),
         }
+        if "random_inputs" in verdict:
+            lasting["random_inputs"] = verdict["random_inputs"]
         if "vm" in verdict:
             lasting["vm"] = {"outputs": _passed_outputs(verdict["vm"]["outputs"])}
         parts = verdict.get("parts", {})
@@ -170,7 +175,12 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
 
 
 def _passed_outputs(outputs: Mapping[str, OutputComparison]) -> dict[str, OutputComparison]:
-    return {name: {"passed": output["passed"]} for name, output in outputs.items()}
+    passed: dict[str, OutputComparison] = {}
+    for name, output in outputs.items():
+        passed[name] = {"passed": output["passed"]}
+        if "undetected" in output:
+            passed[name]["undetected"] = output["undetected"]
+    return passed
 
 
 def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
@@ -179,25 +189,45 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
     The reference has ended before the library is loaded: a large model is in memory once, and the
     threads of neither disturb the other.
     """
+    from tvmflow.stages._operator_check import list_operator_mismatches
     from tvmflow.stages._reference_run import run_reference
 
     checks = settings.verify
     signature = json.loads(context.inputs["import/signature.json"].read_text())
-    data = _load_samples(signature, settings, context.inputs.get("data"))
-    verdict: Verdict = {"passed": True, "against": checks.against, "samples": data.total}
-    reference = run_reference(settings, signature, data.batches, context)
+    candidates = load_samples(signature, settings, context.inputs.get(DATA))
+    verdict: Verdict = {"passed": True, "against": checks.against}
+    if any(spec.image for spec in settings.inputs.values()):
+        images = load_images(settings, context)
+        candidates = with_images(images, candidates, has_data=checks.data)
+        verdict["images"] = images.comparisons
+    if checks.against == "none":
+        _, data = next(candidates)
+        reference = None
+    else:
+        tolerance = _add_tolerance(verdict, settings, context)
+        reference = run_reference(settings, signature, candidates, tolerance, context)
+        data = reference.results.samples
+        if reference.results.random_inputs:
+            verdict["random_inputs"] = reference.results.random_inputs
+    verdict["samples"] = data.total
     with open_library(settings, context) as library:
         _add_results(verdict, library, data, reference, settings, context)
     vm_bundle = context.inputs.get("export/vm.tvmflow")
     if vm_bundle and reference is not None and settings.run_on == LOCAL:
-        expected = samples.join_outputs(reference.outputs, data)
-        verdict["vm"] = {"outputs": _compare_on_vm(vm_bundle, data, expected, settings, context)}
+        expected = samples.join_outputs(reference.results.outputs, data)
+        verdict["vm"] = {"outputs": _compare_on_vm(vm_bundle, data, expected, reference, settings)}
     min_speedup = settings.tune.min_speedup if settings.tune else None
+    failures = _findings.list_failures(verdict, checks)
+    if failures and reference is not None:
+        failures += list_operator_mismatches(settings, context, reference.tolerance)
     verdict["failures"] = [
-        *_comparison.list_failures(verdict, checks.min_accuracy),
+        *failures,
         *list_slowdowns(verdict, min_speedup),
     ]
     verdict["passed"] = not verdict["failures"]
+    warnings = _findings.list_warnings(verdict, checks)
+    if warnings:
+        verdict["warnings"] = warnings
     return verdict
 
 
@@ -217,12 +247,11 @@ def _add_results(
         verdict["ran_on"] = library.ran_on
     tensors = dict(data.batches[0])
     if reference is not None:
-        tensors.update(reference.outputs[0])
-        tolerance = _add_tolerance(verdict, settings, context)
+        tensors.update(reference.results.outputs[0])
         verdict["reference"] = reference.name
         if reference.note:
             verdict["reference_note"] = reference.note
-        _add_comparisons(verdict, library, data, actual, reference.outputs, tolerance)
+        _add_comparisons(verdict, library, data, actual, reference)
     if data.labels is not None:
         first = library.outputs[0].name
         verdict["accuracy"] = _comparison.top1_accuracy(actual, first, data.labels)
@@ -238,44 +267,24 @@ def _compare_on_vm(
     bundle: Path,
     data: Samples,
     expected: Mapping[str, Array],
+    reference: ReferenceRun,
     settings: VerifySettings,
-    context: StageContext,
 ) -> dict[str, OutputComparison]:
     """Compare the library for TVM's virtual machine, which outputs are made of beside the other one."""
     library = load_local(bundle, settings)
     actual = samples.join_outputs(library.run_all(data.batches), data)
-    return _compare_outputs(library, actual, expected, _choose_tolerance(settings, context)[1])
-
-
-def _load_samples(
-    signature: Mapping[str, Json], settings: VerifySettings, path: Path | None
-) -> Samples:
-    """Return what the library is run on: the file that the recipe names, or seeded random inputs."""
-    checks = settings.verify
-    inputs = tuple(map(TensorSpec.from_json, signature["inputs"]))
-    if path is None:
-        ranges = {name: spec.range for name, spec in settings.inputs.items() if spec.range}
-        return samples.random_samples(inputs, ranges, batches=checks.samples, seed=checks.seed)
-    labels_for = "verify.min_accuracy" if checks.min_accuracy is not None else ""
-    return samples.load_samples(
-        inputs, path, source="verify.data", label=checks.label, labels_needed_by=labels_for
-    )
+    return _compare_outputs(library, actual, expected, reference.tolerance)
 
 
 def _add_tolerance(verdict: Verdict, settings: VerifySettings, context: StageContext) -> Tolerance:
     """Return how closely outputs must agree, and record it with the arithmetic that it is for."""
-    arithmetic, tolerance = _choose_tolerance(settings, context)
-    verdict["tolerance"] = {"for": arithmetic, **tolerance._asdict()}
-    return tolerance
-
-
-def _choose_tolerance(settings: VerifySettings, context: StageContext) -> tuple[str, Tolerance]:
-    """Return the arithmetic of the model, and how closely outputs must agree with it."""
     checks = settings.verify
-    arithmetic = _comparison.find_arithmetic(
+    arithmetic = _tolerances.find_arithmetic(
         context.inputs["import/model.json"], settings.precision
     )
-    return arithmetic, _comparison.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
+    tolerance = _tolerances.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
+    verdict["tolerance"] = {"for": arithmetic, **tolerance._asdict()}
+    return tolerance
 
 
 def _add_comparisons(
@@ -283,8 +292,7 @@ def _add_comparisons(
     library: Library,
     data: Samples,
     actual: Mapping[str, Array],
-    expected: Sequence[Mapping[str, Array]],
-    tolerance: Tolerance,
+    reference: ReferenceRun,
 ) -> None:
     """Compare the library, and each part by itself, with the reference.
 
@@ -295,11 +303,13 @@ def _add_comparisons(
         library: The library.
         data: The samples.
         actual: The library's outputs, over all samples.
-        expected: The reference's outputs and inner tensors, by batch.
-        tolerance: How closely outputs must agree.
+        reference: The reference's outputs and inner tensors, and how closely outputs must agree.
     """
+    expected, tolerance = reference.results.outputs, reference.tolerance
     joined = samples.join_outputs(expected, data)
     verdict["outputs"] = _compare_outputs(library, actual, joined, tolerance)
+    for name, what in reference.results.undetected.items():
+        verdict["outputs"][name]["undetected"] = what
     if data.labels is not None:
         first = library.outputs[0].name
         verdict["reference_accuracy"] = _comparison.top1_accuracy(joined, first, data.labels)

@@ -24,7 +24,7 @@ from tvmflow.core.formatting import excerpt, size_text
 from tvmflow.store.addresses import BUCKETS, HUB, parse_hub_file, scheme_of, without_secrets
 from tvmflow.store.bucket_object import open_object
 from tvmflow.store.credentials import Credential, find_credential
-from tvmflow.store.hub import explain_status, find_location
+from tvmflow.store.hub import HubError, check_online, explain_status, find_location
 from tvmflow.store.remote._base import RemoteCacheError, Unreachable
 from tvmflow.store.remote.bucket import INSTALL, NoObject
 from tvmflow.store.web_requests import ACCESS_DENIED, RETRYABLE, denial_fix, open_url
@@ -76,8 +76,8 @@ class DownloadJob(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the files of the download: the digest of the file, or else of the URL."""
-        return self.sha256 or hashlib.sha256(self.url.encode()).hexdigest()
+        """The name of the files of the download."""
+        return download_name(self.url, self.sha256)
 
     @property
     def target(self) -> Path:
@@ -130,6 +130,11 @@ class DownloadJob(NamedTuple):
         return DownloadError(text, fix=f"{fix}; or {by_hand}" if fix else by_hand)
 
 
+def download_name(url: str, sha256: str) -> str:
+    """Return the name of the files of a download: the digest of the file, or else of the URL."""
+    return sha256 or hashlib.sha256(url.encode()).hexdigest()
+
+
 def download_missing(job: DownloadJob) -> None:
     """Download what the part lacks.
 
@@ -152,8 +157,7 @@ def _open(job: DownloadJob, offset: int) -> Any:
     validator = job.validator.read_text() if offset and job.validator.exists() else ""
     if scheme_of(job.url) in BUCKETS:
         return _open_object(job, offset, validator)
-    hub_file = parse_hub_file(job.url) if scheme_of(job.url) == HUB else None
-    url, credential = find_location(hub_file) if hub_file else (job.url, find_credential(job.url))
+    url, credential = _locate(job)
     headers = {"Range": f"bytes={offset}-"} if offset else {}
     if validator:
         headers["If-Range"] = validator
@@ -171,7 +175,18 @@ def _open(job: DownloadJob, offset: int) -> Any:
                 raise _status_error(job, error, url, credential) from None
         return None
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        raise _connection_error(job, error) from error
+        raise _connection_error(job, url, error) from error
+
+
+def _locate(job: DownloadJob) -> tuple[str, Credential | None]:
+    """Return the URL to request, and the credential for it."""
+    if scheme_of(job.url) != HUB:
+        return job.url, find_credential(job.url)
+    try:
+        check_online()
+    except HubError as problem:
+        raise job.error(str(problem), fix=problem.fix) from None
+    return find_location(parse_hub_file(job.url))
 
 
 def _open_object(job: DownloadJob, offset: int, validator: str) -> Any:
@@ -186,7 +201,7 @@ def _open_object(job: DownloadJob, offset: int, validator: str) -> Any:
         reason = f"it needs the package obstore ({missing})"
         raise job.error(reason, fix=INSTALL) from missing
     except NoObject:
-        raise job.error("there is no such object in the bucket", fix="check the URL") from None
+        raise job.error("there is no such bucket or object", fix="check the URL") from None
     except ValueError as error:
         fix = "correct the URL, or the environment variables of the service"
         raise job.error(str(error), fix=fix) from None
@@ -221,10 +236,10 @@ def _status_error(
     return job.error(reason, fix=denial_fix(url, credential) if is_denied else "check the URL")
 
 
-def _connection_error(job: DownloadJob, error: Exception) -> Exception:
+def _connection_error(job: DownloadJob, url: str, error: Exception) -> Exception:
     """Return what to raise when there is no answer."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    parts = urllib.parse.urlsplit(job.url)
+    parts = urllib.parse.urlsplit(url)
     if parts.scheme == "file":
         return job.error(str(reason), fix="check the URL")
     if isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_NONAME:

@@ -26,6 +26,7 @@ from tvmflow.store.download_attempt import (
     OnProgress,
     TemporaryProblem,
     download_missing,
+    download_name,
 )
 
 _log = logging.getLogger(__name__)
@@ -33,9 +34,9 @@ _log = logging.getLogger(__name__)
 _MAX_WAIT_S: Final = 30.0
 
 
-def list_files(folder: Path, sha256: str) -> list[Path]:
-    """Return the paths that a download with this digest uses: the file itself, and what belongs to its part."""
-    name = sha256.lower()
+def list_files(folder: Path, url: str, sha256: str) -> list[Path]:
+    """Return the paths that a download uses: the file itself, and what belongs to its part."""
+    name = download_name(url, sha256.lower())
     return [folder / name, *(folder / f"{name}.{part}" for part in ("lock", "part", "validator"))]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import time
 import urllib.error
 import urllib.parse
@@ -19,13 +20,15 @@ from tvmflow.core.bounded_calls import call_within
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import Json
-from tvmflow.store.addresses import HubFile
-from tvmflow.store.credentials import Credential, find_hub_credential
-from tvmflow.store.web_requests import ACCESS_DENIED, RETRYABLE, open_url
+from tvmflow.store.addresses import HubFile, without_secrets
+from tvmflow.store.credentials import Credential, find_hub_credential, may_send_to
+from tvmflow.store.web_requests import RETRYABLE, open_url
 
 _TIMEOUT_S: Final = 30.0
 _ATTEMPTS: Final = 3
 _MAX_ANSWER_BYTES: Final = 64 << 20
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_GIT_DIGEST: Final = re.compile(r"[0-9a-f]{40}")
 _TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
 
 
@@ -94,7 +97,19 @@ class Snapshot(NamedTuple):
 
 def endpoint() -> str:
     """Return the URL of the Hub."""
-    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+    named = os.environ.get("HF_ENDPOINT", "").rstrip("/")
+    return without_secrets(named) or "https://huggingface.co"
+
+
+def check_online() -> None:
+    """Check that requests to the Hub are allowed.
+
+    Raises:
+        HubError: when they are not.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
+        fix = "unset it, or run once on a machine with a network and share the store"
+        raise HubError("no request is sent to the Hub: $HF_HUB_OFFLINE is set", fix)
 
 
 def find_location(file: HubFile) -> tuple[str, Credential | None]:
@@ -115,21 +130,33 @@ def read_snapshot(repository: str, revision: str) -> Snapshot:
     at = f"/revision/{urllib.parse.quote(revision, safe='')}" if revision else ""
     answer = _request_json(f"/api/models/{repository}{at}?blobs=true", file)
     try:
-        files = {
-            entry["rfilename"]: HubEntry(
-                (entry.get("lfs") or {}).get("sha256", ""), entry["blobId"]
-            )
-            for entry in answer["siblings"]
-        }
-        return Snapshot(
-            answer["sha"],
-            _license_text(answer.get("cardData") or {}),
-            bool(answer.get("gated")),
-            files,
-        )
-    except (KeyError, TypeError, AttributeError):
+        files = {entry["rfilename"]: _read_entry(entry) for entry in answer["siblings"]}
+        license_ = _license_text(answer.get("cardData") or {})
+        commit = _checked(answer["sha"], _GIT_DIGEST)
+        if file.is_pinned and commit != revision:
+            raise ValueError
+        return Snapshot(commit, license_, bool(answer.get("gated")), files)
+    except (KeyError, TypeError, AttributeError, ValueError):
         text = f"{endpoint()} does not answer as the Hub does"
         raise HubError(text, fix="check $HF_ENDPOINT") from None
+
+
+def _read_entry(entry: Mapping[str, Json]) -> HubEntry:
+    lfs = entry.get("lfs")
+    return HubEntry(
+        _checked(lfs["sha256"], _SHA256) if lfs else "", _checked(entry["blobId"], _GIT_DIGEST)
+    )
+
+
+def _checked(digest: str, pattern: re.Pattern[str]) -> str:
+    """Return a digest that is one: it becomes the name of a file.
+
+    Raises:
+        ValueError: when it is not.
+    """
+    if not pattern.fullmatch(digest):
+        raise ValueError
+    return digest
 
 
 def _license_text(card: Mapping[str, Json]) -> str:
@@ -152,13 +179,14 @@ def explain_status(
             f"the Hub does not accept the token in {credential.origin}",
             fix=f"make a new one at {endpoint()}/settings/tokens",
         )
-    if error.code in ACCESS_DENIED and credential:
-        text = f"the token in {credential.origin} gives no access to {page}"
-        return HubError(text, fix="use a token of an account that may read it")
+    if error.code == 403:
+        who = f"the token in {credential.origin}" if credential else "the Hub"
+        fix = "use a token of an account that may read it" if credential else _token_fix()
+        return HubError(f"{who} gives no access to {page}", fix)
     if code == "RevisionNotFound":
         return _revision_error(file)
     if error.code == 401 or (error.code == 404 and code in ("", "RepoNotFound")):
-        private = "" if credential else "; set $HF_TOKEN if it is private"
+        private = "" if credential else f"; if it is private, {_token_fix()}"
         text = f"the Hub has no repository {quoted(file.repository)} that is public"
         if credential:
             text = f"the Hub has no repository {quoted(file.repository)} for the token in {credential.origin}"
@@ -176,8 +204,14 @@ def gated_error(file: HubFile, credential: Credential | None) -> HubError:
     if credential:
         fix = f"accept its terms at {page} with the account of the token in {credential.origin}"
     else:
-        fix = f"accept its terms at {page}, and set $HF_TOKEN to a token of that account"
+        fix = f"accept its terms at {page}, and {_token_fix()} of that account"
     return HubError("the repository is gated", fix)
+
+
+def _token_fix() -> str:
+    if may_send_to(endpoint()):
+        return "set $HF_TOKEN to a token"
+    return "use https in $HF_ENDPOINT, as tokens are not sent over http, and a token"
 
 
 def _revision_error(file: HubFile) -> HubError:
@@ -191,10 +225,8 @@ def _revision_error(file: HubFile) -> HubError:
 
 
 def _request_json(path: str, file: HubFile) -> Json:
+    check_online()
     hub = endpoint()
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
-        fix = "unset it, or run once on a machine with a network and share the store"
-        raise HubError("the Hub may not be asked: $HF_HUB_OFFLINE is set", fix)
     credential = find_hub_credential(hub)
 
     def request() -> bytes:

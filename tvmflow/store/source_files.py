@@ -10,9 +10,11 @@ import hashlib
 import logging
 import math
 from pathlib import Path
+from typing import Final
 
 from tvmflow.core.errors import DownloadError, RecipeError
 from tvmflow.core.formatting import quoted
+from tvmflow.core.licenses import license_expression
 from tvmflow.core.types import InputFile
 from tvmflow.store.addresses import (
     BUCKETS,
@@ -41,6 +43,9 @@ from tvmflow.store.remote.bucket import INSTALL
 
 _log = logging.getLogger(__name__)
 
+# The beginning of the names of notes about commits of the Hub.
+_NOTE: Final = "hub-"
+
 
 def fetch_file(
     file: InputFile,
@@ -59,7 +64,7 @@ def fetch_file(
     if not file.url:
         return file.path
     folder = Path(store.downloads)
-    for path in list_files(folder, file.sha256):
+    for path in list_files(folder, file.url, file.sha256):
         store.make_way(str(path))
     try:
         return str(
@@ -182,7 +187,7 @@ class SourceFiles:
                 text, fix="run again; if it stays so, the server of $HF_ENDPOINT is wrong"
             )
         files = {**snapshot.files, hub_file.path: HubEntry(digest, entry.blob)}
-        self._note(hub_file, snapshot._replace(files=files))
+        note_snapshot(hub_file, snapshot._replace(files=files), self._store)
         return digest
 
     def _snapshot(self, file: HubFile) -> Snapshot:
@@ -192,11 +197,20 @@ class SourceFiles:
             return known
         _log.debug("%s@%s is looked up on %s", file.repository, file.revision, endpoint())
         snapshot = read_snapshot(file.repository, file.revision)
-        self._note(file, snapshot)
+        note_snapshot(file, snapshot, self._store)
+        if snapshot.license and not license_expression(snapshot.license):
+            _log.warning(
+                "%s: the license on the Hub, %s, is no SPDX expression: bills of materials have it as a name, "
+                "unless the recipe has `license:`",
+                file.repository,
+                quoted(snapshot.license),
+            )
         return snapshot
 
-    def _note(self, file: HubFile, snapshot: Snapshot) -> None:
-        self._store.notes.write(snapshot.to_text(), "facts", _note_name(file))
+
+def note_snapshot(file: HubFile, snapshot: Snapshot, store: LocalStore) -> None:
+    """Remember the repository at the commit of a file, which never changes."""
+    store.notes.write(snapshot.to_text(), "facts", _note_name(file))
 
 
 def find_snapshot(file: HubFile, store: LocalStore) -> Snapshot | None:
@@ -205,9 +219,17 @@ def find_snapshot(file: HubFile, store: LocalStore) -> Snapshot | None:
     return None if text is None else Snapshot.from_text(text)
 
 
+def copy_snapshots(store: LocalStore, other: LocalStore) -> None:
+    """Copy what a store knows of the Hub to another store, which then sends no request for it."""
+    for name in store.notes.list("facts"):
+        text = store.notes.read("facts", name) if name.startswith(_NOTE) else None
+        if text is not None:
+            other.notes.write(text, "facts", name)
+
+
 def _note_name(file: HubFile) -> str:
     subject = f"{endpoint()}/{file.repository}@{file.revision}"
-    return f"hub-{hashlib.sha256(subject.encode()).hexdigest()[:32]}"
+    return f"{_NOTE}{hashlib.sha256(subject.encode()).hexdigest()[:32]}"
 
 
 def _revision_error(file: HubFile) -> HubError:

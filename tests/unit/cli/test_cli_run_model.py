@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.images import brightness_module, write_images
 from tvmflow.cli import main
 from tvmflow.core import signing
+from tvmflow.runtime import loading
 
 
 @pytest.fixture
@@ -151,3 +154,51 @@ def test_only_what_a_trusted_key_signed_is_run(
     assert code == 1 and "no trusted key signed for it: no statement of provenance" in err
     code, _, err = run(capsys, bundle, "--trusted", tmp_path / "gone.pub")
     assert code == 2 and "there is no key" in err
+
+
+# ---------------------------------------------------------------- images
+
+
+def test_the_best_classes_of_images_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By name, with probabilities, and what those are; as JSON too."""
+    monkeypatch.setattr(loading, "load", lambda *_, **__: brightness_module())
+    light, dark, gray = write_images(tmp_path)
+    code, out, _ = run(capsys, "x.tvmflow", light, dark, gray, "--top", 1)
+    assert code == 0
+    assert out.splitlines()[1:] == [
+        "ran on 3 samples",
+        "probabilities: softmax of the output 'scores'",
+        f"{light}:",
+        "   99.99%  light",
+        f"{dark}:",
+        "   99.98%  dark",
+        f"{gray}:",
+        "   99.98%  gray",
+    ]
+    _, out, _ = run(capsys, "x.tvmflow", dark, "--json")
+    (image,) = json.loads(out)["predictions"]
+    assert image["file"] == str(dark)
+    assert [best["label"] for best in image["classes"]] == ["dark", "gray", "light"]
+
+
+def test_images_that_cannot_be_run_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each with exit code 2 and what to do."""
+    made = [brightness_module()]
+    monkeypatch.setattr(loading, "load", lambda *_, **__: made[0])
+    (light, *_) = write_images(tmp_path)
+    (tmp_path / "text.png").write_text("no image")
+    code, _, err = run(capsys, "x.tvmflow", light, tmp_path / "text.png", tmp_path / "none.png")
+    assert code == 2 and "text.png cannot be read as an image" in err and "none.png" in err
+    code, _, err = run(capsys, "x.tvmflow", light, "--input", light)
+    assert code == 2 and "there are images and --input" in err
+    made[0] = brightness_module(images={})
+    code, _, err = run(capsys, "x.tvmflow", light)
+    assert code == 2 and "the inputs of this model are not images alone" in err
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    made[0] = brightness_module()
+    code, _, err = run(capsys, "x.tvmflow", light)
+    assert code == 4 and "pip install pillow" in err

@@ -280,6 +280,7 @@ def test_a_password_in_a_variable_is_not_saved(
 ) -> None:
     """Who may read the store does not learn it."""
     monkeypatch.setenv("TVMFLOW_REMOTE", "https://user:secret@example.org")
+    monkeypatch.setenv("TVMFLOW_TOKEN_MODELS_EXAMPLE", "secret")
     assert "secret" not in environment.describe_environment()
 
 

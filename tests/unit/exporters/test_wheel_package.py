@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.support import exports
-from tests.support.exports import VERSION, Exported
+from tests.support.exports import MODELS, VERSION, Exported
 from tests.support.validation import check_bom
 from tvmflow.exporters import wheel
 from tvmflow.exporters._base import BuiltModel, ExportRequest
@@ -112,11 +112,12 @@ def test_the_record_has_every_file_and_its_digest(file: Path) -> None:
 
 
 def test_it_requires_numpy_alone(file: Path) -> None:
-    """Its library needs nothing of TVM."""
+    """Its library needs nothing of TVM; Pillow, for files of images, is an extra."""
     assert fields_of(file) == [
         "Name: digits-model",
         f"Version: {VERSION}",
         "Requires-Dist: numpy >=1.26",
+        'Requires-Dist: pillow >=9.5; extra == "images"',
     ]
 
 
@@ -199,6 +200,23 @@ def test_it_is_a_command_too(site: Path, exported: Exported) -> None:
         done = python(site, "-m", "digits_model", *words)
         assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_as_a_command_it_names_the_digits_in_images(site: Path) -> None:
+    """With their probabilities; a file that is no image is a message."""
+    seven = MODELS / "digits-images/seven/0.png"
+    done = python(site, "-m", "digits_model", str(seven))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [
+        "probabilities: the output 'softmax_output'",
+        f"{seven}:",
+        "  100.00%  seven",
+    ]
+    done = python(site, "-m", "digits_model", "gone.png")
+    assert done.returncode == 1 and "there is no file gone.png" in done.stderr
+    program = "import digits_model as m; print(m.load().labels[7], m.load().images['data'].size)"
+    assert python(site, "-c", program).stdout == "seven (8, 8)\n"
 
 
 def test_as_a_command_it_runs_part_of_a_batch_and_writes_an_output_called_file(

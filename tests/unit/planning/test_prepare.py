@@ -107,13 +107,13 @@ def test_the_section_to_write_has_all_inputs_and_what_the_recipe_says() -> None:
     """Names that YAML would read as something else are in quotes; what must be chosen is no number."""
     inputs = [
         value("ids", ["batch", "sequence"], "int64"),
-        value("y", ["height", 3]),
+        value("y", ["batch", 3, "height", "width"]),
         value("a:b", [4]),
         value("rank?", None),
         value("sr", [], "int64"),
     ]
     made = model([add("y", "a:b")], inputs, [value("out", None)])
-    text = f"{RECIPE}inputs: {{sr: {{value: 16000}}, y: {{range: [0, 9]}}}}\n"
+    text = f"{RECIPE}inputs: {{sr: {{value: 16000}}, y: {{range: [0, 9], image: {{resize: [8, 8]}}}}}}\n"
     [problem] = problems(text, made)
     head, _, section = problem.partition("\n\n")
     assert head == (
@@ -122,12 +122,12 @@ def test_the_section_to_write_has_all_inputs_and_what_the_recipe_says() -> None:
     assert section.splitlines() == [
         "inputs:",
         "  ids: {shape: [1, SIZE]}  # int64, [batch, sequence]",
-        '  "y": {shape: [SIZE, 3], range: [0.0, 9.0]}  # float32, [height, 3]',
+        '  "y": {shape: [1, 3, SIZE, SIZE], range: [0.0, 9.0], image: {"resize": [8, 8]}}  # float32, [batch, 3, height, width]',
         '  "a:b": {shape: [4]}  # float32',
         '  "rank?": {shape: [SIZE]}  # float32, the model does not tell the number of dimensions',
         "  sr: {value: 16000}  # int64",
     ]
-    assert problems(RECIPE + section.replace("SIZE", "7"), made) == []
+    assert problems(RECIPE + section.replace("SIZE", "8"), made) == []
     Path("r.yaml").write_text(RECIPE + section)
     with pytest.raises(RecipeError, match=r"r\.yaml:5:20: inputs.ids.shape.1: must be an integer"):
         load_recipe(Path("r.yaml"))
@@ -258,6 +258,10 @@ def test_the_inputs_of_an_mxnet_model() -> None:
     Path("m-symbol.json").write_text(json.dumps(SYMBOL))
     Path("m-0000.params").touch()
     assert problems(f"{recipe}inputs: {{data: {{shape: [1, 4]}}}}\n") == []
+    assert problems(f"{recipe}inputs: {{data: {{dtype: uint8}}}}\n") == [
+        "r.yaml:4:9: inputs: the model leaves sizes open; write this in the recipe, with a number for each SIZE:\n\n"
+        "inputs:\n  data: {shape: [SIZE], dtype: uint8}  # uint8, the model does not tell the number of dimensions"
+    ]
     assert problems(f"{recipe}inputs: {{dat: {{shape: [1, 4]}}}}\n") == [
         "r.yaml:4:15: inputs.dat: the model has no input 'dat'; did you mean 'data'?"
     ]
@@ -295,3 +299,14 @@ def test_a_deeply_nested_model_is_refused() -> None:
 def test_a_model_with_fixed_shapes_needs_no_inputs() -> None:
     """As before: the recipe may leave them out."""
     assert problems(RECIPE, two_inputs(2, 3)) == []
+
+
+def test_preprocessing_is_checked_with_the_shape_that_the_model_tells() -> None:
+    """The recipe need not repeat it; a variant has the position of what it says itself."""
+    made = two_inputs(1, 3, 8, 8)
+    inputs = "inputs:\n  left: {image: {crop: 9}}\n"
+    text = "inputs.left.image.crop: gives 9x9, and the input takes 8x8"
+    assert problems(RECIPE + inputs, made) == [f"r.yaml:5:24: {text}"]
+    inputs = "inputs: {left: {image: {mean: 128}}}\n"
+    assert "set scale: 1" in problems(RECIPE + inputs, made)[0]
+    assert problems(RECIPE + "inputs: {left: {image: {}}}\n", made) == []

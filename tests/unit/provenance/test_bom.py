@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.hub import COMMIT
 from tests.support.provenance import MODEL, World, contents
 from tests.support.validation import check_bom
 from tvmflow.core.files import hash_file
+from tvmflow.store.addresses import HubFile
+from tvmflow.store.hub import Snapshot
+from tvmflow.store.source_files import note_snapshot
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +75,27 @@ def test_the_serial_number_is_a_digest_of_the_content(
 def test_the_official_schema_accepts_it(world: World) -> None:
     """With every format in it: SPDX expressions, package URLs, digests."""
     check_bom(world.bom.read_text())
+
+
+@pytest.mark.parametrize(
+    ("stated", "licenses"),
+    [
+        ("apache-2.0", [{"expression": "Apache-2.0"}]),
+        ("gemma", [{"license": {"name": "gemma"}}]),
+        ("", None),
+    ],
+)
+def test_the_license_on_the_hub_is_that_of_the_model(
+    stated: str, licenses: list[Any] | None, tmp_path: Path
+) -> None:
+    """Where the recipe names none; one that is no SPDX expression is a name."""
+    made = World(tmp_path, url=f"hf://org/net/net.onnx@{COMMIT}")
+    file = HubFile("org/net", "net.onnx", COMMIT)
+    note_snapshot(file, Snapshot(COMMIT, stated, False, {}), made.store)
+    made.deliver()
+    model = json.loads(made.bom.read_bytes())["metadata"]["component"]
+    assert model.get("licenses") == licenses
+    check_bom(made.bom.read_text())
 
 
 @pytest.mark.parametrize(

@@ -214,8 +214,12 @@ def test_recipes_are_frozen() -> None:
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_the_shipped_recipes_are_valid(path: Path, digits: Path) -> None:
     """Their pipelines are valid too, and their names are those of their files."""
-    for name in ("squeezenet1.1-symbol.json", "squeezenet1.1-0000.params"):
+    for name in ("squeezenet1.1-symbol.json", "squeezenet1.1-0000.params", "resnet18.pt2"):
         (digits.parent / "models" / name).touch()
+    for name in ("digits.onnx", "digits-labels.txt", "bev_pool.onnx", "bev_pool.npz"):
+        shutil.copy(ROOT / "recipes/models" / name, digits.parent / "models")
+    shutil.copytree(ROOT / "recipes/models/digits-images", digits.parent / "models/digits-images")
+    shutil.copytree(ROOT / "recipes/ops", digits.parent / "ops")
     copied = digits.parent / path.name
     shutil.copy(path, copied)
     loaded = load_recipe(copied)
@@ -382,7 +386,7 @@ def test_the_schema_describes_every_field() -> None:
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["required"] == ["recipe", "name", "model"]
     parts = [schema, *schema["$defs"].values()]
-    assert len(parts) == 14
+    assert len(parts) == 15
     for part in parts:
         assert part["type"] == "object"
         assert part["additionalProperties"] is False

@@ -44,8 +44,8 @@ WRONG = [
     ),
     wrong(
         "unknown field",
-        ("pipeline: tune", "colour: red"),
-        "15:1: colour: unknown field (valid: recipe, name, version, license, model, inputs, variants, targets, kernels, tune, outputs, runtime, verify, pipeline, stage_memory)",
+        ("pipeline: tune", "brush: red"),
+        "15:1: brush: unknown field (valid: recipe, name, version, license, model, inputs, operators, labels, variants, targets, kernels, tune, outputs, runtime, verify, pipeline, stage_memory)",
     ),
     wrong(
         "field of tune at the top",
@@ -86,7 +86,7 @@ WRONG = [
     wrong(
         "unknown field of an input",
         ("shape:", "order: NCHW, shape:"),
-        "6:10: inputs.data.order: unknown field (valid: shape, dtype, range, value)",
+        "6:10: inputs.data.order: unknown field (valid: shape, dtype, range, value, image)",
     ),
     wrong(
         "misspelt field of a target",
@@ -172,7 +172,7 @@ WRONG = [
     wrong(
         "no source",
         ("onnx: m.onnx", "onnx:"),
-        "4:3: model: needs exactly one of mxnet and onnx, found none",
+        "4:3: model: needs exactly one of mxnet, onnx, pytorch, not none",
     ),
     wrong("onnx is empty text", ("onnx: m.onnx", 'onnx: ""'), "4:9: model.onnx: must not be empty"),
     wrong(
@@ -183,7 +183,7 @@ WRONG = [
     wrong(
         "two sources",
         ("onnx: m.onnx", "onnx: m.onnx\n  mxnet: {prefix: net, epoch: 3}"),
-        "4:3: model: needs exactly one of mxnet and onnx, found mxnet and onnx",
+        "4:3: model: needs exactly one of mxnet, onnx, pytorch, not mxnet and onnx",
     ),
     wrong(
         "mxnet is text",
@@ -218,7 +218,7 @@ WRONG = [
     wrong(
         "sha256 with mxnet",
         ("onnx: m.onnx", "mxnet: {prefix: net, epoch: 3}\n  sha256: " + "a" * 64),
-        "5:11: model.sha256: is only allowed with onnx",
+        "5:11: model.sha256: is only allowed with onnx or pytorch",
     ),
     wrong(
         "no onnx file",
@@ -368,6 +368,11 @@ WRONG = [
         "value and range",
         ("dtype: float32", "value: 3, range: [0, 9]"),
         "6:48: inputs.data.range: is for random inputs, and the input has a value",
+    ),
+    wrong(
+        "value and image",
+        ("dtype: float32", "value: 3, image: {}"),
+        "6:48: inputs.data.image: is for images, and the input has a value",
     ),
     wrong(
         "a value that is text",

@@ -161,6 +161,37 @@ def test_the_tolerance_is_explained_by_the_arithmetic(arithmetic: str, text: str
         "outputs may differ by atol 0.005, or 6.25% of an output's largest value where that is more, "
         f"and rtol 0.01 (the model computes in {text})"
     ]
+    facts["tolerance"] |= {"of_slice": 1e-4, "rms": 0.05, "scale": 0.005}
+    assert verify.explain(facts) == [
+        "outputs may differ by atol 0.005, or 6.25% of an output's largest value, or 0.01% of the largest value "
+        f"of its rows, columns or channels where that is more, and rtol 0.01 (the model computes in {text})",
+        "an output as a whole may differ by 5.00% (root mean square of errors) and by 0.50% in scale",
+    ]
+
+
+def test_a_verdict_describes_how_outputs_agree_on_the_whole() -> None:
+    """With the warnings first, and the inputs where they are not the usual ones."""
+    whole: OutputComparison = {
+        "error_of_largest": 3e-6,
+        "cosine_similarity": 1 - 1e-9,
+        "best_class_agreement": 2 / 3,
+    }
+    facts: Verdict = {
+        "passed": True,
+        "against": "reference",
+        "reference": "ONNX Runtime 1.31.1",
+        "samples": 3,
+        "random_inputs": "normally distributed with standard deviation 10",
+        "outputs": {"scores": {**COMPARISON, **whole}},
+        "warnings": ["output 'boxes' is empty"],
+    }
+    assert verify.describe(facts, {}) == [
+        "WARNING: output 'boxes' is empty",
+        "scores agrees with ONNX Runtime 1.31.1 on 3 samples (largest error: absolute 7e-07, relative 2e-05, "
+        "3e-06 of the largest value, cosine similarity 1.000000, same best class 66.7%; "
+        "allowed: atol 0.0001, rtol 0.001)",
+        "inputs are normally distributed with standard deviation 10: others did not reach every output",
+    ]
 
 
 def test_stages_without_a_description_say_nothing() -> None:

@@ -15,8 +15,10 @@ from tests.support.tuning import model, relu
 from tvmflow.compiler.options import Precision
 from tvmflow.core.paired_times import PairedTimes
 from tvmflow.core.types import TensorSpec
-from tvmflow.stages import _comparison, verify
-from tvmflow.stages._comparison import (
+from tvmflow.recipe._verify import Verify
+from tvmflow.stages import _comparison, _findings, verify
+from tvmflow.stages._latency import make_profile, make_speedup
+from tvmflow.stages._tolerances import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
@@ -25,8 +27,8 @@ from tvmflow.stages._comparison import (
     find_arithmetic,
     tolerance_for,
 )
-from tvmflow.stages._latency import make_profile, make_speedup
 from tvmflow.stages._verdict import OutputComparison, Verdict
+from tvmflow.stages._verify_settings import CheckSettings
 
 F = np.float32
 
@@ -34,6 +36,10 @@ F = np.float32
 def compare(actual: Any, expected: Any, arithmetic: str = FLOAT32) -> OutputComparison:
     tolerance = tolerance_for(arithmetic, rtol=None, atol=None)
     return _comparison.compare(np.asarray(actual, F), np.asarray(expected, F), tolerance)
+
+
+def checks(**fields: Any) -> CheckSettings:
+    return CheckSettings(**{**Verify().model_dump(), "data": False, **fields})
 
 
 def module(*inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = ()) -> Any:
@@ -54,16 +60,77 @@ def test_an_output_without_numbers_is_not_agreement() -> None:
     """Both sides may have NaN alone; nothing was compared then, and the message says what to do."""
     result = compare([np.nan, np.inf], [np.nan, np.inf])
     assert result == {"passed": False, "incomparable": "no finite number"}
-    [sentence] = _comparison.list_mismatches({"y": result}, "ONNX Runtime 1.31.1")
+    [sentence] = _findings.list_mismatches({"y": result}, "ONNX Runtime 1.31.1")
     assert sentence.startswith("output 'y' of ONNX Runtime 1.31.1 has no finite number, so that")
 
 
-def test_the_tolerance_is_that_of_numpy_isclose() -> None:
-    """atol for small values, rtol for large ones."""
-    assert compare([1000.9], [1000])["passed"]
-    assert not compare([1001.2], [1000])["passed"]
-    assert compare([0.00009], [0])["passed"]
-    assert not compare([0.00011], [0])["passed"]
+def test_the_tolerance_follows_the_size_of_the_output() -> None:
+    """rtol for large values, and a share of the largest one for those near 0, however small all of them are."""
+    for size in (1.0, 1e-13, 1e13):
+        expected = np.concatenate([np.full(600, size), [0.0]]).reshape(1, 601)
+        for error, passes in ((5e-5, True), (2e-4, False)):
+            actual = expected.copy()
+            actual[0, -1] += error * size
+            assert compare(actual, expected)["passed"] == passes
+        result = compare(expected * 1.0005, expected)
+        assert (result["mismatched"], list(result["exceeded"])) == (0, ["rms"])
+        assert compare(expected * 1.00005, expected)["passed"]
+        assert compare(expected * 1.002, expected)["mismatched"] == 600
+
+
+def test_numbers_of_several_kinds_in_one_output_are_judged_by_their_own_size() -> None:
+    """Probabilities beside pixels: a channel whose numbers are small has a small tolerance."""
+    expected = np.ones((1, 2, 600))
+    expected[0, 0] *= 300
+    expected[0, 1] *= 0.01
+    wrong = expected.copy()
+    wrong[0, 1] = 0
+    result = compare(wrong, expected)
+    assert result["mismatched"] == 600
+    assert result["error_of_largest"] == pytest.approx(0.01 / 300)
+    wrong[0, 1] = 0.01 + 300 * 3e-6
+    assert compare(wrong, expected)["passed"], "the rounding of large values reaches small ones"
+
+
+def test_integers_and_booleans_are_equal_or_not() -> None:
+    """Also those that no float64 has; a tolerance of the recipe holds for them too."""
+    exact = tolerance_for(FLOAT32, rtol=None, atol=None)
+    big = 2**60
+    for dtype, one, other in (("int64", big, big + 1), ("int32", 5000, 5001), ("bool", 0, 1)):
+        a, b = np.array([one], dtype), np.array([other], dtype)
+        assert _comparison.compare(a, a, exact)["passed"]
+        assert _comparison.compare(a, b, exact)["mismatched"] == 1
+    loose = tolerance_for(FLOAT32, rtol=0.01, atol=None)
+    assert _comparison.compare(np.array([5000]), np.array([5001]), loose)["passed"]
+
+
+def test_an_integer_of_a_quantized_model_may_be_some_steps_off() -> None:
+    """One of 8 bits; indices may not."""
+    tolerance = tolerance_for(QUANTIZED, rtol=None, atol=None)
+    for dtype, passes in (("uint8", True), ("int8", True), ("int64", False), ("bool", False)):
+        a, b = np.array([100, 0], dtype), np.array([101, 1], dtype)
+        if dtype == "bool":
+            a = np.array([True, False])
+        assert _comparison.compare(a, b, tolerance)["passed"] == passes, dtype
+
+
+def test_how_an_output_agrees_on_the_whole() -> None:
+    """The cosine similarity, the scale, and the best class of each row, whatever the size; none of zeros."""
+    for size in (1e-30, 1.0, 1e30):
+        expected = np.array([[1, 2, 3], [3, 1, 2]]) * size
+        same = compare(expected, expected)
+        assert (same["cosine_similarity"], same["scale"], same["rms_error"]) == (1, 1, 0)
+        assert (same["error_of_largest"], same["best_class_agreement"]) == (0, 1)
+        flipped = compare(expected[:, ::-1] * 2, expected)
+        assert flipped["best_class_agreement"] == 0
+        assert flipped["cosine_similarity"] == pytest.approx(23 / 28)
+        assert flipped["scale"] == pytest.approx(23 / 14)
+    zeros = compare(np.zeros((2, 3)), expected)
+    assert zeros["rms_error"] == 1 and zeros["error_of_largest"] == 1
+    assert "cosine_similarity" not in zeros and zeros["mismatched"] == 6
+    assert compare(expected, np.zeros((2, 3)))["error_of_largest"] == "inf"
+    image = np.ones((1, 3, 4, 4))
+    assert "best_class_agreement" not in compare(image, image)
 
 
 def test_the_tolerance_of_coarse_rounding_follows_the_largest_value() -> None:
@@ -81,10 +148,13 @@ def test_the_tolerance_of_coarse_rounding_follows_the_largest_value() -> None:
 
 
 def test_a_tolerance_that_the_recipe_gives_is_the_one_that_counts() -> None:
-    """Each by itself; an absolute one holds whatever the outputs are."""
-    assert tolerance_for(FLOAT32, rtol=None, atol=None) == Tolerance(1e-3, 1e-4)
-    assert tolerance_for(QUANTIZED, rtol=0.5, atol=None) == Tolerance(0.5, 5e-3, 16 / 2**8)
-    assert tolerance_for(QUANTIZED, rtol=0.5, atol=1e-4) == Tolerance(0.5, 1e-4)
+    """Each by itself; an absolute one holds whatever the outputs are, and nothing is asked of the whole."""
+    for arithmetic in (FLOAT32, QUANTIZED):
+        default = tolerance_for(arithmetic, rtol=None, atol=None)
+        assert default.rms and default.exact_integers
+        relative = tolerance_for(arithmetic, rtol=0.5, atol=None)
+        assert relative == default._replace(rtol=0.5, rms=None, scale=None, exact_integers=False)
+        assert tolerance_for(arithmetic, rtol=0.5, atol=1e-4) == Tolerance(0.5, 1e-4)
 
 
 def test_the_tolerance_follows_what_is_computed_in(tmp_path: Path) -> None:
@@ -148,14 +218,20 @@ def test_every_failed_output_has_a_sentence() -> None:
             "good": {"passed": True},
             "bad": compare([1, 5], [1, 2]),
             "odd": compare([1], [1, 2]),
+            "half": compare(np.full(256, 1.01), np.ones(256), BFLOAT16),
+            "coarse": compare(np.full(256, 1.0005), np.ones(256)),
         },
     }
-    failures = _comparison.list_failures(verdict, None)
-    assert failures[0] == (
-        "output 'bad': 1 of 2 elements are out of tolerance (rtol 0.001, atol 0.0001); "
-        "the worst, at [1], is 5.0 where ONNX Runtime 1.31.1 gives 2.0"
-    )
-    assert failures[1] == "output 'odd' has shape (1,) instead of (2,)"
+    failures = _findings.list_failures(verdict, checks())
+    assert failures == [
+        "output 'bad': 1 of 2 elements are out of tolerance (rtol 0.001, atol 0.0002); "
+        "the worst, at [1], is 5.0 where ONNX Runtime 1.31.1 gives 2.0",
+        "output 'odd' has shape (1,) instead of (2,)",
+        "output 'half': on the whole it is 1.01 times what ONNX Runtime 1.31.1 gives, more than 0.75% from 1",
+        "output 'coarse': the root mean square of its errors is 0.05% of that of ONNX Runtime 1.31.1, "
+        "more than 0.01%",
+    ]
+    assert _findings.list_warnings(verdict, checks()) == []
 
 
 def test_accuracy_below_the_gate_fails() -> None:
@@ -164,8 +240,8 @@ def test_accuracy_below_the_gate_fails() -> None:
     labels = np.array([[1], [2]])
     accuracy = _comparison.top1_accuracy({"scores": scores}, "scores", labels)
     assert accuracy == 0.5
-    failures = _comparison.list_failures(
-        {"passed": True, "against": "reference", "accuracy": accuracy}, 0.9
+    failures = _findings.list_failures(
+        {"passed": True, "against": "reference", "accuracy": accuracy}, checks(min_accuracy=0.9)
     )
     assert failures == ["accuracy 0.5000 is below verify.min_accuracy 0.9"]
 

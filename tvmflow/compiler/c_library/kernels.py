@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.code_generation import keep_small_buffers_on_stack
 from tvmflow.compiler.periodic_loops import split_periodic_loops
 
@@ -113,7 +114,8 @@ def lower_kernels(
         functions: The scheduled kernels.
         target: The target, a CPU.
     """
-    mod = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(functions))
+    mod = compile_c_sources(tvm.IRModule(functions), target)
+    mod = tirx.transform.BindTarget(target.with_host(target))(mod)
     mod = ir.transform.Sequential([make() for make in _PASSES])(mod)
     mod = tvm.IRModule(
         {var: _to_c_function(function, target) for var, function in mod.functions_items()}

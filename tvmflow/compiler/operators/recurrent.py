@@ -204,7 +204,12 @@ class _Loops:
         for output, buffer in zip(self._outputs[1:], (state.hidden, state.cell), strict=False):
             for row in range(self._rows):
                 with _units(layer.hidden) as unit:
-                    output[direction, first + row, unit] = buffer[row, unit]
+                    value = buffer[row, unit]
+                    if inputs.lengths is not None:
+                        # an empty sequence has no last state; ONNX Runtime gives zeros for it
+                        has_steps = inputs.lengths[first + row] > 0
+                        value = tirx.Select(has_steps, value, self._const(0))
+                    output[direction, first + row, unit] = value
 
     def _list_phases(self) -> list[Callable[[_Place, _Buffers, Any], None]]:
         """Return the functions that compute a tile of a step; each needs the one before it for all tiles."""

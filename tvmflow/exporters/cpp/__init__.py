@@ -11,7 +11,7 @@ from typing import Final
 from tvmflow.core.errors import StageError
 from tvmflow.exporters import c_library as c_library_exporter
 from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
-from tvmflow.exporters.cpp import _header
+from tvmflow.exporters.cpp import _header, _images
 from tvmflow.exporters.cpp._header import Library, render_template
 from tvmflow.runtime.bundles import C_RUNTIME, Bundle, read_bundle, runtime_of
 from tvmflow.targets import c_library
@@ -29,7 +29,10 @@ SOURCES: Final = (
     *c_library.SOURCES,
     *(
         _header.FOLDER / name
-        for name in (*_TEMPLATES, _COPIED, *_CMAKE.values(), *_header.TEMPLATES)
+        for name in (
+            *(*_TEMPLATES, _COPIED, *_CMAKE.values(), *_header.TEMPLATES),
+            *(*_images.TEMPLATES, *_images.COPIED, _images.HEADER),
+        )
     ),
 )
 
@@ -51,6 +54,7 @@ def files(request: ExportRequest) -> tuple[str, ...]:
     name = request.name
     cmake = [f"lib/cmake/{name}/{name}-{kind}.cmake" for kind in _CMAKE]
     headers = [f"include/{name}.hpp"]
+    headers += [f"include/{name}-{_images.HEADER}"] if request.has_images else []
     libraries = []
     for part in request.parts:
         part_name = f"{name}-{part.name}"
@@ -62,8 +66,16 @@ def files(request: ExportRequest) -> tuple[str, ...]:
         headers.append(f"include/{names.header}")
         files_of_library = (names.static, names.shared, names.import_library)
         libraries += [f"lib/{file}" for file in files_of_library if file]
-    project = (*_TEMPLATES, _COPIED, *headers, *libraries, *cmake)
+    project = (*_templates(request), *_copied(request), *headers, *libraries, *cmake)
     return tuple(f"{name}-cpp/{file}" for file in project)
+
+
+def _templates(request: ExportRequest) -> tuple[str, ...]:
+    return (*_TEMPLATES, *_images.TEMPLATES) if request.has_images else _TEMPLATES
+
+
+def _copied(request: ExportRequest) -> tuple[str, ...]:
+    return (_COPIED, *_images.COPIED) if request.has_images else (_COPIED,)
 
 
 def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
@@ -81,9 +93,13 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
         model = DescribedModel(built.name, built.signature, (), request.triple)
         libraries = list(_write_parts(built, project))
     _write(project / f"include/{model.name}.hpp", _header.write_header(model, libraries))
-    shutil.copyfile(_header.FOLDER / _COPIED, project / _COPIED)
-    values = _describe(model, libraries, request)
-    for name in _TEMPLATES:
+    if request.has_images:
+        images = _images.write_header(model, built.manifest)
+        _write(project / f"include/{model.name}-{_images.HEADER}", images)
+    for name in _copied(request):
+        shutil.copyfile(_header.FOLDER / name, project / name)
+    values = _describe(model, libraries, request) | _images.describe(model, built.manifest)
+    for name in _templates(request):
         _write(project / name, render_template(name, values))
     for kind, name in _CMAKE.items():
         path = project / f"lib/cmake/{model.name}/{model.name}-{kind}.cmake"

@@ -111,7 +111,7 @@ def write_example(model: DescribedModel) -> list[str]:
             word if len(tensors) == 1 else f"{word}{i}" for i in range(len(tensors))
         ]
         for name, tensor in zip(names[direction], tensors, strict=True):
-            kind = _TYPES.get(tensor["dtype"], f"std::{tensor['dtype']}_t")
+            kind = type_of(tensor["dtype"])
             memory.append(f"std::vector<{kind}> {name}({math.prod(tensor['shape'])});")
     inputs, outputs = (", ".join(names[direction]) for direction in ("inputs", "outputs"))
     return [
@@ -119,6 +119,15 @@ def write_example(model: DescribedModel) -> list[str]:
         *memory,
         f"model.run({{{inputs}}}, {{{outputs}}});",
     ]
+
+
+def type_of(dtype: str) -> str:
+    """Return the type in C++ for the values of a tensor.
+
+    >>> type_of("float32"), type_of("int8"), type_of("float16")
+    ('float', 'std::int8_t', 'std::uint16_t')
+    """
+    return _TYPES.get(dtype, f"std::{dtype}_t")
 
 
 def _place_tensors(

@@ -8,13 +8,15 @@ from typing import Any, Final
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from tvmflow.frontends.onnx._branches import name_branch_values
 from tvmflow.frontends.onnx._graph import (
     KnownValues,
     attributes_of,
-    captured_names,
     is_standard,
     known_values,
+    list_branches,
     opset_of,
+    rename_captured,
     replace_nodes,
 )
 
@@ -22,8 +24,11 @@ from tvmflow.frontends.onnx._graph import (
 _OLDEST_SCAN_OPSET: Final = 9
 # Unsqueeze takes its axes as an input from here on.
 _AXES_INPUT_OPSET: Final = 13
-# More nodes take minutes to compile.
-_MAX_NODES: Final = 4096
+MAX_UNROLLED_NODES: Final = 4096
+"""The most nodes of an unrolled loop: more take minutes to compile."""
+
+# Of a model, when loops in loops become many.
+_MAX_NODES: Final = 4 * MAX_UNROLLED_NODES
 
 
 def unroll_loops(model: ModelProto) -> ModelProto:
@@ -33,12 +38,14 @@ def unroll_loops(model: ModelProto) -> ModelProto:
     known, opset = known_values(model), opset_of(model)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
-        unroll = _UNROLLERS.get(node.op_type) if is_standard(node) else None
+        can_unroll = is_standard(node) and len(nodes) <= _MAX_NODES
+        unroll = _UNROLLERS.get(node.op_type) if can_unroll else None
         iterations = unroll(node, known, opset) if unroll else None
         nodes += [node] if iterations is None else iterations.nodes
         model.graph.initializer.extend(iterations.weights if iterations else [])
     replace_nodes(model, nodes)
-    return model
+    # branches in a body are the same graphs in every iteration
+    return name_branch_values(model) if any(list_branches(model.graph)) else model
 
 
 class _Iterations:
@@ -80,6 +87,8 @@ class _Iterations:
             copy = NodeProto.FromString(node.SerializeToString())
             copy.input[:] = [names.get(name, name) for name in node.input]
             copy.output[:] = [names.get(name, name) for name in node.output]
+            for graph in (graph for a in copy.attribute for graph in (a.g, *a.graphs)):
+                rename_captured(graph, names)
             self.nodes.append(copy)
         return [names.get(value.name, value.name) for value in self._body.output]
 
@@ -162,9 +171,14 @@ def _loop(node: NodeProto, known: KnownValues, opset: int) -> _Iterations | None
 
 
 def _can_unroll(body: GraphProto, count: int) -> bool:
-    """Return whether a body can be repeated: values in graphs inside it would have the same names."""
-    has_graphs = any(captured_names(a) for node in body.node for a in node.attribute)
-    return count > 0 and count * len(body.node) <= _MAX_NODES and not has_graphs
+    """Return whether the iterations of a body are few enough."""
+    return 0 < count * _count_nodes(body) <= MAX_UNROLLED_NODES
+
+
+def _count_nodes(graph: GraphProto) -> int:
+    """Return the number of nodes of a graph and of all graphs in it; at least 1."""
+    inner = (inner for node in graph.node for a in node.attribute for inner in (a.g, *a.graphs))
+    return max(1, len(graph.node) + sum(_count_nodes(graph) for graph in inner if graph.node))
 
 
 def _goes_on(body: GraphProto) -> bool:

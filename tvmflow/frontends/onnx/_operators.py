@@ -9,7 +9,8 @@ from typing import Final
 from onnx import NodeProto
 
 from tvmflow.core.formatting import excerpt
-from tvmflow.frontends.onnx._graph import KnownValues, attributes_of, is_standard
+from tvmflow.frontends.onnx._graph import OWN_DOMAIN, KnownValues, attributes_of, is_standard
+from tvmflow.frontends.onnx._loops import MAX_UNROLLED_NODES
 
 _PARAMETER_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
     "Clip": (1, 2),
@@ -100,6 +101,13 @@ QOPERATORS: Final = frozenset(
 )
 """Operators of models quantized in ONNX Runtime's QOperator format, which TVM lacks; QDQ is supported."""
 
+_UNROLLED: Final[Mapping[str, str]] = {
+    "Loop": "a constant number of iterations, no condition that is computed, and at most "
+    f"{MAX_UNROLLED_NODES:,} nodes in all",
+    "Scan": f"opset 9, a known length, and at most {MAX_UNROLLED_NODES:,} nodes in all",
+}
+"""What it takes for a loop to have been replaced by its iterations."""
+
 # TVM's converter of this name is for the operator in the domain com.microsoft, which is another one.
 _MICROSOFT_ONLY: Final = frozenset({"Attention"})
 
@@ -118,6 +126,10 @@ def supported_operators() -> frozenset[str]:
 
 def unsupported_reason(node: NodeProto, known: KnownValues) -> str:
     """Return why TVM's importer cannot import this node correctly, or an empty string."""
+    if node.domain == OWN_DOMAIN:
+        return ""
+    if is_standard(node) and node.op_type in _UNROLLED:
+        return f"{node.op_type} is unrolled, which needs {_UNROLLED[node.op_type]}"
     name = excerpt(f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type))
     has_converter = node.op_type in supported_operators() and (
         is_standard(node) or node.domain == "com.microsoft"

@@ -154,8 +154,8 @@ class _Converter:
         layer = self._layer
         needs_product_bias = layer.kind == "GRU" and layer.resets_product
         if self._operands.bias is None:
-            zeros = np.zeros((layer.directions, layer.tiles * LANES), self._sum_dtype)
-            return None, relax.const(zeros) if needs_product_bias else None
+            zeros = self._constant(np.zeros((layer.directions, layer.tiles * LANES)))
+            return None, zeros if needs_product_bias else None
         biases = self._split_units(self._operands.bias, [layer.directions, 2, layer.gates], [])
         sizes = [layer.directions, layer.gates, layer.tiles, LANES]
         of_input, of_state = (
@@ -165,7 +165,7 @@ class _Converter:
             return self._emit(relax.op.add(of_input, of_state)), None
         product_bias = self._slice(of_state, 1, 2, 3)
         # The reset gate does not multiply the other two.
-        keep = relax.const(np.array([1, 1, 0], self._sum_dtype).reshape(3, 1, 1))
+        keep = self._constant(np.reshape([1, 1, 0], (3, 1, 1)))
         of_state = self._emit(relax.op.multiply(of_state, keep))
         product_bias = self._reshape(product_bias, [layer.directions, layer.tiles * LANES])
         return self._emit(relax.op.add(of_input, of_state)), product_bias
@@ -180,7 +180,7 @@ class _Converter:
         layer = self._layer
         width = layer.tiles * LANES
         if state is None:
-            return relax.const(np.zeros((layer.directions, layer.batch, width), self._sum_dtype))
+            return self._constant(np.zeros((layer.directions, layer.batch, width)))
         if self._is_batch_first:
             state = self._emit(relax.op.permute_dims(state, [1, 0, 2]))
         split = self._split_units(state, [layer.directions, layer.batch], [])
@@ -196,6 +196,10 @@ class _Converter:
             widths = [0] * (2 * len(outer) + 1) + [missing] + [0] * (2 * len(inner))
             tensor = self._emit(relax.op.nn.pad(tensor, widths))
         return self._reshape(tensor, [*outer, layer.tiles, LANES, *inner])
+
+    def _constant(self, array: np.ndarray[Any, Any]) -> Any:
+        # without a dtype, TVM would make float64 float32
+        return relax.const(array.astype(self._sum_dtype), self._sum_dtype)
 
     def _slice(self, tensor: Any, axis: int, begin: int, end: int) -> Any:
         return self._emit(relax.op.strided_slice(tensor, [axis], [begin], [end]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import ClassVar, Final
 
 from pydantic import Field
 
@@ -15,10 +15,11 @@ from tvmflow.core.named_files import is_file, missing_file_text, obstacle
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import InputFile, Json
 from tvmflow.frontends._base import MissingFile, ModelInput, Where
-from tvmflow.frontends._file_source import NamedFile, OneFile, further_file, named_file
+from tvmflow.frontends._file_kinds import recognize
+from tvmflow.frontends._file_source import NamedFile, OneFile, further_file, named_file, shown
 from tvmflow.frontends.onnx._header import Header, read_header
 from tvmflow.frontends.onnx._protobuf import NotAModel
-from tvmflow.store.addresses import HUB, is_address, scheme_of, without_secrets
+from tvmflow.store.addresses import HUB, is_address, scheme_of
 from tvmflow.store.source_files import SourceFiles
 
 MODEL: Final = "model"
@@ -30,6 +31,8 @@ EXTERNAL: Final = "external/"
 
 class OnnxSource(OneFile):
     """The fields of an ONNX model."""
+
+    takes_operators: ClassVar[bool] = True
 
     onnx: NamedFile | None = Field(
         default=None,
@@ -66,7 +69,8 @@ def list_files(
         names = _read_external_names(model, position)
         _check_pinned_names(source, names, where)
     external = (_external_file(name, model, source, where) for name in names)
-    return (model, *map(sources.resolve, external))
+    by_role = {file.role: file for file in external}
+    return (model, *map(sources.resolve, by_role.values()))
 
 
 def _read_external_names(model: InputFile, position: str) -> tuple[str, ...]:
@@ -75,8 +79,10 @@ def _read_external_names(model: InputFile, position: str) -> tuple[str, ...]:
     try:
         return _read_header(path).data_files
     except NotAModel as error:
-        text = f"{position}: model.onnx: {_shown(model)} is not an ONNX model: {error}"
-        raise RecipeError(text) from None
+        kind = recognize(path)
+        text = kind.text if kind else f"is not an ONNX model: {error}"
+        fix = kind.fix if kind else ""
+        raise RecipeError(f"{position}: model.onnx: {shown(model)} {text}", fix=fix) from None
     except OSError as error:
         raise RecipeError(f"{position}: model.onnx: {path}: {error.strerror}") from None
 
@@ -93,11 +99,6 @@ def _check_pinned_names(source: OnnxSource, names: tuple[str, ...], where: Where
             hint = did_you_mean(name, valid)
             text = f"model.files: the model has no external data in {quoted(name)}{hint}"
             raise RecipeError(f"{where('files', name)}: {text}")
-
-
-def _shown(model: InputFile) -> str:
-    """Return where a model is, for messages."""
-    return without_secrets(model.url) if model.url else model.path
 
 
 def _normal(location: str) -> str:
@@ -139,13 +140,15 @@ def _external_file(location: str, model: InputFile, source: OnnxSource, where: W
     """
     inside, name = PurePosixPath(location), quoted(location)
     is_inside = bool(location) and not inside.is_absolute() and ".." not in inside.parts
-    start = f"{model.where}: model.onnx: {_shown(model)}"
+    start = f"{model.where}: model.onnx: {shown(model)}"
     if not is_inside or not (model.url or _is_in_model_folder(model.path, location)):
         raise RecipeError(
             f"{start} refers to data outside its folder: {name}",
             fix="save the model again with its external data beside it",
         )
-    file = further_file(f"{EXTERNAL}{location}", _normal(location), model, source, where)
+    # Without the header, only the names in `files` are known, which need not be written as there.
+    role = f"{EXTERNAL}{_normal(location) if model.url else location}"
+    file = further_file(role, _normal(location), model, source, where)
     if not file.url and not is_file(Path(file.path)):
         problem = obstacle(Path(file.path)) or "does not exist"
         raise RecipeError(

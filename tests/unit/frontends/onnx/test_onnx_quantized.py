@@ -18,7 +18,7 @@ from tvmflow.compiler import lowering
 from tvmflow.core.errors import ImportFailed
 from tvmflow.frontends import onnx as frontend
 from tvmflow.frontends._base import LoadedModel
-from tvmflow.stages import _comparison
+from tvmflow.stages import _tolerances
 from tvmflow.stages._comparison import compare
 
 FEED = {"data": draw(1, 3, 8, 8, seed=5)}
@@ -38,7 +38,7 @@ def reference(loaded: LoadedModel, folder: Path, feed: dict[str, Array]) -> Arra
 
 def agrees(actual: Array, expected: Array) -> bool:
     """As closely as a quantized model can."""
-    tolerance = _comparison.DEFAULTS[_comparison.QUANTIZED]
+    tolerance = _tolerances.DEFAULTS[_tolerances.QUANTIZED]
     return bool(compare(actual, expected, tolerance)["passed"])
 
 

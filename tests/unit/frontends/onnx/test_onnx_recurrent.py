@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
 from tests.support.kernels import FAST, outputs
 from tests.support.onnx_models import agree, load, model, value
@@ -18,6 +20,7 @@ from tvmflow.core.errors import ImportFailed
 KINDS = ("LSTM", "GRU", "RNN")
 DIRECTIONS = ("forward", "reverse", "bidirectional")
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+ACTIVATIONS = "Affine Elu HardSigmoid LeakyRelu Relu ScaledTanh Sigmoid Softplus Softsign Tanh ThresholdedRelu".split()
 STATES = {"LSTM": ("hidden", "cell"), "GRU": ("hidden",), "RNN": ("hidden",)}
 
 
@@ -33,9 +36,16 @@ def layer(
     states: bool = True,
     peepholes: bool = False,
     dtype: str = "float32",
+    lengths_are_input: bool = False,
+    used: tuple[str, ...] = (),
     **attributes: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """Return a model of one layer, and inputs for it."""
+    """Return a model of one layer, and inputs for it.
+
+    Args:
+        lengths_are_input: The lengths are an input, not a constant.
+        used: The outputs of the layer that the model has; empty for all.
+    """
     random = np.random.default_rng(0)
     directions = 2 if attributes.get("direction") == "bidirectional" else 1
     is_batch_first = attributes.get("layout", 0)
@@ -50,7 +60,7 @@ def layer(
     if bias:
         weights["bias"] = draw(directions, 2 * gates)
     if lengths:
-        weights["lengths"] = np.array(lengths, np.int32)
+        (feed if lengths_are_input else weights)["lengths"] = np.array(lengths, np.int32)
     for name in STATES[kind] if states else ():
         outer = (batch, directions) if is_batch_first else (directions, batch)
         feed[name] = draw(*outer, hidden)
@@ -61,9 +71,11 @@ def layer(
     while not names[-1]:
         names.pop()
     results = ["y", *(f"last_{name}" for name in STATES[kind])]
-    node = helper.make_node(kind, names, results, hidden_size=hidden, **attributes)
-    inputs = [value(name, array.shape, dtype) for name, array in feed.items()]
-    outputs = [value(name, None, dtype) for name in results]
+    used = used or tuple(results)
+    made = [name if name in used else "" for name in results]
+    node = helper.make_node(kind, names, made, hidden_size=hidden, **attributes)
+    inputs = [value(name, array.shape, str(array.dtype)) for name, array in feed.items()]
+    outputs = [value(name, None, dtype) for name in results if name in used]
     return model([node], inputs, outputs, weights, opset=14), feed
 
 
@@ -84,6 +96,55 @@ def check(folder: Path, kind: str, **options: Any) -> None:
 )
 def test_layers_agree_with_onnx_runtime(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
     """Weights are packed for tiles of hidden units, which no number of units need fill."""
+    check(tmp_path, kind, **options)
+
+
+def random_layer(seed: int) -> tuple[str, dict[str, Any]]:
+    """Return the kind and the options of a layer from everything that ONNX has for it."""
+    random = np.random.default_rng(seed)
+
+    def one_of(*choices: Any) -> Any:
+        return choices[random.integers(len(choices))]
+
+    kind = one_of(*KINDS)
+    steps, batch = int(random.integers(1, 8)), int(random.integers(1, 7))
+    results = ["y", *(f"last_{name}" for name in STATES[kind])]
+    options = {
+        "steps": steps,
+        "batch": batch,
+        "size": int(random.integers(1, 9)),
+        "hidden": int(random.integers(1, 40)),
+        "direction": one_of(*DIRECTIONS),
+        "bias": one_of(True, False),
+        "states": one_of(True, False),
+        "used": tuple(name for name in results if random.random() < 0.7) or ("y",),
+    }
+    if one_of(True, False):
+        options["lengths"] = random.integers(0, steps + 1, batch).tolist()
+        options["lengths_are_input"] = one_of(True, False)
+    if one_of(True, False):
+        options["clip"] = float(random.uniform(0.05, 1))
+    if kind == "LSTM":
+        options |= {"peepholes": one_of(True, False), "input_forget": one_of(0, 1)}
+    if kind == "GRU":
+        options["linear_before_reset"] = one_of(0, 1)
+    if one_of(True, False):
+        count = {"LSTM": 3, "GRU": 2, "RNN": 1}[kind] * (
+            1 + (options["direction"] == DIRECTIONS[2])
+        )
+        options["activations"] = [one_of(*ACTIVATIONS) for _ in range(count)]
+        # ONNX Runtime reads parameters in order, and has its own defaults where there are too few
+        options["activation_alpha"] = random.uniform(0.1, 0.9, count).tolist()
+        options["activation_beta"] = random.uniform(0.1, 0.9, count).tolist()
+    return kind, options
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 150))]
+)
+def test_random_layers_agree_with_onnx_runtime(seed: int, tmp_path: Path) -> None:
+    """Sizes, directions, lengths, states, outputs, activations: all that ONNX has, but the layout."""
+    kind, options = random_layer(seed)
     check(tmp_path, kind, **options)
 
 
@@ -124,10 +185,7 @@ def test_work_for_several_cores_is_divided(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    "Affine Elu HardSigmoid LeakyRelu Relu ScaledTanh Sigmoid Softplus Softsign ThresholdedRelu".split(),
-)
+@pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name != "Tanh"])
 def test_every_activation_agrees(name: str, tmp_path: Path) -> None:
     """With parameters of its own, and for one direction alone."""
     parameters = {"activation_alpha": [0.6], "activation_beta": [0.3]}
@@ -136,16 +194,45 @@ def test_every_activation_agrees(name: str, tmp_path: Path) -> None:
     check(tmp_path, "LSTM", activations=names, direction="bidirectional", hidden=5)
 
 
-def test_sequences_may_come_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 30))]
+)
+def test_sequences_may_come_first(seed: int, tmp_path: Path) -> None:
     """ONNX Runtime lacks that layout: the other one gives the expected numbers."""
-    made, feed = layer("LSTM", batch=2, steps=3, direction="bidirectional", layout=1)
+    kind, options = random_layer(seed)
+    options["used"] = ()
+    made, feed = layer(kind, **options, layout=1)
     actual = outputs(load(made, tmp_path, feed), feed)
-    made, _ = layer("LSTM", batch=2, steps=3, direction="bidirectional")
-    feed = {name: np.ascontiguousarray(array.swapaxes(0, 1)) for name, array in feed.items()}
-    states, *last = outputs(load(made, tmp_path, feed), feed)
+    made, _ = layer(kind, **options)
+    swapped = {
+        name: array if name == "lengths" else np.ascontiguousarray(array.swapaxes(0, 1))
+        for name, array in feed.items()
+    }
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    states, *last = session.run(None, swapped)
     expected = [states.transpose(2, 0, 1, 3), *(state.swapaxes(0, 1) for state in last)]
     for one, other in zip(actual, expected, strict=True):
-        assert np.array_equal(one, other)
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("LSTM", {"peepholes": True}),
+        ("GRU", {"linear_before_reset": 1}),
+        ("GRU", {"linear_before_reset": 1, "bias": False, "states": False}),
+        ("RNN", {"states": False}),
+    ],
+)
+def test_layers_of_float64_agree_with_the_reference_evaluator(
+    kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """ONNX Runtime has no such layers."""
+    made, feed = layer(kind, dtype="float64", batch=2, hidden=5, **options)
+    actual = outputs(load(made, tmp_path, feed), feed)
+    for one, other in zip(actual, ReferenceEvaluator(made).run(None, feed), strict=True):
+        assert one.dtype == np.float64
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
 def test_layers_of_float16_are_summed_in_float32(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_it_runs_the_unmodified_model(tmp_path: Path) -> None:
         actual_value = reference.run(feed)
         seconds = reference.latency(feed, repeat=3, min_seconds=0.001)
     expected = onnxruntime.InferenceSession(str(files["model"])).run(None, feed)[0]
-    np.testing.assert_allclose(actual_value["prob"], expected, rtol=1e-6)
+    np.testing.assert_allclose(actual_value["prob"], expected, rtol=1e-4)
     assert len(seconds) == 3 and all(0 < item < 1 for item in seconds)
 
 

@@ -1,0 +1,171 @@
+"""PyTorch archives, imported and verified with PyTorch itself; without it, what the command says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.kernels import outputs as compute
+from tests.support.project import Project
+from tests.support.pytorch_archives import graph, write_archive
+from tvmflow.core import packages
+from tvmflow.core.errors import ImportFailed
+from tvmflow.core.types import TensorSpec
+from tvmflow.frontends import pytorch as frontend
+
+HAS_TORCH = importlib.util.find_spec("torch") and importlib.util.find_spec("onnxscript")
+with_torch = pytest.mark.skipif(
+    not HAS_TORCH, reason="PyTorch is not installed (pip install 'tvmflow[pytorch]')"
+)
+RECIPE = """\
+recipe: 1
+name: net
+model: {pytorch: net.pt2}
+targets: [host]
+outputs: [c-library]
+verify: {repeat: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the archives that `tests.support.make_archives` writes."""
+    folder = tmp_path_factory.mktemp("archives")
+    command = [sys.executable, "-m", "tests.support.make_archives", str(folder)]
+    subprocess.run(command, check=True)
+    return folder
+
+
+def float_spec(name: str, *shape: int) -> TensorSpec:
+    return TensorSpec(name, shape, "float32")
+
+
+NETS = {
+    "convolutions": (
+        (float_spec("image", 3, 3, 16, 16), float_spec("scale", 1)),
+        ["scores", "inner_0", "inner_1_0"],
+    ),
+    "text": (
+        (TensorSpec("batch_ids", (1, 4), "int64"), TensorSpec("batch_mask", (1, 4), "bool")),
+        ["output_0", "output_1", "output_3"],
+    ),
+    "wrapped": (
+        (
+            float_spec("x", 1, 3),
+            float_spec("before_scores", 1, 3),
+            float_spec("before_states_0", 1, 2),
+        ),
+        ["scores", "states_0", "states_1"],
+    ),
+    "lstm": ((float_spec("x", 2, 7, 10),), ["output_0", "output_1_0", "output_1_1"]),
+    "gru": ((float_spec("x", 2, 7, 10),), ["output_0", "output_1"]),
+    "block": ((float_spec("src", 2, 9, 32),), ["output"]),
+}
+
+
+@pytest.mark.pytorch
+@with_torch
+@pytest.mark.parametrize("name", NETS)
+def test_an_archive_computes_what_pytorch_computes(
+    archives: Path, name: str, tmp_path: Path
+) -> None:
+    """With the names of the archive, in its order, for the shapes of the recipe."""
+    inputs, outputs = NETS[name]
+    files = {"model": archives / f"{name}.pt2"}
+    free = inputs if name == "convolutions" else ()
+    inner = ("relu_",) if name == "convolutions" else ()
+    model = frontend.load(files, free, inner)
+    assert model.inputs == inputs
+    assert [spec.name for spec in model.outputs] == outputs
+    assert tuple(spec.name for spec in model.tensors) == inner
+    random = np.random.default_rng(0)
+    feed = {spec.name: (random.random(spec.shape) * 2).astype(spec.dtype) for spec in model.inputs}
+    results = compute(model, feed)
+    with frontend.reference(
+        files, model.inputs, model.outputs, tensors=model.tensors, threads=1, scratch=tmp_path
+    ) as reference:
+        assert reference.name == f"PyTorch {packages.find_package('torch').version}"
+        expected = reference.run(feed)
+        assert min(reference.latency(feed, repeat=2, min_seconds=0.01)) > 0
+    assert list(expected) == [*outputs, *inner]
+    for result, array in zip(results, expected.values(), strict=True):
+        assert result.dtype == array.dtype
+        np.testing.assert_allclose(result, array, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.pytorch
+@with_torch
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("counter", r"the model changes its own state when it runs \(count\)"),
+        ("svd", "PyTorch cannot export the archive to ONNX: No ONNX function found for .*svd"),
+    ],
+)
+def test_models_that_cannot_be_exported(archives: Path, name: str, sentence: str) -> None:
+    """The message has PyTorch's reason."""
+    with pytest.raises(ImportFailed, match=sentence):
+        frontend.load({"model": archives / f"{name}.pt2"}, ())
+
+
+@pytest.mark.pytorch
+@with_torch
+def test_an_unknown_inner_tensor(archives: Path) -> None:
+    """The remedy is the command that shows the names."""
+    with pytest.raises(ImportFailed, match="the model has no tensor 'relu7'") as caught:
+        frontend.load({"model": archives / "block.pt2"}, (), ("relu7",))
+    assert "torch.export.load(FILE).graph" in caught.value.fix
+
+
+@pytest.mark.pytorch
+@with_torch
+def test_an_archive_of_a_newer_pytorch(archives: Path, tmp_path: Path) -> None:
+    """When it cannot be loaded, the message says which version wrote it, and what to install."""
+    path = tmp_path / "newer.pt2"
+    with zipfile.ZipFile(archives / "block.pt2") as old, zipfile.ZipFile(path, "w") as new:
+        for entry in old.infolist():
+            content = old.read(entry)
+            if entry.filename.endswith(("models/model.json", "serialized_exported_program.json")):
+                document = json.loads(content)
+                document["torch_version"] = "99.1.0"
+                document["schema_version"]["major"] += 1
+                content = json.dumps(document).encode()
+            new.writestr(entry, content)
+    with pytest.raises(
+        ImportFailed, match=r"cannot load the archive, which PyTorch 99\.1\.0 wrote"
+    ) as caught:
+        frontend.load({"model": path}, ())
+    assert caught.value.fix.startswith("pip install 'torch>=99.1'")
+
+
+@pytest.mark.pytorch
+@with_torch
+def test_a_recipe_from_an_archive_to_a_verified_library(archives: Path, project: Project) -> None:
+    """A second run does nothing; another PyTorch would import again."""
+    shutil.copy(archives / "block.pt2", project.folder / "net.pt2")
+    (project.folder / "tiny.yaml").write_text(RECIPE)
+    ran = project.run()
+    assert ran.code == 0, ran.out + ran.err
+    assert ran.stages["verify/host"]["facts"]["reference"].startswith("PyTorch ")
+    assert project.run().ran == []
+    explained = project.tvmflow("explain", "tiny.yaml", "import")
+    assert "torch" in explained.out and "onnxscript" in explained.out
+
+
+@pytest.mark.skipif(bool(HAS_TORCH), reason="PyTorch is installed")
+def test_a_plan_without_pytorch_says_what_to_install(project: Project) -> None:
+    """Only for recipes that name an archive, and before anything runs."""
+    write_archive(project.folder / "net.pt2", graph())
+    (project.folder / "tiny.yaml").write_text(RECIPE)
+    ran = project.tvmflow("plan", "tiny.yaml")
+    assert ran.code == 4
+    assert "net:import: onnx-ir is not installed" in ran.err
+    assert "fix: pip install 'tvmflow[pytorch]'" in ran.err

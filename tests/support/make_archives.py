@@ -1,0 +1,138 @@
+"""Write the archives that the tests of PyTorch models import: `python -m tests.support.make_archives FOLDER`.
+
+Runs in a process of its own, so that tests and PyTorch do not share one.
+"""
+
+# PyTorch need not be installed where types are checked.
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+BATCH = torch.export.Dim("batch", min=1, max=16)
+
+
+@dataclasses.dataclass
+class Answer:
+    """What a model of another package returns: importing it must not need that package."""
+
+    scores: torch.Tensor
+    states: list[torch.Tensor]
+
+
+pytree.register_pytree_node(
+    Answer,
+    lambda value: ([value.scores, value.states], ["scores", "states"]),
+    lambda values, _: Answer(*values),
+    flatten_with_keys_fn=lambda value: (
+        [(pytree.GetAttrKey("scores"), value.scores), (pytree.GetAttrKey("states"), value.states)],
+        ["scores", "states"],
+    ),
+    serialized_type_name="nowhere.to.be.found.Answer",
+)
+
+
+class Convolutions(nn.Module):
+    """A dictionary with nested values, of a batch that is free, and a weight with the name of an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.head, self.scores = nn.Linear(8, 4), nn.Parameter(torch.rand(4))
+
+    def forward(self, image: torch.Tensor, scale: torch.Tensor) -> dict[str, Any]:
+        """Return scores, and features in a tuple and a list."""
+        features = self.norm(self.conv(image)).relu_().mean((2, 3))
+        return {
+            "scores": self.head(features) * self.scores * scale,
+            "inner": (features, [features + 1]),
+        }
+
+
+class Text(nn.Module):
+    """Inputs of int64 and bool in a dictionary, and results that are no tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 8)
+
+    def forward(self, batch: dict[str, torch.Tensor], factor: int = 2) -> Any:
+        """Return a tensor twice, nothing, an input as it is, and a number."""
+        sums = (self.table(batch["ids"]) * batch["mask"].unsqueeze(-1)).sum(1) * factor
+        return sums, sums, None, batch["ids"], 3
+
+
+class Wrapped(nn.Module):
+    """A class of another package, as input and as output."""
+
+    def forward(self, x: torch.Tensor, before: Answer) -> Answer:
+        """Return sums."""
+        return Answer(x + before.scores, [x * 2, *before.states])
+
+
+class Recurrent(nn.Module):
+    """All that a recurrent layer returns."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layers = kind(10, 16, 2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Return outputs and states."""
+        return self.layers(x)
+
+
+class Counter(nn.Module):
+    """A state that each call changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Count the calls."""
+        self.count.add_(1.0)
+        return x + self.count
+
+
+class SingularValues(nn.Module):
+    """An operator that ONNX does not have."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return singular values."""
+        return torch.linalg.svd(x)[1]
+
+
+def main() -> None:
+    """Write all archives into the folder on the command line."""
+    folder = Path(sys.argv[1])
+    torch.manual_seed(0)
+    image, ids = torch.randn(2, 3, 16, 16), torch.ones(1, 4, dtype=torch.int64)
+    answer = Answer(torch.ones(1, 3), [torch.zeros(1, 2)])
+    block = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    archives: dict[str, tuple[nn.Module, tuple[Any, ...], Any]] = {
+        "convolutions": (Convolutions(), (image, torch.ones(1)), ({0: BATCH}, None)),
+        "text": (Text(), ({"ids": ids, "mask": ids > 0},), None),
+        "wrapped": (Wrapped(), (torch.ones(1, 3), answer), None),
+        "lstm": (Recurrent(nn.LSTM), (torch.randn(2, 7, 10),), None),
+        "gru": (Recurrent(nn.GRU), (torch.randn(2, 7, 10),), None),
+        "block": (block, (torch.randn(2, 9, 32),), None),
+        "counter": (Counter(), (torch.ones(1, 3),), None),
+        "svd": (SingularValues(), (torch.ones(4, 4),), None),
+    }
+    for name, (model, inputs, dynamic) in archives.items():
+        with torch.no_grad():
+            program = torch.export.export(model.eval(), inputs, dynamic_shapes=dynamic)
+        torch.export.save(program, folder / f"{name}.pt2")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""What planning reads of an archive without PyTorch, and which files are refused, and where."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.pytorch_archives import LEAF, container, graph, write_archive, write_zip
+from tests.support.source_files import empty_source_files
+from tvmflow.core.errors import RecipeError
+from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends._base import ModelInput
+from tvmflow.frontends._file_kinds import EXPORT_LINES
+from tvmflow.frontends.pytorch._archive import Archive, read_archive
+from tvmflow.planning.planned_recipe import PlannedRecipe
+from tvmflow.planning.prepare import _list_input_problems
+from tvmflow.planning.recipes import load_recipe
+
+TWO_INPUTS: Any = {"image": ("float32", ["s0", 3, 8]), "ids": ("int64", ["s0", "s1"])}
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def problems(recipe: str) -> list[str]:
+    """Return the problems of a recipe that planning finds in its model, and the remedy."""
+    Path("r.yaml").write_text(f"recipe: 1\nname: net\n{recipe}")
+    try:
+        loaded = load_recipe(Path("r.yaml"))
+        source = loaded.recipe.model
+        files = FRONTENDS[source.kind].files(
+            source, Path(), partial(loaded.where, "model"), empty_source_files()
+        )
+        return list(_list_input_problems(PlannedRecipe(loaded, (), (), files, "")))
+    except RecipeError as error:
+        assert error.exit_code == 2
+        return [*error.problems, *filter(None, [error.fix])]
+
+
+@pytest.mark.parametrize("name", ["net/models/model.json", "serialized_exported_program.json"])
+def test_the_facts_of_an_archive(name: str) -> None:
+    """In the layouts of PyTorch 2.8 and later, and of older versions."""
+    write_archive(Path("net.pt2"), graph(TWO_INPUTS), name)
+    assert read_archive(Path("net.pt2")) == Archive(
+        torch_version="2.13.0+cpu",
+        inputs=(
+            ModelInput("image", "float32", ("s0", 3, 8), limits={"s0": (4, 64)}),
+            ModelInput("ids", "int64", ("s0", "s1"), limits={"s0": (4, 64), "s1": (None, None)}),
+        ),
+        outputs=("output",),
+        containers={},
+    )
+
+
+PAIR = container("builtins.tuple", None, LEAF, LEAF)
+BERT = "transformers.modeling_outputs.BaseModelOutput"
+
+
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        (LEAF, ("output",)),
+        (PAIR, ("output_0", "output_1")),
+        (container("builtins.list", None, LEAF), ("output_0",)),
+        (container("builtins.dict", ["scores", "boxes"], LEAF, LEAF), ("scores", "boxes")),
+        (
+            container("builtins.dict", ["scores", "inner"], LEAF, PAIR),
+            ("scores", "inner_0", "inner_1"),
+        ),
+        (container("builtins.tuple", None, LEAF, PAIR), ("output_0", "output_1_0", "output_1_1")),
+        (container(BERT, ["last_hidden_state"], LEAF), ("last_hidden_state",)),
+        (container("mine.Pair", [["left", "right"], ["none"]], LEAF, LEAF), ("left", "right")),
+        (container("collections.namedtuple", "mine.Point", LEAF, LEAF), ("px", "py")),
+        (container("builtins.dict", ["x"], LEAF), ("output_x",)),
+        (
+            container("builtins.dict", ["a_0", "a"], LEAF, PAIR),
+            ("output_0", "output_1", "output_2"),
+        ),
+    ],
+)
+def test_outputs_are_named_by_the_keys_of_the_model(
+    spec: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    """By position in tuples; never like an input, or like each other."""
+    fields = {"mine.Point": {"field_names": ["px", "py"]}}
+    write_archive(Path("net.pt2"), graph(out_spec=spec, fields=fields))
+    assert read_archive(Path("net.pt2")).outputs == names
+
+
+def test_values_that_are_no_tensors_are_no_outputs() -> None:
+    """The others keep the numbers of their positions."""
+    document = graph(out_spec=container("builtins.tuple", None, LEAF, LEAF, LEAF))
+    outputs = document["graph_module"]["signature"]["output_specs"]
+    outputs[1] = {"user_output": {"arg": {"as_none": True}}}
+    outputs.append({"buffer_mutation": {"arg": {"name": "b"}, "buffer_name": "b"}})
+    write_archive(Path("net.pt2"), document)
+    assert read_archive(Path("net.pt2")).outputs == ("output_0", "output_2")
+
+
+def test_types_of_other_packages_are_listed() -> None:
+    """Named tuples with their fields, so that stand-ins can be made."""
+    inner = container("collections.namedtuple", "mine.Point", LEAF, LEAF)
+    spec = container(BERT, ["states"], container("builtins.list", None, inner))
+    fields = {"mine.Point": {"field_names": ["px", "py"]}}
+    write_archive(Path("net.pt2"), graph(out_spec=spec, fields=fields))
+    assert read_archive(Path("net.pt2")).containers == {BERT: (), "mine.Point": ["px", "py"]}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ("{image: {shape: [4, 3, 8]}, ids: {shape: [4, 7], dtype: int64}}", []),
+        (
+            "{imag: {shape: [4, 3, 8]}, ids: {shape: [4, 7], dtype: int64}}",
+            [
+                "r.yaml:4:16: inputs.imag: the model has no input 'imag'; did you mean 'image'? (its inputs are image, ids)",
+                "r.yaml:4:9: inputs: the model leaves sizes open; write this in the recipe, with a number for each SIZE:\n\n"
+                "inputs:\n  image: {shape: [SIZE, 3, 8]}  # float32, [s0, 3, 8]\n"
+                "  ids: {shape: [4, 7], dtype: int64}  # int64, [s0, s1]",
+            ],
+        ),
+        (
+            "{image: {shape: [4, 3, 9]}, ids: {shape: [4, 7], dtype: int32}}",
+            [
+                "r.yaml:4:25: inputs.image.shape: input 'image' has shape ['s0', 3, 8], which [4, 3, 9] does not fit",
+                "r.yaml:4:65: inputs.ids.dtype: input 'ids' has dtype int64, not int32",
+            ],
+        ),
+        (
+            "{image: {shape: [65, 3, 8]}, ids: {shape: [8, 7], dtype: int64}}",
+            [
+                "r.yaml:4:25: inputs.image.shape: dimension 0 ('s0') of input 'image' is 65, and the model was exported for a size of at most 64",
+                "r.yaml:4:51: inputs.ids.shape: dimension 0 ('s0') of input 'ids' is 8, and that of input 'image' is 65: they are one dimension",
+            ],
+        ),
+        (
+            "{image: {shape: [3, 3, 8]}, ids: {shape: [3, 1], dtype: int64}}",
+            [
+                "r.yaml:4:25: inputs.image.shape: dimension 0 ('s0') of input 'image' is 3, and the model was exported for a size of at least 4",
+                "r.yaml:4:50: inputs.ids.shape: dimension 0 ('s0') of input 'ids' is 3, and the model was exported for a size of at least 4",
+            ],
+        ),
+    ],
+)
+def test_inputs_that_do_not_fit_have_their_position(inputs: str, expected: list[str]) -> None:
+    """Names, dtypes, fixed sizes, limits of free ones, and those that two inputs share."""
+    write_archive(Path("net.pt2"), graph(TWO_INPUTS))
+    assert problems(f"model: {{pytorch: net.pt2}}\ninputs: {inputs}\n") == expected
+
+
+def test_only_free_dimensions_need_a_shape() -> None:
+    """An input that has a dtype which NumPy lacks cannot be given."""
+    write_archive(Path("net.pt2"), graph())
+    assert problems("model: {pytorch: net.pt2}\n") == []
+    write_archive(Path("net.pt2"), graph({"x": ("float32", ["s0", 3])}))
+    [problem] = problems("model: {pytorch: net.pt2}\n")
+    assert problem.endswith("\n\ninputs:\n  x: {shape: [SIZE, 3]}  # float32, [s0, 3]")
+    write_archive(Path("net.pt2"), graph({"x": ("bfloat16", [1])}))
+    [problem] = problems("model: {pytorch: net.pt2}\n")
+    assert "has a dtype that is not supported" in problem
+
+
+def write_foreign_file(name: str, path: Path) -> None:
+    """Write a file that people take for an archive."""
+    if name == "pickle":
+        path.write_bytes(b"\x80\x02}q\x00.")
+    elif name == "safetensors":
+        path.write_bytes((2).to_bytes(8, "little") + b'{"w":{}}')
+    else:
+        inside = {
+            "saved": "net/data.pkl",
+            "torchscript": "net/constants.pkl",
+            "compiled": "net/data/aotinductor/model/x.so",
+        }
+        write_zip(path, {inside[name]: ""})
+
+
+@pytest.mark.parametrize("field", ["pytorch", "onnx"])
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("pickle", "is a pickle of PyTorch (torch.save), which is code and not a model"),
+        ("saved", "is a pickle of PyTorch (torch.save), which is code and not a model"),
+        ("torchscript", "is TorchScript, which has no graph of torch.export"),
+        ("compiled", "is a package of AOTInductor: compiled code for one machine"),
+        ("safetensors", "has weights without a network (safetensors)"),
+    ],
+)
+def test_files_without_a_graph_are_refused_with_the_lines_that_export_it(
+    field: str, kind: str, sentence: str
+) -> None:
+    """A pickle is code, and never loaded; the name of the file does not matter."""
+    write_foreign_file(kind, Path("net.pth"))
+    text, fix = problems(f"model: {{{field}: net.pth}}\n")
+    assert text.startswith(f"r.yaml:3:{9 + len(field) + 2}: model.{field}: net.pth {sentence}")
+    assert all(line in fix for line in EXPORT_LINES)
+    assert "`pytorch: model.pt2`" in fix
+
+
+def test_an_archive_that_is_named_as_onnx_belongs_to_another_field() -> None:
+    """The message names the field."""
+    write_archive(Path("net.pt2"), graph())
+    assert problems("model: {onnx: net.pt2}\n") == [
+        "r.yaml:3:15: model.onnx: net.pt2 is an archive of torch.export",
+        "write `pytorch:` in place of `onnx:`",
+    ]
+
+
+def training(operator: str, **arguments: Any) -> list[dict[str, Any]]:
+    inputs = [{"name": name, "arg": argument} for name, argument in arguments.items()]
+    return [{"target": f"torch.ops.aten.{operator}.default", "inputs": inputs}]
+
+
+TRUE, FALSE = {"as_bool": True}, {"as_bool": False}
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ("{", "its graph is no JSON document, or is damaged"),
+        ("[1]", "its graph has another form than that of torch.export (TypeError)"),
+        ({"graph_module": {}}, "its graph has another form than that of torch.export (KeyError)"),
+        (
+            graph(device="cuda"),
+            "it was exported on the device cuda: export `model.cpu()` with inputs on the CPU",
+        ),
+        (
+            graph(nodes=training("batch_norm", training=TRUE)),
+            "it was exported in training mode (batch_norm): call `model.eval()` before torch.export.export",
+        ),
+        (
+            graph(nodes=training("dropout", p={"as_float": 0.1}, train=TRUE)),
+            "it was exported in training mode (dropout): call `model.eval()` before torch.export.export",
+        ),
+    ],
+)
+def test_archives_that_cannot_be_imported(document: Any, sentence: str) -> None:
+    """Damaged ones, and those of models that were on a GPU or being trained."""
+    write_archive(Path("net.pt2"), document)
+    text = f"r.yaml:3:18: model.pytorch: net.pt2 cannot be imported: {sentence}"
+    assert problems("model: {pytorch: net.pt2}\n") == [text]
+
+
+def test_operators_of_training_that_change_nothing_are_imported() -> None:
+    """Dropout of nothing, and statistics of the batch in a model that never learns any."""
+    none = {"as_none": True}
+    nodes = [
+        *training("dropout", p={"as_float": 0.0}, train=TRUE),
+        *training("dropout", p={"as_float": 0.5}, train=FALSE),
+        *training("batch_norm", running_mean=none, training=TRUE),
+    ]
+    write_archive(Path("net.pt2"), graph(nodes=nodes))
+    assert problems("model: {pytorch: net.pt2}\n") == []
+
+
+def test_files_that_are_no_archives() -> None:
+    """Cut short, of another kind, with several models, or with the digests of further files."""
+    start = "r.yaml:3:18: model.pytorch: net.pt2"
+    recipe = "model: {pytorch: net.pt2}\n"
+    write_archive(Path("net.pt2"), graph())
+    whole = Path("net.pt2").read_bytes()
+    Path("net.pt2").write_bytes(whole[: len(whole) // 2])
+    assert problems(recipe) == [
+        f"{start} is a damaged archive: its list of files, at the end, is missing or wrong",
+        "copy or download the file again, and compare its size",
+    ]
+    Path("net.pt2").write_text("hello")
+    assert problems(recipe) == [
+        f"{start} cannot be imported: it is no zip file, as archives of torch.export are"
+    ]
+    write_zip(Path("net.pt2"), {"net/models/a.json": "{}", "net/models/b.json": "{}"})
+    assert problems(recipe) == [
+        f"{start} cannot be imported: it has several models, and none is named 'model': a, b"
+    ]
+    write_zip(Path("net.pt2"), {"readme.txt": ""})
+    assert problems(recipe) == [f"{start} cannot be imported: it has no graph of torch.export"]
+    pinned = f"model:\n  pytorch: net.pt2\n  files: {{a: {'a' * 64}}}\n"
+    assert problems(pinned) == [
+        "r.yaml:5:10: model.files: a PyTorch archive is one file; its digest is `sha256`"
+    ]
+
+
+def test_a_missing_archive_has_the_nearest_name() -> None:
+    """As for other models."""
+    write_archive(Path("net.pt2"), graph())
+    assert problems("model: {pytorch: nett.pt2}\n") == [
+        "r.yaml:3:18: model.pytorch: there is no file nett.pt2; did you mean 'net.pt2'?"
+    ]

@@ -1,0 +1,157 @@
+"""Images as `verify.data`: which files a plan reads, and what is wrong with them before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.support.engine import plan_of, recipe, target
+from tvmflow.core.errors import RecipeError
+from tvmflow.core.types import InputFile
+from tvmflow.planning import image_data
+from tvmflow.planning.image_data import ImageFiles, list_images
+from tvmflow.planning.pipelines import Pipeline
+from tvmflow.planning.planned_recipe import PlannedRecipe
+from tvmflow.planning.recipes import LoadedRecipe
+
+INPUT = {"shape": [1, 3, 8, 8], "image": {}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes with an image each, labels, and files that are no images."""
+    for name in ("cat/a.png", "dog/b.jpg"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "images" / name)
+    (tmp_path / "images/cat/notes.txt").touch()
+    (tmp_path / "images/.hidden.png").touch()
+    (tmp_path / "labels.txt").write_text("dog\ncat\n")
+    return tmp_path
+
+
+def planned(folder: Path, **fields: Any) -> PlannedRecipe:
+    defaults: dict[str, Any] = {
+        "inputs": {"data": INPUT},
+        "labels": "labels.txt",
+        "verify": {"data": "images", "min_accuracy": 0.5},
+    }
+    made = recipe(**{**defaults, **fields})
+    path = folder / "net.yaml"
+
+    def where(*loc: str | int) -> str:
+        return f"net.yaml:{'.'.join(map(str, loc))}"
+
+    stages = ("import", "build", "export", "verify")
+    loaded = LoadedRecipe(made, path, where, (path,), Pipeline("tune", stages, path))
+    model = InputFile("model", f"{folder}/net.onnx", where("model", "onnx"))
+    return PlannedRecipe(loaded, stages, (target(),), (model,))
+
+
+def problem(folder: Path, **fields: object) -> str:
+    with pytest.raises(RecipeError) as caught:
+        list_images([planned(folder, **fields)])
+    assert caught.value.exit_code == 2
+    (text,) = caught.value.problems
+    return text.replace(str(folder), "")
+
+
+def listed(folder: Path, **fields: object) -> ImageFiles:
+    return list_images([planned(folder, **fields)])
+
+
+def test_each_image_is_an_input_of_verify(folder: Path) -> None:
+    """By its path in the folder; export reads the labels. A new file changes a folder that the answer depends on."""
+    images = listed(folder)
+    plan = plan_of(planned(folder)._replace(images=images.files))
+    files = {spec.stage: [file.role for file in spec.files] for spec in plan.stages}
+    assert files["verify"] == ["model", "data/cat/a.png", "data/dog/b.jpg"]
+    assert files["export"] == ["labels"]
+    verify = next(spec for spec in plan.stages if spec.stage == "verify")
+    assert "pillow" in verify.tools
+    assert {folder / "labels.txt", folder / "images", folder / "images/cat"} <= set(images.read)
+
+
+def test_recipes_without_images_read_what_they_did(folder: Path) -> None:
+    """Neither files nor tools nor settings are new."""
+    plan = plan_of(
+        planned(folder, inputs={"data": {"shape": [1, 3, 8, 8]}}, labels=None, verify={})
+    )
+    export, verify = plan.stages[-2:]
+    assert not export.files and "inputs" not in export.settings
+    assert verify.settings["inputs"] == {"data": {}} and "pillow" not in verify.tools
+
+
+def test_a_table_names_images_and_their_classes(folder: Path) -> None:
+    """It is read itself, too."""
+    (folder / "test.csv").write_text("file,label\nimages/cat/a.png,cat\nimages/cat/a.png,cat\n")
+    fields = {"verify": {"data": "test.csv"}}
+    plan = plan_of(planned(folder, **fields)._replace(images=listed(folder, **fields).files))
+    roles = [file.role for file in plan.stages[-1].files]
+    assert roles == ["model", "data", "data/images/cat/a.png"]
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ("name,label\n", "must begin with the line file,label"),
+        ("file,label\na.png\n", "line 2 is not file,label"),
+        ("file,label\n", "has no images"),
+        ("file,label\nimages/cat/b.png,cat\n", "there is no file /images/cat/b.png"),
+        (
+            "file,label\nimages/cat/a.png,cut\n",
+            "no label names the class 'cut'; did you mean 'cat'",
+        ),
+    ],
+)
+def test_a_wrong_table_is_an_error(folder: Path, table: str, text: str) -> None:
+    """With its position in the recipe, and the line in the table."""
+    (folder / "test.csv").write_text(table)
+    message = problem(folder, verify={"data": "test.csv"})
+    assert message.startswith("net.yaml:verify.data: verify.data: test.csv: ") and text in message
+
+
+def test_wrong_folders_are_errors(folder: Path) -> None:
+    """No images, no classes where accuracy needs them, a class without a label, an image beside the classes."""
+    (folder / "images/bird").mkdir()
+    Image.new("L", (8, 8)).save(folder / "images/bird/c.png")
+    assert "no label names the class 'bird'" in problem(folder)
+    (folder / "images/c.png").touch()
+    assert "has folders of classes, and 'c.png' is in none" in problem(folder)
+    (folder / "flat").mkdir()
+    fields = {"verify": {"data": "flat", "min_accuracy": 0.5}}
+    assert "flat: has no images (.bmp, " in problem(folder, **fields)
+    (folder / "flat/a.png").touch()
+    assert "has no folders of classes, which verify.min_accuracy needs" in problem(folder, **fields)
+    assert listed(folder, verify={"data": "flat"}).files == {"flat": ("a.png",)}
+
+
+def test_without_labels_classes_are_indices(folder: Path) -> None:
+    """A folder with another name needs `labels`."""
+    assert "the class 'cat' is no index, and there are no labels" in problem(folder, labels=None)
+    (folder / "images/cat").rename(folder / "images/1")
+    (folder / "images/dog").rename(folder / "images/0")
+    assert listed(folder, labels=None).files["images"] == ("0/b.jpg", "1/a.png")
+
+
+def test_images_need_an_input_that_takes_them(folder: Path) -> None:
+    """The message names the field."""
+    message = problem(folder, inputs={"data": {"shape": [1, 3, 8, 8]}})
+    assert "images are for one input, and no input of the recipe has `image`" in message
+
+
+def test_labels_are_read_when_a_run_is_planned(folder: Path) -> None:
+    """So that a damaged file is named before anything is built."""
+    (folder / "labels.txt").write_text("dog\n\ncat\n")
+    message = problem(folder)
+    assert message == (
+        "net.yaml:labels: labels: labels.txt cannot be read: its line 2 is empty: write one name a line"
+    )
+
+
+def test_without_pillow_images_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
+    monkeypatch.setattr(image_data, "is_pillow_installed", lambda: False)
+    assert "pip install 'tvmflow[images]'" in problem(folder)

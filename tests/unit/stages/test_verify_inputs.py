@@ -1,0 +1,148 @@
+"""Inputs that reach the outputs of a model, and what a wrong library could do undetected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvmflow.recipe._verify import Verify
+from tvmflow.stages import _findings
+from tvmflow.stages._tolerances import FLOAT32, tolerance_for
+from tvmflow.stages._undetected import find_undetected
+from tvmflow.stages._verdict import Verdict
+from tvmflow.stages._verify_inputs import load_samples, run_reference_on
+from tvmflow.stages._verify_settings import CheckSettings, InputSettings, VerifySettings
+
+DEFAULT = tolerance_for(FLOAT32, rtol=None, atol=None)
+NORMAL = "normally distributed with standard deviation 10"
+
+
+def undetected(*batches: Any, **tolerance: float | None) -> str:
+    outputs = [{"y": np.asarray(batch)} for batch in batches]
+    limits = {"rtol": None, "atol": None, **tolerance}
+    undetected_outputs = find_undetected(outputs, ["y"], tolerance_for(FLOAT32, **limits))
+    return undetected_outputs.get("y", "")
+
+
+def test_what_zeros_would_pass_for() -> None:
+    """Zeros, subnormal numbers, and whatever is below the recipe's own tolerance."""
+    assert undetected(np.zeros(3), np.zeros(3)) == "zeros"
+    assert undetected(np.full(3, 1e-39), np.zeros(3)) == "zeros"
+    assert undetected(np.full(3, 1e-30)) == ""
+    assert undetected(np.full(3, 1e-5), np.full(3, 2e-5), atol=1e-4) == "zeros"
+    assert undetected([0, 0], [0, 0]) == "zeros"
+    assert undetected([False], [True]) == ""
+
+
+def test_an_output_that_is_the_same_for_all_inputs() -> None:
+    """One batch cannot tell; two that are alike within the tolerance do not."""
+    assert undetected([1.0, 2.0]) == ""
+    assert undetected([1.0, 2.0], [1.0, 2.0], [1.00001, 2.0]) == "inputs"
+    assert undetected([1.0, 2.0], [1.0, 2.0], [1.1, 2.0]) == ""
+    assert undetected([3], [3]) == "inputs"
+    assert undetected([3], [4]) == ""
+
+
+def test_an_empty_output() -> None:
+    """In every batch; one with elements is enough to compare."""
+    assert undetected(np.zeros((0, 4)), np.zeros((0, 4))) == "anything"
+    assert undetected(np.zeros((0, 4)), np.ones((2, 4))) == ""
+
+
+# ---------------------------------------------------------------- other inputs
+
+
+def settings(ranges: dict[str, Any] | None = None, **checks: Any) -> VerifySettings:
+    made = CheckSettings(**{**Verify().model_dump(), "data": False, **checks})
+    inputs = {name: InputSettings(range=range_) for name, range_ in (ranges or {}).items()}
+    return VerifySettings.model_construct(verify=made, inputs=inputs)
+
+
+def signature(dtype: str = "float32") -> dict[str, Any]:
+    return {"inputs": [{"name": "x", "shape": [4], "dtype": dtype}]}
+
+
+def run_on(function: Any, made: VerifySettings, dtype: str = "float32") -> Any:
+    candidates = load_samples(signature(dtype), made, None)
+    return run_reference_on(lambda feed: {"y": function(feed["x"])}, candidates, ["y"], DEFAULT)
+
+
+def test_inputs_are_uniform_where_they_reach_the_outputs() -> None:
+    results = run_on(lambda x: x, settings())
+    assert (results.random_inputs, results.undetected) == ("", {})
+    assert len(results.outputs) == len(results.samples.batches) == 3
+    assert min(batch["x"].min() for batch in results.samples.batches) >= 0
+
+
+def test_inputs_are_drawn_again_until_they_reach_the_outputs() -> None:
+    """With negative numbers first, then with larger ones."""
+    negative = run_on(lambda x: np.minimum(x, 0), settings())
+    assert negative.random_inputs == "normally distributed with standard deviation 1"
+    large = run_on(lambda x: np.maximum(np.abs(x) - 5, 0), settings())
+    assert (large.random_inputs, large.undetected) == (NORMAL, {})
+    never = run_on(lambda x: x * 0, settings())
+    assert (never.random_inputs, never.undetected) == ("", {"y": "zeros"})
+
+
+def test_inputs_that_make_numbers_overflow_are_not_taken() -> None:
+    results = run_on(lambda x: np.where(np.abs(x) > 2, np.inf, 1.0), settings())
+    assert (results.random_inputs, results.undetected) == ("", {"y": "inputs"})
+
+
+def test_a_range_and_integers_are_never_left() -> None:
+    """They may be indices, and a range says what the model is made for."""
+    for made, dtype in ((settings({"x": (0.0, 1.0)}), "float32"), (settings(), "int64")):
+        assert run_on(lambda x: x * 0, made, dtype).undetected == {"y": "zeros"}
+        assert len(list(load_samples(signature(dtype), made, None))) == 1
+
+
+# ---------------------------------------------------------------- sentences
+
+
+def verdict(*undetected_outputs: str) -> Verdict:
+    outputs: Any = {
+        f"y{index}": {"passed": True, "atol": 1e-4, **({"undetected": what} if what else {})}
+        for index, what in enumerate(undetected_outputs)
+    }
+    return {"passed": True, "against": "reference", "outputs": outputs}
+
+
+@pytest.mark.parametrize(
+    ("undetected_outputs", "is_rejected"),
+    [
+        (("zeros",), True),
+        (("zeros", "anything"), True),
+        (("zeros", ""), False),
+        (("inputs",), False),
+        (("zeros", "inputs"), False),
+        (("",), False),
+    ],
+)
+def test_a_library_of_which_nothing_is_compared_is_rejected(
+    undetected_outputs: tuple[str, ...], is_rejected: bool
+) -> None:
+    """By tolerances that nobody asked for; the recipe's own ones give a warning."""
+    default, own = settings().verify, settings(atol=1e-4).verify
+    failures = _findings.list_failures(verdict(*undetected_outputs), default)
+    assert bool(failures) == is_rejected
+    if is_rejected:
+        assert failures[0].startswith("output 'y0' is so small that zeros would pass for it (atol")
+        assert "; nothing is compared: give inputs that the model is made for" in failures[0]
+    assert _findings.list_failures(verdict(*undetected_outputs), own) == []
+    assert len(_findings.list_warnings(verdict(*undetected_outputs), own)) == len(
+        [*filter(None, undetected_outputs)]
+    )
+
+
+def test_a_warning_says_what_would_pass_and_what_to_do() -> None:
+    [warning] = _findings.list_warnings(verdict("inputs"), settings().verify)
+    assert warning == (
+        "output 'y0' is the same for all inputs, so that a library that ignores them would pass: "
+        "give inputs that the model is made for (inputs.NAME.range, verify.data)"
+    )
+    [warning] = _findings.list_warnings(verdict("zeros"), settings(rtol=0.1).verify)
+    assert warning.endswith(
+        "or leave verify.atol and verify.rtol to their defaults, which follow the output's size"
+    )

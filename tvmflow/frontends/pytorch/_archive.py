@@ -1,0 +1,269 @@
+"""Reads what planning needs of a `torch.export` archive without PyTorch: inputs, names of outputs, who wrote it.
+
+The graph is a JSON document in a zip file: `NAME/models/model.json` from PyTorch 2.8 on, formerly
+`serialized_exported_program.json`; both have the schema of torch/_export/serde/schema.py. Weights
+are not read, and pickles in the archive are not loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tvmflow.core.formatting import excerpt, names_text
+from tvmflow.frontends._base import Limits, ModelInput
+from tvmflow.frontends._file_kinds import is_graph
+
+_MODEL: Final = "model"
+_NAMED_TUPLE: Final = "collections.namedtuple"
+_MAX_GRAPH_BYTES: Final = 1 << 30
+# The numbers of `ScalarType`; complex numbers, bfloat16 and float8 are no dtypes of inputs.
+_DTYPES: Final[Mapping[int, str]] = {
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "float16",
+    7: "float32",
+    8: "float64",
+    12: "bool",
+    28: "uint16",
+    34: "uint32",
+    35: "uint64",
+}
+# The argument of each operator that is true while a model is trained.
+_TRAINING: Final[Mapping[str, str]] = {
+    "batch_norm": "training",
+    "dropout": "train",
+    "feature_dropout": "train",
+    "alpha_dropout": "train",
+    "feature_alpha_dropout": "train",
+}
+_SYMBOL: Final = re.compile(r"Symbol\('(\w+)'[^()]*\)")
+# A minimum of 2 only says that the size was not 1 when the model was exported.
+_SPECIALIZED_MINIMUM: Final = 2
+_INFINITY: Final = 1 << 62
+
+
+class NotAnArchive(ValueError):
+    """A file is no archive that can be imported: the message says why."""
+
+
+class Archive(NamedTuple):
+    """Facts of a model that stand in its archive.
+
+    Attributes:
+        torch_version: The PyTorch that wrote it, such as `2.13.0+cpu`; empty if it does not say.
+        inputs: Its tensors in order; constants that it was exported with are none.
+        outputs: The names of its tensors in order, by `name_outputs`.
+        containers: Types of inputs and outputs that are none of Python's own, such as
+            `transformers.modeling_outputs.BaseModelOutput`; of named tuples with their fields.
+    """
+
+    torch_version: str
+    inputs: tuple[ModelInput, ...]
+    outputs: tuple[str, ...]
+    containers: Mapping[str, Sequence[str]]
+
+
+def read_archive(path: Path) -> Archive:
+    """Return the facts of an archive, which planning needs several times.
+
+    Raises:
+        NotAnArchive: when it is none, or holds what cannot be imported.
+        OSError: when it cannot be read.
+    """
+    status = path.stat()
+    return _cached_archive(path, (status.st_size, status.st_mtime_ns, status.st_ino))
+
+
+@functools.lru_cache(maxsize=16)
+def _cached_archive(path: Path, stamp: tuple[int, ...]) -> Archive:
+    document = _read_graph(path)
+    try:
+        return _parse(document)
+    except NotAnArchive:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise NotAnArchive(
+            f"its graph has another form than that of torch.export ({type(error).__name__})"
+        ) from error
+
+
+def _read_graph(path: Path) -> Any:
+    """Return the JSON document of an archive's model."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = [entry for entry in archive.infolist() if is_graph(entry.filename)]
+            names = [Path(entry.filename).stem for entry in entries]
+            if len(entries) > 1 and _MODEL not in names:
+                raise NotAnArchive(
+                    f"it has several models, and none is named {_MODEL!r}: {names_text(names)}"
+                )
+            if not entries:
+                raise NotAnArchive("it has no graph of torch.export")
+            entry = entries[names.index(_MODEL) if _MODEL in names else 0]
+            if entry.file_size > _MAX_GRAPH_BYTES:
+                raise NotAnArchive(f"its graph has {entry.file_size:,} bytes")
+            return json.loads(archive.read(entry))
+    except zipfile.BadZipFile as error:
+        raise NotAnArchive("it is no zip file, as archives of torch.export are") from error
+    except (ValueError, NotImplementedError, RuntimeError) as error:
+        if isinstance(error, NotAnArchive):
+            raise
+        raise NotAnArchive("its graph is no JSON document, or is damaged") from error
+
+
+def _parse(document: Mapping[str, Any]) -> Archive:
+    module = document["graph_module"]
+    graph, signature = module["graph"], module["signature"]
+    _refuse_other_devices(graph["tensor_values"])
+    _refuse_training(graph["nodes"])
+    [whole] = [call["signature"] for call in module["module_call_graph"] if call["fqn"] == ""]
+    fields = module.get("treespec_namedtuple_fields") or {}
+    limits = document.get("range_constraints") or {}
+    ranges = {name: _limits(limits[name]) for name in sorted(limits)}
+    inputs = tuple(_inputs(signature["input_specs"], graph, ranges))
+    names = name_outputs(json.loads(whole["out_spec"])[1], fields)
+    specs = [spec["user_output"] for spec in signature["output_specs"] if "user_output" in spec]
+    is_tensor = ["as_tensor" in spec["arg"] for spec in specs]
+    outputs = [name for name, keep in zip(names, is_tensor, strict=True) if keep]
+    specs = [json.loads(whole[kind])[1] for kind in ("in_spec", "out_spec")]
+    containers = {kind: names for spec in specs for kind, names in _containers(spec, fields)}
+    return Archive(
+        str(document.get("torch_version") or ""),
+        inputs,
+        _distinct(outputs, [value.name for value in inputs]),
+        containers,
+    )
+
+
+def _inputs(
+    specs: Sequence[Mapping[str, Any]], graph: Mapping[str, Any], limits: Mapping[str, Limits]
+) -> Iterator[ModelInput]:
+    """Give the inputs of a model that are tensors, or numbers that are not constant."""
+    for spec in specs:
+        argument = spec.get("user_input", {}).get("arg", {})
+        if "as_tensor" in argument:
+            name = argument["as_tensor"]["name"]
+            tensor = graph["tensor_values"][name]
+            dims = tuple(_dim(size) for size in tensor["sizes"])
+            dtype = _DTYPES.get(tensor["dtype"])
+            problem = "" if dtype else "has a dtype that is not supported"
+            own = {dim: limits[dim] for dim in dims if isinstance(dim, str) and dim in limits}
+            yield ModelInput(str(name), dtype, dims, problem=problem, limits=own)
+        elif any(kind.startswith("as_sym") for kind in argument):
+            [value] = argument.values()
+            yield ModelInput(str(value.get("as_name", "?")), problem="is not a tensor")
+
+
+def _dim(size: Mapping[str, Any]) -> int | str:
+    """Return a fixed size, or the name or formula of a free dimension."""
+    if "as_int" in size:
+        return int(size["as_int"])
+    return _SYMBOL.sub(r"\1", str(size["as_expr"]["expr_str"]))
+
+
+def _limits(size: Mapping[str, Any]) -> Limits:
+    """Return smallest and largest size of a dimension: formerly, infinity was a number that no size has."""
+    smallest, largest = size["min_val"], size["max_val"]
+    has_minimum = isinstance(smallest, int) and smallest > _SPECIALIZED_MINIMUM
+    has_maximum = isinstance(largest, int) and largest < _INFINITY
+    return smallest if has_minimum else None, largest if has_maximum else None
+
+
+def _refuse_other_devices(tensors: Mapping[str, Mapping[str, Any]]) -> None:
+    for tensor in tensors.values():
+        device = tensor["device"]["type"]
+        if device != "cpu":
+            raise NotAnArchive(
+                f"it was exported on the device {excerpt(str(device))}: export `model.cpu()` with inputs on the CPU"
+            )
+
+
+def _refuse_training(nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Check that no operator trains: its results would be random, or change the weights."""
+    for node in nodes:
+        operator = str(node["target"]).removeprefix("torch.ops.aten.").partition(".")[0]
+        if operator in _TRAINING:
+            arguments = {entry["name"]: entry["arg"] for entry in node["inputs"]}
+            trains = arguments.get(_TRAINING[operator], {}).get("as_bool", False)
+            # Statistics of the batch are what a model without learned ones always takes.
+            learned = "as_none" not in arguments.get("running_mean", {})
+            if trains and learned and arguments.get("p", {}).get("as_float", 1.0) > 0:
+                raise NotAnArchive(
+                    f"it was exported in training mode ({operator}): call `model.eval()` before torch.export.export"
+                )
+
+
+# ---------------------------------------------------------------- names of outputs
+
+
+def name_outputs(spec: Mapping[str, Any], fields: Mapping[str, Any]) -> list[str]:
+    """Return a name for each value that a model returns.
+
+    Args:
+        spec: How they are nested, as `TreeSpec` of torch.utils._pytree is written.
+        fields: The fields of named tuples by type.
+
+    Returns:
+        The keys of dictionaries and the fields of classes, `output_0`, `output_1`, … for tuples and
+        lists, `output` for a single value. Keys of nested values are joined: `hidden_0`.
+    """
+    return list(_names(spec, fields, ""))
+
+
+def _names(spec: Mapping[str, Any], fields: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    if spec["type"] is None:
+        yield prefix or "output"
+        return
+    children = spec["children_spec"]
+    keys = _keys(spec, fields)
+    for index, child in enumerate(children):
+        if len(keys) == len(children):
+            name = f"{prefix}_{keys[index]}" if prefix else keys[index]
+        else:
+            name = f"{prefix or 'output'}_{index}"
+        yield from _names(child, fields, name)
+
+
+def _keys(spec: Mapping[str, Any], fields: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the values in a container; none for a tuple and a list."""
+    if spec["type"] == _NAMED_TUPLE:
+        return [str(name) for name in fields.get(spec["context"], {}).get("field_names", ())]
+    context = json.loads(spec["context"])
+    # A dataclass has its fields and those that are None, a defaultdict its type and its keys.
+    lists = [context, *context] if isinstance(context, list) else []
+    count = len(spec["children_spec"])
+    matching = (keys for keys in lists if isinstance(keys, list) and len(keys) == count)
+    keys = next((keys for keys in matching if not any(isinstance(key, list) for key in keys)), [])
+    return [str(key) for key in keys]
+
+
+def _distinct(names: Sequence[str], inputs: Sequence[str]) -> tuple[str, ...]:
+    """Return names that differ from each other and from those of inputs."""
+    changed = [f"output_{name}" if name in inputs else name for name in names]
+    if len({*changed, *inputs}) < len(changed) + len(inputs):
+        return tuple(f"output_{index}" for index in range(len(names)))
+    return tuple(changed)
+
+
+def _containers(
+    spec: Mapping[str, Any], fields: Mapping[str, Any]
+) -> Iterator[tuple[str, Sequence[str]]]:
+    """Give the types in a nested value that are none of Python's own, of named tuples with their fields."""
+    kind = spec["type"]
+    if kind == _NAMED_TUPLE:
+        count = len(spec["children_spec"])
+        numbered = [f"field_{index}" for index in range(count)]
+        yield str(spec["context"]), _keys(spec, fields) or numbered
+    elif kind is not None and not str(kind).startswith(("builtins.", "collections.")):
+        yield str(kind), ()
+    for child in spec["children_spec"]:
+        yield from _containers(child, fields)

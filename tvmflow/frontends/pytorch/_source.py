@@ -1,0 +1,88 @@
+"""The fields of a recipe that name a `torch.export` archive, and what its archive tells of the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field
+
+from tvmflow.core.errors import ImportFailed, RecipeError
+from tvmflow.core.named_files import is_file, missing_file_text
+from tvmflow.core.types import InputFile, Json
+from tvmflow.frontends._base import MissingFile, ModelInput, Where
+from tvmflow.frontends._file_kinds import PT2, recognize
+from tvmflow.frontends._file_source import NamedFile, OneFile, named_file, shown
+from tvmflow.frontends.pytorch._archive import Archive, NotAnArchive, read_archive
+from tvmflow.store.addresses import is_address
+from tvmflow.store.source_files import SourceFiles
+
+MODEL: Final = "model"
+"""The role of the archive."""
+
+
+class PytorchSource(OneFile):
+    """The fields of a PyTorch model."""
+
+    pytorch: NamedFile | None = Field(
+        default=None,
+        examples=["models/resnet18.pt2"],
+        description="An archive of `torch.export.save` (`.pt2`): a path from the recipe's folder, or an address: see "
+        "[sources.md](sources.md).",
+    )
+
+
+def find_missing_files(model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
+    """Give the archive when it is a path that does not exist."""
+    path = model.get("pytorch")
+    if isinstance(path, str) and path and not is_address(path) and not is_file(base / path):
+        yield MissingFile(("pytorch",), missing_file_text(base / path))
+
+
+def list_files(
+    source: PytorchSource, base: Path, where: Where, sources: SourceFiles
+) -> tuple[InputFile, ...]:
+    """Return the archive.
+
+    Raises:
+        RecipeError: when the file is something else, or holds what cannot be imported.
+        DownloadError: when something has to be looked up, and cannot be.
+    """
+    if source.files is not None:
+        text = "model.files: a PyTorch archive is one file; its digest is `sha256`"
+        raise RecipeError(f"{where('files')}: {text}")
+    file = sources.resolve(named_file(MODEL, "pytorch", source, base, where))
+    start = f"{file.where}: model.pytorch"
+    try:
+        if file.path:
+            kind = recognize(Path(file.path))
+            if kind not in (PT2, None):
+                raise RecipeError(f"{start}: {shown(file)} {kind.text}", fix=kind.fix)
+            read_archive(Path(file.path))
+    except NotAnArchive as error:
+        raise RecipeError(f"{start}: {shown(file)} cannot be imported: {error}") from None
+    except OSError as error:
+        raise RecipeError(f"{start}: {file.path}: {error.strerror}") from None
+    return (file,)
+
+
+def read_inputs(files: Mapping[str, Path]) -> Sequence[ModelInput]:
+    """Return the inputs of the archive.
+
+    Raises:
+        ImportFailed: when the file is no archive that can be imported.
+    """
+    return read_facts(files[MODEL]).inputs
+
+
+def read_facts(path: Path) -> Archive:
+    """Return the facts of an archive.
+
+    Raises:
+        ImportFailed: when it is none that can be imported.
+    """
+    try:
+        return read_archive(path)
+    except NotAnArchive as error:
+        raise ImportFailed(f"the PyTorch archive cannot be imported: {error}") from error

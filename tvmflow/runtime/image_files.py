@@ -1,0 +1,126 @@
+"""Images as a program has them, as pixels: arrays, images of Pillow, and files, which Pillow decodes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from tvmflow.core.errors import BundleError, EnvironmentProblem
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+SUFFIXES: Final = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
+"""The endings of files that are taken for images."""
+
+# Modes of Pillow with one channel of 8 bits, beside alpha.
+_GRAY_MODES: Final = frozenset({"1", "L", "LA", "La"})
+# Modes with more than 8 bits for a channel.
+_DEEP_MODES: Final = ("I", "F")
+
+
+def is_pillow_installed() -> bool:
+    """Return whether files can be decoded."""
+    return importlib.util.find_spec("PIL") is not None
+
+
+def read_pixels(image: Any) -> Array:
+    """Return the pixels of an image, uint8 `[height, width, channels]`, gray or RGB.
+
+    Transparency is left out.
+
+    Args:
+        image: The path of a file, which is turned upright by its EXIF data, an image of Pillow, or an array
+            of uint8, `[height, width]` or `[height, width, channels]`: gray, RGB or RGBA.
+
+    Raises:
+        BundleError: when it cannot be read, or is no image of 8 bits for a channel.
+        EnvironmentProblem: when Pillow is needed and not installed.
+    """
+    import numpy as np
+
+    if isinstance(image, np.ndarray):
+        return _check_array(image)
+    if isinstance(image, str | os.PathLike):
+        return _decode(os.fspath(image))
+    if type(image).__module__.partition(".")[0] == "PIL":
+        return _convert(image, "the image")
+    raise BundleError(
+        f"a {type(image).__name__} is no image",
+        fix="give the path of a file, an image of Pillow, or an array of uint8",
+    )
+
+
+def read_files(
+    paths: Iterable[str | os.PathLike[str]], convert: Callable[[Array], Array]
+) -> list[Array]:
+    """Return what a function makes of the pixels of each file.
+
+    Raises:
+        BundleError: with every file that cannot be read.
+        EnvironmentProblem: when Pillow is not installed.
+    """
+    images, problems = [], []
+    for path in paths:
+        try:
+            images.append(convert(read_pixels(path)))
+        except BundleError as error:
+            problems.append(error.message)
+    if problems:
+        raise BundleError(
+            "; ".join(problems), fix="give 8-bit images that Pillow opens, such as JPEG or PNG"
+        )
+    return images
+
+
+def _check_array(image: Array) -> Array:
+    pixels = image[:, :, None] if image.ndim == 2 else image
+    if image.dtype != "uint8" or pixels.ndim != 3 or pixels.shape[-1] not in (1, 3, 4):
+        raise BundleError(
+            f"an array {image.dtype}{list(image.shape)} is no image",
+            fix="give uint8 of the shape [height, width], or [height, width, channels] with 1, 3 or 4 channels",
+        )
+    if not image.size:
+        raise BundleError(f"an array of the shape {list(image.shape)} has no pixels")
+    return pixels[:, :, :3] if pixels.shape[2] == 4 else pixels
+
+
+def _decode(path: str) -> Array:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise EnvironmentProblem(
+            f"Pillow, which decodes images, is not installed: {path}",
+            fix="pip install pillow, or give the pixels as an array of uint8",
+        ) from None
+    try:
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(image)
+            upright.load()
+    except FileNotFoundError:
+        raise BundleError(f"there is no file {path}", fix="give the path of an image") from None
+    except Exception as error:
+        # decoders raise whatever a damaged file leads them to
+        raise BundleError(
+            f"{path} cannot be read as an image: {error}",
+            fix="give an image that Pillow opens, such as JPEG or PNG",
+        ) from error
+    return _convert(upright, path)
+
+
+def _convert(image: Any, name: str) -> Array:
+    import numpy as np
+
+    mode = image.mode
+    if mode.startswith(_DEEP_MODES):
+        raise BundleError(
+            f"{name} has the mode {mode}, more than 8 bits for a channel",
+            fix="convert it to 8 bits in the way that the model was trained with",
+        )
+    converted = image.convert("L" if mode in _GRAY_MODES else "RGB")
+    pixels = np.asarray(converted)
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels

@@ -1,0 +1,378 @@
+"""Preprocessing: from an image to the input of a model, by the settings in a bundle's manifest.
+
+An image is resized, cropped or padded as pixels of 8 bits; a table then gives the number for each
+of the 256 levels of a channel. Both are the same bits on every machine, with Pillow or without.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tvmflow.core.types import Json, TensorSpec
+from tvmflow.runtime import resampling
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+LEVELS: Final = 256
+LAYOUTS: Final = ("NCHW", "NHWC")
+COLOURS: Final[Mapping[str, int]] = {"RGB": 3, "BGR": 3, "GRAY": 1}
+"""The orders of channels, and how many there are."""
+MAX_SIZE: Final = 1 << 15
+"""The largest height and width of a resized image."""
+
+Size = tuple[int, int]
+
+# Weights of red, green and blue in gray, of 2^16: ITU-R BT.601, as Pillow rounds them.
+_GRAY_WEIGHTS: Final = (19595, 38470, 7471)
+_GRAY_BITS: Final = 16
+
+
+class ImageMismatch(ValueError):
+    """Settings that contradict each other or do not fit the input; `field` is the one that is wrong, if it is one."""
+
+    def __init__(self, text: str, field: str = "") -> None:
+        super().__init__(text)
+        self.field = field
+
+
+class Preprocessing(NamedTuple):
+    """The preprocessing of images for an input.
+
+    Attributes:
+        input: The input.
+        size: Its height and width.
+        colour: The order of its channels, one of `COLOURS`.
+        layout: The order of its dimensions, one of `LAYOUTS`.
+        resize: The length of the shorter side, or height and width; None leaves images as they are.
+        crop: Whether the middle of the resized image is cut out.
+        pad: The level of the bars beside an image that keeps its aspect ratio; None stretches it.
+        interpolation: One of `resampling.INTERPOLATIONS`.
+        scale: What levels from 0 to 255 are multiplied by; then `mean` is subtracted, and the rest divided by `std`.
+        mean: For each channel of the input.
+        std: For each channel of the input.
+    """
+
+    input: TensorSpec
+    size: Size
+    colour: str
+    layout: str
+    resize: int | Size | None
+    crop: bool
+    pad: int | None
+    interpolation: str
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Json], spec: TensorSpec) -> Preprocessing:
+        """Return the preprocessing for an input.
+
+        Args:
+            fields: The settings by the names of a recipe's `image`; those that are missing have defaults.
+            spec: The input.
+
+        Raises:
+            ImageMismatch: when they do not fit.
+        """
+        unknown = sorted(fields.keys() - set(FIELDS))
+        if unknown:
+            raise ImageMismatch(f"{unknown[0]} is unknown", unknown[0])
+        layout = _find_layout(fields.get("layout"), spec)
+        shape = dict(zip(layout, spec.shape, strict=True))
+        size = (shape["H"], shape["W"])
+        colour = _find_colour(fields.get("colour"), shape["C"])
+        interpolation = fields.get("interpolation", resampling.INTERPOLATIONS[0])
+        if interpolation not in resampling.INTERPOLATIONS:
+            raise ImageMismatch("interpolation is unknown", "interpolation")
+        scale, mean, std = _read_scaling(fields, spec, COLOURS[colour])
+        resize, crop = _read_length(fields, "resize"), _read_length(fields, "crop")
+        pad = fields.get("pad")
+        resize = _check_size(resize, crop, pad, size)
+        is_cropped = crop is not None
+        return cls(
+            spec, size, colour, layout, resize, is_cropped, pad, interpolation, scale, mean, std
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """Return all settings, from which `of` makes the same preprocessing."""
+        resize = list(self.resize) if isinstance(self.resize, tuple) else self.resize
+        fields: dict[str, Json] = {
+            "resize": resize,
+            "crop": list(self.size) if self.crop else None,
+            "pad": self.pad,
+            "interpolation": self.interpolation,
+            "colour": self.colour,
+            "layout": self.layout,
+            "scale": self.scale,
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @property
+    def channels(self) -> int:
+        """The number of channels."""
+        return COLOURS[self.colour]
+
+    def fit(self, pixels: Array) -> Array:
+        """Return an image in size and colour of the input, uint8 `[height, width, channels]`.
+
+        Args:
+            pixels: The image, uint8 `[height, width, channels]`, gray or RGB.
+        """
+        pixels = _convert_colour(pixels, self.colour)
+        height, width = self.resized_size(*pixels.shape[:2])
+        resized = resampling.resize(pixels, height, width, self.interpolation)
+        if self.pad is not None:
+            offsets = [
+                (now - new) // 2 for new, now in zip((height, width), self.size, strict=True)
+            ]
+            return _place(resized, self.size, [-offset for offset in offsets], self.pad)
+        offsets = [crop_offset(*sizes) for sizes in zip((height, width), self.size, strict=True)]
+        return _place(resized, self.size, offsets, 0)
+
+    def resized_size(self, height: int, width: int) -> Size:
+        """Return height and width of an image of this size after it is resized."""
+        if self.resize is None:
+            return height, width
+        if isinstance(self.resize, int):
+            # torchvision's Resize: the longer side is rounded down
+            short = min(height, width)
+            return height * self.resize // short, width * self.resize // short
+        if self.pad is None:
+            return self.resize
+        new_height, new_width = self.resize
+        if new_height * width <= new_width * height:
+            return new_height, max(1, (2 * width * new_height + height) // (2 * height))
+        return max(1, (2 * height * new_width + width) // (2 * width)), new_width
+
+    def table(self) -> Array:
+        """Return the number for each level of each channel, `[channels, 256]` in the dtype of the input."""
+        return _make_table(self.input.dtype, self.scale, self.mean, self.std)
+
+    def tensor(self, images: Sequence[Array]) -> Array:
+        """Return the input for images that `fit` returned; the last one fills up the batch.
+
+        Raises:
+            ImageMismatch: when there is none, or more than a batch holds.
+        """
+        import numpy as np
+
+        batch = self.input.shape[0]
+        if not 0 < len(images) <= batch:
+            raise ImageMismatch(
+                f"{len(images)} images are given, and a batch of '{self.input.name}' has {batch}"
+            )
+        stacked = np.stack([*images, *[images[-1]] * (batch - len(images))])
+        values = self.table()[np.arange(self.channels), stacked]
+        values = values.transpose(0, 3, 1, 2) if self.layout == "NCHW" else values
+        return np.ascontiguousarray(values)
+
+
+FIELDS: Final = tuple("resize crop pad interpolation colour layout scale mean std".split())
+"""The names of the settings."""
+
+
+def read_preprocessing(
+    manifest: Mapping[str, Json], inputs: Iterable[TensorSpec]
+) -> dict[str, Preprocessing]:
+    """Return the preprocessing of each input that takes images, by the manifest of a bundle.
+
+    Raises:
+        ImageMismatch: when it does not fit an input.
+        LookupError: when there is no such input.
+    """
+    specs = {spec.name: spec for spec in inputs}
+    images = manifest.get("images", {})
+    return {name: Preprocessing.of(fields, specs[name]) for name, fields in images.items()}
+
+
+# ---------------------------------------------------------------- settings
+
+
+def _find_layout(layout: Json, spec: TensorSpec) -> str:
+    """Return the layout of an input: the one that is set, or the one whose channels are 1 or 3."""
+    if len(spec.shape) != len(LAYOUTS[0]):
+        raise ImageMismatch(
+            "images are for inputs with 4 dimensions: batch, channels, height and width, "
+            f"not of the shape {list(spec.shape)}"
+        )
+    is_number = spec.dtype.startswith(("float", "int", "uint"))
+    if not is_number:
+        raise ImageMismatch(f"images are for inputs of numbers, not of {spec.dtype}")
+    if layout is not None and layout not in LAYOUTS:
+        raise ImageMismatch("layout is unknown", "layout")
+    counts = set(COLOURS.values())
+    fitting = [name for name in LAYOUTS if spec.shape[name.index("C")] in counts]
+    if layout in fitting:
+        return str(layout)
+    shape = list(spec.shape)
+    if layout is not None:
+        channels = spec.shape[layout.index("C")]
+        raise ImageMismatch(
+            f"{layout} gives {channels} channels for the shape {shape}; images have 1 or 3",
+            "layout",
+        )
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise ImageMismatch(f"the shape {shape} fits NCHW and NHWC: set layout", "layout")
+    raise ImageMismatch(f"no dimension for channels in the shape {shape} is 1 or 3")
+
+
+def _find_colour(colour: Json, channels: int) -> str:
+    if colour is None:
+        return next(name for name, count in COLOURS.items() if count == channels)
+    if colour not in COLOURS:
+        raise ImageMismatch("colour is unknown", "colour")
+    if COLOURS[colour] != channels:
+        raise ImageMismatch(
+            f"{colour} has {COLOURS[colour]} channels, and the input has {channels}", "colour"
+        )
+    return str(colour)
+
+
+def _read_scaling(
+    fields: Mapping[str, Json], spec: TensorSpec, channels: int
+) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
+    """Return scale, mean and std."""
+    is_float = spec.dtype.startswith("float")
+    default = 1 / (LEVELS - 1) if is_float else 1.0
+    (scale,) = _read_numbers(fields, "scale", default, 1)
+    mean = _read_numbers(fields, "mean", 0.0, channels)
+    std = _read_numbers(fields, "std", 1.0, channels)
+    if not all(value > 0 for value in std):
+        raise ImageMismatch("std must be above 0", "std")
+    if "scale" not in fields and is_float and max(map(abs, mean)) > 1:
+        raise ImageMismatch(
+            "these are levels from 0 to 255, and scale is 1/255 by default: set scale: 1", "mean"
+        )
+    return scale, mean, std
+
+
+def _read_numbers(
+    fields: Mapping[str, Json], name: str, default: float, channels: int
+) -> tuple[float, ...]:
+    """Return a number for each channel."""
+    value = fields.get(name, default)
+    values = list(value) if isinstance(value, list | tuple) else [value] * channels
+    numbers = [number for number in values if type(number) in (int, float)]
+    if len(numbers) < len(values) or not all(map(math.isfinite, numbers)):
+        raise ImageMismatch(f"{name} must be numbers", name)
+    if len(values) != channels:
+        raise ImageMismatch(
+            f"there are {len(values)} numbers for an input with {channels} channels", name
+        )
+    return tuple(map(float, numbers))
+
+
+def _read_length(fields: Mapping[str, Json], name: str) -> int | Size | None:
+    """Return the length of a side, or height and width."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    lengths = list(value) if isinstance(value, list | tuple) else [value]
+    if not all(type(length) is int and 0 < length <= MAX_SIZE for length in lengths):
+        raise ImageMismatch(f"{name} must be from 1 to {MAX_SIZE}", name)
+    if not isinstance(value, list | tuple):
+        return int(value)
+    if len(lengths) != 2:
+        raise ImageMismatch(f"{name} must be a number, or height and width", name)
+    return lengths[0], lengths[1]
+
+
+def _check_size(
+    resize: int | Size | None, crop: int | Size | None, pad: Json, size: Size
+) -> int | Size | None:
+    """Return `resize` as it is used. The image that comes out must have the size of the input."""
+    takes = f"the input takes {_size_text(size)}"
+    if pad is not None:
+        if type(pad) is not int or not 0 <= pad < LEVELS:
+            raise ImageMismatch(f"pad must be a level from 0 to {LEVELS - 1}", "pad")
+        if crop is not None:
+            raise ImageMismatch("an image that is padded is not cropped", "crop")
+    if crop is not None:
+        crop_size = (crop, crop) if isinstance(crop, int) else crop
+        if crop_size != size:
+            raise ImageMismatch(f"gives {_size_text(crop_size)}, and {takes}", "crop")
+        shortest = (resize, resize) if isinstance(resize, int) else resize or size
+        if shortest[0] < size[0] or shortest[1] < size[1]:
+            raise ImageMismatch(f"is smaller than crop, {_size_text(size)}", "resize")
+        return resize
+    if isinstance(resize, int):
+        height, width = size
+        raise ImageMismatch(
+            f"is the length of the shorter side, and {takes}: "
+            f"add crop: [{height}, {width}], or write resize: [{height}, {width}]",
+            "resize",
+        )
+    if resize not in (None, size):
+        raise ImageMismatch(f"gives {_size_text(resize or size)}, and {takes}: add crop", "resize")
+    return size
+
+
+def _size_text(size: Size) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+# ---------------------------------------------------------------- pixels
+
+
+def _convert_colour(pixels: Array, colour: str) -> Array:
+    """Return gray or RGB pixels with the channels of a colour."""
+    import numpy as np
+
+    is_gray = pixels.shape[2] == 1
+    if colour == "GRAY":
+        if is_gray:
+            return pixels
+        total = pixels.astype(np.int32) @ np.array(_GRAY_WEIGHTS, np.int32)
+        gray = (total + (1 << (_GRAY_BITS - 1))) >> _GRAY_BITS
+        return gray.astype(np.uint8)[:, :, None]
+    if is_gray:
+        return np.repeat(pixels, COLOURS[colour], axis=2)
+    return pixels if colour == "RGB" else pixels[:, :, ::-1]
+
+
+def crop_offset(size: int, new_size: int) -> int:
+    """Return where the middle of a side begins; below 0 where the side is shorter, as in torchvision's CenterCrop.
+
+    >>> crop_offset(256, 224), crop_offset(7, 4), crop_offset(9, 4), crop_offset(3, 8)
+    (16, 2, 2, -2)
+    """
+    if size < new_size:
+        return -((new_size - size) // 2)
+    return round((size - new_size) / 2)
+
+
+def _place(image: Array, size: Size, offsets: Sequence[int], level: int) -> Array:
+    """Return a window of an image that begins at row and column `offsets`; beyond the image it has one level."""
+    import numpy as np
+
+    placed = np.full((*size, image.shape[2]), level, np.uint8)
+    windows, sources = [], []
+    for offset, length, old_length in zip(offsets, size, image.shape[:2], strict=True):
+        start, end = max(offset, 0), min(offset + length, old_length)
+        sources.append(slice(start, end))
+        windows.append(slice(start - offset, end - offset))
+    placed[tuple(windows)] = image[tuple(sources)]
+    return placed
+
+
+@functools.lru_cache(maxsize=16)
+def _make_table(dtype: str, scale: float, mean: tuple[float, ...], std: tuple[float, ...]) -> Array:
+    import numpy as np
+
+    levels = np.arange(LEVELS) * scale
+    values: Array = (levels - np.array(mean)[:, None]) / np.array(std)[:, None]
+    if not dtype.startswith("float"):
+        limits = np.iinfo(dtype)
+        values = np.rint(values).clip(limits.min, limits.max)
+    return values.astype(dtype)

@@ -1,0 +1,170 @@
+"""Labels: the names of a classifier's classes, and the best of them for its scores."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tvmflow.core.documents import quote
+from tvmflow.core.types import Json, TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+PROBABILITIES: Final = ("softmax", "sigmoid")
+"""The last operators of models whose scores are probabilities."""
+BEST: Final = 5
+"""How many classes are shown."""
+
+# Sums of probabilities are this close to 1, also in float16.
+_SUM_TOLERANCE: Final = 1e-2
+
+
+class Prediction(NamedTuple):
+    """A class with its probability; `position` is its place among the scores."""
+
+    label: str
+    probability: float
+    position: int
+
+
+class Labels(NamedTuple):
+    """The names of classes.
+
+    Attributes:
+        names: A name for each score of the model's first output.
+        activation: The operator that the scores come from, one of `PROBABILITIES`; empty for any other.
+        sha256: The digest of the file of names.
+    """
+
+    names: tuple[str, ...]
+    activation: str
+    sha256: str
+
+    @classmethod
+    def from_json(cls, value: Json) -> Labels:
+        """Return the labels in a manifest.
+
+        Raises:
+            ValueError: They are damaged.
+        """
+        names, activation = value["names"], value["activation"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{quote(names)} are no names of classes")
+        if activation not in ("", *PROBABILITIES):
+            raise ValueError(f"the activation {quote(activation)} is unknown")
+        return cls(tuple(names), activation, str(value["sha256"]))
+
+    def to_json(self) -> dict[str, Json]:
+        """Return what the manifest has."""
+        return {**self._asdict(), "names": list(self.names)}
+
+    def check(self, output: TensorSpec) -> None:
+        """Check that an output has a score for each name.
+
+        Raises:
+            ValueError: otherwise, with a sentence.
+        """
+        scores = math.prod(output.shape[1:])
+        takes = f"the output '{output.name}' is {output.dtype}{list(output.shape)}"
+        if scores != len(self.names):
+            raise ValueError(
+                f"there are {len(self.names)} names, and {scores} scores for a sample: {takes}"
+            )
+        is_byte = output.dtype in ("int8", "uint8") and self.activation
+        if not output.dtype.startswith("float") and not is_byte:
+            raise ValueError(f"scores are floating-point numbers, and {takes}")
+
+    def rank(self, scores: Array, top: int = BEST) -> list[list[Prediction]]:
+        """Return the best classes for each sample, the best first.
+
+        Args:
+            scores: The first output, `[samples, …]`.
+            top: How many classes.
+        """
+        import numpy as np
+
+        values = self.probabilities(scores)
+        order = np.argsort(-values, axis=1, kind="stable")[:, :top]
+        return [
+            [Prediction(self.names[i], float(row[i]), int(i)) for i in indices]
+            for row, indices in zip(values, order, strict=True)
+        ]
+
+    def probabilities(self, scores: Array) -> Array:
+        """Return the probability of each class, float64 `[samples, classes]`."""
+        import numpy as np
+
+        values = scores.reshape(-1, len(self.names)).astype(np.float64)
+        if scores.dtype.kind in "iu":
+            # probabilities of 8 bits are multiples of 1/256
+            return (values - np.iinfo(scores.dtype).min) / 256
+        if self.is_probability(scores):
+            return values
+        # -inf and NaN would make all of them NaN
+        values = np.nan_to_num(values, nan=-np.inf, neginf=-np.inf)
+        raised = np.exp(values - values.max(axis=1, keepdims=True))
+        normalized: Array = raised / raised.sum(axis=1, keepdims=True)
+        return normalized
+
+    def is_probability(self, scores: Array) -> bool:
+        """Return whether scores are probabilities as they are: by the model's last operator, else by their sums."""
+        import numpy as np
+
+        if self.activation:
+            return True
+        values = scores.reshape(-1, len(self.names)).astype(np.float64)
+        sums = values.sum(axis=1)
+        return bool((values >= 0).all() and np.isclose(sums, 1.0, 0, _SUM_TOLERANCE).all())
+
+    def describe(self, scores: Array, output: str) -> str:
+        """Return what the probabilities of scores are."""
+        if self.is_probability(scores):
+            return f"probabilities: the output '{output}'"
+        return f"probabilities: softmax of the output '{output}'"
+
+
+def read_labels(manifest: Mapping[str, Json]) -> Labels | None:
+    """Return the labels in the manifest of a bundle, or None."""
+    labels = manifest.get("labels")
+    return Labels.from_json(labels) if labels is not None else None
+
+
+def parse_labels(content: bytes, activation: str = "") -> Labels:
+    """Return the labels in a file with one name a line; spaces around names, and empty lines at the end, are left out.
+
+    Raises:
+        ValueError: when the file is no text, has no names, or an empty line between names.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError("it is no text in UTF-8") from None
+    names = [line.strip() for line in text.rstrip().splitlines()]
+    if not names:
+        raise ValueError("it has no names")
+    if "" in names:
+        raise ValueError(f"its line {names.index('') + 1} is empty: write one name a line")
+    return Labels(tuple(names), activation, hashlib.sha256(content).hexdigest())
+
+
+def predictions_json(
+    files: Sequence[str], predictions: Sequence[Sequence[Prediction]]
+) -> list[Mapping[str, Json]]:
+    """Return the best classes of some files as JSON."""
+    return [
+        {"file": file, "classes": [prediction._asdict() for prediction in best]}
+        for file, best in zip(files, predictions, strict=True)
+    ]
+
+
+def format_predictions(predictions: Sequence[Mapping[str, Json]]) -> Iterator[str]:
+    """Yield the lines that show what `predictions_json` returned."""
+    for image in predictions:
+        yield f"{image['file']}:"
+        for best in image["classes"]:
+            yield f"  {best['probability']:7.2%}  {best['label']}"

@@ -1,0 +1,130 @@
+"""`verify.data` as images: a folder with one folder for each class, a folder of images, or a table `file,label`."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tvmflow.core.suggestions import did_you_mean
+from tvmflow.runtime.image_files import SUFFIXES
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+DATA: Final = "data"
+"""The role of `verify.data`; that of an image is `data/<file>`."""
+
+_COLUMNS: Final = ["file", "label"]
+
+
+class ImageList(NamedTuple):
+    """Images with their classes.
+
+    Attributes:
+        files: The path of each image in the folder of the data, with slashes.
+        classes: The name of each image's class, or its index; empty where images have no classes.
+    """
+
+    files: tuple[str, ...]
+    classes: tuple[str, ...]
+
+    def find_indices(self, labels: Sequence[str]) -> Array | None:
+        """Return the index of each image's class, or None.
+
+        Args:
+            labels: The names of all classes; without them, classes are indices.
+
+        Raises:
+            ValueError: with each class that no label names.
+        """
+        import numpy as np
+
+        if not self.classes:
+            return None
+        problems = list(
+            filter(None, (_mismatch(name, labels) for name in dict.fromkeys(self.classes)))
+        )
+        if problems:
+            raise ValueError("; ".join(problems))
+        return np.array([labels.index(name) if labels else int(name) for name in self.classes])
+
+
+def _mismatch(name: str, labels: Sequence[str]) -> str:
+    """Return why a class has no index, or an empty string."""
+    if not labels:
+        return (
+            "" if name.isdecimal() else f"the class '{name}' is no index, and there are no labels"
+        )
+    count = labels.count(name)
+    if count > 1:
+        return f"the class '{name}' is the name of {count} labels"
+    return "" if count else f"no label names the class '{name}'{did_you_mean(name, labels)}"
+
+
+def is_image_data(data: str, path: Path) -> bool:
+    """Return whether `verify.data`, which is at a path, names images."""
+    return is_table(data) or path.is_dir()
+
+
+def is_table(data: str) -> bool:
+    """Return whether `verify.data` names a table."""
+    return PurePosixPath(data).suffix.lower() == ".csv"
+
+
+def list_folder(folder: Path) -> tuple[ImageList, list[Path]]:
+    """Return the images below a folder, and all folders that were read. Hidden files, and those that are no images, are left out.
+
+    Raises:
+        ValueError: when there is none, or when only some are in the folder of a class.
+    """
+    files, folders = [], []
+    for parent, names, inner in os.walk(folder, followlinks=True):
+        names[:] = sorted(name for name in names if not name.startswith("."))
+        folders.append(Path(parent))
+        for name in inner:
+            if PurePosixPath(name).suffix.lower() in SUFFIXES and not name.startswith("."):
+                files.append(Path(parent, name).relative_to(folder).as_posix())
+    if not files:
+        raise ValueError(f"has no images ({', '.join(sorted(SUFFIXES))})")
+    return list_files(files), folders
+
+
+def list_files(files: Sequence[str]) -> ImageList:
+    """Return images by their paths in a folder, of which the first part is the class.
+
+    Raises:
+        ValueError: when only some are in the folder of a class.
+    """
+    ordered = tuple(sorted(files))
+    classes = tuple(file.partition("/")[0] for file in ordered if "/" in file)
+    if classes and len(classes) < len(ordered):
+        outside = next(file for file in ordered if "/" not in file)
+        raise ValueError(f"has folders of classes, and '{outside}' is in none")
+    return ImageList(ordered, classes)
+
+
+def read_table(path: Path) -> ImageList:
+    """Return the images in a table with the columns `file` and `label`.
+
+    Raises:
+        ValueError: when it is no such table.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            rows = list(csv.reader(stream))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"is no table: {error}") from None
+    if not rows or [name.strip() for name in rows[0]] != _COLUMNS:
+        raise ValueError(f"must begin with the line {','.join(_COLUMNS)}")
+    images = [[cell.strip() for cell in row] for row in rows[1:] if row]
+    wrong = [number for number, row in enumerate(images, 2) if len(row) != 2 or not all(row)]
+    if wrong:
+        raise ValueError(f"line {wrong[0]} is not file,label")
+    if not images:
+        raise ValueError("has no images")
+    return ImageList(tuple(row[0] for row in images), tuple(row[1] for row in images))
