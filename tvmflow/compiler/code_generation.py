@@ -17,7 +17,7 @@ from tvm.tirx import compilation_pipeline
 
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.cpu_model import is_cpu
-from tvmflow.compiler.periodic_loops import split_periodic_loops
+from tvmflow.compiler.split_loops import split_loops_where_indices_repeat
 
 _CPU_PIPELINE: Final = "tvmflow_cpu"
 
@@ -63,7 +63,7 @@ def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
     lower, finalize_host, finalize_device = s_tir_pipeline.default_s_tir_pipeline()
 
     def finalize() -> tvm.transform.Pass:
-        own = [keep_small_buffers_on_stack(), split_periodic_loops()]
+        own = [keep_small_buffers_on_stack(), split_loops_where_indices_repeat()]
         return tvm.transform.Sequential([*own, finalize_host()])
 
     return lower, finalize, finalize_device

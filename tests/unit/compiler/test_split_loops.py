@@ -10,7 +10,7 @@ from tvm import tirx
 
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.ir import find_nodes
-from tvmflow.compiler.periodic_loops import split_periodic_loops
+from tvmflow.compiler.split_loops import split_loops_where_indices_repeat
 
 SOURCE = """
 @T.prim_func(s_tir=True)
@@ -26,7 +26,7 @@ def main(a: T.Buffer((64,), "float32"), b: T.Buffer((2048,), "float32"), c: T.Bu
 def list_loops(extent: int, step: int, divisor: int) -> list[int]:
     """Return the numbers of iterations of a kernel's loops after the pass; -1 for those that are computed."""
     source = SOURCE.format(extent=extent, step=step, divisor=divisor)
-    mod = split_periodic_loops()(tvm.IRModule({"main": tvm.script.from_source(source)}))
+    mod = split_loops_where_indices_repeat()(tvm.IRModule({"main": tvm.script.from_source(source)}))
     loops = find_nodes(mod["main"].body, tirx.For)
     return [
         int(loop.extent) if isinstance(loop.extent, tirx.IntImm) else -1

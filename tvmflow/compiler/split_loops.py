@@ -20,7 +20,7 @@ from tvmflow.compiler.ir import find_nodes
 _MAX_PERIOD: Final = 512
 
 
-def split_periodic_loops() -> tvm.transform.Pass:
+def split_loops_where_indices_repeat() -> tvm.transform.Pass:
     """Return a pass that splits loops in which an index is taken modulo less than it reaches."""
 
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
@@ -28,7 +28,9 @@ def split_periodic_loops() -> tvm.transform.Pass:
             return function
         return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, _split)))
 
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="SplitPeriodicLoops")
+    return tirx.transform.prim_func_pass(
+        transform, opt_level=0, name="SplitLoopsWhereIndicesRepeat"
+    )
 
 
 def _split(loop: tirx.For) -> tirx.For:
