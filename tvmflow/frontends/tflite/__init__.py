@@ -16,7 +16,13 @@ from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends import onnx
 from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
 from tvmflow.frontends._import_errors import importing
-from tvmflow.frontends.tflite._source import MODEL, TfliteSource, checked_model, list_files, resolve
+from tvmflow.frontends.tflite._source import (
+    MODEL,
+    TfliteSource,
+    list_files,
+    read_importable,
+    resolve,
+)
 from tvmflow.frontends.tflite._source import find_missing_files as find_missing_files
 from tvmflow.frontends.tflite._source import read_inputs as read_inputs
 from tvmflow.store.source_files import SourceFiles
@@ -69,7 +75,7 @@ def load(
     from tvmflow.frontends.tflite._conversion import convert
 
     with importing():
-        model = checked_model(files[MODEL])
+        model = read_importable(files[MODEL])
         with files[MODEL].open("rb") as stream:
             # Weights are read from it, so that it stays open as long as they are used.
             data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -99,7 +105,7 @@ def reference(
         raise EnvironmentProblem(
             "LiteRT, the reference for TFLite models, is not installed", fix=REFERENCE.install
         )
-    model = checked_model(files[MODEL])
+    model = read_importable(files[MODEL])
     numbers = {name: number for number, name in model.inputs.items()}
     names = dict(model.outputs)
     inner = {model.tensors[number].name: number for op in model.operators for number in op.outputs}

@@ -33,7 +33,7 @@ _NO_TENSOR: Final = -1
 
 
 class Quantization(NamedTuple):
-    """How integers stand for real numbers: scale · (integer − zero_point).
+    """The meaning of integers that stand for real numbers: scale · (integer − zero_point).
 
     Attributes:
         scales: One for the whole tensor, or one for each entry along `axis`.

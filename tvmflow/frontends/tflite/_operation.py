@@ -159,7 +159,7 @@ def pads(
     return [*befores, *afters]
 
 
-def clip(graph: Graph, value: Value, low: float, high: float) -> Value:
+def limit(graph: Graph, value: Value, low: float, high: float) -> Value:
     """Add a limit to both sides."""
     bounds = (graph.constant(low, value.dtype), graph.constant(high, value.dtype))
     return graph.add("Clip", value, *bounds)
@@ -167,8 +167,8 @@ def clip(graph: Graph, value: Value, low: float, high: float) -> Value:
 
 ACTIVATIONS: Final[dict[int, Callable[[Graph, Value], Value]]] = {
     1: lambda graph, value: graph.add("Relu", value),
-    2: lambda graph, value: clip(graph, value, -1.0, 1.0),
-    3: lambda graph, value: clip(graph, value, 0.0, 6.0),
+    2: lambda graph, value: limit(graph, value, -1.0, 1.0),
+    3: lambda graph, value: limit(graph, value, 0.0, 6.0),
     4: lambda graph, value: graph.add("Tanh", value),
 }
 """The activations that are part of other operators, by their numbers in `ActivationFunctionType`."""
@@ -197,7 +197,7 @@ def _with_channels_first(operation: Operation, position: int, rank: int) -> Valu
     return operation.graph.transpose(value, first_axes(rank))
 
 
-def moved_axis(axis: int, rank: int, first: bool) -> int:
+def axis_in(axis: int, rank: int, first: bool) -> int:
     """Return where an axis of the file is in the order that a value has."""
     return to_first(axis, rank) if first else axis
 

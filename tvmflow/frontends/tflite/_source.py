@@ -94,7 +94,7 @@ def read_inputs(files: Mapping[str, Path]) -> list[ModelInput]:
     Raises:
         ImportFailed: when the file is no TFLite model that can be imported.
     """
-    model = checked_model(files[MODEL])
+    model = read_importable(files[MODEL])
     return [_read_input(name, model.tensors[n]) for n, name in model.inputs.items()]
 
 
@@ -142,7 +142,7 @@ def _cached_model(path: Path, stamp: tuple[int, ...]) -> Model:
         return read_model(data)
 
 
-def checked_model(path: Path) -> Model:
+def read_importable(path: Path) -> Model:
     """Return a model that can be converted, as far as can be seen without TVM.
 
     Raises:

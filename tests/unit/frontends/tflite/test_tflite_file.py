@@ -273,7 +273,7 @@ def test_weights_are_parameters_and_new_ones_give_the_same_module() -> None:
         x = model.input("x", (1, 6, 6, 3))
         weights = model.constant(np.full((4, 3, 3, 3), factor, np.float32))
         bias = model.constant(np.full(4, factor, np.float32))
-        fields = {"Padding": 0, "StrideH": 1, "StrideW": 1}
+        fields: dict[str, Any] = {"Padding": 0, "StrideH": 1, "StrideW": 1}
         FILE.write_bytes(
             model.build(model.result("CONV_2D", [x, weights, bias], 4, "Conv2D", **fields))
         )
@@ -299,7 +299,7 @@ def test_no_transposition_is_between_layers() -> None:
     from tvm import relax
 
     model = TfliteBuilder()
-    fields = {"Padding": 0, "StrideH": 1, "StrideW": 1}
+    fields: dict[str, Any] = {"Padding": 0, "StrideH": 1, "StrideW": 1}
     x = model.input("x", (1, 8, 8, 3))
     widths = model.integers([[0, 0], [1, 1], [1, 1], [0, 0]])
     for channels, inner in ((8, 3), (8, 8)):

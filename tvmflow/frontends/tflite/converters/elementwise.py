@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from tvmflow.frontends.tflite._graph import Graph, Value
-from tvmflow.frontends.tflite._operation import Converter, Operation, aligned, clip
+from tvmflow.frontends.tflite._operation import Converter, Operation, aligned, limit
 
 _Formula = Callable[..., Value]
 
@@ -70,7 +70,7 @@ def _gelu(operation: Operation) -> None:
 
 
 def _hard_swish(graph: Graph, x: Value) -> Value:
-    gate = clip(graph, graph.add("Add", x, _number(graph, 3.0, x)), 0.0, 6.0)
+    gate = limit(graph, graph.add("Add", x, _number(graph, 3.0, x)), 0.0, 6.0)
     return graph.add("Mul", x, graph.add("Mul", gate, _number(graph, 1 / 6, x)))
 
 
@@ -131,9 +131,9 @@ _FORMULAS: Final[Mapping[str, _Formula]] = {
     "PRELU": _node("PRelu"),
     "QUANTIZE": lambda graph, x: x,
     "RELU": _node("Relu"),
-    "RELU6": lambda graph, x: clip(graph, x, 0.0, 6.0),
-    "RELU_0_TO_1": lambda graph, x: clip(graph, x, 0.0, 1.0),
-    "RELU_N1_TO_1": lambda graph, x: clip(graph, x, -1.0, 1.0),
+    "RELU6": lambda graph, x: limit(graph, x, 0.0, 6.0),
+    "RELU_0_TO_1": lambda graph, x: limit(graph, x, 0.0, 1.0),
+    "RELU_N1_TO_1": lambda graph, x: limit(graph, x, -1.0, 1.0),
     "ROUND": _node("Round"),
     "RSQRT": _reciprocal_root,
     "SIGN": _node("Sign"),

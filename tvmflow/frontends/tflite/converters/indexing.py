@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tvmflow.frontends.tflite._graph import Value
-from tvmflow.frontends.tflite._operation import MAX_COUNT, Converter, Operation, moved_axis
+from tvmflow.frontends.tflite._operation import MAX_COUNT, Converter, Operation, axis_in
 
 
 def _sliced(operation: Operation, value: Value, slices: Mapping[int, slice]) -> Value:
@@ -35,7 +35,7 @@ def _slice(operation: Operation) -> None:
     for axis, (begin, size) in enumerate(
         zip(operation.integers(1), operation.integers(2), strict=True)
     ):
-        slices[moved_axis(axis, rank, first)] = slice(begin, None if size == -1 else begin + size)
+        slices[axis_in(axis, rank, first)] = slice(begin, None if size == -1 else begin + size)
     operation.write(_sliced(operation, value, slices), first=first)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tvmflow.frontends.tflite._graph import Value
-from tvmflow.frontends.tflite._operation import Converter, Operation, moved_axis
+from tvmflow.frontends.tflite._operation import Converter, Operation, axis_in
 from tvmflow.frontends.tflite._tensors import first_axes
 
 
@@ -25,7 +25,7 @@ def _reduced(
 ) -> tuple[Value, frozenset[int]]:
     """Return a reduced value, and the axes over which it is, as the file counts them."""
     axes = frozenset(operation.checked_axis(axis, value.rank) for axis in operation.integers(1))
-    moved = operation.graph.integers(sorted(moved_axis(axis, value.rank, first) for axis in axes))
+    moved = operation.graph.integers(sorted(axis_in(axis, value.rank, first) for axis in axes))
     keep = int(operation.options["keep_dims"])
     if not axes:
         return value, axes

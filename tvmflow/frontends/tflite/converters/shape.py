@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from tvmflow.frontends.tflite._graph import Value
-from tvmflow.frontends.tflite._operation import MAX_COUNT, Converter, Operation, aligned, moved_axis
+from tvmflow.frontends.tflite._operation import MAX_COUNT, Converter, Operation, aligned, axis_in
 from tvmflow.frontends.tflite._tensors import first_axes, last_axes
 
 _REFLECT: Final = 0
@@ -58,7 +58,7 @@ def _transpose(operation: Operation) -> None:
 def _concatenation(operation: Operation) -> None:
     values, first = aligned(operation, range(len(operation.inputs)))
     rank = values[0].rank
-    axis = moved_axis(operation.checked_axis(operation.options["axis"], rank), rank, first)
+    axis = axis_in(operation.checked_axis(operation.options["axis"], rank), rank, first)
     operation.write(operation.graph.add("Concat", *values, axis=axis), first=first)
 
 
@@ -92,7 +92,7 @@ def _split_evenly(operation: Operation) -> None:
     rank, count = operation.rank(1), len(operation.outputs)
     axis = operation.axis(0, rank)
     first = operation.is_first(1)
-    size = operation.real(1, first=first).shape[moved_axis(axis, rank, first)]
+    size = operation.real(1, first=first).shape[axis_in(axis, rank, first)]
     _write_parts(operation, 1, axis, [size // count] * count)
 
 
@@ -101,7 +101,7 @@ def _split_by_sizes(operation: Operation) -> None:
     axis = operation.axis(2, rank)
     if -1 in sizes:
         first = operation.is_first()
-        size = operation.real(first=first).shape[moved_axis(axis, rank, first)]
+        size = operation.real(first=first).shape[axis_in(axis, rank, first)]
         sizes[sizes.index(-1)] = size - sum(sizes) - 1
     _write_parts(operation, 0, axis, sizes)
 
@@ -109,9 +109,7 @@ def _split_by_sizes(operation: Operation) -> None:
 def _write_parts(operation: Operation, position: int, axis: int, sizes: list[int]) -> None:
     first = operation.is_first(position)
     value = operation.real(position, first=first)
-    for index, part in enumerate(
-        _split(operation, value, moved_axis(axis, value.rank, first), sizes)
-    ):
+    for index, part in enumerate(_split(operation, value, axis_in(axis, value.rank, first), sizes)):
         operation.write(part, index, first=first)
 
 
