@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir, pipeline, schedules, vector_width
+from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import CpuModel
@@ -62,7 +63,8 @@ class LoweredModel:
         if weights is not None:
             return weights
         _log.debug("the weights need an operator without a numpy rule: compiling their function")
-        library = tvm.compile(self.weight_mod, tvm.target.Target(_WEIGHTS_TARGET))
+        target = tvm.target.Target(_WEIGHTS_TARGET)
+        library = tvm.compile(compile_c_sources(self.weight_mod, target), target)
         tensors = list(map(tvm.runtime.tensor, arrays))
         computed = relax.VirtualMachine(library, tvm.cpu())["main"](tensors)
         return [weight.numpy() for weight in computed]

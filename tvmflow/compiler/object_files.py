@@ -24,6 +24,7 @@ from tvm import relax
 from tvm.relax import vm_build
 
 from tvmflow.compiler import code_generation, ir, lowering
+from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.cpu_model import is_cpu
 from tvmflow.targets.linking import LINKERS, elf, elf_data
 from tvmflow.targets.platforms import parse_triple
@@ -83,7 +84,7 @@ def _compile_kernels(
     with target:
         lowered = relax.get_pipeline("default")(mod)
     builder = relax.ExecBuilder()
-    kernels = vm_build._filter_tir(vm_build._vmcodegen(builder, lowered))
+    kernels = compile_c_sources(vm_build._filter_tir(vm_build._vmcodegen(builder, lowered)), target)
     groups = code_generation.split_kernels(kernels)
 
     def write(number: int) -> None:

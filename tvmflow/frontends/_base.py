@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from tvmflow.core.schema import ClosedModel
 from tvmflow.core.types import InputFile, Json, TensorSpec
@@ -53,7 +53,12 @@ class SourceFields(ClosedModel):
     """The fields of one frontend under `model:`, one of them named like the frontend.
 
     All default to None: a recipe may use another frontend.
+
+    Attributes:
+        takes_operators: Whether a recipe can bring operators of its own for such a model.
     """
+
+    takes_operators: ClassVar[bool] = False
 
 
 class MissingFile(NamedTuple):

@@ -17,6 +17,7 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
+from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import last_line
 
 Array = np.ndarray[Any, Any]
@@ -99,6 +100,9 @@ def serve(load: Callable[[Message], LoadedReference]) -> None:
         return
     try:
         model = load(first[0])
+    except StageError as error:
+        send(outgoing, _stage_problem(error))
+        return
     except ImportError as error:
         send(outgoing, {"problem": "import", "reason": f"{type(error).__name__}: {error}"})
         return
@@ -116,8 +120,15 @@ def serve(load: Callable[[Message], LoadedReference]) -> None:
                 infer = model.prepare(arrays)
                 seconds = _latencies(infer, message["repeat"], message["min_seconds"])
                 send(outgoing, {"seconds": seconds})
+        except StageError as error:
+            send(outgoing, _stage_problem(error))
         except Exception as error:
             send(outgoing, {"problem": "run", "reason": last_line(error)})
+
+
+def _stage_problem(error: StageError) -> Message:
+    """Return the message of an error that says by itself what to do."""
+    return {"problem": "stage", "reason": error.message, "fix": error.fix}
 
 
 def _latencies(infer: Callable[[], object], repeat: int, min_seconds: float) -> list[float]:

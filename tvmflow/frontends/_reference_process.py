@@ -125,6 +125,8 @@ class ReferenceProcess:
 
     def _error(self, message: Message) -> Exception:
         name, reason = self._traits.name, message["reason"]
+        if message["problem"] == "stage":
+            return StageError(reason, fix=message["fix"])
         if message["problem"] == "import":
             return EnvironmentProblem(
                 f"{name} cannot be imported: {reason}", fix=self._traits.install

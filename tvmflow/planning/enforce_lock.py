@@ -112,7 +112,10 @@ def _locked_inputs(recipe: LockedRecipe, spec: StageSpec) -> dict[str, str]:
             locked = recipe.stages.get(need.stage_id.partition(":")[2])
             outputs: Mapping[str, str] = locked.outputs if locked else {}
             names = need.files or tuple(outputs)
-            inputs.update({f"{need.stage}/{name}": outputs.get(name, "") for name in names})
+            # a stage has those of the files that it needs which the other one made
+            inputs.update(
+                {f"{need.stage}/{name}": outputs[name] for name in names if name in outputs}
+            )
     return inputs
 
 

@@ -22,6 +22,7 @@ class _Fields(NamedTuple):
     model_files: tuple[InputFile, ...]
     variant: str = ""
     pipeline: str = ""
+    operator_files: tuple[InputFile, ...] = ()
     images: Mapping[str, tuple[str, ...]] = {}
 
 
@@ -35,6 +36,7 @@ class PlannedRecipe(_Fields):
         model_files: The files of its model.
         variant: The name of the variant; empty for the recipe itself.
         pipeline: The file of the pipeline that takes the place of the recipe's own; empty for none.
+        operator_files: The files of its own operators.
         images: The files of each `verify.data` that names images, by their paths in its folder.
     """
 

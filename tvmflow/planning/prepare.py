@@ -14,6 +14,7 @@ from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import Plan
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._inputs import find_input_problems, resolve_inputs
+from tvmflow.operators._files import list_operator_files
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.enforce_lock import enforce_lock
 from tvmflow.planning.image_data import list_images, list_mismatches
@@ -106,6 +107,9 @@ def _plan_recipe(
     files = FRONTENDS[model.kind].files(model, folder, partial(recipe.where, "model"), sources)
     # The model itself names the further files that it consists of.
     reads += [Path(file.path) for file in files if file.role == "model" and file.path]
+    names, where = recipe.recipe.operators, partial(recipe.where, "operators")
+    operators = list_operator_files(names, folder, where)
+    reads += [*(Path(file.path) for file in operators.files), *operators.candidates]
     targets, target_reads = resolve_targets(recipe, request.targets, store, lock)
     variants = [
         name for name in recipe.recipe.variants if name in request.variants or not request.variants
@@ -114,7 +118,7 @@ def _plan_recipe(
     if until in stages:
         stages = stages[: stages.index(until) + 1]
     planned = [
-        PlannedRecipe(recipe, stages, targets, files, variant, str(pipeline.path))
+        PlannedRecipe(recipe, stages, targets, files, variant, str(pipeline.path), operators.files)
         for variant in variants or [""]
     ]
     problems = [problem for entry in planned for problem in _list_input_problems(entry)]

@@ -64,6 +64,12 @@ def _missing_files(document: Document) -> Iterator[Problem]:
     for frontend in FRONTENDS.values() if isinstance(model, dict) else ():
         for missing in frontend.find_missing_files(model, base):
             yield document.problem(missing.text, "model", *missing.field)
+    operators = document.value_at("operators")
+    for index, name in enumerate(operators if isinstance(operators, list) else ()):
+        if isinstance(name, str) and name and not is_file(base / name):
+            is_url = "://" in name
+            text = "must be a file, not a URL" if is_url else missing_file_text(base / name)
+            yield document.problem(text, "operators", index)
     yield from _missing_data(document)
     labels = document.value_at("labels")
     if isinstance(labels, str) and labels and not is_file(base / labels):

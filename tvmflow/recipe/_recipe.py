@@ -116,6 +116,14 @@ class Recipe(ClosedModel):
         description="Inputs of the model by name: what the model does not tell, and what is to differ from it. See "
         "[inputs.md](inputs.md).",
     )
+    operators: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(to_tuple)
+    ] = Field(
+        default=(),
+        examples=[["ops/bev_pool.py", "ops/bev_pool.c"]],
+        description="Files that implement operators of the model that tvmflow lacks: Python files, and the files of C that "
+        "these use. See [operators.md](operators.md).",
+    )
     labels: str | None = Field(
         default=None,
         min_length=1,
@@ -184,6 +192,17 @@ class Recipe(ClosedModel):
         frontend = FRONTENDS[model.kind] if model is not None else None
         if not value and frontend is not None and frontend.REQUIRES_INPUTS:
             raise field_error(f"a model of {frontend.NAME} needs the shapes of its inputs here")
+        return value
+
+    @field_validator("operators")
+    @classmethod
+    def _check_operators(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        model = info.data.get("model")
+        frontend = FRONTENDS[model.kind] if model is not None else None
+        if value and frontend is not None and not frontend.SOURCE.takes_operators:
+            raise field_error(
+                f"a model of {frontend.NAME} cannot have operators of its own; export it to ONNX"
+            )
         return value
 
     @field_validator("targets")

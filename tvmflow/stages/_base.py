@@ -53,7 +53,8 @@ class StageTraits:
         optional_needs: Those of `needs` that a pipeline may lack.
         needs_of_parts: Those of `needs` that a partitioned target reads of each part, as `<stage>/<part>/<file>`.
         reads: Files from outside the store: `model`: in the key; `reference`: the model outside
-            the key, for the framework that it came from; `data`: the recipe's `verify.data`; `labels`: its `labels`.
+            the key, for the framework that it came from; `operators`: the files of the recipe's own
+            operators; `data`: the recipe's `verify.data`; `labels`: its `labels`.
         tools: Distributions whose code can change the output, whatever the recipe says.
         timeout_s: Seconds after which a run is taken to hang.
         compiles_kernels: It compiles kernels, so that the backend's tools are in its key.

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     import tvm
 
 TRAITS: Final = StageTraits(
-    version=5,
+    version=6,
     scope="model",
-    reads=("model",),
+    reads=("model", "operators"),
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
 )

@@ -17,6 +17,7 @@ from tvmflow.stages import _comparison, _findings, _tolerances, _verdict_text
 from tvmflow.stages._base import Files, StageContext, StageTraits
 from tvmflow.stages._image_data import DATA
 from tvmflow.stages._libraries import UNTIMED_REASONS, Library, load_local, open_library
+from tvmflow.stages._peer_times import add_compared, compare_settings
 from tvmflow.stages._runtime_choice import run_location
 from tvmflow.stages._tolerances import Tolerance
 from tvmflow.stages._verdict import OutputComparison, PartVerdict, Verdict
@@ -52,7 +53,7 @@ TRAITS: Final = StageTraits(
         "emulation_program": ("program",),
     },
     needs_of_parts=("emulation_program",),
-    reads=("reference", "data"),
+    reads=("reference", "operators", "data"),
     tools=("apache-tvm", "apache-tvm-ffi", "numpy"),
     timeout_s=4 * 3600.0,
     compiles_kernels=True,
@@ -98,6 +99,7 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
         schedules=None if is_partitioned else schedules_version(recipe),
         tune=None if min_speedup is None else SpeedupSettings(min_speedup=min_speedup),
         run_on=run_on,
+        compare=compare_settings(recipe, target),
     )
 
 
@@ -189,6 +191,7 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
     The reference has ended before the library is loaded: a large model is in memory once, and the
     threads of neither disturb the other.
     """
+    from tvmflow.stages._operator_check import list_operator_mismatches
     from tvmflow.stages._reference_run import run_reference
 
     checks = settings.verify
@@ -211,13 +214,17 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
     verdict["samples"] = data.total
     with open_library(settings, context) as library:
         _add_results(verdict, library, data, reference, settings, context)
+        add_compared(verdict, library, data.batches[0], signature, settings, context)
     vm_bundle = context.inputs.get("export/vm.tvmflow")
     if vm_bundle and reference is not None and settings.run_on == LOCAL:
         expected = samples.join_outputs(reference.results.outputs, data)
         verdict["vm"] = {"outputs": _compare_on_vm(vm_bundle, data, expected, reference, settings)}
     min_speedup = settings.tune.min_speedup if settings.tune else None
+    failures = _findings.list_failures(verdict, checks)
+    if failures and reference is not None:
+        failures += list_operator_mismatches(settings, context, reference.tolerance)
     verdict["failures"] = [
-        *_findings.list_failures(verdict, checks),
+        *failures,
         *list_slowdowns(verdict, min_speedup),
     ]
     verdict["passed"] = not verdict["failures"]

@@ -105,6 +105,7 @@ def test_three_fields_are_enough() -> None:
         "samples": 3,
         "seed": 0,
         "repeat": 10,
+        "compare": (),
         "run_on": "auto",
     }
 
@@ -216,9 +217,10 @@ def test_the_shipped_recipes_are_valid(path: Path, digits: Path) -> None:
     """Their pipelines are valid too, and their names are those of their files."""
     for name in ("squeezenet1.1-symbol.json", "squeezenet1.1-0000.params", "resnet18.pt2"):
         (digits.parent / "models" / name).touch()
-    for name in ("digits.onnx", "digits-labels.txt"):
+    for name in ("digits.onnx", "digits-labels.txt", "bev_pool.onnx", "bev_pool.npz"):
         shutil.copy(ROOT / "recipes/models" / name, digits.parent / "models")
     shutil.copytree(ROOT / "recipes/models/digits-images", digits.parent / "models/digits-images")
+    shutil.copytree(ROOT / "recipes/ops", digits.parent / "ops")
     copied = digits.parent / path.name
     shutil.copy(path, copied)
     loaded = load_recipe(copied)
@@ -351,7 +353,17 @@ def test_a_pipeline_must_list_what_its_stages_need() -> None:
 
 def test_reading_a_recipe_imports_no_framework() -> None:
     """`plan` answers before TVM could be imported."""
-    heavy = ("tvm", "tvm_ffi", "numpy", "onnx", "onnxruntime", "mxnet", "doit", "hypothesis")
+    heavy = (
+        "tvm",
+        "tvm_ffi",
+        "numpy",
+        "onnx",
+        "onnxruntime",
+        "mxnet",
+        "torch",
+        "doit",
+        "hypothesis",
+    )
     script = (
         "import sys; from pathlib import Path; from tvmflow.planning.recipes import load_recipe;"
         "from tvmflow.recipe import json_schema;"

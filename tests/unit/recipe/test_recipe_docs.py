@@ -52,7 +52,8 @@ def test_the_recipes_on_the_page_are_valid(folder: Path) -> None:
     shortest, complete, _, pipeline = blocks("yaml")
     assert complete == EXAMPLE
     loaded = load_recipe(write(Path("digits.yaml"), complete)).recipe
-    assert loaded.model_fields_set == set(Recipe.model_fields)
+    # only ONNX models can have operators of their own
+    assert loaded.model_fields_set == set(Recipe.model_fields) - {"operators"}
     assert loaded.inputs["data"].model_fields_set == set(InputSpec.model_fields) - {"value"}
     assert loaded.targets[2].threads == 8
     assert loaded.tune.trials == 64

@@ -45,7 +45,7 @@ WRONG = [
     wrong(
         "unknown field",
         ("pipeline: tune", "brush: red"),
-        "15:1: brush: unknown field (valid: recipe, name, version, license, model, inputs, labels, variants, targets, kernels, tune, outputs, runtime, verify, pipeline, stage_memory)",
+        "15:1: brush: unknown field (valid: recipe, name, version, license, model, inputs, operators, labels, variants, targets, kernels, tune, outputs, runtime, verify, pipeline, stage_memory)",
     ),
     wrong(
         "field of tune at the top",
@@ -96,7 +96,7 @@ WRONG = [
     wrong(
         "unknown field of verify",
         ("rtol", "tolerance"),
-        "14:3: verify.tolerance: unknown field (valid: against, data, label, rtol, atol, min_accuracy, samples, seed, repeat, run_on)",
+        "14:3: verify.tolerance: unknown field (valid: against, data, label, rtol, atol, min_accuracy, samples, seed, repeat, compare, run_on)",
     ),
     wrong("no version", ("recipe: 1\n", ""), "1:1: recipe: is missing; write `recipe: 1`"),
     wrong(

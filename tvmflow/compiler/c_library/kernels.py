@@ -14,7 +14,9 @@ import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.code_generation import keep_small_buffers_on_stack
+from tvmflow.compiler.split_loops import split_loops_where_indices_repeat
 
 # Every tensor begins at a multiple of this many bytes; TVM's code relies on it.
 ALIGNMENT: Final = 64
@@ -92,6 +94,7 @@ _FINAL_PASSES: Final = (
     tirx.transform.FP8StorageLegalize,
     tirx.transform.BF16StorageLegalize,
     keep_small_buffers_on_stack,
+    split_loops_where_indices_repeat,
     tirx.transform.LowerTVMBuiltin,
     tirx.transform.LowerIntrin,
 )
@@ -111,7 +114,8 @@ def lower_kernels(
         functions: The scheduled kernels.
         target: The target, a CPU.
     """
-    mod = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(functions))
+    mod = compile_c_sources(tvm.IRModule(functions), target)
+    mod = tirx.transform.BindTarget(target.with_host(target))(mod)
     mod = ir.transform.Sequential([make() for make in _PASSES])(mod)
     mod = tvm.IRModule(
         {var: _to_c_function(function, target) for var, function in mod.functions_items()}

@@ -21,6 +21,8 @@ _OPERATIONS_PER_NS: Final = 16
 _CALL_OPERATIONS: Final = 16
 _LANES: Final = 16
 _UNKNOWN_EXTENT: Final = 8
+# A function of a user's: its author asked for threads.
+_EXTERN_OPERATIONS: Final = 1 << 17
 
 # What is left to one thread, and what a program must have in all for others to be woken.
 _LEAST_TASK_NS: Final = 2_500
@@ -91,7 +93,16 @@ def _count_operations(body: Any, repeats: float, *, is_parallel: bool) -> tuple[
         total += repeats * _cost_of(store.value) if is_parallel else 0
         return tvm_ffi.WalkResult.SKIP
 
-    callbacks = ((tirx.For, visit_loop), (tirx.BufferStore, visit_store))
+    def visit_call(call: tvm.ir.Call) -> None:
+        nonlocal total
+        is_extern = getattr(call.op, "name", "") == "tirx.call_extern"
+        total += repeats * _EXTERN_OPERATIONS if is_parallel and is_extern else 0
+
+    callbacks = (
+        (tirx.For, visit_loop),
+        (tirx.BufferStore, visit_store),
+        (tvm.ir.Call, visit_call),
+    )
     tvm_ffi.structural_walk(body, callbacks, order="pre")
     return total, loops
 

@@ -270,9 +270,22 @@ def pad_product(rows: int, columns: int, depth: int, cpu: CpuModel) -> tuple[int
     return padded_rows, padded_vectors * cpu.lanes
 
 
-def pad_rows(rows: int, vectors: int, depth: int, cpu: CpuModel) -> int:
-    """Return the number of rows, from those of a product or the pixels of a convolution, for which it takes least time in whole tiles."""
-    return min(_list_padded(rows), key=lambda size: _estimate_time(size, vectors, depth, cpu))
+def pad_rows(rows: int, vectors: int, depth: int, cpu: CpuModel, min_gain: float = 1.0) -> int:
+    """Return the number of rows, from those of a product or the pixels of a convolution, for which it takes least time in whole tiles.
+
+    Args:
+        rows: The number of rows.
+        vectors: The vectors of a row of the result.
+        depth: The length of a sum.
+        cpu: The CPU.
+        min_gain: By this factor more rows must be faster to be added.
+    """
+
+    def time(size: int) -> float:
+        return _estimate_time(size, vectors, depth, cpu)
+
+    padded = min(_list_padded(rows), key=time)
+    return padded if time(rows) > min_gain * time(padded) else rows
 
 
 def _list_padded(rows: int) -> range:

@@ -16,6 +16,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import te, tirx
 
+from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.operators import tiles
+
 DATA: Final = "winograd_data"
 """The name of the block that transforms data."""
 PRODUCT: Final = "winograd_product"
@@ -65,6 +68,8 @@ _TRANSFORM_COST: Final[Mapping[int, int]] = {2: 9, 4: 22}
 _MEMORY_COST: Final = 4
 # By this factor the estimate must be better than that of the direct convolution.
 _MIN_GAIN: Final = 1.1
+# By this factor columns that are added must make the product faster.
+_MIN_PADDING_GAIN: Final = 1.25
 
 
 class Geometry(NamedTuple):
@@ -77,6 +82,7 @@ class Geometry(NamedTuple):
         taps: The depth of the kernel.
         stride: The stride down the depth.
         dilation: The dilation down the depth.
+        added_columns: The columns of tiles that are computed, but not stored (see `pad_columns`).
     """
 
     tile: int
@@ -85,6 +91,7 @@ class Geometry(NamedTuple):
     taps: int = 1
     stride: int = 1
     dilation: int = 1
+    added_columns: int = 0
 
     @property
     def edge(self) -> int:
@@ -94,7 +101,7 @@ class Geometry(NamedTuple):
     @property
     def tiles(self) -> tuple[int, int]:
         """The rows and columns of tiles in one slice of the result."""
-        return -(-self.shape[2] // self.tile), -(-self.shape[3] // self.tile)
+        return -(-self.shape[2] // self.tile), -(-self.shape[3] // self.tile) + self.added_columns
 
     @property
     def slices(self) -> int:
@@ -115,14 +122,31 @@ def is_profitable(geometry: Geometry, out: int, inner: int, lanes: int, terms: i
         terms: The products that an instruction of the direct convolution computes for each result.
     """
     n, depth, height, width = geometry.shape
-    tiles = n * math.prod(geometry.tiles)
+    count = n * math.prod(geometry.tiles)
     inner_blocks, out_blocks = -(-inner // lanes), -(-out // lanes)
     weights, memory_cost = geometry.taps * inner_blocks * lanes * out_blocks, _MEMORY_COST * lanes
     direct = _KERNEL**2 * weights * max(n * depth * height * width, memory_cost)
-    product = geometry.edge**2 * weights * max(depth * tiles, memory_cost)
+    product = geometry.edge**2 * weights * max(depth * count, memory_cost)
     transformed = geometry.slices * inner_blocks + depth * out_blocks
-    transforms = _TRANSFORM_COST[geometry.tile] * lanes * tiles * transformed
+    transforms = _TRANSFORM_COST[geometry.tile] * lanes * count * transformed
     return direct > terms * _MIN_GAIN * (product + transforms)
+
+
+def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) -> Geometry:
+    """Return a convolution with columns of tiles added where no register tile divides those that it has.
+
+    Args:
+        geometry: The sizes of the convolution.
+        out_blocks: The number of blocks of output channels.
+        inner: The number of input channels.
+        cpu: The CPU.
+    """
+    columns = geometry.tiles[1]
+    # all of a row are one register tile: a sum for each, one vector of weights and one of data
+    if columns + 2 <= cpu.registers:
+        return geometry
+    padded = tiles.pad_rows(columns, out_blocks, inner, cpu, _MIN_PADDING_GAIN)
+    return geometry._replace(added_columns=padded - columns)
 
 
 def conv(x: Any, w: Any, geometry: Geometry) -> Any:
@@ -203,11 +227,11 @@ def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
         return te.sum(factor * value, axis=[row, column])
 
     shape = (n, blocks, depth, rows, columns, tile, tile, lanes)
-    tiles = te.compute(shape, element, name=IMAGE)
+    image = te.compute(shape, element, name=IMAGE)
 
     def cropped(i: Any, o: Any, *point: Any) -> Any:
         *d, y, z, lane = point
-        return tiles(i, o, *(d or [0]), y // tile, z // tile, y % tile, z % tile, lane)
+        return image(i, o, *(d or [0]), y // tile, z // tile, y % tile, z % tile, lane)
 
     result = (n, blocks, *([depth] if is_volume else []), *size, lanes)
     return te.compute(result, cropped, name="crop")

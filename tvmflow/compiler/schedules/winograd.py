@@ -156,7 +156,7 @@ def _apply(schedule: Schedule, blocks: _Blocks, split: _Split, cpu: CpuModel) ->
     image, out, *depth, y, z, lane = schedule.get_loops(blocks.final.handle)
     strip, row = schedule.split(y, [None, split.rows * blocks.tile])
     tile_row, p = schedule.split(row, [split.rows, blocks.tile])
-    tile_column, q = schedule.split(z, [None, blocks.tile])
+    tile_column, q = schedule.split(z, [blocks.tile_columns, blocks.tile])
     group, block = schedule.split(out, [None, split.vectors])
     schedule.reorder(image, strip, group, block, *depth, tile_row, tile_column, p, q, lane)
     around = schedule.fuse(image, strip)
@@ -196,9 +196,12 @@ def _schedule_product(schedule: Schedule, block: Block, split: _Split) -> None:
     schedule.reorder(*outer, tap, chunk, channel, vector, point, lane)
     store = schedule.cache_write(block.handle, 0, "local")
     schedule.reverse_compute_at(store, points)
-    for loop in (vector, point, *schedule.get_loops(store)[-3:-1]):
+    # it has no loops of one iteration
+    count = sum(size > 1 for size in (split.vectors, split.points))
+    *_, store_lane = store_loops = schedule.get_loops(store)
+    for loop in (vector, point, *store_loops[-1 - count : -1]):
         schedule.unroll(loop)
-    for loop in (lane, schedule.get_loops(store)[-1]):
+    for loop in (lane, store_lane):
         schedule.vectorize(loop)
     schedule.decompose_reduction(block.handle, tap)
 

@@ -60,12 +60,16 @@ def load(
     """
     from tvmflow.frontends.onnx._files import add_outputs, read_model
     from tvmflow.frontends.onnx._importer import import_prepared
+    from tvmflow.frontends.onnx._own_operators import OwnNodes
     from tvmflow.frontends.onnx._prepare import prepare
+    from tvmflow.operators._loading import load_operators
 
     with importing():
+        own = OwnNodes(load_operators(files))
         model = read_model(files)
         inner_outputs = add_outputs(model, tensors)
-        return import_prepared(prepare(model, inputs, bound), inner_outputs)
+        own.mark(model)
+        return import_prepared(prepare(model, inputs, bound, own), inner_outputs, own)
 
 
 def reference(
@@ -80,11 +84,13 @@ def reference(
     """Start ONNX Runtime on the unmodified model in an isolated process."""
     from tvmflow.frontends import _reference_process
     from tvmflow.frontends.onnx._files import link_files, save_with_outputs
+    from tvmflow.operators._loading import operator_paths, prepare_calls
 
     path = link_files(files, scratch)
     if tensors:
         path = save_with_outputs(path, tuple(spec.name for spec in tensors))
-    first = {"model": str(path), "threads": threads}
+    first = {"model": str(path), "threads": threads, "operators": operator_paths(files)}
+    first["calls"] = str(prepare_calls(scratch))
     return _reference_process.start(
         REFERENCE, _WORKER, first, inputs, (*outputs, *tensors), scratch
     )

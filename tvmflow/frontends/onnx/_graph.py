@@ -20,6 +20,9 @@ from onnx.defs import onnx_opset_version
 from tvmflow.core.formatting import quoted
 from tvmflow.frontends.onnx._large_tensors import array_of
 
+OWN_DOMAIN: Final = "tvmflow.operators"
+"""The domain of the nodes that a recipe's own operators implement (see `_own_operators`)."""
+
 _MAX_KNOWN_ELEMENTS: Final = 64
 
 

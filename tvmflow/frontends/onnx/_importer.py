@@ -17,13 +17,16 @@ from onnx import ModelProto, NodeProto, helper
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
-from tvmflow.core.errors import ImportFailed
+from tvmflow.core.documentation import page_url
+from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import LoadedModel
 from tvmflow.frontends.onnx import _recurrent
+from tvmflow.frontends.onnx._branches import list_inputs_of
 from tvmflow.frontends.onnx._converters import CONVERTERS, NodeToConvert
 from tvmflow.frontends.onnx._graph import (
+    OWN_DOMAIN,
     all_graphs,
     attributes_of,
     captured_names,
@@ -34,29 +37,38 @@ from tvmflow.frontends.onnx._graph import (
 )
 from tvmflow.frontends.onnx._large_tensors import array_of, place_of
 from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
+from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
 
 _log = logging.getLogger(__name__)
 
 # An integer tensor with more elements is a learned table, not a shape.
 _MAX_SHAPE_ELEMENTS: Final = 1024
 _FIX: Final = "replace the operator in the model, or end the model before it"
+_OWN_FIX: Final = """\
+implement it: name a file under `operators` in the recipe ({page}), with
+       from tvmflow.operators import operator
+       @operator({name!r}, domain={domain!r})
+       def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
 _QUANTIZED_FIX: Final = (
     "quantize the model in QDQ format: QuantizeLinear and DequantizeLinear around its operators"
 )
 
 
-def import_prepared(model: ModelProto, inner_outputs: int = 0) -> LoadedModel:
+def import_prepared(
+    model: ModelProto, inner_outputs: int = 0, own: OwnNodes = NO_OPERATORS
+) -> LoadedModel:
     """Import a model that `prepare` returned.
 
     Args:
         model: The prepared model.
         inner_outputs: How many of its outputs, the last ones, are inner tensors.
+        own: The nodes of the recipe's own operators.
 
     Raises:
         ImportFailed: with operator and node.
     """
     _refuse_unsupported(model)
-    importer = _Importer(model)
+    importer = _Importer(model, own)
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         mod = importer.from_onnx(model.graph, opset_of(model))
@@ -94,8 +106,11 @@ def _refuse_unsupported(model: ModelProto) -> None:
     for reason, nodes in sorted(refused.items()):
         rest = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
         lines.append(f"{reason} (node {node_name(nodes[0])}{rest})")
-    is_quantized = any(node.op_type in QOPERATORS for node in _all_nodes(model))
-    raise ImportFailed("; ".join(lines), fix=_QUANTIZED_FIX if is_quantized else _FIX)
+    if any(node.op_type in QOPERATORS for node in _all_nodes(model)):
+        raise ImportFailed("; ".join(lines), fix=_QUANTIZED_FIX)
+    first = next(nodes[0] for _, nodes in sorted(refused.items()))
+    fix = _OWN_FIX.format(name=first.op_type, domain=first.domain, page=page_url("operators"))
+    raise ImportFailed("; ".join(lines), fix=f"{_FIX}; or {fix}")
 
 
 def _all_nodes(model: ModelProto) -> list[NodeProto]:
@@ -107,8 +122,10 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
 
     _nodes: dict[str, Any]
 
-    def __init__(self, model: ModelProto) -> None:
+    def __init__(self, model: ModelProto, own: OwnNodes) -> None:
         super().__init__({}, "float32", keep_params_in_input=False, sanitize=False)
+        self._model = model
+        self._own = own
         inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
         self._dtype = {n: str(helper.tensor_dtype_to_np_dtype(t)) for n, t in inputs.items()}
         self._parameters = {n for node in _all_nodes(model) for n in parameter_operands(node)}
@@ -159,14 +176,22 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             try:
                 if is_if(node):
                     self._construct_if(node)
+                elif node.domain == OWN_DOMAIN:
+                    self._construct_own(node)
                 else:
                     super()._construct_nodes(single)
-            except ImportFailed:
+            except StageError:
                 raise
             except Exception as error:
                 name = f"{excerpt(node.op_type)} (node {node_name(node)})"
                 text = f"{name} cannot be imported: {last_line(error)}"
                 raise ImportFailed(text, fix=_FIX) from error
+
+    def _construct_own(self, node: NodeProto) -> None:
+        """Convert a node by the operator of the recipe."""
+        inputs = [self._nodes[name] if name else None for name in node.input]
+        results = self._own.convert(node, inputs, self.bb)
+        self._nodes.update(zip(node.output, results, strict=True))
 
     def _construct_if(self, node: NodeProto) -> None:
         """Convert an If, of which only the branch that is taken is computed."""
@@ -176,7 +201,15 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             if isinstance(self._nodes.get(name), relax.Call):
                 self._nodes[name] = self.bb.emit(self._nodes[name])
         condition = self.bb.emit(relax.op.reshape(self._nodes[node.input[0]], []))
-        bodies = [self._convert_branch(branches[f"{name}_branch"]) for name in ("then", "else")]
+        try:
+            bodies = [self._convert_branch(branches[f"{name}_branch"]) for name in ("then", "else")]
+        except ImportFailed as error:
+            inputs = list_inputs_of(self._model, node.input[0])
+            if not inputs:
+                raise
+            names = " or ".join(f"inputs.{excerpt(name)}.value" for name in inputs)
+            fix = f"leave the branch out: bind what decides on it to a constant with {names}"
+            raise ImportFailed(error.message, fix=fix) from error
         result = self.bb.emit(relax.If(condition, *bodies))
         if len(node.output) == 1:
             self._nodes[node.output[0]] = result

@@ -9,7 +9,7 @@ from typing import Final
 from onnx import NodeProto
 
 from tvmflow.core.formatting import excerpt
-from tvmflow.frontends.onnx._graph import KnownValues, attributes_of, is_standard
+from tvmflow.frontends.onnx._graph import OWN_DOMAIN, KnownValues, attributes_of, is_standard
 from tvmflow.frontends.onnx._loops import MAX_UNROLLED_NODES
 
 _PARAMETER_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
@@ -126,6 +126,8 @@ def supported_operators() -> frozenset[str]:
 
 def unsupported_reason(node: NodeProto, known: KnownValues) -> str:
     """Return why TVM's importer cannot import this node correctly, or an empty string."""
+    if node.domain == OWN_DOMAIN:
+        return ""
     if is_standard(node) and node.op_type in _UNROLLED:
         return f"{node.op_type} is unrolled, which needs {_UNROLLED[node.op_type]}"
     name = excerpt(f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type))

@@ -6,6 +6,7 @@ it supports. Most of what real models have instead can be rewritten in ONNX's ow
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
@@ -32,6 +33,7 @@ from tvmflow.frontends.onnx._einsum import convert_einsums
 from tvmflow.frontends.onnx._element_types import model_input
 from tvmflow.frontends.onnx._graph import all_graphs
 from tvmflow.frontends.onnx._loops import unroll_loops
+from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
 from tvmflow.frontends.onnx._rewrites import rewrite_nodes
 from tvmflow.frontends.onnx._simplification import (
     bypass_copies,
@@ -75,6 +77,7 @@ def prepare(
     model: ModelProto,
     inputs: tuple[TensorSpec, ...],
     bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
+    own: OwnNodes = NO_OPERATORS,
 ) -> ModelProto:
     """Return the model in the form that TVM's importer needs.
 
@@ -82,6 +85,7 @@ def prepare(
         model: A model with all of its data; it is changed.
         inputs: The inputs with their shapes; those with static shapes in the model may be missing.
         bound: The constants that take the place of inputs.
+        own: The nodes of the recipe's own operators.
 
     Raises:
         ImportFailed: when inputs do not fit, or the opset is too old.
@@ -92,17 +96,18 @@ def prepare(
     _bind_inputs(model, bound)
     for conversion in _CONVERSIONS:
         model = conversion(model)
-    model = _simplify(model)
+    model = _simplify(model, own)
     refuse_large_tensors(model)
     return model
 
 
-def _simplify(model: ModelProto) -> ModelProto:
+def _simplify(model: ModelProto, own: OwnNodes) -> ModelProto:
     for round_number in range(_MAX_ROUNDS):
         before = model.SerializeToString(deterministic=True)
+        model = own.infer_shapes(model)
         for simplification in _SIMPLIFICATIONS:
             model = simplification(model)
-        model = simplify_branches(model, _simplify)
+        model = simplify_branches(model, functools.partial(_simplify, own=own))
         if model.SerializeToString(deterministic=True) == before:
             _log.debug("nothing left to simplify after %d rounds", round_number)
             break

@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
+from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import excerpt
 from tvmflow.frontends._frames import Array, Message, serve
+from tvmflow.operators._loading import Operators, load_operators
 
 _MAX_REASON: Final = 300
 
@@ -54,16 +57,31 @@ class _Session:
 
 
 class _Evaluator:
-    """The reference evaluator of the ONNX project: slow, but runs models that ONNX Runtime refuses."""
+    """The reference evaluator of the ONNX project: slow, but runs models that ONNX Runtime refuses.
 
-    def __init__(self, model: str, refusal: Exception) -> None:
+    Args:
+        model: The path of the model.
+        refusal: The error of ONNX Runtime.
+        operators: The operators of the recipe, of which it runs the numpy functions.
+        calls: The folder for a record of their calls.
+    """
+
+    def __init__(self, model: str, refusal: Exception, operators: Operators, calls: Path) -> None:
         import onnx
         import onnxruntime
         from onnx.reference import ReferenceEvaluator
 
-        self._evaluator: Any = ReferenceEvaluator(model)
+        from tvmflow.frontends.onnx._own_references import list_used_operators, make_references
+
+        used = list_used_operators(model, operators)
+        self._evaluator: Any = ReferenceEvaluator(
+            model, new_ops=make_references(used, operators, calls)
+        )
         self.name = f"the ONNX reference evaluator {onnx.__version__}"
         self.note = f"ONNX Runtime {onnxruntime.__version__} refuses this model: {_reason(refusal)}"
+        if used:
+            names = ", ".join(str(use.operator) for use in used)
+            self.note += f". The reference of {names} is the numpy function of the recipe"
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
         results: list[Array] = self._evaluator.run(None, dict(arrays))
@@ -86,8 +104,11 @@ def _load(first: Message) -> _Session | _Evaluator:
     except ImportError:
         raise
     except Exception as refusal:
+        operators = load_operators({role: Path(path) for role, path in first["operators"].items()})
         try:
-            return _Evaluator(first["model"], refusal)
+            return _Evaluator(first["model"], refusal, operators, Path(first["calls"]))
+        except StageError:
+            raise
         except Exception:
             raise refusal from None
 

@@ -34,7 +34,7 @@ LINKERS: Final[dict[str, Linker]] = {"linux": elf, "android": elf, "macos": mach
 _C_LINKERS: Final[dict[str, Linker]] = {**LINKERS, "wasi": wasm}
 
 _C_FLAGS: Final = (
-    *("-std=c11", "-O2", "-g0", "-Wall", "-Wextra", "-Werror"),
+    *("-std=c11", "-O2", "-g0", "-Wall", "-Wextra"),
     *("-fno-sanitize=undefined", "-fno-stack-protector"),
 )
 _SYSTEM_C_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -141,6 +141,34 @@ def compile_c(folder: Path, source: str, output: str, triple: str) -> None:
     Raises:
         StageError: when the compiler fails; the message holds its error.
     """
+    command = (*_c_compiler(triple), "-Werror", "-c", source, "-o", output)
+    run_zig(folder, *command, action="compiling C")
+
+
+def compile_c_to_llvm(folder: Path, source: str, triple: str) -> str:
+    """Return LLVM's IR of a user's file of C11, as text and before any optimization.
+
+    Args:
+        folder: The folder of the source and of what it includes.
+        source: The source.
+        triple: The LLVM triple.
+
+    Raises:
+        StageError: when the compiler fails; the message holds its errors, with file and line.
+    """
+    output = "kernel.ll"
+    unoptimized = ("-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes")
+    done = zig.run(folder, *_c_compiler(triple), *unoptimized, source, "-o", output)
+    if done.returncode != 0:
+        raise StageError(
+            f"the C compiler rejects {source}: {done.stderr.strip() or done.returncode}",
+            fix=f"correct {source}, which `operators` in the recipe names",
+        )
+    return (folder / output).read_text()
+
+
+def _c_compiler(triple: str) -> list[str]:
+    """Return the command of the C compiler for a triple."""
     platform = parse_triple(triple)
     flags = [*_C_FLAGS, *_SYSTEM_C_FLAGS.get(platform.system, ())]
     if platform.system == "none":
@@ -148,8 +176,7 @@ def compile_c(folder: Path, source: str, output: str, triple: str) -> None:
     if platform.system == "ios":
         # Apple's systems share their headers
         flags += ["-isystem", str(zig.library_folder() / "libc" / "include" / "any-darwin-any")]
-    command = ("cc", "-target", zig_target(triple), *flags, "-c", source, "-o", output)
-    run_zig(folder, *command, action="compiling C")
+    return ["cc", "-target", zig_target(triple), *flags]
 
 
 def link_program(files: Mapping[str, Path], output: Path, triple: str) -> None:

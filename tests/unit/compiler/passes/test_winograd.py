@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import tvm
+from tvm import te, tirx
 
 from tests.support import kernels
 from tests.support.kernels import (
@@ -22,6 +24,7 @@ from tests.unit.compiler.passes.test_blocked_layouts import biased, convolution,
 from tvmflow.compiler import lowering
 from tvmflow.compiler.cpu_model import cpu_model_for
 from tvmflow.compiler.operators import winograd
+from tvmflow.compiler.schedules import winograd as schedules
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
 
 # The tolerance for each tile, relative to the largest number.
@@ -103,6 +106,61 @@ def test_every_level_schedules_winograd_convolutions(mcpu: str) -> None:
         "fused_winograd_conv2d_NCHWc_add_relu": "winograd"
     }
     check(mod, 2, target)
+
+
+def largest_unrolled(function: Any) -> int:
+    """Return the number of times that the body of the loops that are unrolled is repeated."""
+
+    def visit(statement: Any) -> int:
+        if isinstance(statement, tirx.For):
+            is_unrolled = statement.kind == tirx.ForKind.UNROLLED
+            return visit(statement.body) * (int(statement.extent) if is_unrolled else 1)
+        parts = getattr(statement, "seq", None) or [
+            getattr(statement, name)
+            for name in ("block", "body", "init")
+            if getattr(statement, name, None) is not None
+        ]
+        return max(map(visit, parts), default=1)
+
+    return visit(function.body)
+
+
+@pytest.mark.parametrize("columns", [31, 97, 101, 193])
+@pytest.mark.parametrize("mcpu", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("channels", [16, 64, 192])
+def test_prime_numbers_of_tiles_are_padded(columns: int, mcpu: str, channels: int) -> None:
+    """No register tile divides them: a scalar one would read all weights for each tile, and one of all would be code without end."""
+    cpu = cpu_model_for({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu}, 1)
+    assert cpu is not None
+    geometry = winograd.Geometry(2, (1, 1, 6, 2 * columns - 1), (0, 1, 1))
+    blocks = channels // cpu.lanes
+    padded = winograd.pad_columns(geometry, blocks, channels, cpu)
+    assert columns <= padded.tiles[1] <= columns + 7
+    x = te.placeholder((1, blocks, 6, 2 * columns - 1, cpu.lanes), name="x")
+    w = te.placeholder((4, 4, blocks, 1, blocks, cpu.lanes, cpu.lanes), name="w")
+    function = te.create_prim_func([x, w, winograd.conv(x, w, padded)])
+    kernel = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    (schedule, *_) = schedules.generate(kernel, cpu)
+    assert largest_unrolled(schedule.mod["main"]) <= 256
+    own = schedules._find_blocks(tvm.s_tir.Schedule(kernel))
+    assert own is not None
+    assert schedules._list_splits(own, cpu)[0].points > 1
+
+
+@pytest.mark.parametrize("columns", [7, 14, 20, 28, 56, 112])
+def test_columns_that_register_tiles_divide_stay(columns: int) -> None:
+    cpu = cpu_model_for({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v4"}, 1)
+    assert cpu is not None
+    geometry = winograd.Geometry(2, (1, 1, 6, 2 * columns), (0, 1, 1))
+    for blocks in (1, 2, 4, 6, 16):
+        assert winograd.pad_columns(geometry, blocks, 16 * blocks, cpu) == geometry
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("tile", winograd.TRANSFORMS)
+def test_a_prime_number_of_columns(tile: Literal[2, 4]) -> None:
+    """Columns that are added are computed, but not stored."""
+    check(model(conv(32), biased, relu, shape=(1, 32, 3, 37 * tile - 1)), tile, host_level())
 
 
 @pytest.mark.parametrize(

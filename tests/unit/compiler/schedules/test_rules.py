@@ -239,6 +239,7 @@ def test_blocks_of_different_shapes_are_scheduled_one_by_one() -> None:
     images=st.integers(1, 2),
     padding=st.tuples(*[st.integers(0, 2)] * 4),
     mcpu=LEVELS,
+    added=st.integers(0, 3),
 )
 def test_winograd_convolutions_of_any_size(
     tile: int,
@@ -248,13 +249,14 @@ def test_winograd_convolutions_of_any_size(
     images: int,
     padding: tuple[int, int, int, int],
     mcpu: str,
+    added: int,
 ) -> None:
-    """Tiles at the border reach beyond the image, where data are zeros; every schedule gives the same numbers."""
+    """Tiles at the border, and columns of tiles that are added, reach beyond the image, where data are zeros; every schedule gives the same numbers."""
     target = level(mcpu)
     lanes, (inner, out) = choose_lanes(target), blocks
     top, left, bottom, right = padding
     shape = (images, 1, height + top + bottom - 2, width + left + right - 2)
-    geometry = winograd.Geometry(tile, shape, (0, top, left))
+    geometry = winograd.Geometry(tile, shape, (0, top, left), added_columns=added)
     x = te.placeholder((images, inner, height, width, lanes), name="x")
     w = te.placeholder((tile + 2, tile + 2, out, 1, inner, lanes, lanes), name="w")
     mod = kernel(x, w, winograd.conv(x, w, geometry))

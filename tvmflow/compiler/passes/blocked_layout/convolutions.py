@@ -188,7 +188,11 @@ def _find_winograd(
     geometry = Geometry(tile, (n, depth, height, width), (front, top, left), *down)
     is_profitable = winograd.is_profitable(geometry, out, inner, rewriter.block, terms)
     _log.debug("%d to %d channels of %s: use Winograd: %s", inner, out, size, is_profitable)
-    return geometry if is_profitable else None
+    if not is_profitable:
+        return None
+    cpu = rewriter.context.cpu
+    assert cpu is not None, "layouts are blocked for a CPU model"
+    return winograd.pad_columns(geometry, -(-out // rewriter.block), inner, cpu)
 
 
 def _emit_winograd(

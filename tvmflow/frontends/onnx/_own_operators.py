@@ -1,0 +1,233 @@
+"""Nodes of operators that a recipe brings: marked before the model is prepared, converted by their implementation.
+
+A marked node is in a domain of its own, under a name that no other operator has, so that nothing takes
+it for an operator that ONNX or TVM knows. ONNX cannot infer the shapes of its results: these come from
+the implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from tvm import relax
+
+from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import excerpt, quoted
+from tvmflow.frontends.onnx._graph import OWN_DOMAIN, attributes_of, known_values, node_name
+from tvmflow.operators._definition import ADVICE, Node, Operator, OperatorError, Tensor
+from tvmflow.operators._loading import Operators
+
+
+class UsedOperator(NamedTuple):
+    """An operator that a model calls, and the version of its domain that the model has."""
+
+    operator: Operator
+    version: int
+
+
+class OwnNodes:
+    """The nodes of a model that a recipe's operators implement."""
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators = operators
+        self._uses: dict[str, UsedOperator] = {}
+        self._dtypes: dict[str, str] = {}
+
+    def mark(self, model: ModelProto) -> None:
+        """Mark the nodes of a model, and of its own functions."""
+        if not self._operators.operators:
+            return
+        versions = versions_of(model.opset_import)
+        for function in model.functions:
+            versions = {**versions_of(function.opset_import), **versions}
+        for node in list_nodes(model):
+            self._mark_node(node, versions)
+        for function in model.functions:
+            function.opset_import.append(helper.make_opsetid(OWN_DOMAIN, 1))
+        if self._uses:
+            model.opset_import.append(helper.make_opsetid(OWN_DOMAIN, 1))
+        for value in (*model.graph.value_info, *model.graph.output):
+            if element := value.type.tensor_type.elem_type:
+                self._dtypes[value.name] = str(helper.tensor_dtype_to_np_dtype(element))
+
+    def _mark_node(self, node: NodeProto, versions: Mapping[str, int]) -> None:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        version = versions.get(domain, 1)
+        operator = self._operators.find(domain, node.op_type, version)
+        if operator is not None:
+            name = f"{domain or 'ai.onnx'}.{node.op_type}"
+            self._uses[name] = UsedOperator(operator, version)
+            node.domain, node.op_type = OWN_DOMAIN, name
+
+    def infer_shapes(self, model: ModelProto) -> ModelProto:
+        """Add the shapes of results, as soon as those of the inputs are known."""
+        if not self._uses:
+            return model
+        shapes, dtypes = dict(known_values(model).shapes), _list_dtypes(model)
+        constants = {tensor.name: tensor for tensor in model.graph.initializer}
+        for node in model.graph.node:
+            is_open = any(name and name not in shapes for name in node.output)
+            is_known = all(not name or (name in shapes and name in dtypes) for name in node.input)
+            if node.domain != OWN_DOMAIN or not is_open or not is_known:
+                continue
+            inputs = [
+                relax.const(numpy_helper.to_array(constants[name]))
+                if name in constants and dtypes[name].startswith("int")
+                else relax.Var(f"input{index}", relax.TensorType(shapes[name], dtypes[name]))
+                if name
+                else None
+                for index, name in enumerate(node.input)
+            ]
+            builder = relax.BlockBuilder()
+            variables = [value for value in inputs if isinstance(value, relax.Var)]
+            with builder.function("main", variables):
+                results = self.convert(node, inputs, builder)
+                builder.emit_func_output(results[0])
+            for name, result in zip(node.output, results, strict=False):
+                shape, dtype = _spec(result)
+                shapes[name], dtypes[name] = shape, dtype
+                element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+                _set_type(model, helper.make_tensor_value_info(name, element, shape))
+        return model
+
+    def convert(
+        self, node: NodeProto, inputs: Sequence[Any], builder: relax.BlockBuilder
+    ) -> list[Any]:
+        """Return the results of a marked node, each a variable.
+
+        Raises:
+            StageError: when its implementation raises, with file and line.
+            ImportFailed: when its results do not fit the model.
+        """
+        use = self._uses[node.op_type]
+        exprs = [None if value is None else builder.emit(value) for value in inputs]
+        described = replace(
+            describe_node(
+                node, use.operator, use.version, [None if e is None else _tensor(e) for e in exprs]
+            ),
+            _builder=builder,
+            _sources=self._operators.sources,
+        )
+        results = self._operators.call(use.operator, use.operator.implement, described, *exprs)
+        if isinstance(results, relax.Tuple):
+            results = list(results.fields)
+        results = list(results) if isinstance(results, list | tuple) else [results]
+        if len(results) < len(node.output):
+            raise _import_error(
+                use.operator, node, f"returns {len(results)} results for {len(node.output)} outputs"
+            )
+        emitted = []
+        for name, result in zip(node.output, results, strict=False):
+            try:
+                variable = builder.emit(result)
+                dtype = _spec(variable)[1]
+            except Exception as error:
+                text = f"returns no tensor for {quoted(name)}: {excerpt(str(error))}"
+                raise _import_error(use.operator, node, text) from error
+            if self._dtypes.get(name, dtype) != dtype:
+                declared = self._dtypes[name]
+                text = f"returns {dtype} for {quoted(name)}, which is {declared} in the model"
+                raise _import_error(use.operator, node, text)
+            emitted.append(variable)
+        return emitted
+
+
+NO_OPERATORS: Final = OwnNodes(Operators())
+"""Those of a recipe that brings none."""
+
+
+def describe_node(
+    node: NodeProto, operator: Operator, version: int, inputs: Sequence[Tensor | None]
+) -> Node:
+    """Return a node as implementations and references of operators know it.
+
+    Raises:
+        ImportFailed: when it has an attribute that is a graph.
+    """
+    attributes = {}
+    for name, value in attributes_of(node).items():
+        if isinstance(value, GraphProto):
+            raise _import_error(operator, node, f"cannot have the attribute '{name}', a graph")
+        attributes[name] = _attribute(value)
+    return Node(
+        operator=operator.name,
+        domain=operator.domain,
+        version=version,
+        attributes=attributes,
+        inputs=tuple(inputs),
+        outputs=len(node.output),
+    )
+
+
+def _attribute(value: Any) -> Any:
+    if isinstance(value, list):
+        return [
+            entry.decode("utf-8", "replace") if isinstance(entry, bytes) else entry
+            for entry in value
+        ]
+    return numpy_helper.to_array(value) if hasattr(value, "data_type") else value
+
+
+def _import_error(operator: Operator, node: NodeProto, text: str) -> ImportFailed:
+    return ImportFailed(
+        f"{operator.where}: the operator {operator} (node {node_name(node)}) {text}",
+        fix=f"correct its implementation; {ADVICE}",
+    )
+
+
+def _tensor(expr: Any) -> Tensor:
+    return Tensor(*_spec(expr))
+
+
+def _spec(expr: Any) -> tuple[tuple[int, ...], str]:
+    """Return shape and dtype of an emitted tensor.
+
+    Raises:
+        OperatorError: when it is none, or its shape is not fixed.
+    """
+    try:
+        return tuple(int(extent) for extent in expr.ty.shape.values), str(expr.ty.dtype.dtype)
+    except (AttributeError, TypeError):
+        raise OperatorError(f"it is of type {getattr(expr, 'ty', None)}") from None
+
+
+def versions_of(imports: Any) -> dict[str, int]:
+    """Return the version of each domain."""
+    return {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in imports}
+
+
+def list_nodes(model: ModelProto) -> Iterator[NodeProto]:
+    """Give the nodes of a model: of its graph, of the graphs in their attributes, and of its functions."""
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        yield from _list_with_inner(nodes)
+
+
+def _list_with_inner(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _list_with_inner(graph.node)
+
+
+def _list_dtypes(model: ModelProto) -> dict[str, str]:
+    graph = model.graph
+    elements = {
+        value.name: value.type.tensor_type.elem_type
+        for value in (*graph.input, *graph.value_info, *graph.output)
+    }
+    elements |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    return {n: str(helper.tensor_dtype_to_np_dtype(e)) for n, e in elements.items() if e}
+
+
+def _set_type(model: ModelProto, typed: Any) -> None:
+    """Set the type of a value in the main graph, which may be an output."""
+    for value in (*model.graph.output, *model.graph.value_info):
+        if value.name == typed.name:
+            value.CopyFrom(typed)
+            return
+    model.graph.value_info.append(typed)

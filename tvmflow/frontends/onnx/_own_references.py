@@ -1,0 +1,125 @@
+"""The numpy functions of a recipe's operators, as operators of ONNX's reference evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from onnx import NodeProto, helper
+from onnx.reference.op_run import OpRun
+
+from tvmflow.core.errors import StageError
+from tvmflow.frontends.onnx._graph import node_name
+from tvmflow.frontends.onnx._large_tensors import read_without_large_tensors
+from tvmflow.frontends.onnx._own_operators import (
+    UsedOperator,
+    describe_node,
+    list_nodes,
+    versions_of,
+)
+from tvmflow.operators._definition import ADVICE, Tensor
+from tvmflow.operators._loading import Operators
+
+_OPSET: Final = 17
+
+Array = np.ndarray[Any, Any]
+
+
+def list_used_operators(path: str, operators: Operators) -> list[UsedOperator]:
+    """Return the operators of the recipe that a model calls.
+
+    Raises:
+        StageError: when one has no reference.
+    """
+    model = read_without_large_tensors(Path(path))
+    versions = versions_of(model.opset_import)
+    used: dict[UsedOperator, NodeProto] = {}
+    for node in list_nodes(model):
+        version = versions.get("" if node.domain == "ai.onnx" else node.domain, 1)
+        if operator := operators.find(node.domain, node.op_type, version):
+            used.setdefault(UsedOperator(operator, version), node)
+    for use, node in used.items():
+        if use.operator.reference is None:
+            raise StageError(
+                f"{use.operator.where}: the operator {use.operator} (node {node_name(node)}) has no reference, and ONNX Runtime lacks it",
+                fix=f"give it one: `@operator(…, reference=FUNCTION)`, a function with numpy; {ADVICE}",
+            )
+    return list(used)
+
+
+def make_references(
+    used: Sequence[UsedOperator], operators: Operators, calls: Path
+) -> list[type[OpRun]]:
+    """Return a class for each operator, by which the evaluator knows it.
+
+    Args:
+        used: The operators.
+        operators: Those of the recipe.
+        calls: The folder for a record of the first call of each node.
+    """
+    return [_make_reference(use, operators, calls) for use in used]
+
+
+def _make_reference(use: UsedOperator, operators: Operators, calls: Path) -> type[OpRun]:
+    operator = use.operator
+    recorded: list[OpRun] = []
+
+    def load_attributes(self: Any) -> None:
+        # The attributes of a node must not take the place of the evaluator's own.
+        self.has_linked_attribute, self.attributes_names_ = False, set()
+
+    def run(self: Any, *arrays: Array | None, **_: Any) -> tuple[Array, ...]:
+        specs = [None if a is None else Tensor(a.shape, str(a.dtype)) for a in arrays]
+        node = describe_node(self.onnx_node, operator, use.version, specs)
+        assert operator.reference is not None
+        results = operators.call(operator, operator.reference, node, *arrays)
+        results = results if isinstance(results, list | tuple) else [results]
+        if len(results) < node.outputs:
+            raise StageError(
+                f"{operator.where}: the reference of the operator {operator} returns {len(results)} results for {node.outputs} outputs",
+                fix=f"return an array for each output; {ADVICE}",
+            )
+        results = tuple(np.asarray(result) for result in results[: node.outputs])
+        if self not in recorded:
+            recorded.append(self)
+            path = calls / f"{operator.name}-{len(recorded)}.onnx"
+            _record(path, self.onnx_node, use, arrays, results)
+        return results
+
+    # Without a schema of its own, the evaluator would take that of a standard operator of the same name.
+    body: dict[str, Any] = {
+        "op_domain": operator.domain,
+        "op_schema": None,
+        "_load_attributes": load_attributes,
+    }
+    body |= {"run": run, "_run": run}
+    return type(operator.name, (OpRun,), body)
+
+
+def _record(
+    path: Path,
+    node: NodeProto,
+    use: UsedOperator,
+    inputs: Sequence[Array | None],
+    outputs: Sequence[Array],
+) -> None:
+    """Write a call as a model of its node alone, with the arrays beside it."""
+    arrays: dict[str, Array] = {}
+    sides = []
+    for names, values in ((node.input, inputs), (node.output, outputs)):
+        side = {n: v for n, v in zip(names, values, strict=False) if n and v is not None}
+        arrays |= side
+        sides.append(
+            [
+                helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+                for n, v in side.items()
+            ]
+        )
+    graph = helper.make_graph([node], use.operator.name, *sides)
+    versions = {"": _OPSET, node.domain: use.version}
+    opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    model = helper.make_model(graph, opset_imports=opsets)
+    path.write_bytes(model.SerializeToString())
+    np.savez(path.with_suffix(".npz"), **arrays)

@@ -1,0 +1,10 @@
+"""Operators of one's own: a recipe names files that implement operators which tvmflow lacks.
+
+A file imports `operator` (and `Tensor`) from here. Only workers run such files, by `_loading`; planning lists
+them by `_files`, with what they import. May import layers from tuning down to core; imports no
+framework at its top level.
+"""
+
+from tvmflow.operators._definition import Node as Node
+from tvmflow.operators._definition import Tensor as Tensor
+from tvmflow.operators._definition import operator as operator

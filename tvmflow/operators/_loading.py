@@ -1,0 +1,239 @@
+"""Runs the files of operators, in a worker: with a time limit, and with errors that name file and line of the user's code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.util
+import logging
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any, Final, NamedTuple, TypeVar
+
+from tvmflow.core.errors import StageError, TvmflowError
+from tvmflow.core.formatting import excerpt
+from tvmflow.operators._definition import ADVICE, REGISTERED, Operator, OperatorError
+from tvmflow.operators._files import IMPORTED_ROLE, ROLE
+
+_log = logging.getLogger(__name__)
+
+_PYTHON: Final = ".py"
+_LIMIT_S: Final = 120
+_Result = TypeVar("_Result")
+
+
+class Operators(NamedTuple):
+    """The operators of a recipe.
+
+    Attributes:
+        operators: The operators, in the order of their files.
+        sources: The text of every file that is not Python, by its name.
+        paths: The paths of the Python files.
+    """
+
+    operators: tuple[Operator, ...] = ()
+    sources: Mapping[str, str] = {}
+    paths: tuple[str, ...] = ()
+
+    def find(self, domain: str, name: str, version: int) -> Operator | None:
+        """Return the operator for a node: the newest that a version of its domain has; None if there is none."""
+        domain = "" if domain == "ai.onnx" else domain
+        fitting = [
+            entry
+            for entry in self.operators
+            if (entry.domain, entry.name) == (domain, name) and entry.since_version <= version
+        ]
+        return max(fitting, key=lambda entry: entry.since_version, default=None)
+
+    def call(self, entry: Operator, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Call a function of an operator's file.
+
+        Raises:
+            StageError: with file and line, whatever it raised.
+        """
+        what = "reference" if function is entry.reference else "implementation"
+        with _explaining(self.paths, f"the {what} of the operator {entry}", entry.where):
+            return function(*arguments)
+
+
+def load_operators(files: Mapping[str, Path]) -> Operators:
+    """Run the files of operators among a stage's files.
+
+    Args:
+        files: The path of each file by its role.
+
+    Raises:
+        StageError: when a file raises, does not end, or registers nothing.
+    """
+    listed = _by_name(files, ROLE)
+    if not listed:
+        return Operators()
+    named = {name: path for name, path in listed.items() if name.endswith(_PYTHON)}
+    modules = {
+        name.removesuffix(_PYTHON): path
+        for name, path in {**named, **_by_name(files, IMPORTED_ROLE)}.items()
+    }
+    paths = tuple(map(str, modules.values()))
+    _prepare_imports(modules)
+    for name, path in named.items():
+        with _explaining(paths, f"the file of operators {path.name}", str(path)):
+            importlib.import_module(name.removesuffix(_PYTHON))
+    places = {entry.where.rpartition(":")[0] for entry in REGISTERED}
+    silent = [path for path in named.values() if str(path) not in places]
+    if silent or not named:
+        raise StageError(
+            f"{[*silent, *listed.values()][0]} registers no operator",
+            fix=f"decorate a function in it with `@operator(NAME, domain=DOMAIN)` of tvmflow.operators; {ADVICE}",
+        )
+    _log.debug("%d operators from %d files", len(REGISTERED), len(modules))
+    sources = {
+        name: path.read_text(encoding="utf-8") for name, path in listed.items() if name not in named
+    }
+    return Operators(tuple(REGISTERED), sources, paths)
+
+
+def _by_name(files: Mapping[str, Path], role: str) -> dict[str, Path]:
+    """Return the files of a role by their names."""
+    return {name.removeprefix(role): path for name, path in files.items() if name.startswith(role)}
+
+
+def _prepare_imports(modules: Mapping[str, Path]) -> None:
+    """Let these modules be imported, and no longer those of another recipe.
+
+    Raises:
+        StageError: when an installed module has one of the names.
+    """
+    forget_operators()
+    for name, path in modules.items():
+        installed = importlib.util.find_spec(name)
+        # the folder of the file may be on the import path itself
+        if installed is not None and not _is_at(installed, path):
+            raise StageError(
+                f"{path} has the name of an installed module, '{name}'",
+                fix="rename the file: other code would import it instead",
+            )
+    sys.meta_path.insert(0, _Finder(modules))
+
+
+def operator_paths(files: Mapping[str, Path]) -> dict[str, str]:
+    """Return the files of operators among a stage's files, as JSON for another process."""
+    return {
+        role: str(path.absolute())
+        for role, path in files.items()
+        if role.startswith((ROLE, IMPORTED_ROLE))
+    }
+
+
+def forget_operators() -> None:
+    """Leave no operator, and no module of a recipe, in this process."""
+    for finder in [finder for finder in sys.meta_path if isinstance(finder, _Finder)]:
+        sys.meta_path.remove(finder)
+        for name in finder.modules:
+            sys.modules.pop(name, None)
+    REGISTERED.clear()
+
+
+def _is_at(spec: ModuleSpec, path: Path) -> bool:
+    return bool(spec.origin) and Path(str(spec.origin)).resolve() == path.resolve()
+
+
+def prepare_calls(scratch: Path) -> Path:
+    """Return an empty folder for the calls of operators that a reference records, each as a model of one node and its arrays."""
+    folder = calls_folder(scratch)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def calls_folder(scratch: Path) -> Path:
+    """Return the folder of recorded calls below that of a reference."""
+    return scratch / "calls"
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports the files of a recipe's operators, and none beside them."""
+
+    def __init__(self, modules: Mapping[str, Path]) -> None:
+        self.modules = modules
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a module that is one of the files."""
+        if fullname not in self.modules:
+            return None
+        return importlib.util.spec_from_file_location(fullname, self.modules[fullname], loader=self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return None: modules are made as others are."""
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run a file, without writing its byte code beside it."""
+        exec(self.get_code(module.__name__), module.__dict__)
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the compiled file."""
+        path = self.modules[fullname]
+        return compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+
+
+class _TimedOut(BaseException):
+    """A user's code does not end. It is no `Exception`, which that code may catch."""
+
+
+@contextmanager
+def _explaining(paths: Sequence[str], what: str, where: str) -> Iterator[None]:
+    """Turn every error of a user's code into one that names file and line.
+
+    Raises:
+        StageError: in place of it.
+    """
+    try:
+        with _time_limit():
+            yield
+    except TvmflowError:
+        raise
+    except (Exception, SystemExit, _TimedOut) as error:
+        _log.debug("%s failed", what, exc_info=True)
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename in paths]
+        if isinstance(error, SyntaxError) and error.filename in paths:
+            lines.append(f"{error.filename}:{error.lineno}")
+        if isinstance(error, _TimedOut):
+            text = f"it does not end: it was stopped after {_LIMIT_S} s"
+        elif isinstance(error, OperatorError):
+            text = str(error)
+        else:
+            text = f"{type(error).__name__}: {excerpt(str(error), 300)}"
+        raise StageError(
+            f"{lines[-1] if lines else where}: {what} failed: {text}",
+            fix=f"correct it; {ADVICE}. The log has the whole traceback at debug level",
+        ) from error
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raise `_TimedOut` in the block when it takes too long, where a signal can do that."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def stop(_: int, __: FrameType | None) -> None:
+        raise _TimedOut
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(_LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
