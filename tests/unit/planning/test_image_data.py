@@ -159,9 +159,10 @@ def test_without_pillow_images_are_refused(folder: Path, monkeypatch: pytest.Mon
 
 def test_images_of_a_model_in_parts_belong_to_the_whole(folder: Path) -> None:
     """The stage that joins the parts reads the labels, and knows the preprocessing; no part does."""
-    parts = [{"name": "first", "preset": "x86-64-v2", "until": ["middle"]}, {"name": "second"}]
-    for part in parts:
-        part.setdefault("preset", "x86-64-v2")
+    parts = [
+        {"name": "first", "preset": "x86-64-v2", "until": ["middle"]},
+        {"name": "second", "preset": "x86-64-v2"},
+    ]
     entry = planned(folder, targets=[{"name": "split", "parts": parts}])
     plan = plan_of(entry._replace(targets=(joined_target(),), images=listed(folder).files))
     specs = {spec.id.partition(":")[2]: spec for spec in plan.stages}
