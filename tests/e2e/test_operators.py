@@ -137,7 +137,7 @@ def test_a_reference_that_disagrees_names_the_operator(project: Project) -> None
     [
         ("own_ops.py", "def pool_with", "def (", 2, "ops/own_ops.py:6: invalid syntax"),
         ("own_ops.py", "SCALE\n", "MISSING\n", 1, "ops/own_ops.py:3: the file of operators own_ops.py failed: ImportError"),
-        ("own_ops.py", "    np.add.at", "    raise KeyError(1)", 1, "ops/own_ops.py:8: the reference of the operator Pool (org.example) failed: KeyError: 1"),
+        ("own_ops.py", "    np.add.at", "    raise KeyError(1)  #", 1, "ops/own_ops.py:8: the reference of the operator Pool (org.example) failed: KeyError: 1"),
         ("own_ops.py", ", reference=pool_with_numpy", "", 1, "the operator Pool (org.example) (node 'pool') has no reference"),
         ("own_ops.py", '"pool.c", "pool"', '"pool.c", "poll"', 1, "pool.c has no function 'poll' (there is pool)"),
         ("own_ops.py", ", SCALE]", "]", 1, "the function 'pool' takes (ptr, ptr, ptr, i64, i64, double), and the kernel calls it with (ptr, ptr, ptr, i64, i64)"),
