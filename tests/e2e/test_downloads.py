@@ -75,6 +75,7 @@ def test_an_interrupted_download_is_resumed(project: Project, web: Web) -> None:
     assert web.requests[-1].startswith("bytes=")
 
 
+@pytest.mark.slow
 def test_a_model_on_the_hub_is_looked_up_once(project: Project) -> None:
     """Weights in a second file, a token, a license: then all works without the Hub, and a copy has the same key."""
     path = project.folder / "tiny.onnx"

@@ -32,6 +32,8 @@ class Hub:
     gated: bool = False
     accepted: bool = True
     """Whether the account of the token has accepted the terms."""
+    statuses: list[int] = field(default_factory=list)
+    """Statuses of the next answers."""
     url: str = ""
     storage: str = ""
     requests: list[tuple[str, str]] = field(default_factory=list)
@@ -77,7 +79,9 @@ def serving_hub() -> Iterator[Hub]:
             hub.requests.append((self.path, token))
             url = urllib.parse.urlsplit(self.path)
             parts = urllib.parse.unquote(url.path).strip("/").split("/")
-            if token and token != f"Bearer {TOKEN}":
+            if hub.statuses:
+                self.refuse(hub.statuses.pop(0), "")
+            elif token and token != f"Bearer {TOKEN}":
                 message = "Invalid credentials in Authorization header"
                 self.refuse(401, "", message)
             elif parts[:2] == ["api", "models"]:

@@ -41,17 +41,20 @@ pytree.register_pytree_node(
 
 
 class Convolutions(nn.Module):
-    """A dictionary with nested values, of a batch that is free."""
+    """A dictionary with nested values, of a batch that is free, and a weight with the name of an output."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
-        self.head = nn.Linear(8, 4)
+        self.head, self.scores = nn.Linear(8, 4), nn.Parameter(torch.rand(4))
 
     def forward(self, image: torch.Tensor, scale: torch.Tensor) -> dict[str, Any]:
         """Return scores, and features in a tuple and a list."""
         features = self.norm(self.conv(image)).relu_().mean((2, 3))
-        return {"scores": self.head(features) * scale, "inner": (features, [features + 1])}
+        return {
+            "scores": self.head(features) * self.scores * scale,
+            "inner": (features, [features + 1]),
+        }
 
 
 class Text(nn.Module):

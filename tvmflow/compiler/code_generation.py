@@ -1,4 +1,4 @@
-"""Code generation: kernels and lowered models become machine code by TVM's pipeline and one pass more for CPUs.
+"""Code generation: kernels and lowered models become machine code by TVM's pipeline and two passes more for CPUs.
 
 TVM 0.27 allocates every buffer of a kernel with its runtime's allocator, also the accumulators of a
 tile, once a tile. Small buffers stay on the stack here, where LLVM keeps them in registers.
@@ -17,6 +17,7 @@ from tvm.tirx import compilation_pipeline
 
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.cpu_model import is_cpu
+from tvmflow.compiler.split_loops import split_loops_where_indices_repeat
 
 _CPU_PIPELINE: Final = "tvmflow_cpu"
 
@@ -62,7 +63,8 @@ def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
     lower, finalize_host, finalize_device = s_tir_pipeline.default_s_tir_pipeline()
 
     def finalize() -> tvm.transform.Pass:
-        return tvm.transform.Sequential([keep_small_buffers_on_stack(), finalize_host()])
+        own = [keep_small_buffers_on_stack(), split_loops_where_indices_repeat()]
+        return tvm.transform.Sequential([*own, finalize_host()])
 
     return lower, finalize, finalize_device
 

@@ -5,6 +5,7 @@ Nothing in them is loaded: a pickle is code. Imports no framework.
 
 from __future__ import annotations
 
+import struct
 import zipfile
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -90,7 +91,7 @@ def _recognize_zip(path: Path) -> FileKind | None:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error):
         return _DAMAGED
     if any(is_graph(name) for name in names):
         return PT2

@@ -11,7 +11,8 @@ from tvmflow.core.suggestions import did_you_mean
 
 HUB: Final = "hf"
 BUCKETS: Final = ("s3", "gs", "az")
-SCHEMES: Final = (HUB, "https", "http", "file", *BUCKETS)
+_WEB: Final = ("https", "http")
+SCHEMES: Final = (HUB, *_WEB, "file", *BUCKETS)
 
 _HUB_FORM: Final = "hf://ORGANIZATION/NAME/FILE@COMMIT"
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
@@ -88,6 +89,20 @@ def check_address(address: str) -> None:
         )
     if scheme in BUCKETS and not (host and parts.path.strip("/")):
         raise InvalidAddress(f"write it as {scheme}://BUCKET/PATH/TO/FILE")
+    if scheme in _WEB:
+        _check_web_address(host or "", f"{parts.path}{parts.query}")
+
+
+def _check_web_address(host: str, path: str) -> None:
+    """Check what a request would fail with in other ways than with an answer."""
+    try:
+        is_host = bool(host and host.encode("idna"))
+    except UnicodeError:
+        is_host = False
+    if not is_host:
+        raise InvalidAddress("the URL has no valid host")
+    if not path.isascii() or not path.isprintable() or " " in path:
+        raise InvalidAddress("characters such as spaces are percent-encoded in a URL: %20")
 
 
 def _other_place(host: str) -> str:

@@ -175,7 +175,7 @@ def _open(job: DownloadJob, offset: int) -> Any:
                 raise _status_error(job, error, url, credential) from None
         return None
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        raise _connection_error(job, error) from error
+        raise _connection_error(job, url, error) from error
 
 
 def _locate(job: DownloadJob) -> tuple[str, Credential | None]:
@@ -236,10 +236,10 @@ def _status_error(
     return job.error(reason, fix=denial_fix(url, credential) if is_denied else "check the URL")
 
 
-def _connection_error(job: DownloadJob, error: Exception) -> Exception:
+def _connection_error(job: DownloadJob, url: str, error: Exception) -> Exception:
     """Return what to raise when there is no answer."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    parts = urllib.parse.urlsplit(job.url)
+    parts = urllib.parse.urlsplit(url)
     if parts.scheme == "file":
         return job.error(str(reason), fix="check the URL")
     if isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_NONAME:

@@ -21,8 +21,8 @@ from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import Json
 from tvmflow.store.addresses import HubFile, without_secrets
-from tvmflow.store.credentials import Credential, find_hub_credential
-from tvmflow.store.web_requests import ACCESS_DENIED, RETRYABLE, open_url
+from tvmflow.store.credentials import Credential, find_hub_credential, may_send_to
+from tvmflow.store.web_requests import RETRYABLE, open_url
 
 _TIMEOUT_S: Final = 30.0
 _ATTEMPTS: Final = 3
@@ -179,13 +179,14 @@ def explain_status(
             f"the Hub does not accept the token in {credential.origin}",
             fix=f"make a new one at {endpoint()}/settings/tokens",
         )
-    if error.code in ACCESS_DENIED and credential:
-        text = f"the token in {credential.origin} gives no access to {page}"
-        return HubError(text, fix="use a token of an account that may read it")
+    if error.code == 403:
+        who = f"the token in {credential.origin}" if credential else "the Hub"
+        fix = "use a token of an account that may read it" if credential else _token_fix()
+        return HubError(f"{who} gives no access to {page}", fix)
     if code == "RevisionNotFound":
         return _revision_error(file)
     if error.code == 401 or (error.code == 404 and code in ("", "RepoNotFound")):
-        private = "" if credential else "; set $HF_TOKEN if it is private"
+        private = "" if credential else f"; if it is private, {_token_fix()}"
         text = f"the Hub has no repository {quoted(file.repository)} that is public"
         if credential:
             text = f"the Hub has no repository {quoted(file.repository)} for the token in {credential.origin}"
@@ -203,8 +204,14 @@ def gated_error(file: HubFile, credential: Credential | None) -> HubError:
     if credential:
         fix = f"accept its terms at {page} with the account of the token in {credential.origin}"
     else:
-        fix = f"accept its terms at {page}, and set $HF_TOKEN to a token of that account"
+        fix = f"accept its terms at {page}, and {_token_fix()} of that account"
     return HubError("the repository is gated", fix)
+
+
+def _token_fix() -> str:
+    if may_send_to(endpoint()):
+        return "set $HF_TOKEN to a token"
+    return "use https in $HF_ENDPOINT, as tokens are not sent over http, and a token"
 
 
 def _revision_error(file: HubFile) -> HubError:

@@ -198,7 +198,7 @@ def test_an_unusable_signing_key_is_reported_before_the_run(
 
 
 def test_inspect_and_verify_import_no_framework(folder: Path) -> None:
-    heavy = ("tvm", "tvm_ffi", "numpy", "onnx", "mxnet", "doit")
+    heavy = ("tvm", "tvm_ffi", "numpy", "onnx", "mxnet", "torch", "doit")
     code = (
         "import sys; from tvmflow.cli import main as cli; "
         f"assert cli.main(['verify', {str(folder)!r}]) == cli.main(['inspect', {str(folder / 'net.tvmflow')!r}]) == 0; "

@@ -12,9 +12,10 @@ from onnx import TensorProto, helper
 from tests.support.hub import COMMIT, Hub, serving_hub
 from tests.support.web import serving
 from tvmflow.core.errors import DownloadError, RecipeError
-from tvmflow.core.types import InputFile
+from tvmflow.core.types import InputFile, StageSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Where
+from tvmflow.planning.decisions import PlanState
 from tvmflow.recipe._model import ModelSource
 from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import SourceFiles
@@ -136,6 +137,35 @@ def test_external_data_on_a_web_server_is_pinned_by_name(sources: SourceFiles) -
             "net.yaml:files.model.onnx_data: model.files: the model has no external data in "
             "'model.onnx_data'; did you mean 'weights/model.onnx_data'?"
         )
+
+
+def test_a_name_may_be_written_in_several_ways(hub: Hub, sources: SourceFiles) -> None:
+    """The same file has one role, with its digest written in the recipe or not, and is imported."""
+    hub.files["onnx/m.onnx"] = model_with_data("./weights/model.onnx_data")
+    source = ModelSource(
+        onnx=hub.address("onnx/m.onnx"), files={"weights/model.onnx_data": digest(WEIGHTS)}
+    )
+    before = files(sources, source)
+    assert [file.path for file in before] == ["", ""]
+    paths = {file.role: Path(sources.fetch(file).path) for file in before}
+    assert pins(files(sources, source)) == pins(before)
+    assert FRONTENDS["onnx"].load(paths, ()).params["w"].tobytes() == WEIGHTS
+
+
+def test_further_files_in_a_folder_may_be_pinned(sources: SourceFiles, tmp_path: Path) -> None:
+    """Their digests are checked like those of the model."""
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "m.onnx").write_bytes(model_with_data())
+    (tmp_path / "weights/model.onnx_data").write_bytes(WEIGHTS)
+    source = ModelSource(onnx="m.onnx", files={"weights/model.onnx_data": "f" * 64})
+    _, data = files(sources, source, tmp_path)
+    assert (data.sha256, data.sha256_where) == ("f" * 64, "net.yaml:files.weights/model.onnx_data")
+    spec = StageSpec("net:import", "import", "net", "", 1, {}, (data,), (), (), 1.0)
+    with pytest.raises(RecipeError) as caught:
+        PlanState(sources._store).digest_files(spec)
+    assert caught.value.message.startswith(
+        "net.yaml:files.weights/model.onnx_data: model.files.weights/model.onnx_data: "
+    )
 
 
 def test_a_checkpoint_of_mxnet_is_two_files(hub: Hub, sources: SourceFiles) -> None:

@@ -105,6 +105,7 @@ def test_three_fields_are_enough() -> None:
         "samples": 3,
         "seed": 0,
         "repeat": 10,
+        "compare": (),
         "run_on": "auto",
     }
 
@@ -352,7 +353,17 @@ def test_a_pipeline_must_list_what_its_stages_need() -> None:
 
 def test_reading_a_recipe_imports_no_framework() -> None:
     """`plan` answers before TVM could be imported."""
-    heavy = ("tvm", "tvm_ffi", "numpy", "onnx", "onnxruntime", "mxnet", "doit", "hypothesis")
+    heavy = (
+        "tvm",
+        "tvm_ffi",
+        "numpy",
+        "onnx",
+        "onnxruntime",
+        "mxnet",
+        "torch",
+        "doit",
+        "hypothesis",
+    )
     script = (
         "import sys; from pathlib import Path; from tvmflow.planning.recipes import load_recipe;"
         "from tvmflow.recipe import json_schema;"

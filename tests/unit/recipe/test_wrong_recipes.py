@@ -96,7 +96,7 @@ WRONG = [
     wrong(
         "unknown field of verify",
         ("rtol", "tolerance"),
-        "14:3: verify.tolerance: unknown field (valid: against, data, label, rtol, atol, min_accuracy, samples, seed, repeat, run_on)",
+        "14:3: verify.tolerance: unknown field (valid: against, data, label, rtol, atol, min_accuracy, samples, seed, repeat, compare, run_on)",
     ),
     wrong("no version", ("recipe: 1\n", ""), "1:1: recipe: is missing; write `recipe: 1`"),
     wrong(

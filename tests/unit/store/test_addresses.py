@@ -50,6 +50,22 @@ def test_what_is_no_file_on_the_hub(address: str) -> None:
         check_address(address)
 
 
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("https:///m.onnx", "no valid host"),
+        (f"https://{'a' * 64}.example/m.onnx", "no valid host"),
+        ("https://h/my model.onnx", "percent-encoded"),
+        ("https://h/modèle.onnx", "percent-encoded"),
+        ("https://h:port/m.onnx", "not a valid URL"),
+    ],
+)
+def test_what_no_request_can_be_sent_to(url: str, problem: str) -> None:
+    """It is a mistake in the recipe, not one of the network."""
+    with pytest.raises(InvalidAddress, match=problem):
+        check_address(url)
+
+
 def test_neighbours() -> None:
     """They have the same revision, query and host."""
     assert sibling("https://h/a/m.onnx?raw=1", "w/d b") == "https://h/a/w/d%20b?raw=1"

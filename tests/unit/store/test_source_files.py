@@ -14,6 +14,7 @@ from tests.support.hub import COMMIT, TOKEN, Hub, serving_hub
 from tests.support.web import serving
 from tvmflow.core.errors import DownloadError, RecipeError
 from tvmflow.core.types import InputFile
+from tvmflow.store.downloads import download
 from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import SourceFiles
 
@@ -115,7 +116,7 @@ def test_names_that_the_hub_does_not_know(hub: Hub, sources: SourceFiles) -> Non
     assert text.endswith(f"org/net has no revision '{'f' * 40}'; its newest commit is {COMMIT}")
     text, fix = refusal(sources, at(f"hf://org/nett/model.onnx@{COMMIT}"))
     assert text.endswith("the Hub has no repository 'org/nett' that is public")
-    assert fix == "check its name; set $HF_TOKEN if it is private"
+    assert fix == "check its name; if it is private, set $HF_TOKEN to a token"
 
 
 def test_a_token_of_the_hub_is_for_the_hub_alone(
@@ -172,6 +173,40 @@ def test_a_digest_that_the_hub_does_not_have(hub: Hub, sources: SourceFiles) -> 
     text, _ = refusal(sources, at(hub.address("onnx/model.onnx"), "f" * 64))
     assert f"has the digest {DIGEST}, not {'f' * 64}" in text
     assert len(hub.requests) == 1
+
+
+def test_other_answers_of_the_hub(
+    hub: Hub, sources: SourceFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A temporary one is tried again; one that denies access says what would give it."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    hub.statuses = [503, 429]
+    assert sources.resolve(at(hub.address("onnx/model.onnx"))).sha256 == DIGEST
+    fresh = SourceFiles(LocalStore(f"{sources._store.root}2"))
+    hub.statuses = [403]
+    text, fix = refusal(fresh, at(hub.address("onnx/model.onnx")), DownloadError)
+    assert text.endswith(f"the Hub gives no access to {hub.url}/org/net")
+    assert fix == "set $HF_TOKEN to a token"
+    hub.statuses = [500] * 3
+    text, _ = refusal(fresh, at(hub.address("onnx/model.onnx")), DownloadError)
+    assert text.endswith("the Hub answers 500 Internal Server Error")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.statuses = [403]
+    text, _ = refusal(fresh, at(hub.address("onnx/model.onnx")), DownloadError)
+    assert text.endswith(f"the token in $HF_TOKEN gives no access to {hub.url}/org/net")
+
+
+def test_a_hub_that_is_gone_when_a_file_is_downloaded(
+    hub: Hub, sources: SourceFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the server, not the organization; without a network nothing is tried."""
+    file = sources.resolve(at(hub.address("onnx/model.onnx")))
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")
+    with pytest.raises(DownloadError, match=r"(the host|no answer from) hub\.invalid"):
+        download(file.url, file.sha256, Path(sources._store.downloads), retries=0)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DownloadError, match=r"no request is sent to the Hub: \$HF_HUB_OFFLINE"):
+        sources.fetch(file)
 
 
 def test_what_a_server_calls_a_digest_is_checked(hub: Hub, sources: SourceFiles) -> None:

@@ -16,6 +16,7 @@ from tvm import ir, s_tir, tirx
 
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.code_generation import keep_small_buffers_on_stack
+from tvmflow.compiler.split_loops import split_loops_where_indices_repeat
 
 # Every tensor begins at a multiple of this many bytes; TVM's code relies on it.
 ALIGNMENT: Final = 64
@@ -93,6 +94,7 @@ _FINAL_PASSES: Final = (
     tirx.transform.FP8StorageLegalize,
     tirx.transform.BF16StorageLegalize,
     keep_small_buffers_on_stack,
+    split_loops_where_indices_repeat,
     tirx.transform.LowerTVMBuiltin,
     tirx.transform.LowerIntrin,
 )

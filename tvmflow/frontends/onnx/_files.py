@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import onnx
 from onnx import ModelProto, TensorProto
@@ -74,7 +74,7 @@ def _find_external(tensor: TensorProto, files: Mapping[str, Path]) -> Place:
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     name, location = quoted(tensor.name), entries.get("location", "")
-    path = files.get(f"{EXTERNAL}{location}")
+    path = files.get(f"{EXTERNAL}{location}") or files.get(f"{EXTERNAL}{PurePosixPath(location)}")
     if path is None:
         raise ImportFailed(
             f"the data of {name} is in another file, {quoted(location)}, which the recipe does not name",

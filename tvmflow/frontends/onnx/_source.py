@@ -69,7 +69,8 @@ def list_files(
         names = _read_external_names(model, position)
         _check_pinned_names(source, names, where)
     external = (_external_file(name, model, source, where) for name in names)
-    return (model, *map(sources.resolve, external))
+    by_role = {file.role: file for file in external}
+    return (model, *map(sources.resolve, by_role.values()))
 
 
 def _read_external_names(model: InputFile, position: str) -> tuple[str, ...]:
@@ -145,7 +146,9 @@ def _external_file(location: str, model: InputFile, source: OnnxSource, where: W
             f"{start} refers to data outside its folder: {name}",
             fix="save the model again with its external data beside it",
         )
-    file = further_file(f"{EXTERNAL}{location}", _normal(location), model, source, where)
+    # Without the header, only the names in `files` are known, which need not be written as there.
+    role = f"{EXTERNAL}{_normal(location) if model.url else location}"
+    file = further_file(role, _normal(location), model, source, where)
     if not file.url and not is_file(Path(file.path)):
         problem = obstacle(Path(file.path)) or "does not exist"
         raise RecipeError(

@@ -7,10 +7,13 @@ are not read, and pickles in the archive are not loaded.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import re
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -45,6 +48,15 @@ _TRAINING: Final[Mapping[str, str]] = {
     "alpha_dropout": "train",
     "feature_alpha_dropout": "train",
 }
+# What zipfile and json raise at damaged files.
+_DAMAGE: Final = (
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
 _SYMBOL: Final = re.compile(r"Symbol\('(\w+)'[^()]*\)")
 # A minimum of 2 only says that the size was not 1 when the model was exported.
 _SPECIALIZED_MINIMUM: Final = 2
@@ -113,10 +125,15 @@ def _read_graph(path: Path) -> Any:
                 raise NotAnArchive(f"its graph has {entry.file_size:,} bytes")
             return json.loads(archive.read(entry))
     except zipfile.BadZipFile as error:
-        raise NotAnArchive("it is no zip file, as archives of torch.export are") from error
-    except (ValueError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, NotAnArchive):
+        raise NotAnArchive(
+            "it is no zip file, as archives of torch.export are, or a damaged one"
+        ) from error
+    except NotAnArchive:
+        raise
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
+        # A position in the file that is below 0 is an OSError.
         raise NotAnArchive("its graph is no JSON document, or is damaged") from error
 
 

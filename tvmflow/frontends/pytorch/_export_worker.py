@@ -39,7 +39,8 @@ def _export(request: dict[str, Any]) -> dict[str, str]:
     except Exception as error:
         return {"problem": "export", "reason": _root_cause(error)}
     # The exporter has replaced operators that write to their inputs; what is left changes the model.
-    changed = exported.exported_program.graph_signature.buffers_to_mutate
+    functional = exported.exported_program or program.run_decompositions({})
+    changed = functional.graph_signature.buffers_to_mutate
     if changed:
         return {"problem": "state", "reason": ", ".join(sorted(changed.values()))}
     graph = exported.model.graph
@@ -62,16 +63,26 @@ def _root_cause(error: BaseException) -> str:
 
 
 def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Give inputs and outputs their names, and others to inner values that have one of these."""
-    taken = {*inputs, *outputs}
-    for node in graph.all_nodes():
-        for value in node.outputs:
-            if value.name in taken:
-                value.name = f"{value.name}__inner"
+    """Give inputs and outputs their names, and others to inner values and weights that have one of these."""
+    names = {*inputs, *outputs}
+    inner = [value for node in graph.all_nodes() for value in node.outputs]
+    for value in (*inner, *graph.initializers.values()):
+        if value.name in names:
+            _rename_value(graph, value, f"{value.name}__inner")
     for value, name in zip(graph.inputs, inputs, strict=True):
-        value.name = name
+        _rename_value(graph, value, name)
     for value, name in zip(graph.outputs, outputs, strict=True):
-        value.name = name
+        _rename_value(graph, value, name)
+
+
+def _rename_value(graph: Any, value: Any, name: str) -> None:
+    # Weights are listed by their names.
+    is_weight = value.name in graph.initializers
+    if is_weight:
+        del graph.initializers[value.name]
+    value.name = name
+    if is_weight:
+        graph.initializers[name] = value
 
 
 def main() -> None:

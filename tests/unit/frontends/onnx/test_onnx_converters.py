@@ -63,6 +63,23 @@ def resized(scales: list[float] | None = None, sizes: list[int] | None = None, *
     return single("Resize", {"x": draw(1, 2, 7, 5)}, constants, **how)
 
 
+def split_and_concatenated(sizes: list[int]) -> tuple[onnx.ModelProto, Feed]:
+    """Return a model that splits a tensor, and concatenates the parts the other way round."""
+    parts = [f"p{n}" for n in range(len(sizes))]
+    made = model(
+        [
+            helper.make_node("Split", ["x", "n"], parts, axis=-1),
+            helper.make_node("Relu", [parts[0]], ["first"]),
+            helper.make_node("Concat", [*parts[:0:-1], "first"], ["y"], axis=-1),
+        ],
+        [value("x", [2, 3, 8])],
+        [value("y", [2, 3, 8])],
+        {"n": np.array(sizes, INT)},
+        opset=19,
+    )
+    return made, {"x": draw(2, 3, 8)}
+
+
 CASES: dict[str, Any] = {
     "bits of numbers": lambda: single(
         "BitCast", {"x": draw(2, 3)}, opset=26, to=TensorProto.INT32
@@ -125,6 +142,20 @@ CASES: dict[str, Any] = {
     "diagonal of another type": lambda: single(
         "EyeLike", {"x": np.zeros((3, 4), np.int32)}, dtype=TensorProto.DOUBLE, k=-1
     ),
+    "halves that are turned by their positions": lambda: single(
+        "RotaryEmbedding",
+        {
+            "x": draw(2, 3, 32),
+            "cos": draw(50, 4, seed=1),
+            "sin": draw(50, 4, seed=2),
+            "positions": np.array([[9, 47, 36], [24, 11, 12]], INT),
+        },
+        opset=23,
+        num_heads=4,
+    ),
+    "split of one part": lambda: single("Split", {"x": draw(2, 8)}, {"n": np.array([8], INT)}, axis=1),
+    "split with an empty part": lambda: split_and_concatenated([8, 0]),
+    "split with empty parts": lambda: split_and_concatenated([0, 5, 0, 3]),
     "norm of zeros": lambda: single(
         "LpNormalization", {"x": np.array([[0, 0], [3, 4]], F)}, opset=22, axis=1
     ),

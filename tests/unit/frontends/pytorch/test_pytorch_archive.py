@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import random
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,9 @@ from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import RecipeError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import ModelInput
-from tvmflow.frontends._file_kinds import EXPORT_LINES
-from tvmflow.frontends.pytorch._archive import Archive, read_archive
+from tvmflow.frontends._file_kinds import EXPORT_LINES, recognize
+from tvmflow.frontends._inputs import find_input_problems
+from tvmflow.frontends.pytorch._archive import Archive, NotAnArchive, read_archive
 from tvmflow.planning.planned_recipe import PlannedRecipe
 from tvmflow.planning.prepare import _list_input_problems
 from tvmflow.planning.recipes import load_recipe
@@ -271,7 +275,7 @@ def test_files_that_are_no_archives() -> None:
     ]
     Path("net.pt2").write_text("hello")
     assert problems(recipe) == [
-        f"{start} cannot be imported: it is no zip file, as archives of torch.export are"
+        f"{start} cannot be imported: it is no zip file, as archives of torch.export are, or a damaged one"
     ]
     write_zip(Path("net.pt2"), {"net/models/a.json": "{}", "net/models/b.json": "{}"})
     assert problems(recipe) == [
@@ -291,3 +295,34 @@ def test_a_missing_archive_has_the_nearest_name() -> None:
     assert problems("model: {pytorch: nett.pt2}\n") == [
         "r.yaml:3:18: model.pytorch: there is no file nett.pt2; did you mean 'net.pt2'?"
     ]
+
+
+def damage(node: Any, draw: random.Random) -> None:
+    """Replace one value of a document, wherever it is nested."""
+    while True:
+        key = draw.choice(list(node) if isinstance(node, dict) else range(len(node)))
+        inner = node[key]
+        if not isinstance(inner, dict | list) or not inner or draw.random() < 0.2:
+            node[key] = draw.choice([None, 1, -5, "x", [], {}, [1], {"a": 1}, True, 1e9, "[1]"])
+            return
+        node = inner
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_damaged_archives_are_read_or_refused(seed: int) -> None:
+    """Whatever stands in the graph, and whichever bytes have changed."""
+    draw, path = random.Random(seed), Path("net.pt2")
+    for attempt in range(40):
+        document = graph(TWO_INPUTS, nodes=training("dropout", p={"as_float": 0.0}, train=TRUE))
+        damage(document, draw)
+        write_archive(path, document)
+        if attempt % 2:
+            content = bytearray(path.read_bytes())
+            for _ in range(3):
+                content[draw.randrange(len(content))] = draw.randrange(256)
+            path.write_bytes(content)
+        with contextlib.suppress(NotAnArchive):
+            recognize(path)
+            archive = read_archive(path)
+            list(find_input_problems(archive.inputs, []))
+            json.dumps([archive.outputs, archive.containers])
