@@ -242,6 +242,21 @@ def _stft(node: NodeToConvert) -> Any:
     return _fourier.convert_stft(node.builder, node.inputs, onesided)
 
 
+def _non_max_suppression(node: NodeToConvert) -> Any:
+    """Convert with ONNX's defaults; ONNX drops a box that overlaps more than the threshold, TVM one that does as much."""
+    limit, overlap, score = (
+        default if operand is None else _known_array(operand, name).astype(default.dtype)
+        for operand, name, default in zip(
+            (*node.inputs[2:], None, None, None),
+            ("max_output_boxes_per_class", "iou_threshold", "score_threshold"),
+            (np.zeros(1, np.int64), np.zeros(1, np.float32), np.full(1, -np.inf, np.float32)),
+            strict=False,
+        )
+    )
+    thresholds = (limit, np.nextafter(overlap, np.float32(np.inf)), score)
+    return node.convert_by_tvm([*node.inputs[:2], *map(relax.const, thresholds)])
+
+
 def _known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
     """Return the value of a constant operand.
 
@@ -262,6 +277,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "Elu": _elu,
     "IsInf": _is_inf,
     "Mod": _mod,
+    "NonMaxSuppression": _non_max_suppression,
     "OneHot": _one_hot,
     "PRelu": _prelu,
     "Pow": _pow,
