@@ -23,6 +23,7 @@ from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import LoadedModel
 from tvmflow.frontends.onnx import _recurrent
+from tvmflow.frontends.onnx._branches import list_inputs_of
 from tvmflow.frontends.onnx._converters import CONVERTERS, NodeToConvert
 from tvmflow.frontends.onnx._graph import (
     OWN_DOMAIN,
@@ -123,6 +124,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
 
     def __init__(self, model: ModelProto, own: OwnNodes) -> None:
         super().__init__({}, "float32", keep_params_in_input=False, sanitize=False)
+        self._model = model
         self._own = own
         inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
         self._dtype = {n: str(helper.tensor_dtype_to_np_dtype(t)) for n, t in inputs.items()}
@@ -199,7 +201,15 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             if isinstance(self._nodes.get(name), relax.Call):
                 self._nodes[name] = self.bb.emit(self._nodes[name])
         condition = self.bb.emit(relax.op.reshape(self._nodes[node.input[0]], []))
-        bodies = [self._convert_branch(branches[f"{name}_branch"]) for name in ("then", "else")]
+        try:
+            bodies = [self._convert_branch(branches[f"{name}_branch"]) for name in ("then", "else")]
+        except ImportFailed as error:
+            inputs = list_inputs_of(self._model, node.input[0])
+            if not inputs:
+                raise
+            names = " or ".join(f"inputs.{excerpt(name)}.value" for name in inputs)
+            fix = f"leave the branch out: bind what decides on it to a constant with {names}"
+            raise ImportFailed(error.message, fix=fix) from error
         result = self.bb.emit(relax.If(condition, *bodies))
         if len(node.output) == 1:
             self._nodes[node.output[0]] = result
