@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 from tvm.s_tir import pipeline as s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
@@ -28,6 +28,8 @@ _MAX_GROUPS: Final = 16
 _MAX_STACK_BYTES: Final = 4096
 # The annotation by which LowerTVMBuiltin leaves a buffer to the code generator (src/tirx/transform).
 _ON_STACK: Final = "disable_lower_builtin"
+# The attribute of a loop whose first or last iterations LoopPartition takes apart.
+_PARTITION_HINT: Final = "pragma_loop_partition_hint"
 
 
 def compile_model(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
@@ -66,7 +68,42 @@ def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
         own = [keep_small_buffers_on_stack(), split_loops_where_indices_repeat()]
         return tvm.transform.Sequential([*own, finalize_host()])
 
-    return lower, finalize, finalize_device
+    # TVM's pipeline finds nothing left to do for the passes that it has in common with these
+    partition = [make_pass() for make_pass in PASSES_UP_TO_PARTITION]
+    return tvm.transform.Sequential([*partition, lower]), finalize, finalize_device
+
+
+def _renew_partition_hints() -> tvm.transform.Pass:
+    """Return a pass that lets hints name the variables of their loops: NarrowDataType replaces these alone (apache-tvm 0.27)."""
+
+    def renew(hint: tirx.AttrStmt) -> tirx.AttrStmt:
+        if hint.attr_key != _PARTITION_HINT or not isinstance(hint.body, tirx.For):
+            return hint
+        return tirx.AttrStmt(hint.body.loop_var, hint.attr_key, hint.value, hint.body)
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.AttrStmt, renew)))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="RenewPartitionHints")
+
+
+PASSES_UP_TO_PARTITION: Final = (
+    s_tir.transform.CanonicalizeLoop,
+    s_tir.transform.LowerInitBlock,
+    s_tir.transform.PlanAndUpdateBufferAllocationLocation,
+    s_tir.transform.ConvertBlocksToOpaque,
+    s_tir.transform.CompactBufferAllocation,
+    s_tir.transform.LowerMatchBuffer,
+    s_tir.transform.StmtSimplify,
+    s_tir.transform.AnnotateIrregularLoop,
+    s_tir.transform.LowerOpaqueBlock,
+    tirx.transform.FlattenBuffer,
+    tirx.transform.BF16ComputeLegalize,
+    lambda: tirx.transform.NarrowDataType(32),
+    _renew_partition_hints,
+    s_tir.transform.LoopPartition,
+)
+"""The passes of TVM's pipeline `s_tir` that a CPU needs, until loops have lost the iterations whose vectors are not whole."""
 
 
 def keep_small_buffers_on_stack() -> tvm.transform.Pass:
