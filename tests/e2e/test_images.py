@@ -96,7 +96,7 @@ def test_ultraface_finds_the_face_in_a_photograph(project: Project) -> None:
     """From a PNG of 512×512 pixels to the box of the one face in it, in Python and in C++."""
     photograph = _photograph()
     assert photograph is not None
-    (model,) = Path(REAL_MODELS, "ultraface").glob("*320*.onnx")
+    (model,) = Path(REAL_MODELS, "ultraface").glob("version-RFB-320.onnx")
     shutil.copy(model, project.folder / "face.onnx")
     (project.folder / "photographs").mkdir()
     shutil.copy(photograph, project.folder / "photographs")

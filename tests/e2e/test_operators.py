@@ -137,7 +137,7 @@ def test_a_reference_that_disagrees_names_the_operator(project: Project) -> None
     [
         ("own_ops.py", "def pool_with", "def (", 2, "ops/own_ops.py:6: invalid syntax"),
         ("own_ops.py", "SCALE\n", "MISSING\n", 1, "ops/own_ops.py:3: the file of operators own_ops.py failed: ImportError"),
-        ("own_ops.py", "    np.add.at", "    raise KeyError(1)", 1, "ops/own_ops.py:8: the reference of the operator Pool (org.example) failed: KeyError: 1"),
+        ("own_ops.py", "    np.add.at", "    raise KeyError(1)  #", 1, "ops/own_ops.py:8: the reference of the operator Pool (org.example) failed: KeyError: 1"),
         ("own_ops.py", ", reference=pool_with_numpy", "", 1, "the operator Pool (org.example) (node 'pool') has no reference"),
         ("own_ops.py", '"pool.c", "pool"', '"pool.c", "poll"', 1, "pool.c has no function 'poll' (there is pool)"),
         ("own_ops.py", ", SCALE]", "]", 1, "the function 'pool' takes (ptr, ptr, ptr, i64, i64, double), and the kernel calls it with (ptr, ptr, ptr, i64, i64)"),
@@ -154,6 +154,39 @@ def test_mistakes_have_a_place(
     assert ran.code == code
     assert message in ran.out + ran.err
     assert "fix: " in ran.out + ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_an_operator_of_constants_alone(project: Project, dtype: type[np.generic]) -> None:
+    """It is computed with the weights, or when the library runs."""
+    constant = onnx.numpy_helper.from_array(np.arange(4).astype(dtype), "constant")
+    nodes = [
+        helper.make_node("Twice", ["constant"], ["twice"], "twice", domain="org.example"),
+        helper.make_node("Cast", ["twice"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "float"], ["y"]),
+    ]
+    sides = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [4])] for name in "xy"]
+    graph = helper.make_graph(nodes, "own", *sides, [constant])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("org.example", 1)]
+    write(project)
+    onnx.save(
+        helper.make_model(graph, ir_version=8, opset_imports=opsets),
+        str(project.folder / "tiny.onnx"),
+    )
+    element = "float" if dtype is np.float32 else "int64_t"
+    (project.folder / "ops/pool.c").write_text(
+        "#include <stdint.h>\n"
+        f"void twice(const {element} *x, {element} *y) {{ for (int i = 0; i < 4; i++) y[i] = 2 * x[i]; }}"
+    )
+    (project.folder / "ops/own_ops.py").write_text(
+        "from tvmflow.operators import operator\n"
+        "@operator('Twice', domain='org.example', reference=lambda node, x: 2 * x)\n"
+        "def twice(node, x):\n"
+        "    return node.c('pool.c', 'twice', x, outputs=node.inputs)\n"
+    )
+    ran = project.run()
+    assert ran.code == 0, ran.out
 
 
 @pytest.mark.slow

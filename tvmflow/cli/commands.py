@@ -23,7 +23,7 @@ COMMANDS: Final = {
     "explain": "Show why one stage must run or not, and what its result depends on.",
     "lock": "Bring recipes up to date and record inputs and outputs in a lock file.",
     "diff": "Show what changed from one lock file to another; exit code 1 when anything did.",
-    "run-model": "Run a bundle on the arrays of an npz file, or on random ones.",
+    "run-model": "Run a bundle on images, on the arrays of an npz file, or on random ones.",
     "targets": "List the targets that recipes can name, and what this machine can do for each.",
     "device": "List the devices that can be measured on, or offer this machine as one.",
     "cache": "Show the content of the store, check it, share it, and garbage-collect unused results.",

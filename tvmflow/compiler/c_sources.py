@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +28,7 @@ _SOURCE: Final = "tvmflow_c_source"
 # TVM's own annotation for code that is linked into a kernel (src/target/llvm/codegen_llvm.cc).
 _LLVM: Final = "pragma_import_llvm"
 _CPU_KIND: Final = "llvm"
+_C_KIND: Final = "c"
 _LLVM_TYPES: Final = {
     "handle": "ptr",
     "int32": "i32",
@@ -49,6 +51,28 @@ def mark_c_source(body: Any, source: KernelSource) -> Any:
     return tirx.AttrStmt(tvm.ir.StringImm("kernel"), _SOURCE, note, body)
 
 
+def find_c_source(function: tirx.PrimFunc) -> KernelSource | None:
+    """Return the source that a kernel carries, or None."""
+    notes: list[str] = []
+
+    def visit(statement: tirx.AttrStmt) -> None:
+        if statement.attr_key == _SOURCE:
+            notes.append(statement.value.value)
+
+    tvm_ffi.structural_walk(function.body, (tirx.AttrStmt, visit))
+    return KernelSource(*json.loads(notes[0])) if notes else None
+
+
+def list_c_kernels(mod: tvm.IRModule) -> list[tuple[tvm.ir.GlobalVar, KernelSource]]:
+    """Return the kernels of a module that carry C, with their sources."""
+    sources = (
+        (var, find_c_source(function))
+        for var, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+    )
+    return [(var, source) for var, source in sources if source is not None]
+
+
 def compile_c_sources(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Return a module whose kernels carry LLVM's IR in place of C.
 
@@ -59,70 +83,74 @@ def compile_c_sources(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
     Raises:
         StageError: the compiler rejects the source, it lacks the function, or the target has no use for C.
     """
-    changed = {}
-    for var, function in mod.functions_items():
-        if not isinstance(function, tirx.PrimFunc):
-            continue
-        compiler = _KernelCompiler(target)
-        body = tvm_ffi.structural_map(function.body, (tirx.AttrStmt, compiler.compile))
-        if compiler.functions is not None:
-            body = tvm_ffi.structural_map(body, (tvm.ir.Call, compiler.rename))
-            changed[var] = function.with_body(body)
-    if changed:
-        mod = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
-        for var, function in changed.items():
-            mod.update_func(var, function)
-    return mod
-
-
-class _KernelCompiler:
-    """Compiles the source of one kernel; `functions` are those of its source, or None."""
-
-    def __init__(self, target: tvm.target.Target) -> None:
-        self._target = target
-        self._file = ""
-        self.functions: SourceFunctions | None = None
-
-    def compile(self, statement: tirx.AttrStmt) -> tirx.AttrStmt:
-        """Return the annotation with LLVM's IR in place of C."""
-        if statement.attr_key != _SOURCE:
-            return statement
-        source = KernelSource(*json.loads(statement.value.value))
-        if self._target.kind.name != _CPU_KIND:
-            form = (
-                "the output c-source"
-                if self._target.kind.name == "c"
-                else f"a target of the kind {self._target.kind.name}"
-            )
+    kernels = list_c_kernels(mod)
+    if not kernels:
+        return mod
+    compiled = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
+    for var, source in kernels:
+        if target.kind.name != _CPU_KIND:
+            is_text = target.kind.name == _C_KIND
+            form = "the output c-source" if is_text else f"a target of the kind {target.kind.name}"
             raise StageError(
                 f"{source.file} is an operator in C, which {form} cannot hold",
-                fix="implement the operator with TE, TIR or operators of Relax, or leave that output or target out",
+                fix="implement the operator with Relax, TE or TIR, or leave that output or target out",
             )
-        self._file = source.file
-        self.functions = _compile(source, cpu_triple(self._target.export()))
-        text = tvm.ir.StringImm(self.functions.text)
+        functions = _compile(source, cpu_triple(target.export()))
+        compiled.update_func(var, _with_llvm(mod[var], source, functions))
+    return compiled
+
+
+def _with_llvm(
+    kernel: tirx.PrimFunc, source: KernelSource, functions: SourceFunctions
+) -> tirx.PrimFunc:
+    """Return a kernel that calls its functions in LLVM's IR.
+
+    Raises:
+        StageError: the source lacks a function, or that takes other parameters.
+    """
+    # An error in a callback would cross TVM's code, and lose its type.
+    problems: list[StageError] = []
+
+    def replace(statement: tirx.AttrStmt) -> tirx.AttrStmt:
+        if statement.attr_key != _SOURCE:
+            return statement
+        text = tvm.ir.StringImm(functions.text)
         return tirx.AttrStmt(statement.node, _LLVM, text, statement.body)
 
-    def rename(self, call: Any) -> Any:
-        """Return a call of a function in the source by its name in LLVM's IR."""
-        assert self.functions is not None
+    def rename(call: Any) -> Any:
         if getattr(call.op, "name", "") != "tirx.call_extern":
             return call
         name, arguments = call.args[0].value, list(call.args[1:])
-        parameters = self.functions.parameters.get(name)
-        if parameters is None:
-            public = ", ".join(self.functions.names) or "none"
-            raise StageError(
-                f"{self._file} has no function '{name}' (there is {public})",
-                fix="define it in that file, without `static`",
-            )
-        types = tuple(_llvm_type(argument) for argument in arguments)
-        if types != parameters:
-            raise StageError(
-                f"{self._file}: the function '{name}' takes ({', '.join(parameters)}), and the kernel calls it with ({', '.join(types)}), as LLVM names types",
-                fix="its parameters are a pointer for each input, then each output, then the `arguments`: int64_t and double",
-            )
-        return tirx.call_extern("void", self.functions.names[name], *arguments)
+        if problem := _find_problem(source, functions, name, arguments):
+            problems.append(problem)
+            return call
+        return tirx.call_extern("void", functions.names[name], *arguments)
+
+    body = tvm_ffi.structural_map(kernel.body, (tirx.AttrStmt, replace))
+    body = tvm_ffi.structural_map(body, (tvm.ir.Call, rename))
+    if problems:
+        raise problems[0]
+    return kernel.with_body(body)
+
+
+def _find_problem(
+    source: KernelSource, functions: SourceFunctions, name: str, arguments: Sequence[Any]
+) -> StageError | None:
+    """Return what is wrong with a call of a function of the source, or None."""
+    parameters = functions.parameters.get(name)
+    if parameters is None:
+        public = ", ".join(functions.names) or "none"
+        return StageError(
+            f"{source.file} has no function '{name}' (there is {public})",
+            fix="define it in that file, without `static`",
+        )
+    types = tuple(_llvm_type(argument) for argument in arguments)
+    if types == parameters:
+        return None
+    return StageError(
+        f"{source.file}: the function '{name}' takes ({', '.join(parameters)}), and the kernel calls it with ({', '.join(types)}), as LLVM names types",
+        fix="its parameters are a pointer for each input, then each output, then the `arguments`: int64_t and double",
+    )
 
 
 def _llvm_type(argument: Any) -> str:

@@ -1,4 +1,4 @@
-"""Code generation: kernels and lowered models become machine code by TVM's pipeline and one pass more for CPUs.
+"""Code generation: kernels and lowered models become machine code by TVM's pipeline and two passes more for CPUs.
 
 TVM 0.27 allocates every buffer of a kernel with its runtime's allocator, also the accumulators of a
 tile, once a tile. Small buffers stay on the stack here, where LLVM keeps them in registers.
@@ -11,12 +11,13 @@ from typing import Any, Final
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 from tvm.s_tir import pipeline as s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.cpu_model import is_cpu
+from tvmflow.compiler.split_loops import split_loops_where_indices_repeat
 
 _CPU_PIPELINE: Final = "tvmflow_cpu"
 
@@ -27,6 +28,8 @@ _MAX_GROUPS: Final = 16
 _MAX_STACK_BYTES: Final = 4096
 # The annotation by which LowerTVMBuiltin leaves a buffer to the code generator (src/tirx/transform).
 _ON_STACK: Final = "disable_lower_builtin"
+# The attribute of a loop whose first or last iterations LoopPartition takes apart.
+_PARTITION_HINT: Final = "pragma_loop_partition_hint"
 
 
 def compile_model(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
@@ -62,9 +65,45 @@ def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
     lower, finalize_host, finalize_device = s_tir_pipeline.default_s_tir_pipeline()
 
     def finalize() -> tvm.transform.Pass:
-        return tvm.transform.Sequential([keep_small_buffers_on_stack(), finalize_host()])
+        own = [keep_small_buffers_on_stack(), split_loops_where_indices_repeat()]
+        return tvm.transform.Sequential([*own, finalize_host()])
 
-    return lower, finalize, finalize_device
+    # TVM's pipeline finds nothing left to do for the passes that it has in common with these
+    partition = [make_pass() for make_pass in PASSES_UP_TO_PARTITION]
+    return tvm.transform.Sequential([*partition, lower]), finalize, finalize_device
+
+
+def _renew_partition_hints() -> tvm.transform.Pass:
+    """Return a pass that lets hints name the variables of their loops: NarrowDataType replaces these alone (apache-tvm 0.27)."""
+
+    def renew(hint: tirx.AttrStmt) -> tirx.AttrStmt:
+        if hint.attr_key != _PARTITION_HINT or not isinstance(hint.body, tirx.For):
+            return hint
+        return tirx.AttrStmt(hint.body.loop_var, hint.attr_key, hint.value, hint.body)
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.AttrStmt, renew)))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="RenewPartitionHints")
+
+
+PASSES_UP_TO_PARTITION: Final = (
+    s_tir.transform.CanonicalizeLoop,
+    s_tir.transform.LowerInitBlock,
+    s_tir.transform.PlanAndUpdateBufferAllocationLocation,
+    s_tir.transform.ConvertBlocksToOpaque,
+    s_tir.transform.CompactBufferAllocation,
+    s_tir.transform.LowerMatchBuffer,
+    s_tir.transform.StmtSimplify,
+    s_tir.transform.AnnotateIrregularLoop,
+    s_tir.transform.LowerOpaqueBlock,
+    tirx.transform.FlattenBuffer,
+    tirx.transform.BF16ComputeLegalize,
+    lambda: tirx.transform.NarrowDataType(32),
+    _renew_partition_hints,
+    s_tir.transform.LoopPartition,
+)
+"""The passes of TVM's pipeline `s_tir` that a CPU needs, until loops have lost the iterations whose vectors are not whole."""
 
 
 def keep_small_buffers_on_stack() -> tvm.transform.Pass:

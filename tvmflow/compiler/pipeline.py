@@ -20,6 +20,7 @@ from tvmflow.compiler.ir_dump import IRDump
 from tvmflow.compiler.passes.batched_matmuls import pack_batched_matmuls
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
 from tvmflow.compiler.passes.constant_evaluation import evaluate_constants
+from tvmflow.compiler.passes.fold_constants import fold_constants
 from tvmflow.compiler.passes.fold_norms import fold_norms
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
 from tvmflow.compiler.passes.group_norm import rewrite_group_norms
@@ -109,7 +110,7 @@ KERNEL_PHASES: Final[Phases] = {
     ),
     "fuse": (
         _pass("annotate_op_patterns", relax.transform.AnnotateTIROpPattern()),
-        _pass("fold_constants", relax.transform.FoldConstant()),
+        _pass("fold_constants", fold_constants),
         _pass("limit_fusion", limit_fusion, LoweringContext.has_cpu_model),
         _pass("outline_branches", outline_branches),
         _pass("fuse_ops", relax.transform.FuseOps()),

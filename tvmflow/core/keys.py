@@ -25,6 +25,8 @@ _TOP_LEVEL = frozenset(
 
 # More settings than this that appear or disappear together share one phrase.
 _FEW = 2
+# More files than this, such as images, are counted.
+_MAX_NAMES = 6
 
 
 def stage_key(
@@ -145,6 +147,8 @@ def _describe_inputs(changes: list[_Change]) -> list[str]:
 
 
 def _join(names: list[str]) -> str:
+    if len(names) > _MAX_NAMES:
+        return f"{', '.join(names[:_FEW])} and {len(names) - _FEW} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 

@@ -18,6 +18,7 @@ from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.types import StageCall
 from tvmflow.core.version import VERSION
 from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends._peers import PEERS
 from tvmflow.stages import STAGES
 from tvmflow.targets import devices
 from tvmflow.targets.backends import BACKENDS
@@ -69,6 +70,7 @@ def _list_tools() -> list[str]:
     tools |= {tool for backend in BACKENDS.values() for tool in backend.TOOLS}
     for frontend in FRONTENDS.values():
         tools |= {*frontend.TOOLS, *frontend.REFERENCE.tools}
+    tools |= {tool for peer in PEERS.values() for tool in peer.traits.tools}
     return sorted(tools)
 
 

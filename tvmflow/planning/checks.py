@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS
+from tvmflow.frontends._peers import PEERS
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
+from tvmflow.recipe._verify import AUTO as COMPARE_AUTO
 from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.stages import STAGES, export, join
+from tvmflow.stages._peer_times import device_of
 from tvmflow.stages._runtime_choice import (
     AUTO,
     choose_runtime,
@@ -17,7 +20,7 @@ from tvmflow.stages._runtime_choice import (
     no_vm_reason,
     run_location,
 )
-from tvmflow.stages._verify_settings import QEMU, RPC
+from tvmflow.stages._verify_settings import LOCAL, QEMU, RPC
 from tvmflow.targets import c_library
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.capabilities import unlinkable_reason
@@ -46,6 +49,7 @@ def check_plan(recipes: Sequence[PlannedRecipe]) -> list[str]:
             ]
             problems += unbuildable or [
                 *_check_execution(planned, target),
+                *_check_compare(planned, target),
                 *_check_outputs(planned, target),
             ]
     # A problem of one variant is a problem of all.
@@ -120,6 +124,29 @@ def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:
                 f"{planned.where(part)}: targets: '{part.name}' cannot be "
                 f"{' or '.join(impossible)} here: {part.unrunnable_reason}"
             )
+
+
+def _check_compare(planned: PlannedRecipe, target: Target) -> Iterator[str]:
+    """Check that the runtimes that `verify.compare` names can run the model here, beside the library."""
+    recipe = planned.recipe_for(target)
+    if "verify" not in planned.stages or run_location(recipe) != LOCAL:
+        return
+    is_override = recipe.verify.compare != planned.recipe.verify.compare
+    for index, name in enumerate(recipe.verify.compare):
+        if name == COMPARE_AUTO:
+            continue
+        loc = planned.setting_loc("verify", "compare")
+        if is_override:
+            where = planned.where(target, *loc[-2:], index)
+        else:
+            where = planned.loaded.where(*loc, index)
+        peer = PEERS[name]
+        problem = peer.unsupported_reason(recipe.model.kind, device_of(target))
+        if problem:
+            yield f"{where}: verify.compare.{index}: {problem}"
+        elif not peer.is_installed():
+            traits = peer.traits
+            yield f"{where}: verify.compare.{index}: {traits.name} is not installed ({traits.install})"
 
 
 def _must_run_locally(recipe: Recipe) -> bool:

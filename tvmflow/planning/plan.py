@@ -10,6 +10,7 @@ from tvmflow.core.errors import RecipeError
 from tvmflow.core.quantities import parse_size
 from tvmflow.core.types import Delivery, InputFile, Need, Plan, RecipeOrigin, StageSpec
 from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends._peers import PEERS
 from tvmflow.planning.checks import check_plan
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
 from tvmflow.runtime.image_files import is_pillow_installed
@@ -17,6 +18,7 @@ from tvmflow.stages import STAGES
 from tvmflow.stages._base import StageSettings, StageTraits
 from tvmflow.stages._image_data import DATA, is_table
 from tvmflow.stages._images import LABELS
+from tvmflow.stages._peer_times import compare_settings
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
@@ -162,6 +164,10 @@ def _tools(planned: PlannedRecipe, target: Target | None, traits: StageTraits) -
         yield from frontend.TOOLS
     if "reference" in traits.reads and recipe.verify.against != "none":
         yield from frontend.REFERENCE.tools
+    if "reference" in traits.reads and target is not None:
+        compare = compare_settings(recipe, target)
+        for name in compare.runtimes if compare else ():
+            yield from PEERS[name].traits.tools
     if DATA in traits.reads and any(spec.image for spec in recipe.inputs.values()):
         # what decodes images, and what the preprocessing is compared with
         yield from ["pillow"] if is_pillow_installed() else []

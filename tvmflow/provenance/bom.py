@@ -131,7 +131,7 @@ def _source(source: Source) -> dict[str, Json]:
     references = [{"type": "distribution", "url": source.url}] if source.url else []
     kind: dict[str, Json] = (
         {"type": "data", "data": [{"type": "dataset", "name": source.role}]}
-        if source.role == _DATASET
+        if source.role.partition("/")[0] == _DATASET
         else {"type": "file"}
     )
     return {

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from tvmflow.core.schema import ClosedModel, field_error
+from tvmflow.core.schema import ClosedModel, field_error, one_of, to_tuple
+from tvmflow.frontends._peers import PEERS
 from tvmflow.recipe._tune import MAX_SEED
+
+AUTO: Final = "auto"
+"""All runtimes that can run a model and are installed."""
+
+
+def _to_list(value: Any) -> Any:
+    return (AUTO,) if value == AUTO else to_tuple(value)
 
 
 class Verify(ClosedModel):
@@ -47,11 +55,39 @@ class Verify(ClosedModel):
     )
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the random inputs.")
     repeat: int = Field(default=10, ge=1, le=10_000, description="Number of latency measurements.")
+    compare: Annotated[
+        tuple[Annotated[str, one_of((*PEERS, AUTO), "a runtime")], ...],
+        BeforeValidator(_to_list),
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"type": "string", "const": AUTO},
+                    {"type": "array", "items": {"type": "string", "enum": list(PEERS)}},
+                ]
+            }
+        ),
+    ] = Field(
+        default=(),
+        examples=[["onnxruntime", "openvino"]],
+        description="Other runtimes that are timed beside the library, in turns, with the same inputs and threads: a list "
+        "of `onnxruntime`, `openvino`, `tensorrt` and `pytorch`, which must be installed, or `auto` for those that are. "
+        "See [comparison.md](comparison.md).",
+    )
     run_on: Literal["auto", "local", "qemu", "rpc"] = Field(
         default="auto",
         description="Where the library runs. `local`: on this machine. `qemu`: on this machine under emulation, without a "
         "latency. `rpc`: on a device of the target's `remote`. `auto`: same as `local`.",
     )
+
+    @field_validator("compare")
+    @classmethod
+    def _check_compare(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for index, name in enumerate(value):
+            if name in value[:index]:
+                raise field_error(f"duplicate runtime '{name}'", index)
+            if name == AUTO and len(value) > 1:
+                raise field_error("stands alone: it means all runtimes that are installed", index)
+        return value
 
     @model_validator(mode="after")
     def _check_accuracy(self) -> Verify:

@@ -69,11 +69,13 @@ class Measurements(ClosedModel):
     """The measurements of a target when the lock file was written. Informational, not enforced.
 
     `coverage` is the share of the time in tuned kernels; `bytes` are the sizes of the delivered files.
+    `compared_us` has the latency of each runtime that was timed beside the library, by its name and version.
     """
 
     accuracy: float | None = None
     max_abs_error: float | None = None
     latency_us: float | None = None
+    compared_us: dict[str, float] = Field(default={})
     coverage: float | None = None
     bytes: dict[str, int] = Field(default={})
 

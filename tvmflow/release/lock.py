@@ -167,10 +167,16 @@ class _RecipeResults:
         verified, chosen = self._facts(f"verify/{target}"), self._facts(f"pick_best/{resolved}")
         errors = [output["max_abs_error"] for output in verified.get("outputs", {}).values()]
         latency = verified.get("latency", {}).get("library")
+        compared = verified.get("compared", {}).values()
         return Measurements(
             accuracy=verified.get("accuracy"),
             max_abs_error=max(errors, default=None),
-            latency_us=round(latency["median"] * 1e6, 3) if latency else None,
+            latency_us=_microseconds(latency) if latency else None,
+            compared_us={
+                runtime["name"]: _microseconds(runtime["latency"])
+                for runtime in compared
+                if "latency" in runtime
+            },
             coverage=(chosen.get("coverage") or None) if coverage is None else coverage,
             bytes=self._facts(f"export/{resolved}").get("files") or {},
         )
@@ -202,6 +208,10 @@ class _RecipeResults:
             return None
         digest = artifact.digests((name,))[name]
         return json.loads(Path(self._store.blobs.verified_path(digest)).read_text())
+
+
+def _microseconds(latency: Mapping[str, float]) -> float:
+    return round(latency["median"] * 1e6, 3)
 
 
 def _lock_kernel(task: Json, times: Mapping[str, Json], trace: Json) -> LockedKernel:

@@ -138,14 +138,18 @@ def _latency_cell(comparison: Comparison) -> str:
     if comparison.seconds is None:
         return "<small>not timed</small>"
     latency = latency_text(comparison.seconds)
+    others = [
+        f"{escape(name)}: {latency_text(us / 1e6)}"
+        for name, us in comparison.current.compared_us.items()
+    ]
     if comparison.is_same_library:
-        return f"{latency}<small>the same library</small>"
+        return latency + "".join(f"<small>{note}</small>" for note in ("the same library", *others))
     notes = [_change(comparison.previous_seconds, comparison.seconds)]
     if comparison.latencies:
         notes.append("measured alternately")
     elif comparison.not_timed_reason:
         notes.append(escape(f"not timed again: {comparison.not_timed_reason}"))
-    return latency + "".join(f"<small>{note}</small>" for note in notes if note)
+    return latency + "".join(f"<small>{note}</small>" for note in (*notes, *others) if note)
 
 
 def _figure(

@@ -143,6 +143,31 @@ def _measure_in_turns(library: Timed, untuned: Timed, feed: Feed) -> PairedTimes
     )
 
 
+def measure_peer(
+    library: Timed, feed: Feed, peer: Timed, peer_feed: Mapping[str, Array]
+) -> PairedTimes:
+    """Return the times of the library, and of a runtime in another process, until it is decided which is faster.
+
+    The threads of one have ceased to spin before the other begins.
+
+    Args:
+        library: The library.
+        feed: Its inputs.
+        peer: The runtime.
+        peer_feed: The runtime's inputs.
+    """
+
+    def measure_once(subject: Timed, inputs: Mapping[str, Array]) -> float:
+        _settle()
+        return subject.latency(dict(inputs), repeat=1, min_seconds=_MIN_SECONDS_PER_REPEAT)[0]
+
+    return measure_in_turns(
+        lambda: measure_once(library, feed),
+        lambda: measure_once(peer, peer_feed),
+        seconds=_SECONDS_PER_SUBJECT,
+    )
+
+
 def make_speedup(times: PairedTimes) -> Speedup:
     """Return the speedup of the first subject over the second."""
     low, high = times.limits

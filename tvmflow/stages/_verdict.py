@@ -11,7 +11,7 @@ Latency = dict[str, float]
 
 
 class Speedup(TypedDict):
-    """The speed of the library relative to the same model untuned, measured in turns.
+    """The speed of the library relative to something else (the same model untuned), measured in turns.
 
     `low` and `high` are the limits of the `median` of `pairs` turns; `is_slower` says that the library
     is slower beyond the noise.
@@ -22,6 +22,24 @@ class Speedup(TypedDict):
     high: float
     pairs: int
     is_slower: bool
+
+
+class ComparedRuntime(TypedDict, total=False):
+    """Another runtime beside the library, measured in turns.
+
+    Attributes:
+        name: Its name and version.
+        latency: Its latency.
+        library: The latency of the library in the same turns.
+        speedup: The speed of the library relative to it.
+        not_timed: The reason why it was not timed; nothing but the name is there then.
+    """
+
+    name: str
+    latency: Latency
+    library: Latency
+    speedup: Speedup
+    not_timed: str
 
 
 class Profile(TypedDict):
@@ -109,6 +127,7 @@ class Verdict(TypedDict, total=False):
     has the preprocessing of each input that takes images. `vm` is
     the verdict on the library for TVM's virtual machine that outputs are made of beside this one.
     `not_run` and `latency_not_measured` are reasons.
+    `compared` has the other runtimes that were timed beside the library, by their names in a recipe.
     `random_inputs` describes random inputs that are not the usual ones, and `warnings` says of which
     outputs a wrong library could go undetected.
     """
@@ -129,6 +148,7 @@ class Verdict(TypedDict, total=False):
     ran_on: str
     latency: dict[str, Latency]
     speedup: Speedup
+    compared: dict[str, ComparedRuntime]
     profile: Profile
     latency_not_measured: str
     not_run: str

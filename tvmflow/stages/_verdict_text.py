@@ -93,7 +93,16 @@ def _describe_latency(facts: Facts) -> list[str]:
         "untuned": "untuned",
         "reference": facts.get("reference", ""),
     }
-    measured = [(names[subject], row) for subject, row in facts.get("latency", {}).items()]
+    compared = facts.get("compared", {}).values()
+    in_turns = {runtime["name"] for runtime in compared if "latency" in runtime}
+    measured = [
+        (names[subject], row)
+        for subject, row in facts.get("latency", {}).items()
+        if names[subject] not in in_turns
+    ]
+    measured += [
+        (runtime["name"], runtime["latency"]) for runtime in compared if "latency" in runtime
+    ]
     for name, part in facts.get("parts", {}).items():
         measured += [(f"its part {name}", part["latency"])] if "latency" in part else []
     rows = [
@@ -103,7 +112,19 @@ def _describe_latency(facts: Facts) -> list[str]:
     ]
     head = f"    {'':<24} {'median':>9} {'mean':>9} {'min':>9} {'max':>9} {'std':>9}"
     table = ["latency of one call\n" + "\n".join([head, *rows])] if rows else []
-    return table + _describe_speedup(facts.get("speedup")) + _describe_profile(facts.get("profile"))
+    return [
+        *table,
+        *map(_describe_compared, compared),
+        *_describe_speedup(facts.get("speedup")),
+        *_describe_profile(facts.get("profile")),
+    ]
+
+
+def _describe_compared(runtime: Facts) -> str:
+    """Return how much faster the library is than another runtime, or why that is not known."""
+    if "not_timed" in runtime:
+        return f"{runtime['name']} is not timed: {runtime['not_timed']}"
+    return _speedup_text(runtime["speedup"], runtime["name"])
 
 
 def _describe_speedup(speedup: Speedup | None) -> list[str]:
@@ -111,11 +132,15 @@ def _describe_speedup(speedup: Speedup | None) -> list[str]:
     if speedup is None:
         return []
     warning = "SLOWER THAN UNTUNED: " if speedup["is_slower"] else ""
+    return [f"{warning}{_speedup_text(speedup, 'untuned')}"]
+
+
+def _speedup_text(speedup: Speedup, subject: str) -> str:
     pairs = count_text(speedup["pairs"], "pair")
-    return [
-        f"{warning}speedup over untuned {speedup['median']:.3g} "
+    return (
+        f"speedup over {subject} {speedup['median']:.3g} "
         f"({speedup['low']:.3g} to {speedup['high']:.3g}, measured in turns, {pairs})"
-    ]
+    )
 
 
 def _describe_profile(profile: Profile | None) -> list[str]:

@@ -40,6 +40,13 @@ class InputSettings(Settings):
     image: bool = False
 
 
+class CompareSettings(Settings):
+    """The runtimes that the library is timed beside, and those that could be and are not installed."""
+
+    runtimes: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+
+
 class SpeedupSettings(Settings):
     """The least end-to-end speedup that tuning must give."""
 
@@ -81,6 +88,7 @@ class VerifySettings(StageSettings):
     schedules: int | None = None
     tune: SpeedupSettings | None = None
     run_on: str = LOCAL
+    compare: CompareSettings | None = None
 
     @property
     def machines(self) -> dict[str, MachineSettings]:

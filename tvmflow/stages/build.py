@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tvmflow.compiler.lowering import LoweredModel
 
 TRAITS: Final = StageTraits(
-    version=6,
+    version=7,
     scope="machine",
     needs={
         "import": ("model.json", "params.safetensors"),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import tvm
 
 TRAITS: Final = StageTraits(
-    version=5,
+    version=6,
     scope="model",
     reads=("model", "operators"),
     tools=("apache-tvm", "apache-tvm-ffi"),

@@ -17,6 +17,7 @@ from tvmflow.stages import _comparison, _findings, _tolerances, _verdict_text
 from tvmflow.stages._base import Files, StageContext, StageTraits
 from tvmflow.stages._image_data import DATA
 from tvmflow.stages._libraries import UNTIMED_REASONS, Library, load_local, open_library
+from tvmflow.stages._peer_times import add_compared, compare_settings
 from tvmflow.stages._runtime_choice import run_location
 from tvmflow.stages._tolerances import Tolerance
 from tvmflow.stages._verdict import OutputComparison, PartVerdict, Verdict
@@ -98,6 +99,7 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
         schedules=None if is_partitioned else schedules_version(recipe),
         tune=None if min_speedup is None else SpeedupSettings(min_speedup=min_speedup),
         run_on=run_on,
+        compare=compare_settings(recipe, target),
     )
 
 
@@ -212,6 +214,7 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
     verdict["samples"] = data.total
     with open_library(settings, context) as library:
         _add_results(verdict, library, data, reference, settings, context)
+        add_compared(verdict, library, data.batches[0], signature, settings, context)
     vm_bundle = context.inputs.get("export/vm.tvmflow")
     if vm_bundle and reference is not None and settings.run_on == LOCAL:
         expected = samples.join_outputs(reference.results.outputs, data)

@@ -1,4 +1,4 @@
-"""Imported by every Python process of a run: makes one stage crash, hang, take memory, fill the disk, or vary its output."""
+"""Imported by every Python process of a run: makes one stage crash, hang, take memory, fill the disk, vary its output, or change a weight."""
 
 from __future__ import annotations
 
@@ -47,6 +47,18 @@ def _change_code(path: Path) -> None:
         stream.write(bytes([(old + 1 + os.getpid() % 200) % 256]))
 
 
+def _change_weight(path: Path) -> None:
+    """Negate the largest weight of a model: its library is wrong, and its reference is not."""
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(path)
+    name = max(weights, key=lambda name: weights[name].size)
+    flat = weights[name].reshape(-1)
+    place = abs(flat).argmax()
+    flat[place] = -flat[place]
+    save_file(weights, path)
+
+
 def _inject(module: ModuleType) -> None:
     """Wrap `run` of the chosen stage's module."""
     run = module.run
@@ -57,6 +69,10 @@ def _inject(module: ModuleType) -> None:
         if FAULT == "vary-output":
             facts = run(settings, context)
             _change_code(context.out / "vm" / "lib0.o")
+            return facts
+        if FAULT == "wrong-weight":
+            facts = run(settings, context)
+            _change_weight(context.out / "params.safetensors")
             return facts
         if not TARGET or settings.target.get("mcpu") == TARGET:
             _fail()

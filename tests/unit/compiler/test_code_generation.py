@@ -1,4 +1,4 @@
-"""Code generation: where kernels keep their buffers."""
+"""Code generation: where kernels keep their buffers, and which loops become vectors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 import tvm
 import tvm.script
+from tvm import relax, tirx
 
+from tests.support.kernels import FAST, level
+from tests.support.tuning import model
+from tvmflow.compiler import lowering
+from tvmflow.compiler.c_library.kernels import lower_kernels
 from tvmflow.compiler.code_generation import build_kernels
+from tvmflow.compiler.cpu_model import cpu_model_for
+from tvmflow.compiler.schedules.rules import schedule_for_cpu
 
 ALLOCATOR = "TVMBackendAllocWorkspace"
 
@@ -41,3 +48,20 @@ def test_small_buffers_are_on_the_stack(length: int, is_allocated: bool) -> None
     result = tvm.runtime.tensor(np.zeros_like(source))
     library["main"](tvm.runtime.tensor(source), result)
     assert np.array_equal(result.numpy(), (source + np.float32(1))[:, ::-1])
+
+
+@pytest.mark.parametrize("columns", [97, 1002])
+def test_rows_that_no_vector_divides_are_computed_in_vectors(columns: int) -> None:
+    """Only the last numbers of a row are computed one by one; lowering narrows the variables of loops, which models have in 64 bits."""
+    target = level("x86-64-v3")
+    mod = model(lambda x, _: relax.op.sum(x, -1), shape=(5, columns))
+    lowered = lowering.lower(mod, lowering.make_target(target), FAST).mod
+    scheduled = schedule_for_cpu(lowered, cpu_model_for(target, 1)).mod
+    kernels = {
+        var: function.with_attr("global_symbol", str(var.name_hint))
+        for var, function in scheduled.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+    }
+    llvm = tvm.target.Target(target)
+    assert "T.Ramp(" in lower_kernels(kernels, llvm).script()
+    assert "%ymm" in build_kernels(tvm.IRModule(kernels), llvm).inspect_source("asm")

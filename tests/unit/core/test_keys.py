@@ -116,3 +116,11 @@ def test_settings_that_appear_together_share_one_phrase() -> None:
         "device, tune.repeat, tune.seed now matter",
     ]
     assert list_changes(after.preimage, before.preimage)[-1].endswith("no longer matter")
+
+
+def test_many_files_that_change_together_are_counted() -> None:
+    """As the images of a folder are."""
+    before = key(spec(), {f"data/{i}.png": "1" * 64 for i in range(9)})
+    after = key(spec(), {f"data/{i}.png": "2" * 64 for i in range(9)})
+    [change] = list_changes(before.preimage, after.preimage)
+    assert change == "0.png, 1.png and 7 more of data changed"

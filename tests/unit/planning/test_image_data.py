@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.support.engine import plan_of, recipe, target
+from tests.support.engine import joined_target, plan_of, recipe, target
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.types import InputFile
 from tvmflow.planning import image_data
@@ -155,3 +155,19 @@ def test_without_pillow_images_are_refused(folder: Path, monkeypatch: pytest.Mon
     """With the command that installs it."""
     monkeypatch.setattr(image_data, "is_pillow_installed", lambda: False)
     assert "pip install 'tvmflow[images]'" in problem(folder)
+
+
+def test_images_of_a_model_in_parts_belong_to_the_whole(folder: Path) -> None:
+    """The stage that joins the parts reads the labels, and knows the preprocessing; no part does."""
+    parts = [
+        {"name": "first", "preset": "x86-64-v2", "until": ["middle"]},
+        {"name": "second", "preset": "x86-64-v2"},
+    ]
+    entry = planned(folder, targets=[{"name": "split", "parts": parts}])
+    plan = plan_of(entry._replace(targets=(joined_target(),), images=listed(folder).files))
+    specs = {spec.id.partition(":")[2]: spec for spec in plan.stages}
+    assert [file.role for file in specs["join/split"].files] == ["labels"]
+    assert specs["join/split"].settings["inputs"] == {"data": {"image": {}}}
+    assert not specs["export/split.first"].files
+    assert "inputs" not in specs["export/split.first"].settings
+    assert "data/cat/a.png" in [file.role for file in specs["verify/split"].files]

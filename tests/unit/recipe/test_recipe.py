@@ -105,6 +105,7 @@ def test_three_fields_are_enough() -> None:
         "samples": 3,
         "seed": 0,
         "repeat": 10,
+        "compare": (),
         "run_on": "auto",
     }
 

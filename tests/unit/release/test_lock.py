@@ -31,6 +31,10 @@ FACTS: dict[str, dict[str, Json]] = {
         "accuracy": 0.97,
         "outputs": {"a": {"max_abs_error": 1e-6}, "b": {"max_abs_error": 2e-6}},
         "latency": {"library": {"median": 1.23456789e-4}},
+        "compared": {
+            "onnxruntime": {"name": "ONNX Runtime 1.31.1", "latency": {"median": 2e-4}},
+            "openvino": {"name": "OpenVINO", "not_timed": "it is not installed"},
+        },
     },
 }
 OUTPUTS = {
@@ -89,6 +93,7 @@ def test_measurements_come_from_the_facts_of_the_stages(finished: FinishedRun) -
         accuracy=0.97,
         max_abs_error=2e-6,
         latency_us=123.457,
+        compared_us={"ONNX Runtime 1.31.1": 200.0},
         coverage=0.5,
         bytes={"net.so": 1200},
     )

@@ -86,6 +86,15 @@ def test_the_first_release_has_plain_figures() -> None:
     assert "<p>the first release</p>" in render_measurements("all-1.0", "", [], ContentChange())
 
 
+def test_the_latencies_of_other_runtimes_are_beside_that_of_the_library() -> None:
+    """With their names and versions, also where the library is the one of the release before."""
+    timed = CURRENT.model_copy(update={"compared_us": {"OpenVINO <2026>": 1500.0}})
+    note = "<small>OpenVINO &lt;2026&gt;: 1.5 ms</small>"
+    assert cells(comparison(timed), previous="")[2] == f"100 µs{note}"
+    same = cells(comparison(timed, is_same_library=True))[2]
+    assert same == f"100 µs<small>the same library</small>{note}"
+
+
 def test_a_library_that_no_other_one_dominates_is_marked() -> None:
     """In the cell of its target; the others are not."""
     both = [comparison(recipe=name) for name in ("net-full", "net-half")]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tvmflow.core.paired_times import PairedTimes
 from tvmflow.stages import (
     STAGES,
     _finalists,
@@ -18,7 +19,7 @@ from tvmflow.stages import (
     verify,
 )
 from tvmflow.stages._finalists import Finalist, choose_finalist
-from tvmflow.stages._latency import make_latency
+from tvmflow.stages._latency import make_latency, make_speedup
 from tvmflow.stages._verdict import OutputComparison, Verdict
 from tvmflow.tuning.finalists import FinalistTimes
 from tvmflow.tuning.library_comparison import LibraryTimes
@@ -140,6 +141,36 @@ def test_a_verdict_describes_outputs_parts_accuracy_and_latency() -> None:
         "its part head",
     ]
     assert rows[0][-10:-8] == ["2", "ms"]
+
+
+def test_runtimes_beside_the_library_have_latencies_or_reasons() -> None:
+    """A reference that was measured in turns has one row; what is not installed is named with its command."""
+    facts: Verdict = {
+        "passed": True,
+        "against": "reference",
+        "reference": "ONNX Runtime 1.31.1",
+        "latency": {"library": make_latency([1e-3]), "reference": make_latency([5e-3])},
+        "compared": {
+            "onnxruntime": {
+                "name": "ONNX Runtime 1.31.1",
+                "latency": make_latency([2e-3]),
+                "library": make_latency([1e-3]),
+                "speedup": make_speedup(PairedTimes((1e-3,) * 8, (2e-3,) * 8)),
+            },
+            "openvino": {
+                "name": "OpenVINO",
+                "not_timed": "it is not installed (pip install openvino)",
+            },
+        },
+    }
+    latency, *lines = verify.describe(facts, {})
+    rows = [line.split("  ")[2].strip() for line in latency.splitlines()[2:]]
+    assert rows == ["this library", "ONNX Runtime 1.31.1"]
+    assert "5 ms" not in latency
+    assert lines == [
+        "speedup over ONNX Runtime 1.31.1 2 (2 to 2, measured in turns, 8 pairs)",
+        "OpenVINO is not timed: it is not installed (pip install openvino)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from tests.support.engine import recipe, target
 from tests.support.tuning import dense, model, relu, softmax
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import TensorSpec
+from tvmflow.runtime.bundles import Bundle
 from tvmflow.runtime.images import Preprocessing
-from tvmflow.stages import _findings, _verify_images
+from tvmflow.stages import _findings, _verify_images, verify
+from tvmflow.stages._base import StageContext
 from tvmflow.stages._images import ImageInput, _find_activation, describe_images
 
 SIGNATURE = {
@@ -98,3 +102,81 @@ def test_another_preprocessing_is_rejected(monkeypatch: pytest.MonkeyPatch) -> N
     [sentence] = _findings._list_image_mismatches({"data": comparison})
     assert "the preprocessing of 'data' differs from that by Pillow" in sentence
     assert "by 7 of 255 levels" in sentence
+
+
+# ---------------------------------------------------------------- what verify runs on
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """The inputs of `verify` for two classes with an image each, and the bundle of a model for them."""
+    labels = {"names": ["cat", "dog", "owl"], "activation": "", "sha256": ""}
+    manifest = {"images": {"data": {"scale": 1}}, "labels": labels}
+    bundle = Bundle(manifest, SIGNATURE, b"", {})
+    monkeypatch.setattr(_verify_images, "read_bundle", lambda *_, **__: bundle)
+    files = {"export/module.tvmflow": tmp_path}
+    for name, level in (("dog/a.png", 200), ("cat/b.png", 100)):
+        path = tmp_path / name
+        path.parent.mkdir()
+        Image.new("RGB", (20, 10), (level,) * 3).save(path)
+        files[f"data/{name}"] = path
+    return files
+
+
+def load(
+    inputs: dict[str, Path], *, data: bool = True, range: tuple[float, float] | None = None
+) -> _verify_images.Images:
+    made = recipe(
+        inputs={"data": {"shape": [1, 3, 8, 8], "image": {"scale": 1}, "range": range}},
+        verify={"data": "images" if data else None, "samples": 2},
+    )
+    nothing = Path()
+    context = StageContext(inputs, nothing, nothing, nothing, nothing, lambda _: None)
+    return _verify_images.load_images(verify.settings(made, target()), context)
+
+
+def test_a_library_is_verified_on_the_images_of_a_folder(images: dict[str, Path]) -> None:
+    """Each through the preprocessing of the bundle, with the index of its class."""
+    samples, comparisons = load(images)
+    assert samples is not None and samples.labels is not None
+    assert samples.labels.tolist() == [0, 1] and samples.total == len(samples.batches) == 2
+    assert [batch["data"][0, 0, 0, 0] for batch in samples.batches] == [100, 200]
+    assert comparisons["data"]["passed"] and comparisons["data"]["images"] == 4 + 2
+
+
+def test_a_table_gives_the_order_and_the_classes(images: dict[str, Path], tmp_path: Path) -> None:
+    """An image may be in it twice."""
+    images["data"] = tmp_path / "test.csv"
+    images["data"].write_text("file,label\ndog/a.png,owl\ncat/b.png,cat\ndog/a.png,dog\n")
+    samples, _ = load(images)
+    assert samples is not None and samples.labels is not None
+    assert samples.labels.tolist() == [2, 0, 1]
+
+
+def test_every_image_that_cannot_be_read_is_named(images: dict[str, Path]) -> None:
+    """All of them in one error; so is a class without a label."""
+    for name in ("dog/a.png", "cat/b.png"):
+        images[f"data/{name}"].write_text("no image")
+    with pytest.raises(
+        StageError, match=r"verify\.data: .*b.png cannot .*; .*a.png cannot be read"
+    ):
+        load(images)
+    images["data/emu/c.png"] = images["data/dog/a.png"]
+    with pytest.raises(StageError, match=r"verify\.data: no label names the class 'emu'"):
+        load(images)
+
+
+def test_without_data_images_of_noise_take_the_place_of_random_numbers(
+    images: dict[str, Path],
+) -> None:
+    """The same for the same seed, and not where the recipe has a range."""
+    inputs = {"export/module.tvmflow": images["export/module.tvmflow"]}
+    (first, _), (second, _) = load(inputs, data=False), load(inputs, data=False)
+    assert first is not None and second is not None and len(first.batches) == 2
+    tensor = first.batches[0]["data"]
+    assert tensor.max() > 200 and np.array_equal(tensor, np.rint(tensor))
+    np.testing.assert_array_equal(tensor, second.batches[0]["data"])
+    usual = iter([("", second), ("normal", second)])
+    candidates = _verify_images.with_images(load(inputs, data=False), usual, has_data=False)
+    assert [distribution for distribution, _ in candidates] == ["", "normal"]
+    assert load(inputs, data=False, range=(0, 1)).samples is None

@@ -15,7 +15,8 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from tvmflow.compiler.c_sources import compile_c_sources
-from tvmflow.compiler.code_generation import keep_small_buffers_on_stack
+from tvmflow.compiler.code_generation import PASSES_UP_TO_PARTITION, keep_small_buffers_on_stack
+from tvmflow.compiler.split_loops import split_loops_where_indices_repeat
 
 # Every tensor begins at a multiple of this many bytes; TVM's code relies on it.
 ALIGNMENT: Final = 64
@@ -62,19 +63,7 @@ _PASSES: Final = (
     # Copies of an expression with a let bind one variable twice, which vectorization refuses.
     tirx.transform.ConvertSSA,
     _round_doubles_to_half,
-    s_tir.transform.CanonicalizeLoop,
-    s_tir.transform.LowerInitBlock,
-    s_tir.transform.PlanAndUpdateBufferAllocationLocation,
-    s_tir.transform.ConvertBlocksToOpaque,
-    s_tir.transform.CompactBufferAllocation,
-    s_tir.transform.LowerMatchBuffer,
-    s_tir.transform.StmtSimplify,
-    s_tir.transform.AnnotateIrregularLoop,
-    s_tir.transform.LowerOpaqueBlock,
-    tirx.transform.FlattenBuffer,
-    tirx.transform.BF16ComputeLegalize,
-    lambda: tirx.transform.NarrowDataType(32),
-    s_tir.transform.LoopPartition,
+    *PASSES_UP_TO_PARTITION,
     lambda: tirx.transform.VectorizeLoop(True),
     s_tir.transform.InjectDoubleBuffer,
     tirx.transform.StorageRewrite,
@@ -93,6 +82,7 @@ _FINAL_PASSES: Final = (
     tirx.transform.FP8StorageLegalize,
     tirx.transform.BF16StorageLegalize,
     keep_small_buffers_on_stack,
+    split_loops_where_indices_repeat,
     tirx.transform.LowerTVMBuiltin,
     tirx.transform.LowerIntrin,
 )

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from tvmflow.frontends.onnx._graph import (
+    all_graphs,
     attributes_of,
+    captured_names,
     is_if,
     known_values,
     list_branches,
@@ -106,6 +108,18 @@ def simplify_branches(model: ModelProto, simplify: _Simplify) -> ModelProto:
         del simple.initializer[:], simple.input[:]
         branch.CopyFrom(simple)
     return name_branch_values(model) if branches else model
+
+
+def list_inputs_of(model: ModelProto, condition: str) -> list[str]:
+    """Return the inputs of a model on which a condition depends."""
+    makers = {name: n for graph in all_graphs(model.graph) for n in graph.node for name in n.output}
+    pending, seen = [condition], {condition}
+    while pending:
+        node = makers.get(pending.pop())
+        read = set(node.input).union(*map(captured_names, node.attribute)) if node else set()
+        pending += read - seen
+        seen |= read
+    return [value.name for value in model.graph.input if value.name in seen]
 
 
 def _captured(graph: GraphProto) -> set[str]:

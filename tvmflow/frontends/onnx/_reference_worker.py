@@ -21,7 +21,7 @@ class _Session:
 
     A model is compared with its nodes as written, and timed with all of ONNX Runtime's rewrites. Some
     of these change what is computed: a `Pad` before a `MaxPool` pads with the lowest number instead of
-    its own value (1.27), and fused QDQ nodes use 8-bit arithmetic that overflows on CPUs without VNNI.
+    its own value (1.31), and fused QDQ nodes use 8-bit arithmetic that overflows on CPUs without VNNI.
     """
 
     def __init__(self, model: str, threads: int) -> None:

@@ -126,6 +126,35 @@ def _dropout(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     return nodes.nodes
 
 
+def _concat(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+    """Rewrite a concatenation without the operands that have no elements, such as an empty cache of keys."""
+    kept = [name for name in node.input if 0 not in context.known.shapes.get(name, ())]
+    if not 0 < len(kept) < len(node.input):
+        return None
+    return [helper.make_node("Concat", kept, node.output, node.name, **attributes_of(node))]
+
+
+def _split(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+    """Rewrite a split that has one part, or parts without elements, which become constants."""
+    if len(node.output) == 1:
+        return [helper.make_node("Identity", node.input[:1], node.output, node.name)]
+    kind, constants = context.types.get(node.input[0]), context.known.constants
+    sizes = constants.get(node.input[1]) if len(node.input) > 1 else None
+    if kind is None or sizes is None or sizes.all() or not sizes.any():
+        return None
+    nodes = _Nodes(node)
+    for name in (name for name, size in zip(node.output, sizes, strict=True) if not size):
+        shape = context.known.shapes.get(name)
+        if shape is None:
+            return None
+        nodes.constant(np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind)), output=name)
+    parts = [name for name, size in zip(node.output, sizes, strict=True) if size]
+    others = nodes.constant(sizes[sizes > 0].astype(np.int64))
+    attributes = {name: at for name, at in attributes_of(node).items() if name != "num_outputs"}
+    nodes.nodes.append(helper.make_node("Split", [node.input[0], others], parts, **attributes))
+    return nodes.nodes
+
+
 def _top_k(node: NodeProto, _: _Context) -> list[NodeProto] | None:
     """Rewrite a TopK that may return its results in any order as one that sorts them."""
     if attributes_of(node).get("sorted", 1):
@@ -169,9 +198,11 @@ _Rewrite = Callable[[NodeProto, _Context], list[NodeProto] | None]
 
 _REWRITES: Final[Mapping[str, _Rewrite]] = {
     "CastLike": _cast_like,
+    "Concat": _concat,
     "ConvTranspose": _conv_transpose,
     "Dropout": _dropout,
     "EyeLike": _eye_like,
     "LpNormalization": _lp_normalization,
+    "Split": _split,
     "TopK": _top_k,
 }

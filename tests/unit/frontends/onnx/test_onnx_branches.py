@@ -17,6 +17,7 @@ from tests.support.kernels import FAST, host_level, kernels_of, outputs
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import agree, draw, load, model, save, value
 from tvmflow.compiler import ir, lowering
+from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import onnx as frontend
 
@@ -84,6 +85,28 @@ def test_a_bound_condition_leaves_one_branch(tmp_path: Path) -> None:
     [expected] = session.run(None, {"data": data, **bound})
     [actual] = compute(loaded, {"data": data})
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_branch_that_does_not_fit_names_the_input_that_decides(tmp_path: Path) -> None:
+    """A model for two sampling rates has a branch that cannot be computed for the chunks of the other one."""
+    nodes = [
+        node("Equal", ["rate", "low"], ["is_low"]),
+        choose(
+            "is_low",
+            branch(node("MatMul", ["data", "narrow"], ["y"]), result="y"),
+            branch(node("MatMul", ["data", "wide"], ["y"]), result="y"),
+            "result",
+        ),
+    ]
+    inputs = [value("data", [1, 6]), value("rate", [], "int64")]
+    weights = {"low": np.array(8, np.int64), "narrow": draw(3, 4), "wide": draw(6, 4)}
+    made = model(nodes, inputs, [value("result", None)], weights)
+    with pytest.raises(ImportFailed, match="MatMul") as caught:
+        load(made, tmp_path)
+    assert caught.value.fix == ("bind what decides on it to a constant with inputs.rate.value")
+    specs = (TensorSpec("data", (1, 6), "float32"), TensorSpec("rate", (), "int64"))
+    loaded = frontend.load(save(made, tmp_path), specs, bound={"rate": np.array(16, np.int64)})
+    assert loaded.outputs[0].shape == (1, 4)
 
 
 @pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (False, False)])

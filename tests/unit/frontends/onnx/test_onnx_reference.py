@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 from tests.support.mxnet_runs import compute
-from tests.support.onnx_models import classifier, draw, save
+from tests.support.onnx_models import classifier, draw, model, save, specs, value
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import onnx as frontend
@@ -122,3 +123,28 @@ def test_a_model_that_onnx_runtime_refuses_is_run_by_the_stand_in(tmp_path: Path
         assert str(tmp_path) not in reference.note
         outputs = reference.run({"data": draw(1, 3, 8, 8)})
     assert outputs["prob"].shape == (1, 4)
+
+
+def test_nodes_are_computed_as_they_are_written(tmp_path: Path) -> None:
+    """ONNX Runtime merges a `Pad` with zeros into a `MaxPool`, which pads with the lowest number."""
+    nodes = [
+        helper.make_node("Pad", ["data", "pads"], ["p"]),
+        helper.make_node("MaxPool", ["p"], ["y"], kernel_shape=[2, 2]),
+    ]
+    pads = np.array([0, 0, 1, 1, 0, 0, 1, 1])
+    sides = [value("data", [1, 1, 2, 2])], [value("y", [1, 1, 3, 3])]
+    made = model(nodes, *sides, {"pads": pads})
+    (scratch := tmp_path / "scratch").mkdir()
+    feed = {"data": np.full((1, 1, 2, 2), -1, np.float32)}
+    with frontend.reference(
+        save(made, tmp_path),
+        specs(feed),
+        (TensorSpec("y", (1, 1, 3, 3), "float32"),),
+        threads=1,
+        scratch=scratch,
+    ) as reference:
+        expected = np.zeros((3, 3), np.float32)
+        expected[1, 1] = -1
+        np.testing.assert_array_equal(reference.run(feed)["y"][0, 0], expected)
+        assert reference.latency(feed, repeat=1, min_seconds=0)[0] > 0
+        np.testing.assert_array_equal(reference.run(feed)["y"][0, 0], expected)

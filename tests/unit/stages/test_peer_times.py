@@ -1,0 +1,211 @@
+"""Other runtimes beside a library: which are timed, and why others are not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.engine import joined_target, plan_of, planned, recipe, target
+from tvmflow.core import packages
+from tvmflow.core.errors import RecipeError, StageError
+from tvmflow.core.types import TensorSpec
+from tvmflow.frontends._peers import PEERS
+from tvmflow.stages import _latency, _peer_times, verify
+from tvmflow.stages._base import StageContext
+from tvmflow.stages._peer_times import add_compared, compare_settings
+from tvmflow.stages._verdict import ComparedRuntime, Verdict
+
+HERE = "/recipes/net.yaml"
+MXNET = {
+    "model": {"mxnet": {"prefix": "net", "epoch": 0}},
+    "inputs": {"data": {"shape": [1, 3]}},
+}
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The distributions that are installed: those of ONNX Runtime."""
+    names = {"numpy", "onnx", "onnxruntime"}
+
+    def find_package(distribution: str) -> None:
+        if distribution not in names:
+            raise packages.NotInstalled(f"{distribution} is not installed", fix="")
+
+    monkeypatch.setattr(packages, "find_package", find_package)
+    return names
+
+
+def requests(compare: Any, **fields: Any) -> Any:
+    return recipe(verify={"compare": compare}, **fields)
+
+
+def problems(made: Any, *targets: Any) -> list[str]:
+    try:
+        plan_of(planned(made, *targets))
+    except RecipeError as error:
+        return str(error).splitlines()
+    return []
+
+
+def verify_spec(made: Any) -> Any:
+    return next(spec for spec in plan_of(planned(made)).stages if spec.stage == "verify")
+
+
+def test_all_that_are_installed_or_those_with_a_name(installed: set[str]) -> None:
+    """`auto` names the others that could run the model; a list is taken as it is."""
+    assert compare_settings(recipe(), target()) is None
+    automatic = compare_settings(requests("auto"), target())
+    assert automatic is not None
+    assert (automatic.runtimes, automatic.missing) == (("onnxruntime",), ("openvino",))
+    installed.add("openvino")
+    automatic = compare_settings(requests("auto"), target())
+    assert automatic is not None
+    assert (automatic.runtimes, automatic.missing) == (("onnxruntime", "openvino"), ())
+    named = compare_settings(requests(["openvino"]), joined_target())
+    assert named is not None and named.runtimes == ("openvino",)
+
+
+def test_tensorrt_is_for_gpus(installed: set[str]) -> None:
+    installed.add("tensorrt")
+    gpu = target()._replace(device={"kind": "cuda", "class": "any"})
+    automatic = compare_settings(requests("auto"), gpu)
+    assert automatic is not None and "tensorrt" in automatic.runtimes
+
+
+def test_keys_hold_what_is_compared_and_its_version(installed: set[str]) -> None:
+    """A recipe that compares nothing has the key that it had before there was anything to compare."""
+    plain = verify_spec(recipe())
+    assert "compare" not in plain.settings
+    assert "compare" not in plain.settings["verify"]
+    compared = verify_spec(requests("auto"))
+    assert compared.settings["compare"] == {"runtimes": ["onnxruntime"], "missing": ["openvino"]}
+    installed.add("openvino")
+    assert set(verify_spec(requests("auto")).tools) - set(plain.tools) == {"openvino"}
+
+
+def test_a_runtime_with_a_name_must_be_able_to_run_the_model(installed: set[str]) -> None:
+    """With the place in the recipe, and the command that installs it."""
+    assert problems(requests(["onnxruntime"])) == []
+    assert problems(requests("auto", **MXNET)) == []
+    assert problems(requests(["onnxruntime", "openvino"])) == [
+        f"{HERE}:verify.compare.1: verify.compare.1: OpenVINO is not installed (pip install openvino)"
+    ]
+    installed.update({"openvino", "tensorrt", "torch"})
+    assert problems(requests(["openvino"], **MXNET)) == [
+        f"{HERE}:verify.compare.0: verify.compare.0: OpenVINO runs ONNX models, and this one is of MXNet"
+    ]
+    assert problems(requests(["tensorrt"])) == [
+        f"{HERE}:verify.compare.0: verify.compare.0: TensorRT runs on NVIDIA GPUs alone"
+    ]
+    assert problems(requests(["pytorch"])) == [
+        f"{HERE}:verify.compare.0: verify.compare.0: PyTorch runs PyTorch models, and this one is of ONNX"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (["onnxruntme"], "'onnxruntme' is not a runtime; did you mean 'onnxruntime'?"),
+        (["openvino", "openvino"], "duplicate runtime 'openvino'"),
+        (["auto", "openvino"], "stands alone: it means all runtimes that are installed"),
+    ],
+)
+def test_names_that_make_no_sense(value: list[str], text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        requests(value)
+    assert text in str(caught.value)
+
+
+class Untimed:
+    timed = None
+
+
+@pytest.mark.parametrize(("place", "text"), [("qemu", "an emulated CPU"), ("rpc", "each part")])
+def test_where_the_library_runs_elsewhere_nothing_is_timed(
+    place: str, text: str, installed: set[str]
+) -> None:
+    """That is said, and no error."""
+    made = recipe(verify={"compare": ["openvino"], "run_on": place})
+    settings = verify.settings(made, target())
+    verdict: Verdict = {"passed": True, "against": "reference"}
+    add_compared(verdict, Untimed(), {}, {}, settings, None)  # type: ignore[arg-type]
+    [runtime] = verdict["compared"].values()
+    assert runtime["name"] == "OpenVINO"
+    assert runtime["not_timed"].startswith(text)
+
+
+class Timed:
+    """A library that answers at once."""
+
+    inputs = (TensorSpec("x", (2,), "float32"),)
+
+    @property
+    def timed(self) -> Timed:
+        return self
+
+    def latency(self, feed: Any, *, repeat: int, min_seconds: float) -> list[float]:
+        return [1e-3] * repeat
+
+
+class Peer(Timed):
+    """A runtime that takes twice as long, and wants the inputs that the recipe binds."""
+
+    name, note = "Peer 1.0", ""
+
+    def latency(self, feed: Any, *, repeat: int, min_seconds: float) -> list[float]:
+        assert set(feed) == {"x", "rate"}
+        return [2e-3] * repeat
+
+
+def compare_with(opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ComparedRuntime:
+    @contextlib.contextmanager
+    def open_peer(*_: Any, **__: Any) -> Iterator[Any]:
+        if isinstance(opened, Exception):
+            raise opened
+        yield opened
+
+    monkeypatch.setattr(_peer_times, "open_peer", open_peer)
+    monkeypatch.setattr(_latency, "_settle", lambda: None)
+    context = StageContext({}, tmp_path, tmp_path, tmp_path, tmp_path, lambda event: None)
+    signature = {
+        "inputs": [TensorSpec("x", (2,), "float32").to_json()],
+        "bound": [{**TensorSpec("rate", (), "int64").to_json(), "value": 16000}],
+    }
+    verdict: Verdict = {"passed": True, "against": "reference"}
+    settings = verify.settings(requests(["openvino"]), target())
+    feed = {"x": np.zeros(2, np.float32)}
+    add_compared(verdict, Timed(), feed, signature, settings, context)  # type: ignore[arg-type]
+    return verdict["compared"]["openvino"]
+
+
+def test_a_runtime_is_measured_in_turns_with_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both latencies, and how much faster the library is."""
+    compared = compare_with(Peer(), tmp_path, monkeypatch)
+    assert compared["name"] == "Peer 1.0"
+    assert (compared["library"]["median"], compared["latency"]["median"]) == (1e-3, 2e-3)
+    assert compared["speedup"]["median"] == 2
+
+
+def test_a_runtime_that_rejects_a_model_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reason is in the verdict, as is that of one that stands in for another."""
+    rejected = compare_with(StageError("OpenVINO cannot run the model: Det"), tmp_path, monkeypatch)
+    assert rejected == {"name": "OpenVINO", "not_timed": "OpenVINO cannot run the model: Det"}
+    stand_in = Peer()
+    stand_in.note = "it refuses this model"
+    compared = compare_with(stand_in, tmp_path, monkeypatch)
+    assert compared == {"name": "OpenVINO", "not_timed": "it refuses this model"}
+
+
+def test_every_runtime_says_how_to_install_it() -> None:
+    for peer in PEERS.values():
+        assert peer.traits.install.startswith("pip install ")
+        assert peer.traits.tools

@@ -1,0 +1,117 @@
+"""Other runtimes that `verify` times beside a library: what they run, and how they are installed and started."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core import packages
+from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.types import TensorSpec
+from tvmflow.frontends import FRONTENDS, onnx, pytorch
+from tvmflow.frontends._base import Reference, ReferenceTraits
+
+_WORKER: Final = "tvmflow.frontends._peer_worker"
+
+
+class Peer(NamedTuple):
+    """A runtime that a library can be timed beside.
+
+    Attributes:
+        traits: Its name, its distributions, and how they are installed.
+        kind: The frontend whose models it runs.
+        is_reference: It is the reference of that frontend.
+        needs_gpu: It runs on NVIDIA GPUs alone.
+    """
+
+    traits: ReferenceTraits
+    kind: str
+    is_reference: bool = False
+    needs_gpu: bool = False
+
+    def unsupported_reason(self, kind: str, device: str) -> str:
+        """Return why it cannot run the models of a frontend on a kind of device, or an empty string."""
+        name = self.traits.name
+        if kind != self.kind:
+            own, other = (FRONTENDS[kind].NAME for kind in (self.kind, kind))
+            return f"{name} runs {own} models, and this one is of {other}"
+        if self.needs_gpu and device != "cuda":
+            return f"{name} runs on NVIDIA GPUs alone"
+        return ""
+
+    def is_installed(self) -> bool:
+        """Return whether all of its distributions are there."""
+        try:
+            for distribution in self.traits.tools:
+                packages.find_package(distribution)
+        except EnvironmentProblem:
+            return False
+        return True
+
+
+PEERS: Final[Mapping[str, Peer]] = {
+    "onnxruntime": Peer(onnx.REFERENCE, kind=onnx.KIND, is_reference=True),
+    "openvino": Peer(
+        ReferenceTraits("OpenVINO", ("openvino",), "pip install openvino", True), kind=onnx.KIND
+    ),
+    "tensorrt": Peer(
+        ReferenceTraits(
+            "TensorRT", ("onnxruntime", "tensorrt"), "pip install onnxruntime-gpu tensorrt", True
+        ),
+        kind=onnx.KIND,
+        needs_gpu=True,
+    ),
+    "pytorch": Peer(pytorch.REFERENCE, kind=pytorch.KIND, is_reference=True),
+}
+
+
+@contextlib.contextmanager
+def open_peer(
+    name: str,
+    files: Mapping[str, Path],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    *,
+    threads: int,
+    precision: str,
+    scratch: Path,
+) -> Iterator[Reference]:
+    """Run a runtime with a model, in a process of its own, while the block runs.
+
+    Args:
+        name: Its name in `PEERS`.
+        files: Path of each file of the model by its role.
+        inputs: The inputs of the model.
+        outputs: Its outputs.
+        threads: The number of threads that it may use.
+        precision: The `kernels.precision` of the library beside it.
+        scratch: A folder for its files.
+
+    Raises:
+        StageError: when it rejects the model.
+        EnvironmentProblem: when it cannot be imported.
+    """
+    from tvmflow.frontends import _reference_process
+    from tvmflow.frontends.onnx._files import link_files
+
+    peer = PEERS[name]
+    if peer.is_reference:
+        frontend = FRONTENDS[peer.kind]
+        with frontend.reference(
+            files, tuple(inputs), tuple(outputs), threads=threads, scratch=scratch
+        ) as reference:
+            yield reference
+        return
+    first = {
+        "runtime": name,
+        "model": str(link_files(files, scratch)),
+        "threads": threads,
+        "precision": precision,
+        "shapes": {spec.name: list(spec.shape) for spec in inputs},
+    }
+    with _reference_process.start(
+        peer.traits, _WORKER, first, inputs, outputs, scratch
+    ) as reference:
+        yield reference
