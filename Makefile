@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-slow test-faults test-fuzz test-cross test-cuda test-pytorch check docs-reference bench bench-slow clean-venv
+.PHONY: demo test test-slow test-faults test-fuzz test-cross test-cuda test-pytorch test-tflite check docs-reference bench bench-slow clean-venv
 
 # MXNet, which digits.yaml is verified against, ends with Python 3.12
 demo: $(VENV)/.ready
@@ -41,6 +41,11 @@ test-cuda: $(VENV)/.ready-to-test
 test-pytorch: $(VENV)/.ready-to-test
 	@$(PIP) install -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu -e '.[mxnet,dask,remote,test,pytorch]'
 	$(PYTEST) -m pytorch -rs
+
+# TFLite files of every operator, compared with LiteRT: installs it, 59 MB
+test-tflite: $(VENV)/.ready-to-test
+	@$(PIP) install -c constraints.txt -e '.[mxnet,dask,remote,test,tflite]'
+	$(PYTEST) -m tflite -rs
 
 check: $(VENV)/.ready-to-test
 	$(BIN)/ruff check .

@@ -58,7 +58,7 @@ outputs: [c-library, bundle]
 runtime: auto                        # or c (needs nothing), or vm (TVM's virtual machine)
 
 verify:
-  against: reference                 # MXNet, PyTorch or ONNX Runtime
+  against: reference                 # MXNet, PyTorch, LiteRT or ONNX Runtime
   data: models/digits-test.npz       # an array for each input, and `label`
   rtol: 1e-3
   atol: 1e-4

@@ -143,5 +143,5 @@ def test_a_new_frontend_needs_only_its_line_in_the_registry(tmp_path: Path) -> N
             "toy.yaml:3:29: model.bricks: must be at least 1",
         ],
         ["toy.yaml:3:30: model.bricks: is only allowed with toy"],
-        ["files", "mxnet", "sha256", "onnx", "pytorch", "toy", "bricks"],
+        ["files", "mxnet", "sha256", "onnx", "pytorch", "tflite", "toy", "bricks"],
     ]

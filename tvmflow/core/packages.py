@@ -23,6 +23,7 @@ _MODULES: Final = {"apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi", "pillow": "
 # Distributions that share one namespace package, which says nothing of them.
 _NAMESPACE_PREFIX: Final = "nvidia-"
 _EXTRAS: Final = {
+    "ai-edge-litert": "tvmflow[tflite]",
     "mxnet": "tvmflow[mxnet]",
     "nvidia-": "tvmflow[cuda]",
     "onnx-ir": "tvmflow[pytorch]",

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from tvmflow.frontends import mxnet, onnx, pytorch
+from tvmflow.frontends import mxnet, onnx, pytorch, tflite
 from tvmflow.frontends._base import Frontend
 
 FRONTENDS: Final[dict[str, Frontend]] = {
     "mxnet": mxnet,
     "onnx": onnx,
     "pytorch": pytorch,
+    "tflite": tflite,
 }

@@ -1,4 +1,4 @@
-"""Recognizes the files that people name in place of a model: pickles, TorchScript, weights alone, compiled packages.
+"""Recognizes the files that people name in place of a model: pickles, TorchScript, weights alone, compiled packages, models of TensorFlow.
 
 Nothing in them is loaded: a pickle is code. Imports no framework.
 """
@@ -30,6 +30,9 @@ _FIX: Final = "\n    ".join(
 _ZIP: Final = b"PK\x03\x04"
 # The opcode PROTO of protocol 2 and later, with which torch.save and pickle.dump begin.
 _PICKLES: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_HDF5: Final = b"\x89HDF"
+_KERAS_WEIGHTS: Final = "model.weights.h5"
+_TFLITE: Final = b"TFL3"
 _HEAD_BYTES: Final = 16
 
 
@@ -45,7 +48,14 @@ class FileKind(NamedTuple):
     fix: str
 
 
-PT2: Final = FileKind("is an archive of torch.export", "write `pytorch:` in place of `onnx:`")
+PT2: Final = FileKind("is an archive of torch.export", "name it with `pytorch:`")
+TFLITE: Final = FileKind("is a TFLite model", "name it with `tflite:`")
+_KERAS: Final = FileKind(
+    "is a Keras model",
+    "convert it in Python, and write `tflite: model.tflite`:\n    "
+    "converter = tf.lite.TFLiteConverter.from_keras_model(model)\n    "
+    'Path("model.tflite").write_bytes(converter.convert())',
+)
 _PICKLE: Final = FileKind(
     "is a pickle of PyTorch (torch.save), which is code and not a model; it is never loaded", _FIX
 )
@@ -84,6 +94,10 @@ def recognize(path: Path) -> FileKind | None:
         return _PICKLE
     if head[8:10] == b'{"':
         return _WEIGHTS
+    if head[4:8] == _TFLITE:
+        return TFLITE
+    if head.startswith(_HDF5):
+        return _KERAS
     return _recognize_zip(path) if head.startswith(_ZIP) else None
 
 
@@ -95,6 +109,8 @@ def _recognize_zip(path: Path) -> FileKind | None:
         return _DAMAGED
     if any(is_graph(name) for name in names):
         return PT2
+    if _KERAS_WEIGHTS in names:
+        return _KERAS
     if any("data/aotinductor/" in name for name in names):
         return _COMPILED
     if any(name.endswith("/constants.pkl") for name in names):

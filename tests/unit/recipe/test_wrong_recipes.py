@@ -172,7 +172,7 @@ WRONG = [
     wrong(
         "no source",
         ("onnx: m.onnx", "onnx:"),
-        "4:3: model: needs exactly one of mxnet, onnx, pytorch, not none",
+        "4:3: model: needs exactly one of mxnet, onnx, pytorch, tflite, not none",
     ),
     wrong("onnx is empty text", ("onnx: m.onnx", 'onnx: ""'), "4:9: model.onnx: must not be empty"),
     wrong(
@@ -183,7 +183,7 @@ WRONG = [
     wrong(
         "two sources",
         ("onnx: m.onnx", "onnx: m.onnx\n  mxnet: {prefix: net, epoch: 3}"),
-        "4:3: model: needs exactly one of mxnet, onnx, pytorch, not mxnet and onnx",
+        "4:3: model: needs exactly one of mxnet, onnx, pytorch, tflite, not mxnet and onnx",
     ),
     wrong(
         "mxnet is text",
@@ -218,7 +218,7 @@ WRONG = [
     wrong(
         "sha256 with mxnet",
         ("onnx: m.onnx", "mxnet: {prefix: net, epoch: 3}\n  sha256: " + "a" * 64),
-        "5:11: model.sha256: is only allowed with onnx or pytorch",
+        "5:11: model.sha256: is only allowed with onnx or pytorch or tflite",
     ),
     wrong(
         "no onnx file",

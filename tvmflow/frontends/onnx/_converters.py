@@ -242,6 +242,21 @@ def _stft(node: NodeToConvert) -> Any:
     return _fourier.convert_stft(node.builder, node.inputs, onesided)
 
 
+def _non_max_suppression(node: NodeToConvert) -> Any:
+    """Convert with ONNX's defaults; ONNX drops a box that overlaps more than the threshold, TVM one that does as much."""
+    operands = [*node.inputs[2:], None, None, None]
+    limit = _known_or(operands[0], "max_output_boxes_per_class", np.int64(0))
+    overlap = _known_or(operands[1], "iou_threshold", np.float32(0))
+    score = _known_or(operands[2], "score_threshold", np.float32(-np.inf))
+    thresholds = (limit, np.nextafter(overlap, np.float32(np.inf)), score)
+    return node.convert_by_tvm([*node.inputs[:2], *map(relax.const, map(np.asarray, thresholds))])
+
+
+def _known_or(expr: Any, name: str, default: Any) -> Any:
+    """Return the value of a constant operand, or the default of a missing one, with the default's dtype."""
+    return default if expr is None else _known_array(expr, name).astype(default.dtype)
+
+
 def _known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
     """Return the value of a constant operand.
 
@@ -262,6 +277,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "Elu": _elu,
     "IsInf": _is_inf,
     "Mod": _mod,
+    "NonMaxSuppression": _non_max_suppression,
     "OneHot": _one_hot,
     "PRelu": _prelu,
     "Pow": _pow,

@@ -47,7 +47,7 @@ _FIX: Final = "replace the operator in the model, or end the model before it"
 _OWN_FIX: Final = """\
 implement it: name a file under `operators` in the recipe ({page}), with
        from tvmflow.operators import operator
-       @operator({name!r}, domain={domain!r})
+       @operator({name}, domain={domain})
        def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
 _QUANTIZED_FIX: Final = (
     "quantize the model in QDQ format: QuantizeLinear and DequantizeLinear around its operators"
@@ -109,8 +109,20 @@ def _refuse_unsupported(model: ModelProto) -> None:
     if any(node.op_type in QOPERATORS for node in _all_nodes(model)):
         raise ImportFailed("; ".join(lines), fix=_QUANTIZED_FIX)
     first = next(nodes[0] for _, nodes in sorted(refused.items()))
-    fix = _OWN_FIX.format(name=first.op_type, domain=first.domain, page=page_url("operators"))
+    if any(attribute.HasField("g") for attribute in first.attribute):
+        # a loop: its body cannot be handed to a function of the user's
+        advice = _binding_advice(model, first.input[0]) if first.op_type == "Loop" else ""
+        raise ImportFailed("; ".join(lines), fix="; or ".join(filter(None, [advice, _FIX])))
+    name, domain = quoted(first.op_type), quoted(first.domain)
+    fix = _OWN_FIX.format(name=name, domain=domain, page=page_url("operators"))
     raise ImportFailed("; ".join(lines), fix=f"{_FIX}; or {fix}")
+
+
+def _binding_advice(model: ModelProto, name: str) -> str:
+    """Return how to make a condition, or a number of iterations, constant; nothing where no input decides on it."""
+    inputs = list_inputs_of(model, name)
+    names = " or ".join(f"inputs.{excerpt(name)}.value" for name in inputs)
+    return f"bind what decides on it to a constant with {names}" if names else ""
 
 
 def _all_nodes(model: ModelProto) -> list[NodeProto]:
@@ -204,12 +216,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         try:
             bodies = [self._convert_branch(branches[f"{name}_branch"]) for name in ("then", "else")]
         except ImportFailed as error:
-            inputs = list_inputs_of(self._model, node.input[0])
-            if not inputs:
-                raise
-            names = " or ".join(f"inputs.{excerpt(name)}.value" for name in inputs)
-            fix = f"leave the branch out: bind what decides on it to a constant with {names}"
-            raise ImportFailed(error.message, fix=fix) from error
+            advice = _binding_advice(self._model, node.input[0])
+            raise ImportFailed(error.message, fix=advice or error.fix) from error
         result = self.bb.emit(relax.If(condition, *bodies))
         if len(node.output) == 1:
             self._nodes[node.output[0]] = result

@@ -160,8 +160,15 @@ def test_other_loops_are_refused_by_name(made: onnx.ModelProto, tmp_path: Path) 
     with pytest.raises(
         ImportFailed,
         match=r"^Loop is unrolled, which needs a constant number of iterations, .* \(node with output 'total'\)",
-    ):
+    ) as caught:
         load(made, tmp_path, feed)
+    advice = (
+        "bind what decides on it to a constant with inputs.count.value; or "
+        if "count" in feed
+        else ""
+    )
+    fix = "replace the operator in the model, or end the model before it"
+    assert caught.value.fix == advice + fix
 
 
 def test_the_form_of_the_first_scan_is_refused(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_an_archive_that_is_named_as_onnx_belongs_to_another_field() -> None:
     write_archive(Path("net.pt2"), graph())
     assert problems("model: {onnx: net.pt2}\n") == [
         "r.yaml:3:15: model.onnx: net.pt2 is an archive of torch.export",
-        "write `pytorch:` in place of `onnx:`",
+        "name it with `pytorch:`",
     ]
 
 

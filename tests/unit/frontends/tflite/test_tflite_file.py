@@ -1,0 +1,337 @@
+"""What planning reads of a TFLite file, and what is refused, where and with which sentence."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.source_files import empty_source_files
+from tests.support.tflite_cases import CASES, make
+from tests.support.tflite_models import Quantized, TfliteBuilder
+from tvmflow.core.errors import ImportFailed, RecipeError
+from tvmflow.core.types import TensorSpec
+from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends import tflite as frontend
+from tvmflow.frontends._base import ModelInput
+from tvmflow.frontends.tflite._flatbuffer import NotAModel
+from tvmflow.frontends.tflite._model import read_model
+from tvmflow.planning.planned_recipe import PlannedRecipe
+from tvmflow.planning.prepare import _list_input_problems
+from tvmflow.planning.recipes import load_recipe
+
+FILE = Path("net.tflite")
+RECIPE = "model: {tflite: net.tflite}\ntargets: [host]\noutputs: [bundle]\n"
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def problems(recipe: str = RECIPE) -> list[str]:
+    """Return the problems of a recipe that planning finds in its model, and the remedy."""
+    Path("r.yaml").write_text(f"recipe: 1\nname: net\n{recipe}")
+    try:
+        loaded = load_recipe(Path("r.yaml"))
+        source = loaded.recipe.model
+        files = FRONTENDS[source.kind].files(
+            source, Path(), partial(loaded.where, "model"), empty_source_files()
+        )
+        return list(_list_input_problems(PlannedRecipe(loaded, (), (), files, "")))
+    except RecipeError as error:
+        assert error.exit_code == 2
+        return [*error.problems, *filter(None, [error.fix])]
+
+
+def relu(model: TfliteBuilder, *shape: int, name: str = "image") -> int:
+    """Add an input and a RELU of it."""
+    return model.result("RELU", [model.input(name, shape)], len(shape))
+
+
+def test_inputs_are_as_in_the_signature() -> None:
+    """Names, dtypes, sizes and order; without a signature names are those of the tensors."""
+    model = TfliteBuilder()
+    x = model.input("serving_x:0", (-1, 4))
+    ids = model.input("serving_ids:0", (2,), "int32")
+    y = model.result("RELU", [x], 2)
+    model.save(Path(), y, y)
+    plain = [
+        ModelInput("serving_x:0", "float32", ("", 4)),
+        ModelInput("serving_ids:0", "int32", (2,)),
+    ]
+    FILE.write_bytes(model.build(y, y))
+    assert frontend.read_inputs({"model": FILE}) == plain
+    assert [name for name, _ in read_model(FILE.read_bytes()).outputs] == ["t2", "t2_2"]
+    model.signature = ({"ids": ids, "x": x}, {"scores": y})
+    FILE.write_bytes(model.build(y))
+    assert frontend.read_inputs({"model": FILE}) == [
+        plain[0]._replace(name="x"),
+        plain[1]._replace(name="ids"),
+    ]
+    assert read_model(FILE.read_bytes()).outputs == [("scores", y)]
+
+
+def test_sizes_that_are_left_open_are_a_problem_with_what_to_write() -> None:
+    model = TfliteBuilder()
+    FILE.write_bytes(model.build(relu(model, -1, 8, -1, 3)))
+    [text] = problems()
+    assert text == (
+        "r.yaml:1:1: inputs: the model leaves sizes open; write this in the recipe, with a number for each SIZE:\n\n"
+        "inputs:\n  image: {shape: [1, 8, SIZE, 3]}  # float32, [?, 8, ?, 3]"
+    )
+    assert problems(f"{RECIPE}inputs: {{image: {{shape: [1, 8, 5, 3]}}}}\n") == []
+    assert problems(f"{RECIPE}inputs: {{image: {{shape: [1, 9, 5, 3]}}}}\n") == [
+        "r.yaml:6:25: inputs.image.shape: input 'image' has shape ['?', 8, '?', 3], which [1, 9, 5, 3] does not fit"
+    ]
+
+
+def test_operators_that_are_not_imported_are_named() -> None:
+    """Flex operators, custom ones and TFLite's own, before anything runs, and in a downloaded model."""
+    model = TfliteBuilder()
+    x = model.input("x", (2, 3))
+    y = model.result("CUSTOM", [x], 2, custom="FlexErf")
+    y = model.result("SVDF", [y], 2)
+    FILE.write_bytes(
+        model.build(model.result("CUSTOM", [y], 2, custom="TFLite_Detection_PostProcess"))
+    )
+    text = "tvmflow lacks the TFLite operators CUSTOM FlexErf, CUSTOM TFLite_Detection_PostProcess, SVDF"
+    fix = "replace the operator in the model, or end the model before it"
+    assert problems() == [
+        f"r.yaml:3:17: model.tflite: net.tflite cannot be imported: {text}",
+        fix,
+    ]
+    with pytest.raises(ImportFailed) as caught:
+        frontend.load({"model": FILE}, ())
+    assert (caught.value.message, caught.value.fix, caught.value.exit_code) == (text, fix, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "is not a TFLite model: the file is empty"),
+        (b"hello, world", "is not a TFLite model: it does not begin as one"),
+        (b"\x10\0\0\0TFL3", "is not a TFLite model: it is incomplete"),
+        (b"\x80\x02}", "is a pickle of PyTorch"),
+        (b"\x89HDF\r\n\x1a\n", "is a Keras model"),
+    ],
+)
+def test_other_files(content: bytes, expected: str) -> None:
+    """Each with its place."""
+    FILE.write_bytes(content)
+    assert problems()[0].startswith(f"r.yaml:3:17: model.tflite: net.tflite {expected}")
+
+
+def test_a_file_of_another_frontend_is_recognized() -> None:
+    """In both directions, with the field to write."""
+    model = TfliteBuilder()
+    Path("m.tflite").write_bytes(model.build(relu(model, 2)))
+    rest = "targets: [host]\noutputs: [bundle]\n"
+    for kind in ("onnx", "pytorch"):
+        text, fix = problems(f"model: {{{kind}: m.tflite}}\n{rest}")
+        assert text.endswith(f"model.{kind}: m.tflite is a TFLite model")
+        assert fix == "name it with `tflite:`"
+    Path("m.onnx").write_bytes(b"\x08\x08hello")
+    assert problems(f"model: {{tflite: m.onnx}}\n{rest}") == [
+        "r.yaml:3:17: model.tflite: m.onnx is not a TFLite model: it does not begin as one",
+        "name it with `onnx:`",
+    ]
+
+
+def test_a_missing_file_and_one_digest_too_many() -> None:
+    """Each with its place."""
+    model = TfliteBuilder()
+    Path("nat.tflite").write_bytes(model.build(relu(model, 2)))
+    assert problems() == [
+        "r.yaml:3:17: model.tflite: there is no file net.tflite; did you mean 'nat.tflite'?"
+    ]
+    FILE.write_bytes(Path("nat.tflite").read_bytes())
+    pinned = RECIPE.replace("net.tflite}", f"net.tflite, files: {{a: {'a' * 64}}}}}")
+    assert problems(pinned) == [
+        "r.yaml:3:36: model.files: a TFLite model is one file; its digest is `sha256`"
+    ]
+
+
+def _hybrid(model: TfliteBuilder) -> int:
+    weights = model.constant(np.zeros((4, 3)), "int8", Quantized(0.1))
+    return model.result(
+        "FULLY_CONNECTED", [model.input("x", (2, 3)), weights, -1], 2, "FullyConnected"
+    )
+
+
+def _sparse(model: TfliteBuilder) -> int:
+    weights = model.tensor((4, 3), data=bytes(48), is_sparse=True, name="w")
+    return model.result(
+        "FULLY_CONNECTED", [model.input("x", (2, 3)), weights, -1], 2, "FullyConnected"
+    )
+
+
+def _dynamic_shape(model: TfliteBuilder) -> int:
+    x, shape = model.input("x", (2, 3)), model.input("shape", (2,), "int32")
+    return model.result("RESHAPE", [x, shape], 2, "Reshape")
+
+
+def _symmetric(model: TfliteBuilder) -> int:
+    widths = model.integers([[1, 1], [1, 1]])
+    return model.result("MIRROR_PAD", [model.input("x", (2, 3)), widths], 2, "MirrorPad", Mode=1)
+
+
+def _batch_dims(model: TfliteBuilder) -> int:
+    indices = model.integers([[0], [1]])
+    x = model.input("x", (2, 3))
+    return model.result("GATHER", [x, indices], 2, "Gather", Axis=1, BatchDims=1)
+
+
+def _wrong_axis(model: TfliteBuilder) -> int:
+    x = model.input("x", (2, 3))
+    return model.result("CONCATENATION", [x, x], 2, "Concatenation", Axis=7)
+
+
+def _wrong_shape(model: TfliteBuilder) -> int:
+    return model.result("RESHAPE", [model.input("x", (2, 3)), model.integers([4])], 1, "Reshape")
+
+
+def _sign_bit(model: TfliteBuilder) -> int:
+    x = model.input("x", (2, 3))
+    return model.result("ADD", [x, x], 2, "Add", FusedActivationFunction=5)
+
+
+def _broadcast_error(model: TfliteBuilder) -> int:
+    return model.result(
+        "ADD", [model.input("x", (2, 3)), model.constant(np.zeros(4, "f"))], 2, "Add"
+    )
+
+
+def _huge(model: TfliteBuilder) -> int:
+    repeats = model.integers([1 << 30, 1 << 10])
+    return model.result("TILE", [model.input("x", (2, 3)), repeats], 2)
+
+
+def _unwritten(model: TfliteBuilder) -> int:
+    return model.result("RELU", [model.tensor((2, 3), name="state")], 2)
+
+
+LACKS = "tvmflow does not import the TFLite operator"
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (
+            _hybrid,
+            "the TFLite operator FULLY_CONNECTED has integer weights for data in float32, which it rounds by their "
+            "range as it runs (tensor 't2')",
+        ),
+        (_sparse, "tensor 'w' has sparse values, which tvmflow does not import"),
+        (
+            _dynamic_shape,
+            f"{LACKS} RESHAPE with operand 1 that is computed when the model runs (tensor 't2')",
+        ),
+        (_symmetric, f"{LACKS} MIRROR_PAD with mode SYMMETRIC (tensor 't2')"),
+        (_batch_dims, f"{LACKS} GATHER with batch_dims (tensor 't2')"),
+        (_wrong_axis, f"{LACKS} CONCATENATION with axis 7 of 2 (tensor 't1')"),
+        (_wrong_shape, f"{LACKS} RESHAPE of shape [2, 3] to [4] (tensor 't2')"),
+        (_sign_bit, f"{LACKS} ADD with activation 5 (tensor 't1')"),
+        (_broadcast_error, "ADD (tensor 't2') cannot be imported: "),
+        (_huge, "'t2' has 6,597,069,766,656 elements, and the limit is 2,147,483,648"),
+        (_unwritten, "tensor 'state' is read before anything computes it"),
+    ],
+)
+def test_what_the_import_refuses(build: Any, sentence: str) -> None:
+    """With the operator and the tensor, and exit code 1."""
+    model = TfliteBuilder()
+    FILE.write_bytes(model.build(build(model)))
+    with pytest.raises(ImportFailed) as caught:
+        frontend.load({"model": FILE}, ())
+    assert caught.value.message.startswith(sentence)
+    assert caught.value.exit_code == 1
+
+
+def test_a_tensor_that_the_model_does_not_have() -> None:
+    """With the nearest name."""
+    model = TfliteBuilder()
+    x, inner = model.input("x", (2,)), model.tensor((2,), name="relu_1")
+    model.add("RELU", [x], [inner])
+    FILE.write_bytes(model.build(model.result("EXP", [inner], 1)))
+    with pytest.raises(
+        ImportFailed, match="the model has no tensor 'relu_2'; did you mean 'relu_1'"
+    ):
+        frontend.load({"model": FILE}, (), ("relu_2",))
+
+
+def test_weights_are_parameters_and_new_ones_give_the_same_module() -> None:
+    """Also where they are transposed for ONNX."""
+    import tvm
+
+    modules = []
+    for factor in (1.0, 2.0):
+        model = TfliteBuilder()
+        x = model.input("x", (1, 6, 6, 3))
+        weights = model.constant(np.full((4, 3, 3, 3), factor, np.float32))
+        bias = model.constant(np.full(4, factor, np.float32))
+        fields: dict[str, Any] = {"Padding": 0, "StrideH": 1, "StrideW": 1}
+        FILE.write_bytes(
+            model.build(model.result("CONV_2D", [x, weights, bias], 4, "Conv2D", **fields))
+        )
+        loaded = frontend.load({"model": FILE}, ())
+        assert {array.shape for array in loaded.params.values()} == {(4, 3, 3, 3), (4,)}
+        modules.append(loaded.mod)
+    tvm.ir.assert_structural_equal(*modules)
+
+
+def test_a_bound_input_is_gone() -> None:
+    """What depends on it alone is computed at import."""
+    model = TfliteBuilder()
+    x, n = model.input("x", (2, 3)), model.input("n", (2,), "int32")
+    FILE.write_bytes(model.build(model.result("RESHAPE", [x, n], 2, "Reshape")))
+    specs = (TensorSpec("n", (2,), "int32"), TensorSpec("x", (2, 3), "float32"))
+    loaded = frontend.load({"model": FILE}, specs, bound={"n": np.array([3, 2], np.int32)})
+    assert [spec.name for spec in loaded.inputs] == ["x"]
+    assert [spec.shape for spec in loaded.outputs] == [(3, 2)]
+
+
+def test_no_transposition_is_between_layers() -> None:
+    """Convolutions have channels first in ONNX, and so has what is between them: only the ends are reordered."""
+    from tvm import relax
+
+    model = TfliteBuilder()
+    fields: dict[str, Any] = {"Padding": 0, "StrideH": 1, "StrideW": 1}
+    x = model.input("x", (1, 8, 8, 3))
+    widths = model.integers([[0, 0], [1, 1], [1, 1], [0, 0]])
+    for channels, inner in ((8, 3), (8, 8)):
+        x = model.result("PAD", [x, widths], 4)
+        weights = [
+            model.constant(np.ones(s, np.float32)) for s in ((channels, 3, 3, inner), channels)
+        ]
+        x = model.result("CONV_2D", [x, *weights], 4, "Conv2D", **(fields | {"Padding": 1}))
+        x = model.result("ADD", [x, model.constant(np.ones(8, np.float32))], 4, "Add")
+        x = model.result("HARD_SWISH", [x], 4)
+    FILE.write_bytes(model.build(x))
+    names: list[str] = []
+    main = frontend.load({"model": FILE}, ()).mod["main"]
+    relax.analysis.post_order_visit(
+        main,
+        lambda e: (
+            names.append(e.op.name) if isinstance(e, relax.Call) and hasattr(e.op, "name") else None
+        ),
+    )
+    assert names.count("relax.permute_dims") == 2
+    assert not [name for name in names if "pad" in name or "call_tir" in name]
+
+
+def test_damaged_files_are_refused() -> None:
+    """Nothing but the one error, whatever bytes are changed or missing."""
+    source = random.Random(0)
+    files = [make(name, 0).data for name in list(CASES)[::25]]
+    for _ in range(3000):
+        data = bytearray(source.choice(files))
+        for _ in range(3):
+            data[source.randrange(len(data))] = source.choice((0, 1, 127, 255))
+        try:
+            read_model(bytes(data[: source.choice((len(data), source.randrange(len(data))))]))
+        except NotAModel as error:
+            assert str(error)

@@ -1,0 +1,110 @@
+"""Converts a TFLite model to ONNX, with the shapes of its inputs fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import onnx
+
+from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import excerpt, last_line, quoted
+from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.types import TensorSpec
+from tvmflow.frontends.tflite._flatbuffer import Buffer
+from tvmflow.frontends.tflite._graph import Array, Graph
+from tvmflow.frontends.tflite._model import Model, Operator
+from tvmflow.frontends.tflite._operation import FIX, Operation
+from tvmflow.frontends.tflite._tensors import Tensors
+from tvmflow.frontends.tflite.converters import CONVERTERS
+
+_HYBRID_FIX: Final = "convert the model again with full integer quantization (a representative data set), or without quantization"
+_INTEGERS: Final = ("int8", "uint8", "int4")
+
+
+def convert(
+    model: Model,
+    data: Buffer,
+    inputs: Sequence[TensorSpec],
+    tensors: Sequence[str] = (),
+    bound: Mapping[str, Array] = MappingProxyType({}),
+) -> tuple[onnx.ModelProto, int]:
+    """Convert a model.
+
+    Args:
+        model: The model.
+        data: Its file.
+        inputs: All inputs with their shapes.
+        tensors: Names of tensors; the ONNX model returns the inner ones after its outputs.
+        bound: The constants that take the place of inputs.
+
+    Returns:
+        The ONNX model, and how many of its outputs, the last ones, are inner tensors.
+
+    Raises:
+        ImportFailed: with operator and tensor, or with the name that is no tensor of the model.
+    """
+    graph = Graph()
+    values = Tensors(graph, model.tensors, data)
+    inner = _find_inner(model, tensors)
+    outputs = [*model.outputs, *inner.items()]
+    specs = {spec.name: spec for spec in inputs}
+    for number, name in model.inputs.items():
+        is_bound = name in bound
+        value = graph.constant(bound[name]) if is_bound else graph.input(specs[name])
+        values.set_input(number, value)
+    graph.reserve([name for name, _ in outputs])
+    for operator in model.operators:
+        _convert_operator(operator, values)
+    results = [(name, values.stored(number)) for name, number in outputs]
+    return graph.finish(results), len(inner)
+
+
+def _find_inner(model: Model, names: Sequence[str]) -> dict[str, int]:
+    """Return the numbers of tensors that are no outputs, by name."""
+    outputs = {name for name, _ in model.outputs}
+    numbers = {model.tensors[n].name: n for o in model.operators for n in o.outputs}
+    inner = {}
+    for name in names:
+        if name in outputs:
+            continue
+        if name not in numbers:
+            hint = did_you_mean(name, numbers)
+            raise ImportFailed(
+                f"the model has no tensor {quoted(name)}{hint}",
+                fix="name a tensor as netron.app shows it",
+            )
+        inner[name] = numbers[name]
+    return inner
+
+
+def _convert_operator(operator: Operator, values: Tensors) -> None:
+    number = operator.outputs[0] if operator.outputs else 0
+    values.graph.prefix = values.tensor(number).name or f"tensor_{number}"
+    _refuse_dynamic_range(operator, values)
+    operation = Operation(operator, values)
+    try:
+        CONVERTERS[operator.name](operation)
+    except ImportFailed:
+        raise
+    except Exception as error:
+        name = f"{excerpt(operator.name)} (tensor {quoted(values.graph.prefix)})"
+        text = f"{name} cannot be imported: {last_line(error)}"
+        raise ImportFailed(text, fix=FIX) from error
+
+
+def _refuse_dynamic_range(operator: Operator, values: Tensors) -> None:
+    """Check that an operator does not round its data as it runs, by their range.
+
+    Raises:
+        ImportFailed: when it does: floats with integer weights.
+    """
+    data = [values.tensor(number) for number in operator.inputs if number >= 0]
+    is_hybrid = any(t.dtype == "float32" and t.data is None for t in data) and any(
+        t.dtype in _INTEGERS and t.quantization is not None and t.data is not None for t in data
+    )
+    if is_hybrid:
+        where = quoted(values.graph.prefix)
+        text = f"the TFLite operator {operator.name} has integer weights for data in float32, which it rounds by their range as it runs (tensor {where})"
+        raise ImportFailed(text, fix=_HYBRID_FIX)

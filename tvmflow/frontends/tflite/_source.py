@@ -1,0 +1,158 @@
+"""The field of a recipe that names a TFLite file, and what the file tells without TVM."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field
+
+from tvmflow.core.errors import ImportFailed, RecipeError
+from tvmflow.core.formatting import names_text
+from tvmflow.core.named_files import is_file, missing_file_text
+from tvmflow.core.types import InputFile, Json, TensorSpec
+from tvmflow.frontends._base import InputRequest, MissingFile, ModelInput, Where
+from tvmflow.frontends._file_kinds import TFLITE, recognize
+from tvmflow.frontends._file_source import NamedFile, OneFile, named_file, shown
+from tvmflow.frontends._inputs import find_input_problems, input_error, resolve_inputs
+from tvmflow.frontends.tflite._flatbuffer import NotAModel
+from tvmflow.frontends.tflite._model import IMPORTED_DTYPES, Model, Tensor, read_model
+from tvmflow.frontends.tflite._operators import SUPPORTED
+from tvmflow.store.addresses import is_address
+from tvmflow.store.source_files import SourceFiles
+
+MODEL: Final = "model"
+"""The role of the TFLite file."""
+
+FIX: Final = "replace the operator in the model, or end the model before it"
+
+
+class TfliteSource(OneFile):
+    """The field of a TFLite model."""
+
+    tflite: NamedFile | None = Field(
+        default=None,
+        examples=["models/detector.tflite"],
+        description="A TFLite (LiteRT) file: a path from the recipe's folder, or an address: see "
+        "[tflite.md](tflite.md) and [sources.md](sources.md).",
+    )
+
+
+def find_missing_files(model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
+    """Give the TFLite file when it is a path that does not exist."""
+    path = model.get("tflite")
+    if isinstance(path, str) and path and not is_address(path) and not is_file(base / path):
+        yield MissingFile(("tflite",), missing_file_text(base / path))
+
+
+def list_files(
+    source: TfliteSource, base: Path, where: Where, sources: SourceFiles
+) -> tuple[InputFile, ...]:
+    """Return the TFLite file; one at an address that is yet to be downloaded is not read.
+
+    Raises:
+        RecipeError: when it is not a TFLite model, or has operators that are not imported.
+        DownloadError: when something has to be looked up, and cannot be.
+    """
+    if source.files is not None:
+        text = "model.files: a TFLite model is one file; its digest is `sha256`"
+        raise RecipeError(f"{where('files')}: {text}")
+    file = sources.resolve(named_file(MODEL, "tflite", source, base, where))
+    start = f"{file.where}: model.tflite"
+    try:
+        if file.path:
+            _check_file(Path(file.path), f"{start}: {shown(file)}")
+    except OSError as error:
+        raise RecipeError(f"{start}: {file.path}: {error.strerror}") from None
+    return (file,)
+
+
+def _check_file(path: Path, start: str) -> None:
+    """Check that a file can be imported, as far as that can be seen without TVM.
+
+    Raises:
+        RecipeError: with a message that begins with `start`.
+    """
+    try:
+        model = read_file(path)
+    except NotAModel as error:
+        kind = recognize(path)
+        if kind not in (TFLITE, None):
+            raise RecipeError(f"{start} {kind.text}", fix=kind.fix) from None
+        fix = "name it with `onnx:`" if path.suffix == ".onnx" else ""
+        raise RecipeError(f"{start} is not a TFLite model: {error}", fix=fix) from None
+    if text := unsupported_text(model):
+        raise RecipeError(f"{start} cannot be imported: {text}", fix=FIX)
+
+
+def read_inputs(files: Mapping[str, Path]) -> list[ModelInput]:
+    """Return the inputs of the model.
+
+    Raises:
+        ImportFailed: when the file is no TFLite model that can be imported.
+    """
+    model = read_importable(files[MODEL])
+    return [_read_input(name, model.tensors[n]) for n, name in model.inputs.items()]
+
+
+def resolve(files: Mapping[str, Path], inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return all inputs of the model; those that `inputs` does not have are as in the file.
+
+    Raises:
+        ImportFailed: when `inputs` do not fit the model.
+    """
+    requests = [InputRequest(*spec) for spec in inputs]
+    known = read_inputs(files)
+    if problems := list(find_input_problems(known, requests)):
+        raise input_error(problems)
+    return resolve_inputs(known, requests)
+
+
+def _read_input(name: str, tensor: Tensor) -> ModelInput:
+    dims = tuple("" if size < 0 else size for size in tensor.dims)
+    is_known = tensor.dtype in IMPORTED_DTYPES
+    problem = "" if is_known else f"has dtype {tensor.dtype}, which is not supported"
+    return ModelInput(name, tensor.dtype if is_known else None, dims, problem=problem)
+
+
+def unsupported_text(model: Model) -> str:
+    """Return which operators of a model are not imported; an empty string if all are."""
+    names = sorted({op.name for op in model.operators if op.name not in SUPPORTED})
+    return f"tvmflow lacks the TFLite operators {names_text(names)}" if names else ""
+
+
+def read_file(path: Path) -> Model:
+    """Return what a file holds, which planning needs several times.
+
+    Raises:
+        NotAModel: when it is not a TFLite model.
+    """
+    status = path.stat()
+    return _cached_model(path, (status.st_size, status.st_mtime_ns, status.st_ino))
+
+
+@functools.lru_cache(maxsize=16)
+def _cached_model(path: Path, stamp: tuple[int, ...]) -> Model:
+    if stamp[0] == 0:
+        raise NotAModel("the file is empty")
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return read_model(data)
+
+
+def read_importable(path: Path) -> Model:
+    """Return a model that can be converted, as far as can be seen without TVM.
+
+    Raises:
+        ImportFailed: when it is none, or has operators that are not imported.
+    """
+    try:
+        model = read_file(path)
+    except NotAModel as error:
+        text = f"the file is not a TFLite model: {error}"
+        raise ImportFailed(text, fix="convert or download it again") from None
+    if text := unsupported_text(model):
+        raise ImportFailed(text, fix=FIX)
+    return model

@@ -1,0 +1,209 @@
+"""Operators that change shapes and put tensors together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from tvmflow.frontends.tflite._graph import Value
+from tvmflow.frontends.tflite._operation import MAX_COUNT, Converter, Operation, aligned, axis_in
+from tvmflow.frontends.tflite._tensors import first_axes, last_axes
+
+_REFLECT: Final = 0
+
+
+def _reshape(operation: Operation) -> None:
+    value = operation.real()
+    shape = operation.integers(1) if operation.has(1) else list(operation.options["new_shape"])
+    if shape == [0] and not operation.has(1):
+        # How old files write a scalar.
+        shape = []
+    if -1 in shape:
+        known = -math.prod(shape)
+        shape[shape.index(-1)] = math.prod(value.shape) // max(known, 1)
+    if math.prod(shape) != math.prod(value.shape):
+        raise operation.refusal(f"of shape {list(value.shape)} to {shape}")
+    operation.write(operation.graph.reshape(value, shape))
+
+
+def _squeeze(operation: Operation) -> None:
+    value = operation.real()
+    axes = {operation.checked_axis(axis, value.rank) for axis in operation.options["axes"]}
+    axes = axes or {axis for axis, size in enumerate(value.shape) if size == 1}
+    if any(value.shape[axis] != 1 for axis in axes):
+        raise operation.refusal(f"of shape {list(value.shape)} at axes {sorted(axes)}")
+    shape = [size for axis, size in enumerate(value.shape) if axis not in axes]
+    operation.write(operation.graph.reshape(value, shape))
+
+
+def _expand_dims(operation: Operation) -> None:
+    value = operation.real()
+    shape = list(value.shape)
+    shape.insert(operation.axis(1, value.rank + 1), 1)
+    operation.write(operation.graph.reshape(value, shape))
+
+
+def _transpose(operation: Operation) -> None:
+    """Convert a transposition, which leaves a value as it is that has its axes in that order."""
+    first, rank = operation.is_first(), operation.rank()
+    axes = [operation.checked_axis(axis, rank) for axis in operation.integers(1)]
+    value = operation.real(first=first)
+    order = first_axes(rank) if first else list(range(rank))
+    operation.write(operation.graph.transpose(value, [order.index(axis) for axis in axes]))
+
+
+def _concatenation(operation: Operation) -> None:
+    values, first = aligned(operation, range(len(operation.inputs)))
+    rank = values[0].rank
+    axis = axis_in(operation.checked_axis(operation.options["axis"], rank), rank, first)
+    operation.write(operation.graph.add("Concat", *values, axis=axis), first=first)
+
+
+def _pack(operation: Operation) -> None:
+    values = [operation.real(position) for position in range(len(operation.inputs))]
+    axis = operation.checked_axis(operation.options["axis"], values[0].rank + 1)
+    shape = [*values[0].shape[:axis], 1, *values[0].shape[axis:]]
+    parts = [operation.graph.reshape(value, shape) for value in values]
+    operation.write(operation.graph.add("Concat", *parts, axis=axis))
+
+
+def _unpack(operation: Operation) -> None:
+    value = operation.real()
+    axis = operation.checked_axis(operation.options["axis"], value.rank)
+    shape = [*value.shape[:axis], *value.shape[axis + 1 :]]
+    if value.shape[axis] != len(operation.outputs):
+        raise operation.refusal(f"of {value.shape[axis]} entries to {len(operation.outputs)}")
+    parts = _split(operation, value, axis, [1] * value.shape[axis])
+    for position, part in enumerate(parts):
+        operation.write(operation.graph.reshape(part, shape), position)
+
+
+def _split(operation: Operation, value: Value, axis: int, sizes: list[int]) -> list[Value]:
+    if len(sizes) == 1:
+        return [value]
+    lengths = operation.graph.integers(sizes)
+    return operation.graph.add_several("Split", len(sizes), value, lengths, axis=axis)
+
+
+def _split_evenly(operation: Operation) -> None:
+    rank, count = operation.rank(1), len(operation.outputs)
+    axis = operation.axis(0, rank)
+    first = operation.is_first(1)
+    size = operation.real(1, first=first).shape[axis_in(axis, rank, first)]
+    _write_parts(operation, 1, axis, [size // count] * count)
+
+
+def _split_by_sizes(operation: Operation) -> None:
+    rank, sizes = operation.rank(), operation.integers(1)
+    axis = operation.axis(2, rank)
+    if -1 in sizes:
+        first = operation.is_first()
+        size = operation.real(first=first).shape[axis_in(axis, rank, first)]
+        sizes[sizes.index(-1)] = size - sum(sizes) - 1
+    _write_parts(operation, 0, axis, sizes)
+
+
+def _write_parts(operation: Operation, position: int, axis: int, sizes: list[int]) -> None:
+    first = operation.is_first(position)
+    value = operation.real(position, first=first)
+    for index, part in enumerate(_split(operation, value, axis_in(axis, value.rank, first), sizes)):
+        operation.write(part, index, first=first)
+
+
+def _pad(operation: Operation) -> None:
+    fill = operation.real(2) if operation.has(2) else None
+    _write_padded(operation, *((fill,) if fill else ()), mode="constant")
+    rank = operation.rank()
+    widths = operation.constant(1).reshape(rank, 2)
+    is_around_image = rank > 3 and not widths[[0, -1]].any() and widths.min() >= 0
+    if is_around_image and fill is None:
+        around = widths[1:-1].T.ravel().tolist()
+        operation.tensors.padded[operation.outputs[0]] = (operation.number(0), around)
+
+
+def _mirror_pad(operation: Operation) -> None:
+    if operation.options["mode"] != _REFLECT:
+        raise operation.refusal("with mode SYMMETRIC")
+    _write_padded(operation, mode="reflect")
+
+
+def _write_padded(operation: Operation, *fill: Value, mode: str) -> None:
+    first = operation.is_first()
+    value = operation.real(first=first)
+    widths = operation.constant(1).reshape(value.rank, 2)
+    if first:
+        widths = widths[first_axes(value.rank)]
+    amounts = operation.graph.integers(widths.T.ravel().tolist())
+    operation.write(operation.graph.add("Pad", value, amounts, *fill, mode=mode), first=first)
+
+
+def _tile(operation: Operation) -> None:
+    repeats = operation.graph.integers(operation.integers(1))
+    operation.write(operation.graph.add("Tile", operation.real(), repeats))
+
+
+def _broadcast_to(operation: Operation) -> None:
+    shape = operation.graph.integers(operation.integers(1))
+    operation.write(operation.graph.add("Expand", operation.real(), shape))
+
+
+def _fill(operation: Operation) -> None:
+    shape = operation.graph.integers(operation.integers(0))
+    operation.write(operation.graph.add("Expand", operation.real(1), shape))
+
+
+def _shape_of(operation: Operation) -> tuple[int, ...]:
+    first = operation.is_first()
+    value = operation.tensors.stored(operation.number(0), first=first)
+    if not first:
+        return value.shape
+    return tuple(value.shape[axis] for axis in last_axes(value.rank))
+
+
+def _write_constant(operation: Operation, values: Any) -> None:
+    operation.write(operation.graph.constant(values, operation.output_dtype()))
+
+
+def _shape(operation: Operation) -> None:
+    _write_constant(operation, np.asarray(_shape_of(operation), np.int64))
+
+
+def _rank(operation: Operation) -> None:
+    _write_constant(operation, len(_shape_of(operation)))
+
+
+def _zeros_like(operation: Operation) -> None:
+    _write_constant(operation, np.zeros(_shape_of(operation)))
+
+
+def _range(operation: Operation) -> None:
+    start, limit, step = (operation.constant(position).item() for position in range(3))
+    if step == 0 or abs(limit - start) / abs(step) > MAX_COUNT:
+        raise operation.refusal(f"from {start} to {limit} in steps of {step}")
+    _write_constant(operation, np.arange(start, limit, step))
+
+
+CONVERTERS: Final[Mapping[str, Converter]] = {
+    "BROADCAST_TO": _broadcast_to,
+    "CONCATENATION": _concatenation,
+    "EXPAND_DIMS": _expand_dims,
+    "FILL": _fill,
+    "MIRROR_PAD": _mirror_pad,
+    "PACK": _pack,
+    "PAD": _pad,
+    "PADV2": _pad,
+    "RANGE": _range,
+    "RANK": _rank,
+    "RESHAPE": _reshape,
+    "SHAPE": _shape,
+    "SPLIT": _split_evenly,
+    "SPLIT_V": _split_by_sizes,
+    "SQUEEZE": _squeeze,
+    "TILE": _tile,
+    "TRANSPOSE": _transpose,
+    "UNPACK": _unpack,
+    "ZEROS_LIKE": _zeros_like,
+}
