@@ -242,6 +242,38 @@ def _stft(node: NodeToConvert) -> Any:
     return _fourier.convert_stft(node.builder, node.inputs, onesided)
 
 
+def _non_max_suppression(node: NodeToConvert) -> Any:
+    """Convert with ONNX's defaults; ONNX drops a box that overlaps more than the threshold, TVM one that does as much."""
+    operands = [*node.inputs[2:], None, None, None]
+    limit = _known_or(operands[0], "max_output_boxes_per_class", np.int64(0))
+    overlap = _known_or(operands[1], "iou_threshold", np.float32(0))
+    score = _known_or(operands[2], "score_threshold", np.float32(-np.inf))
+    boxes, scores = node.inputs[:2]
+    if score < 0:
+        scores, score = _ranks_above(node, scores, score), np.float32(0)
+    thresholds = (limit, np.nextafter(overlap, np.float32(np.inf)), score)
+    constants = [relax.const(np.asarray(threshold)) for threshold in thresholds]
+    return node.convert_by_tvm([boxes, scores, *constants])
+
+
+def _ranks_above(node: NodeToConvert, scores: Any, threshold: Any) -> Any:
+    """Return positive numbers with the order of the scores above a threshold, and 0 for the others.
+
+    TVM suppresses no box with a score below 0.
+    """
+    order = node.emit(relax.op.argsort(scores, descending=True, dtype="int64"))
+    places = node.emit(relax.op.argsort(order, dtype="int64"))
+    count = relax.const(_shape(scores)[-1], "int64")
+    ranks = node.emit(relax.op.astype(node.emit(relax.op.subtract(count, places)), _dtype(scores)))
+    is_above = node.emit(relax.op.greater(scores, _constant(float(threshold), scores)))
+    return node.emit(relax.op.where(is_above, ranks, _constant(0, scores)))
+
+
+def _known_or(expr: Any, name: str, default: Any) -> Any:
+    """Return the value of a constant operand, or the default of a missing one, with the default's dtype."""
+    return default if expr is None else _known_array(expr, name).astype(default.dtype)
+
+
 def _known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
     """Return the value of a constant operand.
 
@@ -262,6 +294,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "Elu": _elu,
     "IsInf": _is_inf,
     "Mod": _mod,
+    "NonMaxSuppression": _non_max_suppression,
     "OneHot": _one_hot,
     "PRelu": _prelu,
     "Pow": _pow,

@@ -16,6 +16,7 @@ _PARAMETER_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
     "Clip": (1, 2),
     "DFT": (1, 2),
     "DequantizeLinear": (1, 2),
+    "NonMaxSuppression": (2, 3, 4),
     "OneHot": (1, 2),
     "Pad": (2,),
     "Pow": (1,),

@@ -113,7 +113,8 @@ def _error(problem: str, reason: str, archive: Archive) -> Exception:
         ),
         "export": (
             f"PyTorch cannot export the archive to ONNX: {reason}",
-            "replace the operator in the model, or end the model before it",
+            "replace the operator in the model, or end the model before it; where none is named, "
+            "update the exporter: pip install -U onnxscript",
         ),
         "signature": (
             f"PyTorch exported the archive to ONNX with {reason}",

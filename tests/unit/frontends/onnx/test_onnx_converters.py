@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
@@ -61,6 +62,12 @@ def resized(scales: list[float] | None = None, sizes: list[int] | None = None, *
     if not sizes:
         del constants["sizes"]
     return single("Resize", {"x": draw(1, 2, 7, 5)}, constants, **how)
+
+
+BOXES: Feed = {
+    "boxes": np.array([[[0, 0, 2, 2], [0, 0, 2, 4], [1, 0, 2, 2], [4, 4, 5, 5]]], F),
+    "scores": np.array([[[0.9, 0.8, 0.7, 0.2], [-0.5, 0.1, 0.3, 0.4]]], F),
+}
 
 
 def split_and_concatenated(sizes: list[int]) -> tuple[onnx.ModelProto, Feed]:
@@ -153,6 +160,11 @@ CASES: dict[str, Any] = {
         opset=23,
         num_heads=4,
     ),
+    "boxes that overlap as much as the threshold": lambda: single(
+        "NonMaxSuppression",
+        BOXES,
+        {"count": np.array([3], INT), "overlap": np.array([0.5], F), "score": np.array([0.2], F)},
+    ),
     "split of one part": lambda: single("Split", {"x": draw(2, 8)}, {"n": np.array([8], INT)}, axis=1),
     "split with an empty part": lambda: split_and_concatenated([8, 0]),
     "split with empty parts": lambda: split_and_concatenated([0, 5, 0, 3]),
@@ -200,6 +212,19 @@ def test_the_smallest_hyperbolic_sines_are_exact(tmp_path: Path) -> None:
     made, feed = single("Sinh", {"x": np.array([1e-6, -3e-4], F)})
     (actual,) = compute(load(made, tmp_path, feed), feed)
     np.testing.assert_allclose(actual, np.sinh(feed["x"]), rtol=2e-7)
+
+
+@pytest.mark.parametrize("overlap", [None, 0.0, 0.5])
+def test_boxes_are_suppressed_as_onnx_runtime_does(overlap: float | None, tmp_path: Path) -> None:
+    """Without a threshold, each that overlaps; scores below 0 count where there is no threshold."""
+    constants: Feed = {"count": np.array([3], INT)}
+    if overlap is not None:
+        constants["overlap"] = np.array([overlap], F)
+    made, feed = single("NonMaxSuppression", BOXES, constants)
+    (actual,) = compute(load(made, tmp_path, feed), feed)
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    (expected,) = session.run(None, dict(feed))
+    assert np.array_equal(actual, expected)
 
 
 def test_every_converter_is_tested() -> None:
