@@ -39,7 +39,7 @@ test-cuda: $(VENV)/.ready-to-test
 
 # archives of PyTorch, compared with PyTorch: installs its build for CPUs, 200 MB
 test-pytorch: $(VENV)/.ready-to-test
-	@$(PIP) install -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu -e '.[mxnet,dask,remote,test,pytorch]'
+	@$(PIP) install -c constraints.txt -e '.[mxnet,dask,remote,test,pytorch]'
 	$(PYTEST) -m pytorch -rs
 
 # TFLite files of every operator, compared with LiteRT: installs it, 59 MB
