@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -227,7 +228,7 @@ def test_a_license_that_is_no_spdx_expression_is_reported_once(
     hub.card = {"license": "other", "license_name": "gemma"}
     for _ in range(2):
         sources.resolve(at(hub.address("onnx/model.onnx")))
-    [message] = caplog.messages
+    [message] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert message.startswith("org/net: the license on the Hub, 'gemma', is no SPDX expression")
 
 
