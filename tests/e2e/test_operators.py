@@ -121,6 +121,7 @@ def test_a_model_with_operators_of_its_own(project: Project, tmp_path: Path) -> 
     assert "the content of file 'operator:pool.c' changed" in locked.err
 
 
+@pytest.mark.slow
 def test_a_reference_that_disagrees_names_the_operator(project: Project) -> None:
     """The other operator, which agrees with its own reference, is not blamed."""
     write(project)

@@ -33,6 +33,7 @@ def scale_last_layer(project: Project, factor: float) -> None:
     onnx.save(model, path)
 
 
+@pytest.mark.slow
 def test_a_wrong_weight_is_found_however_small_the_outputs_are(project: Project) -> None:
     """Exit code 3: a library with one wrong weight, whose outputs are around 1e-13; the right one is delivered."""
     project.edit_recipe(*DEFAULT_TOLERANCE)

@@ -23,6 +23,9 @@ from tvmflow.runtime.labels import format_predictions, predictions_json
 from tvmflow.targets import c_library
 from tvmflow.targets.c_library import DescribedModel
 
+# compiling the program with all of its inputs takes a minute
+pytestmark = pytest.mark.slow
+
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 INPUTS: Final[dict[str, tuple[TensorSpec, dict[str, Any]]]] = {
     "bgr": (TensorSpec("data", (1, 20, 33, 3), "int8"), {"colour": "BGR", "mean": 128}),
