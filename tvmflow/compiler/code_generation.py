@@ -62,15 +62,22 @@ def pipeline_for(target: tvm.target.Target) -> str:
 
 
 def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
-    lower, finalize_host, finalize_device = s_tir_pipeline.default_s_tir_pipeline()
+    transform = tirx.transform
+    *_, finalize_device = s_tir_pipeline.default_s_tir_pipeline()
 
     def finalize() -> tvm.transform.Pass:
         own = [keep_small_buffers_on_stack(), split_loops_where_indices_repeat()]
-        return tvm.transform.Sequential([*own, finalize_host()])
+        return tvm.transform.Sequential([*own, s_tir_pipeline.finalize_host_passes()])
 
-    # TVM's pipeline finds nothing left to do for the passes that it has in common with these
-    partition = [make_pass() for make_pass in PASSES_UP_TO_PARTITION]
-    return tvm.transform.Sequential([*partition, lower]), finalize, finalize_device
+    to_packed_functions = (
+        transform.AnnotateEntryFunc,
+        transform.SplitHostDevice,
+        transform.MakePackedAPI,
+        transform.FP8StorageLegalize,
+        transform.BF16StorageLegalize,
+    )
+    passes = [make_pass() for make_pass in (*CPU_PASSES, *to_packed_functions)]
+    return tvm.transform.Sequential(passes), finalize, finalize_device
 
 
 def _renew_partition_hints() -> tvm.transform.Pass:
@@ -87,7 +94,9 @@ def _renew_partition_hints() -> tvm.transform.Pass:
     return tirx.transform.prim_func_pass(transform, opt_level=0, name="RenewPartitionHints")
 
 
-PASSES_UP_TO_PARTITION: Final = (
+CPU_PASSES: Final = (
+    # Copies of an expression with a let bind one variable twice, which vectorization refuses.
+    tirx.transform.ConvertSSA,
     s_tir.transform.CanonicalizeLoop,
     s_tir.transform.LowerInitBlock,
     s_tir.transform.PlanAndUpdateBufferAllocationLocation,
@@ -102,8 +111,20 @@ PASSES_UP_TO_PARTITION: Final = (
     lambda: tirx.transform.NarrowDataType(32),
     _renew_partition_hints,
     s_tir.transform.LoopPartition,
+    lambda: tirx.transform.VectorizeLoop(True),
+    s_tir.transform.InjectDoubleBuffer,
+    tirx.transform.StorageRewrite,
+    s_tir.transform.HoistIfThenElse,
+    tirx.transform.UnrollLoop,
+    s_tir.transform.RenormalizeSplitPattern,
+    tirx.transform.StmtSimplify,
+    tirx.transform.RemoveNoOp,
+    s_tir.transform.RewriteUnsafeSelect,
+    tirx.transform.CommonSubexprElim,
+    tirx.transform.FP8ComputeLegalize,
+    tirx.transform.VerifyMemory,
 )
-"""The passes of TVM's pipeline `s_tir` that a CPU needs, until loops have lost the iterations whose vectors are not whole."""
+"""The passes of TVM's pipeline `s_tir` that a CPU needs, until kernels are functions for a host and a device."""
 
 
 def keep_small_buffers_on_stack() -> tvm.transform.Pass:

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import tvm
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, tirx
 
 from tvmflow.compiler.c_sources import compile_c_sources
-from tvmflow.compiler.code_generation import PASSES_UP_TO_PARTITION, keep_small_buffers_on_stack
+from tvmflow.compiler.code_generation import CPU_PASSES, keep_small_buffers_on_stack
 from tvmflow.compiler.split_loops import split_loops_where_indices_repeat
 
 # Every tensor begins at a multiple of this many bytes; TVM's code relies on it.
@@ -58,26 +58,8 @@ def _round_to_odd(value: tirx.Expr) -> tirx.Expr:
     return tirx.reinterpret("float32", tirx.Select(is_between, odd, bits))
 
 
-# The passes of TVM's pipeline `s_tir` that a CPU needs, up to `MakePackedAPI`.
-_PASSES: Final = (
-    # Copies of an expression with a let bind one variable twice, which vectorization refuses.
-    tirx.transform.ConvertSSA,
-    _round_doubles_to_half,
-    *PASSES_UP_TO_PARTITION,
-    lambda: tirx.transform.VectorizeLoop(True),
-    s_tir.transform.InjectDoubleBuffer,
-    tirx.transform.StorageRewrite,
-    s_tir.transform.HoistIfThenElse,
-    tirx.transform.UnrollLoop,
-    s_tir.transform.RenormalizeSplitPattern,
-    tirx.transform.StmtSimplify,
-    tirx.transform.RemoveNoOp,
-    s_tir.transform.RewriteUnsafeSelect,
-    tirx.transform.CommonSubexprElim,
-    tirx.transform.FP8ComputeLegalize,
-    tirx.transform.VerifyMemory,
-    tirx.transform.SplitHostDevice,
-)
+# Up to what TVM's pipeline ends with, `MakePackedAPI`.
+_PASSES: Final = (_round_doubles_to_half, *CPU_PASSES, tirx.transform.SplitHostDevice)
 _FINAL_PASSES: Final = (
     tirx.transform.FP8StorageLegalize,
     tirx.transform.BF16StorageLegalize,
