@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-slow test-faults test-fuzz test-cross test-cuda test-pytorch test-tflite check docs-reference bench bench-slow clean-venv
+.PHONY: demo test test-slow test-faults test-fuzz test-cross test-cuda test-pytorch test-tflite check docs docs-reference first-hour recording runtime-wheel bench bench-slow clean-venv
 
 # MXNet, which digits.yaml is verified against, ends with Python 3.12
 demo: $(VENV)/.ready
@@ -37,7 +37,7 @@ test-cuda: $(VENV)/.ready-to-test
 	@$(PIP) install -c constraints.txt -e '.[mxnet,dask,remote,test,cuda]'
 	$(PYTEST) -m cuda
 
-# archives of PyTorch, compared with PyTorch: installs its build for CPUs, 200 MB
+# archives of PyTorch, compared with PyTorch: installs it, several GB unless its build for CPUs is there already
 test-pytorch: $(VENV)/.ready-to-test
 	@$(PIP) install -c constraints.txt -e '.[mxnet,dask,remote,test,pytorch]'
 	$(PYTEST) -m pytorch -rs
@@ -47,13 +47,34 @@ test-tflite: $(VENV)/.ready-to-test
 	@$(PIP) install -c constraints.txt -e '.[mxnet,dask,remote,test,tflite]'
 	$(PYTEST) -m tflite -rs
 
+# tvmflow-runtime: loads and runs bundles, and needs numpy alone
+runtime-wheel: $(VENV)/.ready
+	@$(BIN)/python -m tvmflow.exporters.runtime_wheel build
+
 check: $(VENV)/.ready-to-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin tvmflow
 	$(BIN)/lint-imports --no-logo
 
-# docs/recipe.md and docs/recipe.schema.json, from the descriptions of the fields
+# the documentation as a site in site/, which loads nothing from elsewhere: installs MkDocs, 30 MB
+docs: $(VENV)/.ready
+	@$(PIP) install -c constraints.txt -e '.[mxnet,docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	$(BIN)/python docs/check_site.py site
+	@echo "to read it: $(BIN)/python -m http.server --directory site"
+
+# what a new user does in the first hour, with the wheel of this checkout; keeps all of it in docs/first-hour.md
+first-hour: $(VENV)/.ready-to-test
+	$(BIN)/python docs/first_hour.py
+
+# docs/images/demo.svg, which the README shows
+recording: $(VENV)/.ready
+	@$(PIP) install -c constraints.txt -e '.[mxnet,docs]'
+	$(BIN)/python docs/record_demo.py
+
+# docs/recipe.md and the JSON Schemas in docs/, from the descriptions of the fields
 docs-reference: $(VENV)/.ready
 	$(BIN)/python docs/generate_reference.py
 

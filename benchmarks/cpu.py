@@ -5,7 +5,7 @@
 Each model is built twice by `tvmflow run`: untuned, and tuned for `--minutes` (0: untuned only).
 All libraries are then called in turns, each in a process of its own with one thread a core, and
 their medians are compared. TVM's zero pipeline is called only a few times, because a call takes
-seconds. Networks have seeded weights (see `_nets.py`); `ultraface` and `ultraface-raw` are real
+seconds; `--zero FILE` measures it alone, with any ONNX file. Networks have seeded weights (see `_nets.py`); `ultraface` and `ultraface-raw` are real
 and need TVMFLOW_TEST_MODELS.
 """
 
@@ -52,24 +52,20 @@ def write_model(name: str, path: Path) -> bool:
 
 def zero(model: str) -> dict[str, Any]:
     """Return the latency in milliseconds of a model compiled by TVM's importer and zero pipeline."""
-    import numpy as np
     import onnx
     import tvm
     from tvm import relax
     from tvm.relax.frontend.onnx import from_onnx
 
-    mod = from_onnx(onnx.load(model), keep_params_in_input=False)
+    feed = draw_inputs(Path(model))
+    shapes = {name: list(array.shape) for name, array in feed.items()}
+    mod = from_onnx(onnx.load(model), shape_dict=shapes, keep_params_in_input=False)
     target = tvm.target.Target.from_device("cpu")
     with target:
         library = tvm.compile(relax.get_pipeline("zero")(mod), target)
     machine = relax.VirtualMachine(library, tvm.cpu())
-    random = np.random.default_rng(0)
-    values = [
-        tvm.runtime.tensor(
-            random.standard_normal([int(n) for n in var.ty.shape]).astype(np.float32)
-        )
-        for var in mod["main"].params
-    ]
+    values = [tvm.runtime.tensor(array) for array in feed.values()]
+    machine["main"](*values)
     seconds = []
     for _ in range(_ZERO_ROUNDS):
         started = time.perf_counter()

@@ -1,14 +1,16 @@
-"""Generates docs/recipe.md and docs/recipe.schema.json from the models of a recipe: `make docs-reference`."""
+"""Generates docs/recipe.md and the JSON Schemas in docs/ from the models of recipes and pipelines: `make docs-reference`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from tvmflow.core.documentation import schema_url
+from tvmflow.core.schema import SCHEMA_DIALECT
 from tvmflow.core.types import Json
-from tvmflow.planning.pipelines import PipelineFile
+from tvmflow.planning.pipelines import PipelineFile, pipeline_schema
 from tvmflow.recipe import json_schema
 from tvmflow.recipe.yaml_writer import inline_yaml
 from tvmflow.targets._presets import PRESETS
@@ -97,6 +99,7 @@ More recipes, ready to run, are in [recipes/](../recipes).
 
 `tvmflow plan RECIPE` validates a recipe without running anything. All mistakes are reported together, each with file, line and column, and the exit code is 2:
 
+<!-- not run: a test of this page compares the messages (tests/unit/recipe/test_recipe_docs.py) -->
 ```console
 $ tvmflow plan digits.yaml
 tvmflow: digits.yaml:6:17: inputs.data.shape: must be a list, such as [1, 3, 224, 224], not the string '1x1x8x8'
@@ -119,13 +122,7 @@ A model is data from somebody else, and tvmflow treats it as such:
 
 ## In an editor
 
-Editors that support the [YAML language server](https://github.com/redhat-developer/yaml-language-server) (VS Code with the YAML extension, Neovim, Emacs and others) complete and validate recipes when the first line names the [schema](recipe.schema.json):
-
-```yaml
-# yaml-language-server: $schema=../docs/recipe.schema.json
-```
-
-Outside this repository, `tvmflow schema > recipe.schema.json` writes the schema of the installed version; name that file instead. `tvmflow plan` also finds mistakes that a schema cannot describe: missing files, and fields that contradict each other.
+Editors complete, explain and check recipes and pipelines with their JSON Schemas: see [editors.md](editors.md). `tvmflow plan` also finds mistakes that a schema cannot describe: missing files, and fields that contradict each other.
 
 ## All fields
 
@@ -134,7 +131,7 @@ Outside this repository, `tvmflow schema > recipe.schema.json` writes the schema
 _PIPELINES: Final = """\
 ### Pipelines
 
-A pipeline lists the stages to run, in order. `tune` and `compile` are in [pipelines/](../pipelines); a recipe may name its own file (`pipeline: nightly.yaml`, from the recipe's folder), and `--pipeline` overrides it. A stage must come after the stages that it needs.
+A pipeline lists the stages to run, in order; one without `stages` runs all of them, as the pipeline `tune` does. `tune` and `compile` (without search) are in [pipelines/](../pipelines); a recipe may name its own file (`pipeline: nightly.yaml`, from the recipe's folder), and `--pipeline` overrides it. A stage must come after the stages that it needs.
 
 ```yaml
 pipeline: 1
@@ -191,16 +188,56 @@ def recipe_page() -> str:
     return f"{_INTRODUCTION}{EXAMPLE}{_AFTER_EXAMPLE}{recipe_reference()}"
 
 
-def schema_file() -> str:
-    """Return the content of docs/recipe.schema.json."""
-    return json.dumps(json_schema(), indent=2) + "\n"
+def editor_schema() -> dict[str, Json]:
+    """Return the schema of a file that may be a recipe or a pipeline: `*.tvmflow.yaml`."""
+    is_pipeline = {"properties": {"pipeline": {"const": 1}}, "required": ["pipeline"]}
+    return {
+        "$schema": SCHEMA_DIALECT,
+        "$id": schema_url("tvmflow"),
+        "title": "tvmflow",
+        "description": "A recipe or a pipeline of tvmflow.",
+        "type": "object",
+        "if": is_pipeline,
+        "then": {"$ref": "pipeline.schema.json"},
+        "else": {"$ref": "recipe.schema.json"},
+    }
+
+
+def catalog() -> dict[str, Json]:
+    """Return a catalog in the format of SchemaStore, which tells editors what the schemas are for."""
+    entry = {
+        "name": "tvmflow",
+        "description": "Recipes and pipelines of tvmflow",
+        "fileMatch": ["*.tvmflow.yaml", "*.tvmflow.yml"],
+        "url": schema_url("tvmflow"),
+    }
+    return {
+        "$schema": "https://json.schemastore.org/schema-catalog.json",
+        "version": 1,
+        "schemas": [entry],
+    }
+
+
+_GENERATED_JSON: Final[Mapping[str, Callable[[], Mapping[str, Json]]]] = {
+    "recipe.schema.json": json_schema,
+    "pipeline.schema.json": pipeline_schema,
+    "tvmflow.schema.json": editor_schema,
+    "schema-catalog.json": catalog,
+}
+
+
+def generated_files() -> dict[str, str]:
+    """Return the content of each generated file in docs/, by its name."""
+    documents = {
+        name: json.dumps(make(), indent=2) + "\n" for name, make in _GENERATED_JSON.items()
+    }
+    return {"recipe.md": recipe_page(), **documents}
 
 
 def main() -> None:
-    """Write both files."""
-    docs = Path(__file__).parent
-    (docs / "recipe.md").write_text(recipe_page(), encoding="utf-8")
-    (docs / "recipe.schema.json").write_text(schema_file(), encoding="utf-8")
+    """Write all files."""
+    for name, text in generated_files().items():
+        Path(__file__).with_name(name).write_text(text, encoding="utf-8")
 
 
 # What overrides a section has the fields of that section, which has a table already.

@@ -1,8 +1,7 @@
 """The stages as doit tasks, for doit's own command line: `doit -f pipelines/dodo.py list --all`, `… run`.
 
 Recipes are those in $TVMFLOW_RECIPES (separated by spaces), or else recipes/digits.yaml. Store
-and delivered files are those of `tvmflow run` in the same folder: $TVMFLOW_STORE or ./cache,
-and ./dist. The store decides what is up to date: doit's own database may be deleted at any time.
+and delivered files are those of `tvmflow run` in the same folder. The store decides what is up to date: doit's own database may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any
 import doit
 
 from tvmflow.core.errors import TvmflowError
+from tvmflow.core.project import find_project, shortest_path
 from tvmflow.engine.dodo import DodoTasks
 from tvmflow.engine.doit_adapter import dodo_error
 from tvmflow.engine.progress import Printer
@@ -39,7 +39,8 @@ if Path.cwd() == FOLDER:
 if "fork" in multiprocessing.get_all_start_methods():
     multiprocessing.set_start_method("fork", force=True)
 
-STORE = LocalStore(store_root([]))
+PROJECT = find_project()
+STORE = LocalStore(store_root([], PROJECT.store))
 # The end of this process releases the store's lease and the workers.
 RESOURCES = contextlib.ExitStack()
 atexit.register(RESOURCES.close)
@@ -61,7 +62,7 @@ def make_tasks() -> DodoTasks:
     RESOURCES.callback(executor.close)
     printer = Printer(sys.stdout, as_json=False, many=True)
     context = RunContext(STORE, executor, printer.event)
-    return DodoTasks(plan, context, "dist", f"{STORE.root}/doit.db", begin)
+    return DodoTasks(plan, context, shortest_path(PROJECT.dist), f"{STORE.root}/doit.db", begin)
 
 
 try:

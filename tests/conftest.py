@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nobody's own keys sign what tests make, or judge it.
 for name in ("TVMFLOW_SIGNING_KEY", "TVMFLOW_TRUSTED_KEYS"):
     os.environ.pop(name, None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let no test find the root of a project, or a repository, above the folders of tests."""
+    base = config.getoption("basetemp") or os.environ.get("PYTEST_DEBUG_TEMPROOT")
+    folder = Path(base or tempfile.gettempdir())
+    folders = dict.fromkeys((str(folder.absolute()), str(folder.resolve())))
+    os.environ["GIT_CEILING_DIRECTORIES"] = os.pathsep.join(folders)
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,22 @@ from tvmflow.core.version import VERSION as __version__
 # third of its time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from tvmflow.api import Plan, Recipe, Result, plan, run
+    from tvmflow.core.errors import TvmflowError
     from tvmflow.runtime.loading import load
     from tvmflow.runtime.module import Module
 
-__all__ = ["Module", "__version__", "load"]
+__all__ = [
+    "Module",
+    "Plan",
+    "Recipe",
+    "Result",
+    "TvmflowError",
+    "__version__",
+    "load",
+    "plan",
+    "run",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -19,4 +31,12 @@ def __getattr__(name: str) -> object:
         from tvmflow.runtime import loading
 
         return getattr(loading, name)
+    if name in ("Plan", "Recipe", "Result", "plan", "run"):
+        from tvmflow import api
+
+        return getattr(api, name)
+    if name == "TvmflowError":
+        from tvmflow.core import errors
+
+        return errors.TvmflowError
     raise AttributeError(f"module 'tvmflow' has no attribute {name!r}")

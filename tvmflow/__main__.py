@@ -3,11 +3,26 @@
 import os
 import sys
 
+if sys.platform == "win32":
+    sys.stderr.write(
+        "tvmflow: Windows is not supported: tvmflow needs the processes and file locks of Linux\n"
+        "  fix: run it in WSL (`wsl --install`, then `pip install tvmflow` there); libraries for "
+        "Windows are built there, too, with the target x86-64-windows\n"
+    )
+    sys.exit(4)
+
 from tvmflow.core import termination
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_NOT_ANSWERED = ("--verbose", "--help", "-h")
 
 
 def main() -> int:
     """Run the command line of this process and return its exit code."""
+    _prepare_streams()
     termination.watch_signals()
     argv = sys.argv[1:]
     # The exit code of a command that ends because nobody reads its output: a run is not finished then.
@@ -31,6 +46,20 @@ def main() -> int:
     return code
 
 
+def _prepare_streams() -> None:
+    """Let output be what it can be: of any characters in any encoding, and discarded where it is closed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            # the next file that is opened would get the number, and what is printed would go there
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            mode = "w" if number else "r"
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+    stdout: Any = sys.stdout
+    if stdout.errors == "strict" or stdout.encoding.lower() not in ("utf-8", "utf8"):
+        stdout.reconfigure(errors="backslashreplace")
+
+
 def _discard_output() -> None:
     """Keep Python from writing the rest of the output at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -42,14 +71,14 @@ def _run(argv: list[str]) -> int:
 
         sys.stdout.write(f"tvmflow {VERSION}\n")
         return 0
-    if argv in (["--help"], ["-h"]):
-        from tvmflow.cli.commands import make_parser
+    if argv in (["help"], ["--help"], ["-h"]):
+        from tvmflow.cli.help import overview
 
-        make_parser(argv).print_help()
+        sys.stdout.write(overview())
         return 0
-    # `-v` asks for the decisions of a full evaluation.
-    is_verbose = any(word.strip("v") == "-" for word in argv) or "TVMFLOW_LOG" in os.environ
-    if argv[:1] in (["run"], ["plan"]) and not is_verbose:
+    # `-v` asks for the decisions of a full evaluation, and no help was ever saved as an answer.
+    has_answer = not any(word.strip("v") == "-" or word in _NOT_ANSWERED for word in argv)
+    if argv[:1] in (["run"], ["plan"]) and has_answer and "TVMFLOW_LOG" not in os.environ:
         from tvmflow.engine.answers import find_answer
 
         text = find_answer(argv)

@@ -13,6 +13,7 @@ from tests.support.umask import umask
 from tvmflow import exporters
 from tvmflow.exporters import EXPORTERS, bundle
 from tvmflow.exporters._base import BuiltModel, Exporter, ExportRequest, PartitionedModel
+from tvmflow.provenance.readme import describe_purpose
 from tvmflow.recipe import OUTPUT_NAMES
 
 every_exporter = pytest.mark.parametrize("name", EXPORTERS)
@@ -130,6 +131,15 @@ def test_no_two_write_the_same_file(triple: str) -> None:
     names = [name for exporter in exporters for name in exporter.files(request(triple))]
     assert len(set(names)) == len(names) >= len(exporters)
     assert not {name for name in names if Path(name).is_absolute() or ".." in Path(name).parts}
+
+
+@every_exporter
+@pytest.mark.parametrize("triple", TRIPLES)
+def test_the_readme_says_what_its_files_are_for(name: str, triple: str) -> None:
+    """On every system: of a file, or of the folder that it is in."""
+    if not EXPORTERS[name].unsupported_reason(request(triple)):
+        files = EXPORTERS[name].files(request(triple))
+        assert [file for file in files if not describe_purpose(file.partition("/")[0])] == []
 
 
 @every_exporter

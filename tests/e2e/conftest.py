@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.project import Project
+from tests.support.project import Project, Ran
 
 
 @pytest.fixture
@@ -16,3 +17,20 @@ def project(tmp_path: Path) -> Iterator[Project]:
     made = Project(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
+    """The folder of a project with 4 trials, and its first run, which all tests share."""
+    project = Project(tmp_path_factory.mktemp("finished"))
+    project.write_recipe(trials=4)
+    first = project.run()
+    assert first.code == 0, first.out + first.err
+    return project.folder, first
+
+
+@pytest.fixture
+def finished_project(first_run: tuple[Path, Ran], project: Project) -> Project:
+    """A copy of that project after its first run."""
+    shutil.copytree(first_run[0], project.folder, dirs_exist_ok=True)
+    return project

@@ -121,7 +121,7 @@ def test_a_model_that_needs_the_runtime_is_refused_before_it_is_tuned(project: P
     (project.folder / "tiny.yaml").write_text(
         recipe.replace("OUTPUT", "bundle").replace("trials: 4", "trials: 0")
     )
-    built = project.tvmflow("run", "tiny.yaml", "--until", "build")
+    built = project.tvmflow("run", "tiny.yaml", "--until", "build", "-v")
     assert built.code == 0
     assert "runs on TVM's virtual machine (runtime: vm), which it needs for" in built.out
 

@@ -133,7 +133,7 @@ def test_the_digits_are_recognized_on_another_cpu(crossing: Project, board: str)
     if "+v" in target.get("mattr", ()) and re.search(r"qemu-riscv64 [67]\.", qemu):
         pytest.skip(f"{qemu} crashes on vector instructions")
     write(crossing, target)
-    ran = crossing.tvmflow("run", "digits.yaml")
+    ran = crossing.tvmflow("run", "digits.yaml", "-v")
     assert ran.code == 0, ran.out + ran.err
     verdict = verdict_of(crossing)
     assert verdict["passed"] and verdict["against"] == "reference"

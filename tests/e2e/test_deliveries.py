@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
+import pytest
+
 from tests.support.exports import files_below
 from tests.support.project import Project
 from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters._base import ExportRequest
 from tvmflow.targets.host import read_host
 
-SIDECAR_FILES = ("tiny.cdx.json", "tiny.intoto.jsonl", "tiny.measurements.intoto.jsonl")
+SIDECAR_FILES = (
+    *("tiny.cdx.json", "tiny.intoto.jsonl", "tiny.measurements.intoto.jsonl"),
+    "README.md",
+)
 
 
 def test_every_form_is_delivered_and_one_more_builds_nothing(project: Project) -> None:
@@ -35,3 +43,30 @@ def test_every_form_is_delivered_and_one_more_builds_nothing(project: Project) -
     assert project.run("--pipeline", "compile").ran == ["export/host", "verify/host"]
     assert any(name.startswith("tiny_model-1.1-") for name in files_below(dist))
     assert project.run("--pipeline", "compile").ran == []
+
+
+@pytest.mark.slow
+def test_a_plan_checks_what_is_delivered_too(project: Project) -> None:
+    """A fresh clone with the results of others has nothing to run, and everything to deliver."""
+    assert project.run().code == 0
+    assert project.tvmflow("plan", "tiny.yaml", "--check").code == 0
+    bundle = project.folder / "dist/tiny/host/tiny.tvmflow"
+    content = bundle.read_bytes()
+    for change in (bundle.unlink, lambda: bundle.write_bytes(content + b"x")):
+        change()
+        for _ in range(2):
+            checked = project.tvmflow("plan", "tiny.yaml", "--check")
+            assert checked.code == 1
+            assert (
+                "to deliver: 1 file missing or changed: dist/tiny/host/tiny.tvmflow" in checked.out
+            )
+        planned = json.loads(project.tvmflow("plan", "tiny.yaml", "--json").out)
+        assert planned["deliver"] == ["dist/tiny/host/tiny.tvmflow"]
+        assert {stage["kind"] for stage in planned["stages"]} == {"hit"}
+        assert project.run().ran == []
+        assert project.tvmflow("plan", "tiny.yaml", "--check").code == 0
+    shutil.rmtree(project.folder / "dist")
+    checked = project.tvmflow("plan", "tiny.yaml", "--check")
+    assert checked.code == 1 and "files missing or changed" in checked.out
+    assert not (project.folder / "dist").exists()
+    assert project.tvmflow("plan", "tiny.yaml", "--check", "--dist", "elsewhere").code == 1

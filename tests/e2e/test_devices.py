@@ -43,7 +43,7 @@ def test_a_library_is_tuned_on_devices_and_then_needs_none(
     board: Project, pool: rpc.DevicePool
 ) -> None:
     """Both devices measure, each trial once; the second run does nothing, with or without a tracker."""
-    first = board.tvmflow("run", "tiny.yaml")
+    first = board.tvmflow("run", "tiny.yaml", "-v")
     assert first.code == 0, first.out + first.err
     assert "tune/board: 6 of 6 trials (6 measured in " in first.out
     assert "time of each kernel in one inference" in first.out
@@ -60,7 +60,7 @@ def test_a_library_is_verified_on_a_device(board: Project, pool: rpc.DevicePool)
     """It is sent to a device and agrees with ONNX Runtime; it is timed there, tuned and untuned."""
     board.write_recipe(trials=2, targets=[BOARD])
     board.edit_recipe("verify: {", "verify: {run_on: rpc, ")
-    ran = board.tvmflow("run", "tiny.yaml")
+    ran = board.tvmflow("run", "tiny.yaml", "-v")
     assert ran.code == 0, ran.out + ran.err
     assert "verify/board: scores agrees with ONNX Runtime" in ran.out
     verdict = json.loads((board.folder / "dist/tiny/board/measurements.json").read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -117,3 +118,26 @@ def test_a_model_on_the_hub_is_looked_up_once(project: Project) -> None:
         + offline.err
         + (project.folder / "tiny.lock.yaml").read_text()
     )
+
+
+@pytest.mark.slow
+def test_weights_in_a_file_that_the_recipe_does_not_name(project: Project) -> None:
+    """The first run ends when the model has arrived, with the line to write; with it, the next one succeeds."""
+    path = project.folder / "tiny.onnx"
+    model = onnx.load(path)
+    path.unlink()
+    onnx.save(model, path, save_as_external_data=True, location="tiny.onnx_data", size_threshold=0)
+    with serving(path.read_bytes()) as web:
+        web.others = {"/tiny.onnx_data": path.with_name("tiny.onnx_data").read_bytes()}
+        path.unlink()
+        path.with_name("tiny.onnx_data").unlink()
+        use(project, web, hashlib.sha256(web.body).hexdigest())
+        failed = project.run("--pipeline", "compile")
+        assert failed.code == 1
+        stage = failed.stages["import"]
+        assert stage["message"].endswith("which the recipe does not name: tiny.onnx_data")
+        pin = re.search(r"write `(files: .*?)` below", stage["fix"])
+        assert pin
+        project.edit_recipe("\n  sha256:", f"\n  {pin[1]}\n  sha256:")
+        assert project.run("--pipeline", "compile").code == 0
+        assert len(web.requests) == 2

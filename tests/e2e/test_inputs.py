@@ -70,6 +70,22 @@ def test_open_sizes_are_printed_to_paste_and_values_leave_the_library(project: P
         np.testing.assert_array_equal(
             library.run(np.array([1, 2, 3], np.float32))["y"], [factor, 2 * factor, 3 * factor]
         )
+    # the framework gets the constant that the library has in it; the file is that with the model's digest
+    bundle = str(folder / "net-negative.tvmflow")
+    done = project.tvmflow("run-model", bundle, "--compare", "onnxruntime", "--json")
+    assert done.code == 0, done.out + done.err
+    (compared,) = json.loads(done.out)["compared"]
+    assert compared["outputs"]["y"]["agrees"] and compared["library_s"] > 0
+    assert compared["model"] == str(project.folder / "net.onnx")
+    changed = switched()
+    changed.graph.node[1].attribute[0].g.node[0].op_type = "Mul"
+    changed.graph.node[1].attribute[1].g.node[0].op_type = "Mul"
+    (project.folder / "changed.onnx").write_bytes(changed.SerializeToString())
+    done = project.tvmflow(
+        "run-model", bundle, "--compare", "onnxruntime", "--model", "changed.onnx"
+    )
+    assert done.code == 3 and "y DIFFERS: largest difference" in done.out
+    assert "it is not the file that the library was built from" in done.out
 
 
 @pytest.mark.models

@@ -67,7 +67,7 @@ def test_a_locked_run_gives_the_same_bytes_in_an_empty_store_or_fails(
         return run.err
 
     assert "there is no lock file no.lock.yaml" in refused("--lock", "no.lock.yaml")
-    assert "tiny.yaml:1:1: this is not a lock file" in refused("--lock", "tiny.yaml")
+    assert "tiny.yaml is a recipe; a lock file is expected here" in refused("--lock", "tiny.yaml")
     other.edit_recipe("atol: 1.0e-4", "atol: 0.1")
     assert "tiny:verify/host is not what was locked: verify.atol 0.0001 -> 0.1" in refused()
     other.edit_recipe("atol: 0.1", "atol: 1.0e-4")

@@ -16,6 +16,8 @@ from onnx import TensorProto, helper
 
 from tests.support import exports
 from tests.support.c_library import CLibrary
+from tests.support.mxnet_runs import node, var, write_checkpoint
+from tests.support.onnx_models import draw
 from tests.support.project import Project
 from tests.support.recipes import ROOT
 
@@ -88,6 +90,60 @@ def edit(project: Project, name: str, old: str, new: str) -> None:
 
 def library(project: Project) -> CLibrary:
     return CLibrary(project.folder / "dist/tiny/host/tiny-c-library/libtiny.so", "tiny", threads=1)
+
+
+CUSTOM = """\
+import numpy as np
+from tvm import relax, te, tirx
+from tvmflow.operators import Tensor, operator
+
+def scaled_with_numpy(node, x, slope):
+    factor = np.float32(node.attributes["factor"])
+    return [np.where(x > 0, x, x * slope) * factor, np.maximum(x, 0).sum(axis=1)]
+
+@operator("scaled_prelu", domain="mxnet", reference=scaled_with_numpy)
+def scaled(node, x, slope):
+    factor = relax.const(float(node.attributes["factor"]), "float32")
+    bent = relax.op.where(relax.op.greater(x, relax.const(0.0, "float32")), x, relax.op.multiply(x, slope))
+    return [relax.op.multiply(bent, factor), relax.op.sum(relax.op.nn.relu(x), axis=[1])]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("mxnet"), reason="MXNet is not installed")
+def test_a_checkpoint_with_a_custom_operator(project: Project) -> None:
+    """MXNet itself computes the rest of the model, and its Custom by the recipe's numpy function."""
+    nodes = [
+        var("data"),
+        var("fc_weight"),
+        var("slope"),
+        node("FullyConnected", "fc", [0, 1], num_hidden="6", no_bias="True"),
+        node("Custom", "own", [3, 2], op_type="scaled_prelu", factor="2.5"),
+        node("tanh", "last", [4]),
+    ]
+    weights = {"arg:fc_weight": draw(6, 4), "arg:slope": draw(6, seed=1)}
+    heads = [[5, 0, 0], [4, 1, 0]]
+    (project.folder / "ops").mkdir()
+    (project.folder / "ops/custom.py").write_text(CUSTOM)
+    write_checkpoint(project.folder, nodes, heads, weights)
+    (project.folder / "tiny.yaml").write_text(
+        "recipe: 1\nname: tiny\nmodel: {mxnet: {prefix: net, epoch: 0}}\noperators: [ops/custom.py]\n"
+        "inputs: {data: {shape: [3, 4]}}\npipeline: compile\n"
+        "outputs: [c-library]\nverify: {repeat: 2, samples: 1}\n"
+    )
+    first = project.run()
+    assert first.code == 0, first.out
+    facts = first.stages["verify/host"]["facts"]
+    assert facts["reference"].startswith("MXNet")
+    assert facts["reference_note"] == (
+        "the reference of scaled_prelu (mxnet) is the numpy function of the recipe"
+    )
+    assert sorted(facts["outputs"]) == ["last_output", "own_output"]
+    assert project.run().ran == []
+    edit(project, "custom.py", "x * slope) * factor", "x * slope) * factor + 1")
+    second = project.run()
+    assert second.code == 3
+    assert second.outcome("verify/host") == "rejected"
 
 
 def test_a_model_with_operators_of_its_own(project: Project, tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_all_is_delivered_together(project: Project, split: Path) -> None:
         wheel,
         *libraries,
         *sidecar_files,
+        "README.md",
     }
     assert {name for name in project_files if "/lib/lib" in name} == {
         f"tiny-cpp/lib/libtiny-{part}.so" for part in ("features", "scores")

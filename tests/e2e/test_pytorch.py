@@ -169,3 +169,70 @@ def test_a_plan_without_pytorch_says_what_to_install(project: Project) -> None:
     assert ran.code == 4
     assert "net:import: onnx-ir is not installed" in ran.err
     assert "fix: pip install 'tvmflow[pytorch]'" in ran.err
+
+
+FACTORIES = """\
+import os
+import torch
+
+class Branch(torch.nn.Module):
+    def forward(self, x):
+        return x + 1 if x.sum() > 0 else x
+
+def make():
+    print("making it")
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(), torch.nn.ReLU())
+    return net, {"input": torch.ones(2, 4)}
+
+def branch():
+    return Branch(), torch.ones(3)
+
+def dies():
+    os._exit(7)
+"""
+
+
+@pytest.mark.pytorch
+@with_torch
+def test_a_factory_becomes_an_archive_and_a_recipe(project: Project) -> None:
+    """In evaluation mode, in a process of its own, whose output is on standard error; and it builds."""
+    (project.folder / "nets").mkdir()
+    (project.folder / "nets/small.py").write_text(FACTORIES)
+    words = ["--archive", "models/small.pt2", "--output", "small.yaml", "--minutes", "0"]
+    ran = project.tvmflow("init", "nets.small:make", *words)
+    assert ran.code == 0, ran.err
+    assert "making it" in ran.err and "making it" not in ran.out
+    assert "models/small.pt2: what nets.small:make returns, exported by PyTorch" in ran.err
+    assert [
+        spec.name for spec in frontend.read_inputs({"model": project.folder / "models/small.pt2"})
+    ] == ["input"]
+    ran = project.tvmflow("run", "small.yaml", "--json")
+    assert ran.code == 0, ran.out + ran.err
+    assert list((project.folder / "dist/small/host").glob("*.tvmflow"))
+
+
+@pytest.mark.pytorch
+@with_torch
+@pytest.mark.parametrize(
+    ("function", "code", "message"),
+    [
+        ("branch", 1, "torch.export cannot export the module: GuardOnDataDependentSymNode: "),
+        ("dies", 2, "nets:dies: its process ended with code 7\n  fix: run it by itself: `python -c 'import nets; nets.dies()'`"),
+    ],
+)  # fmt: skip
+def test_a_factory_that_gives_no_archive_leaves_no_file(
+    project: Project, function: str, code: int, message: str
+) -> None:
+    (project.folder / "nets.py").write_text(FACTORIES)
+    before = {path.name for path in project.folder.iterdir()}
+    ran = project.tvmflow("init", f"nets:{function}", "--archive", "net.pt2")
+    assert ran.code == code and message in ran.err
+    assert {path.name for path in project.folder.iterdir()} - before <= {"__pycache__"}
+
+
+@pytest.mark.skipif(bool(HAS_TORCH), reason="PyTorch is installed")
+def test_a_factory_without_pytorch_says_what_to_install(project: Project) -> None:
+    ran = project.tvmflow("init", "nets:make", "--archive", "net.pt2")
+    assert ran.code == 4
+    assert "fix: pip install 'tvmflow[pytorch]'" in ran.err
+    assert not (project.folder / "net.pt2").exists()

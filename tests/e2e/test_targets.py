@@ -106,6 +106,7 @@ def test_each_build_has_a_folder_and_the_outputs_of_its_target(project: Project,
             "twin/tiny-{}.tvmflow",
             "board/tiny-{}.tvmflow",
             *(f"{target}/tiny-{{}}.{kind}" for target in TARGETS for kind in DESCRIBED),
+            *(f"{target}/README.md" for target in TARGETS),
         )
     )
     for variant, batch in (("one", 1), ("four", 4)):

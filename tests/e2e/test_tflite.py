@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from tests.support.kernels import outputs as compute
+from tests.support.onnx_models import specs
 from tests.support.project import Project
 from tests.support.tflite_cases import Draw, make
-from tests.support.tflite_models import TfliteBuilder
+from tests.support.tflite_models import Quantized, TfliteBuilder, run_litert
 from tvmflow.core import packages
 from tvmflow.frontends import tflite as frontend
 
@@ -81,6 +82,56 @@ def test_inner_tensors_are_those_of_litert(tmp_path: Path) -> None:
         assert min(reference.latency(draw.feed, repeat=2, min_seconds=0.01)) > 0
     for result, array in zip(compute(model, draw.feed), expected.values(), strict=True):
         np.testing.assert_allclose(result, array, rtol=1e-4, atol=1e-5)
+
+
+HYBRID: Final[dict[str, tuple[Any, ...]]] = {
+    "FULLY_CONNECTED": ((3, 32), (40, 32), 0, "FullyConnected"),
+    "CONV_2D": ((1, 9, 9, 16), (32, 3, 3, 16), 0, "Conv2D"),
+    "DEPTHWISE_CONV_2D": ((1, 9, 9, 16), (1, 3, 3, 16), 3, "DepthwiseConv2D"),
+    "BATCH_MATMUL": ((2, 5, 7), (2, 7, 6), None, "BatchMatMul"),
+    "TRANSPOSE_CONV": ((1, 5, 5, 8), (4, 2, 2, 8), 0, "TransposeConv"),
+}
+
+
+@pytest.mark.tflite
+@pytest.mark.slow
+@with_litert
+@pytest.mark.parametrize("operator", HYBRID)
+def test_integer_weights_of_float_data(operator: str, tmp_path: Path) -> None:
+    """The library computes what LiteRT computes with these weights in float32; LiteRT itself rounds the data."""
+    shape, sizes, axis, options = HYBRID[operator]
+    draw = Draw(1)
+    x = draw.data(*shape)
+    count = 1 if axis is None else sizes[axis]
+    scales = (draw.random.random(count) * 0.01 + 0.002).astype(np.float32)
+    integers = draw.random.integers(-127, 128, sizes)
+    weights = draw.model.constant(
+        integers, "int8", Quantized(scales, [0] * count, 0 if axis is None else axis)
+    )
+    operands, result = [x, weights], [1] * len(shape)
+    fields: dict[str, Any] = {}
+    if operator == "TRANSPOSE_CONV":
+        result = [1, 10, 10, 4]
+        operands = [draw.model.integers(result), weights, x]
+    elif "CONV" in operator:
+        operands.append(draw.weights(sizes[axis or 0]))
+    if "CONV" in operator:
+        stride = 2 if operator == "TRANSPOSE_CONV" else 1
+        fields = {"StrideH": stride, "StrideW": stride}
+    y = draw.model.result(operator, operands, result, options, **fields)
+    files = {"model": draw.model.save(tmp_path, y)}
+    model = frontend.load(files, specs(draw.feed))
+    assert "int8" in {str(array.dtype) for array in model.params.values()}
+    [actual] = compute(model, draw.feed)
+    with frontend.reference(
+        files, model.inputs, model.outputs, threads=1, scratch=tmp_path
+    ) as reference:
+        [expected] = reference.run(draw.feed).values()
+        assert "for the weights of 1 operator in float32" in reference.note
+        assert min(reference.latency(draw.feed, repeat=2, min_seconds=0.01)) > 0
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-4)
+    [rounded] = run_litert(files["model"].read_bytes(), draw.feed)
+    assert 1e-3 < np.abs(rounded - actual).max() < 0.05 * np.abs(actual).max()
 
 
 @pytest.mark.models

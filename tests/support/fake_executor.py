@@ -12,7 +12,7 @@ from typing import Any, Final
 from tvmflow.core.types import StageCall, StageResult
 
 STAGE_FILES: Final = {
-    "import": ("model.json", "params.safetensors", "signature.json"),
+    "import": ("model.json", "params.safetensors", "signature.json", "nodes.json"),
     "extract_tasks": ("tasks.json", "workloads.json"),
     "tune": ("records.json",),
     "pick_best": ("chosen.json", "roofline.svg"),

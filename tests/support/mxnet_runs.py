@@ -130,6 +130,16 @@ def params_bytes(arrays: Mapping[str, bytes]) -> bytes:
     return b"".join(parts)
 
 
+def var(name: str) -> dict[str, Any]:
+    """A variable of a symbol."""
+    return {"op": "null", "name": name}
+
+
+def node(op: str, name: str, inputs: list[int], **attrs: str) -> dict[str, Any]:
+    """A node of a symbol; its inputs are the first outputs of other nodes."""
+    return {"op": op, "name": name, "inputs": inputs, "attrs": attrs}
+
+
 def write_checkpoint(
     folder: Path,
     nodes: Sequence[Mapping[str, Any]],

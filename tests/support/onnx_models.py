@@ -100,8 +100,9 @@ def quantized(
     signed: bool = False,
     per_channel: bool = True,
     symmetric: bool = True,
+    qoperators: bool = False,
 ) -> onnx.ModelProto:
-    """A model with QuantizeLinear and DequantizeLinear around its operators, calibrated on random data around 0."""
+    """A model with QuantizeLinear and DequantizeLinear around its operators, or with QOperators, calibrated on random data around 0."""
     from onnxruntime.quantization import (
         CalibrationDataReader,
         QuantFormat,
@@ -124,7 +125,7 @@ def quantized(
         made,
         path,
         Reader(),
-        quant_format=QuantFormat.QDQ,
+        quant_format=QuantFormat.QOperator if qoperators else QuantFormat.QDQ,
         per_channel=per_channel,
         activation_type=QuantType.QInt8 if signed else QuantType.QUInt8,
         weight_type=QuantType.QInt8,

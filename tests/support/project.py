@@ -145,11 +145,11 @@ class Project:
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "tvmflow", *words]
 
-    def tvmflow(self, *words: str) -> Ran:
-        """Run one command to its end."""
+    def tvmflow(self, *words: str, cwd: Path | None = None) -> Ran:
+        """Run one command to its end, in the project's folder or in another."""
         done = subprocess.run(
             self.command(*words),
-            cwd=self.folder,
+            cwd=cwd or self.folder,
             env=self.environment,
             capture_output=True,
             text=True,

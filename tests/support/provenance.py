@@ -56,7 +56,11 @@ def contents(**changes: bytes) -> dict[str, dict[str, bytes]]:
     }
     stable = {name: verdict[name] for name in ("passed", "against", "reference")}
     return {
-        "import": {"model.json": ir, "params.safetensors": params, "signature.json": signature},
+        "import": {
+            "model.json": ir,
+            "params.safetensors": params,
+            "signature.json": changes.get("signature", signature),
+        },
         "extract_tasks": {"tasks.json": _json(tasks), "workloads.json": b"{}"},
         "tune": {"records.json": _json({WORKLOAD: [_winning_trial()]})},
         "pick_best": {
@@ -94,6 +98,10 @@ def _zip(content: dict[str, bytes]) -> bytes:
         write_zip(Path(file.name), content)
         return Path(file.name).read_bytes()
 
+
+FACTS = {
+    "pick_best": {"tuned": 1, "tunable": 2, "coverage": 0.9, "speedup": 1.5, "untuned_us": 0.0}
+}
 
 BUNDLE = contents()["export"]["net.tvmflow"]
 
@@ -140,7 +148,7 @@ class World:
                     path = Path(claim.out, name)
                     path.parent.mkdir(exist_ok=True)
                     path.write_bytes(content)
-                facts = {"tuned": 1, "tunable": 2, "coverage": 0.9, "speedup": 1.5}
+                facts = dict(FACTS.get(spec.stage, {}))
                 self.artifacts[spec.id] = self.store.publish(claim, key, facts, 1.0)
 
     def deliver(self) -> list[str]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import RecipeError
+from tvmflow.frontends import FRONTENDS
+from tvmflow.planning.planned_recipe import PlannedRecipe
+from tvmflow.planning.prepare import _list_input_problems
 from tvmflow.planning.recipes import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +52,29 @@ def write(path: Path, content: str | bytes) -> Path:
     """Write a recipe without translating line ends."""
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
+
+
+def input_problems(recipe: str, variant: str = "") -> list[str]:
+    """Return what is wrong with the inputs of a recipe, by the header of its model.
+
+    Raises:
+        RecipeError: for anything else that is wrong.
+    """
+    loaded = load_recipe(write(Path("r.yaml"), recipe))
+    source = loaded.recipe.model
+    files = FRONTENDS[source.kind].files(
+        source, Path(), partial(loaded.where, "model"), empty_source_files()
+    )
+    return list(_list_input_problems(PlannedRecipe(loaded, (), (), files, variant)))
+
+
+def model_problems(fields: str) -> list[str]:
+    """Return the problems of a recipe with these fields that planning finds in its model, and the remedy."""
+    try:
+        return input_problems(f"recipe: 1\nname: net\n{fields}")
+    except RecipeError as error:
+        assert error.exit_code == 2
+        return [*error.problems, *filter(None, [error.fix])]
 
 
 def problems_in(path: Path) -> list[str]:

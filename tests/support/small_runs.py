@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,10 @@ from tvmflow.store.remote.client import RemoteCacheClient
 from tvmflow.store.remote.connection import Access, RemoteConnection
 
 CHAIN = ("import", "build", "export", "verify")
+FETCHED = {"import": "fetched", **{f"{s}/t{n}": "fetched" for n in (0, 1) for s in CHAIN[1:]}}
+"""The outcomes of a plan for two targets whose results are all in the remote cache."""
+WRITES: dict[str, Any] = {"reads": True, "writes": True}
+"""The access of a host that also uploads its results."""
 
 
 class RecordingExecutor:
@@ -115,11 +119,11 @@ class RunHost:
         connection = RemoteConnection(cache, self.store, self.access, self.messages.append)
         return RemoteCacheClient(connection, can_be_shown)
 
-    def run(self, plan: Plan, jobs: int = 1) -> RunReport:
+    def run(self, plan: Plan, jobs: int = 1, forced: Collection[str] = ()) -> RunReport:
         """Run a plan; the stages that ran are in `executor.calls`."""
         self.executor.calls.clear()
         remote_client = self.remote_client() if self._url else None
-        options = session.SessionOptions(jobs, False, str(self.dist))
+        options = session.SessionOptions(jobs, dist=str(self.dist), forced=frozenset(forced))
         return session.run_plan(
             plan, self.store, self.executor, self.events.append, options, remote_client
         )

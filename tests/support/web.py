@@ -16,6 +16,8 @@ class Web:
 
     body: bytes
     url: str = ""
+    others: dict[str, bytes] = field(default_factory=dict)
+    """Other files by their paths, such as `/model.onnx_data`; every other path has `body`."""
     etag: str = '"one"'
     ranges: bool = True
     declared: int | None = None
@@ -55,14 +57,15 @@ def serving(body: bytes) -> Iterator[Web]:
                 headers = {"Location": web.location} if web.location else {}
                 self.head(web.statuses.pop(0), headers=headers)
                 return
-            start, size = self._start(), len(web.body)
+            body = web.others.get(self.path, web.body)
+            start, size = self._start(), len(body)
             if start and start >= size:
                 self.head(416, headers={"Content-Range": f"bytes */{size}"})
                 return
             part = {"Content-Range": f"bytes {start}-{size - 1}/{size}"} if start else {}
             length = web.declared or size - start
             self.head(206 if start else 200, length, {**part, "ETag": web.etag})
-            self._send(web.body[start:])
+            self._send(body[start:])
 
         def _start(self) -> int:
             requested = self.headers.get("Range", "")

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.bundles import make_bundle
+
+if TYPE_CHECKING:
+    from tests.support.cache_server import Cache
+
+
+@pytest.fixture
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def cache() -> Iterator[Cache]:
+    """An empty remote cache on this machine."""
+    from tests.support.cache_server import cache_server
+
+    with cache_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,16 @@ def test_it_has_licence_types_and_pipelines(wheel: zipfile.ZipFile) -> None:
 def test_it_has_nothing_but_the_package(wheel: zipfile.ZipFile) -> None:
     """Tests, docs and their generators stay in the repository."""
     folders = {name.partition("/")[0] for name in wheel.namelist()}
-    assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"tvmflow"}
+    metadata = {folder for folder in folders if folder.endswith((".dist-info", ".data"))}
+    assert folders - metadata == {"tvmflow"}
+
+
+def test_it_has_man_pages(wheel: zipfile.ZipFile) -> None:
+    """pip puts them where `man` looks beside the command."""
+    pages = [name.partition(".data/")[2] for name in wheel.namelist() if ".data/" in name]
+    folder = "data/share/man/man1/"
+    assert f"{folder}tvmflow.1" in pages and f"{folder}tvmflow-cache-gc.1" in pages
+    assert [page for page in pages if not page.startswith(folder)] == []
 
 
 def test_its_description_has_absolute_links_alone(wheel: zipfile.ZipFile) -> None:

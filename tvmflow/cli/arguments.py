@@ -1,33 +1,34 @@
-"""Arguments that several commands share, in groups: frozen values whose fields are the arguments."""
+"""Arguments that several commands share, in groups: frozen values whose fields are the arguments.
+
+The help of every command imports this module, and it imports hardly anything: what a command does with
+its arguments is imported when it does that.
+"""
 
 from __future__ import annotations
 
-import functools
+import os
 from argparse import ArgumentTypeError
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
-from tvmflow.cli.options import argument, flag, option, positive_int, seconds, size
-from tvmflow.core.disk_errors import disk_errors
+from tvmflow.cli.options import Options, argument, flag, option, positive_int, seconds, size
 from tvmflow.core.errors import UsageError
-from tvmflow.executors import EXECUTORS
-from tvmflow.planning.request import RunRequest
-from tvmflow.recipe.lock_file import lock_path
-from tvmflow.store.local import LocalStore
-from tvmflow.store.location import store_root
+from tvmflow.store.location import VARIABLE, store_root
+
+if TYPE_CHECKING:
+    from tvmflow.planning.request import RunRequest
+    from tvmflow.store.local import LocalStore
 
 JSON_HELP: Final = "print the result as one line of JSON"
 JSON_LINES_HELP: Final = "print events and results as JSON, one object a line"
 SCHEDULER_VARIABLE: Final = "TVMFLOW_SCHEDULER"
+EXECUTOR_NAMES: Final = ("processes", "dask")
 REMOTE_CACHE_MODES: Final = ("read", "write", "both", "off")
 _DEFAULT_REMOTE_TIMEOUT_S: Final = 10.0
 _SHORTEST_TIMEOUT_S: Final = 0.01
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutputOptions:
+class OutputOptions(Options):
     """The display of a run's progress and results."""
 
     json: bool = flag(JSON_LINES_HELP)
@@ -48,8 +49,20 @@ class StoreOption(NamedTuple):
     path: str | None = None
 
     def locate(self) -> LocalStore:
-        """Return the store of `--store`, else of `$TVMFLOW_STORE`, else `./cache`; it may not exist yet."""
-        return LocalStore(store_root([] if self.path is None else ["--store", self.path]))
+        """Return the store of `--store`, else of `$TVMFLOW_STORE`, else of the project; it may not exist yet."""
+        from tvmflow.core.project import find_project
+        from tvmflow.store.local import LocalStore
+
+        words = [] if self.path is None else ["--store", self.path]
+        return LocalStore(store_root(words, find_project().store))
+
+    def origin(self) -> str:
+        """Return what says where the store is."""
+        from tvmflow.core.project import find_project
+
+        if self.path is not None:
+            return "--store"
+        return f"${VARIABLE}" if os.environ.get(VARIABLE) else find_project().origin("store")
 
     def open(self) -> LocalStore:
         """Return the same store, created if it does not exist yet."""
@@ -60,27 +73,32 @@ class StoreOption(NamedTuple):
 
 def store_option(content: str = "results are") -> StoreOption:
     """Return the field of `--store`."""
-    text = f"the folder in which {content} stored ($TVMFLOW_STORE, or ./cache)"
+    text = f"the folder in which {content} stored ($TVMFLOW_STORE, or cache in the project's root)"
     return option("DIR", text, default=StoreOption())
 
 
-class _HasStore(Protocol):
-    @property
-    def store(self) -> StoreOption: ...
+class DistOption(NamedTuple):
+    """The value of `--dist`, None without it."""
+
+    path: str | None = None
+
+    def locate(self) -> str:
+        """Return the folder of `--dist`, else of the project, as short as it can be written."""
+        from tvmflow.core.project import find_project, shortest_path
+
+        return shortest_path(find_project().dist) if self.path is None else self.path
+
+    def origin(self) -> str:
+        """Return what says where files are delivered."""
+        from tvmflow.core.project import find_project
+
+        return find_project().origin("dist") if self.path is None else "--dist"
 
 
-_Options = TypeVar("_Options", bound=_HasStore)
-
-
-def with_disk_errors(run: Callable[[_Options], int]) -> Callable[[_Options], int]:
-    """Return a command that reports a full disk or a missing permission as an error of the environment."""
-
-    @functools.wraps(run)
-    def wrapped(options: _Options) -> int:
-        with disk_errors(options.store.locate().root):
-            return run(options)
-
-    return wrapped
+def dist_option() -> DistOption:
+    """Return the field of `--dist`."""
+    text = "where files are delivered (dist in the project's root)"
+    return option("DIR", text, default=DistOption())
 
 
 # ---------------------------------------------------------------- recipes
@@ -92,9 +110,10 @@ def pipeline_option() -> str | None:
     return option("NAME", text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecipeOptions:
+class RecipeOptions(Options):
     """The recipes, or the pipeline, that a command is about, and how much of them."""
+
+    TITLE: ClassVar = "selection"
 
     recipes: tuple[str, ...] = argument("RECIPE", "a recipe, or a pipeline that names recipes", "+")
     targets: tuple[str, ...] = option(
@@ -108,17 +127,29 @@ class RecipeOptions:
 
     def request(self, lock: str | None = None) -> RunRequest:
         """Return what is to be planned, enforcing the lock file `lock` if there is one."""
+        from tvmflow.planning.request import RunRequest
+
         return RunRequest(
             self.recipes, self.pipeline, self.targets, self.until, self.variants, lock=lock
         )
 
 
+def force_option() -> tuple[str, ...]:
+    """Return the field of `--force`."""
+    text = (
+        "run STAGE, STAGE/TARGET or RECIPE:STAGE also if it is up to date, and what changes behind it"
+        " (may be repeated)"
+    )
+    return option("STAGE", text, default=(), name="--force")
+
+
 # ---------------------------------------------------------------- lock file
 
 
-@dataclass(frozen=True, kw_only=True)
-class LockOptions:
+class LockOptions(Options):
     """The lock file that a run enforces, if it is locked."""
+
+    TITLE: ClassVar = "lock file"
 
     locked: bool = flag(
         "search nothing, and fail unless every file has the digest in the lock file"
@@ -132,6 +163,8 @@ class LockOptions:
             UsageError: for `--lock` without `--locked`, and for several recipes without `--lock`.
         """
         if self.locked:
+            from tvmflow.recipe.lock_file import lock_path
+
             return self.lock or str(lock_path(recipes))
         if self.lock:
             raise UsageError(
@@ -151,9 +184,10 @@ def _timeout(text: str) -> float:
     return value
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemoteCacheOptions:
+class RemoteCacheOptions(Options):
     """The remote cache, and how far it is trusted."""
+
+    TITLE: ClassVar = "remote cache"
 
     remote_url: str | None = option(
         "URL",
@@ -173,9 +207,10 @@ class RemoteCacheOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunRemoteCacheOptions:
+class RunRemoteCacheOptions(Options):
     """The use of the remote cache by a run."""
+
+    TITLE: ClassVar = "remote cache"
 
     cache: RemoteCacheOptions
     remote_mode: str | None = option(
@@ -206,15 +241,16 @@ def listening_host_option() -> str:
     return option("ADDRESS", text, default="127.0.0.1")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExecutorOptions:
+class ExecutorOptions(Options):
     """The executor of a run."""
+
+    TITLE: ClassVar = "cluster"
 
     executor: str = option(
         "NAME",
         "processes: on this machine (the default); dask: on a cluster, with --remote for its files",
         default="processes",
-        choices=EXECUTORS,
+        choices=EXECUTOR_NAMES,
     )
     scheduler: str | None = scheduler_option()
     wait_for_workers_s: float = option(
@@ -226,9 +262,10 @@ class ExecutorOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExecutionOptions:
+class ExecutionOptions(Options):
     """The execution of stages; none of these options changes a result."""
+
+    TITLE: ClassVar = "execution"
 
     jobs: int | None = option(
         "N",
@@ -236,7 +273,7 @@ class ExecutionOptions:
         type=positive_int,
     )
     keep_going: bool = flag("after a failure, continue with stages that do not depend on it")
-    dist: str = option("DIR", "where files are delivered (./dist)", default="dist")
+    dist: DistOption = dist_option()
     stage_timeout_s: float | None = option(
         "SECONDS", "stop any stage that takes longer", name="--stage-timeout"
     )

@@ -5,19 +5,26 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option, with_disk_errors
-from tvmflow.cli.options import age, argument, flag, option, size
-from tvmflow.cli.output import print_result
+from tvmflow.cli.definitions.cache import (
+    GcOptions,
+    PinsOptions,
+    RepairOptions,
+    StatOptions,
+    UnpinOptions,
+    VerifyOptions,
+)
+from tvmflow.cli.output import print_outcome, print_result, with_disk_errors
 from tvmflow.cli.push_pull import pull, push
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.core.files import read_regular
 from tvmflow.core.formatting import age_text, count_text, size_text
+from tvmflow.core.project import shortest_path
 from tvmflow.core.tables import columns
 from tvmflow.engine.answers import is_sealed
+from tvmflow.engine.run_records import FOLDER, is_record
 from tvmflow.store.eviction_plan import Limits
 from tvmflow.store.garbage_collection import Collection, collect_garbage, preview_collection
 from tvmflow.store.integrity import IntegrityReport, check_integrity
@@ -32,26 +39,18 @@ _SHOWN_RECIPES: Final = 20
 _PROGRESS_S: Final = 0.2
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheOptions:
-    """The options of `tvmflow cache stat`, `verify` and `pins`."""
-
-    store: StoreOption = store_option()
-    json: bool = flag(JSON_HELP)
-
-
 @with_disk_errors
-def stat(options: CacheOptions) -> int:
-    """Show what the store holds, which recipes it belongs to, and how much `gc` would free."""
+def stat(options: StatOptions) -> int:
+    """Show what the store holds, for which recipes, and how much `gc` would free."""
     usage = measure_usage(require_store(options.store.locate()))
     print_result(usage.to_json(), _format_usage(usage), as_json=options.json)
     return EXIT_OK
 
 
 @with_disk_errors
-def verify(options: CacheOptions) -> int:
-    """Read everything and set damaged files aside; exit code 1 when anything was damaged."""
-    progress = _Progress(live=sys.stderr.isatty() and not options.json)
+def verify(options: VerifyOptions) -> int:
+    """Read everything and set damaged files aside."""
+    progress = _Progress(live=sys.stderr.isatty() and not options.json and options.verbosity >= 0)
     store = require_store(options.store.locate())
     checked = check_integrity(store, progress.show, CHECKS)
     progress.end()
@@ -60,21 +59,21 @@ def verify(options: CacheOptions) -> int:
     trials = _check_trials(store) if is_readable else []
     findings = [finding._asdict() for finding in checked.findings]
     value = {**checked._asdict(), "findings": findings, "trials": trials}
-    print_result(value, _format_integrity(checked, trials), as_json=options.json)
-    return EXIT_FAILED if checked.findings or trials else EXIT_OK
+    code = EXIT_FAILED if checked.findings or trials else EXIT_OK
+    return print_outcome(value, _format_integrity(checked, trials), code, options)
 
 
 @with_disk_errors
-def repair(options: CacheOptions) -> int:
-    """Put right what `verify` finds, deleting nothing; exit code 1 when something is left to do."""
-    progress = _Progress(live=sys.stderr.isatty() and not options.json)
+def repair(options: RepairOptions) -> int:
+    """Put right what `verify` finds, deleting nothing."""
+    progress = _Progress(live=sys.stderr.isatty() and not options.json and options.verbosity >= 0)
     store = require_store(options.store.locate())
     steps = repair_store(store, progress.show, CHECKS)
     progress.end()
     trials = _check_trials(store)
     value = {"steps": [step._asdict() for step in steps], "trials": trials}
-    print_result(value, _format_repair(steps, trials), as_json=options.json)
-    return EXIT_FAILED if any(step.fix for step in steps) else EXIT_OK
+    code = EXIT_FAILED if any(step.fix for step in steps) else EXIT_OK
+    return print_outcome(value, _format_repair(steps, trials), code, options)
 
 
 def _check_trials(store: LocalStore) -> list[str]:
@@ -87,32 +86,17 @@ def _is_answer(path: Path) -> bool:
     return is_sealed(str(path), read_regular(path))
 
 
-CHECKS: Final = {"plans": _is_answer}
+def _is_run_record(path: Path) -> bool:
+    return is_record(read_regular(path))
+
+
+CHECKS: Final = {"plans": _is_answer, FOLDER: _is_run_record}
 """How the files in the store are checked that belong to layers above it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GcOptions:
-    """The options of `tvmflow cache gc`."""
-
-    max_age: float | None = option(
-        "AGE",
-        "remove results that nothing needs and that were unused for this long: 30d, 12h, 2w, 0",
-        type=age,
-    )
-    max_size: int | None = option(
-        "SIZE",
-        "remove results that nothing needs, the longest unused first, down to this size: 20GB",
-        type=size,
-    )
-    dry_run: bool = flag("only show what would be removed, and why")
-    store: StoreOption = store_option()
-    json: bool = flag(JSON_HELP)
 
 
 @with_disk_errors
 def gc(options: GcOptions) -> int:
-    """Garbage-collect unused results, also while runs are active; by default those unused for 30 days."""
+    """Garbage-collect unused results, also while runs are active."""
     limits = Limits()
     if options.max_age is not None or options.max_size is not None:
         limits = Limits(options.max_age, options.max_size)
@@ -128,12 +112,11 @@ def gc(options: GcOptions) -> int:
         "too_large": too_large,
     }
     lines = _format_collection(collected, dry_run=options.dry_run, too_large=too_large)
-    print_result(value, lines, as_json=options.json)
-    return EXIT_FAILED if too_large else EXIT_OK
+    return print_outcome(value, lines, EXIT_FAILED if too_large else EXIT_OK, options)
 
 
 @with_disk_errors
-def pins(options: CacheOptions) -> int:
+def pins(options: PinsOptions) -> int:
     """List the pins for which `gc` keeps results: recipes, lock files and releases."""
     rows = measure_pins(require_store(options.store.locate()))
     value = {"pins": [row._asdict() for row in rows]}
@@ -141,25 +124,15 @@ def pins(options: CacheOptions) -> int:
     return EXIT_OK
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnpinOptions:
-    """The options of `tvmflow cache unpin`."""
-
-    names: tuple[str, ...] = argument("NAME", "a pin, as `cache pins` lists it", "+")
-    store: StoreOption = store_option()
-    json: bool = flag(JSON_HELP)
-
-
 @with_disk_errors
 def unpin(options: UnpinOptions) -> int:
-    """Remove pins, so that `gc` may remove their results. The next run of a recipe pins it again."""
+    """Remove pins, so that `gc` may remove their results."""
     store = require_store(options.store.locate())
     for name in options.names:
         remove_pin(store, name)
     note = "is no longer pinned; `tvmflow cache gc` may remove its results"
     lines = [f"{name} {note}" for name in options.names]
-    print_result({"unpinned": options.names}, lines, as_json=options.json)
-    return EXIT_OK
+    return print_outcome({"unpinned": options.names}, lines, EXIT_OK, options)
 
 
 # ---------------------------------------------------------------- output
@@ -186,7 +159,7 @@ class _Progress:
 
 
 def _format_usage(usage: StoreUsage) -> Iterator[str]:
-    yield f"{usage.root}: {size_text(usage.bytes)}, and {size_text(usage.ledger_bytes)} of measured trials"
+    yield f"{shortest_path(usage.root)}: {size_text(usage.bytes)}, and {size_text(usage.ledger_bytes)} of measured trials"
     rest = [row for row in usage.rows if row.number]
     width = max([24, *(len(row.name) for row in rest)])
     for recipe in usage.recipes:

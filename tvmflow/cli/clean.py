@@ -1,33 +1,70 @@
-"""`tvmflow clean`: an empty store."""
+"""`tvmflow clean`: a store without results, except those that are pinned."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
-from tvmflow.cli.arguments import StoreOption, store_option
-from tvmflow.cli.options import flag
-from tvmflow.cli.output import print_lines
-from tvmflow.core.errors import EXIT_OK
-from tvmflow.core.formatting import size_text
-from tvmflow.store.garbage_collection import clean_store
+from tvmflow.cli.definitions.clean import CleanOptions
+from tvmflow.cli.output import print_outcome, with_disk_errors
+from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
+from tvmflow.core.formatting import count_text, names_text, size_text
+from tvmflow.core.project import shortest_path
+from tvmflow.store.cleaning import Cleaning, clean_store
+from tvmflow.store.files import size_below
+from tvmflow.store.local import LocalStore
 
 
-@dataclass(frozen=True, kw_only=True)
-class CleanOptions:
-    """The options of `tvmflow clean`."""
-
-    store: StoreOption = store_option()
-    ledger: bool = flag("also remove all measured trials")
-
-
+@with_disk_errors
 def clean(options: CleanOptions) -> int:
-    """Remove all results from the store, and with --ledger the measured trials, too."""
+    """Remove stored results, except those that are pinned."""
     store = options.store.locate()
-    freed = clean_store(store, ledger=options.ledger)
-    kept = "" if options.ledger else "; measured trials are kept"
-    print_lines(f"{store.root}: {size_text(freed)} removed{kept}")
-    return EXIT_OK
+    if not (options.yes or options.dry_run):
+        preview = clean_store(store, ledger=options.ledger, dry_run=True)
+        if not _confirm("\n".join(_format_cleaning(preview, store, options, done=False))):
+            return EXIT_FAILED
+    cleaning = clean_store(store, ledger=options.ledger, dry_run=options.dry_run)
+    done = not options.dry_run
+    value = {**cleaning._asdict(), "done": done}
+    lines = _format_cleaning(cleaning, store, options, done=done)
+    return print_outcome(value, lines, EXIT_OK, options)
+
+
+def _confirm(preview: str) -> bool:
+    """Show what would be removed and ask the user.
+
+    Raises:
+        UsageError: when there is no terminal on which to ask.
+    """
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            "clean asks before it removes anything, and there is no terminal here",
+            fix="add --yes to remove, or --dry-run to see what would be removed",
+        )
+    sys.stderr.write(f"{preview}\nRemove? [y/N] ")
+    sys.stderr.flush()
+    agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if not agreed:
+        sys.stderr.write("nothing was removed\n")
+    return agreed
+
+
+def _format_cleaning(
+    cleaning: Cleaning, store: LocalStore, options: CleanOptions, *, done: bool
+) -> Iterator[str]:
+    removed = "removed" if done else "would be removed"
+    results = count_text(cleaning.results, "result")
+    rest = cleaning.bytes - cleaning.trial_bytes
+    yield f"{shortest_path(store.root)}: {results} {removed}, with downloads, logs and notes: {size_text(rest)}"
+    if cleaning.pins:
+        kept = count_text(cleaning.kept_results, "result")
+        yield f"  kept: {kept}, pinned by {names_text(cleaning.pins)} ({size_text(cleaning.kept_bytes)})"
+    if options.ledger:
+        yield f"  measured trials {removed}: {size_text(cleaning.trial_bytes)}"
+    else:
+        yield f"  measured trials are kept ({size_text(size_below(Path(store.ledger)))})"
 
 
 COMMANDS: Final = {"clean": clean}

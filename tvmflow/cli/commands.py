@@ -1,47 +1,69 @@
-"""The table of commands, and the parser of command lines.
+"""The table of commands: their groups, their summaries, and the modules that they are in.
 
-The module of a command is imported only when a command line names it: `tvmflow --help` answers
-without importing YAML, pydantic or cryptography.
+A command is two modules with the same name: `definitions/` has its options and its help, and what it
+does is imported only when it is run. `tvmflow COMMAND --help` answers without YAML, pydantic or NumPy,
+`tvmflow --help` even without argparse.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
-
-from tvmflow.core.errors import EXIT_CODES
-from tvmflow.core.version import VERSION
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from tvmflow.cli.options import Subparsers
+    from collections.abc import Callable
+
+    from tvmflow.cli.options import Options
+
+GROUPS: Final = {
+    "Start": {
+        "init": "Write the recipe of a model.",
+        "build": "Build a model without a recipe: import, compile, verify and deliver it.",
+        "targets": "List targets, and what this machine can do for each.",
+        "schema": "Print the JSON Schema of recipes, or with --pipeline of pipelines, for editors.",
+        "doctor": "Check this installation piece by piece.",
+        "completion": "Print the completion of command lines for a shell.",
+    },
+    "Run": {
+        "run": "Bring recipes up to date and deliver their libraries.",
+        "plan": "Show which stages `run` would run, and why, without running them.",
+        "explain": "Show why one stage must run or not, and what its result depends on.",
+        "lock": "Run recipes, and record inputs and outputs in a lock file.",
+        "diff": "Show what changed from one lock file to another.",
+    },
+    "Look back": {
+        "runs": "List the last runs that did something, the last one first.",
+        "show": "Show all that is known of a run, or of the kernels of a recipe.",
+        "compare": "Show what changed between two runs, releases or deliveries.",
+        "logs": "Show the log of a stage.",
+    },
+    "Use the results": {
+        "run-model": "Run a bundle on images, arrays, or random numbers.",
+        "inspect": "Show what delivered files are and what they were made from.",
+        "verify": "Check delivered files against statements and signatures.",
+        "report": "Write what a run or a release made as one HTML page.",
+    },
+    "Share": {
+        "sign": "Add a signature to the statements beside delivered files.",
+        "keygen": "Create a key pair: to sign with, and to verify with.",
+        "device": "List devices to measure on, or offer this machine as one.",
+        "worker": "Run stages that a scheduler assigns.",
+        "scheduler": "Connect runs with workers.",
+    },
+    "Maintain": {
+        "cache": "Show, check and share stored results; remove unused ones.",
+        "records": "Show, carry, prune and check measured trials.",
+        "clean": "Remove stored results, except those that are pinned.",
+    },
+}
+"""All commands with their summaries, in the groups and in the order in which they are listed."""
 
 COMMANDS: Final = {
-    "run": "Bring recipes up to date and deliver their libraries.",
-    "plan": "Show which stages `run` would run, and why, without running them.",
-    "explain": "Show why one stage must run or not, and what its result depends on.",
-    "lock": "Bring recipes up to date and record inputs and outputs in a lock file.",
-    "diff": "Show what changed from one lock file to another; exit code 1 when anything did.",
-    "run-model": "Run a bundle on images, on the arrays of an npz file, or on random ones.",
-    "targets": "List the targets that recipes can name, and what this machine can do for each.",
-    "device": "List the devices that can be measured on, or offer this machine as one.",
-    "cache": "Show the content of the store, check it, share it, and garbage-collect unused results.",
-    "records": "Show measured trials, carry them to other machines, prune and check them.",
-    "inspect": "Show what delivered files are and what they were made from, without running them.",
-    "verify": "Check delivered files against their statements and signatures; exit code 3 when one differs.",
-    "sign": "Add a signature to the statements beside delivered files.",
-    "keygen": "Create a key pair: a private key to sign with, and beside it the public key for those who verify.",
-    "worker": "Run stages that a scheduler assigns. Anyone who can reach the scheduler can run code on this machine.",
-    "scheduler": "Connect runs with workers. Anyone who can reach its port can run code on the workers.",
-    "clean": "Remove all results from the store, and with --ledger the measured trials, too.",
-    "schema": "Print the JSON Schema of recipes, for editors.",
-    "doctor": "Check this installation piece by piece; exit code 4 when a required piece is not good.",
+    name: summary for commands in GROUPS.values() for name, summary in commands.items()
 }
-"""All commands with their help, in the order in which `tvmflow --help` lists them."""
 
 _MODULES: Final = {
     "diff": "lock",
+    "logs": "runs",
     "run-model": "run_model",
     **dict.fromkeys(("inspect", "verify", "sign", "keygen"), "provenance"),
     **dict.fromkeys(("worker", "scheduler"), "cluster"),
@@ -49,34 +71,39 @@ _MODULES: Final = {
 """The modules of commands whose module has another name."""
 
 
-def make_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """Return a parser that knows all commands, and the arguments of the command that `argv` names."""
-    codes = "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
-    parser = argparse.ArgumentParser(
-        prog="tvmflow",
-        description="From a trained model to tuned, verified, packaged libraries, redoing only what a change makes necessary.",
-        epilog=f"exit codes:\n{codes}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"tvmflow {VERSION}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
-        if name in argv[:1]:
-            _add_command(commands, name, summary)
-        else:
-            commands.add_parser(name, help=summary)
-    return parser
+class Command(NamedTuple):
+    """A command, or a subcommand: its name as it is typed, such as `cache gc`, and its options with its help."""
+
+    name: str
+    options: type[Options]
+
+    def find_function(self) -> Callable[[Any], int]:
+        """Import what the command does, and return its function."""
+        name, _, subname = self.name.partition(" ")
+        functions = _load("tvmflow.cli", name)
+        function: Callable[[Any], int] = functions[subname] if subname else functions
+        return function
+
+    def run(self, options: Options) -> int:
+        """Run the command and return its exit code."""
+        return self.find_function()(options)
 
 
-def _add_command(commands: Subparsers, name: str, summary: str) -> None:
-    from tvmflow.cli.options import add_command
+def load_commands(name: str) -> tuple[Command, ...]:
+    """Import the options of a command, and return the command, or its subcommands."""
+    options = _load("tvmflow.cli.definitions", name)
+    if isinstance(options, dict):
+        return tuple(Command(f"{name} {subname}", kind) for subname, kind in options.items())
+    return (Command(name, options),)
 
-    command = importlib.import_module(f"tvmflow.cli.{_MODULES.get(name, name)}").COMMANDS[name]
-    if not isinstance(command, dict):
-        add_command(commands, name, command)
-        return
-    parser = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-    subcommands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for subname, run in command.items():
-        add_command(subcommands, subname, run)
+
+def load_all_commands() -> list[Command]:
+    """Import the options of all commands, and return the commands and subcommands."""
+    return [command for name in COMMANDS for command in load_commands(name)]
+
+
+def _load(package: str, name: str) -> Any:
+    """Return what the module of a command has for it, or a dict of it by subcommand."""
+    import importlib
+
+    return importlib.import_module(f"{package}.{_MODULES.get(name, name)}").COMMANDS[name]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-from dataclasses import dataclass
 from typing import Final
 
-from tvmflow.cli.arguments import JSON_HELP, listening_host_option
-from tvmflow.cli.options import flag, option, port
-from tvmflow.cli.output import print_json, print_lines
+from tvmflow.cli.definitions.device import DeviceListOptions, DeviceServeOptions
+from tvmflow.cli.output import print_json, print_lines, print_notes
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text
 from tvmflow.core.tables import columns
@@ -18,19 +15,6 @@ from tvmflow.targets.host import read_host
 from tvmflow.targets.tracker import TRACKER_VARIABLE, DevicePoolStatus, Tracker, split_address
 
 _HEADINGS: Final = ("key", "total", "free", "pending", "at")
-
-
-def _tracker_option() -> str | None:
-    text = f"the address of TVM's RPC tracker (${TRACKER_VARIABLE})"
-    return option("HOST:PORT", text)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceListOptions:
-    """The options of `tvmflow device ls`."""
-
-    tracker: str | None = _tracker_option()
-    json: bool = flag(JSON_HELP)
 
 
 def list_devices(options: DeviceListOptions) -> int:
@@ -54,40 +38,17 @@ def list_devices(options: DeviceListOptions) -> int:
     return EXIT_OK
 
 
-def _key(text: str) -> str:
-    if not text or ":" in text or any(char.isspace() for char in text):
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is not a key: it may hold neither ':' nor spaces"
-        )
-    return text
-
-
-def _port(text: str) -> int:
-    number = port(text)
-    if not number:
-        raise argparse.ArgumentTypeError("0 is not a port that clients can connect to")
-    return number
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceServeOptions:
-    """The options of `tvmflow device serve`."""
-
-    tracker: str | None = _tracker_option()
-    key: str = option(
-        "KEY", "the key of devices of this kind", default="", type=_key, required=True
-    )
-    host: str = listening_host_option()
-    port: int | None = option(
-        "N", "the port to listen on (the first free one from 9090)", type=_port
-    )
-
-
 def serve(options: DeviceServeOptions) -> int:
-    """Offer this machine as a device. Anyone who can reach its port can run code on it."""
+    """Offer this machine as a device."""
     address = options.tracker or os.environ.get(TRACKER_VARIABLE, "")
     ports = server.PORTS if options.port is None else range(options.port, options.port + 1)
-    server.serve(_checked(address), options.key, options.host, ports, print_lines)
+    server.serve(
+        _checked(address),
+        options.key,
+        options.host,
+        ports,
+        lambda line: print_notes(options, line),
+    )
 
 
 def _checked(address: str) -> str:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tvmflow.cli.arguments import StoreOption, store_option
+from packaging.requirements import Requirement
+
+from tvmflow.cli.definitions.doctor import DoctorOptions
 from tvmflow.cli.doctor_disks import Finding, examine_disks
-from tvmflow.cli.options import option
 from tvmflow.cli.output import print_lines
 from tvmflow.core import packages
 from tvmflow.core.errors import EXIT_ENVIRONMENT, EXIT_OK, EnvironmentProblem
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.formatting import count_text
+from tvmflow.core.project import find_project, shortest_path
+from tvmflow.core.requirements import REQUIREMENTS, install_command
 from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends._peers import PEERS, Peer
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.backends.cuda.gpu import detect_gpu
-from tvmflow.targets.emulation import EMULATED_ARCHS, QEMU_VARIABLE, find_qemu
+from tvmflow.targets.emulation import INSTALL, find_emulators
 from tvmflow.targets.host import read_host
 
 _CORE_PACKAGES: Final = ("apache-tvm", "apache-tvm-ffi", "safetensors", "ziglang")
@@ -42,31 +45,48 @@ _PROBES: Final = (
     _Probe(
         "TVM saves and loads IR",
         "probe_ir",
-        "pip install 'apache-tvm-ffi>=0.1.14.post0,<0.1.15': newer ones crash in TVM 0.27",
+        f"{install_command('apache-tvm', 'apache-tvm-ffi')}: newer ones of tvm-ffi crash in TVM 0.27",
     ),
-    _Probe("TVM compiles, links and runs", "probe_library", "reinstall apache-tvm and ziglang"),
-    _Probe("cost model xgb", "probe_xgboost", "pip install xgboost-cpu"),
+    _Probe(
+        "TVM compiles, links and runs",
+        "probe_library",
+        install_command("apache-tvm", "ziglang", again=True),
+    ),
+    _Probe("cost model xgb", "probe_xgboost", install_command("xgboost-cpu")),
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorOptions:
-    """The options of `tvmflow doctor`."""
-
-    store: StoreOption = store_option()
-    dist: Path = option("DIR", "where files are delivered (./dist)", default=Path("dist"))
-
-
 def doctor(options: DoctorOptions) -> int:
-    """Check this installation piece by piece; exit code 4 when a required piece is not good."""
-    findings = examine(options.store.locate(), options.dist)
-    for finding in findings:
-        mark = "ok  " if finding.good else "BAD "
+    """Check this installation piece by piece."""
+    findings = [
+        *_examine_project(options),
+        *examine(options.store.locate(), Path(options.dist.locate())),
+    ]
+    shown = [finding for finding in findings if options.verbosity >= 0 or finding.is_problem]
+    for finding in shown:
+        mark = "ok  " if finding.good else "--  " if finding.optional else "BAD "
         print_lines(*f"{mark} {finding.subject}: {finding.detail}".split("\n"))
         if not finding.good and finding.fix:
             print_lines(f"     fix: {finding.fix}")
-    sound = all(finding.good or finding.optional for finding in findings)
-    return EXIT_OK if sound else EXIT_ENVIRONMENT
+    return EXIT_ENVIRONMENT if any(finding.is_problem for finding in findings) else EXIT_OK
+
+
+def _examine_project(options: DoctorOptions) -> list[Finding]:
+    """Return a finding for the project and each of its places, with what says where it is."""
+    project = find_project()
+    if project.marker:
+        reason = f"it has {Path(project.marker).name}"
+    else:
+        reason = (
+            "the current folder: neither it nor one above has tvmflow.toml, [tool.tvmflow] or .git"
+        )
+    places = {
+        "project root": (project.root, reason),
+        "store": (shortest_path(options.store.locate().root), options.store.origin()),
+        "dist": (options.dist.locate(), options.dist.origin()),
+        "releases": (shortest_path(project.releases), project.origin("releases")),
+    }
+    return [Finding(name, True, f"{path} ({why})") for name, (path, why) in places.items()]
 
 
 def examine(store: LocalStore, dist: Path) -> list[Finding]:
@@ -80,6 +100,7 @@ def examine(store: LocalStore, dist: Path) -> list[Finding]:
     )
     required = map(_examine_package, _list_required_packages())
     findings = [python, *required, *_examine_machine(), *examine_disks(store, dist), _examine_gpu()]
+    findings += map(_examine_peer, PEERS.values())
     with ForkServer.start() as fork_server:
         probes = (*_PROBES, *_list_reference_probes())
         findings += [_run_probe(probe, fork_server) for probe in probes]
@@ -113,6 +134,25 @@ def _examine_gpu() -> Finding:
     return Finding("NVIDIA GPU, to tune and verify for", True, detail)
 
 
+def _examine_peer(peer: Peer) -> Finding:
+    """Return whether a runtime is installed, without importing it."""
+    installed, missing = [], []
+    for name in peer.traits.tools:
+        try:
+            package = packages.find_package(name)
+            installed.append(f"{package.distribution} {package.version}")
+        except EnvironmentProblem as problem:
+            missing.append(problem.message)
+    device = " on NVIDIA GPUs" if peer.needs_gpu else ""
+    return Finding(
+        f"{peer.traits.name}, for verify.compare of {FRONTENDS[peer.kind].NAME} models{device}",
+        not missing,
+        ", ".join(missing or installed),
+        peer.traits.install,
+        optional=True,
+    )
+
+
 def _examine_package(name: str) -> Finding:
     subject = f"package {name}"
     try:
@@ -125,8 +165,12 @@ def _examine_package(name: str) -> Finding:
             subject,
             False,
             f"{identity} in {package.folder}, with files of {rivals}, which installs the same module",
-            f"pip uninstall {package.distribution} {' '.join(package.rivals)}, then install one of them",
+            f"pip uninstall {package.distribution} {' '.join(package.rivals)}, then {install_command(name)}",
         )
+    requirement = Requirement(REQUIREMENTS.get(name, name))
+    if not requirement.specifier.contains(package.version, prereleases=True):
+        detail = f"{identity} in {package.folder}, and tvmflow needs {requirement}"
+        return Finding(subject, False, detail, install_command(name))
     return Finding(subject, True, f"{identity} in {package.folder}")
 
 
@@ -136,13 +180,17 @@ def _examine_machine() -> list[Finding]:
     return [
         Finding("this machine", True, f"{host.arch}, {host.model}, {cores}"),
         # It is only needed when a recipe asks for it.
-        Finding("qemu, for verify.run_on: qemu", True, _find_emulators(), optional=True),
+        _examine_emulators(),
     ]
 
 
-def _find_emulators() -> str:
-    names = [path.name for machine in EMULATED_ARCHS.values() if (path := find_qemu(machine))]
-    return ", ".join(names) or f"none on PATH, and none in ${QEMU_VARIABLE}"
+def _examine_emulators() -> Finding:
+    programs = find_emulators()
+    installed = ", ".join(str(path) for path in programs.values() if path)
+    missing = ", ".join(name for name, path in programs.items() if not path)
+    detail = "; ".join(filter(None, [installed, missing and f"not installed: {missing}"]))
+    subject = "qemu, for verify.run_on: qemu"
+    return Finding(subject, not missing, detail, INSTALL if missing else "", optional=True)
 
 
 def _run_probe(probe: _Probe, fork_server: ForkServer) -> Finding:

@@ -18,6 +18,7 @@ from tvmflow.core.file_systems import find_file_system
 from tvmflow.core.files import temporary_name
 from tvmflow.core.formatting import count_text
 from tvmflow.core.lock_holders import describe_holders
+from tvmflow.core.project import shortest_path
 from tvmflow.store.file_checks import DamagedFile, find_damaged_files
 from tvmflow.store.inventory import take_inventory
 from tvmflow.store.leases import active_runs
@@ -40,6 +41,11 @@ class Finding(NamedTuple):
     fix: str = ""
     optional: bool = False
 
+    @property
+    def is_problem(self) -> bool:
+        """True if it keeps tvmflow from working."""
+        return not (self.good or self.optional)
+
 
 def examine_disks(store: LocalStore, dist: Path) -> list[Finding]:
     """Return a finding for each place that a run writes to, and for what is in the store."""
@@ -57,7 +63,7 @@ def examine_disks(store: LocalStore, dist: Path) -> list[Finding]:
 def _examine_space(store: LocalStore) -> Finding:
     file_system = find_file_system(store.root)
     enough = file_system.free > _ENOUGH_BYTES and not file_system.lacks_inodes
-    free = f"{file_system.free / 1e9:.1f} GB at {store.root}"
+    free = f"{file_system.free / 1e9:.1f} GB at {shortest_path(store.root)}"
     detail = free if enough else f"{free} ({file_system})"
     return Finding("space for the store", enough, detail, "free some space, or remove files there")
 
@@ -80,7 +86,7 @@ def _examine_folder(subject: str, folder: Path) -> Finding:
             probe.unlink()
     file_system = find_file_system(place)
     kind = f", a {file_system.kind} file system on the network: files can be locked there" if file_system.is_network else ""  # fmt: skip
-    return Finding(subject, True, f"{folder}{kind}")
+    return Finding(subject, True, f"{shortest_path(str(folder))}{kind}")
 
 
 def _examine_temporary_folder() -> Finding:
@@ -128,7 +134,7 @@ def _examine_store(store: LocalStore) -> Iterator[Finding]:
     try:
         condition = store.check()
         if condition == "absent":
-            yield Finding("store", True, f"{root} does not exist yet")
+            yield Finding("store", True, f"{shortest_path(str(root))} does not exist yet")
             return
         damaged = list(find_damaged_files(store, {**CHECKS, "downloads": lambda path: True}))
         inventory = take_inventory(store, skip_damaged_pins=True)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from tvmflow.core.formatting import printable, size_text
 from tvmflow.engine.progress import download_text
 from tvmflow.store.download_attempt import DownloadProgress
 
+_log = logging.getLogger(__name__)
+
 
 class DownloadLine:
-    """Shows how much has arrived on a line of stderr, which is removed at the end; in a file, the end alone."""
+    """Shows how much has arrived on a line of stderr, which is removed at the end; in a file, the end alone.
+
+    With `-q`, which logs errors alone, it shows nothing.
+    """
 
     def __init__(self) -> None:
         self._complete = ""
 
     def __call__(self, progress: DownloadProgress) -> None:
         """Show the progress of a download; its end may be reported more than once."""
+        if not _log.isEnabledFor(logging.WARNING):
+            return
         is_complete = progress.done == progress.total
         if sys.stderr.isatty():
             text = printable(download_text(progress.done, progress.total, progress.url))

@@ -1,38 +1,54 @@
-"""The command line: how each command starts and ends."""
+"""The command line: how each command starts and ends.
+
+The help of a command, and what is wrong with a command line, are printed without importing what commands
+need to run: that is imported where it is used.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-import tempfile
-import time
-import traceback
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from tvmflow.cli.commands import make_parser
-from tvmflow.cli.options import parse
-from tvmflow.core import logs, termination
-from tvmflow.core.disk_errors import explain, find_disk_problem
+from tvmflow.cli.commands import COMMANDS, Command, load_commands
+from tvmflow.cli.help import describe, overview, subcommand_overview
+from tvmflow.core import termination
 from tvmflow.core.errors import (
-    EXIT_BUG,
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_USAGE,
-    EnvironmentProblem,
     Interrupted,
     TvmflowError,
+    UsageError,
 )
-from tvmflow.core.formatting import printable_lines
+from tvmflow.core.version import VERSION
+
+if TYPE_CHECKING:
+    from tvmflow.cli.options import Options
+
+
+class Invocation(NamedTuple):
+    """A command line that was parsed.
+
+    Attributes:
+        run: Runs the command and returns its exit code.
+        verbosity: -1 for `-q`, 0, 1 for `-v`, 2 for `-vv`.
+    """
+
+    run: Callable[[], int]
+    verbosity: int
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one command and return its exit code; every error ends here, as a message."""
     try:
-        invocation = parse(make_parser(argv), argv)
-    except SystemExit as stop:
-        return EXIT_USAGE if stop.code else EXIT_OK
-    logs.configure(logs.level_for(invocation.verbosity))
+        invocation = parse(argv)
+    except SystemExit:
+        # the help was printed
+        return EXIT_OK
+    except UsageError as error:
+        return _report_problem(error)
     try:
         with termination.Unwinding():
             return invocation.run()
@@ -43,45 +59,116 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        problem = _explain(error)
+        from tvmflow.cli import unexpected
+
+        problem = unexpected.explain(error)
         if problem is None and not termination.signal_number():
-            return _report_bug(error)
+            return unexpected.report(error)
         return _report_problem(problem or Interrupted(str(error)))
+
+
+def parse(argv: Sequence[str]) -> Invocation:
+    """Return the command that a command line names.
+
+    Raises:
+        UsageError: for a command line that is wrong.
+        SystemExit: after help was printed.
+    """
+    words = ["--help" if word == "-h" else word for word in argv[:1]] + list(argv[1:])
+    if not words:
+        return _printing(overview(), sys.stderr, EXIT_USAGE)
+    if words == ["--version"]:
+        return _printing(f"tvmflow {VERSION}\n")
+    if words[0] in ("help", "--help"):
+        names = [word for word in words[1:] if word != "--man"]
+        if "--man" in words:
+            return _printing(_find_man_page(names[:2]))
+        if not names:
+            return _printing(overview())
+        # `tvmflow help cache gc` is `tvmflow cache gc --help`
+        words = [*names[:2], "--help"]
+    name, rest = words[0], words[1:]
+    commands = _load_commands(name)
+    if isinstance(commands, Command):
+        return _parse_options(commands, rest, argv)
+    if rest[:1] in ([], ["--help"], ["-h"]):
+        summaries = {key: describe(command).summary for key, command in commands.items()}
+        text = subcommand_overview(name, COMMANDS[name], summaries)
+        return _printing(text) if rest else _printing(text, sys.stderr, EXIT_USAGE)
+    return _parse_options(_find_subcommand(name, rest[0], commands), rest[1:], argv)
+
+
+def _load_commands(name: str) -> Command | dict[str, Command]:
+    """Return a command, or its subcommands by name.
+
+    Raises:
+        UsageError: when there is no such command.
+    """
+    if name not in COMMANDS:
+        from tvmflow.cli.mistakes import explain_command
+
+        raise explain_command(name)
+    first, *others = load_commands(name)
+    if first.name == name:
+        return first
+    return {command.name.split()[1]: command for command in (first, *others)}
+
+
+def _find_subcommand(name: str, word: str, commands: Mapping[str, Command]) -> Command:
+    if word not in commands:
+        from tvmflow.cli.mistakes import explain_subcommand
+
+        raise explain_subcommand(name, word, list(commands))
+    return commands[word]
+
+
+def _find_man_page(names: Sequence[str]) -> str:
+    from tvmflow.cli.man import man_page
+
+    if not names:
+        return man_page()
+    commands = _load_commands(names[0])
+    if len(names) == 1 or isinstance(commands, Command):
+        return man_page(names[0])
+    return man_page(_find_subcommand(names[0], names[1], commands).name)
+
+
+def _parse_options(command: Command, words: Sequence[str], argv: Sequence[str]) -> Invocation:
+    from tvmflow.cli.parser import CommandParser
+
+    parser = CommandParser(command)
+    namespace = parser.parse(words)
+    namespace.argv = list(argv)
+    options = parser.read_options(namespace)
+    return Invocation(lambda: _run(command, options, namespace.verbosity), namespace.verbosity)
+
+
+def _run(command: Command, options: Options, verbosity: int) -> int:
+    from tvmflow.core import logs
+
+    logs.configure(logs.level_for(verbosity))
+    return command.run(options)
+
+
+def _printing(text: str, stream: TextIO | None = None, exit_code: int = EXIT_OK) -> Invocation:
+    def write() -> int:
+        (stream or sys.stdout).write(text)
+        return exit_code
+
+    return Invocation(write, 0)
 
 
 def _report_problem(problem: TvmflowError) -> int:
     if termination.signal_number():
         # something that was cut off; the signal has been announced
         return EXIT_INTERRUPTED
+    from tvmflow.core.formatting import printable_lines
+
     # raises when it is the output that cannot be written, which `__main__` reports
     sys.stdout.flush()
     print(f"tvmflow: {printable_lines(str(problem))}", file=sys.stderr)
+    if "GITHUB_ACTIONS" in os.environ:
+        from tvmflow.cli.ci_messages import annotate_problem
+
+        annotate_problem(problem)
     return problem.exit_code
-
-
-def _explain(error: Exception) -> TvmflowError | None:
-    """Return the problem of the environment that an error is about; None when it is a bug."""
-    try:
-        folder = Path.cwd()
-    except FileNotFoundError:
-        text, fix = "the current folder no longer exists", "change to another folder, and run again"
-        return EnvironmentProblem(text, fix=fix)
-    if isinstance(error, OSError):
-        return explain(error, folder)
-    # libraries have errors of their own for a full disk
-    return find_disk_problem([folder], str(error))
-
-
-def _report_bug(bug: Exception) -> int:
-    """Report an unexpected exception, with the traceback in a file, and return the exit code."""
-    name = f"tvmflow-bug-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-    path = Path(tempfile.gettempdir(), name)
-    details = traceback.format_exc()
-    try:
-        path.write_text(details)
-        place = f"the details are in {path}"
-    except OSError:
-        place = f"the details could not be saved:\n{details}"
-    text = f"a bug in tvmflow: {type(bug).__name__}: {bug}\n  {place}"
-    print(f"tvmflow: {printable_lines(text)}", file=sys.stderr)
-    return EXIT_BUG

@@ -1,19 +1,21 @@
-"""Commands: functions whose typed options are, field by field, the arguments of their command line."""
+"""Options of commands: frozen values whose fields are, one by one, arguments of a command line.
+
+A command is a function whose parameter `options` is such a value: each field is an argument, again
+such a value, or an attribute of the parsed command line (`argv`, `verbosity`). One with a `TITLE` is a
+group of options in the help.
+"""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import inspect
-from collections.abc import Callable, Sequence
+import re
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     Final,
     NamedTuple,
-    TypeAlias,
     TypeVar,
-    get_args,
     get_origin,
     get_type_hints,
     overload,
@@ -22,12 +24,17 @@ from typing import (
 from tvmflow.core.quantities import parse_age, parse_size
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+    from typing_extensions import dataclass_transform
+else:
 
-Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-Options = TypeVar("Options", bound="DataclassInstance")
+    def dataclass_transform(**_: object) -> Any:
+        """Return a decorator that changes nothing: type checkers read it."""
+        return lambda kind: kind
+
+
 Value = TypeVar("Value")
 
+_REQUIRED: Final = object()
 _MAX_SECONDS: Final = 86_400.0
 _MAX_PORT: Final = 65_535
 
@@ -35,9 +42,59 @@ _MAX_PORT: Final = 65_535
 # ---------------------------------------------------------------- fields of options
 
 
+class Field(NamedTuple):
+    """An argument of a command line: its default, and the arguments of `add_argument` with its `name`."""
+
+    default: object
+    details: dict[str, Any]
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Options:
+    """A frozen value, as of `dataclasses`, which take longer to import than a help takes to be printed."""
+
+    def __init__(self, **values: object) -> None:
+        kinds = list_fields(type(self))
+        if unknown := values.keys() - kinds.keys():
+            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
+        for name in kinds:
+            field = find_field(type(self), name)
+            value = values.get(name, field.default if field else _REQUIRED)
+            if value is _REQUIRED:
+                raise TypeError(f"{type(self).__name__} needs {name}")
+            self.__dict__[name] = value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be changed")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({values})"
+
+
+_FIELDS: Final = dict[type[Options], dict[str, Any]]()
+
+
+def list_fields(kind: type[Options]) -> dict[str, Any]:
+    """Return the types of the fields of options, by name."""
+    if kind not in _FIELDS:
+        hints = get_type_hints(kind).items()
+        _FIELDS[kind] = {name: h for name, h in hints if ClassVar not in (h, get_origin(h))}
+    return _FIELDS[kind]
+
+
+def find_field(kind: type[Options], name: str) -> Field | None:
+    """Return the argument that a field is; None for other options, and for what is known of the command line."""
+    field = getattr(kind, name, None)
+    return field if isinstance(field, Field) else None
+
+
 def argument(metavar: str, text: str | None = None, nargs: str | None = None) -> Any:
     """Return the field of a positional argument."""
-    return dataclasses.field(metadata={"metavar": metavar, "help": text, "nargs": nargs})
+    return Field(_REQUIRED, {"metavar": metavar, "help": text, "nargs": nargs})
 
 
 @overload
@@ -50,7 +107,7 @@ def option(
 ) -> Value | None: ...
 def option(
     metavar: str | None, text: str, *, default: object = None, name: str = "", **details: object
-) -> object:
+) -> Any:
     """Return the field of an option that takes a value; one that is a tuple may be repeated.
 
     Args:
@@ -60,112 +117,12 @@ def option(
         name: The option, where it is not named as the field.
         details: Further arguments of `add_argument`; without `type`, the annotation of the field is used.
     """
-    details |= {"metavar": metavar, "help": text, "name": name}
-    return dataclasses.field(default=default, metadata=details)
+    return Field(default, details | {"metavar": metavar, "help": text, "name": name})
 
 
-def flag(text: str) -> bool:
+def flag(text: str) -> Any:
     """Return the field of an option without a value."""
-    return dataclasses.field(default=False, metadata={"help": text, "name": ""})
-
-
-# ---------------------------------------------------------------- commands
-
-
-class Invocation(NamedTuple):
-    """A command with its options.
-
-    Attributes:
-        run: Runs the command and returns its exit code.
-        verbosity: -1 for `-q`, 0, 1 for `-v`, 2 for `-vv`.
-    """
-
-    run: Callable[[], int]
-    verbosity: int
-
-
-def add_command(commands: Subparsers, name: str, run: Callable[[Options], int]) -> None:
-    """Add a command to the command line.
-
-    Args:
-        commands: Where commands, or sub-commands of one, are added.
-        name: The name of the command.
-        run: Runs the command and returns its exit code. Its docstring is the help. Its parameter `options`
-            is a frozen dataclass: each field is an argument, again such a dataclass, or an attribute of
-            the parsed command line (`argv`, `verbosity`).
-    """
-    summary = inspect.getdoc(run)
-    options = get_type_hints(inspect.unwrap(run))["options"]
-    parser = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-    parser.set_defaults(run=lambda namespace: run(_read_options(options, namespace)))
-    verbosity = parser.add_mutually_exclusive_group()
-    verbosity.add_argument(
-        "-v",
-        dest="verbosity",
-        action="count",
-        default=0,
-        help="log decisions with their reasons to stderr; -vv logs everything ($TVMFLOW_LOG: debug, info, …)",
-    )
-    verbosity.add_argument(
-        "-q",
-        dest="verbosity",
-        action="store_const",
-        const=-1,
-        help="show only problems and the summary of a run",
-    )
-    _add_arguments(parser, options)
-
-
-def _add_arguments(parser: argparse.ArgumentParser, options: type[DataclassInstance]) -> None:
-    types = get_type_hints(options)
-    for field in dataclasses.fields(options):
-        if field.metadata:
-            _add_argument(parser, field.name, types[field.name], field)
-        elif dataclasses.is_dataclass(types[field.name]):
-            _add_arguments(parser, types[field.name])
-
-
-def _add_argument(
-    parser: argparse.ArgumentParser, dest: str, kind: object, field: dataclasses.Field[object]
-) -> None:
-    details = dict(field.metadata)
-    name = details.pop("name", None)
-    if kind is bool:
-        details["action"] = "store_true"
-    else:
-        # The type of one value: `str` of `str`, of `str | None` and of `tuple[str, ...]`.
-        details.setdefault("type", (*get_args(kind), kind)[0])
-    if name is None:
-        parser.add_argument(dest, **details)
-        return
-    if get_origin(kind) is tuple:
-        details |= {"action": "append", "default": []}
-    elif kind is not bool:
-        details["default"] = field.default
-    parser.add_argument(name or f"--{dest.replace('_', '-')}", dest=dest, **details)
-
-
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Invocation:
-    """Return the command that a command line names.
-
-    Raises:
-        SystemExit: after argparse has printed help, the version, or what is wrong.
-    """
-    namespace = parser.parse_args(argv)
-    namespace.argv = list(argv)
-    return Invocation(lambda: int(namespace.run(namespace)), namespace.verbosity)
-
-
-def _read_options(kind: type[Options], namespace: argparse.Namespace) -> Options:
-    types = get_type_hints(kind)
-    values: dict[str, object] = {}
-    for field in dataclasses.fields(kind):
-        if not field.metadata and dataclasses.is_dataclass(types[field.name]):
-            values[field.name] = _read_options(types[field.name], namespace)
-        else:
-            value = getattr(namespace, field.name)
-            values[field.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**values)
+    return Field(False, {"help": text, "name": ""})
 
 
 # ---------------------------------------------------------------- types of arguments
@@ -228,3 +185,12 @@ def size(text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Return the input and the shape of `NAME=1,3,224,224`."""
+    name, _, sizes = text.rpartition("=")
+    parts = re.split(r"[,x]", sizes.strip("[]() "))
+    if not name or not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a shape such as data=1,3,224,224")
+    return name, tuple(int(part) for part in parts)

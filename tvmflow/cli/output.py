@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol, TypeVar
 
+from tvmflow.cli.arguments import StoreOption
+from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.files import write_atomically
 from tvmflow.core.formatting import printable
 from tvmflow.core.types import Json
 
@@ -25,6 +31,59 @@ def print_result(value: Json, lines: Iterable[str], *, as_json: bool) -> None:
         print_lines(*lines)
 
 
+class _HasVerbosity(Protocol):
+    @property
+    def verbosity(self) -> int: ...
+
+
+class _HasOutput(_HasVerbosity, Protocol):
+    @property
+    def json(self) -> bool: ...
+
+
+def print_notes(options: _HasVerbosity, *lines: str) -> None:
+    """Print what a command has done or does; nothing with `-q`."""
+    if options.verbosity >= 0:
+        print_lines(*lines)
+
+
+def print_outcome(value: Json, lines: Iterable[str], exit_code: int, options: _HasOutput) -> int:
+    """Print what a command has done, with `-q` only what did not succeed, and return the exit code."""
+    if options.json or options.verbosity >= 0 or exit_code:
+        print_result(value, lines, as_json=options.json)
+    return exit_code
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Write a file that the command line names, whole or not at all, in a folder that need not exist yet.
+
+    Raises:
+        StoreError: when the disk is full or not writable.
+    """
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+
+
 def print_json(value: Json) -> None:
     """Print one line of JSON."""
     sys.stdout.write(json.dumps(value) + "\n")
+
+
+class _HasStore(Protocol):
+    @property
+    def store(self) -> StoreOption: ...
+
+
+_Options = TypeVar("_Options", bound=_HasStore)
+
+
+def with_disk_errors(run: Callable[[_Options], int]) -> Callable[[_Options], int]:
+    """Return a command that reports a full disk or a missing permission as an error of the environment."""
+
+    @functools.wraps(run)
+    def wrapped(options: _Options) -> int:
+        with disk_errors(options.store.locate().root):
+            return run(options)
+
+    return wrapped

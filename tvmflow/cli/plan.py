@@ -4,63 +4,125 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
-from tvmflow.cli.arguments import JSON_HELP, LockOptions, RecipeOptions, StoreOption, store_option
+from tvmflow.cli.definitions.plan import PlanOptions
 from tvmflow.cli.download_progress import DownloadLine
-from tvmflow.cli.options import flag
-from tvmflow.core.errors import EXIT_OK
-from tvmflow.core.formatting import count_text, printable
-from tvmflow.core.types import Decision
-from tvmflow.engine.report import MAX_SHOWN
-from tvmflow.engine.up_to_date import save_answer
-from tvmflow.planning.decisions import evaluate_plan
+from tvmflow.cli.output import write_file
+from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
+from tvmflow.core.formatting import count_text, names_text, printable
+from tvmflow.core.types import Json, Plan
+from tvmflow.engine.estimates import add_up, estimate_stages
+from tvmflow.engine.plan_graph import PlanGraph, make_graph, to_dot, to_mermaid
+from tvmflow.engine.plan_graph_svg import to_svg
+from tvmflow.engine.plan_text import format_plan
+from tvmflow.engine.up_to_date import list_delivered, list_files_to_write, save_answer
+from tvmflow.planning.decisions import PlanState, evaluate_plan
 from tvmflow.planning.prepare import prepare_run
+from tvmflow.planning.request import RunRequest
+from tvmflow.planning.stage_names import find_stages
+from tvmflow.store.local import LocalStore
 
-_KINDS: Final = {"hit": "up to date", "run": "run", "wait": "may run"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    """The options of `tvmflow plan`."""
-
-    store: StoreOption = store_option()
-    recipes: RecipeOptions
-    lock: LockOptions
-    json: bool = flag(JSON_HELP)
-    argv: tuple[str, ...]
+_SHOWN_PATHS: Final = 3
+GRAPHS: Final[Mapping[str, Callable[[PlanGraph], str]]] = {
+    "mermaid": to_mermaid,
+    "dot": to_dot,
+    "svg": to_svg,
+}
+"""The formats of a plan's graph."""
 
 
 def plan(options: PlanOptions) -> int:
     """Show which stages `run` would run, and why, without running them."""
+    if options.graph and options.json:
+        raise UsageError(
+            "--graph and --json cannot be shown together",
+            fix="use --json alone: its stages have the edges of the graph as `needs`",
+        )
     store = options.store.open()
     request = options.recipes.request(options.lock.find(options.recipes.recipes))
+    is_up_to_date = show_plan(
+        request,
+        store,
+        argv=options.argv,
+        force=options.force,
+        dist=options.dist.locate(),
+        as_json=options.json,
+        graph=options.graph,
+        output=options.output,
+    )
+    return EXIT_OK if is_up_to_date or not options.check else EXIT_FAILED
+
+
+def show_plan(
+    request: RunRequest,
+    store: LocalStore,
+    *,
+    argv: Sequence[str],
+    force: Sequence[str],
+    dist: str,
+    as_json: bool,
+    graph: str | None = None,
+    output: Path | None = None,
+) -> bool:
+    """Show what a run would do, and return whether that is nothing.
+
+    Args:
+        request: What is to be planned.
+        store: Where the results are.
+        argv: The command line, whose answer is saved if everything is up to date.
+        force: The names of stages that run also if they are up to date.
+        dist: The folder for delivered files.
+        as_json: Show it as one line of JSON.
+        graph: Show its graph in this format.
+        output: Write it to this file.
+    """
     prepared = prepare_run(request, store, DownloadLine())
-    plan_state = evaluate_plan(prepared.plan, store)
-    decisions = [plan_state.decisions[spec.id] for spec in prepared.plan.stages]
-    if options.json:
-        text = json.dumps({"stages": [decision._asdict() for decision in decisions]}) + "\n"
+    forced = {spec.id for name in force for spec in find_stages(prepared.plan, name)}
+    state = evaluate_plan(prepared.plan, store, forced)
+    unwritten = list_files_to_write(prepared.plan, state, dist)
+    is_up_to_date = not unwritten and all(
+        decision.kind == "hit" for decision in state.decisions.values()
+    )
+    if graph is not None:
+        text = GRAPHS[graph](make_graph(prepared.plan, state.decisions))
+    elif as_json:
+        text = json.dumps({**_to_json(prepared.plan, state), "deliver": unwritten}) + "\n"
     else:
-        text = "".join(f"{printable(line)}\n" for line in _format_decisions(decisions))
+        decisions = [state.decisions[spec.id] for spec in prepared.plan.stages]
+        lines = format_plan(decisions, estimate_stages(prepared.plan, state), store.root)
+        lines += _describe_delivery(unwritten)
+        text = "".join(f"{printable(line)}\n" for line in lines)
+    if output is not None:
+        write_file(output, text)
+        return is_up_to_date
     sys.stdout.write(text)
-    if all(decision.kind == "hit" for decision in decisions):
-        save_answer(options.argv, text, prepared, plan_state)
-    return EXIT_OK
+    if is_up_to_date:
+        save_answer(argv, text, prepared, state, list_delivered(prepared.plan, state, dist))
+    return is_up_to_date
 
 
-def _format_decisions(decisions: list[Decision]) -> list[str]:
-    lines = []
-    if len(decisions) > MAX_SHOWN:
-        # Nobody reads that many lines about stages that need nothing.
-        shown = [decision for decision in decisions if decision.kind != "hit"]
-        lines.append(f"up to date: {count_text(len(decisions) - len(shown), 'stage')}")
-        decisions = shown
-    width = max([len(decision.stage_id) for decision in decisions], default=0)
-    return lines + [
-        f"{decision.stage_id:<{width}}  {_KINDS[decision.kind]:<10}  {decision.reason}"
-        for decision in decisions
+def _describe_delivery(paths: Sequence[str]) -> list[str]:
+    """Return the line about files that are missing or not as the results that are there."""
+    if not paths:
+        return []
+    names = names_text(paths, _SHOWN_PATHS)
+    return [f"to deliver: {count_text(len(paths), 'file')} missing or changed: {names}"]
+
+
+def _to_json(plan: Plan, state: PlanState) -> Json:
+    estimates = estimate_stages(plan, state)
+    stages = [
+        {
+            **state.decisions[spec.id]._asdict(),
+            "needs": [need.stage_id for need in spec.needs],
+            "estimate": estimates[spec.id].to_json() if spec.id in estimates else None,
+        }
+        for spec in plan.stages
     ]
+    return {"stages": stages, "total": add_up(estimates.values()).to_json()}
 
 
 COMMANDS: Final = {"plan": plan}

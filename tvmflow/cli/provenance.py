@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from tvmflow.cli.arguments import JSON_HELP, JSON_LINES_HELP
-from tvmflow.cli.options import argument, flag, option, size
-from tvmflow.cli.output import print_json, print_lines, print_result
+from tvmflow.cli.definitions.provenance import (
+    InspectOptions,
+    KeygenOptions,
+    SignOptions,
+    StatementOptions,
+    VerifyOptions,
+)
+from tvmflow.cli.output import print_json, print_lines, print_notes, print_outcome
 from tvmflow.core import signing
 from tvmflow.core.documents import Unreadable
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, EnvironmentProblem, UsageError
+from tvmflow.core.file_kinds import (
+    ARRAYS,
+    BUNDLE,
+    DELIVERED,
+    IMAGES,
+    LOCK,
+    OTHER,
+    TRIALS,
+    check_kind,
+)
 from tvmflow.core.types import STATEMENT_SUFFIX, Json
 from tvmflow.provenance import inspect as inspection
 from tvmflow.provenance import write
@@ -22,58 +36,34 @@ from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES
 from tvmflow.runtime.statements import Finding
 
 _SHORT_ID: Final = 12
-_DELIVERED: Final = "a delivered file, or a folder of delivered files"
+# All but models, recipes and pipelines: a statement may be about any file.
+_TAKEN: Final = (DELIVERED, BUNDLE, LOCK, TRIALS, ARRAYS, IMAGES, OTHER)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StatementOptions:
-    """The statements and keys that delivered files are compared with."""
+class _Evidence(NamedTuple):
+    """The trusted keys, the statements and the largest size that delivered files are checked with."""
 
-    trusted: tuple[Path, ...] = option(
-        "KEYS",
-        "accept only what one of these keys signed: a .pub file or a folder of them "
-        "($TVMFLOW_TRUSTED_KEYS; may be repeated)",
-        default=(),
+    keys: tuple[signing.PublicKey, ...]
+    statements: tuple[Path, ...]
+    max_bytes: int
+
+
+def _read_evidence(options: StatementOptions) -> _Evidence:
+    """Return the keys and statements of the options; keys else of the environment, statements else beside the files."""
+    keys = tuple(key for path in options.trusted for key in signing.load_public_keys(path))
+    return _Evidence(
+        keys if options.trusted else signing.load_trusted_keys(),
+        tuple(map(_existing, options.provenance)),
+        DEFAULT_MAX_BYTES if options.max_size is None else options.max_size,
     )
-    provenance: tuple[Path, ...] = option(
-        "FILE",
-        "use these statements (.intoto.jsonl) instead of those beside the files",
-        default=(),
-    )
-
-    max_size: int = option(
-        "SIZE",
-        "read no bundle that is larger, and no archive that unpacks to more (8GiB)",
-        default=DEFAULT_MAX_BYTES,
-        type=size,
-    )
-
-    def trusted_keys(self) -> tuple[signing.PublicKey, ...]:
-        """Return the keys of `--trusted`, else those that the environment names."""
-        if not self.trusted:
-            return signing.load_trusted_keys()
-        return tuple(key for path in self.trusted for key in signing.load_public_keys(path))
-
-    def statement_paths(self) -> tuple[Path, ...]:
-        """Return the files of `--provenance`, which take the place of those beside the delivered files."""
-        return tuple(_existing(path) for path in self.provenance)
-
-
-@dataclass(frozen=True, kw_only=True)
-class InspectOptions:
-    """The options of `tvmflow inspect`."""
-
-    files: tuple[Path, ...] = argument("FILE", _DELIVERED, "+")
-    statements: StatementOptions
-    json: bool = flag(JSON_LINES_HELP)
 
 
 def inspect(options: InspectOptions) -> int:
-    """Show what delivered files are and what they were made from, without running them."""
-    keys, statements = options.statements.trusted_keys(), options.statements.statement_paths()
+    """Show what delivered files are and what they were made from."""
+    evidence = _read_evidence(options.statements)
     for path in [path for file in options.files for path in _find_delivered(file)]:
         try:
-            about = inspection.inspect_file(path, keys, statements, options.statements.max_size)
+            about = inspection.inspect_file(path, *evidence)
         except inspection.UnknownFile as error:
             raise UsageError(
                 str(error),
@@ -90,37 +80,18 @@ def inspect(options: InspectOptions) -> int:
     return EXIT_OK
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
-    """The options of `tvmflow verify`."""
-
-    files: tuple[Path, ...] = argument("FILE", _DELIVERED, "+")
-    statements: StatementOptions
-    json: bool = flag(JSON_HELP)
-
-
 def verify(options: VerifyOptions) -> int:
-    """Check delivered files against their statements and signatures; exit code 3 when one differs."""
-    keys, statements = options.statements.trusted_keys(), options.statements.statement_paths()
+    """Check delivered files against statements and signatures."""
+    evidence = _read_evidence(options.statements)
     findings = [
         finding
         for path in map(_existing, options.files)
-        for finding in check_delivered(path, keys, statements, options.statements.max_size)
+        for finding in check_delivered(path, *evidence)
     ]
     bad = sum(not finding.good for finding in findings)
     value = {"good": not bad, "files": [_finding_to_json(finding) for finding in findings]}
-    print_result(value, _format_findings(findings), as_json=options.json)
-    return EXIT_VERIFY if bad else EXIT_OK
-
-
-@dataclass(frozen=True, kw_only=True)
-class SignOptions:
-    """The options of `tvmflow sign`."""
-
-    files: tuple[Path, ...] = argument(
-        "FILE", "a statement (.intoto.jsonl), or a folder with statements", "+"
-    )
-    key: Path | None = option("FILE", "the private key ($TVMFLOW_SIGNING_KEY)")
+    code = EXIT_VERIFY if bad else EXIT_OK
+    return print_outcome(value, _format_findings(findings), code, options)
 
 
 def sign(options: SignOptions) -> int:
@@ -134,21 +105,15 @@ def sign(options: SignOptions) -> int:
                 f"{path} holds no statement that can be signed: {error}",
                 fix="run the recipe again to write a new statement",
             ) from None
-        print_lines(f"{path}: signed by {key.public.id[:_SHORT_ID]}")
+        print_notes(options, f"{path}: signed by {key.public.id[:_SHORT_ID]}")
     return EXIT_OK
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeygenOptions:
-    """The options of `tvmflow keygen`."""
-
-    file: Path = argument("FILE", "the private key to create")
-
-
 def keygen(options: KeygenOptions) -> int:
-    """Create a key pair: a private key to sign with, and beside it the public key for those who verify."""
+    """Create a key pair: to sign with, and to verify with."""
     public = signing.generate_key(options.file)
-    print_lines(
+    print_notes(
+        options,
         f"{options.file}: the private key; keep it secret",
         f"{public.name}: the public key, for those who verify",
         f"id {public.id}",
@@ -174,6 +139,7 @@ def _load_signing_key(path: Path | None) -> signing.PrivateKey:
 def _existing(path: Path) -> Path:
     if not path.exists() and not path.is_symlink():
         raise UsageError(f"there is no file {path}", fix="`tvmflow run RECIPE` delivers files")
+    check_kind(path, *_TAKEN)
     return path
 
 

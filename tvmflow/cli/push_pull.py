@@ -9,16 +9,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tvmflow.cli.arguments import (
-    JSON_HELP,
     RecipeOptions,
-    RemoteCacheOptions,
-    StoreOption,
-    store_option,
 )
+from tvmflow.cli.definitions.cache import PullOptions, PushOptions
 from tvmflow.cli.download_progress import DownloadLine
-from tvmflow.cli.options import argument, flag
-from tvmflow.cli.output import print_result
-from tvmflow.cli.records import CHECK_HELP, start_trace_check
+from tvmflow.cli.output import print_outcome
+from tvmflow.cli.records import start_trace_check
 from tvmflow.cli.remote_cache import open_command_client
 from tvmflow.core.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
 from tvmflow.core.formatting import count_text, printable, size_text
@@ -36,25 +32,6 @@ _SHOWN_LINES: Final = 10
 _SHORT_KEY: Final = 12
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptionalRecipeOptions(RecipeOptions):
-    """The recipes, if a command is about some."""
-
-    recipes: tuple[str, ...] = argument("RECIPE", "a recipe, or a pipeline that names recipes", "*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PushOptions:
-    """The options of `tvmflow cache push`."""
-
-    recipes: OptionalRecipeOptions
-    store: StoreOption = store_option()
-    remote: RemoteCacheOptions
-    json: bool = flag(JSON_HELP)
-    all: bool = flag("upload every result in the store")
-    ledger: bool = flag("upload all measured trials, too")
-
-
 @dataclass
 class _Pushed:
     """The outcome of an upload, by key: bytes of new results, known results, reasons of failures."""
@@ -65,7 +42,7 @@ class _Pushed:
 
 
 def push(options: PushOptions) -> int:
-    """Upload results to the remote cache: those of recipes, all, or those that earlier runs could not upload."""
+    """Upload results to the remote cache: of recipes, all, or what earlier runs could not upload."""
     store = options.store.open()
     with store.running():
         client = open_command_client(options.remote, store, _warn, writes=True)
@@ -94,24 +71,12 @@ def push(options: PushOptions) -> int:
         *_shorten([f"not uploaded: {name}: not in the store; run it first" for name in absent]),
         *_shorten(problems),
     ]
-    print_result(value, lines, as_json=options.json)
-    return _exit_code(client, failed=bool(pushed.failed or problems))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PullOptions:
-    """The options of `tvmflow cache pull`."""
-
-    recipes: RecipeOptions
-    store: StoreOption = store_option()
-    remote: RemoteCacheOptions
-    json: bool = flag(JSON_HELP)
-    ledger: bool = flag("fetch the trials of machines like this one, too")
-    check: bool = flag(f"with --ledger, {CHECK_HELP}")
+    code = _exit_code(client, failed=bool(pushed.failed or problems))
+    return print_outcome(value, lines, code, options)
 
 
 def pull(options: PullOptions) -> int:
-    """Fetch what recipes need, as far as the remote cache has it, without running anything.
+    """Fetch what recipes need from the remote cache, without running anything.
 
     Raises:
         StoreError: after all else was fetched, when the disk is full or not writable.
@@ -150,10 +115,11 @@ def pull(options: PullOptions) -> int:
         *_shorten([f"not in the remote cache: {name}" for name in missing]),
         *_shorten(problems),
     ]
-    print_result(value, lines, as_json=options.json)
+    code = _exit_code(client, failed=bool(problems or traffic.problems))
+    print_outcome(value, lines, code, options)
     if client.reader.disk_problem:
         raise client.reader.disk_problem
-    return _exit_code(client, failed=bool(problems or traffic.problems))
+    return code
 
 
 def _warn(text: str) -> None:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tvmflow.cli import records_output
-from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option, with_disk_errors
-from tvmflow.cli.options import argument, days, flag, option, positive_int
-from tvmflow.cli.output import print_json, print_lines, print_result
+from tvmflow.cli.definitions.records import (
+    ExportOptions,
+    ImportOptions,
+    ListOptions,
+    MergeOptions,
+    PruneOptions,
+    ShowOptions,
+    VerifyOptions,
+)
+from tvmflow.cli.output import (
+    print_json,
+    print_lines,
+    print_outcome,
+    print_result,
+    with_disk_errors,
+)
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
+from tvmflow.core.file_kinds import LOCK, TRIALS, check_kind
 from tvmflow.release.lock_trials import SUFFIXES, import_lock
 from tvmflow.store.inventory import require_store
 from tvmflow.store.local import LocalStore
@@ -23,26 +36,6 @@ from tvmflow.tuning.machine_class import this_machine_class
 from tvmflow.tuning.pack import export_pack
 from tvmflow.tuning.pack_import import import_pack
 from tvmflow.tuning.trial_import import ImportResult, merge_ledger
-
-_TRIALS: Final = "trials are"
-CHECK_HELP: Final = (
-    "apply each schedule to its kernel, in a child process, and refuse those that do not apply"
-)
-
-
-def _target_keys_option() -> tuple[str, ...]:
-    text = "only targets whose key starts with this (may be repeated)"
-    return option("PREFIX", text, default=(), name="--target-key")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListOptions:
-    """The options of `tvmflow records ls`."""
-
-    target_keys: tuple[str, ...] = _target_keys_option()
-    workloads: bool = flag("show a line for each workload")
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
 
 
 @with_disk_errors
@@ -60,18 +53,6 @@ def list_targets(options: ListOptions) -> int:
     for folder in folders:
         print_lines(*records_output.format_target(folder, workloads))
     return EXIT_OK
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShowOptions:
-    """The options of `tvmflow records show`."""
-
-    key: str = argument("KEY", "the first characters of the workload's key")
-    target_keys: tuple[str, ...] = _target_keys_option()
-    best: int | None = option("N", "only the N fastest trials", type=positive_int)
-    trace: bool = flag("show the trace of each trial")
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
 
 
 @with_disk_errors
@@ -92,23 +73,6 @@ def show(options: ShowOptions) -> int:
     return EXIT_OK
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """The options of `tvmflow records export`."""
-
-    file: Path = argument("FILE", "the trial pack to write; gzipped if it ends in .gz")
-    target_keys: tuple[str, ...] = _target_keys_option()
-    workloads: tuple[str, ...] = option(
-        "PREFIX",
-        "only workloads whose key starts with this (may be repeated)",
-        default=(),
-        name="--workload",
-    )
-    best: int | None = option("N", "only the N fastest trials of each workload", type=positive_int)
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
-
-
 @with_disk_errors
 def export(options: ExportOptions) -> int:
     """Write trials into a trial pack, to be imported elsewhere."""
@@ -120,38 +84,19 @@ def export(options: ExportOptions) -> int:
         best=options.best,
     )
     lines = records_output.format_packed(options.file, packed)
-    print_result(packed._asdict(), lines, as_json=options.json)
-    return EXIT_FAILED if packed.problems else EXIT_OK
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportOptions:
-    """The options of `tvmflow records import`."""
-
-    file: Path = argument("FILE", "a trial pack that `export` has written, or a lock file (.yaml)")
-    check: bool = flag(CHECK_HELP)
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
+    code = EXIT_FAILED if packed.problems else EXIT_OK
+    return print_outcome(packed._asdict(), lines, code, options)
 
 
 @with_disk_errors
 def import_trials(options: ImportOptions) -> int:
-    """Add the trials of a trial pack that are valid on this machine, or the schedules of a lock file."""
+    """Add the trials of a trial pack that are valid here, or the schedules of a lock file."""
     store = options.store.open()
+    check_kind(options.file, TRIALS, LOCK)
     import_file = import_lock if options.file.suffix in SUFFIXES else import_pack
     with store.running(), start_trace_check(store, options.check) as checker:
         result = import_file(options.file, Path(store.ledger), this_machine_class(), checker)
-    return _show_import(result, as_json=options.json)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MergeOptions:
-    """The options of `tvmflow records merge`."""
-
-    dir: Path = argument("DIR", "a store, or the ledger of a store")
-    check: bool = flag(CHECK_HELP)
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
+    return _show_import(result, options)
 
 
 @with_disk_errors
@@ -160,7 +105,7 @@ def merge(options: MergeOptions) -> int:
     store = options.store.open()
     with store.running(), start_trace_check(store, options.check) as checker:
         result = merge_ledger(options.dir, Path(store.ledger), this_machine_class(), checker)
-    return _show_import(result, as_json=options.json)
+    return _show_import(result, options)
 
 
 def start_trace_check(
@@ -170,35 +115,19 @@ def start_trace_check(
     return replay.TraceCheck.start(store) if check else contextlib.nullcontext()
 
 
-def _show_import(result: ImportResult, *, as_json: bool) -> int:
+def _show_import(result: ImportResult, options: ImportOptions | MergeOptions) -> int:
     value = {
         "targets": [target._asdict() for target in result.targets],
         "problems": result.problems,
         "complete": result.complete,
     }
-    print_result(value, records_output.format_import(result), as_json=as_json)
-    return EXIT_OK if result.complete else EXIT_FAILED
-
-
-@dataclass(frozen=True, kw_only=True)
-class PruneOptions:
-    """The options of `tvmflow records prune`."""
-
-    target_keys: tuple[str, ...] = _target_keys_option()
-    keep_best: int | None = option(
-        "N", "all but the N fastest trials of each workload", type=positive_int
-    )
-    failed: bool = flag("trials that failed")
-    older_than: float | None = option("DAYS", "only trials that are older than this", type=days)
-    tvm_other: bool = flag("only trials of another build of TVM than the installed one")
-    yes: bool = flag("remove them; without this option nothing is changed")
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
+    code = EXIT_OK if result.complete else EXIT_FAILED
+    return print_outcome(value, records_output.format_import(result), code, options)
 
 
 @with_disk_errors
 def prune(options: PruneOptions) -> int:
-    """Show which trials would be removed, and with --yes remove them; they may be measured again."""
+    """Show which trials would be removed, and with --yes remove them."""
     criteria = pruning.PruneCriteria(
         options.keep_best, options.failed, options.older_than, options.tvm_other
     )
@@ -214,23 +143,13 @@ def prune(options: PruneOptions) -> int:
         )
     value = {"done": options.yes, "workloads": [row.to_json() for row in pruned]}
     lines = records_output.format_pruned(pruned, done=options.yes)
-    print_result(value, lines, as_json=options.json)
-    return EXIT_FAILED if any(row.skip_reason for row in pruned) else EXIT_OK
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
-    """The options of `tvmflow records verify`."""
-
-    target_keys: tuple[str, ...] = _target_keys_option()
-    replay: bool = flag("apply every trace to its kernel again, if the store has the kernel")
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
+    code = EXIT_FAILED if any(row.skip_reason for row in pruned) else EXIT_OK
+    return print_outcome(value, lines, code, options)
 
 
 @with_disk_errors
 def verify(options: VerifyOptions) -> int:
-    """Read every trial and repair what is damaged; exit code 1 when trials were quarantined."""
+    """Read every trial and repair what is damaged."""
     store = require_store(options.store.locate())
     root = Path(store.ledger)
     replayed = None
@@ -241,8 +160,8 @@ def verify(options: VerifyOptions) -> int:
     clean = checked.clean and not (replayed and replayed.quarantined)
     more = {"replayed": replayed._asdict()} if replayed else {}
     value = {**checked._asdict(), **more, "clean": clean}
-    print_result(value, records_output.format_check(checked, replayed), as_json=options.json)
-    return EXIT_OK if clean else EXIT_FAILED
+    lines = records_output.format_check(checked, replayed)
+    return print_outcome(value, lines, EXIT_OK if clean else EXIT_FAILED, options)
 
 
 COMMANDS: Final = {

@@ -57,6 +57,8 @@ def format_trials(workload: listing.WorkloadTrials, *, trace: bool) -> Iterator[
     yield f"on {workload.target[:_SHORT_KEY]}  {workload.target_text}"
     for trial in workload.trials:
         yield _format_trial(trial)
+        if ban := workload.bans.get(trial.id):
+            yield f"    banned {ban.when[:19]}: {ban.reason}"
         if trace:
             yield from (f"    {line}" for line in listing.format_trace(trial.trace))
     yield from workload.problems
@@ -177,6 +179,7 @@ def workload_to_json(workload: listing.WorkloadTrials) -> dict[str, Json]:
         **workload._asdict(),
         "description": workload.description.to_json(),
         "trials": [_trial_to_json(trial) for trial in workload.trials],
+        "bans": {trial: ban.to_json() for trial, ban in workload.bans.items()},
     }
 
 

@@ -10,6 +10,7 @@ from tvmflow.cli.output import print_json, print_lines
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.types import Json
+from tvmflow.engine.run_records import Recording
 from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.pipelines import Pipeline
 from tvmflow.planning.prepare import PreparedRun
@@ -17,7 +18,7 @@ from tvmflow.planning.request import RunRequest
 from tvmflow.recipe import Release
 from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release.folder import ReleaseResult, check_before_build, make_release
-from tvmflow.release.gates import CONTENT_GATE, Comparison
+from tvmflow.release.gates import CONTENT_GATE, Comparison, list_checked_gates
 from tvmflow.release.lock import make_lock, pin_lock
 from tvmflow.release.measurements import LOCK
 from tvmflow.release.previous import find_folder
@@ -56,15 +57,15 @@ def release(
     prepared: PreparedRun,
     pipeline: Pipeline,
     settings: Release,
-    lock: str | None,
     store: LocalStore,
     output: OutputOptions,
+    recording: Recording,
 ) -> int:
     """Make the release of a successful run, show it, and return the exit code: 3 when a gate fails."""
     plan = prepared.plan
     plan_state = evaluate_plan(plan, store)
     path = find_folder(pipeline, settings) / LOCK
-    enforced = read_lock(Path(lock)) if lock else None
+    enforced = read_lock(Path(recording.lock)) if recording.lock else None
     folder = pipeline.path.parent
     made_lock = make_lock(prepared.recipes, plan, plan_state, store, folder, enforced)
     result = make_release(
@@ -75,12 +76,16 @@ def release(
         plan_state.artifacts,
         store,
         Path(device_locks_folder()),
+        recording.report.stages if recording.report else (),
     )
     if not result.failed_gates:
         pin_lock(store, path, plan_state)
+    gates = list_checked_gates(result.comparisons, settings.gates.model_dump(exclude_none=True))
+    recording.release = {**_to_json(result), "gates": [gate._asdict() for gate in gates]}
+    recording.did_more = result.is_new
     if output.json:
-        print_json({"event": "released", **_to_json(result)})
-    else:
+        print_json({"event": "released", **recording.release})
+    elif result.failed_gates or not output.quiet:
         print_lines(*_format_release(result))
     return EXIT_VERIFY if result.failed_gates else EXIT_OK
 

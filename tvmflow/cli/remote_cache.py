@@ -10,6 +10,7 @@ from typing import Final
 from tvmflow.cli.arguments import REMOTE_CACHE_MODES, RemoteCacheOptions, RunRemoteCacheOptions
 from tvmflow.core import signing
 from tvmflow.core.errors import UsageError
+from tvmflow.core.project import shortest_path
 from tvmflow.engine.report import can_be_shown
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote import open_remote_cache
@@ -145,7 +146,8 @@ def _open_connection(
     folder, root = Path(cache.address), Path(store.root)
     if root == folder or root in folder.parents:
         raise UsageError(
-            f"--remote {cache.address} is inside the store {store.root}", fix="give another folder"
+            f"--remote {cache.address} is inside the store {shortest_path(store.root)}",
+            fix="give another folder",
         )
     access = access._replace(signer=signer, trusted=trusted, patience_s=options.remote_timeout_s)
     return RemoteConnection(cache, store, access, warn, is_cancelled)

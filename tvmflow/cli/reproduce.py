@@ -38,7 +38,7 @@ def check_reproducible(
     if output.json:
         difference = report.difference and report.difference._asdict()
         print_json({"event": "reproduced", **report._asdict(), "difference": difference})
-    else:
+    elif report.difference or not output.quiet:
         print_lines(*_format_report(report))
     return EXIT_VERIFY if report.difference else EXIT_OK
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tvmflow.cli.arguments import OutputOptions
-from tvmflow.cli.output import print_json, print_lines
+from tvmflow.cli.output import print_json, print_lines, print_notes
 from tvmflow.core.errors import EXIT_OK
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.types import Plan, StageSpec
@@ -53,7 +53,8 @@ def retune(
     specs = [spec for spec in plan.stages if spec.traits.uses_ledger and _is_tunable(spec)]
     rows = spend_budget(specs, budget, tune, show_round)
     if not output.json:
-        print_lines(
+        print_notes(
+            output,
             "trials spent:",
             *(f"{_format_progress(row)}; {row.trials} in total" for row in rows),
             "to keep this result, run `tvmflow lock`, or write these totals into the recipes as tune.trials",

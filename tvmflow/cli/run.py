@@ -4,60 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.cli.arguments import (
     ExecutionOptions,
-    LockOptions,
     OutputOptions,
-    RecipeOptions,
-    StoreOption,
-    store_option,
 )
+from tvmflow.cli.ci_messages import report_failures
+from tvmflow.cli.definitions.run import RunOptions
 from tvmflow.cli.download_progress import DownloadLine
 from tvmflow.cli.executors import check_executor_options
-from tvmflow.cli.options import flag, option
-from tvmflow.cli.output import print_json, print_lines
-from tvmflow.cli.plan_execution import PlanExecution
+from tvmflow.cli.output import print_json, print_lines, print_notes, write_file
+from tvmflow.cli.plan import show_plan
+from tvmflow.cli.plan_execution import PlanExecution, show_report
 from tvmflow.cli.release import check_release, release
 from tvmflow.cli.remote_cache import must_upload
 from tvmflow.cli.reproduce import check_reproducible
 from tvmflow.cli.retune import retune
 from tvmflow.core import signing
+from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import EXIT_OK
 from tvmflow.core.types import Plan
 from tvmflow.engine.ir_dump import dump_ir
-from tvmflow.engine.report import RunReport, render
+from tvmflow.engine.junit import junit_xml
+from tvmflow.engine.markdown import markdown_summary
+from tvmflow.engine.report import RunReport
+from tvmflow.engine.run_records import Recording, record_run
 from tvmflow.engine.up_to_date import confirm_run
 from tvmflow.planning.prepare import PreparedRun, prepare_run
 from tvmflow.planning.request import RunRequest
+from tvmflow.planning.stage_names import find_stages
 from tvmflow.provenance.source_state import read_builder_id
 from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """The options of `tvmflow run`."""
-
-    store: StoreOption = store_option()
-    recipes: RecipeOptions
-    execution: ExecutionOptions
-    lock: LockOptions
-    output: OutputOptions
-    dump_ir: Path | None = option(
-        "DIR",
-        "then lower the models once more, also those that are up to date, and write the IR after each pass to DIR",
-    )
-    check_reproducible: bool = flag(
-        "then build everything twice more, each time from an empty store, and report the first difference"
-    )
-    argv: tuple[str, ...]
 
 
 RunPlan = Callable[[Plan], RunReport]
@@ -74,10 +56,44 @@ class FinishedRun(NamedTuple):
 def run(options: RunOptions) -> int:
     """Bring recipes up to date and deliver their libraries."""
     store = options.store.open()
+    with record_run(store, options.argv) as recording:
+        recording.exit_code = _run(options, store, recording)
+        _write_reports(options, recording)
+        return recording.exit_code
+
+
+def _write_reports(options: RunOptions, recording: Recording) -> None:
+    """Write what CI services show of a run."""
+    report = recording.report
+    if report is None:
+        return
+    report_failures(report)
+    if options.summary is not None:
+        with disk_errors(options.summary):
+            options.summary.parent.mkdir(parents=True, exist_ok=True)
+            with options.summary.open("a", encoding="utf-8") as stream:
+                stream.write(markdown_summary(report))
+    if options.junit is not None:
+        write_file(options.junit, junit_xml(report, recording.release))
+
+
+def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
     request = options.recipes.request(options.lock.find(options.recipes.recipes))
-    # A reproducibility check and a dump of IR do their work again although everything is up to date.
-    runs_again = options.check_reproducible or options.dump_ir is not None
-    argv = () if runs_again else options.argv
+    if options.dry_run:
+        show_plan(
+            request,
+            store,
+            argv=options.argv,
+            force=options.force,
+            dist=options.execution.dist.locate(),
+            as_json=options.output.json,
+        )
+        return EXIT_OK
+    # These do their work again although everything is up to date.
+    runs_again = options.check_reproducible or options.dump_ir is not None or options.force
+    # A cached answer writes no file.
+    writes = options.summary is not None or options.junit is not None
+    argv = () if runs_again or writes else options.argv
     with contextlib.ExitStack() as leases:
         prepared, report = execute(
             request,
@@ -86,19 +102,19 @@ def run(options: RunOptions) -> int:
             store,
             leases,
             argv=argv,
+            force=options.force,
             check=None if options.check_reproducible else check_release,
         )
+        recording.report, recording.lock = report, request.lock
         dumped = EXIT_OK
         if options.dump_ir is not None:
             dumped = _dump_ir(prepared.plan, store, options.dump_ir, options.output)
-        sys.stdout.write(render(report, as_json=options.output.json, quiet=options.output.quiet))
+        show_report(report, options.output)
         if exit_code := report.exit_code or dumped:
             return exit_code
         pipeline = prepared.pipeline
         if pipeline and pipeline.release and not options.check_reproducible:
-            return release(
-                prepared, pipeline, pipeline.release, request.lock, store, options.output
-            )
+            return release(prepared, pipeline, pipeline.release, store, options.output, recording)
     if options.check_reproducible:
         return check_reproducible(prepared, request, store, options.output)
     return EXIT_OK
@@ -114,7 +130,7 @@ def _dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions)
         elif dump.problem:
             print_lines(*f"{dump.stage_id}: the IR is not complete: {dump.problem}".split("\n"))
         else:
-            print_lines(f"{dump.stage_id}: the IR after each pass is in {dump.folder}")
+            print_notes(output, f"{dump.stage_id}: the IR after each pass is in {dump.folder}")
         exit_code = max(exit_code, dump.exit_code)
     return exit_code
 
@@ -127,6 +143,7 @@ def execute(
     leases: contextlib.ExitStack,
     *,
     argv: Sequence[str] = (),
+    force: Sequence[str] = (),
     check: Callable[[PreparedRun, RunRequest], None] | None = None,
     revise: Callable[[PreparedRun, RunPlan], PreparedRun | RunReport] | None = None,
 ) -> FinishedRun:
@@ -141,6 +158,7 @@ def execute(
             run, so that the caller can pin them.
         argv: The command line, whose answer is saved if everything is up to date; empty if stages
             are to be run and shown in any case.
+        force: The names of stages that run also if they are up to date.
         check: Raises an error if the run must not begin.
         revise: Returns what to run in place of the plan, after it ran what it needs to know that;
             or the report of that, when it did not succeed.
@@ -152,18 +170,19 @@ def execute(
     prepared = prepare_run(request, store, DownloadLine())
     if check is not None:
         check(prepared, request)
+    forced = {spec.id for name in force for spec in find_stages(prepared.plan, name)}
     pipeline = prepared.pipeline
     is_plain = pipeline is None or not (pipeline.release or pipeline.retune)
     # Who asks for a log gets the decisions of a full evaluation.
     is_logged = _log.isEnabledFor(logging.INFO)
     if argv and is_plain and not is_logged and not must_upload(execution.remote, store):
         report = confirm_run(
-            argv, prepared, store, execution.dist, as_json=output.json, quiet=output.quiet
+            argv, prepared, store, execution.dist.locate(), as_json=output.json, quiet=output.quiet
         )
         if report is not None:
             return FinishedRun(prepared, report)
     leases.enter_context(store.running())
-    with PlanExecution(prepared, execution, output, store) as plans:
+    with PlanExecution(prepared, execution, output, store, forced) as plans:
         if pipeline and pipeline.retune and not request.lock:
             plan = retune(
                 prepared.plan,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option
-from tvmflow.cli.options import flag, option
+from tvmflow.cli.definitions.targets import TargetsOptions
 from tvmflow.cli.output import print_result
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.suggestions import nearest
@@ -16,7 +14,7 @@ from tvmflow.core.types import Json
 from tvmflow.store.local import LocalStore
 from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.capabilities import Capabilities, emulator_name, find_capabilities
-from tvmflow.targets.emulation import is_installed
+from tvmflow.targets.emulation import INSTALL, find_emulators
 from tvmflow.targets.facts import load_cpus, load_target_facts
 from tvmflow.targets.host import read_host
 from tvmflow.targets.platforms import parse_triple
@@ -38,15 +36,6 @@ _HEADINGS: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TargetsOptions:
-    """The options of `tvmflow targets`."""
-
-    cpus: str | None = option("ARCH", "list the CPUs that LLVM knows for an architecture instead")
-    json: bool = flag(JSON_HELP)
-    store: StoreOption = store_option("facts about targets are")
-
-
 class _Row(NamedTuple):
     """One preset, and what this machine can do for it."""
 
@@ -62,7 +51,7 @@ class _Row(NamedTuple):
 
 
 def targets(options: TargetsOptions) -> int:
-    """List the targets that recipes can name, and what this machine can do for each."""
+    """List targets, and what this machine can do for each."""
     store = options.store.open()
     if options.cpus is not None:
         names = load_cpus(store, _find_triple(options.cpus))
@@ -111,7 +100,8 @@ def _format_table(rows: Sequence[_Row]) -> list[str]:
     for row in rows:
         marks = ["no" if reason else "yes" for reason in row.capabilities]
         if row.emulated_by:
-            marks[_RUNS_HERE] = row.emulated_by
+            installed = find_emulators()[row.emulated_by]
+            marks[_RUNS_HERE] = row.emulated_by if installed else f"no ({row.emulated_by})"
         cells.append((row.name, f"{row.triple} {row.cpu}", *marks, row.description))
     return columns(cells)
 
@@ -125,10 +115,11 @@ def _format_reasons(rows: Sequence[_Row]) -> Iterator[str]:
     for reason, concerned in names.items():
         yield reason
         yield f"    {', '.join(concerned)}"
-    emulators = sorted({row.emulated_by for row in rows if row.emulated_by})
-    missing = [name for name in emulators if not is_installed(name)]
+    programs = find_emulators()
+    missing = {row.emulated_by for row in rows if row.emulated_by and not programs[row.emulated_by]}
     if missing:
-        yield f"not installed: {', '.join(missing)} (for `verify.run_on: qemu`)"
+        yield f"not installed, for `verify.run_on: qemu`: {', '.join(sorted(missing))}"
+        yield f"    {INSTALL}"
 
 
 def _list_reasons(capabilities: Capabilities) -> list[str]:

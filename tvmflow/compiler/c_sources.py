@@ -18,6 +18,8 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from tvmflow.compiler.cpu_model import is_cpu
+from tvmflow.compiler.ir import find_nodes, operator_name
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.errors import StageError
 from tvmflow.targets.linking import compile_c_to_llvm
@@ -27,7 +29,6 @@ from tvmflow.targets.tvm_target import cpu_triple
 _SOURCE: Final = "tvmflow_c_source"
 # TVM's own annotation for code that is linked into a kernel (src/target/llvm/codegen_llvm.cc).
 _LLVM: Final = "pragma_import_llvm"
-_CPU_KIND: Final = "llvm"
 _C_KIND: Final = "c"
 _LLVM_TYPES: Final = {
     "handle": "ptr",
@@ -53,13 +54,8 @@ def mark_c_source(body: Any, source: KernelSource) -> Any:
 
 def find_c_source(function: tirx.PrimFunc) -> KernelSource | None:
     """Return the source that a kernel carries, or None."""
-    notes: list[str] = []
-
-    def visit(statement: tirx.AttrStmt) -> None:
-        if statement.attr_key == _SOURCE:
-            notes.append(statement.value.value)
-
-    tvm_ffi.structural_walk(function.body, (tirx.AttrStmt, visit))
+    statements = find_nodes(function.body, tirx.AttrStmt)
+    notes = [statement.value.value for statement in statements if statement.attr_key == _SOURCE]
     return KernelSource(*json.loads(notes[0])) if notes else None
 
 
@@ -88,7 +84,7 @@ def compile_c_sources(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
         return mod
     compiled = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
     for var, source in kernels:
-        if target.kind.name != _CPU_KIND:
+        if not is_cpu(target):
             is_text = target.kind.name == _C_KIND
             form = "the output c-source" if is_text else f"a target of the kind {target.kind.name}"
             raise StageError(
@@ -118,7 +114,7 @@ def _with_llvm(
         return tirx.AttrStmt(statement.node, _LLVM, text, statement.body)
 
     def rename(call: Any) -> Any:
-        if getattr(call.op, "name", "") != "tirx.call_extern":
+        if operator_name(call) != "tirx.call_extern":
             return call
         name, arguments = call.args[0].value, list(call.args[1:])
         if problem := _find_problem(source, functions, name, arguments):

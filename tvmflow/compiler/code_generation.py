@@ -1,4 +1,4 @@
-"""Code generation: kernels and lowered models become machine code by TVM's pipeline and two passes more for CPUs.
+"""Code generation: kernels and lowered models become machine code by TVM's pipeline, for CPUs with passes of our own.
 
 TVM 0.27 allocates every buffer of a kernel with its runtime's allocator, also the accumulators of a
 tile, once a tile. Small buffers stay on the stack here, where LLVM keeps them in registers.
@@ -17,7 +17,10 @@ from tvm.tirx import compilation_pipeline
 
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.cpu_model import is_cpu
+from tvmflow.compiler.float16_conversions import expand_float16_conversions
+from tvmflow.compiler.overlapping_vectors import overlap_last_vectors
 from tvmflow.compiler.split_loops import split_loops_where_indices_repeat
+from tvmflow.compiler.strided_loads import shuffle_strided_loads
 
 _CPU_PIPELINE: Final = "tvmflow_cpu"
 
@@ -101,6 +104,7 @@ CPU_PASSES: Final = (
     s_tir.transform.LowerInitBlock,
     s_tir.transform.PlanAndUpdateBufferAllocationLocation,
     s_tir.transform.ConvertBlocksToOpaque,
+    overlap_last_vectors,
     s_tir.transform.CompactBufferAllocation,
     s_tir.transform.LowerMatchBuffer,
     s_tir.transform.StmtSimplify,
@@ -108,6 +112,7 @@ CPU_PASSES: Final = (
     s_tir.transform.LowerOpaqueBlock,
     tirx.transform.FlattenBuffer,
     tirx.transform.BF16ComputeLegalize,
+    expand_float16_conversions,
     lambda: tirx.transform.NarrowDataType(32),
     _renew_partition_hints,
     s_tir.transform.LoopPartition,
@@ -118,6 +123,7 @@ CPU_PASSES: Final = (
     tirx.transform.UnrollLoop,
     s_tir.transform.RenormalizeSplitPattern,
     tirx.transform.StmtSimplify,
+    shuffle_strided_loads,
     tirx.transform.RemoveNoOp,
     s_tir.transform.RewriteUnsafeSelect,
     tirx.transform.CommonSubexprElim,

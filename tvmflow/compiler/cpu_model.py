@@ -71,6 +71,15 @@ def is_cpu(target: tvm.target.Target) -> bool:
     return str(target.kind.name) == "llvm"
 
 
+def converts_float16(target: tvm.target.Target) -> bool:
+    """Return whether a CPU has instructions that convert vectors of float16."""
+    arch = str(target.attrs.get("mtriple", "")).partition("-")[0]
+    if arch not in ("", "x86_64", "i386", "i686"):
+        # TVM crashes when it is asked for the features of a triple that LLVM does not know.
+        return arch in ("aarch64", "arm64")
+    return "f16c" in map(str, codegen.llvm_get_cpu_features(target))
+
+
 class CpuModel(NamedTuple):
     """A CPU as schedule rules see it.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax
+from tvm import relax, tirx
 
 
 class DataFlow:
@@ -198,6 +198,11 @@ def find_nodes(tree: Any, *kinds: type) -> list[Any]:
     nodes: list[Any] = []
     tvm_ffi.structural_walk(tree, tuple((kind, nodes.append) for kind in kinds))
     return nodes
+
+
+def replace_variables(tree: Any, values: Mapping[Any, Any]) -> Any:
+    """Return a statement or an expression of TIR with variables replaced."""
+    return tvm_ffi.structural_map(tree, (tirx.Var, lambda var: values.get(var, var)))
 
 
 def operator_name(expr: Any) -> str:

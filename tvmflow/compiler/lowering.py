@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +18,7 @@ from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.ir_dump import IRDump
+from tvmflow.compiler.node_tracking import KernelNodes, NodeTracker
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.passes.constant_evaluation import evaluate_function
 from tvmflow.compiler.passes.lift_weights import split_weights
@@ -43,12 +44,14 @@ class LoweredModel:
         weight_names: The names of the imported model's weights, in the order of its `main`.
         weight_mod: A module whose `main` computes the weights; None if they are used as they are.
         width: The vectors of the code; None where no CPU model chose them.
+        kernel_nodes: The bindings of the imported `main` that each call of a kernel came from.
     """
 
     mod: tvm.IRModule
     weight_names: tuple[str, ...]
     weight_mod: tvm.IRModule | None
     width: VectorWidth | None = None
+    kernel_nodes: KernelNodes = field(default_factory=dict)
 
     def compute_weights(self, params: Weights) -> list[np.ndarray[Any, Any]]:
         """Compute the weights that `main` takes, in its order.
@@ -103,11 +106,12 @@ def lower(
     width = vector_width.choose_width(mod, cpu, options.vector_bits) if cpu else None
     narrowed = cpu._replace(lanes=width.lanes) if cpu and width else None
     context = LoweringContext(target, narrowed, options)
-    graph = pipeline.run_phases(pipeline.GRAPH_PHASES, mod, context, dump)
+    tracker = NodeTracker(mod)
+    graph = pipeline.run_phases(pipeline.GRAPH_PHASES, mod, context, tracker, dump)
     with target, tvm.transform.PassContext(opt_level=3):
-        kernels = pipeline.run_phases(pipeline.KERNEL_PHASES, graph, context, dump)
+        kernels = pipeline.run_phases(pipeline.KERNEL_PHASES, graph, context, tracker, dump)
     names = tuple(str(var.name) for var in ir.list_weights(mod["main"]))
-    return LoweredModel(kernels, names, split_weights(graph), width)
+    return LoweredModel(kernels, names, split_weights(graph), width, tracker.list_kernels())
 
 
 def compile_with_weights(

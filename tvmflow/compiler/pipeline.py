@@ -17,6 +17,7 @@ from tvm import relax
 
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.ir_dump import IRDump
+from tvmflow.compiler.node_tracking import NodeTracker
 from tvmflow.compiler.passes.batched_matmuls import pack_batched_matmuls
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
 from tvmflow.compiler.passes.constant_evaluation import evaluate_constants
@@ -34,6 +35,7 @@ from tvmflow.compiler.passes.resize import convert_resize
 from tvmflow.compiler.passes.scans import vectorize_scans
 from tvmflow.compiler.passes.sorts import replace_sorts
 from tvmflow.compiler.passes.vector_math import vectorize_math
+from tvmflow.compiler.passes.widen_float16 import widen_float16
 
 _log = logging.getLogger(__name__)
 
@@ -117,13 +119,20 @@ KERNEL_PHASES: Final[Phases] = {
         _pass("fuse_tir", relax.transform.FuseTIR()),
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),
     ),
-    "kernels": (_pass("vectorize_math", vectorize_math, LoweringContext.has_vector_math),),
+    "kernels": (
+        _pass("widen_float16", widen_float16, LoweringContext.is_cpu),
+        _pass("vectorize_math", vectorize_math, LoweringContext.has_vector_math),
+    ),
 }
 """The passes that make kernels of the graph without the function that computes the weights."""
 
 
 def run_phases(
-    phases: Phases, mod: tvm.IRModule, context: LoweringContext, dump: IRDump | None = None
+    phases: Phases,
+    mod: tvm.IRModule,
+    context: LoweringContext,
+    tracker: NodeTracker,
+    dump: IRDump | None = None,
 ) -> tvm.IRModule:
     """Run the passes of some phases.
 
@@ -131,6 +140,7 @@ def run_phases(
         phases: The phases, in order.
         mod: The module to transform.
         context: The target and options.
+        tracker: Follows the bindings of the imported model.
         dump: Where to write the module after each pass; None to write nothing.
     """
     for phase, steps in phases.items():
@@ -141,6 +151,7 @@ def run_phases(
             started = time.perf_counter()
             mod = step.transform(mod, context)
             seconds = time.perf_counter() - started
+            tracker.follow(mod)
             _log.debug("%s: %s took %.1f ms", phase, step.name, seconds * 1e3)
             if dump is not None:
                 dump.write(step.name, mod, seconds)

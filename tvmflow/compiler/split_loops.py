@@ -14,7 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvmflow.compiler.ir import find_nodes
+from tvmflow.compiler.ir import find_nodes, replace_variables
 
 # Elements of the longest vectors, times the vectors that LLVM computes in turns.
 _MAX_PERIOD: Final = 512
@@ -40,7 +40,7 @@ def _split(loop: tirx.For) -> tirx.For:
         return loop
     dtype, extent = loop.loop_var.ty.dtype, loop.extent
     outer, inner = (tirx.Var(f"{loop.loop_var.name}_{name}", dtype) for name in ("outer", "inner"))
-    body = _replace(loop.body, {loop.loop_var: outer * period + inner})
+    body = replace_variables(loop.body, {loop.loop_var: outer * period + inner})
     length = tvm.sym.Analyzer().simplify(extent % period)
     is_whole = isinstance(length, tirx.IntImm) and int(length) == 0
     own = tirx.IntImm(dtype, period) if is_whole else tirx.min(period, extent - outer * period)
@@ -80,11 +80,6 @@ def _period_of(modulo: Any, var: Any, values: dict[Any, Any]) -> int:
         return 0
     index = modulo.a
     while values.keys() & (bound := set(find_nodes(index, tirx.Var))):
-        index = _replace(index, {v: values[v] for v in bound & values.keys()})
-    step = tvm.sym.Analyzer().simplify(_replace(index, {var: var + 1}) - index)
+        index = replace_variables(index, {v: values[v] for v in bound & values.keys()})
+    step = tvm.sym.Analyzer().simplify(replace_variables(index, {var: var + 1}) - index)
     return divisor // math.gcd(divisor, int(step)) if isinstance(step, tirx.IntImm) else 0
-
-
-def _replace(expr: Any, values: dict[Any, Any]) -> Any:
-    """Return a statement or an expression with variables replaced."""
-    return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))

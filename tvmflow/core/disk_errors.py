@@ -33,7 +33,7 @@ _FIXES: Final[dict[int, str]] = {
     errno.EPERM: _WRITABLE,
     errno.EROFS: f"mount that file system writable, {_OTHER_FOLDER}",
     errno.EEXIST: _OBSTRUCTED,
-    errno.EISDIR: _OBSTRUCTED,
+    errno.EISDIR: "name a file, or move the folder at that path away",
     errno.ELOOP: _OBSTRUCTED,
     errno.ENOTDIR: _OBSTRUCTED,
     errno.ENOTEMPTY: _OBSTRUCTED,

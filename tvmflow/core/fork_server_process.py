@@ -80,14 +80,28 @@ def serve(control: socket.socket) -> NoReturn:
 def _reap_children(children: dict[int, int]) -> None:
     """Report every child that has ended, after its whole process group has been killed."""
     for pid, descriptor in list(children.items()):
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        status = _end_of(pid)
+        if status is None:
             continue
-        _kill_group(pid)
-        _, status = os.waitpid(pid, 0)
         with contextlib.suppress(BrokenPipeError):
             os.write(descriptor, b"\n" + json.dumps({"exit": status}).encode() + b"\n")
         os.close(descriptor)
         del children[pid]
+
+
+def _end_of(pid: int) -> int | None:
+    """Return the status of a child that has ended, after its process group was killed; None while it runs."""
+    if sys.platform == "linux":
+        # until it is waited for, nothing else can get its number
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        _kill_group(pid)
+        return os.waitpid(pid, 0)[1]
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    if not ended:
+        return None
+    _kill_group(pid)
+    return status
 
 
 def _run_child(result: int, log: int, request: int) -> NoReturn:

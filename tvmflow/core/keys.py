@@ -1,11 +1,12 @@
 """Keys: the digest of everything that a stage's result depends on, and why a key is another one."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tvmflow.core.canonical_json import digest_of
-from tvmflow.core.types import Json, StageKey, StageSpec
+from tvmflow.core.formatting import count_text
+from tvmflow.core.types import InputFile, Json, StageKey, StageSpec
 
 # Settings that stand at the top of a recipe keep their name; all others are fields of their stage.
 _TOP_LEVEL = frozenset(
@@ -23,10 +24,34 @@ _TOP_LEVEL = frozenset(
     }
 )
 
+_HEX_DIGITS = frozenset("0123456789abcdef")
+_DIGEST_LENGTH = 64
+
+UNLIMITED_TRIALS = 10_000_000
+"""The most trials that a recipe can set, and the limit where it sets only minutes."""
+
+_BUDGET = (("tune", "trials"), ("tune", "minutes"))
+
 # More settings than this that appear or disappear together share one phrase.
 _FEW = 2
 # More files than this, such as images, are counted.
 _MAX_NAMES = 6
+
+
+def group_files(files: Iterable[InputFile]) -> dict[str, list[InputFile]]:
+    """Return the files from outside the store that are part of a key, by the name that the key has for them.
+
+    That is the role of a file, and `data/20 files` for many in one folder.
+    """
+    groups: dict[str, list[InputFile]] = {}
+    for file in files:
+        if file.keyed:
+            name = f"{file.role.partition('/')[0]}/" if file.folder else file.role
+            groups.setdefault(name, []).append(file)
+    return {
+        f"{name}{count_text(len(group), 'file')}" if name.endswith("/") else name: group
+        for name, group in groups.items()
+    }
 
 
 def stage_key(
@@ -64,6 +89,11 @@ def list_changes(before: Mapping[str, Json], after: Mapping[str, Json]) -> list[
     if before["version"] != after["version"]:
         causes.append(f"this version of tvmflow runs {after['stage']} differently")
     settings = _find_changes(before["settings"], after["settings"])
+    if any(change.path in _BUDGET for change in settings):
+        old, new = (_describe_budget(preimage["settings"]["tune"]) for preimage in (before, after))
+        # `pick_best` only knows whether there was a search
+        causes += [f"{after['stage']}: {old} -> {new}"] if old != new else []
+        settings = [change for change in settings if change.path not in _BUDGET]
     edited = [change for change in settings if not change.is_one_sided]
     causes += [_describe_setting(after, change) for change in edited]
     causes += _describe_inputs(_find_changes(before["inputs"], after["inputs"], depth=1))
@@ -112,7 +142,13 @@ def _find_changes(
 
 def _describe_setting(after: Mapping[str, Json], change: _Change) -> str:
     name = _setting_name(after, change.path)
+    if _is_digest(change.old) and _is_digest(change.new):
+        return f"{name} changed"
     return f"{name} {_format(change.old)} -> {_format(change.new)}"
+
+
+def _is_digest(value: Json) -> bool:
+    return isinstance(value, str) and len(value) == _DIGEST_LENGTH and _HEX_DIGITS.issuperset(value)
 
 
 def _setting_name(after: Mapping[str, Json], path: tuple[str, ...]) -> str:
@@ -126,7 +162,17 @@ def _describe_one_sided_settings(after: Mapping[str, Json], changes: list[_Chang
     added = [_setting_name(after, change.path) for change in changes if change.old is _ABSENT]
     removed = [_setting_name(after, change.path) for change in changes if change.new is _ABSENT]
     phrases = [("now matter", added), ("no longer matter", removed)]
-    return [f"{', '.join(names)} {verb}" for verb, names in phrases if names]
+    return [f"{len(names)} settings {verb}: {', '.join(names)}" for verb, names in phrases if names]
+
+
+def _describe_budget(tune: Mapping[str, Json]) -> str:
+    """Return the budget of a search as a recipe sets it: `12 trials`, `4 minutes`, or both."""
+    trials, minutes = tune.get("trials", 0), tune.get("minutes")
+    if not trials:
+        return "no search"
+    limits = [] if trials >= UNLIMITED_TRIALS else [count_text(trials, "trial")]
+    limits += [] if minutes is None else [f"{minutes:g} {'minute' if minutes == 1 else 'minutes'}"]
+    return " in at most ".join(limits) or "no limit"
 
 
 def _describe_inputs(changes: list[_Change]) -> list[str]:

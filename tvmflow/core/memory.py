@@ -6,6 +6,7 @@ than they touch, so that a limit of the address space (RLIMIT_AS) would end prog
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.control_groups import list_groups, read_text
 from tvmflow.core.formatting import size_text
-from tvmflow.core.process_tree import kill_tree, list_descendants
+from tvmflow.core.process_tree import kill_tree, list_descendants, lists_processes
 
 _log: Final = logging.getLogger(__name__)
 
@@ -67,12 +68,25 @@ def _cgroup_texts(name: str) -> Iterator[str]:
 
 def _resident_bytes(pids: Iterable[int]) -> dict[int, int]:
     """Return the memory of those processes that have not ended; what they share counts for each."""
+    if not lists_processes():
+        return _resident_bytes_portably(pids)
     page = os.sysconf("SC_PAGE_SIZE")
     usage = {}
     for member in pids:
         fields = read_text(f"/proc/{member}/statm").split()
         if fields:
             usage[member] = int(fields[1]) * page
+    return usage
+
+
+def _resident_bytes_portably(pids: Iterable[int]) -> dict[int, int]:
+    """Do the same where there is no /proc, as on macOS."""
+    import psutil
+
+    usage = {}
+    for member in pids:
+        with contextlib.suppress(psutil.Error):
+            usage[member] = psutil.Process(member).memory_info().rss
     return usage
 
 

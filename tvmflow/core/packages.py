@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core import package_files
 from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.requirements import install_command
 
 # Packages whose module has another name than the distribution.
 _MODULES: Final = {"apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi", "pillow": "PIL"}
@@ -149,7 +150,7 @@ def _identify(distribution: str, path: tuple[str, ...]) -> _Identified:
     except OSError as error:
         raise UnknownIdentity(
             f"{distribution} cannot be identified: {error.filename}: {error.strerror}",
-            fix=f"make it readable, or install it again: pip install --force-reinstall {distribution}",
+            fix=f"make it readable, or install it again: {install_command(distribution, again=True)}",
         ) from error
     digest = package_files.digest_lines([*files.lines, *libraries])
     return _Identified(f"{package.version}+{digest}", package, files)
@@ -210,7 +211,7 @@ def is_extra(distribution: str) -> bool:
 
 def _install(distribution: str) -> str:
     extras = (extra for prefix, extra in _EXTRAS.items() if distribution.startswith(prefix))
-    return f"pip install '{next(extras, distribution)}'"
+    return install_command(next(extras, distribution))
 
 
 def _find_distribution(distribution: str) -> Package:

@@ -33,10 +33,17 @@ def _kill(pids: list[int]) -> None:
                 pass
 
 
+def lists_processes() -> bool:
+    """Return whether the system shows its processes as files."""
+    return os.path.isdir("/proc/self")
+
+
 def list_descendants(pid: int) -> list[int]:
     """Return the processes that descend from a process and have not ended."""
+    if not lists_processes():
+        return _list_descendants_portably(pid)
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+    for name in os.listdir("/proc"):
         if name.isdecimal():
             try:
                 with open(f"/proc/{name}/stat", "rb") as stream:
@@ -52,3 +59,14 @@ def list_descendants(pid: int) -> list[int]:
         descendants += members
         queue += members
     return descendants
+
+
+def _list_descendants_portably(pid: int) -> list[int]:
+    """Do the same where there is no /proc, as on macOS."""
+    import psutil
+
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        # it has ended
+        return []

@@ -5,13 +5,14 @@ Recipes, lock files and the frontends, which bring fields of their own, are made
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from tvmflow.core.documentation import schema_url
 from tvmflow.core.formatting import quoted
 from tvmflow.core.suggestions import did_you_mean
 
@@ -19,6 +20,8 @@ _VERSION: Final = 1
 
 NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]*$"
 """Valid names of recipes, targets and pipelines."""
+
+SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 MAX_PATH_LENGTH: Final = 500
 """The most characters of a path, in a recipe and in a message."""
@@ -46,7 +49,13 @@ def first_field_error(error: ValidationError) -> tuple[str, tuple[str | int, ...
     return context["text"], context["path"]
 
 
-def check_choice(value: str, choices: Collection[str], noun: str, listed_by: str = "") -> str:
+def check_choice(
+    value: str,
+    choices: Collection[str],
+    noun: str,
+    listed_by: str = "",
+    synonyms: Mapping[str, Sequence[str]] | None = None,
+) -> str:
     """Return the value when it is one of the choices.
 
     Args:
@@ -54,6 +63,7 @@ def check_choice(value: str, choices: Collection[str], noun: str, listed_by: str
         choices: All valid values.
         noun: What a valid value is, with its article: "a dtype".
         listed_by: Where all choices are listed; without it the error lists them.
+        synonyms: The valid names for what others call them.
 
     Raises:
         PydanticCustomError: otherwise; it suggests the nearest choice.
@@ -61,18 +71,35 @@ def check_choice(value: str, choices: Collection[str], noun: str, listed_by: str
     if value in choices:
         return value
     hint = listed_by or f"valid: {', '.join(sorted(choices))}"
-    raise field_error(f"{quoted(value)} is not {noun}{did_you_mean(value, choices)} ({hint})")
+    raise field_error(
+        f"{quoted(value)} is not {noun}{did_you_mean(value, choices, synonyms=synonyms)} ({hint})"
+    )
 
 
-def one_of(choices: Collection[str], noun: str, listed_by: str = "") -> AfterValidator:
+def one_of(
+    choices: Collection[str],
+    noun: str,
+    listed_by: str = "",
+    synonyms: Mapping[str, Sequence[str]] | None = None,
+) -> AfterValidator:
     """Return the validator of a field that must be one of the choices, see `check_choice`."""
-    return AfterValidator(lambda value: check_choice(value, choices, noun, listed_by))
+    return AfterValidator(lambda value: check_choice(value, choices, noun, listed_by, synonyms))
 
 
 def schema_enum(choices: Collection[str]) -> FieldInfo:
     """Return what lists the choices of a field in its JSON schema, for editors."""
     info: FieldInfo = Field(json_schema_extra={"enum": list(choices)})
     return info
+
+
+def published_schema(model: type[BaseModel], name: str) -> dict[str, Any]:
+    """Return the JSON Schema of a kind of file, as editors and catalogs of schemas know it.
+
+    Args:
+        model: What the file is read into.
+        name: The kind of file: its schema is docs/NAME.schema.json.
+    """
+    return {"$schema": SCHEMA_DIALECT, "$id": schema_url(name), **model.model_json_schema()}
 
 
 def to_tuple(value: Any) -> Any:

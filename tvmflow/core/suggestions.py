@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 _LONGEST = 60
 
@@ -12,12 +11,25 @@ def nearest(
     name: str, valid: Iterable[object], *, count: int = 1, cutoff: float = 0.6
 ) -> list[str]:
     """Return up to `count` of the valid names that are most like `name`, the best first."""
+    # most command lines and recipes have no mistake
+    import difflib
+
     return difflib.get_close_matches(
         name[:_LONGEST], [str(other) for other in valid], n=count, cutoff=cutoff
     )
 
 
-def did_you_mean(name: str, valid: Iterable[object], *, cutoff: float = 0.6) -> str:
-    """Return `; did you mean 'x'?` for the valid name that is most like `name`, or nothing."""
-    names = nearest(name, valid, cutoff=cutoff)
-    return f"; did you mean '{names[0]}'?" if names else ""
+def did_you_mean(
+    name: str,
+    valid: Iterable[object],
+    *,
+    cutoff: float = 0.6,
+    synonyms: Mapping[str, Sequence[str]] | None = None,
+) -> str:
+    """Return `; did you mean 'x'?` for the valid name that is most like `name`, or nothing.
+
+    `synonyms` are the valid names for what others call them, in lower case.
+    """
+    names = (synonyms or {}).get(name.lower()) or nearest(name, valid, cutoff=cutoff)
+    quoted = " or ".join(f"'{other}'" for other in names)
+    return f"; did you mean {quoted}?" if names else ""

@@ -106,6 +106,11 @@ def signal_number() -> int:
     return _termination.number
 
 
+def signal_name(exit_code: int) -> str:
+    """Return the name of the signal that a process ended with; empty for another exit code."""
+    return _NAMES.get(exit_code - SIGNAL_EXIT_BASE, "")
+
+
 def end() -> "NoReturn":
     """End the process after a signal, with everything that it has started."""
     _termination.end()

@@ -52,6 +52,8 @@ class InputFile(NamedTuple):
         sha256_field: The field below `model` with that digest.
         keyed: Whether its content is part of the key. It is not where another stage that the
             key depends on has read the same file.
+        folder: For one of many files, the folder that has them all, whose paths in it end their
+            roles: key and reports have one digest for them.
     """
 
     role: str
@@ -62,6 +64,7 @@ class InputFile(NamedTuple):
     sha256_where: str = ""
     sha256_field: str = "sha256"
     keyed: bool = True
+    folder: str = ""
 
 
 class Need(NamedTuple):
@@ -187,6 +190,7 @@ class RecipeOrigin(NamedTuple):
         pipeline: The file of its pipeline.
         variant: The name of the variant; empty for the recipe itself.
         locked: Whether a lock file is enforced.
+        targets: The names of all targets of the recipe and of their parts, planned or not.
     """
 
     recipe: str
@@ -194,6 +198,7 @@ class RecipeOrigin(NamedTuple):
     pipeline: str
     variant: str = ""
     locked: bool = False
+    targets: tuple[str, ...] = ()
 
 
 class Plan(NamedTuple):

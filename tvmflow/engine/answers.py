@@ -10,6 +10,7 @@ This module imports next to nothing.
 """
 
 import os
+import sys
 import time
 
 try:
@@ -18,6 +19,8 @@ try:
 except ImportError:
     from hashlib import blake2b
 
+from tvmflow.core.project import find_project
+from tvmflow.core.terminal import find_width
 from tvmflow.planning.environment import describe_environment, without_password
 from tvmflow.store.location import store_root
 
@@ -36,6 +39,10 @@ def find_answer(argv: list[str]) -> str | None:
     started = time.monotonic()
     try:
         path = answer_path(argv)
+    except Exception:
+        # The full evaluation reports what is wrong with the project.
+        return None
+    try:
         # a pipe in its place must not be waited for
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
             digest, _, body = stream.read().decode(errors="surrogateescape").partition("\n")
@@ -94,8 +101,11 @@ def _seal(path: str, body: str) -> str:
 
 def answer_path(argv: list[str]) -> str:
     """Return the file of the answer to a command line in the current folder."""
-    words = "\0".join([_VERSION, os.getcwd(), *map(without_password, argv)])
-    return f"{store_root(argv)}/plans/{_digest(words)}.answer"
+    project = find_project()
+    words = "\0".join(
+        [_VERSION, str(find_width()), os.getcwd(), project.dist, *map(without_password, argv)]
+    )
+    return f"{store_root(argv, project.store)}/plans/{_digest(words)}.answer"
 
 
 def read_stamps(paths: list[str], folders: list[list[str]]) -> list[str]:
@@ -138,12 +148,14 @@ def describe_system() -> str:
 
     What Linux reports of the CPU stays as it is until the next boot.
     """
+    if sys.platform != "linux":
+        return ""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
             boot = stream.read().strip()
         cores = len(os.sched_getaffinity(0))
         return _digest(f"{boot} {cores}\n{describe_environment()}")
-    except (OSError, AttributeError):
+    except OSError:
         return ""
 
 

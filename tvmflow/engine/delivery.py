@@ -29,6 +29,14 @@ def delivered_paths(
     return [file.path for file in files] if all(file.is_delivered for file in files) else None
 
 
+def list_files_to_copy(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> list[str]:
+    """Return the paths of the files that are missing or changed in `dist`, of all that may be delivered now."""
+    files = _list_files(plan, artifacts, store, dist)
+    return [file.path for file in files if not file.is_delivered]
+
+
 def deliver(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str]:

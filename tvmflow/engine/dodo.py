@@ -27,7 +27,7 @@ from tvmflow.engine.stage_execution import (
 )
 from tvmflow.planning.decisions import PlanState
 from tvmflow.provenance import sidecar
-from tvmflow.provenance.delivered import BOM_SUFFIX, MEASUREMENTS_SUFFIX
+from tvmflow.provenance.delivered import BOM_SUFFIX, MEASUREMENTS_SUFFIX, README
 from tvmflow.store.garbage_collection import remove_result
 
 DELIVER: Final = "deliver"
@@ -220,7 +220,7 @@ class DodoTasks:
         sidecars = [
             f"{recipe}{suffix}" for suffix in (STATEMENT_SUFFIX, BOM_SUFFIX, MEASUREMENTS_SUFFIX)
         ]
-        paths = [folder / name for name in (*names, *sidecars)]
+        paths = [folder / name for name in (*names, *sidecars, README)]
         for path in paths:
             path.unlink(missing_ok=True)
         folders = {parent for path in paths for parent in path.parents if folder in parent.parents}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 
+from tvmflow.core.formatting import age_text
+from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Decision, Json, StageKey
 from tvmflow.stages import STAGES
+from tvmflow.store.failures import Failure
 
 
 def explain_stage(
@@ -16,6 +20,7 @@ def explain_stage(
     *,
     with_recipe: bool = False,
     origin: str = "",
+    failure: Failure | None = None,
 ) -> str:
     """Return why a stage must run or need not, and everything that its result depends on.
 
@@ -25,12 +30,15 @@ def explain_stage(
         facts: Those of its result, if there is one.
         with_recipe: Name the stage with its recipe.
         origin: Where the result came from; empty when it was made here.
+        failure: The end of the last attempt, if it failed.
     """
     label = decision.stage_id if with_recipe else decision.stage_id.partition(":")[2]
     if key is None:
-        return f"{label}: not known yet: {decision.reason}"
+        lines = [f"{label}: not known yet: {decision.reason}"]
+        return "\n".join(lines + _describe_failure(failure, key))
     lines = [f"{label}: must run" if decision.kind == "run" else f"{label}: up to date"]
     lines += [f"  because {cause}" for cause in decision.causes]
+    lines += _describe_failure(failure, key) if decision.kind == "run" else []
     lines += [f"  fetched: {origin}"] if origin else []
     lines += ["  depends on", *_list_inputs(key.preimage)]
     stage = STAGES.get(key.preimage["stage"])
@@ -38,6 +46,20 @@ def explain_stage(
         lines += [f"  {line}" for line in stage.explain(facts)]
     lines.append(f"  key {key.digest}")
     return "\n".join(lines)
+
+
+def _describe_failure(failure: Failure | None, key: StageKey | None) -> list[str]:
+    """Return when and how the last attempt failed, with its remedy and its log."""
+    if failure is None:
+        return []
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(failure.time_s))
+    age = age_text(time.time() - failure.time_s)
+    before = "" if key is None or failure.key in ("", key.digest) else ", before it changed"
+    lines = [f"{failure.text} on {when} ({age} ago){before}: {failure.message}"]
+    lines += [f"fix: {failure.fix}"] if failure.fix else []
+    lines += [f"log: {shortest_path(failure.log)}"] if failure.log else []
+    first, *rest = "\n".join(lines).split("\n")
+    return [f"  {first}", *(f"    {line}" for line in rest)]
 
 
 def _list_inputs(preimage: Mapping[str, Json]) -> list[str]:

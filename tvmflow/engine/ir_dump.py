@@ -74,7 +74,8 @@ def _dump_stage(
     missing = [need.maker for need in spec.needs if need.stage_id not in state.artifacts]
     if missing:
         return StageDump(spec.id, None, f"{missing[0]} has no result", EXIT_FAILED)
-    inputs = {
+    # of a locked run, the lock file has the chosen schedules
+    inputs = {file.role: file.path for file in spec.files} | {
         role: state.store.blobs.verified_path(digest)
         for role, digest in input_digests(spec, state.artifacts).items()
     }

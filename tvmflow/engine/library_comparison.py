@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tvmflow.core.canonical_json import canonical
-from tvmflow.core.formatting import count_text, excerpt, latency_text, size_text
-from tvmflow.core.tables import columns
 from tvmflow.core.types import Artifact, Json, Plan, StageSpec
 from tvmflow.stages._base import Facts
-
-_NUMBERS: Final = ("latency", "library", "accuracy", "largest error")
-_MARK: Final = "Pareto-optimal"
-_NOT_MEASURED: Final = "–"
-_MAX_INPUTS: Final = 60
 
 
 class ComparedLibrary(NamedTuple):
@@ -46,11 +38,6 @@ class ComparedLibrary(NamedTuple):
     accuracy: float | None = None
     max_abs_error: float | None = None
     is_pareto_optimal: bool = False
-
-    @property
-    def recipe_name(self) -> str:
-        """The name of the recipe itself."""
-        return self.recipe.removesuffix(f"-{self.variant}") if self.variant else self.recipe
 
     @property
     def costs(self) -> dict[str, float]:
@@ -176,41 +163,6 @@ def _find_largest_error(verdict: Facts) -> float | None:
     # Infinities and NaN are text there.
     errors = [float(output.get("max_abs_error", math.nan)) for output in outputs]
     return max(errors) if errors and all(map(math.isfinite, errors)) else None
-
-
-# ---------------------------------------------------------------- text
-
-
-def format_comparison(libraries: Sequence[ComparedLibrary]) -> Iterator[str]:
-    """Yield one table for each recipe, as lines of text."""
-    for name, rows in groupby(libraries, key=lambda library: library.recipe_name):
-        yield from _format_table(name, list(rows))
-
-
-def _format_table(name: str, libraries: Sequence[ComparedLibrary]) -> Iterator[str]:
-    cells = [_cells(library) for library in libraries]
-    headings = [heading for heading in cells[0] if any(row[heading] for row in cells)]
-    if "inputs" in headings and len({row["inputs"] for row in cells}) == 1:
-        headings.remove("inputs")
-    rows = [[row[heading] or _NOT_MEASURED for heading in headings] for row in cells]
-    marks = [_MARK if library.is_pareto_optimal else "" for library in libraries]
-    table = [[*headings, ""], *([*row, mark] for row, mark in zip(rows, marks, strict=True))]
-    numbers = frozenset(index for index, name in enumerate(headings) if name in _NUMBERS)
-    yield f"{name}: {count_text(len(libraries), 'library', 'libraries')}, compared by machine and inputs:"
-    yield from (f"  {line}" for line in columns(table, right=numbers))
-
-
-def _cells(library: ComparedLibrary) -> dict[str, str]:
-    latency_s, size, error = library.latency_s, library.bytes, library.max_abs_error
-    return {
-        "target": library.target,
-        "inputs": excerpt(library.inputs, _MAX_INPUTS),
-        "variant": library.variant,
-        "latency": "" if latency_s is None else latency_text(latency_s),
-        "library": "" if size is None else size_text(size),
-        "accuracy": "" if library.accuracy is None else f"{library.accuracy:.2%}",
-        "largest error": "" if error is None else f"{error:.2g}",
-    }
 
 
 def _format_input(tensor: Mapping[str, Json]) -> str:

@@ -49,7 +49,11 @@ def prefetch(
     requested: set[str] = set()
     with ThreadPoolExecutor(_PARALLEL_STAGES) as pool:
         while True:
-            missing = [spec for spec in plan.stages if state.decisions[spec.id].kind == "run"]
+            missing = [
+                spec
+                for spec in plan.stages
+                if state.decisions[spec.id].kind == "run" and spec.id not in state.forced
+            ]
             keys = {state.keys[spec.id].digest: state.keys[spec.id] for spec in missing}
             new = [key for digest, key in keys.items() if digest not in requested]
             requested.update(keys)

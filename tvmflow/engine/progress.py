@@ -1,35 +1,41 @@
-"""The progress display of a run: a line for each stage, a live table while one tunes, or JSON events."""
+"""The output of a run while it lasts: a line for each stage, a live display on a terminal, or JSON events."""
 
 from __future__ import annotations
 
 import errno
 import json
-import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TextIO
+from collections.abc import Callable
+from typing import Final, TextIO
 
-from tvmflow.core.formatting import duration_text, latency_text, printable, printable_lines
+from tvmflow.core import live_region
+from tvmflow.core.formatting import duration_text, printable_lines
+from tvmflow.core.live_region import Line, Span
 from tvmflow.engine.report import MAX_SHOWN
+from tvmflow.engine.run_display import (
+    describe_failures,
+    describe_gain,
+    describe_position,
+    draw_run,
+)
+from tvmflow.engine.run_progress import RunProgress, StageProgress
 from tvmflow.executors._base import Event
 
 _OUTCOMES: Final = {
-    "hit": "up to date",
-    "ran": "done",
-    "fetched": "fetched",
-    "rejected": "REJECTED",
-    "failed": "FAILED",
-    "blocked": "BLOCKED",
-    "crashed": "CRASHED",
-    "timeout": "TIMED OUT",
-    "cancelled": "stopped",
+    "hit": ("up to date", "dim"),
+    "ran": ("done", "green"),
+    "fetched": ("fetched", "green"),
+    "rejected": ("REJECTED", "red"),
+    "failed": ("FAILED", "red"),
+    "blocked": ("BLOCKED", "red"),
+    "crashed": ("CRASHED", "red"),
+    "timeout": ("TIMED OUT", "red"),
+    "cancelled": ("stopped", ""),
 }
-# The shortest time between two lines of progress where there is no terminal, and on a terminal.
-_PLAIN_INTERVAL_S: Final = 10.0
-_LIVE_INTERVAL_S: Final = 0.1
-_TABLE_ROWS: Final = 8
-_BAR_WIDTH: Final = 20
+# Without a terminal, a stage that runs for long says so at this interval.
+_PLAIN_INTERVAL_S: Final = 120.0
+_FRAME_INTERVAL_S: Final = 0.25
 
 
 class Printer:
@@ -46,16 +52,18 @@ class Printer:
         many: bool,
         stages: int = 0,
         quiet: bool = False,
+        is_logged: bool = False,
         on_lost_reader: Callable[[], None] = lambda: None,
     ) -> None:
         """Create a printer.
 
         Args:
-            stream: Where to print; a terminal shows live progress.
+            stream: Where to print; a terminal shows a live display.
             as_json: Print every event as one line of JSON instead.
             many: Several recipes run: stages are shown with the names of their recipes.
             stages: The number of stages of the run.
             quiet: Print only problems; JSON has all events.
+            is_logged: Log messages appear on the same terminal, which a live display would mix with.
             on_lost_reader: Called when nobody reads the stream any more.
         """
         self._stream = stream
@@ -63,24 +71,26 @@ class Printer:
         self._on_lost_reader = on_lost_reader
         self._many = many
         self._hides_hits = stages > MAX_SHOWN
-        self._is_live = stream.isatty() and not as_json
+        self._quiet = quiet
+        self._color = live_region.wants_color(stream)
+        is_live = live_region.is_terminal(stream) and not (as_json or quiet or is_logged)
+        self._region = live_region.LiveRegion(stream, color=self._color) if is_live else None
         # A signal handler may print while this thread is printing.
         self._lock = threading.RLock()
-        self._live_lines = 0
-        self._last_progress = 0.0
-        self._workloads: dict[str, dict[str, Event]] = {}
+        self._progress = RunProgress()
+        self._last_lines: dict[str, float] = {}
+        self._ticker: threading.Thread | None = None
+        self._ended = threading.Event()
         self._show: dict[str, Callable[[Event], None]] = {
             "stage_finished": self._show_end,
             "remote": self._show_remote,
             "cluster": self._show_cluster,
-            "waiting": self._show_waiting,
         }
-        self._quiet = quiet
         if not quiet:
             self._show |= {
-                "stage_started": self._show_start,
                 "progress": self._show_progress,
                 "download": self._show_download,
+                "waiting": self._show_waiting,
             }
 
     def event(self, event: Event) -> None:
@@ -90,13 +100,15 @@ class Printer:
                 if self._as_json:
                     self._stream.write(json.dumps({"time": time.time(), **event}) + "\n")
                     self._stream.flush()
-                elif event["event"] in self._show:
+                    return
+                self._progress.apply(event, time.monotonic())
+                if event["event"] in self._show:
                     self._show[event["event"]](event)
+                self._draw()
             except OSError as error:
-                # the reader has closed the pipe, or the terminal is gone
-                if error.errno not in (errno.EPIPE, errno.EIO):
-                    raise
-                self._on_lost_reader()
+                self._lose_reader(error)
+        if event["event"] == "stage_started":
+            self._start_ticker()
 
     def remote(self, message: str) -> None:
         """Show a problem with the remote cache."""
@@ -111,26 +123,27 @@ class Printer:
         self.event({"event": "waiting", "message": message})
 
     def end(self) -> None:
-        """Remove the live lines from the terminal."""
+        """Remove the live display from the terminal; it does not appear again."""
+        self._ended.set()
         with self._lock:
-            self._clear()
+            if self._region:
+                self._region.clear()
 
-    def _show_start(self, event: Event) -> None:
-        if self._is_live:
-            self._print_live([f"{self._stage_name(event)}: {event['reason']}"])
+    # ---------------------------------------------------------------- events
 
     def _show_end(self, event: Event) -> None:
         name, outcome = self._stage_name(event), event["outcome"]
+        self._last_lines.pop(event["stage_id"], None)
         if self._quiet and outcome in ("hit", "ran", "fetched"):
             return
+        text, style = _OUTCOMES[outcome]
         if outcome == "hit":
             if not self._hides_hits:
-                self._print_line(f"{name:<28} {_OUTCOMES[outcome]}")
+                self._print_line(f"{name:<28} {text}", style)
             return
         duration = "" if outcome == "fetched" else duration_text(event["seconds"])
-        self._print_line(
-            f"{name:<28} {_OUTCOMES[outcome]:<11}{duration:>12}   {event['reason']}".rstrip()
-        )
+        rest = f"{duration:>12}   {event['reason']}".rstrip()
+        self._print_spans(f"{name:<28} ", Span(f"{text:<11}", style), rest)
 
     def _show_remote(self, event: Event) -> None:
         self._print_line(f"remote cache: {event['message']}")
@@ -140,112 +153,105 @@ class Printer:
         self._print_line(f"{subject}: {event['message']}")
 
     def _show_waiting(self, event: Event) -> None:
-        subject = f"{self._stage_name(event)}: " if "stage_id" in event else ""
-        self._print_line(f"{subject}{event['message']}")
+        stage = self._find_stage(event)
+        if stage is None:
+            self._print_line(event["message"])
+            return
+        stage.note = event["message"]
+        # A stage may wait many times for the same lock.
+        if not self._region and self._is_due(event, at_once=True):
+            self._print_line(f"{self._stage_name(event)}: {event['message']}")
 
     def _show_progress(self, event: Event) -> None:
-        workloads = self._workloads.setdefault(event["stage_id"], {})
-        workloads[event["workload"]] = event
-        if not self._is_due(event):
-            return
-        if self._is_live and "trials" in event:
-            head = (
-                f"{_bar(_done_share(event))} {_describe_position(event)}{_describe_failures(event)}"
-            )
-            table = _format_workloads(list(workloads.values()))
-            self._print_live([f"{self._stage_name(event)}: {head}", *table])
-            return
-        best = f", best {latency_text(event['best_us'] / 1e6)}" if event["best_us"] else ""
-        failures = _describe_failures(event)
-        self._print_step(event, f"{_describe_position(event)}  {event['workload']}{best}{failures}")
+        if not self._region and self._is_due(event):
+            gain = describe_gain(event)
+            text = f"{describe_position(event)}{describe_failures(event)}"
+            self._print_line(f"{self._stage_name(event)}: {text}{'; ' if gain else ''}{gain}")
 
     def _show_download(self, event: Event) -> None:
-        if self._is_due(event):
-            text = download_text(event["done"], event.get("total", 0), event["url"])
-            self._print_step(event, text)
+        text = download_text(event["done"], event.get("total", 0), event["url"])
+        stage = self._find_stage(event)
+        if stage is not None:
+            stage.note = text
+        if not self._region and self._is_due(event):
+            self._print_line(f"{self._stage_name(event)}: {text}")
 
-    def _is_due(self, event: Event) -> bool:
-        """Tell whether progress is shown now: the last step always is, others now and then."""
-        now = time.monotonic()
-        interval = _LIVE_INTERVAL_S if self._is_live else _PLAIN_INTERVAL_S
-        if event["done"] != event.get("total") and now - self._last_progress < interval:
+    def _find_stage(self, event: Event) -> StageProgress | None:
+        return self._progress.stages.get(event.get("stage_id", ""))
+
+    def _is_due(self, event: Event, *, at_once: bool = False) -> bool:
+        """Return whether a line about a stage is printed now: the first one after an interval, or at once."""
+        now, stage_id = time.monotonic(), event["stage_id"]
+        stage = self._find_stage(event)
+        began = stage.started if stage and stage.started else now
+        last = self._last_lines.setdefault(stage_id, float("-inf") if at_once else began)
+        if now - last < _PLAIN_INTERVAL_S:
             return False
-        self._last_progress = now
+        self._last_lines[stage_id] = now
         return True
-
-    def _print_step(self, event: Event, text: str) -> None:
-        line = f"{self._stage_name(event)}: {text}"
-        if self._is_live:
-            self._print_live([line])
-        else:
-            self._print_line(line)
 
     def _stage_name(self, event: Event) -> str:
         name = str(event["stage_id"])
         return name if self._many else name.partition(":")[2]
 
-    def _print_live(self, lines: Sequence[str]) -> None:
-        """Print lines that the next output replaces. They must not wrap, or they could not be removed."""
-        self._clear()
-        size = shutil.get_terminal_size((110, 24))
-        shown = [printable(line)[: size.columns - 1] for line in lines[: size.lines - 1]]
-        self._stream.write("\n".join(shown))
-        self._stream.flush()
-        self._live_lines = len(shown)
+    # ---------------------------------------------------------------- the stream
 
-    def _print_line(self, text: str) -> None:
-        self._clear()
-        self._stream.write(printable_lines(text) + "\n")
+    def _print_line(self, text: str, style: str = "") -> None:
+        self._print_spans(Span(text, style))
+
+    def _print_spans(self, *spans: Span | str) -> None:
+        """Print a complete line, above the live display."""
+        line: Line = tuple(
+            Span(printable_lines(span))
+            if isinstance(span, str)
+            else span._replace(text=printable_lines(span.text))
+            for span in spans
+        )
+        text = live_region.render_line(line, color=self._color) + "\n"
+        if self._region:
+            self._draw(text)
+            return
+        self._stream.write(text)
         self._stream.flush()
 
-    def _clear(self) -> None:
-        if self._live_lines:
-            self._stream.write("\r\x1b[K" + "\x1b[1A\x1b[K" * (self._live_lines - 1))
-            self._live_lines = 0
+    def _draw(self, above: str = "") -> None:
+        """Show the present state of the run, below lines that stay."""
+        if self._region is None:
+            return
+        lines: list[Line] = []
+        if self._progress.running and not self._ended.is_set():
+            columns, height = self._region.size
+            lines = draw_run(self._progress, columns, height, time.monotonic())
+        if lines or above:
+            self._region.draw(lines, above)
+        else:
+            self._region.clear()
+
+    def _start_ticker(self) -> None:
+        """Redraw the live display while stages run, also when nothing is reported."""
+        if self._region is None or self._ticker is not None:
+            return
+        self._ticker = threading.Thread(target=self._tick, name="progress", daemon=True)
+        self._ticker.start()
+
+    def _tick(self) -> None:
+        while not self._ended.wait(_FRAME_INTERVAL_S):
+            with self._lock:
+                try:
+                    self._draw()
+                except OSError as error:
+                    self._lose_reader(error)
+                    return
+
+    def _lose_reader(self, error: OSError) -> None:
+        """End the run when the reader has closed the pipe, or the terminal is gone; raise other errors."""
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise error
+        self._ended.set()
+        self._on_lost_reader()
 
 
 def download_text(done: int, total: int, url: str) -> str:
     """Return how much of a file has arrived: `downloading 1.5 of 3.0 MB  https://…`."""
     of_total = f" of {total / 1e6:.1f}" if total else ""
     return f"downloading {done / 1e6:.1f}{of_total} MB  {url}"
-
-
-def _describe_position(event: Mapping[str, Any]) -> str:
-    """Return how far a stage is: `trial 3/20, 1 min 01 s left`."""
-    left = event.get("seconds_left")
-    remaining = f", {duration_text(left)} left" if left else ""
-    if event["total"] is None:
-        limit = duration_text(event["limit_s"])
-        return f"{event['unit']} {event['done']} of as many as fit in {limit}{remaining}"
-    return f"{event['unit']} {event['done']}/{event['total']}{remaining}"
-
-
-def _describe_failures(event: Mapping[str, Any]) -> str:
-    return f", {event['failed']} failed" if event["failed"] else ""
-
-
-def _done_share(event: Mapping[str, Any]) -> float:
-    """Return the part that is done, from 0 to 1: of the trials, or else of the time."""
-    if event["total"] is None:
-        return 1.0 - float(event["seconds_left"]) / float(event["limit_s"])
-    return float(event["done"]) / max(float(event["total"]), 1.0)
-
-
-def _bar(share: float) -> str:
-    filled = round(min(max(share, 0.0), 1.0) * _BAR_WIDTH)
-    return "█" * filled + "░" * (_BAR_WIDTH - filled)
-
-
-def _format_workloads(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a table of the workloads that take longest, from the last event of each."""
-    timed = [event for event in events if event["best_us"]]
-    timed.sort(key=lambda event: -event["calls"] * event["best_us"])
-    lines = [f"  {'':<44} {'trials':>6} {'best':>9} {'gain':>6} {'spread':>6} {'GFLOPS':>7}"]
-    for event in timed[:_TABLE_ROWS]:
-        gain = f"{event['untuned_us'] / event['best_us']:.1f}×" if event["untuned_us"] else "–"
-        lines.append(
-            f"  {event['workload'][:44]:<44} {event['trials']:>6} "
-            f"{latency_text(event['best_us'] / 1e6):>9} {gain:>6} {event['spread']:>6.0%} "
-            f"{event['gflops']:>7.1f}"
-        )
-    return lines

@@ -10,33 +10,39 @@ from typing import Final, NamedTuple
 
 from tvmflow.core import termination
 from tvmflow.core.errors import TvmflowError
-from tvmflow.core.types import Plan, StageSpec
-from tvmflow.engine import delivery
+from tvmflow.core.types import Decision, Plan, StageSpec
+from tvmflow.engine import delivery, faults
 from tvmflow.engine.completeness import check_complete
 from tvmflow.engine.doit_adapter import EngineTask, run_tasks
+from tvmflow.engine.estimates import estimate_stages
 from tvmflow.engine.library_comparison import compare_libraries
 from tvmflow.engine.prefetch import estimate_work, prefetch
-from tvmflow.engine.report import RunReport, StageReport
+from tvmflow.engine.report import SUCCEEDED, RunReport, StageReport
 from tvmflow.engine.stage_execution import ExecutedStage, RunContext, StageExecution, report_error
 from tvmflow.executors._base import Executor, OnEvent
 from tvmflow.planning.decisions import PlanState
 from tvmflow.provenance import sidecar
+from tvmflow.stages import STAGES
 from tvmflow.store.blobs import DamagedBlob
+from tvmflow.store.failures import Failure, forget_failure, remember_failure
 from tvmflow.store.local import LocalStore
+from tvmflow.store.pins import update_recipe_pins
 from tvmflow.store.remote.client import RemoteCacheClient
 from tvmflow.store.remote.result_reader import Fetched
 from tvmflow.tuning.remote_ledger import LedgerSync
 
 _log = logging.getLogger(__name__)
 
-# How often a run starts again because a stored file turned out to be damaged.
-_ROUNDS: Final = 3
+# How often a run starts again, because a stored file turned out to be damaged or a schedule to be wrong.
+_ROUNDS: Final = 4
+_DECISIONS: Final = {"hit": "up to date", "run": "runs", "wait": "decided"}
 
 
 class SessionOptions(NamedTuple):
     """The options of a run. None of them changes the results.
 
     `jobs` is the number of stages that run at a time: None for as many as the executor has slots.
+    `forced` are the ids of stages that run once also if their results are in the store.
     """
 
     jobs: int | None = 1
@@ -44,6 +50,7 @@ class SessionOptions(NamedTuple):
     dist: str = "dist"
     stage_timeout_s: float | None = None
     stage_memory: int | None = None
+    forced: frozenset[str] = frozenset()
 
 
 def run_plan(
@@ -92,8 +99,9 @@ def run_plan(
             session.update()
             with contextlib.suppress(DamagedBlob):
                 delivered = session.deliver()
-                if not session.damaged:
+                if not session.damaged and not session.retries:
                     break
+        update_recipe_pins(store, plan.origins)
         delivered += delivery.deliver_verdicts(plan, session.verdicts, store, options.dist)
         artifacts = session.state.artifacts
         report = RunReport(session.list_reports(), tuple(delivered), tuple(store.damage), 0.0)
@@ -104,6 +112,7 @@ def run_plan(
         remote=traffic,
         signal=termination.signal_number(),
         compared_libraries=compare_libraries(plan, artifacts),
+        origins=plan.origins,
     )
 
 
@@ -131,16 +140,21 @@ class Session:
         self._context = context
         self._options = options
         self._reports: dict[str, StageReport] = {}
-        self.state = PlanState(context.store)
+        self._logged: dict[str, Decision] = {}
+        self.state = PlanState(context.store, options.forced)
         self.damaged: set[str] = set()
+        self.retries: set[str] = set()
         self.verdicts: dict[str, str] = {}
 
     def update(self) -> None:
         """Decide about every stage, fetch what a remote cache has, and run what is not up to date."""
         self.damaged.clear()
+        for tune in self.retries:
+            faults.choose_again(tune, self._plan, self.state)
+        self.retries.clear()
         self.state.decide_all(self._plan)
         for decision in self.state.decisions.values():
-            _log.info("%s: %s: %s", decision.stage_id, decision.kind, decision.reason)
+            self._log_decision(decision)
         client = self._context.remote_client
         missing = [
             spec for spec in self._plan.stages if self.state.decisions[spec.id].kind != "hit"
@@ -148,6 +162,8 @@ class Session:
         if client is not None and missing:
             client.limit_time(estimate_work(missing, self._context.store))
             prefetch(self._plan, self.state, client, self._report_fetched)
+        if missing:
+            self._announce()
         pending = [spec for spec in self._plan.stages if not self._report_hit(spec)]
         _log.debug("%d of %d stages are not up to date", len(pending), len(self._plan.stages))
         if not pending:
@@ -159,6 +175,19 @@ class Session:
             jobs=self._options.jobs or self._context.executor.slots,
             keep_going=self._options.keep_going,
         )
+
+    def _announce(self) -> None:
+        """Tell what will be run, and how long each stage will take as far as that is known."""
+        estimates = estimate_stages(self._plan, self.state)
+        stages = [
+            {
+                "stage_id": spec.id,
+                "kind": self.state.decisions[spec.id].kind,
+                "seconds": estimates[spec.id].seconds if spec.id in estimates else None,
+            }
+            for spec in self._plan.stages
+        ]
+        self._context.on_event({"event": "run_started", "stages": stages})
 
     def deliver(self) -> list[str]:
         """Deliver what is finished and verified, with its sidecar files, and return all paths.
@@ -189,7 +218,15 @@ class Session:
 
     def _report_fetched(self, spec: StageSpec, fetched: Fetched) -> None:
         reason = f"from {fetched.origin}"
-        self._report(StageReport(spec.id, "fetched", reason, 0.0, fetched.artifact.facts))
+        artifact = fetched.artifact
+        self._report(StageReport(spec.id, "fetched", reason, 0.0, artifact.facts, key=artifact.key))
+
+    def _log_decision(self, decision: Decision) -> None:
+        """Log why a stage runs or not, once for each time that this changes."""
+        if self._logged.get(decision.stage_id) != decision:
+            self._logged[decision.stage_id] = decision
+            text = _DECISIONS[decision.kind]
+            _log.info("%s: %s: %s", decision.stage_id, text, decision.reason)
 
     def _report_hit(self, spec: StageSpec) -> bool:
         """Report a stage whose result is in the store, and tell whether it is."""
@@ -199,14 +236,15 @@ class Session:
         artifact = self.state.artifacts[spec.id]
         report = self._reports.get(spec.id)
         if report is None or report.outcome not in ("ran", "fetched"):
-            self._report(StageReport(spec.id, "hit", decision.reason, 0.0, artifact.facts))
+            reason, key = decision.reason, artifact.key
+            self._report(StageReport(spec.id, "hit", reason, 0.0, artifact.facts, key=key))
         self._context.store.remember(spec.recipe, spec.label, artifact.key)
         return True
 
     def _is_up_to_date(self, spec: StageSpec) -> bool:
         """Decide about a stage again, now that the stages that it needs are done."""
         try:
-            self.state.decide(spec)
+            self._log_decision(self.state.decide(spec))
         except (TvmflowError, OSError):
             # `_run` meets the same problem again and reports it as the end of this stage.
             return False
@@ -216,9 +254,18 @@ class Session:
         """Run a stage, report how that ended, and return the reason when it failed."""
         reason = ""
         try:
-            reason = self.state.decide(spec).reason
+            decision = self.state.decide(spec)
+            self._log_decision(decision)
+            reason = decision.reason
             key, artifacts = self.state.keys[spec.id], self.state.artifacts
-            executed = StageExecution(self._context, spec, key, reason, artifacts).execute()
+            executed = StageExecution(
+                self._context,
+                spec,
+                key,
+                reason,
+                artifacts,
+                again=spec.id in self.state.forced,
+            ).execute()
         except DamagedBlob as damaged:
             self._forget_damaged(spec, damaged)
             return str(damaged)
@@ -226,12 +273,27 @@ class Session:
             executed = ExecutedStage(report_error(spec, reason, error, self._context.store))
         if executed.artifact is not None:
             self.state.artifacts[spec.id] = executed.artifact
+            self.state.forced.pop(spec.id, None)
         if executed.verdict:
             self.verdicts[spec.id] = executed.verdict
         else:
             self.verdicts.pop(spec.id, None)
+        if executed.report.outcome == "rejected" and spec.traits.is_gate:
+            executed = executed._replace(report=self._blame(spec, executed.report))
         self._report(executed.report)
         return "" if executed.artifact is not None else executed.report.message or "failed"
+
+    def _blame(self, spec: StageSpec, report: StageReport) -> StageReport:
+        """Return the report of a rejected library with what is to blame; a wrong schedule is banned."""
+        is_searched = STAGES[spec.stage].TRAITS.find_faults and not self._context.executor.cancelled
+        if not is_searched or not faults.has_wrong_outputs(report.facts):
+            return report
+        causes = faults.find_faults(spec, self._plan, self.state)
+        if tune := faults.ban_schedules(causes, spec, self._plan, self.state):
+            self.retries.add(tune)
+        fixes = [fault["fix"] for fault in causes if fault["fix"]]
+        message = faults.add_faults(report.message, causes)
+        return report._replace(message=message, fix="; ".join([*fixes, report.fix]))
 
     def _forget_damaged(self, spec: StageSpec, damaged: DamagedBlob) -> None:
         """Forget the results that contain the damaged file, so that the next round makes them again."""
@@ -244,4 +306,26 @@ class Session:
 
     def _report(self, report: StageReport) -> None:
         self._reports[report.stage_id] = report
+        self._note_failure(report)
         self._context.on_event({"event": "stage_finished", **report._asdict()})
+
+    def _note_failure(self, report: StageReport) -> None:
+        """Keep how a stage failed, for `explain`, until it succeeds."""
+        store, stage_id = self._context.store, report.stage_id
+        if report.outcome in SUCCEEDED:
+            forget_failure(store, stage_id)
+        elif report.outcome != "cancelled":
+            key = self.state.keys.get(stage_id)
+            remember_failure(
+                store,
+                stage_id,
+                Failure(
+                    report.outcome,
+                    key.digest if key else "",
+                    time.time(),
+                    report.seconds,
+                    report.message,
+                    report.fix,
+                    report.log,
+                ),
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import time
@@ -18,13 +19,15 @@ from tvmflow.core.files import write_atomically
 from tvmflow.core.types import Artifact, InputFile, StageCall, StageKey, StageResult, StageSpec
 from tvmflow.engine.report import StageReport
 from tvmflow.executors._base import Executor, OnEvent
+from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.decisions import check_pinned, input_digests
 from tvmflow.store.claims import Claim
 from tvmflow.store.download_attempt import DownloadProgress
+from tvmflow.store.failures import existing_log
 from tvmflow.store.file_digests import stamp
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.client import RemoteCacheClient
-from tvmflow.store.source_files import fetch_file
+from tvmflow.store.source_files import SourceFiles, fetch_file
 from tvmflow.targets import devices
 from tvmflow.tuning.remote_ledger import LedgerSync
 
@@ -113,27 +116,35 @@ class StageExecution:
         if artifact is None:
             return None
         _log.debug("%s: %s, found after claiming %s", self.spec.id, outcome, self.key.digest[:12])
-        report = StageReport(self.spec.id, outcome, reason, 0.0, artifact.facts)
+        key = artifact.key
+        report = StageReport(self.spec.id, outcome, reason, 0.0, artifact.facts, key=key)
         return ExecutedStage(report, artifact)
 
     def _run(self, claim: Claim) -> ExecutedStage:
         spec, store = self.spec, self.context.store
+        log = log_path(store, spec.recipe, spec.label)
+        store.make_way(str(log))
+        # who follows the log sees nothing of an earlier execution
+        log.unlink(missing_ok=True)
         started = {"event": "stage_started", "stage_id": spec.id, "reason": self.reason}
-        self.context.on_event(started)
+        self.context.on_event({**started, "log": str(log)})
         with self._sync_ledger():
-            result = self._run_in_worker(claim)
+            result = self._run_in_worker(claim, log)
         _log.debug("%s: %s after %.1f s", spec.id, result.outcome, result.seconds)
         outcome = "ran" if result.outcome == "ok" else result.outcome
-        report = StageReport(spec.id, outcome, self.reason, result.seconds, result.facts)
+        key = self.key.digest
+        report = StageReport(spec.id, outcome, self.reason, result.seconds, result.facts, key=key)
         if outcome == "ran":
             artifact = store.publish(claim, self.key, result.facts, result.seconds, spec.id)
             return ExecutedStage(report, artifact)
-        log = result.log if result.message else ""
-        report = report._replace(message=result.message, fix=result.fix, log=log)
+        written = existing_log(result.log) if result.message else ""
+        report = report._replace(message=result.message, fix=result.fix, log=written)
         # The verdict on a rejected library is no result, so it is stored as a blob only.
         verdict = Path(claim.out, "verdict.json")
-        is_rejected = outcome == "rejected" and verdict.is_file()
-        return ExecutedStage(report, verdict=store.blobs.add(str(verdict)) if is_rejected else "")
+        if outcome != "rejected" or not verdict.is_file():
+            return ExecutedStage(report)
+        report = report._replace(facts=json.loads(verdict.read_text()))
+        return ExecutedStage(report, verdict=store.blobs.add(str(verdict)))
 
     @contextlib.contextmanager
     def _sync_ledger(self) -> Iterator[None]:
@@ -145,12 +156,13 @@ class StageExecution:
         if ledger_sync:
             ledger_sync.offer(self.spec.settings)
 
-    def _run_in_worker(self, claim: Claim) -> StageResult:
+    def _run_in_worker(self, claim: Claim, log: Path) -> StageResult:
         spec, store = self.spec, self.context.store
         started, limit_s = time.monotonic(), self.context.timeout_s
         memory_bytes = self.context.memory_bytes
         try:
             files = {file.role: self._find_file(file) for file in spec.files}
+            self._check_named_files(files)
         except TimeoutError:
             text = f"its download took longer than {limit_s:g} s and was stopped; what has arrived is kept"
             return StageResult("timeout", text, "", {}, time.monotonic() - started, "")
@@ -174,8 +186,6 @@ class StageExecution:
             devices=spec.devices,
             memory_bytes=spec.memory_bytes if memory_bytes is None else memory_bytes,
         )
-        log = _log_path(spec, store)
-        store.make_way(str(log))
         result = self.context.executor.execute(
             call,
             log,
@@ -186,6 +196,19 @@ class StageExecution:
             message = f"{edited[0]} was changed while the stage read it"
             return result._replace(outcome="failed", message=message, fix="run again")
         return result
+
+    def _check_named_files(self, files: Mapping[str, str]) -> None:
+        """Check that the recipe names all files of a model whose first one has just been downloaded.
+
+        Raises:
+            RecipeError: when it does not, with the digests of the others.
+        """
+        at_addresses = [file for file in self.spec.files if file.url]
+        if all(file.path for file in at_addresses):
+            return
+        fetched = [file._replace(path=files[file.role]) for file in at_addresses]
+        unnamed = FRONTENDS[self.spec.settings["model"]["kind"]].find_unnamed_files(fetched)
+        SourceFiles(self.context.store, self._on_download).check_complete(fetched, unnamed)
 
     def _find_file(self, file: InputFile) -> str:
         limit_s = self.context.timeout_s or math.inf
@@ -206,18 +229,19 @@ def report_error(spec: StageSpec, reason: str, error: Exception, store: LocalSto
         outcome = outcome_for(type(error))
         _log.debug("%s: %s: %s", spec.id, outcome, error.message)
         return StageReport(spec.id, outcome, "", 0.0, {}, error.message, error.fix)
-    log = _log_path(spec, store)
+    log = log_path(store, spec.recipe, spec.label)
     details = "".join(traceback.format_exception(error))
     _log.debug("%s: %s", spec.id, details)
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(log, details)
     message = f"a bug in tvmflow: {type(error).__name__}: {error}"
-    return StageReport(spec.id, "crashed", reason, 0.0, {}, message, "", str(log))
+    return StageReport(spec.id, "crashed", reason, 0.0, {}, message, "", existing_log(str(log)))
 
 
-def _log_path(spec: StageSpec, store: LocalStore) -> Path:
-    return Path(store.root, "logs", spec.recipe, f"{spec.label.replace('/', '+')}.log")
+def log_path(store: LocalStore, recipe: str, label: str) -> Path:
+    """Return the path of the log of a stage's last execution, whether it exists or not."""
+    return Path(store.root, "logs", recipe, f"{label.replace('/', '+')}.log")
 
 
 def _stamp_or_none(path: str) -> list[int] | None:

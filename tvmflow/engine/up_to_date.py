@@ -13,12 +13,14 @@ from tvmflow.core.errors import StoreError
 from tvmflow.core.types import Plan
 from tvmflow.engine import answers, delivery
 from tvmflow.engine.library_comparison import compare_libraries
-from tvmflow.engine.report import RunReport, StageReport, render
+from tvmflow.engine.report import RunReport, StageReport
+from tvmflow.engine.summary import render
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.environment import list_source_files
 from tvmflow.planning.prepare import PreparedRun
 from tvmflow.provenance import sidecar, source_state
 from tvmflow.store.local import LocalStore
+from tvmflow.store.pins import update_recipe_pins
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +59,18 @@ def confirm_run(
         text = render(answer, as_json=as_json, quiet=quiet)
         save_answer(argv, text, prepared, state, report.delivered)
     return report
+
+
+def list_files_to_write(plan: Plan, state: PlanState, dist: str) -> list[str]:
+    """Return the paths in `dist` that a run would write from the results that are there."""
+    results = (plan, state.artifacts, state.store, dist)
+    return [*delivery.list_files_to_copy(*results), *sidecar.list_sidecars_to_write(*results)]
+
+
+def list_delivered(plan: Plan, state: PlanState, dist: str) -> list[str]:
+    """Return the paths of all files in `dist`, where a run would write none."""
+    results = (plan, state.artifacts, state.store, dist)
+    return [*(delivery.delivered_paths(*results) or ()), *(sidecar.find_sidecars(*results) or ())]
 
 
 def save_answer(
@@ -109,13 +123,15 @@ def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
         for spec in plan.stages
     ):
         return None
+    update_recipe_pins(state.store, plan.origins)
     delivered = delivery.delivered_paths(plan, state.artifacts, state.store, dist)
     sidecars = sidecar.find_sidecars(plan, state.artifacts, state.store, dist)
     if delivered is None or sidecars is None:
         return None
     stages = tuple(
-        StageReport(spec.id, "hit", "unchanged", 0.0, state.artifacts[spec.id].facts)
+        StageReport(spec.id, "hit", "unchanged", 0.0, artifact.facts, key=artifact.key)
         for spec in plan.stages
+        for artifact in (state.artifacts[spec.id],)
     )
     return RunReport(
         stages,
@@ -123,6 +139,7 @@ def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
         tuple(state.store.damage),
         time.monotonic() - started,
         compared_libraries=compare_libraries(plan, state.artifacts),
+        origins=plan.origins,
     )
 
 

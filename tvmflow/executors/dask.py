@@ -88,7 +88,6 @@ class DaskExecutor:
         """
         cluster = self._connect()
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.unlink(missing_ok=True)
         cluster.wait_for_worker(call)
         with self._files.remote_errors():
             request = self._make_request(cluster, call)

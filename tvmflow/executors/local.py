@@ -60,14 +60,13 @@ class ProcessExecutor:
         if self.cancelled:
             return _make_result(Outcome("cancelled", 0.0, "the run was cancelled"), log)
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.unlink(missing_ok=True)
         with _shared_cpu(call):
             outcome = self._call_watched(fork_server, call, log, on_event)
         _log.debug("%s: %s after %.2f s", call.stage, outcome.kind, outcome.seconds)
         if outcome.kind == "crashed":
             # a library that writes to mapped memory is killed when the disk is full
             outcome = _explain_crash(outcome, call, log)
-        return _make_result(outcome, log)
+        return _make_result(_add_fix(outcome), log)
 
     def _call_watched(
         self, fork_server: ForkServer, call: StageCall, log: Path, on_event: OnEvent
@@ -156,6 +155,16 @@ def _explain_crash(outcome: Outcome, call: StageCall, log: Path) -> Outcome:
     return outcome._replace(
         kind="error", message=message, fix=problem.fix, error=type(problem).__name__
     )
+
+
+def _add_fix(outcome: Outcome) -> Outcome:
+    """Return the end of a stage that was stopped from outside with what to do about it."""
+    fix = ""
+    if outcome.kind == "timeout":
+        fix = "give each stage more time with --stage-timeout SECONDS, or run fewer stages at a time (--jobs)"
+    elif outcome.is_killed:
+        fix = "run again: everything finished so far is kept"
+    return outcome if outcome.fix else outcome._replace(fix=fix)
 
 
 def _make_result(outcome: Outcome, log: Path) -> StageResult:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import tvmflow
 from tvmflow.core import packages
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.types import StageCall
@@ -76,7 +75,7 @@ def _list_tools() -> list[str]:
 
 def _digest_package() -> str:
     """Return a digest of the content of this package: two checkouts can have the same version."""
-    root = Path(tvmflow.__file__).parent
+    root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         content = hashlib.sha256(path.read_bytes()).hexdigest()

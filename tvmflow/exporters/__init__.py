@@ -1,7 +1,7 @@
 """Exporters: every form in which a built library can be delivered, the names under `outputs:` in a recipe.
 
-May import frontends, tuning, compiler, runtime, targets, store and core. To add an exporter, write one
-module with the shape of `_base.Exporter` and its line here.
+Imports frontends and what is below it. To add an exporter, write one module with the shape of
+`_base.Exporter` and its line here.
 """
 
 from __future__ import annotations

@@ -1,22 +1,27 @@
 """`wheel`: a Python package that pip installs, with the model and everything that loads it inside.
 
 Its loader is tvmflow's own runtime, copied when the wheel is made: a machine that runs the model
-needs numpy, and TVM where that executes it, not tvmflow. In the wheel `digits_model`, the module
-`tvmflow.runtime.loading` is `digits_model._tvmflow.runtime.loading`.
+needs numpy, and TVM where that executes it, not tvmflow.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from tvmflow.core.identifiers import identifier
 from tvmflow.exporters import _base
-from tvmflow.exporters._archives import write_zip
 from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
+from tvmflow.exporters._copied_modules import (
+    COPIES,
+    IMAGES_EXTRA,
+    PACKAGE,
+    list_modules,
+    module_files,
+    rename_imports,
+    write_wheel,
+)
 from tvmflow.exporters._wheel_bom import make_wheel_bom
 from tvmflow.runtime.bundles import VM, read_bundle, runtime_of
 from tvmflow.targets.backends import backend_for
@@ -24,61 +29,12 @@ from tvmflow.targets.c_library import describe_tensors
 
 FORM: Final = ""
 
-_PACKAGE: Final = Path(__file__).parent.parent
-# All modules that loading a bundle needs, below `tvmflow/`, whatever its runtime.
-_VENDORED: Final = (
-    "core/__init__.py",
-    "core/canonical_json.py",
-    "core/control_groups.py",
-    "core/disk_errors.py",
-    "core/documents.py",
-    "core/errors.py",
-    "core/file_systems.py",
-    "core/files.py",
-    "core/formatting.py",
-    "core/signing.py",
-    "core/types.py",
-    "runtime/__init__.py",
-    "runtime/arrays.py",
-    "runtime/bundles.py",
-    "runtime/c_library.py",
-    "runtime/image_files.py",
-    "runtime/images.py",
-    "runtime/labels.py",
-    "runtime/loading.py",
-    "runtime/module.py",
-    "runtime/partitioned.py",
-    "runtime/programs.py",
-    "runtime/resampling.py",
-    "runtime/samples.py",
-    "runtime/statements.py",
-    "runtime/threads.py",
-    "runtime/trust.py",
-    "runtime/weights.py",
-    "runtime/zips.py",
-    "targets/__init__.py",
-    "targets/features.py",
-    "targets/host.py",
-    "targets/platforms.py",
-    "targets/reported_features.py",
-    "targets/threads.py",
-    "targets/tvm_target.py",
-)
-# Those for TVM's virtual machine.
-_VENDORED_FOR_VM: Final = ("runtime/virtual_machine.py", "targets/backends/**/*.py")
-# Pillow decodes images; arrays of pixels need none.
-_IMAGES_EXTRA: Final = ("Provides-Extra: images", 'Requires-Dist: pillow >=9.5; extra == "images"')
 # The modules of which the wheel's own are made.
 _INIT: Final = "exporters/_wheel_package.py"
 _MAIN: Final = "exporters/_wheel_main.py"
 
 
-def _list_vendored(*, for_vm: bool) -> tuple[Path, ...]:
-    patterns = (*_VENDORED, *_VENDORED_FOR_VM) if for_vm else _VENDORED
-    return tuple(sorted(path for pattern in patterns for path in _PACKAGE.glob(pattern)))
-
-
-SOURCES: Final = (_PACKAGE / _INIT, _PACKAGE / _MAIN, *_list_vendored(for_vm=True))
+SOURCES: Final = (PACKAGE / _INIT, PACKAGE / _MAIN, *list_modules(for_vm=True))
 
 # A system and the beginning of its C library's name -> the tag of wheels for it. The runtime's own
 # wheels need glibc 2.27.
@@ -148,16 +104,16 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     content = {f"{package}/{name}": data for name, data in _package_files(package, needs_tvm)}
     content[f"{package}/model.tvmflow"] = built.bundle.read_bytes()
     content[f"{package}/py.typed"] = b""
-    bom = make_wheel_bom(built, content, f"{package}/_tvmflow")
-    content[f"{info}/METADATA"] = _metadata(built, needs_tvm).encode()
+    bom = make_wheel_bom(built, content, f"{package}/{COPIES}")
     content[f"{info}/sboms/{request.name}.cdx.json"] = bom
-    content[f"{info}/WHEEL"] = (
-        f"Wheel-Version: 1.0\nGenerator: tvmflow {built.manifest['tvmflow']}\n"
-        f"Root-Is-Purelib: false\nTag: py3-none-{_platform_tag(request)}\n"
-    ).encode()
-    record = [f"{name},{_record_digest(data)},{len(data)}" for name, data in content.items()]
-    content[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
-    write_zip(folder / files(request)[0], content)
+    write_wheel(
+        folder / files(request)[0],
+        content,
+        _metadata(built, needs_tvm),
+        tag=f"py3-none-{_platform_tag(request)}",
+        is_pure=False,
+        generator=built.manifest["tvmflow"],
+    )
 
 
 def _needs_tvm(built: BuiltModel | PartitionedModel) -> bool:
@@ -167,23 +123,12 @@ def _needs_tvm(built: BuiltModel | PartitionedModel) -> bool:
 
 
 def _package_files(package: str, needs_tvm: bool) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the package's modules; they import each other instead of tvmflow."""
-
-    def adapt(path: Path) -> bytes:
-        text = path.read_text()
+    """Yield name and content of the package's modules."""
+    for name, source in (("__init__.py", _INIT), ("__main__.py", _MAIN)):
+        text = (PACKAGE / source).read_text()
         text = text.replace("from tvmflow.exporters._wheel_package ", f"from {package} ")
-        return text.replace("from tvmflow.", f"from {package}._tvmflow.").encode()
-
-    yield "__init__.py", adapt(_PACKAGE / _INIT)
-    yield "__main__.py", adapt(_PACKAGE / _MAIN)
-    yield "_tvmflow/__init__.py", b""
-    for path in _list_vendored(for_vm=needs_tvm):
-        yield f"_tvmflow/{path.relative_to(_PACKAGE).as_posix()}", adapt(path)
-
-
-def _record_digest(data: bytes) -> str:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
-    return f"sha256={digest.decode().rstrip('=')}"
+        yield name, rename_imports(text, package).encode()
+    yield from module_files(package, for_vm=needs_tvm)
 
 
 def _metadata(built: BuiltModel | PartitionedModel, needs_tvm: bool) -> str:
@@ -203,7 +148,7 @@ def _metadata(built: BuiltModel | PartitionedModel, needs_tvm: bool) -> str:
         *([f"License-Expression: {license_expression}"] if license_expression else []),
         "Requires-Python: >=3.10",
         *(f"Requires-Dist: {requirement}" for requirement in requirements),
-        *(_IMAGES_EXTRA if "images" in built.manifest else ()),
+        *(IMAGES_EXTRA if "images" in built.manifest else ()),
         "Description-Content-Type: text/markdown",
     ]
     tensors = [f"    {line}" for line in describe_tensors(built.signature)]

@@ -40,6 +40,8 @@ class LoadedModel(NamedTuple):
         inputs: The model's inputs, without those that are bound to a constant.
         outputs: The model's outputs.
         tensors: The requested inner tensors that are not outputs anyway.
+        nodes: The name of the node that each binding of `main` came from, in their order; empty
+            for a binding of which none is known.
     """
 
     mod: tvm.IRModule
@@ -47,6 +49,7 @@ class LoadedModel(NamedTuple):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     tensors: tuple[TensorSpec, ...] = ()
+    nodes: tuple[str, ...] = ()
 
 
 class SourceFields(ClosedModel):
@@ -86,6 +89,13 @@ class ModelInput(NamedTuple):
     is_required: bool = True
     problem: str = ""
     limits: Mapping[str, Limits] = MappingProxyType({})
+
+
+def unsupported_dtype(name: str) -> str:
+    """Return the problem of an input whose dtype cannot be compiled."""
+    return (
+        f"has dtype {name}, which no input of a library can have: export the model with another one"
+    )
 
 
 class InputRequest(NamedTuple):
@@ -159,6 +169,12 @@ class Reference(Protocol):
         """Return the outputs for one batch, by the names in `LoadedModel.outputs` and `tensors`."""
         ...
 
+    def run_as_timed(
+        self, feed: Mapping[str, np.ndarray[Any, Any]]
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the outputs for one batch, as the calls that `latency` times compute them: with rewrites of the graph."""
+        ...
+
     def latency(
         self, feed: Mapping[str, np.ndarray[Any, Any]], *, repeat: int, min_seconds: float
     ) -> list[float]:
@@ -219,6 +235,17 @@ class Frontend(Protocol):
         """
         ...
 
+    def find_unnamed_files(self, files: Sequence[InputFile]) -> tuple[InputFile, ...]:
+        """Return the files that a model also consists of, which were not known before it was downloaded.
+
+        Args:
+            files: Those that `files` returned, each with its path.
+
+        Raises:
+            RecipeError: when the model is not of this framework, or names files outside its folder.
+        """
+        ...
+
     def read_inputs(self, files: Mapping[str, Path]) -> Sequence[ModelInput]:
         """Return the inputs of the model, as far as its files tell without a framework.
 
@@ -264,6 +291,13 @@ class Frontend(Protocol):
 
         Raises:
             EnvironmentProblem: when the framework is not installed.
+        """
+        ...
+
+    def list_tensors(self, files: Mapping[str, Path]) -> Mapping[str, str]:
+        """Return the inner tensors in the order of their computation, with the name of the node of each.
+
+        Those that `load` and `reference` take as `tensors`; none where the frontend cannot name them.
         """
         ...
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 from pydantic import AfterValidator, Field
 
+from tvmflow.core.errors import RecipeError
+from tvmflow.core.file_kinds import ZIP, FileKind, recognize
 from tvmflow.core.formatting import quoted
+from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.schema import field_error
-from tvmflow.core.types import InputFile
-from tvmflow.frontends._base import SourceFields, Where
+from tvmflow.core.types import InputFile, Json
+from tvmflow.frontends._base import MissingFile, SourceFields, Where
 from tvmflow.store.addresses import (
     InvalidAddress,
     check_address,
@@ -18,7 +23,9 @@ from tvmflow.store.addresses import (
     sibling,
     without_secrets,
 )
+from tvmflow.store.source_files import SourceFiles
 
+_Facts = TypeVar("_Facts")
 _DIGEST_PATTERN: Final = r"^[0-9a-fA-F]{64}$"
 
 
@@ -78,6 +85,73 @@ def named_file(role: str, field: str, source: OneFile, base: Path, where: Where)
     text = str(getattr(source, field))
     path, url = ("", text) if is_address(text) else (str(base / text), "")
     return InputFile(role, path, where(field), url, source.sha256 or "", where("sha256"))
+
+
+def find_missing_file(field: str, model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
+    """Give the file that a field names, when it is a path that does not exist.
+
+    Args:
+        field: The field below `model`.
+        model: The value of `model:` as it was read, not validated.
+        base: The recipe's folder.
+    """
+    path = model.get(field)
+    if isinstance(path, str) and path and not is_address(path) and not is_file(base / path):
+        yield MissingFile((field,), missing_file_text(base / path))
+
+
+def resolve_single_file(
+    file: InputFile, noun: str, source: OneFile, where: Where, sources: SourceFiles
+) -> InputFile:
+    """Return the resolved file of a model that has no further ones.
+
+    Args:
+        file: What `named_file` returned.
+        noun: The model, for messages: `a TFLite model`.
+        source: The recipe's `model`.
+        where: Returns the position of a field below `model`.
+        sources: Resolves it.
+
+    Raises:
+        RecipeError: when the recipe pins further files, or does not pin this one.
+        DownloadError: when something has to be looked up, and cannot be.
+    """
+    if source.files is not None:
+        text = f"model.files: {noun} is one file; its digest is `sha256`"
+        raise RecipeError(f"{where('files')}: {text}")
+    return sources.resolve(file)
+
+
+def read_once(read: Callable[[Path], _Facts]) -> Callable[[Path], _Facts]:
+    """Return a function that reads a file again only when it has changed: planning needs its facts several times."""
+
+    @functools.lru_cache(maxsize=16)
+    def read_unchanged(path: Path, stamp: tuple[int, ...]) -> _Facts:
+        return read(path)
+
+    @functools.wraps(read)
+    def read_cached(path: Path) -> _Facts:
+        status = path.stat()
+        return read_unchanged(path, (status.st_size, status.st_mtime_ns, status.st_ino))
+
+    return read_cached
+
+
+def check_other_kind(start: str, path: Path, expected: FileKind) -> None:
+    """Check that a file is not certainly something else than its field says.
+
+    Args:
+        start: The beginning of the message, with the file.
+        path: The file.
+        expected: What the field names.
+
+    Raises:
+        RecipeError: when it is.
+    """
+    kind = recognize(path)
+    if kind not in (expected, ZIP, None):
+        fix = f"name it with `{kind.field}:`" if kind.field else kind.fix_for(path)
+        raise RecipeError(f"{start} {kind.text}", fix=fix)
 
 
 def shown(file: InputFile) -> str:

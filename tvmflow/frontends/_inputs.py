@@ -24,9 +24,10 @@ DEFAULT_DTYPE: Final = "float32"
 """The dtype of an input of which neither the model nor the recipe tells it."""
 
 _MAX_PROBLEMS: Final = 20
-_MAX_NAME: Final = 120
-# What stands in YAML where a size must be filled in.
-_SIZE: Final = "SIZE"
+_MAX_NAME: Final = 400
+SIZE: Final = "SIZE"
+"""The word that stands in YAML where a size must be filled in."""
+
 _BATCH_NAMES: Final = ("b", "n", "bs", "batch", "batch_size", "batchsize")
 # YAML 1.1 reads some words as other values than text.
 _PLAIN_NAME: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z_][\w.-]*", re.I)
@@ -66,7 +67,7 @@ def find_input_problems(
         yield InputProblem("", "", "all inputs have a value, which leaves nothing to compute")
     if any(_is_open(value, request) for value, request in pairs):
         text = _yaml_of(pairs)
-        advice = f", with a number for each {_SIZE}" if _SIZE in text else ""
+        advice = f", with a number for each {SIZE}" if SIZE in text else ""
         text = f"the model leaves sizes open; write this in the recipe{advice}:\n\n{text}"
         yield InputProblem("", "", text)
 
@@ -250,6 +251,18 @@ def _shape_text(dims: Sequence[int | str]) -> str:
     return f"[{names_text(sizes, 32)}]"
 
 
+def suggest_inputs(inputs: Sequence[ModelInput], requests: Sequence[InputRequest]) -> list[str]:
+    """Return the lines of `inputs:` of a recipe: what requests say, and SIZE for sizes that nobody says."""
+    pairs = _pair(inputs, requests)
+    return _yaml_of(pairs).splitlines() if pairs else []
+
+
+def suggest_shape(value: ModelInput) -> list[str]:
+    """Return the sizes of an input as a recipe may have them: SIZE for those that nobody says."""
+    dims = value.dims if value.dims is not None else (SIZE,)
+    return [_suggest(at, size) for at, size in enumerate(dims)]
+
+
 def _yaml_of(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> str:
     """Return `inputs:` of a recipe, with what it says already and what it has to say."""
     return "\n".join(["inputs:", *(f"  {_yaml_line(*pair)}" for pair in pairs)])
@@ -261,14 +274,13 @@ def _yaml_line(value: ModelInput, request: InputRequest) -> str:
     if shape is not None:
         fields["shape"] = str(list(shape))
     elif request.value is None:
-        dims = value.dims if value.dims is not None else (_SIZE,)
-        fields["shape"] = f"[{', '.join(_suggest(at, size) for at, size in enumerate(dims))}]"
+        fields["shape"] = f"[{', '.join(suggest_shape(value))}]"
     for key in ("dtype", "value", "range", "image"):
         setting = getattr(request, key)
         if setting is not None:
             is_text = isinstance(setting, str)
             fields[key] = setting if is_text else excerpt(json.dumps(setting), 1000)
-    name = value.name if _PLAIN_NAME.fullmatch(value.name) else json.dumps(value.name[:_MAX_NAME])
+    name = value.name if _PLAIN_NAME.fullmatch(value.name) else _quote(value.name[:_MAX_NAME])
     facts = [value.dtype or request.dtype or DEFAULT_DTYPE]
     if value.dims is None:
         facts.append("the model does not tell the number of dimensions")
@@ -279,10 +291,18 @@ def _yaml_line(value: ModelInput, request: InputRequest) -> str:
     return f"{name}: {{{text}}}  # {', '.join(facts)}"
 
 
+def _quote(name: str) -> str:
+    """Return a name as a string of YAML, on one line. Escapes of JSON are halves of characters to YAML."""
+    escaped = (
+        char if char.isprintable() and char not in '"\\' else f"\\U{ord(char):08x}" for char in name
+    )
+    return f'"{"".join(escaped)}"'
+
+
 def _suggest(index: int, size: int | str) -> str:
     """Return what stands for a size in YAML: a fixed one, 1 for a batch, or a word to replace."""
     if not _is_free(size):
         return str(size)
     is_unnamed = not isinstance(size, str) or not size
     is_batch = index == 0 if is_unnamed else str(size).lower() in _BATCH_NAMES
-    return "1" if is_batch else _SIZE
+    return "1" if is_batch else SIZE

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 
-import tvmflow
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.formatting import count_text
 from tvmflow.core.python_process import module_command
@@ -56,7 +55,15 @@ class ReferenceProcess:
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs for one batch, by the names that the importer gives them."""
-        _, arrays = self.request({"call": "run"}, self._check_inputs(feed))
+        return self._run(feed, as_timed=False)
+
+    def run_as_timed(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs for one batch, as the calls that `latency` times compute them."""
+        return self._run(feed, as_timed=True)
+
+    def _run(self, feed: Mapping[str, Array], *, as_timed: bool) -> dict[str, Array]:
+        call = {"call": "run", "as_timed": as_timed}
+        _, arrays = self.request(call, self._check_inputs(feed))
         if len(arrays) != len(self._outputs):
             raise StageError(
                 f"{self._traits.name} returned {count_text(len(arrays), 'output')}, but the "
@@ -184,7 +191,7 @@ def start(
 
 def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a process that imports tvmflow, also from a source folder."""
-    root = str(Path(tvmflow.__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     path = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root, **extra}
 

@@ -23,6 +23,11 @@ ADVICE: Final = f"see {page_url('operators')}"
 """Where users read how operators are written."""
 
 
+def standard_domain(domain: str) -> str:
+    """Return a domain; the empty one, as models write it, for the name of ONNX's own."""
+    return "" if domain == "ai.onnx" else domain
+
+
 class Tensor(NamedTuple):
     """The shape and dtype of a tensor."""
 
@@ -254,8 +259,7 @@ def operator(
             _refuse(f"the {what} of an operator is a string, not {text!r}")
     if not name:
         _refuse("an operator needs a name")
-    if domain == "ai.onnx":
-        domain = ""
+    domain = standard_domain(domain)
     caller = sys._getframe(1)
     where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import RecipeError
+from tvmflow.core.formatting import size_text
 from tvmflow.core.named_files import is_file
 from tvmflow.core.types import InputFile
 
@@ -65,6 +66,11 @@ def list_operator_files(
             continue
         files[path.name] = InputFile(f"{role}{path.name}", str(path), where(index))
         if path.suffix == _PYTHON:
+            if "." in path.stem:
+                raise RecipeError(
+                    f"{where(index)}: operators.{index}: Python cannot import {path}, whose name has two dots",
+                    fix=f"rename it, for example {path.stem.replace('.', '_')}{_PYTHON}",
+                )
             modules = _imported_modules(path, where(index))
             neighbors = [path.with_name(f"{module}{_PYTHON}") for module in modules]
             candidates += neighbors
@@ -81,7 +87,10 @@ def _imported_modules(path: Path, position: str) -> list[str]:
     try:
         text = path.read_bytes()
         if len(text) > _MAX_BYTES:
-            raise RecipeError(f"{position}: operators: {path} is larger than {_MAX_BYTES} bytes")
+            raise RecipeError(
+                f"{position}: operators: {path} is larger than {size_text(_MAX_BYTES)}",
+                fix="divide it into several modules",
+            )
         tree = ast.parse(text, str(path))
     except OSError as error:
         raise RecipeError(f"{position}: operators: {path}: {error.strerror}") from None
@@ -91,7 +100,9 @@ def _imported_modules(path: Path, position: str) -> list[str]:
             f"{position}: operators: {line}: {error.msg}", fix="correct the file"
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise RecipeError(f"{position}: operators: {path} is not Python: {error}") from None
+        raise RecipeError(
+            f"{position}: operators: {path} is not Python: {error}", fix="correct the file"
+        ) from None
     return list(dict.fromkeys(_list_imports(tree)))
 
 

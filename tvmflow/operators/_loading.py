@@ -20,7 +20,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from tvmflow.core.errors import StageError, TvmflowError
 from tvmflow.core.formatting import excerpt
-from tvmflow.operators._definition import ADVICE, REGISTERED, Operator, OperatorError
+from tvmflow.operators._definition import (
+    ADVICE,
+    REGISTERED,
+    Operator,
+    OperatorError,
+    standard_domain,
+)
 from tvmflow.operators._files import IMPORTED_ROLE, ROLE
 
 _log = logging.getLogger(__name__)
@@ -45,11 +51,11 @@ class Operators(NamedTuple):
 
     def find(self, domain: str, name: str, version: int) -> Operator | None:
         """Return the operator for a node: the newest that a version of its domain has; None if there is none."""
-        domain = "" if domain == "ai.onnx" else domain
         fitting = [
             entry
             for entry in self.operators
-            if (entry.domain, entry.name) == (domain, name) and entry.since_version <= version
+            if (entry.domain, entry.name) == (standard_domain(domain), name)
+            and entry.since_version <= version
         ]
         return max(fitting, key=lambda entry: entry.since_version, default=None)
 
@@ -94,10 +100,18 @@ def load_operators(files: Mapping[str, Path]) -> Operators:
             fix=f"decorate a function in it with `@operator(NAME, domain=DOMAIN)` of tvmflow.operators; {ADVICE}",
         )
     _log.debug("%d operators from %d files", len(REGISTERED), len(modules))
-    sources = {
-        name: path.read_text(encoding="utf-8") for name, path in listed.items() if name not in named
-    }
+    sources = {name: _read_text(path) for name, path in listed.items() if name not in named}
     return Operators(tuple(REGISTERED), sources, paths)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise StageError(
+            f"{path}:{line}: the file is not UTF-8 text", fix="save it in UTF-8"
+        ) from None
 
 
 def _by_name(files: Mapping[str, Path], role: str) -> dict[str, Path]:

@@ -1,26 +1,34 @@
 """The decisions about the stages of a plan: up to date, or must run, and why. The one truth for plan, explain and run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem, LockMismatch, RecipeError
-from tvmflow.core.keys import list_changes, stage_key
+from tvmflow.core.keys import group_files, list_changes, stage_key
 from tvmflow.core.types import Artifact, Decision, InputFile, Plan, StageKey, StageSpec
+from tvmflow.store.failures import find_failure
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore
 
 # One line has room for so many; `tvmflow explain` shows them all.
 _SHOWN_CAUSES = 3
+_MAX_CAUSE = 80
+FORCED = "forced by --force"
+"""The reason of a stage that runs although its result is in the store."""
 
 
 class PlanState:
     """The state of a plan's stages: their keys, results and decisions by stage id, as far as they are known.
 
     It is filled in topological order: first by `decide_all`, then by the run.
+
+    Attributes:
+        forced: The stages that must run also if their results are in the store, and why.
     """
 
-    def __init__(self, store: LocalStore) -> None:
+    def __init__(self, store: LocalStore, forced: Iterable[str] = ()) -> None:
         self.store = store
+        self.forced = dict.fromkeys(forced, FORCED)
         self._digests = FileDigests(store)
         self._tools: dict[str, str] = {}
         self.machine = packages.host_platform()
@@ -50,7 +58,10 @@ class PlanState:
         else:
             key = self.keys[spec.id] = self._compute_key(spec)
             artifact = self.store.find(key.digest)
-            if artifact is not None:
+            if artifact is not None and spec.id in self.forced:
+                reason = self.forced[spec.id]
+                decision = Decision(spec.id, "run", reason, (reason,))
+            elif artifact is not None:
                 check_pinned(spec, artifact)
                 self.artifacts[spec.id] = artifact
                 decision = Decision(spec.id, "hit", "unchanged")
@@ -61,12 +72,16 @@ class PlanState:
         return decision
 
     def digest_files(self, spec: StageSpec) -> dict[str, str]:
-        """Return the sha256 of the files from outside the store that are part of the key, by role.
+        """Return the sha256 of the files from outside the store that are part of the key, by their names in it.
 
         Raises:
             RecipeError: when one cannot be read, or has another digest than the recipe says.
         """
-        return {file.role: self._digest(file) for file in spec.files if file.keyed}
+        groups = group_files(spec.files)
+        return {
+            name: self._digest_folder(files) if files[0].folder else self._digest(files[0])
+            for name, files in groups.items()
+        }
 
     def tool_identities(self, spec: StageSpec) -> dict[str, str]:
         """Return the identity of at least those distributions that the stage uses.
@@ -98,10 +113,22 @@ class PlanState:
             )
         return digest
 
+    def _digest_folder(self, files: Sequence[InputFile]) -> str:
+        """Return one digest of many files in a folder."""
+        folder, where = files[0].folder, files[0].where
+        names = [file.role.partition("/")[2] for file in files]
+        try:
+            return self._digests.digest_folder(folder, names)
+        except OSError as error:
+            raise RecipeError(f"{where}: {error.filename}: {error.strerror}") from error
+
     def _list_causes(self, spec: StageSpec, key: StageKey) -> tuple[str, ...]:
+        failure = find_failure(self.store, spec.id)
+        if failure is not None and failure.key == key.digest:
+            return (failure.text,)
         last = self.store.last_key(spec.recipe, spec.label)
         if last is None:
-            return ("never ran",)
+            return ("never ran",) if failure is None else (f"changed, and {failure.text}",)
         if last == key.digest:
             return ("its result is no longer in the store",)
         before = self.store.preimage(last)
@@ -122,13 +149,18 @@ def identify_tool(name: str, spec: StageSpec) -> str:
         raise type(problem)(f"{spec.id}: {problem.message}", fix=problem.fix) from None
 
 
-def evaluate_plan(plan: Plan, store: LocalStore) -> PlanState:
+def evaluate_plan(plan: Plan, store: LocalStore, forced: Iterable[str] = ()) -> PlanState:
     """Return the state of a plan before anything of it runs, or after all of it did.
+
+    Args:
+        plan: The plan.
+        store: Where the results are.
+        forced: The ids of stages that must run also if their results are there.
 
     Raises:
         TvmflowError: as `PlanState.decide_all` does.
     """
-    state = PlanState(store)
+    state = PlanState(store, forced)
     state.decide_all(plan)
     return state
 
@@ -159,7 +191,13 @@ def check_pinned(spec: StageSpec, artifact: Artifact) -> None:
             )
 
 
+def _shorten_cause(cause: str) -> str:
+    """Return a cause without a long list at its end, as of all settings that a search brings with it."""
+    head, colon, _ = cause.partition(": ")
+    return head if colon and len(cause) > _MAX_CAUSE else cause
+
+
 def _shorten(causes: tuple[str, ...]) -> str:
     more = len(causes) - _SHOWN_CAUSES
-    shown = "; ".join(causes[:_SHOWN_CAUSES])
+    shown = "; ".join(map(_shorten_cause, causes[:_SHOWN_CAUSES]))
     return f"{shown}; and {more} more" if more > 0 else shown

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import RecipeError
@@ -17,6 +18,9 @@ from tvmflow.recipe.lock_file import Lock, LockedRecipe, LockedStage
 from tvmflow.stages import STAGES, pick_best
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning.roofline import render_roofline
+
+LOCKED: Final = "locked"
+"""The folder of a store with the schedules that lock files choose, each file named by its digest."""
 
 _log = logging.getLogger(__name__)
 
@@ -164,8 +168,8 @@ def _write_schedules(
     target_name = need.stage_id.partition("/")[2]
     target = lock.recipes[spec.recipe].targets.get(target_name)
     digest = locked.inputs[role]
-    store.notes.write(pick_best.choice_text(target.choice if target else {}), "locked", digest)
-    path = Path(store.root, "locked", digest)
+    store.notes.write(pick_best.choice_text(target.choice if target else {}), LOCKED, digest)
+    path = Path(store.root, LOCKED, digest)
     where = lock.where("recipes", spec.recipe, "targets", target_name, "kernels")
     if hash_file(str(path)) != digest:
         raise RecipeError(

@@ -5,25 +5,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from tvmflow.core.errors import RecipeError
+from tvmflow.core.file_kinds import PIPELINE, find_mismatch
 from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, missing_file_text
+from tvmflow.core.project import find_project, shortest_path
 from tvmflow.core.schema import (
     NAME_PATTERN,
     ClosedModel,
     FormatVersion,
     field_error,
     one_of,
+    published_schema,
     schema_enum,
     to_tuple,
 )
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.recipe._release import Release, Retune
-from tvmflow.recipe._targets import TargetSpec, check_unique, expand_preset
+from tvmflow.recipe._targets import TargetSpec, add_presets, check_unique, expand_preset
 from tvmflow.recipe.validation import validate
 from tvmflow.recipe.yaml_reader import read_yaml
 from tvmflow.stages import STAGES, pipeline_stages, required_stages
@@ -70,11 +73,11 @@ class PipelineFile(ClosedModel):
     )
     description: str = Field(default="", description="Purpose of the pipeline.")
     stages: Annotated[tuple[_StageName, ...], BeforeValidator(to_tuple)] = Field(
+        default=pipeline_stages(),
         min_length=1,
         examples=[["import", "build", "export"]],
-        description="Stages to run, each after the stages that it needs.",
+        description="Stages to run, each after the stages that it needs. Default: all, as in the pipeline `tune`.",
     )
-
     recipes: _UniqueNames = Field(
         default=(),
         examples=[["../digits.yaml"]],
@@ -124,6 +127,13 @@ class PipelineFile(ClosedModel):
         return value
 
 
+def pipeline_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a pipeline, for editors. A target may also be the name of a preset."""
+    schema = published_schema(PipelineFile, "pipeline")
+    add_presets(schema["properties"]["targets"])
+    return schema
+
+
 def load_pipeline(name: str, base: Path = Path()) -> Pipeline:
     """Return a pipeline by its name, or from a file.
 
@@ -134,9 +144,11 @@ def load_pipeline(name: str, base: Path = Path()) -> Pipeline:
     Raises:
         RecipeError: when there is no such pipeline, or with all of its mistakes.
     """
+    path = next(iter(_find_pipelines(name, base)), base / name)
+    if mismatch := find_mismatch(path, PIPELINE):
+        raise RecipeError(mismatch.text, fix=mismatch.fix)
     if problem := missing_pipeline_text(name, base):
         raise RecipeError(problem)
-    path = _find_pipelines(name, base)[0]
     document = read_yaml(path)
     pipeline, problems = validate(document, PipelineFile)
     if pipeline is None:
@@ -188,9 +200,10 @@ def _find_pipelines(name: str, base: Path) -> list[Path]:
 
 
 def _pipeline_folders() -> list[Path]:
-    """Return the folders of named pipelines: of the current folder, the installed package, the checkout."""
-    package = Path(__file__).parent.parent
-    return [Path("pipelines"), package / "pipelines", package.parent / "pipelines"]
+    """Return the folders of named pipelines: of the current folder, the project, the installed package, the checkout."""
+    project, package = Path(shortest_path(find_project().root)), Path(__file__).parent.parent
+    folders = (Path(), project, package, package.parent)
+    return list(dict.fromkeys(folder / "pipelines" for folder in folders))
 
 
 def missing_pipeline_text(name: str, base: Path) -> str:

@@ -47,7 +47,10 @@ def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
 def _origin(planned: PlannedRecipe) -> RecipeOrigin:
     pipeline = planned.pipeline or str(planned.loaded.pipeline.path)
     path = str(planned.loaded.path)
-    return RecipeOrigin(planned.recipe.name, path, pipeline, planned.variant)
+    targets = planned.recipe.targets
+    names = (name for target in targets for name in (target.name, *target.build_targets()))
+    every_target = tuple(dict.fromkeys(names))
+    return RecipeOrigin(planned.recipe.name, path, pipeline, planned.variant, targets=every_target)
 
 
 # ---------------------------------------------------------------- stages
@@ -203,7 +206,7 @@ def _data_files(planned: PlannedRecipe, target: Target | None, data: str) -> Ite
     folder = path.parent if is_table(data) else path
     # a table may name an image twice
     for file in dict.fromkeys(images or ()):
-        yield InputFile(f"{DATA}/{file}", str(folder / file), where)
+        yield InputFile(f"{DATA}/{file}", str(folder / file), where, folder=str(folder))
 
 
 # ---------------------------------------------------------------- what is delivered

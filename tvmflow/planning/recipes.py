@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tvmflow.core.errors import RecipeError
+from tvmflow.core.file_kinds import RECIPE, find_mismatch
 from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.pipelines import Pipeline, load_pipeline, missing_pipeline_text
@@ -43,6 +45,8 @@ def load_recipe(path: Path) -> LoadedRecipe:
     Raises:
         RecipeError: with all of its mistakes, each `file:line:column: field: problem`.
     """
+    if mismatch := find_mismatch(path, RECIPE):
+        raise RecipeError(mismatch.text, fix=mismatch.fix)
     document = read_yaml(path)
     recipe, problems = validate(document, Recipe)
     problems += _missing_files(document)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from tvmflow.core.errors import RecipeError, UsageError
+from tvmflow.core.errors import RecipeError, UsageError, merge_recipe_errors
 from tvmflow.core.schema import first_field_error
 from tvmflow.core.suggestions import nearest
 from tvmflow.planning.pipelines import Pipeline, is_pipeline, load_pipeline
@@ -78,14 +78,14 @@ def _find_pipeline(request: RunRequest) -> Pipeline | None:
 
 
 def _load_recipes(paths: Iterable[str]) -> list[LoadedRecipe]:
-    loaded, problems = [], []
+    loaded, errors = [], []
     for path in dict.fromkeys(paths):
         try:
             loaded.append(load_recipe(Path(path)))
         except RecipeError as error:
-            problems += error.problems
-    if problems:
-        raise RecipeError(problems)
+            errors.append(error)
+    if errors:
+        raise merge_recipe_errors(errors)
     return loaded
 
 

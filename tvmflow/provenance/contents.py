@@ -8,11 +8,12 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from tvmflow.core.documents import Unreadable, get_field, quote
+from tvmflow.core.file_kinds import recognize
 from tvmflow.runtime.bundles import (
     DEFAULT_MAX_BYTES,
     Bundle,
@@ -29,16 +30,6 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 # The errors of readers of archives that are damaged, or made to do harm.
 _ARCHIVE_ERRORS: Final = (*ZIP_ERRORS, tarfile.TarError, zlib.error, lzma.LZMAError)
-
-# The kind of a file by its first bytes.
-_KINDS: Final[Mapping[bytes, str]] = {
-    b"\x7fELF": "a shared library or an object file (ELF)",
-    b"MZ": "a library for Windows",
-    b"\xcf\xfa\xed\xfe": "a library or an object file for macOS",
-    b"!<arch>\n": "a static library",
-    _ZIP_MAGIC: "a zip",
-    _GZIP_MAGIC: "a compressed archive",
-}
 
 
 class FoundBundle(NamedTuple):
@@ -57,10 +48,9 @@ def list_model_files(bundle: Bundle) -> Iterator[tuple[str, str]]:
 
 
 def describe_kind(path: Path) -> str:
-    """Return the kind of a file by its first bytes, for people."""
-    with path.open("rb") as stream:
-        start = stream.read(8)
-    return next((kind for magic, kind in _KINDS.items() if start.startswith(magic)), "a file")
+    """Return the kind of a file for people."""
+    kind = recognize(path)
+    return kind.text.removeprefix("is ") if kind and kind.text.startswith("is ") else "a file"
 
 
 def find_bundle(path: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> FoundBundle | None:

@@ -16,16 +16,19 @@ from tvmflow.core.types import (
 BOM_SUFFIX = ".cdx.json"
 MEASUREMENTS_SUFFIX = ".measurements" + STATEMENT_SUFFIX
 
+README = "README.md"
+
 MEASURED_FILES = ("measurements.json",)
 """Delivered files with figures that differ whenever they are measured; all other files are reproducible."""
 
 
 class SidecarPaths(NamedTuple):
-    """The paths of the sidecar files of a target: two statements and the bill of materials."""
+    """The paths of the sidecar files of a target: two statements, the bill of materials, and the README."""
 
     statement: str
     bom: str
     measurements: str
+    readme: str
 
 
 class DeliveredTarget(NamedTuple):
@@ -44,8 +47,14 @@ class DeliveredTarget(NamedTuple):
 
     def sidecar_paths(self, dist: str) -> SidecarPaths:
         """Return the paths of the sidecar files."""
-        base = os.path.join(dist, self.recipe, self.target, self.recipe)
-        return SidecarPaths(base + STATEMENT_SUFFIX, base + BOM_SUFFIX, base + MEASUREMENTS_SUFFIX)
+        folder = os.path.join(dist, self.recipe, self.target)
+        base = os.path.join(folder, self.recipe)
+        return SidecarPaths(
+            base + STATEMENT_SUFFIX,
+            base + BOM_SUFFIX,
+            base + MEASUREMENTS_SUFFIX,
+            os.path.join(folder, README),
+        )
 
     @property
     def reproducible_files(self) -> tuple[tuple[str, str], ...]:

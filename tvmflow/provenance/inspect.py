@@ -11,12 +11,15 @@ from typing import Final
 
 from tvmflow.core.documents import Unreadable, get_field, get_number, read_file, read_json
 from tvmflow.core.files import hash_file
+from tvmflow.core.formatting import last_line
 from tvmflow.core.signing import PublicKey
-from tvmflow.core.types import STATEMENT_SUFFIX, Json
+from tvmflow.core.types import STATEMENT_SUFFIX, Json, TensorSpec
 from tvmflow.provenance.check import check_file
 from tvmflow.provenance.contents import BUNDLE, describe_kind, find_bundle
 from tvmflow.recipe.lock_file import SUFFIX, read_lock
 from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES, VM, Bundle
+from tvmflow.runtime.images import read_preprocessing
+from tvmflow.runtime.labels import read_labels
 from tvmflow.runtime.statements import (
     SignedStatement,
     Statement,
@@ -235,7 +238,7 @@ def _inspect_bundle(path: Path, max_bytes: int) -> dict[str, Json]:
     return {
         "kind": kind,
         "content": _bundle_json(packed.bundle),
-        "problems": list(packed.bundle.problems),
+        "problems": [*packed.bundle.problems, *_read_images(packed.bundle)[1]],
     }
 
 
@@ -250,5 +253,20 @@ def _bundle_json(bundle: Bundle) -> dict[str, Json]:
         "model": get_field(manifest, "model", of=dict),
         "inputs": get_field(bundle.signature, "inputs", of=list),
         "outputs": get_field(bundle.signature, "outputs", of=list),
+        **_read_images(bundle)[0],
         **({"parts": parts} if parts else {"runtime": str(manifest.get("runtime", VM))}),
     }
+
+
+def _read_images(bundle: Bundle) -> tuple[dict[str, Json], list[str]]:
+    """Return how images become inputs with the labels of the scores, and why these are damaged, if they are."""
+    manifest = bundle.manifest
+    if not manifest.keys() & {"images", "labels"}:
+        return {}, []
+    try:
+        inputs = map(TensorSpec.from_json, get_field(bundle.signature, "inputs", of=list))
+        images, labels = read_preprocessing(manifest, inputs), read_labels(manifest)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        return {}, [f"its preprocessing or its labels are damaged: {last_line(error)}"]
+    about: dict[str, Json] = {"images": {name: image.to_json() for name, image in images.items()}}
+    return (about | {"labels": labels.to_json()} if labels else about), []

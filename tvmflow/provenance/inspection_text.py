@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from tvmflow.core.documents import get_field, get_number
-from tvmflow.core.formatting import latency_text
+from tvmflow.core.formatting import count_text, latency_text, names_text
+from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Json
 
 _SHORT_ID: Final = 12
 _MAX_NAME_WIDTH: Final = 60
 _SCHEDULE_WIDTH: Final = 14
+_SHOWN_LABELS: Final = 5
 # The words of TVM's target that tell machines apart.
 _TARGET_FIELDS: Final = ("kind", "mtriple", "mcpu", "arch")
 
@@ -19,13 +21,13 @@ _TARGET_FIELDS: Final = ("kind", "mtriple", "mcpu", "arch")
 def format_inspection(about: Json) -> Iterator[str]:
     """Yield the lines for the result of `inspect_file`."""
     if "statements" in about:
-        yield f"{about['path']}: {about['kind']}"
+        yield f"{shortest_path(about['path'])}: {about['kind']}"
         for statement in about["statements"]:
             yield from _statement_lines(statement)
             for name, digest in statement["subjects"].items():
                 yield _line("file", f"{name}  {digest}")
         return
-    yield f"{about['path']}: {about['kind']}, {about['bytes']} bytes"
+    yield f"{shortest_path(about['path'])}: {about['kind']}, {about['bytes']} bytes"
     yield _line("sha256", about["sha256"])
     if "content" in about:
         yield from _content_lines(about["content"])
@@ -79,6 +81,13 @@ def _bundle_lines(content: Mapping[str, Json], indent: str = "") -> Iterator[str
     yield _line("made with", indent + ", ".join(versions))
     for side in ("inputs", "outputs"):
         yield _line(side, indent + ", ".join(map(_tensor_text, content[side])))
+    for name, image in content.get("images", {}).items():
+        yield _line(
+            "image", f"{indent}{name}: {_size_text(image)}, {image['colour']} in {image['layout']}"
+        )
+        yield _line("image", f"{indent}{name}: {_scaling_text(image)}")
+    if "labels" in content:
+        yield _line("labels", indent + _labels_text(content["labels"]))
     for file, digest in content["model"].items():
         yield _line("model", f"{indent}{file} {digest}")
     for part, part_content in content.get("parts", {}).items():
@@ -95,12 +104,52 @@ def _tensor_text(tensor: Json) -> str:
     return f"{get_field(tensor, 'name', of=str)} {get_field(tensor, 'dtype', of=str)}[{shape}]"
 
 
+def _size_text(image: Mapping[str, Json]) -> str:
+    """Return how the size of an image changes."""
+    resize, crop, pad = (image.get(field) for field in ("resize", "crop", "pad"))
+    steps = []
+    if isinstance(resize, int):
+        steps.append(f"resized to {resize} on the shorter side ({image['interpolation']})")
+    elif resize:
+        bars = f", with bars of level {pad}" if pad is not None else ""
+        steps.append(f"resized to {_by(resize)} ({image['interpolation']}){bars}")
+    if crop:
+        steps.append(f"the middle {_by(crop)} of it")
+    return ", ".join(steps)
+
+
+def _by(size: Sequence[int]) -> str:
+    return "x".join(map(str, size))
+
+
+def _scaling_text(image: Mapping[str, Json]) -> str:
+    """Return how the levels of an image become numbers."""
+    scale = image["scale"]
+    text = "level / 255" if scale == 1 / 255 else "level" if scale == 1 else f"level * {scale:g}"
+    if any(image["mean"]):
+        text += f" - {_numbers_text(image['mean'])}"
+    if set(image["std"]) != {1}:
+        text = f"{text if ' ' not in text else f'({text})'} / {_numbers_text(image['std'])}"
+    return text
+
+
+def _numbers_text(numbers: Sequence[float]) -> str:
+    """Return a number for each channel, or the one that all have."""
+    texts = [f"{number:g}" for number in numbers]
+    return texts[0] if len(set(texts)) == 1 else f"[{', '.join(texts)}]"
+
+
+def _labels_text(labels: Mapping[str, Json]) -> str:
+    names = labels["names"]
+    return f"{count_text(len(names), 'class', 'classes')}: {names_text(names, _SHOWN_LABELS)}"
+
+
 # ---------------------------------------------------------------- provenance
 
 
 def _statement_lines(statement: Mapping[str, Json]) -> Iterator[str]:
     signature = statement["problem"] or statement["signature"]
-    yield _line("statement", f"{statement['statement']}, {signature}")
+    yield _line("statement", f"{shortest_path(statement['statement'])}, {signature}")
     yield _line("about", statement["about"])
     for source in statement["sources"]:
         text = f"{source['name']}  {source['sha256']}  {source.get('url', '')}"

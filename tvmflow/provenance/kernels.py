@@ -10,8 +10,8 @@ from pathlib import Path
 from tvmflow.core.types import Json
 from tvmflow.provenance.lineage import FinishedStage, Lineage
 from tvmflow.stages import build, extract_tasks, pick_best, tune
+from tvmflow.stages._tune_settings import find_ledger_key
 from tvmflow.store.blobs import DamagedBlob
-from tvmflow.tuning.ledger import target_key
 from tvmflow.tuning.trials import trial_id
 
 
@@ -85,10 +85,9 @@ def _find_winner(lineage: Lineage, stages: Mapping[str, FinishedStage], workload
     judged = lineage.read(stages["pick_best"], pick_best.FINALISTS)[workload]
     finalists = lineage.read(tuned, tune.RECORDS)[workload]
     winner = next(trial for trial in finalists if trial["id"] == judged["winner"])
-    tvm = tuned.preimage["tools"]["apache-tvm"]
     return {
         "trial": winner["id"],
-        "target": target_key(tuned.settings["target"], tvm, tuned.settings["device"]),
+        "target": find_ledger_key(tuned.preimage),
         "seconds": winner["seconds"],
         "when": winner["when"],
         "again_seconds": judged["tuned_us"] / 1e6,

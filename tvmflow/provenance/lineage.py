@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tvmflow.core import packages
+from tvmflow.core.keys import group_files
 from tvmflow.core.types import Artifact, Json, Need, StageSpec
 from tvmflow.planning.enforce_lock import locked_settings
 from tvmflow.provenance.delivered import DeliveredTarget
@@ -86,10 +87,8 @@ class FinishedStage(NamedTuple):
 
         A locked run has that result from its lock file, and the same is said of both.
         """
-        for file in self.spec.files:
-            if file.keyed:
-                digest = self.preimage["inputs"][file.role]
-                yield Source(file.role, digest, without_secrets(file.url))
+        for name, files in group_files(self.spec.files).items():
+            yield Source(name, self.preimage["inputs"][name], without_secrets(files[0].url))
         for need in self.spec.needs:
             if STAGES[need.maker].TRAITS.run.searches:
                 yield from (Source(role, digest, "") for role, digest in self._inputs_of(need))

@@ -1,4 +1,4 @@
-"""The sidecar files of a delivery: statements of its provenance and measurements, and a bill of materials.
+"""The sidecar files of a delivery: statements of its provenance and measurements, a bill of materials, a README.
 
 They describe finished results and are none themselves: a signature does not belong in a cache. A
 note in the store and their stamps tell a run that they are present and describe its results.
@@ -16,7 +16,7 @@ from tvmflow.store.file_digests import note_name, stamp
 from tvmflow.store.local import LocalStore
 
 # The version of what is written: raised when the same results are described differently.
-_VERSION = 2
+_VERSION = 3
 
 # The same as in core.signing, whose import costs far more than the rest of an up-to-date run.
 _KEY_VARIABLE = "TVMFLOW_SIGNING_KEY"
@@ -32,6 +32,18 @@ def find_sidecars(
             return None
         paths += delivered.sidecar_paths(dist)
     return paths
+
+
+def list_sidecars_to_write(
+    plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
+) -> list[str]:
+    """Return the paths of the sidecar files that have to be written."""
+    return [
+        path
+        for delivered in list_delivered_targets(plan, artifacts)
+        if not _is_current(store, delivered, dist)
+        for path in delivered.sidecar_paths(dist)
+    ]
 
 
 def write_sidecars(
@@ -90,7 +102,7 @@ def _key_stamp() -> Json:
 
 
 def _fingerprint(delivered: DeliveredTarget) -> str:
-    """Return a digest of everything that the two files depend on."""
+    """Return a digest of everything that the files depend on."""
     stages = [
         [
             spec.label,

@@ -18,6 +18,7 @@ from tvmflow.core.types import STATEMENT_SUFFIX, Json
 from tvmflow.provenance import bom, statement
 from tvmflow.provenance.delivered import DeliveredTarget, SidecarPaths
 from tvmflow.provenance.lineage import Lineage, load_lineage
+from tvmflow.provenance.readme import make_readme
 from tvmflow.provenance.source_state import SourceState, read_source_state
 from tvmflow.runtime.statements import MEASUREMENTS_TYPE, PAYLOAD_TYPE, parse_statement
 from tvmflow.store.local import LocalStore
@@ -55,13 +56,18 @@ def _read_sources(delivered: DeliveredTarget) -> SourceState | None:
 
 
 def _write_reproducible(lineage: Lineage, delivered: DeliveredTarget, paths: SidecarPaths) -> bytes:
-    """Write the statement and the bill of materials, and return the text of the statement."""
+    """Write the statement, the bill of materials and the README, and return the text of the statement."""
     reproducible = lineage._replace(files=delivered.reproducible_files)
-    materials = bom.make_bom(reproducible)
-    bom_digest = hashlib.sha256(materials).hexdigest()
-    subjects = {**dict(reproducible.files), Path(paths.bom).name: bom_digest}
+    others = [Path(path).name for path in (paths.statement, paths.bom)]
+    documents = {
+        Path(paths.bom): bom.make_bom(reproducible),
+        Path(paths.readme): make_readme(reproducible, others),
+    }
+    digests = {path.name: hashlib.sha256(text).hexdigest() for path, text in documents.items()}
+    subjects = {**dict(reproducible.files), **digests}
     text = statement.make_statement(reproducible, subjects, _read_sources(delivered))
-    write_if_changed(Path(paths.bom), materials)
+    for path, content in documents.items():
+        write_if_changed(path, content)
     _write_statement(Path(paths.statement), text)
     return text
 
@@ -69,7 +75,7 @@ def _write_reproducible(lineage: Lineage, delivered: DeliveredTarget, paths: Sid
 def write_release_targets(
     folder: Path, targets: Sequence[DeliveredTarget], store: LocalStore
 ) -> None:
-    """Write statement and bill of materials of every target in a release.
+    """Write statement, bill of materials and README of every target in a release.
 
     Raises:
         DamagedBlob: A result that has to be read is not what it should be.

@@ -22,6 +22,7 @@ from tvmflow.core.schema import (
     FormatVersion,
     field_error,
     first_field_error,
+    published_schema,
     to_tuple,
 )
 from tvmflow.exporters import PARTITIONED_EXPORTERS
@@ -30,10 +31,16 @@ from tvmflow.recipe._kernels import Kernels, Runtime
 from tvmflow.recipe._license import SpdxExpression
 from tvmflow.recipe._model import InputSpec, ModelSource
 from tvmflow.recipe._release import ReleaseVersion
-from tvmflow.recipe._targets import BuildTarget, Output, TargetSpec, check_outputs, expand_preset
+from tvmflow.recipe._targets import (
+    BuildTarget,
+    Output,
+    TargetSpec,
+    add_presets,
+    check_outputs,
+    expand_preset,
+)
 from tvmflow.recipe._tune import Tune
 from tvmflow.recipe._verify import Verify, VerifyOverrides
-from tvmflow.targets._presets import PRESETS
 
 _MAX_VARIANT_NAME: Final = 50
 _Section = TypeVar("_Section", bound=ClosedModel)
@@ -367,11 +374,9 @@ class Recipe(ClosedModel):
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a recipe, for editors. A target may also be the name of a preset."""
-    schema = Recipe.model_json_schema()
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema = published_schema(Recipe, "recipe")
     fields = schema["properties"]
-    preset = {"type": "string", "enum": sorted(PRESETS), "description": "Name of a preset."}
-    fields["targets"]["items"] = {"anyOf": [preset, fields["targets"]["items"]]}
+    add_presets(fields["targets"])
     fields["targets"]["default"] = ["host"]
     fields["inputs"]["default"] = fields["variants"]["default"] = {}
     return schema

@@ -85,12 +85,13 @@ class Release(ClosedModel):
         examples=["1.2.0"],
         description="Version of the release: digits and dots, in quotes. Its folder is `<name>-<version>`.",
     )
-    folder: str = Field(
-        default="../releases",
+    folder: str | None = Field(
+        default=None,
         min_length=1,
         max_length=MAX_PATH_LENGTH,
         examples=["../releases"],
-        description="Folder of all releases, from the folder of the pipeline.",
+        description="Folder of all releases, from the folder of the pipeline. Default: `releases` in the root of the "
+        "project: see [cli.md](cli.md).",
     )
     against: str = Field(
         default=LAST_RELEASE,

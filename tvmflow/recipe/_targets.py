@@ -23,7 +23,7 @@ from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe._kernels import Kernels, Runtime
 from tvmflow.recipe._tune import TuneOverrides
 from tvmflow.recipe._verify import VerifyOverrides
-from tvmflow.targets._presets import PRESETS
+from tvmflow.targets._presets import PRESETS, SYNONYMS
 from tvmflow.targets.backends import backend_for, is_supported
 from tvmflow.targets.toolchain import DEFAULT_FLAGS
 from tvmflow.targets.tracker import TRACKER_VARIABLE, split_address
@@ -35,7 +35,9 @@ MAX_THREADS: Final = 4096
 
 _LISTED_BY: Final = "`tvmflow targets` lists them"
 
-_PresetName = Annotated[str, one_of(PRESETS, "a target", _LISTED_BY), schema_enum(sorted(PRESETS))]
+_PresetName = Annotated[
+    str, one_of(PRESETS, "a target", _LISTED_BY, SYNONYMS), schema_enum(sorted(PRESETS))
+]
 Output = Annotated[str, one_of(OUTPUT_NAMES, "an output"), schema_enum(OUTPUT_NAMES)]
 
 
@@ -347,4 +349,10 @@ def expand_preset(value: Any) -> Any:
     """Return the name of a preset as the mapping that it is short for."""
     if not isinstance(value, str):
         return value
-    return {"name": value, "preset": check_choice(value, PRESETS, "a target", _LISTED_BY)}
+    return {"name": value, "preset": check_choice(value, PRESETS, "a target", _LISTED_BY, SYNONYMS)}
+
+
+def add_presets(field: dict[str, Any]) -> None:
+    """Let the JSON Schema of a list of targets accept names of presets, too."""
+    preset = {"type": "string", "enum": sorted(PRESETS), "description": "Name of a preset."}
+    field["items"] = {"anyOf": [preset, field["items"]]}

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from tvmflow.core.keys import UNLIMITED_TRIALS
 from tvmflow.core.schema import ClosedModel, check_choice, field_error, to_tuple
-from tvmflow.tuning.budget import UNLIMITED_TRIALS
 
 MAX_SEED: Final = (1 << 31) - 1
 

@@ -69,8 +69,8 @@ class Verify(ClosedModel):
     ] = Field(
         default=(),
         examples=[["onnxruntime", "openvino"]],
-        description="Other runtimes that are timed beside the library, in turns, with the same inputs and threads: a list "
-        "of `onnxruntime`, `openvino`, `tensorrt` and `pytorch`, which must be installed, or `auto` for those that are. "
+        description="Other runtimes that are compared with the reference, and timed beside the library in turns, with the same "
+        "inputs and threads: a list of `onnxruntime`, `openvino`, `tensorrt` and `pytorch`, which must be installed, or `auto` for those that are. "
         "See [comparison.md](comparison.md).",
     )
     run_on: Literal["auto", "local", "qemu", "rpc"] = Field(

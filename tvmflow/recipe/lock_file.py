@@ -11,6 +11,7 @@ from typing import Annotated, Final, NamedTuple
 from pydantic import Field, model_validator
 
 from tvmflow.core.errors import RecipeError, UsageError
+from tvmflow.core.file_kinds import LOCK, check_kind
 from tvmflow.core.schema import ClosedModel, FormatVersion, field_error
 from tvmflow.core.types import Json
 from tvmflow.recipe.validation import validate
@@ -164,6 +165,7 @@ def read_lock(path: Path) -> Lock:
         raise UsageError(
             f"there is no lock file {path}", fix=f"write it with `tvmflow lock`{_OR_NAME}"
         )
+    check_kind(path, LOCK)
     document = read_yaml(path, size_factor=_SIZE_FACTOR)
     if isinstance(document.value, dict) and "lock" not in document.value:
         raise RecipeError(

@@ -1,4 +1,4 @@
 """Releases: lock files and their differences, gates, release folders, reproducibility checks and retuning.
 
-May import every layer but the command line.
+Imports pages and what is below it.
 """

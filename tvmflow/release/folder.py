@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import LockMismatch, RecipeError, VerifyFailed
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import STATEMENT_SUFFIX, Artifact, Plan
-from tvmflow.engine.library_comparison import compare_libraries
+from tvmflow.engine.report import StageReport
+from tvmflow.pages.collect import list_kernels, list_stages, read_recipes
+from tvmflow.pages.document import render_page
 from tvmflow.planning.pipelines import Pipeline
-from tvmflow.provenance.delivered import BOM_SUFFIX, list_delivered_targets
+from tvmflow.provenance.delivered import BOM_SUFFIX, README, list_delivered_targets
 from tvmflow.provenance.write import write_release_statements, write_release_targets
 from tvmflow.recipe import Release
 from tvmflow.recipe.lock_file import LockFile
@@ -33,19 +35,20 @@ from tvmflow.release.measurements import (
     MEASURED_FILES,
     MEASUREMENTS,
     MEASUREMENTS_PAGE,
+    MeasurementsFile,
     make_measurements,
     measurements_text,
     without_measurements,
 )
-from tvmflow.release.page import render_measurements, render_report
+from tvmflow.release.page import REPORT, Details, describe_measurements, describe_release
 from tvmflow.release.previous import SUMS, PreviousRelease, find_folder, find_previous
+from tvmflow.release.readme import make_readme
 from tvmflow.release.timing import time_alternately
 from tvmflow.stages import pick_best, verify
 from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
 
-REPORT: Final = "report.html"
 _BUNDLE: Final = ".tvmflow"
 
 # Files that describe the others: the same files may have been tuned, or verified, another time.
@@ -53,6 +56,9 @@ _DESCRIPTIONS: Final = (
     *(LOCK, REPORT, BOM_SUFFIX),
     *(verify.DELIVERED_VERDICT, pick_best.ROOFLINE),
 )
+
+# RECIPE/TARGET/README.md
+_TARGET_DEPTH: Final = 3
 
 _SHA256_DIGITS: Final = 64
 _SUMS_SEPARATOR: Final = "  "
@@ -125,6 +131,7 @@ def make_release(
     artifacts: Mapping[str, Artifact],
     store: LocalStore,
     device_locks: Path,
+    stages: Sequence[StageReport],
 ) -> ReleaseResult:
     """Check the gates and create the release folder if all pass.
 
@@ -136,6 +143,7 @@ def make_release(
         artifacts: Those results, by stage id.
         store: The store with the results.
         device_locks: The folder of the device locks.
+        stages: What became of the stages in the run that makes the release.
 
     Raises:
         LockMismatch: when the release exists with other files, or was changed.
@@ -158,12 +166,30 @@ def make_release(
             if not result.failed_gates:
                 write_release_targets(part, list_delivered_targets(plan, artifacts), store)
                 _write_documents(part, result, lock)
-                _write_measurements(part, result, plan, artifacts)
+                measurements = make_measurements(
+                    *(result.previous, result.comparisons, result.content),
+                    *(release.gates, plan, artifacts),
+                )
+                details = _read_details(plan, stages, store)
+                _write_measurements(part, folder.name, lock, measurements, details)
                 write_release_statements(part, pipeline.name, release.version, MEASURED_FILES)
                 part.rename(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     return result
+
+
+def _read_details(plan: Plan, stages: Sequence[StageReport], store: LocalStore) -> Details:
+    """Return what the page of a release says of the run that makes it."""
+    kernels = list_kernels(stages, store)
+    return Details(list_stages(stages, store), kernels, read_recipes(plan.origins))
+
+
+def _is_description(name: str) -> bool:
+    """Return whether a file describes the others; a README within a delivered folder is an output."""
+    path = PurePosixPath(name)
+    is_readme = path.name == README and len(path.parts) in (1, _TARGET_DEPTH)
+    return is_readme or name.endswith(_DESCRIPTIONS)
 
 
 def _list_files(plan: Plan, artifacts: Mapping[str, Artifact]) -> Iterator[tuple[str, str]]:
@@ -181,9 +207,11 @@ def _copy_files(part: Path, files: Mapping[str, str], store: LocalStore) -> None
 
 
 def _write_documents(part: Path, result: ReleaseResult, lock: LockFile) -> None:
-    """Write lock file, report and checksums, which are the same whenever the release is made."""
+    """Write lock file, report, README and checksums, which are the same whenever the release is made."""
     (part / LOCK).write_text(lock_text(without_measurements(lock)), encoding="utf-8")
-    (part / REPORT).write_text(render_report(result.folder.name, lock), encoding="utf-8")
+    report = describe_release(result.folder.name, without_measurements(lock))
+    (part / REPORT).write_text(render_page(report), encoding="utf-8")
+    (part / README).write_text(make_readme(result.folder.name, lock), encoding="utf-8")
     # The text of a statement never changes, but somebody may sign it later.
     paths = [path for path in part.rglob("*") if path.is_file()]
     sums = {
@@ -195,15 +223,11 @@ def _write_documents(part: Path, result: ReleaseResult, lock: LockFile) -> None:
 
 
 def _write_measurements(
-    part: Path, result: ReleaseResult, plan: Plan, artifacts: Mapping[str, Artifact]
+    part: Path, name: str, lock: LockFile, file: MeasurementsFile, details: Details
 ) -> None:
     """Write the measured file, and the page that shows it."""
-    rows, content = result.comparisons, result.content
-    file = make_measurements(result.previous, rows, content, plan, artifacts)
     (part / MEASUREMENTS).write_text(measurements_text(file), encoding="utf-8")
-    libraries = compare_libraries(plan, artifacts)
-    marked = {(row.recipe, row.target) for row in libraries if row.is_pareto_optimal}
-    html = render_measurements(result.folder.name, result.previous, rows, content, marked)
+    html = render_page(describe_measurements(name, lock, file, details))
     (part / MEASUREMENTS_PAGE).write_text(html, encoding="utf-8")
 
 
@@ -230,7 +254,7 @@ def _check_existing(folder: Path, files: Mapping[str, str]) -> None:
             f"{folder} is not a release that tvmflow made: {SUMS}: {error.strerror}",
             fix="move it away, or raise release.version",
         ) from error
-    lasting = sorted(name for name in {*files, *recorded} if not name.endswith(_DESCRIPTIONS))
+    lasting = sorted(name for name in {*files, *recorded} if not _is_description(name))
     for name in lasting:
         if files.get(name) != recorded.get(name):
             raise LockMismatch(

@@ -105,6 +105,68 @@ def check_content(change: ContentChange, source: str, release: Release) -> list[
     ]
 
 
+class CheckedGate(NamedTuple):
+    """A gate with its limit and what was measured for a recipe and target; None where nothing was."""
+
+    label: str
+    gate: str
+    limit: float
+    value: float | None
+    is_failed: bool
+
+
+def list_checked_gates(
+    comparisons: Sequence[Comparison], gates: Mapping[str, float]
+) -> list[CheckedGate]:
+    """Return every gate with a limit, for each recipe and target.
+
+    Args:
+        comparisons: All recipes and targets.
+        gates: The limits by gate.
+    """
+    return [
+        CheckedGate(
+            comparison.label,
+            gate,
+            gates[gate],
+            _VALUES[gate](comparison),
+            any(check(comparison, gates[gate])),
+        )
+        for gate, check in _CHECKS.items()
+        if gate in gates
+        for comparison in comparisons
+    ]
+
+
+def _measure_accuracy_drop(comparison: Comparison) -> float | None:
+    accuracy, previous = comparison.current.accuracy, comparison.previous.accuracy
+    return None if accuracy is None or previous is None else previous - accuracy
+
+
+def _measure_slowdown(comparison: Comparison) -> float | None:
+    seconds, previous = comparison.seconds, comparison.previous_seconds
+    if seconds is None or previous is None:
+        return None
+    return 0.0 if comparison.is_same_library else seconds / previous - 1
+
+
+def _measure_growth(comparison: Comparison) -> float | None:
+    previous = comparison.previous.bytes
+    current = comparison.current.bytes.items()
+    growths = [size / previous[name] - 1 for name, size in current if previous.get(name)]
+    return max(growths, default=None)
+
+
+_VALUES: Final[Mapping[str, Callable[[Comparison], float | None]]] = {
+    "min_accuracy": lambda comparison: comparison.current.accuracy,
+    "max_accuracy_drop": _measure_accuracy_drop,
+    "min_coverage": lambda comparison: comparison.current.coverage,
+    "max_slowdown": _measure_slowdown,
+    "max_growth": _measure_growth,
+    "max_bytes": lambda comparison: max(comparison.current.bytes.values(), default=None),
+}
+
+
 # ---------------------------------------------------------------- one check for each gate
 
 _Check: TypeAlias = Callable[[Comparison, float], Iterator[str]]

@@ -15,9 +15,14 @@ from pydantic import Field
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.schema import ClosedModel, FormatVersion
 from tvmflow.core.types import Artifact, Json, Plan
+from tvmflow.engine.builds import Build, list_builds
+from tvmflow.engine.library_comparison import compare_libraries
+from tvmflow.engine.report import RunReport, StageReport
+from tvmflow.recipe import Gates
 from tvmflow.recipe.lock_file import LockedTarget, LockFile, Measurements, read_lock
 from tvmflow.release.content import ContentChange
 from tvmflow.release.gates import Comparison
+from tvmflow.release.timing import LatencyPair
 
 LOCK: Final = "release.lock.yaml"
 MEASUREMENTS: Final = "measurements.json"
@@ -36,6 +41,8 @@ class MeasuredTarget(ClosedModel):
         previous_s: That of the previous library.
         not_timed_reason: Why they were not measured alternately, if they should have been.
         is_same_library: Whether both releases have the same library.
+        library_bytes: Size of the library; of all its parts, for a partitioned target.
+        is_pareto_optimal: Whether no library for the same machine and inputs is better in all respects.
     """
 
     measured: Measurements
@@ -44,6 +51,8 @@ class MeasuredTarget(ClosedModel):
     previous_s: float | None = None
     not_timed_reason: str = ""
     is_same_library: bool = False
+    library_bytes: int | None = None
+    is_pareto_optimal: bool = False
 
 
 class MeasurementsFile(ClosedModel):
@@ -54,6 +63,7 @@ class MeasurementsFile(ClosedModel):
         compared_with: Name of the previous release; empty if there is none.
         added: What is new since then.
         removed: What is gone since then.
+        gates: The limits that every recipe and target had to meet.
         recipes: What was measured, by recipe and target.
         verification: Everything that `verify` measured, by recipe and target.
     """
@@ -62,6 +72,7 @@ class MeasurementsFile(ClosedModel):
     compared_with: str
     added: list[str]
     removed: list[str]
+    gates: dict[str, float] = Field(default={})
     recipes: dict[str, dict[str, MeasuredTarget]]
     verification: dict[str, dict[str, Json]] = Field(default={})
 
@@ -70,6 +81,7 @@ def make_measurements(
     previous: str,
     comparisons: Sequence[Comparison],
     content: ContentChange,
+    gates: Gates,
     plan: Plan,
     artifacts: Mapping[str, Artifact],
 ) -> MeasurementsFile:
@@ -79,9 +91,13 @@ def make_measurements(
         previous: Name of the previous release; empty if there is none.
         comparisons: All recipes and targets.
         content: What is new and what is gone.
+        gates: The limits that they met.
         plan: The plan of the release.
         artifacts: Its results by stage id.
     """
+    sizes = {build.name: build.size_bytes for build in _list_builds(plan, artifacts)}
+    libraries = compare_libraries(plan, artifacts)
+    optimal = {f"{row.recipe}/{row.target}" for row in libraries if row.is_pareto_optimal}
     recipes: dict[str, dict[str, MeasuredTarget]] = {}
     for comparison in comparisons:
         latencies = comparison.latencies
@@ -92,6 +108,8 @@ def make_measurements(
             previous_s=latencies.previous_s if latencies else None,
             not_timed_reason=comparison.not_timed_reason,
             is_same_library=comparison.is_same_library,
+            library_bytes=sizes.get(comparison.label),
+            is_pareto_optimal=comparison.label in optimal,
         )
     verification: dict[str, dict[str, Json]] = {}
     for spec in plan.stages:
@@ -104,9 +122,42 @@ def make_measurements(
         compared_with=previous,
         added=list(content.added),
         removed=list(content.removed),
+        gates=gates.model_dump(exclude_none=True),
         recipes=recipes,
         verification=verification,
     )
+
+
+def _list_builds(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[Build, ...]:
+    return list_builds(RunReport(list_results(plan, artifacts), (), (), 0.0, origins=plan.origins))
+
+
+def list_results(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[StageReport, ...]:
+    """Return the report of every stage with a result, as of a run that finds all of them."""
+    return tuple(
+        StageReport(spec.id, "hit", "unchanged", 0.0, artifact.facts, key=artifact.key)
+        for spec in plan.stages
+        if (artifact := artifacts.get(spec.id)) is not None
+    )
+
+
+def read_comparisons(file: MeasurementsFile) -> list[Comparison]:
+    """Return the comparisons with the previous release that a measured file has."""
+    return [
+        Comparison(
+            recipe,
+            name,
+            target.measured,
+            target.previous,
+            None
+            if target.current_s is None or target.previous_s is None
+            else LatencyPair(target.current_s, target.previous_s),
+            target.not_timed_reason,
+            target.is_same_library,
+        )
+        for recipe, targets in file.recipes.items()
+        for name, target in targets.items()
+    ]
 
 
 def measurements_text(file: MeasurementsFile) -> str:

@@ -2,187 +2,269 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from html import escape
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
-from tvmflow.core.formatting import latency_text
-from tvmflow.recipe.lock_file import LockedTarget, LockFile
-from tvmflow.release.content import ContentChange
-from tvmflow.release.gates import Comparison
-from tvmflow.release.measurements import MEASUREMENTS_PAGE
+from tvmflow.core.formatting import size_text
+from tvmflow.core.types import Json
+from tvmflow.engine.builds import Build, list_builds
+from tvmflow.engine.report import RunReport, StageReport, can_be_shown
+from tvmflow.pages.content import (
+    Gate,
+    Kernel,
+    Library,
+    LibraryKernels,
+    Page,
+    RecipeText,
+    StageEntry,
+)
+from tvmflow.recipe.lock_file import LockedTarget, LockFile, Measurements
+from tvmflow.release.gates import CheckedGate, Comparison, list_checked_gates
+from tvmflow.release.measurements import (
+    LOCK,
+    MEASUREMENTS_PAGE,
+    MeasurementsFile,
+    read_comparisons,
+)
 
-_CONTENT_HEADINGS: Final = ("recipe", "target", "machine", "tuned kernels", "files")
+REPORT: Final = "report.html"
+
 _TARGET_FIELDS: Final = ("kind", "mtriple", "mcpu", "arch")
-_HEADINGS: Final = ("recipe", "target", "latency", "accuracy", "largest error", "tuned", "files")
-
-# A smaller change is not worth a figure.
-_MIN_CHANGE: Final = 0.001
-
-_STYLE: Final = """\
-:root { color-scheme: light dark; --line: #8884; --good: #1a7f37; --bad: #cf222e; --faint: #8889 }
-@media (prefers-color-scheme: dark) { :root { --good: #4ac26b; --bad: #ff7b72 } }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2.5rem auto; max-width: 72rem; padding: 0 1rem }
-h1 { font-size: 1.5rem; margin: 0 } p { margin: .2rem 0 1.6rem }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
-th { text-align: left; font-weight: 600 } th, td { padding: .45rem .8rem .45rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
-small { display: block; color: GrayText } .good { color: var(--good) } .bad { color: var(--bad) }
-code { font-size: .9em } iframe { border: 0; width: 100%; height: 75vh }
-"""
+_BYTES: Final = "max_bytes"
 
 
-def render_report(name: str, lock: LockFile) -> str:
-    """Return the HTML of the report: what a release has, and the page with its measurements inside.
+class Details(NamedTuple):
+    """The details that only the store has of a release: its stages and its kernels, and the text of its recipes."""
 
-    The same lock file gives the same text.
+    stages: tuple[StageEntry, ...] = ()
+    kernels: tuple[LibraryKernels, ...] = ()
+    recipes: tuple[RecipeText, ...] = ()
+
+
+NO_DETAILS: Final = Details()
+
+
+def describe_release(name: str, lock: LockFile) -> Page:
+    """Return the report: what a release has. The same lock file gives the same page.
 
     Args:
         name: Name of the release.
         lock: The lock file of the release.
     """
-    tools = ", ".join(f"{tool} {version.partition('+')[0]}" for tool, version in lock.tools.items())
-    rows = [
-        _target_cells(recipe_name, recipe.version, target_name, target)
-        for recipe_name, recipe in lock.recipes.items()
-        for target_name, target in recipe.targets.items()
-    ]
-    page = MEASUREMENTS_PAGE
-    return _page(
-        name,
-        f"<p>built on {escape(lock.machine)} with {escape(tools)}</p>\n"
-        f"{_table(_CONTENT_HEADINGS, rows)}"
-        # A frame shows a file beside this one also without a server.
-        f'<p><a href="{page}">Measurements, and the comparison with the release before</a></p>\n'
-        f'<iframe src="{page}" title="Measurements"></iframe>\n',
+    return Page(
+        kind="Release",
+        title=name,
+        about=_list_facts(lock),
+        links=(("Measurements, and the comparison with the release before", MEASUREMENTS_PAGE),),
+        libraries=tuple(_list_locked(lock)),
+        provenance=_list_provenance(lock),
     )
 
 
-def render_measurements(
-    name: str,
-    previous: str,
-    comparisons: Sequence[Comparison],
-    content: ContentChange,
-    pareto_optimal: Collection[tuple[str, str]] = (),
-) -> str:
-    """Return the HTML of the measurements of a release beside those of the previous one.
+def describe_measurements(
+    name: str, lock: LockFile, file: MeasurementsFile, details: Details = NO_DETAILS
+) -> Page:
+    """Return the page with the measurements of a release beside those of the previous one.
 
     Args:
         name: Name of the release.
-        previous: Name of the previous release; empty if there is none.
-        comparisons: All recipes and targets.
-        content: What is new and what is gone since the previous release.
-        pareto_optimal: Recipe and target of each library that is marked.
+        lock: The lock file of the release.
+        file: Its measurements.
+        details: What the store knows; without it, the kernels in the lock file are shown.
     """
-    compared = (
-        f"compared with <strong>{escape(previous)}</strong>" if previous else "the first release"
+    comparisons = {comparison.label: comparison for comparison in read_comparisons(file)}
+    builds = {build.name: build for build in _read_builds(file)}
+    return Page(
+        kind="Release",
+        title=name,
+        about=_list_facts(lock),
+        previous=file.compared_with,
+        links=(("What the release has", REPORT),),
+        libraries=tuple(
+            _measure(library, comparisons[library.label], builds.get(library.label), file)
+            for library in _list_locked(lock)
+            if library.label in comparisons
+        ),
+        notes=tuple(_list_notes(file)),
+        gates=tuple(map(_format_gate, list_checked_gates(list(comparisons.values()), file.gates))),
+        kernels=details.kernels or tuple(_list_locked_kernels(lock)),
+        stages=details.stages,
+        recipes=details.recipes,
+        provenance=_list_provenance(lock),
     )
-    rows = [
-        _cells(comparison, (comparison.recipe, comparison.target) in pareto_optimal)
-        for comparison in comparisons
-    ]
-    changes = "".join(_content_lines(content))
-    return _page(f"{name}: measurements", f"<p>{compared}</p>\n{changes}{_table(_HEADINGS, rows)}")
 
 
-def _page(name: str, body: str) -> str:
+def _list_facts(lock: LockFile) -> tuple[tuple[str, str], ...]:
+    versions = {f"{name} {recipe.version}" for name, recipe in lock.recipes.items()}
     return (
-        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width">\n'
-        f"<title>{escape(name)}</title>\n<style>\n{_STYLE}</style>\n"
-        f"<h1>{escape(name)}</h1>\n{body}"
+        ("built on", lock.machine),
+        ("recipes", ", ".join(sorted(versions))),
     )
 
 
-def _table(headings: Sequence[str], rows: Iterable[Iterator[str]]) -> str:
-    head = "".join(f"<th>{heading}</th>" for heading in headings)
-    body = "\n".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table>\n<tr>{head}</tr>\n{body}\n</table>\n"
-
-
-def _target_cells(recipe: str, version: str, name: str, target: LockedTarget) -> Iterator[str]:
-    yield f"{escape(recipe)} {escape(version)}"
-    yield escape(name)
-    words = [str(target.tvm[field]) for field in _TARGET_FIELDS if field in target.tvm]
-    yield escape(" ".join(words))
-    kernels = target.kernels.values()
-    tuned = sum(1 for kernel in kernels if kernel.trial)
-    yield f"{tuned} of {len(kernels)}" if kernels else "<small>–</small>"
-    yield "".join(_size_rows(target.measured.bytes, {}))
-
-
-def _content_lines(content: ContentChange) -> Iterator[str]:
-    for title, names in (("New", content.added), ("No longer in it", content.removed)):
-        if names:
-            codes = ", ".join(f"<code>{escape(name)}</code>" for name in names)
-            yield f"<p>{title}: {codes}</p>\n"
-
-
-def _cells(comparison: Comparison, is_pareto_optimal: bool) -> Iterator[str]:
-    current, previous = comparison.current, comparison.previous
-    yield escape(comparison.recipe)
-    mark = "<small>Pareto-optimal</small>" if is_pareto_optimal else ""
-    yield escape(comparison.target) + mark
-    yield _latency_cell(comparison)
-    yield _figure(current.accuracy, previous.accuracy, "{:.2%}".format)
-    yield _figure(
-        current.max_abs_error,
-        previous.max_abs_error,
-        "{:.2g}".format,
-        lower_is_better=True,
+def _list_provenance(lock: LockFile) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    inputs = {
+        f"{name}: {role}": digest
+        for name, recipe in lock.recipes.items()
+        for stage in recipe.stages.values()
+        for role, digest in stage.inputs.items()
+    }
+    files = {role: digest for role, digest in inputs.items() if "/" not in role}
+    return (
+        ("Tools", tuple(lock.tools.items())),
+        ("Files from outside, sha256", tuple(files.items())),
+        ("Everything else", ((LOCK, "what these files can be built again with"),)),
     )
-    yield _figure(current.coverage, previous.coverage, "{:.0%}".format)
-    yield "".join(_size_rows(current.bytes, previous.bytes))
 
 
-def _latency_cell(comparison: Comparison) -> str:
-    if comparison.seconds is None:
-        return "<small>not timed</small>"
-    latency = latency_text(comparison.seconds)
-    others = [
-        f"{escape(name)}: {latency_text(us / 1e6)}"
-        for name, us in comparison.current.compared_us.items()
+def _list_locked(lock: LockFile) -> list[Library]:
+    """Return the libraries of a lock file, without measurements."""
+    return [
+        Library(
+            Build(
+                name,
+                target_name,
+                _variant(name, base),
+                kernels=len(target.kernels) or None,
+                tuned_kernels=sum(1 for kernel in target.kernels.values() if kernel.trial)
+                if target.kernels
+                else None,
+            ),
+            base,
+            machine=_describe_machine(target),
+            files=target.measured.bytes,
+        )
+        for base, names in _group_by_file(lock).items()
+        for name in names
+        for target_name, target in lock.recipes[name].targets.items()
     ]
+
+
+def _group_by_file(lock: LockFile) -> dict[str, list[str]]:
+    """Return the planned recipes by the name of the recipe: variants have a common file and beginning."""
+    files: dict[str, list[str]] = {}
+    for name, recipe in lock.recipes.items():
+        files.setdefault(recipe.recipe, []).append(name)
+    return {_find_base(names): names for names in files.values()}
+
+
+def _find_base(names: Sequence[str]) -> str:
+    """Return the longest beginning, up to a dash, that several names share; a single name is its own."""
+    words = names[0].split("-")
+    for number in range(len(words) - 1, 0, -1):
+        base = "-".join(words[:number])
+        if len(names) > 1 and all(name.startswith(f"{base}-") for name in names):
+            return base
+    return names[0]
+
+
+def _variant(name: str, base: str) -> str:
+    return name.removeprefix(base).removeprefix("-")
+
+
+def _describe_machine(target: LockedTarget) -> str:
+    return " ".join(str(target.tvm[field]) for field in _TARGET_FIELDS if field in target.tvm)
+
+
+# ---------------------------------------------------------------- measurements
+
+
+def _read_builds(file: MeasurementsFile) -> tuple[Build, ...]:
+    """Return the builds as `verify` saw them."""
+    stages = (
+        StageReport(f"{recipe}:verify/{target}", "hit", "", 0.0, facts)
+        for recipe, targets in file.verification.items()
+        for target, facts in targets.items()
+        if can_be_shown("verify", facts)
+    )
+    return list_builds(RunReport(tuple(stages), (), (), 0.0))
+
+
+def _measure(
+    library: Library, comparison: Comparison, verified: Build | None, file: MeasurementsFile
+) -> Library:
+    """Return a library with its measurements, and those of the previous release."""
+    locked, current = library.build, comparison.current
+    measured = file.recipes[locked.recipe][locked.target]
+    build = (verified or locked)._replace(
+        variant=locked.variant,
+        kernels=locked.kernels,
+        tuned_kernels=locked.tuned_kernels,
+        latency_s=comparison.seconds,
+        accuracy=current.accuracy,
+        error=current.max_abs_error,
+        size_bytes=measured.library_bytes,
+        is_pareto_optimal=measured.is_pareto_optimal,
+    )
+    previous = None
+    if comparison.previous != Measurements():
+        previous = Build(
+            locked.recipe,
+            locked.target,
+            latency_s=comparison.previous_seconds,
+            accuracy=comparison.previous.accuracy,
+            error=comparison.previous.max_abs_error,
+        )
+    return library._replace(
+        build=build,
+        previous=previous,
+        note=_describe_timing(comparison),
+        files=current.bytes,
+        previous_files=comparison.previous.bytes,
+    )
+
+
+def _describe_timing(comparison: Comparison) -> str:
     if comparison.is_same_library:
-        return latency + "".join(f"<small>{note}</small>" for note in ("the same library", *others))
-    notes = [_change(comparison.previous_seconds, comparison.seconds)]
+        return "the same library"
     if comparison.latencies:
-        notes.append("measured alternately")
-    elif comparison.not_timed_reason:
-        notes.append(escape(f"not timed again: {comparison.not_timed_reason}"))
-    return latency + "".join(f"<small>{note}</small>" for note in (*notes, *others) if note)
+        return "measured alternately"
+    reason = comparison.not_timed_reason
+    return f"not timed again: {reason}" if reason else ""
 
 
-def _figure(
-    value: float | None,
-    previous: float | None,
-    show: Callable[[float], str],
-    *,
-    lower_is_better: bool = False,
-) -> str:
-    if value is None:
-        return "<small>–</small>"
-    if previous is None or show(previous) == show(value):
-        return show(value)
-    is_better = (value < previous) == lower_is_better
-    return f'{show(value)}<small class="{_class(is_better)}">was {show(previous)}</small>'
+def _list_notes(file: MeasurementsFile) -> list[str]:
+    notes = [] if file.compared_with else ["This is the first release."]
+    notes += [f"New: {', '.join(file.added)}"] if file.added else []
+    return notes + ([f"No longer in it: {', '.join(file.removed)}"] if file.removed else [])
 
 
-def _size_rows(current: Mapping[str, int], previous: Mapping[str, int]) -> Iterator[str]:
-    for name, size in sorted(current.items()):
-        change = _change(previous.get(name), size)
-        note = f"<small>{change}</small>" if change else ""
-        yield f"<div><code>{escape(name)}</code> {size:,} B{note}</div>"
+def describe_gates(gates: Sequence[Mapping[str, Json]]) -> tuple[Gate, ...]:
+    """Return the gates in the record of a run, as `CheckedGate._asdict` gives them."""
+    return tuple(_format_gate(CheckedGate(**gate)) for gate in gates)
 
 
-def _change(previous: float | None, current: float) -> str:
-    """Return the change of a value for which less is better; empty without a previous value."""
-    if not previous:
-        return ""
-    change = current / previous - 1
-    if abs(change) < _MIN_CHANGE:
-        return "unchanged"
-    return f'<span class="{_class(change < 0)}">{change:+.1%}</span>'
+def _format_gate(checked: CheckedGate) -> Gate:
+    show = size_text if checked.gate == _BYTES else "{:.2%}".format
+    state = "failed" if checked.is_failed else "passed"
+    return Gate(
+        checked.label,
+        checked.gate,
+        show(checked.limit),
+        "–" if checked.value is None else show(checked.value),
+        "not measured" if checked.value is None and not checked.is_failed else state,
+    )
 
 
-def _class(is_better: bool) -> str:
-    return "good" if is_better else "bad"
+def _list_locked_kernels(lock: LockFile) -> list[LibraryKernels]:
+    """Return the kernels that a lock file has measurements of, the one that takes longest first."""
+    note = "The course of the search is in the store that the release was made with."
+    libraries = []
+    for name, recipe in lock.recipes.items():
+        for target_name, target in recipe.targets.items():
+            kernels = [
+                Kernel(
+                    str(kernel["name"]),
+                    calls=int(kernel["calls"]),
+                    flops=kernel["flops"],
+                    untuned_s=kernel["untuned_us"] / 1e6,
+                    tuned_s=None if kernel["tuned_us"] is None else kernel["tuned_us"] / 1e6,
+                )
+                for kernel in target.measured_kernels
+            ]
+            kernels.sort(key=lambda kernel: -kernel.calls * (kernel.seconds or 0.0))
+            if kernels:
+                label = f"{name}/{target_name}"
+                peak = target.peak_gflops
+                libraries.append(LibraryKernels(label, tuple(kernels), peak, notes=(note,)))
+    return libraries

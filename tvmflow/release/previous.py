@@ -14,6 +14,7 @@ from tvmflow.core.documents import Unreadable, get_field
 from tvmflow.core.errors import LockMismatch, RecipeError
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text
+from tvmflow.core.project import find_project, shortest_path
 from tvmflow.core.signing import PublicKey
 from tvmflow.planning.pipelines import Pipeline
 from tvmflow.provenance.write import MEASUREMENTS_STATEMENT, RELEASE_STATEMENT, text_digest
@@ -43,7 +44,11 @@ class PreviousRelease(NamedTuple):
 
 def find_folder(pipeline: Pipeline, release: Release) -> Path:
     """Return the folder of a release, which need not exist."""
-    return pipeline.path.parent / release.folder / f"{pipeline.name}-{release.version}"
+    if release.folder is None:
+        home = Path(shortest_path(find_project().releases))
+    else:
+        home = pipeline.path.parent / release.folder
+    return home / f"{pipeline.name}-{release.version}"
 
 
 def find_previous(pipeline: Pipeline, release: Release) -> PreviousRelease | None:

@@ -107,8 +107,10 @@ class Labels(NamedTuple):
             return values
         # -inf and NaN would make all of them NaN
         values = np.nan_to_num(values, nan=-np.inf, neginf=-np.inf)
-        raised = np.exp(values - values.max(axis=1, keepdims=True))
-        normalized: Array = raised / raised.sum(axis=1, keepdims=True)
+        # without a finite score, no probability is known, and all are NaN
+        with np.errstate(invalid="ignore"):
+            raised = np.exp(values - values.max(axis=1, keepdims=True))
+            normalized: Array = raised / raised.sum(axis=1, keepdims=True)
         return normalized
 
     def is_probability(self, scores: Array) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, overload
 
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import EnvironmentProblem, StageError
@@ -135,7 +135,25 @@ def load_samples(
     Raises:
         StageError: when the file is damaged or its arrays do not fit; the message names each problem.
     """
-    arrays = _read_npz(path, source)
+    arrays = read_npz(path, source)
+    return make_samples(
+        inputs, arrays, source=source, label=label, labels_needed_by=labels_needed_by
+    )
+
+
+def make_samples(
+    inputs: Sequence[TensorSpec],
+    arrays: Mapping[str, Array],
+    *,
+    source: str,
+    label: str = "label",
+    labels_needed_by: str = "",
+) -> Samples:
+    """Return arrays by name, divided into batches, as `load_samples` does with those of a file.
+
+    Raises:
+        StageError: when they do not fit; the message names each problem.
+    """
     matching = {spec.name: arrays[spec.name] for spec in inputs if spec.name in arrays}
     shapes = {name: array.shape for name, array in matching.items()}
     # arrays of the model's own shapes are one batch, whatever their first axes mean
@@ -162,11 +180,16 @@ def load_samples(
     return Samples(_divide(inputs, matching, count, batch_size), count, labels, batch_size)
 
 
-def _read_npz(path: Path, source: str) -> dict[str, Array]:
+def read_npz(file: Path | IO[bytes], source: str) -> dict[str, Array]:
+    """Return the arrays of an npz file by name.
+
+    Raises:
+        StageError: when it is damaged, or holds more than plain arrays.
+    """
     import numpy as np
 
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except Exception as error:
         raise StageError(
@@ -177,16 +200,39 @@ def _read_npz(path: Path, source: str) -> dict[str, Array]:
 
 def _mismatch_reason(spec: TensorSpec, arrays: Mapping[str, Array]) -> str:
     """Return why the array of an input does not fit, or an empty string."""
-    import numpy as np
-
     array = arrays.get(spec.name)
     if array is None:
         return f"there is no array '{spec.name}' (there are {sorted(arrays)})"
     if array.shape[1:] != spec.shape[1:] or array.ndim != len(spec.shape) or not array.size:
         return f"'{spec.name}' has shape {array.shape}, the model takes {spec.shape}"
-    if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-        return f"'{spec.name}' is {array.dtype}, the model takes {spec.dtype}"
+    problem = _conversion_problem(array, spec.dtype)
+    if problem is not None:
+        return f"'{spec.name}' is {array.dtype}, the model takes {spec.dtype}{problem}"
     return ""
+
+
+def _conversion_problem(array: Array, dtype: str) -> str | None:
+    """Return why an array cannot be taken as another dtype, as the end of a sentence; None if it can.
+
+    Floats become wider or narrower ones, and integers others that hold them. Integers do not become
+    floats: pixels from 0 to 255 would go to a model that was trained on 0 to 1.
+    """
+    import numpy as np
+
+    target = np.dtype(dtype)
+    if array.dtype == target:
+        return None
+    kinds = array.dtype.kind, target.kind
+    if not (kinds == ("f", "f") or set(kinds) <= set("iu")):
+        is_pixels = kinds[0] in "iub" and kinds[1] == "f"
+        return (
+            f": convert it, scaled as in training (`array.astype('{dtype}')`)" if is_pixels else ""
+        )
+    if kinds[1] != "f":
+        limits = np.iinfo(target)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            return f", which holds {limits.min} to {limits.max}"
+    return None
 
 
 def _count_samples(

@@ -60,6 +60,10 @@ class StageTraits:
         compiles_kernels: It compiles kernels, so that the backend's tools are in its key.
         dump_ir: The function, as `module:name`, that lowers the model once more and writes the IR
             after each pass, for `--dump-ir`; empty for a stage that lowers nothing.
+        find_faults: The function, as `module:name`, that finds what is to blame for a library that
+            the stage rejected; empty for a stage that rejects none.
+        forecast: The function, as `module:name`, that returns the `TrialForecast` of a search from its
+            settings, its input files, the ledger and the TVM build; empty for a stage that searches nothing.
         added_with: The stage of a pipeline that it is planned with; empty for one that pipelines name.
         is_needed: Whether a recipe, as it is for one target, needs a stage that is `added_with` another.
         replaces: The stage whose files it provides, for a part or for a partitioned target.
@@ -76,6 +80,8 @@ class StageTraits:
     reads: tuple[str, ...] = ()
     compiles_kernels: bool = False
     dump_ir: str = ""
+    find_faults: str = ""
+    forecast: str = ""
     added_with: str = ""
     is_needed: Callable[[Recipe], bool] = _always
     replaces: str = ""

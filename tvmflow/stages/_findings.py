@@ -49,10 +49,28 @@ def _list_image_mismatches(images: Mapping[str, ImageComparison]) -> list[str]:
 
 
 def list_warnings(verdict: Verdict, checks: CheckSettings) -> list[str]:
-    """Return a sentence for every output of which a wrong library could go undetected."""
-    if not verdict["passed"]:
-        return []
-    return [f"{sentence}: {_advice(checks)}" for sentence in _list_undetected(verdict)]
+    """Return a sentence for every output of which a wrong library could go undetected, and every runtime that differs."""
+    undetected = _list_undetected(verdict) if verdict["passed"] else ()
+    return [
+        *(f"{sentence}: {_advice(checks)}" for sentence in undetected),
+        *_list_differing_runtimes(verdict),
+    ]
+
+
+def _list_differing_runtimes(verdict: Verdict) -> Iterator[str]:
+    """Give a sentence for every other runtime whose outputs are not those of the reference."""
+    reference = verdict.get("reference", "")
+    for runtime in verdict.get("compared", {}).values():
+        mismatches = list_mismatches(runtime.get("outputs", {}), reference)
+        if not mismatches:
+            continue
+        name, other = runtime["name"], reference
+        if name == reference:
+            name, other = f"{name} with its rewrites of the graph", "itself without them"
+        yield (
+            f"{name} differs from {other}, so that its latency is that of other results: "
+            f"{'; '.join(mismatches)}"
+        )
 
 
 def _list_undetected(verdict: Verdict) -> Iterator[str]:

@@ -113,7 +113,7 @@ def _measure_variants(
 
 
 def make_profile(seconds: Mapping[str, float], rules: Mapping[str, str]) -> Profile | None:
-    """Return the shares of schedule rules in the time of all kernels; None where no kernel was timed.
+    """Return the shares of kernels and of schedule rules in the time of all kernels; None where no kernel was timed.
 
     Args:
         seconds: Seconds of each kernel, and of steps of the runtime.
@@ -126,9 +126,11 @@ def make_profile(seconds: Mapping[str, float], rules: Mapping[str, str]) -> Prof
     by_rule: dict[str, float] = {}
     for name, rule in rules.items():
         by_rule[rule] = round(by_rule.get(rule, 0.0) + shares[name], 4)
-    without_rule = {name: shares[name] for name in rules if rules[name] in build.WITHOUT_RULE}
-    ordered = sorted(without_rule.items(), key=lambda entry: (-entry[1], entry[0]))
-    return {"rules": by_rule, "without_rule": dict(ordered)}
+    kernels = dict(sorted(shares.items(), key=lambda entry: (-entry[1], entry[0])))
+    without_rule = {
+        name: share for name, share in kernels.items() if rules[name] in build.WITHOUT_RULE
+    }
+    return {"kernels": kernels, "rules": by_rule, "without_rule": without_rule}
 
 
 def _measure_in_turns(library: Timed, untuned: Timed, feed: Feed) -> PairedTimes:

@@ -174,8 +174,7 @@ def load_local(bundle: Path, settings: VerifySettings) -> LocalLibrary:
     """Return the library of a bundle, loaded into this process."""
     from tvmflow.runtime import loading
 
-    threads = max(machine.threads for machine in settings.machines.values())
-    return LocalLibrary(loading.load(bundle, threads=threads))
+    return LocalLibrary(loading.load(bundle, threads=settings.threads))
 
 
 @contextlib.contextmanager

@@ -1,25 +1,30 @@
-"""Other runtimes timed beside a library, in turns, each in a process of its own: which, and by how much they are slower."""
+"""Other runtimes beside a library, each in a process of its own: which, whether they agree, and by how much they are slower."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmflow.core.errors import EnvironmentProblem, StageError
-from tvmflow.core.types import Json, TensorSpec
-from tvmflow.frontends._inputs import array_of
+from tvmflow.core.types import Json
 from tvmflow.frontends._peers import PEERS, open_peer
 from tvmflow.recipe import Recipe
 from tvmflow.recipe._verify import AUTO
+from tvmflow.runtime import samples
+from tvmflow.runtime.samples import Samples
+from tvmflow.stages import _comparison
 from tvmflow.stages._base import StageContext
+from tvmflow.stages._imported_model import read_imported_model
 from tvmflow.stages._latency import exclusive_devices, make_latency, make_speedup, measure_peer
 from tvmflow.stages._libraries import UNTIMED_REASONS, Library
-from tvmflow.stages._verdict import ComparedRuntime, Verdict
+from tvmflow.stages._verdict import ComparedRuntime, OutputComparison, Verdict
 from tvmflow.stages._verify_settings import LOCAL, CompareSettings, VerifySettings
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from tvmflow.stages._reference_run import ReferenceRun
 
     Array = np.ndarray[Any, Any]
 
@@ -52,17 +57,19 @@ def device_of(target: ResolvedTarget | PartitionedTarget) -> str:
 def add_compared(
     verdict: Verdict,
     library: Library,
-    feed: Mapping[str, Array],
+    data: Samples,
+    reference: ReferenceRun | None,
     signature: Mapping[str, Json],
     settings: VerifySettings,
     context: StageContext,
 ) -> None:
-    """Time the requested runtimes beside the library.
+    """Compare the requested runtimes with the reference, and time them beside the library.
 
     Args:
-        verdict: Gets the latencies, or the reasons why there are none.
+        verdict: Gets comparisons and latencies, or the reasons why there are none.
         library: The library.
-        feed: The first batch.
+        data: The samples; the first batch is timed.
+        reference: What the reference computed of them; None where nothing is compared.
         signature: The signature of the imported model.
         settings: Those of `verify`.
         context: That of the stage.
@@ -77,7 +84,7 @@ def add_compared(
         elif settings.run_on != LOCAL:
             compared[name] = _not_timed(name, "it would run on another machine than the library")
         else:
-            compared[name] = _time(name, library, feed, signature, settings, context)
+            compared[name] = _run(name, library, data, reference, signature, settings, context)
     for name in compare.missing:
         traits = PEERS[name].traits
         compared[name] = _not_timed(name, f"it is not installed ({traits.install})")
@@ -88,51 +95,62 @@ def _not_timed(name: str, reason: str) -> ComparedRuntime:
     return {"name": PEERS[name].traits.name, "not_timed": reason}
 
 
-def _time(
+def _run(
     name: str,
     library: Library,
-    feed: Mapping[str, Array],
+    data: Samples,
+    reference: ReferenceRun | None,
     signature: Mapping[str, Json],
     settings: VerifySettings,
     context: StageContext,
 ) -> ComparedRuntime:
-    """Time a runtime and the library in turns; a model that it rejects is no failure of the library."""
+    """Compare a runtime with the reference, and time it and the library in turns.
+
+    A model that it rejects is no failure of the library.
+    """
     assert library.timed is not None
     timed = library.timed
-    bound = {
-        entry["name"]: array_of(TensorSpec.from_json(entry), entry["value"])
-        for entry in signature.get("bound", ())
-    }
-    inputs, more, outputs = (
-        tuple(map(TensorSpec.from_json, signature.get(kind, ())))
-        for kind in ("inputs", "bound", "outputs")
-    )
+    model = read_imported_model(signature, context.inputs)
     scratch = context.work / name
     scratch.mkdir(exist_ok=True)
-    files = {role: path for role, path in context.inputs.items() if role != "data"}
-    threads = max(machine.threads for machine in settings.machines.values())
-    own_feed = {spec.name: feed[spec.name] for spec in library.inputs}
+    own_feed = {spec.name: data.batches[0][spec.name] for spec in library.inputs}
     try:
         with (
             exclusive_devices(settings, context),
             open_peer(
                 name,
-                files,
-                (*inputs, *more),
-                outputs,
-                threads=threads,
+                model.files,
+                model.inputs,
+                model.outputs,
+                threads=settings.threads,
                 precision=settings.precision,
                 scratch=scratch,
             ) as peer,
         ):
             if peer.note:
                 return _not_timed(name, peer.note)
-            times = measure_peer(timed, own_feed, peer, {**own_feed, **bound})
+            runtime: ComparedRuntime = {"name": peer.name}
+            if reference is not None:
+                outputs = [peer.run_as_timed({**feed, **model.bound}) for feed in data.batches]
+                runtime["outputs"] = _compare_outputs(outputs, data, reference)
+            times = measure_peer(timed, own_feed, peer, {**own_feed, **model.bound})
             return {
-                "name": peer.name,
+                **runtime,
                 "latency": make_latency(times.second),
                 "library": make_latency(times.first),
                 "speedup": make_speedup(times),
             }
     except (StageError, EnvironmentProblem) as error:
         return _not_timed(name, str(error))
+
+
+def _compare_outputs(
+    outputs: Sequence[Mapping[str, Array]], data: Samples, reference: ReferenceRun
+) -> dict[str, OutputComparison]:
+    """Compare the outputs of a runtime, for each batch, as those of the library are compared."""
+    actual = samples.join_outputs(outputs, data)
+    expected = samples.join_outputs(reference.results.outputs, data)
+    return {
+        name: _comparison.compare(array, expected[name], reference.tolerance)
+        for name, array in actual.items()
+    }

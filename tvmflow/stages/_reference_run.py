@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Json
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Reference
-from tvmflow.frontends._inputs import array_of
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages._base import StageContext
-from tvmflow.stages._image_data import DATA
+from tvmflow.stages._imported_model import ImportedModel, read_imported_model
 from tvmflow.stages._latency import exclusive_devices, measure
 from tvmflow.stages._tolerances import Tolerance
 from tvmflow.stages._verdict import Latency
@@ -55,36 +54,30 @@ def run_reference(
         context: That of the stage.
     """
     names = [spec["name"] for spec in signature["outputs"]]
-    bound = {
-        entry["name"]: array_of(TensorSpec.from_json(entry), entry["value"])
-        for entry in signature.get("bound", ())
-    }
-    with _open_reference(settings, signature, context) as reference:
+    model = read_imported_model(signature, context.inputs)
+    with open_reference(settings, model, context) as reference:
         results = run_reference_on(
-            lambda feed: reference.run({**feed, **bound}), candidates, names, tolerance
+            lambda feed: reference.run({**feed, **model.bound}), candidates, names, tolerance
         )
         latency = None
         if settings.run_on == LOCAL:
-            feed = {**results.samples.batches[0], **bound}
+            feed = {**results.samples.batches[0], **model.bound}
             with exclusive_devices(settings, context):
                 latency = measure(reference, feed, settings.verify.repeat)
         return ReferenceRun(reference.name, reference.note, results, tolerance, latency)
 
 
-def _open_reference(
-    settings: VerifySettings, signature: Mapping[str, Json], context: StageContext
+def open_reference(
+    settings: VerifySettings, model: ImportedModel, context: StageContext
 ) -> AbstractContextManager[Reference]:
+    """Start the reference of a model, which also returns the model's `tensors`."""
     scratch = context.work / "reference"
     scratch.mkdir(exist_ok=True)
-    inputs, bound, outputs, tensors = (
-        tuple(map(TensorSpec.from_json, signature.get(kind, ())))
-        for kind in ("inputs", "bound", "outputs", "tensors")
-    )
     return FRONTENDS[settings.model["kind"]].reference(
-        {role: path for role, path in context.inputs.items() if role.partition("/")[0] != DATA},
-        (*inputs, *bound),
-        outputs,
-        tensors=tensors,
-        threads=max(machine.threads for machine in settings.machines.values()),
+        model.files,
+        model.inputs,
+        model.outputs,
+        tensors=model.tensors,
+        threads=settings.threads,
         scratch=scratch,
     )

@@ -1,12 +1,9 @@
-"""The search of `tune`: which kernels it is for, where it measures, and the time that it may take."""
+"""The search of `tune`: where it measures, and the time that it may take."""
 
 from __future__ import annotations
 
 import contextlib
-import fnmatch
-import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +17,7 @@ from tvmflow.stages._base import Event, StageContext
 from tvmflow.targets import devices
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.host import read_host
-from tvmflow.tuning import budget, device_pool, measure, measurer, remote_measurer, roofline
+from tvmflow.tuning import device_pool, measure, measurer, remote_measurer, roofline
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription
 from tvmflow.tuning.search import Tuning
 from tvmflow.tuning.tuning_job import SearchOptions, Task, TuningResult
@@ -29,61 +26,6 @@ from tvmflow.tuning.workloads import family_key
 
 if TYPE_CHECKING:
     from tvmflow.stages._tune_settings import SearchSettings, TuneSettings
-
-
-def load_tasks(inputs: Mapping[str, Path], tune: SearchSettings) -> list[Task]:
-    """Return the workloads that can be tuned and that the recipe selects.
-
-    Raises:
-        StageError: when the recipe names a kernel that the model does not have.
-    """
-    modules = json.loads(inputs["extract_tasks/workloads.json"].read_text())
-    tasks = json.loads(inputs["extract_tasks/tasks.json"].read_text())
-    tunable = [task for task in tasks if task["tunable"]]
-    selected = select_kernels([task["names"] for task in tunable], only=tune.only, skip=tune.skip)
-    return [
-        Task(task["key"], task["names"][0], task["weight"], task["flops"], modules[task["key"]])
-        for task, is_selected in zip(tunable, selected, strict=True)
-        if is_selected
-    ]
-
-
-def select_kernels(
-    kernels: Sequence[Sequence[str]], *, only: Sequence[str], skip: Sequence[str]
-) -> list[bool]:
-    """Return for each kernel whether the recipe has it tuned.
-
-    Args:
-        kernels: All names of each kernel.
-        only: Names, patterns or operators of the kernels to tune; all where it is empty.
-        skip: The same of kernels not to tune.
-
-    Raises:
-        StageError: when one of these selects no kernel.
-    """
-    unknown = [
-        f"tune.{field}: '{pattern}'"
-        for field, patterns in (("only", only), ("skip", skip))
-        for pattern in patterns
-        if not any(_is_selected_by(pattern, names) for names in kernels)
-    ]
-    if unknown:
-        known = ", ".join(sorted(names[0] for names in kernels))
-        verb = "names" if len(unknown) == 1 else "name"
-        raise StageError(
-            f"{', '.join(unknown)} {verb} no kernel of this model", fix=f"its kernels are: {known}"
-        )
-    return [
-        (not only or any(_is_selected_by(pattern, names) for pattern in only))
-        and not any(_is_selected_by(pattern, names) for pattern in skip)
-        for names in kernels
-    ]
-
-
-def _is_selected_by(pattern: str, names: Sequence[str]) -> bool:
-    """Return whether this is a kernel's name, a pattern of it, or an operator in it: conv2d in fused_conv2d1_relu."""
-    operator = re.compile(rf"(^|_){re.escape(pattern)}\d*(_|$)")
-    return any(fnmatch.fnmatchcase(name, pattern) or operator.search(name) for name in names)
 
 
 def search(
@@ -125,7 +67,7 @@ def search(
 
 def _make_options(tune: SearchSettings, seconds: float | None) -> SearchOptions:
     return SearchOptions(
-        rules=budget.BudgetRules(tune.trials, tune.trials_per_task, tune.patience, tune.min_gain),
+        rules=tune.budget_rules,
         seed=tune.seed,
         strategy=tune.strategy,
         cost_model=tune.cost_model,

@@ -131,6 +131,7 @@ def find_arithmetic(model: Path, precision: Precision) -> str:
     from tvm import relax
 
     from tvmflow.compiler import lowering
+    from tvmflow.compiler.ir import operator_name
 
     main = lowering.load_ir(model)["main"]
     operators: set[str] = set()
@@ -139,7 +140,7 @@ def find_arithmetic(model: Path, precision: Precision) -> str:
     def visit(expr: Any) -> None:
         nonlocal has_float16
         if isinstance(expr, relax.Call):
-            operators.add(str(getattr(expr.op, "name", "")))
+            operators.add(operator_name(expr))
         if isinstance(expr.ty, relax.TensorType) and str(expr.ty.dtype.dtype) == FLOAT16:
             has_float16 = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from tvmflow.core.types import Json
@@ -9,6 +10,8 @@ from tvmflow.stages._base import Lowering, Settings, StageSettings
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import with_threads
+from tvmflow.tuning.budget import BudgetRules
+from tvmflow.tuning.ledger import target_key
 
 
 class TrialSettings(StageSettings):
@@ -54,6 +57,11 @@ class SearchSettings(Settings):
     flush_cache: bool
     finalists: int
 
+    @property
+    def budget_rules(self) -> BudgetRules:
+        """The limits of the budget."""
+        return BudgetRules(self.trials, self.trials_per_task, self.patience, self.min_gain)
+
 
 class TuneSettings(TrialSettings):
     """The search; `unmeasurable_reason` says why nothing can be measured for the target."""
@@ -98,3 +106,16 @@ NO_SEARCH: Final = NoSearchSettings(tune=NoTrials(trials=0))
 def measured_threads(target: ResolvedTarget) -> int | None:
     """Return the number of threads that the kernels of a target are measured with; None for those of a GPU."""
     return target.threads if backend_for(target.tvm).RUNS_ON_HOST_CPU else None
+
+
+def find_ledger_key(preimage: Mapping[str, Json]) -> str:
+    """Return the name of the ledger's folder for the trials of a search; empty where nothing was searched.
+
+    Args:
+        preimage: That of the key of `tune`.
+    """
+    settings = preimage.get("settings", {})
+    if "target" not in settings:
+        return ""
+    target = with_threads(settings["target"], settings.get("threads"))
+    return target_key(target, preimage["tools"]["apache-tvm"], settings["device"])

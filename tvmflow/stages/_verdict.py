@@ -24,30 +24,14 @@ class Speedup(TypedDict):
     is_slower: bool
 
 
-class ComparedRuntime(TypedDict, total=False):
-    """Another runtime beside the library, measured in turns.
-
-    Attributes:
-        name: Its name and version.
-        latency: Its latency.
-        library: The latency of the library in the same turns.
-        speedup: The speed of the library relative to it.
-        not_timed: The reason why it was not timed; nothing but the name is there then.
-    """
-
-    name: str
-    latency: Latency
-    library: Latency
-    speedup: Speedup
-    not_timed: str
-
-
 class Profile(TypedDict):
     """The shares of kernels in the time of all kernels.
 
-    `rules` has the share of each schedule rule, `without_rule` that of each kernel that no rule fits.
+    `kernels` has the share of each kernel, the largest first; `rules` that of each schedule rule,
+    `without_rule` that of each kernel that no rule fits.
     """
 
+    kernels: dict[str, float]
     rules: dict[str, float]
     without_rule: dict[str, float]
 
@@ -100,6 +84,26 @@ class OutputComparison(TypedDict, total=False):
     undetected: str
 
 
+class ComparedRuntime(TypedDict, total=False):
+    """Another runtime beside the library: compared with the reference as the library is, and measured in turns.
+
+    Attributes:
+        name: Its name and version.
+        outputs: Its outputs compared with the reference's, as timed calls compute them; absent without a reference.
+        latency: Its latency.
+        library: The latency of the library in the same turns.
+        speedup: The speed of the library relative to it.
+        not_timed: The reason why it was not timed; nothing but the name is there then.
+    """
+
+    name: str
+    outputs: dict[str, OutputComparison]
+    latency: Latency
+    library: Latency
+    speedup: Speedup
+    not_timed: str
+
+
 class ImageComparison(TypedDict):
     """The preprocessing of some images, compared with that `against` Pillow; empty where that is not installed."""
 
@@ -129,7 +133,7 @@ class Verdict(TypedDict, total=False):
     `not_run` and `latency_not_measured` are reasons.
     `compared` has the other runtimes that were timed beside the library, by their names in a recipe.
     `random_inputs` describes random inputs that are not the usual ones, and `warnings` says of which
-    outputs a wrong library could go undetected.
+    outputs a wrong library could go undetected, and which other runtimes do not agree with the reference.
     """
 
     passed: bool

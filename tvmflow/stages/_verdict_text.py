@@ -41,7 +41,7 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     if "random_inputs" in facts:
         lines.append(f"inputs are {facts['random_inputs']}: others did not reach every output")
     if "reference_note" in facts:
-        lines.append(f"{facts['reference_note']}; {facts['reference']} ran it instead")
+        lines.append(facts["reference_note"])
     if "ran_on" in facts:
         lines.append(f"ran on {facts['ran_on']}")
     if "latency_not_measured" in facts:
@@ -114,17 +114,26 @@ def _describe_latency(facts: Facts) -> list[str]:
     table = ["latency of one call\n" + "\n".join([head, *rows])] if rows else []
     return [
         *table,
-        *map(_describe_compared, compared),
+        *(line for runtime in compared for line in _describe_compared(runtime, facts)),
         *_describe_speedup(facts.get("speedup")),
         *_describe_profile(facts.get("profile")),
     ]
 
 
-def _describe_compared(runtime: Facts) -> str:
-    """Return how much faster the library is than another runtime, or why that is not known."""
+def _describe_compared(runtime: Facts, facts: Facts) -> Iterator[str]:
+    """Give how much faster the library is than another runtime, or why that is not known, and whether that agrees.
+
+    One that differs from the reference has a warning.
+    """
     if "not_timed" in runtime:
-        return f"{runtime['name']} is not timed: {runtime['not_timed']}"
-    return _speedup_text(runtime["speedup"], runtime["name"])
+        yield f"{runtime['name']} is not timed: {runtime['not_timed']}"
+        return
+    yield _speedup_text(runtime["speedup"], runtime["name"])
+    outputs = runtime.get("outputs", {}).values()
+    is_reference = runtime["name"] == facts.get("reference")
+    if outputs and not is_reference and all(output["passed"] for output in outputs):
+        largest = max(float(output["max_abs_error"]) for output in outputs)
+        yield f"{runtime['name']} agrees with {facts['reference']}, too (largest error: {largest:.2g})"
 
 
 def _describe_speedup(speedup: Speedup | None) -> list[str]:

@@ -97,6 +97,11 @@ class VerifySettings(StageSettings):
         return {"": target} if isinstance(target, MachineSettings) else target.parts
 
     @property
+    def threads(self) -> int:
+        """The threads that other runtimes get: those of the part that has most."""
+        return max(machine.threads for machine in self.machines.values())
+
+    @property
     def measured_devices(self) -> tuple[str, ...]:
         """The devices of this machine that the library runs on."""
         if self.run_on != LOCAL:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
@@ -40,11 +40,13 @@ from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
     # the planner imports this module and must not load TVM
+    import tvm
+
     from tvmflow.compiler.ir_dump import IRDump
     from tvmflow.compiler.lowering import LoweredModel
 
 TRAITS: Final = StageTraits(
-    version=7,
+    version=10,
     scope="machine",
     needs={
         "import": ("model.json", "params.safetensors"),
@@ -64,6 +66,9 @@ KERNELS: Final = "kernels.json"
 TUNED: Final = "tuned"
 """In place of a schedule rule for a kernel whose schedule was found by a search."""
 
+OWN_SCHEDULE: Final = "own"
+"""In place of a schedule rule for a kernel that was written with its loops."""
+
 UNSCHEDULED: Final = "none"
 """In place of a schedule rule for a kernel that has no schedule."""
 
@@ -73,6 +78,9 @@ GENERIC_LOOPS: Final = "generic_loops"
 WITHOUT_RULE: Final = (GENERIC_LOOPS, UNSCHEDULED)
 """In place of a rule that fits the kernel."""
 
+# Kernels that take a smaller share of the time are not worth a warning.
+_LARGE_SHARE: Final = 0.05
+
 # What a summary says of kernels by the rule of their schedule, in this order.
 _RULE_TEXTS: Final[Mapping[str, str]] = {
     TUNED: "tuned",
@@ -80,6 +88,7 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
     "winograd": "with Winograd transforms",
     "row_reductions": "with row reductions",
     "elementwise": "elementwise",
+    OWN_SCHEDULE: "with loops of their own",
     GENERIC_LOOPS: "with generic loops",
     UNSCHEDULED: "without a schedule",
 }
@@ -132,7 +141,7 @@ def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Facts:
     settings, folder = parse_settings(run, document), Path(out)
     paths = {name: Path(path) for name, path in inputs.items()}
     target = lowering.make_target(settings.target)
-    model, rules = _schedule(settings, paths)
+    model, rules, shares = _schedule(settings, paths)
     weights = model.compute_weights(lowering.load_weights(paths["import/params.safetensors"]))
     prefix = _content_prefix(settings, paths)
     form_inputs = forms.FormInputs(model.mod, weights, target, settings.prefix, prefix)
@@ -142,7 +151,13 @@ def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Facts:
         forms.FORMS[form](form_inputs, folder / form)
     kernels = lowering.list_kernels(model.mod)
     (folder / KERNELS).write_text(json.dumps(rules, indent=1, sort_keys=True))
-    facts = {"kernels": len(kernels), "schedule_rules": _group_by_rule(rules), "runtime": runtime}
+    facts = {
+        "kernels": len(kernels),
+        "schedule_rules": _group_by_rule(rules),
+        "unscheduled_shares": shares,
+        "kernel_nodes": model.kernel_nodes,
+        "runtime": runtime,
+    }
     return {**facts, "needs_tvm_for": reason} if reason else facts
 
 
@@ -167,19 +182,41 @@ def dump_ir(payload: dict[str, Json], _: Emit) -> None:
 
 def _schedule(
     settings: BuildSettings, inputs: Mapping[str, Path], dump: IRDump | None = None
-) -> tuple[LoweredModel, dict[str, str]]:
+) -> tuple[LoweredModel, dict[str, str], dict[str, float | None]]:
     """Lower the model and schedule its kernels.
 
     Returns:
-        The model, and the schedule rule of each kernel, `TUNED` for one with a chosen record.
+        The model; the schedule rule of each kernel, `TUNED` for one with a chosen record; and the estimated share
+        of the time of each kernel without a schedule.
+    """
+    from tvmflow.compiler import kernel_work, lowering
+
+    target = lowering.make_target(settings.target)
+    mod = lowering.load_ir(inputs["import/model.json"])
+    model = lowering.lower(mod, target, settings.lowering, dump)
+    scheduled, rules = schedule_kernels(model.mod, settings, inputs, dump)
+    calls = {name: len(nodes) for name, nodes in model.kernel_nodes.items()}
+    unscheduled = [name for name, rule in rules.items() if rule == UNSCHEDULED]
+    shares = kernel_work.estimate_shares(model.mod, calls, unscheduled)
+    return replace(model, mod=scheduled), rules, shares
+
+
+def schedule_kernels(
+    lowered: tvm.IRModule,
+    settings: BuildSettings,
+    inputs: Mapping[str, Path],
+    dump: IRDump | None = None,
+) -> tuple[tvm.IRModule, dict[str, str]]:
+    """Schedule the kernels of a lowered module, by the chosen schedules and by the rules.
+
+    Returns:
+        The module, and the schedule rule of each kernel, `TUNED` for one with a chosen record.
     """
     from tvmflow.compiler import lowering, schedules
     from tvmflow.tuning import apply
 
     target = lowering.make_target(settings.target)
-    mod = lowering.load_ir(inputs["import/model.json"])
-    model = lowering.lower(mod, target, settings.lowering, dump)
-    scheduled, tuned = model.mod, list[str]()
+    scheduled, tuned = lowered, list[str]()
     if chosen := _read_json(inputs.get("pick_best/chosen.json")):
         started = time.perf_counter()
         workloads = _read_json(inputs["extract_tasks/workloads.json"])
@@ -195,7 +232,8 @@ def _schedule(
     scheduled, rules = schedules.schedule_untuned(scheduled, settings.target, settings.schedules)
     if dump is not None:
         dump.write("untuned_schedules", scheduled, time.perf_counter() - started)
-    return replace(model, mod=scheduled), {**rules, **dict.fromkeys(tuned, TUNED)}
+    others = dict.fromkeys(lowering.list_kernels(scheduled), OWN_SCHEDULE)
+    return scheduled, {**others, **rules, **dict.fromkeys(tuned, TUNED)}
 
 
 def _group_by_rule(rules: Mapping[str, str]) -> dict[str, list[str]]:
@@ -223,8 +261,23 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     if GENERIC_LOOPS in rules:
         lines.append(f"no rule fits, so with generic loops: {name_some(rules[GENERIC_LOOPS])}")
     if UNSCHEDULED in rules:
-        lines.append(f"WITHOUT A SCHEDULE, so slow: {name_some(rules[UNSCHEDULED])}")
+        lines += _describe_unscheduled(rules[UNSCHEDULED], facts["unscheduled_shares"])
     return lines
+
+
+def _describe_unscheduled(
+    kernels: Sequence[str], shares: Mapping[str, float | None]
+) -> Iterator[str]:
+    """Yield what kernels without a schedule cost, the largest share first: a warning for those that cost much."""
+    known = {name: share for name in kernels if (share := shares[name]) is not None}
+    large = sorted((name for name in known if known[name] >= _LARGE_SHARE), key=known.__getitem__)
+    if large:
+        percent = round(100 * sum(known[name] for name in large))
+        yield f"WITHOUT A SCHEDULE, and an estimated {percent} % of the time: {name_some(large[::-1])}"
+    if small := [name for name in known if name not in large]:
+        yield f"without a schedule, but with little work: {name_some(small)}"
+    if unknown := [name for name in kernels if name not in known]:
+        yield f"WITHOUT A SCHEDULE, in a time that depends on the data: {name_some(unknown)}"
 
 
 def explain(facts: Facts) -> list[str]:

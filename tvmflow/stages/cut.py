@@ -12,9 +12,16 @@ from tvmflow.stages._base import Facts, StageContext, StageSettings, StageTraits
 from tvmflow.targets.resolve import ResolvedTarget
 
 TRAITS: Final = StageTraits(
-    version=2,
+    version=3,
     scope="part",
-    needs={"import": (import_model.MODEL, import_model.PARAMS, import_model.SIGNATURE)},
+    needs={
+        "import": (
+            import_model.MODEL,
+            import_model.PARAMS,
+            import_model.SIGNATURE,
+            import_model.NODES,
+        )
+    },
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
     added_with="import",
@@ -38,7 +45,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> CutSettings:
 
 def run(settings: CutSettings, context: StageContext) -> Facts:
     """Write the part as `import` writes a model, so that later stages see no difference."""
-    from tvmflow.compiler import lowering
+    from tvmflow.compiler import lowering, marks
     from tvmflow.compiler.passes.extract_part import Signature, extract_part
 
     document = json.loads(context.inputs["import/signature.json"].read_text())
@@ -47,10 +54,13 @@ def run(settings: CutSettings, context: StageContext) -> Facts:
         for kind in ("inputs", "outputs", "tensors")
     )
     mod = lowering.load_ir(context.inputs["import/model.json"])
+    nodes = json.loads(context.inputs["import/nodes.json"].read_text())
+    marks.mark_bindings(mod)
     whole = Signature(inputs, outputs, tensors)
     part = extract_part(mod, whole, settings.input_tensors, settings.output_tensors)
     params = lowering.load_weights(context.inputs["import/params.safetensors"])
     weights = part.mod["main"].params[len(part.inputs) :]
     part_params = {var.name: params[var.name] for var in weights}
     signature = {"inputs": part.inputs, "outputs": part.outputs}
-    return import_model.write_model(context.out, part.mod, part_params, signature)
+    part_nodes = [nodes[min(own)] if own else "" for own in marks.take_marks(part.mod)]
+    return import_model.write_model(context.out, part.mod, part_params, signature, part_nodes)

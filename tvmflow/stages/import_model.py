@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import tvm
 
 TRAITS: Final = StageTraits(
-    version=6,
+    version=9,
     scope="model",
     reads=("model", "operators"),
     tools=("apache-tvm", "apache-tvm-ffi"),
@@ -48,6 +48,8 @@ describe = explain = no_lines
 MODEL: Final = "model.json"
 PARAMS: Final = "params.safetensors"
 SIGNATURE: Final = "signature.json"
+NODES: Final = "nodes.json"
+"""The node of the user's model that each binding of `main` came from: names for people, which shape nothing."""
 
 
 class InputSettings(Settings):
@@ -82,7 +84,7 @@ def _input_settings(spec: InputSpec) -> InputSettings:
 
 
 def run(settings: ImportSettings, context: StageContext) -> Facts:
-    """Import the model, and write it in three files, so that later stages can need only one of them."""
+    """Import the model, and write it in several files, so that later stages can need only one of them."""
     frontend = FRONTENDS[settings.model["kind"]]
     specs = _resolve_inputs(frontend, settings, context.inputs)
     values = {name: spec.value for name, spec in settings.inputs.items() if spec.value is not None}
@@ -94,7 +96,7 @@ def run(settings: ImportSettings, context: StageContext) -> Facts:
     if settings.tensors:
         signature["tensors"] = loaded.tensors
     constants = [{**spec.to_json(), "value": values[spec.name]} for spec in bound]
-    return write_model(context.out, loaded.mod, loaded.params, signature, constants)
+    return write_model(context.out, loaded.mod, loaded.params, signature, loaded.nodes, constants)
 
 
 def _resolve_inputs(
@@ -140,9 +142,10 @@ def write_model(
     mod: tvm.IRModule,
     params: Mapping[str, np.ndarray[Any, Any]],
     signature: Mapping[str, Sequence[TensorSpec]],
+    nodes: Sequence[str],
     constants: Sequence[Json] = (),
 ) -> Facts:
-    """Write a model's IR, its weights and its signature, and return facts of them.
+    """Write a model's IR, its weights, its signature and the names of its nodes, and return facts of them.
 
     Args:
         out: The folder to write into.
@@ -150,6 +153,7 @@ def write_model(
         params: The weights by name.
         signature: `inputs` and `outputs` in order; `tensors`, if there are any, are inner tensors
             that `main` also returns, at which the model can be cut.
+        nodes: The name of the node that each binding of `main` came from; may be empty.
         constants: The inputs of the framework's model that are bound to a value, with that value.
     """
     import tvm
@@ -161,10 +165,12 @@ def write_model(
     (out / MODEL).write_text(tvm.ir.save_json(mod))
     save_file(dict(params), out / PARAMS)
     (out / SIGNATURE).write_text(json.dumps(document, indent=1, sort_keys=True))
+    (out / NODES).write_text(json.dumps(nodes, indent=0))
     return {
         "weights": len(params),
         "weight_bytes": sum(array.nbytes for array in params.values()),
         "operators": _count_operators(mod),
+        "nodes": list(nodes),
         **document,
     }
 

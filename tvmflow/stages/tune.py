@@ -33,6 +33,7 @@ TRAITS: Final = StageTraits(
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=7 * 24 * 3600.0,
     compiles_kernels=True,
+    forecast="tvmflow.stages._tuned_kernels:forecast",
     run=RunTraits(measures=True, searches=True, uses_ledger=True),
 )
 deliveries = no_files
@@ -71,10 +72,12 @@ def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Fac
         (context.out / RECORDS).write_text("{}")
         return _make_facts(0, None, TuningResult([], "budget", 0.0, []))
     from tvmflow.stages import _search
+    from tvmflow.stages._tuned_kernels import load_tasks
 
-    tasks = _search.load_tasks(context.inputs, settings.tune)
+    tasks = load_tasks(context.inputs, settings.tune)
     ledger, result = _search.search(settings, context, tasks)
     _check_any_trial_worked(result.workloads)
+    ledgers = {task.key: ledger.workload(task.key) for task in tasks}
     best = {
         task.key: [
             {
@@ -84,12 +87,18 @@ def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Fac
                 # a store that fetches this result has no ledger that knows it
                 "when": trial.when,
             }
-            for trial in ledger.workload(task.key).valid()[: settings.tune.finalists]
+            for trial in ledgers[task.key].valid()[: settings.tune.finalists]
         ]
         for task in tasks
     }
     (context.out / RECORDS).write_text(json.dumps(best, indent=1, sort_keys=True))
-    return _make_facts(settings.tune.trials, settings.threads, result)
+    banned = [
+        {"name": task.name, "trial": ban.trial, "reason": ban.reason, "when": ban.when}
+        for task in tasks
+        for ban in ledgers[task.key].bans.values()
+    ]
+    facts = _make_facts(settings.tune.trials, settings.threads, result)
+    return {**facts, "banned": banned} if banned else facts
 
 
 def _describe_threads(facts: Facts) -> list[str]:
@@ -210,6 +219,11 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
             f"the machine's speed changed during the search: one kernel's time by {facts['drift']:.0%}"
         )
     lines += [f"note: {text}" for text in facts["repairs"]]
+    # Only a result with bans says them.
+    for ban in facts.get("banned", ()):
+        lines.append(
+            f"BANNED on {ban['when'][:10]}: the schedule {ban['trial'][:12]} of {ban['name']}: {ban['reason']}"
+        )
     if facts["exhausted"]:
         lines.append(f"search space exhausted: {name_some(facts['exhausted'])}")
     if facts["untunable"]:

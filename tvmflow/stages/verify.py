@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     Feed = dict[str, Array]
 
 TRAITS: Final = StageTraits(
-    version=7,
+    version=9,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
@@ -57,6 +57,7 @@ TRAITS: Final = StageTraits(
     tools=("apache-tvm", "apache-tvm-ffi", "numpy"),
     timeout_s=4 * 3600.0,
     compiles_kernels=True,
+    find_faults="tvmflow.stages._fault_search:find_faults",
     run=RunTraits(measures=True, is_locked=False, is_gate=True, unlocked_settings=("target",)),
 )
 
@@ -142,7 +143,7 @@ def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
     if not verdict["passed"]:
         raise VerifyFailed(
             "; ".join(verdict["failures"]),
-            fix="look at verdict.json in the stage's folder; set verify.rtol and verify.atol only if the difference is benign",
+            fix="verify.json among the delivered files has the differences; set verify.rtol and verify.atol only if the difference is benign",
         )
     return verdict
 
@@ -214,7 +215,7 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
     verdict["samples"] = data.total
     with open_library(settings, context) as library:
         _add_results(verdict, library, data, reference, settings, context)
-        add_compared(verdict, library, data.batches[0], signature, settings, context)
+        add_compared(verdict, library, data, reference, signature, settings, context)
     vm_bundle = context.inputs.get("export/vm.tvmflow")
     if vm_bundle and reference is not None and settings.run_on == LOCAL:
         expected = samples.join_outputs(reference.results.outputs, data)

@@ -21,9 +21,7 @@ from tvmflow.store.local import LocalStore
 
 DEFAULT_AGE: Final = 30 * DAY
 # Folders that count towards the size of a store: all but trials and locks.
-_COUNTED: Final = (
-    "actions cas downloads work tmp damaged logs facts plans stats delivered last pins".split()
-)
+_COUNTED: Final = "actions cas downloads work tmp damaged logs facts plans stats delivered last pins history failures".split()
 
 
 class Limits(NamedTuple):

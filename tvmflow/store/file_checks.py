@@ -28,13 +28,14 @@ _FILES: Final = frozenset({"README.md", "CACHEDIR.TAG", "format", "run.lock", "u
 _UNCHECKED: Final = frozenset({"tmp", "damaged"})
 # How many folders are above a file; 1 where the table has none.
 _DEPTHS: Final[Mapping[str, tuple[int, ...]]] = {
-    **dict.fromkeys(("cas", "actions", "last", "spool"), (2,)),
+    **dict.fromkeys(("cas", "actions", "last", "failures", "spool"), (2,)),
     "logs": (1, 2),
 }
 _KINDS: Final[Mapping[str, str]] = {
     "cas": "blob", "actions": "result", "pins": "pin", "locks": "lock", "runs": "lease",
     "work": "claim", "logs": "log", "downloads": "download", "plans": "answer",
     "ledger": "trials", "spool": "upload", "locked": "schedules",
+    "history": "run record",
 }  # fmt: skip
 
 
@@ -174,8 +175,8 @@ def _is_named_by_content(path: Path) -> bool:
     return hash_file(path) == path.name
 
 
-def _is_spooled(path: Path) -> bool:
-    return _unseal(path, "spool", path.parent.name, path.name) is not None
+def _is_note_in_folder(path: Path) -> bool:
+    return _unseal(path, path.parent.parent.name, path.parent.name, path.name) is not None
 
 
 _CONTENT_CHECKS: Final[Mapping[str, ContentCheck]] = {
@@ -184,5 +185,5 @@ _CONTENT_CHECKS: Final[Mapping[str, ContentCheck]] = {
     "pins": _is_pin,
     "downloads": _is_download,
     "locked": _is_named_by_content,
-    "spool": _is_spooled,
+    **dict.fromkeys(("failures", "spool"), _is_note_in_folder),
 }

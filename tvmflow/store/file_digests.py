@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Sequence
 
 from tvmflow.core.files import hash_file
 from tvmflow.store.local import LocalStore
@@ -39,6 +40,7 @@ class FileDigests:
         self._store = store
         self._rehash = rehash
         self._digests: dict[str, str] = {}
+        self._folders: dict[tuple[str, tuple[str, ...]], str] = {}
 
     def digest(self, path: str) -> str:
         """Return the sha256 (hex) of a file's content.
@@ -48,18 +50,95 @@ class FileDigests:
         """
         if path in self._digests:
             return self._digests[path]
-        name = hashlib.sha256(path.encode()).hexdigest()[:32]
+        name = _note_name(path)
         before = stamp(path)
-        note = None if self._rehash else self._store.notes.read("stats", name)
-        digest = _remembered_digest(note, before)
+        digest = _remembered_digest(self._read_note(name), before)
         if digest is None:
-            digest = hash_file(path)
-            is_stable = time.time_ns() - max(before[1], before[2]) > _RACY_NS
-            if is_stable and stamp(path) == before:
+            digest, is_stable = _hash_stable(path, before)
+            if is_stable:
                 text = json.dumps({"path": path, "stamp": before, "digest": digest})
                 self._store.notes.write(text, "stats", name)
         self._digests[path] = digest
         return digest
+
+    def digest_folder(self, folder: str, names: Sequence[str]) -> str:
+        """Return one sha256 (hex) of files in a folder: of their names, and the sha256 of the content of each.
+
+        Stamps and digests of all of them are in one note, so that only those that changed are read.
+
+        Args:
+            folder: The folder.
+            names: The paths of the files in it, with slashes.
+
+        Raises:
+            OSError: when one cannot be read.
+        """
+        ordered = tuple(sorted(names))
+        if (folder, ordered) in self._folders:
+            return self._folders[folder, ordered]
+        note = _note_name(f"{folder}/")
+        known = _remembered_files(self._read_note(note))
+        lines, new = [], {}
+        for name in ordered:
+            path = f"{folder}/{name}"
+            before = stamp(path)
+            remembered, digest = known.get(name, ([], ""))
+            if remembered != before:
+                digest, is_stable = _hash_stable(path, before)
+                if is_stable:
+                    new[name] = (before, digest)
+            lines.append(f"{digest}  {name}")
+        if new:
+            text = json.dumps({"path": folder, "files": {**known, **new}})
+            self._store.notes.write(text, "stats", note)
+        digest = hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+        self._folders[folder, ordered] = digest
+        return digest
+
+    def _read_note(self, name: str) -> str | None:
+        return None if self._rehash else self._store.notes.read("stats", name)
+
+
+def find_files(store: LocalStore, digest: str) -> list[str]:
+    """Return the paths of files that had a digest when they were last read, and are unchanged since.
+
+    Args:
+        store: The store whose notes are searched.
+        digest: The sha256 (hex).
+    """
+    paths = []
+    for name in store.notes.list("stats"):
+        note = store.notes.read("stats", name)
+        if not note or digest not in note:
+            continue
+        try:
+            path = str(json.loads(note)["path"])
+            if _remembered_digest(note, stamp(path)) == digest:
+                paths.append(path)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return sorted(paths)
+
+
+def _note_name(path: str) -> str:
+    """Return the name of the note about a file, or about the files in a folder, which ends with a slash."""
+    return hashlib.sha256(path.encode()).hexdigest()[:32]
+
+
+def _hash_stable(path: str, before: list[int]) -> tuple[str, bool]:
+    """Return the digest of a file, and whether its stamp tells from now on that it is unchanged."""
+    digest = hash_file(path)
+    is_old = time.time_ns() - max(before[1], before[2]) > _RACY_NS
+    return digest, is_old and stamp(path) == before
+
+
+def _remembered_files(text: str | None) -> dict[str, tuple[list[int], str]]:
+    """Return the stamp and the digest of each file in a note about a folder; empty when there is none."""
+    try:
+        files = json.loads(text or "null")["files"]
+        return {name: (list(stamp), str(digest)) for name, (stamp, digest) in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _remembered_digest(text: str | None, current_stamp: list[int]) -> str | None:

@@ -34,7 +34,6 @@ is a blob that nothing refers to, which the next collection finds.
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -43,15 +42,14 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.disk_errors import is_disk_full
 from tvmflow.core.errors import StoreError
+from tvmflow.core.project import shortest_path
 from tvmflow.store import leases
 from tvmflow.store.eviction_plan import EvictionPlan, Limits
-from tvmflow.store.files import size_below
-from tvmflow.store.inventory import Inventory, require_store, take_inventory
+from tvmflow.store.inventory import Inventory, take_inventory
 from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
 
-_CLEANED: Final = "actions cas last work logs stats facts plans delivered downloads spool tmp damaged runs".split()
 # The coarsest clock of a file system.
 _CLOCK_MARGIN_NS: Final = 2 * 10**9
 
@@ -60,7 +58,7 @@ class Eviction(NamedTuple):
     """Something that was or would be removed.
 
     Attributes:
-        kind: `result`, `blob`, `download`, `work`, `note`, `log`, `temporary` or `damaged`.
+        kind: `result`, `blob`, `download`, `work`, `note`, `log`, `run record`, `temporary` or `damaged`.
         name: What it is called, for people.
         reason: Why it is removed.
         age_s: How long it was not used.
@@ -162,26 +160,6 @@ def _collect(
     return Collection(tuple(evictions), plan.bytes_left, plan.needed_bytes(), other_runs)
 
 
-def clean_store(store: LocalStore, *, ledger: bool) -> int:
-    """Remove all results, and the measured trials, which may have cost hours, if `ledger` is set.
-
-    Returns:
-        The bytes freed.
-
-    Raises:
-        StoreError: while a run is using the store.
-        UsageError: when the folder is not a store.
-    """
-    require_store(store)
-    freed = 0
-    with leases.exclude_runs(store.root):
-        for name in [*_CLEANED, *(["ledger"] if ledger else [])]:
-            folder = Path(store.root, name)
-            freed += size_below(folder)
-            shutil.rmtree(folder, ignore_errors=True)
-    return freed
-
-
 def remove_result(store: LocalStore, key: str) -> None:
     """Remove one result; a later garbage collection removes files that no other result has.
 
@@ -198,5 +176,5 @@ def exclude_maintenance(store: LocalStore) -> AbstractContextManager[None]:
     Raises:
         StoreError: when one is active.
     """
-    refusal = f"another `tvmflow cache gc` or `tvmflow cache verify` is running in {store.root}"
+    refusal = f"another `tvmflow cache gc` or `tvmflow cache verify` is running in {shortest_path(store.root)}"
     return leases.exclude_others(store.root, "locks/gc", refusal)

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.errors import UsageError
 from tvmflow.core.files import read_regular
+from tvmflow.core.project import shortest_path
 from tvmflow.store import action_records
 from tvmflow.store.disk import is_damage
 from tvmflow.store.local import LocalStore
@@ -86,7 +87,9 @@ def require_store(store: LocalStore) -> LocalStore:
         UsageError: when the folder is not a store of this version.
     """
     if store.condition() == "absent":
-        raise UsageError(f"{store.root} is not a tvmflow store", fix="choose one with --store DIR")
+        raise UsageError(
+            f"{shortest_path(store.root)} is not a tvmflow store", fix="choose one with --store DIR"
+        )
     return store
 
 

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from tvmflow.core.disk_errors import is_disk_full
 from tvmflow.core.file_locks import Locked, lock
 from tvmflow.core.files import read_regular, temporary_name
+from tvmflow.core.formatting import age_text
 from tvmflow.store.files import changed_ns, entries_of, files_below, folders_below, size_below
 from tvmflow.store.notes import unseal
 
@@ -22,6 +23,8 @@ _LEFTOVER_AGE_S: Final = 7 * DAY
 # The probed facts about compilers and packages are small, and slow to probe again.
 _FACTS_AGE_S: Final = 365 * DAY
 _PLANS_AGE_S: Final = 30 * DAY
+# How many run records stay however old they are: their names sort by time.
+_KEPT_RUNS: Final = 100
 # Writers without a lease finish a file well within this time.
 _WRITE_TIME_S: Final = 3600.0
 
@@ -47,16 +50,17 @@ class Candidate(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """The condition for removing the files of a folder: at an age, or when they are obsolete."""
+    """The condition for removing the files of a folder: at an age, or when they are obsolete; the `kept` last ones stay."""
 
     folder: str
     kind: str
     reason: str
     age_s: float | None = None
     is_obsolete: Callable[[Path], bool] | None = None
+    kept: int = 0
 
 
-_OLD_NOTE: Final = "it is an old note"
+_OLD_NOTE: Final = "it is a note that is made again when it is needed"
 _FILE_MISSING: Final = "the file that it is about no longer exists"
 
 
@@ -73,9 +77,11 @@ def find_leftovers(
     """
     leftover_age_s = min(_LEFTOVER_AGE_S, max_age_s)
     rules = (
-        _Rule("tmp", "temporary", "a killed process left it", _WRITE_TIME_S),
+        _Rule("tmp", "temporary", "a process that was stopped left it", _WRITE_TIME_S),
         _Rule("damaged", "damaged", "it was set aside as damaged", leftover_age_s),
-        _Rule("logs", "log", "it is an old log", max_age_s),
+        _Rule("logs", "log", "it is a log", max_age_s),
+        _Rule("history", "run record", "it is the record of a run", max_age_s, kept=_KEPT_RUNS),
+        _Rule("failures", "note", "it says how a stage failed", max_age_s),
         _Rule("facts", "note", _OLD_NOTE, _FACTS_AGE_S),
         _Rule("plans", "note", _OLD_NOTE, _PLANS_AGE_S),
         _Rule("stats", "note", _FILE_MISSING, None, _is_obsolete_stat),
@@ -90,16 +96,21 @@ def _apply(rule: _Rule, root: Path, now_ns: int, horizon_ns: int) -> Iterator[Ca
     folder = root / rule.folder
     # a killed process may have left a folder in `tmp`, which is removed as a whole
     paths = entries_of(folder) if rule.folder == "tmp" else files_below(folder)
-    for path in paths:
+    removable = sorted(paths)[: -rule.kept] if rule.kept else paths
+    for path in removable:
         # by the change time: a file that was moved here keeps its modification time
         changed = changed_ns(path)
         if not changed or changed >= horizon_ns:
             continue
         is_old = rule.age_s is not None and (now_ns - changed) / 1e9 >= rule.age_s
         if is_old or (rule.is_obsolete is not None and rule.is_obsolete(path)):
-            reason = rule.reason if is_old else _FILE_MISSING
+            reason = f"{rule.reason}{_older_than(rule.age_s)}" if is_old else _FILE_MISSING
             size, name = size_below(path), str(path.relative_to(root))
             yield Candidate(rule.kind, name, reason, changed, size, partial(_remove, path, size))
+
+
+def _older_than(age_s: float | None) -> str:
+    return f", older than {age_text(age_s)}" if age_s else ""
 
 
 def _find_work_folders(
@@ -111,7 +122,8 @@ def _find_work_folders(
             if used_ns < horizon_ns and (now_ns - used_ns) / 1e9 >= age_s:
                 size, name = size_below(path), f"{path.name[:12]}…"
                 remove = partial(_remove_work_folder, path, size)
-                yield Candidate("work", name, "a killed process left it", used_ns, size, remove)
+                reason = f"a stage that had no result left it{_older_than(age_s)}"
+                yield Candidate("work", name, reason, used_ns, size, remove)
 
 
 def _remove(path: Path, size: int) -> int | None:

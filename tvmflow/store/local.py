@@ -7,6 +7,8 @@
     work/<key>/            a stage that runs, or was killed and will resume (see `claims`)
     spool/<remote>/<key>   a result that has yet to be uploaded to that remote cache
     runs/                  a lease for each active run (see `leases`)
+    failures/<recipe>/<label>  how the last attempt of a stage failed (see `failures`)
+    history/<id>.json      what each run did (see `engine.run_records`)
     logs/ ledger/ locks/ downloads/ stats/ facts/ plans/ delivered/ tmp/ damaged/
 
 The modification time of an action record is when the result was last used: exact during a run,
@@ -41,6 +43,7 @@ _DAY_NS = 86_400 * 10**9
 FOLDERS = (
     *("cas", "actions", "last", "pins", "work", "spool", "runs", "logs", "ledger", "locks"),
     *("downloads", "stats", "facts", "plans", "delivered", "locked", "tmp", "damaged"),
+    *("history", "failures", "recipes"),
 )
 """The folders of a store, each created when it is needed."""
 # What only a store contains, and everything that one may.

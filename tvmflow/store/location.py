@@ -2,13 +2,12 @@
 
 import os
 
-DEFAULT = "cache"
 VARIABLE = "TVMFLOW_STORE"
 
 
-def store_root(argv: list[str]) -> str:
-    """Return the store of a command line: `--store DIR`, $TVMFLOW_STORE, or `cache` in this folder."""
-    root = os.environ.get(VARIABLE) or DEFAULT
+def store_root(argv: list[str], default: str) -> str:
+    """Return the store of a command line: `--store DIR`, $TVMFLOW_STORE, or that of the project."""
+    root = os.environ.get(VARIABLE) or default
     for index, word in enumerate(argv):
         if word == "--store" and index + 1 < len(argv):
             root = argv[index + 1]

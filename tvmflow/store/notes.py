@@ -12,7 +12,7 @@ from tvmflow.core.disk_errors import disk_errors
 from tvmflow.store.disk import StoreFolder
 
 _HEADER = "tvmflow note "
-_SEALED = frozenset({"delivered", "facts", "last", "pins", "spool", "stats"})
+_SEALED = frozenset({"delivered", "facts", "failures", "last", "pins", "spool", "stats"})
 # Notes of earlier versions, on one line without a seal, are still believed here; others are made again.
 _LASTING = frozenset({"last", "pins", "spool"})
 _KEY_DIGITS = 64

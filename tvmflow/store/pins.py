@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.errors import StoreError, UsageError
 from tvmflow.core.files import read_regular
+from tvmflow.core.types import RecipeOrigin
 from tvmflow.store import leases
 from tvmflow.store.disk import is_damage
 from tvmflow.store.local import LocalStore
@@ -110,6 +111,18 @@ def remove_pin(store: LocalStore, name: str) -> None:
         path.unlink(missing_ok=True)
     else:
         store.set_aside(str(path))
+
+
+def update_recipe_pins(store: LocalStore, origins: Iterable[RecipeOrigin]) -> None:
+    """Take from the pins of recipes the results for targets that these no longer have."""
+    for origin in origins:
+        targets = {name.replace("/", "+") for name in origin.targets}
+        for name in store.notes.list("last", origin.recipe):
+            target = name.partition("+")[2]
+            if target and target not in targets:
+                # another user's file, or a disk that cannot be written: its results stay
+                with contextlib.suppress(OSError):
+                    store.notes.remove("last", origin.recipe, name)
 
 
 def list_pins(store: LocalStore, *, skip_damaged: bool = False) -> list[Pin]:

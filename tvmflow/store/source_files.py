@@ -7,13 +7,16 @@ of the Hub never changes.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tvmflow.core.errors import DownloadError, RecipeError
-from tvmflow.core.formatting import quoted
+from tvmflow.core.errors import DownloadError, RecipeError, merge_recipe_errors
+from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.licenses import license_expression
 from tvmflow.core.types import InputFile
 from tvmflow.store.addresses import (
@@ -45,6 +48,8 @@ _log = logging.getLogger(__name__)
 
 # The beginning of the names of notes about commits of the Hub.
 _NOTE: Final = "hub-"
+# Names that mean themselves in a YAML mapping in braces.
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z_][\w./-]*")
 
 
 def fetch_file(
@@ -72,6 +77,53 @@ def fetch_file(
         )
     except DownloadError as error:
         raise DownloadError(f"{file.where}: {error.message}", fix=error.fix) from error
+
+
+class UnpinnedFiles(RecipeError):
+    """Files at addresses that the recipe does not pin; the remedy has the digests that they have now.
+
+    Args:
+        files: Each with its path and its digest.
+    """
+
+    def __init__(self, files: Sequence[InputFile]) -> None:
+        self.files = tuple(files)
+        problems = [
+            f"{file.where}: {without_secrets(file.url)} needs its sha256, so that the model cannot change: "
+            f"now it is {file.sha256}"
+            for file in files
+        ]
+        super().__init__(problems, fix=f"write {pins_text(pins_of(files))} below `model`")
+
+
+def pins_of(files: Iterable[InputFile]) -> dict[str, str | dict[str, str]]:
+    """Return the fields below `model` that pin these files."""
+    further = {}
+    pins: dict[str, str | dict[str, str]] = {}
+    for file in files:
+        field, _, name = file.sha256_field.partition(".")
+        if name:
+            further[name] = file.sha256
+            pins[field] = further
+        else:
+            pins[field] = file.sha256
+    return pins
+
+
+def pins_text(pins: Mapping[str, str | Mapping[str, str]]) -> str:
+    """Return fields of a recipe as they are to be written, each in backquotes."""
+    texts = (
+        value
+        if isinstance(value, str)
+        else f"{{{', '.join(f'{_scalar(name)}: {digest}' for name, digest in value.items())}}}"
+        for value in pins.values()
+    )
+    return " and ".join(f"`{field}: {text}`" for field, text in zip(pins, texts, strict=True))
+
+
+def _scalar(name: str) -> str:
+    """Return the name of a file as YAML has it."""
+    return name if _PLAIN_NAME.fullmatch(name) else json.dumps(name)
 
 
 class SourceFiles:
@@ -104,6 +156,73 @@ class SourceFiles:
             raise self._unpinned_error(file)
         return file._replace(path=path)
 
+    def pin(self, address: str) -> str:
+        """Return an address on the Hub with the commit that its branch or tag is now; others as they are.
+
+        Raises:
+            RecipeError: when it names no file.
+            DownloadError: when the Hub does not answer.
+        """
+        if scheme_of(address) != HUB:
+            return address
+        try:
+            file = parse_hub_file(address)
+            if file.is_pinned:
+                return file.address
+            commit = read_snapshot(file.repository, file.revision).commit
+        except HubError as error:
+            raise _hub_failure(error, address) from None
+        return file._replace(revision=commit).address
+
+    def resolve_all(self, files: Iterable[InputFile]) -> tuple[InputFile, ...]:
+        """Return files as `resolve` does.
+
+        Raises:
+            RecipeError: with the problems of all of them.
+            DownloadError: as `resolve`.
+        """
+        resolved: list[InputFile] = []
+        unpinned: list[InputFile] = []
+        errors: list[RecipeError] = []
+        for file in files:
+            try:
+                resolved.append(self.resolve(file))
+            except UnpinnedFiles as error:
+                unpinned += error.files
+            except RecipeError as error:
+                errors.append(error)
+        if unpinned:
+            errors.append(UnpinnedFiles(unpinned))
+        if errors:
+            raise errors[0] if len(errors) == 1 else merge_recipe_errors(errors)
+        return tuple(resolved)
+
+    def check_complete(self, named: Sequence[InputFile], unnamed: Sequence[InputFile]) -> None:
+        """Check that a model has no file that its recipe does not name.
+
+        Args:
+            named: The files that the recipe names, the model's own one first.
+            unnamed: The others that the model consists of.
+
+        Raises:
+            RecipeError: when there is one; the remedy has the digests that they have now.
+            DownloadError: when one has to be looked up, and cannot be.
+        """
+        if not unnamed:
+            return
+        pinned = [file for file in named[1:] if file.sha256_field.startswith("files.")]
+        for file in unnamed:
+            try:
+                pinned.append(self.resolve(file))
+            except UnpinnedFiles as error:
+                pinned += error.files
+        names = names_text([file.sha256_field.removeprefix("files.") for file in unnamed])
+        raise RecipeError(
+            f"{named[0].where}: {without_secrets(named[0].url)} has weights in further files, which the recipe does "
+            f"not name: {names}",
+            fix=f"write {pins_text(pins_of(pinned))} below `model`",
+        )
+
     def fetch(self, file: InputFile) -> InputFile:
         """Return a resolved file with its path, after downloading it if that is necessary.
 
@@ -127,17 +246,16 @@ class SourceFiles:
         """Return the error of a file without digest, which says what to write."""
         text = f"{file.where}: {without_secrets(file.url)} needs its sha256, so that the model cannot change"
         try:
-            digest = self._download_unpinned(file)
+            path = self._download_unpinned(file)
         except DownloadError as error:
             return RecipeError(f"{text}; {error.message}", fix=error.fix)
-        return RecipeError(
-            f"{text}: now it is {digest}", fix=f"write {_pin(file, digest)} below `model`"
-        )
+        return UnpinnedFiles([file._replace(path=str(path), sha256=path.name)])
 
-    def _download_unpinned(self, file: InputFile) -> str:
+    def _download_unpinned(self, file: InputFile) -> Path:
+        """Return the path of a file that was downloaded without knowing its digest, which is its name."""
         return Path(
             fetch_file(file._replace(sha256=""), self._store, on_progress=self._on_progress)
-        ).name
+        )
 
     # ------------------------------------------------------------ the Hub
 
@@ -149,10 +267,7 @@ class SourceFiles:
             file = file._replace(url=hub_file.address, path=self._find_path(file.sha256))
             return file if file.path else self._find_digest(file, hub_file)
         except HubError as error:
-            text = f"{file.where}: {hub_file.address}: {error}"
-            if error.is_mistake:
-                raise RecipeError(text, fix=error.fix) from None
-            raise DownloadError(text, fix=error.fix) from None
+            raise _hub_failure(error, f"{file.where}: {hub_file.address}") from None
 
     def _find_digest(self, file: InputFile, hub_file: HubFile) -> InputFile:
         """Return a file with the digest that its repository has for it."""
@@ -177,8 +292,8 @@ class SourceFiles:
 
     def _digest_small_file(self, file: InputFile, hub_file: HubFile, snapshot: Snapshot) -> str:
         """Return the sha256 of a file for which the Hub only has git's digest, and note it."""
-        digest = self._download_unpinned(file)
-        content = Path(self._store.downloads, digest).read_bytes()
+        downloaded = self._download_unpinned(file)
+        digest, content = downloaded.name, downloaded.read_bytes()
         blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
         entry = snapshot.files[hub_file.path]
         if blob.hexdigest() != entry.blob:
@@ -232,18 +347,18 @@ def _note_name(file: HubFile) -> str:
     return f"{_NOTE}{hashlib.sha256(subject.encode()).hexdigest()[:32]}"
 
 
+def _hub_failure(error: HubError, subject: str) -> RecipeError | DownloadError:
+    """Return the error of a recipe, or of a request, for one of the Hub."""
+    kind = RecipeError if error.is_mistake else DownloadError
+    return kind(f"{subject}: {error}", fix=error.fix)
+
+
 def _revision_error(file: HubFile) -> HubError:
     """Return the error of a revision that may change, with the commit that it is now."""
     commit = read_snapshot(file.repository, file.revision).commit
     name = f"{quoted(file.revision)} is a branch or a tag, which may change"
     text = name if file.revision else "it names no commit"
     return HubError(text, fix=f"write {file._replace(revision=commit).address}", is_mistake=True)
-
-
-def _pin(file: InputFile, digest: str) -> str:
-    """Return the field of a recipe that pins a file."""
-    field, _, name = file.sha256_field.partition(".")
-    return f"`{field}: {{{name}: {digest}}}`" if name else f"`{field}: {digest}`"
 
 
 def _require_obstore(file: InputFile) -> None:

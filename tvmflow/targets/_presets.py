@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tvmflow.core.types import Json
@@ -62,6 +62,7 @@ PRESETS: Final[dict[str, Preset]] = {
     "cortex-a76": Preset(_arm("cortex-a76", num_cores=4), "Raspberry Pi 5 (4 cores)"),
     "neoverse-n1": Preset(_arm("neoverse-n1"), "AWS Graviton2, Ampere Altra"),
     "neoverse-v1": Preset(_arm("neoverse-v1"), "AWS Graviton3, with SVE"),
+    "aarch64": Preset(_arm("generic"), "any 64-bit ARM on Linux with glibc"),
     "aarch64-musl": Preset(_cpu("aarch64-linux-musl", "generic"), "any 64-bit ARM on Alpine Linux"),
     "apple-m1": Preset(_cpu("arm64-apple-macos13", "apple-m1"), "Macs with M1 or later, macOS 13"),
     "armv7-neon": Preset(
@@ -93,3 +94,53 @@ PRESETS: Final[dict[str, Preset]] = {
         _cuda("sm_62", _arm("cortex-a57")), "NVIDIA Jetson TX2: sm_62 with Cortex-A57"
     ),
 }
+
+_NVIDIA: Final = ("cuda-sm75", "cuda-sm80", "cuda-sm86", "cuda-sm89", "cuda-sm90")
+
+SYNONYMS: Final[Mapping[str, Sequence[str]]] = {
+    "a100": ("cuda-sm80",),
+    "alpine": ("x86-64-v3-musl", "aarch64-musl"),
+    "amd64": ("x86-64-v3", "x86-64-v2"),
+    "arm": ("aarch64", "armv7-neon"),
+    "arm64": ("aarch64",),
+    "armv7": ("armv7-neon",),
+    "armv8": ("aarch64",),
+    "avx2": ("x86-64-v3",),
+    "avx512": ("x86-64-v4",),
+    "cpu": ("host",),
+    "cuda": _NVIDIA,
+    "gpu": _NVIDIA,
+    "graviton2": ("neoverse-n1",),
+    "graviton3": ("neoverse-v1",),
+    "h100": ("cuda-sm90",),
+    "iphone": ("ios",),
+    "jetson": ("jetson-orin",),
+    "linux-aarch64": ("aarch64",),
+    "linux-arm64": ("aarch64",),
+    "llvm": ("host",),
+    "local": ("host",),
+    "m1": ("apple-m1",),
+    "macos": ("apple-m1",),
+    "native": ("host",),
+    "nvidia": _NVIDIA,
+    "pi3": ("cortex-a53",),
+    "pi4": ("cortex-a72",),
+    "pi5": ("cortex-a76",),
+    "raspberrypi": ("cortex-a72", "cortex-a76"),
+    "raspberrypi3": ("cortex-a53",),
+    "raspberrypi4": ("cortex-a72",),
+    "raspberrypi5": ("cortex-a76",),
+    "riscv64": ("riscv64-v",),
+    "rpi3": ("cortex-a53",),
+    "rpi4": ("cortex-a72",),
+    "rpi5": ("cortex-a76",),
+    "t4": ("cuda-sm75",),
+    "wasm": ("wasm32-wasi",),
+    "wasm32": ("wasm32-wasi",),
+    "windows": ("x86-64-windows",),
+    "x64": ("x86-64-v3", "x86-64-v2"),
+    "x86": ("x86-64-v3", "x86-64-v2"),
+    "x86-64": ("x86-64-v3", "x86-64-v2"),
+    "x86_64": ("x86-64-v3", "x86-64-v2"),
+}
+"""What people call a target -> the presets that they may mean."""

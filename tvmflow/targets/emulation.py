@@ -103,7 +103,7 @@ EMULATED_ARCHS: Final[Mapping[str, EmulatedArch]] = {
 # qemu's CPU with everything that it can emulate.
 _MAX_CPU: Final = "max"
 
-_INSTALL: Final = (
+INSTALL: Final = (
     "install qemu-user-static (Debian, Ubuntu) or qemu-user; without root: `apt-get download "
     f"qemu-user-static && dpkg -x qemu-user-static_*.deb FOLDER`, then {QEMU_VARIABLE}=FOLDER/usr/bin"
 )
@@ -142,9 +142,9 @@ class Emulator(NamedTuple):
         return f"{self.arch.program} {self.version} -cpu {self.cpu}"
 
 
-def is_installed(program: str) -> bool:
-    """Return whether a program of qemu's (`qemu-aarch64`) is installed."""
-    return any(find_qemu(arch) for arch in EMULATED_ARCHS.values() if arch.program == program)
+def find_emulators() -> dict[str, Path | None]:
+    """Return every program of qemu's that verifies libraries (`qemu-aarch64`), with its path where it is installed."""
+    return {arch.program: find_qemu(arch) for arch in EMULATED_ARCHS.values()}
 
 
 def find_qemu(arch: EmulatedArch) -> Path | None:
@@ -168,7 +168,7 @@ def emulator_for(tvm: TvmTarget) -> Emulator:
         folder = os.environ.get(QEMU_VARIABLE)
         place = f"in ${QEMU_VARIABLE} ({folder})" if folder else "on PATH"
         message = f"there is no {arch.program} (nor {arch.program}-static) {place}"
-        raise EnvironmentProblem(message, fix=_INSTALL)
+        raise EnvironmentProblem(message, fix=INSTALL)
     words = _run_qemu([program, "--version"]).split()
     version = words[words.index("version") + 1] if "version" in words else "of unknown version"
     known_cpus = _run_qemu([program, "-cpu", "help"]).replace("\n", " ").split()
@@ -208,7 +208,7 @@ def _run_qemu(command: Sequence[str | Path]) -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         message = f"{command[0]} cannot be started: {error.strerror}"
-        raise EnvironmentProblem(message, fix=_INSTALL) from error
+        raise EnvironmentProblem(message, fix=INSTALL) from error
     return done.stdout + done.stderr
 
 

@@ -71,7 +71,7 @@ def _schedule(key: str, workload: str, trace: Json) -> tvm.tirx.PrimFunc:
     import tvm
 
     try:
-        return apply_trace(tvm.ir.load_json(workload), trace)["main"]
+        return apply_trace(tvm.ir.load_json(workload), trace).mod["main"]
     except (RuntimeError, ValueError, TypeError) as error:
         raise StageError(
             f"the schedule chosen for workload {key[:12]} does not apply to it",

@@ -11,9 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-UNLIMITED_TRIALS: Final = 10_000_000
-"""The most trials that a recipe can set, and the limit where it sets only minutes."""
-
 WARMUP_TRIALS: Final = 3
 """Trials that each workload gets before any gets a batch; the heaviest first when they do not suffice."""
 

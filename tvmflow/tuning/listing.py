@@ -21,7 +21,7 @@ from tvmflow.tuning.ledger_folders import (
     read_lines,
     read_records,
 )
-from tvmflow.tuning.trials import Trial, parse_line, sort_by_time
+from tvmflow.tuning.trials import Ban, Trial, parse_line, sort_by_time
 
 # How canonical records look: enough to count them without parsing their traces.
 _SUCCEEDED: Final = b'{"failure":null,'
@@ -161,6 +161,7 @@ class WorkloadTrials(NamedTuple):
     description: WorkloadDescription
     trials: list[Trial]
     problems: list[str]
+    bans: dict[str, Ban]
 
 
 def find_workload_trials(root: Path, key: str, targets: Sequence[str] = ()) -> list[WorkloadTrials]:
@@ -182,13 +183,14 @@ def find_workload_trials(root: Path, key: str, targets: Sequence[str] = ()) -> l
             + (f": {shown}" if keys else ""),
             fix="give more digits; `tvmflow records ls --workloads` shows the keys",
         )
-    workloads = []
-    for folder, workload, path in matches:
-        records, problems = read_records(path)
-        names = (folder.key, folder.text, workload, folder.ledger.description(workload))
-        trials = sort_by_time(records.trials.values())
-        workloads.append(WorkloadTrials(*names, trials, problems))
-    return workloads
+    return [read_workload_trials(folder, workload, path) for folder, workload, path in matches]
+
+
+def read_workload_trials(folder: TargetFolder, key: str, path: Path) -> WorkloadTrials:
+    """Return the trials of a workload from its file in the folder of a target."""
+    records, problems = read_records(path)
+    names = (folder.key, folder.text, key, folder.ledger.description(key))
+    return WorkloadTrials(*names, sort_by_time(records.trials.values()), problems, records.bans)
 
 
 def format_trace(trace: Json) -> list[str]:

@@ -87,13 +87,13 @@ def _plain_json(value: Any) -> Json:
     return value
 
 
-def apply_trace(mod: tvm.IRModule, trace: Json) -> tvm.IRModule:
-    """Return a workload with a recorded trace applied."""
+def apply_trace(mod: tvm.IRModule, trace: Json) -> Any:
+    """Return TVM's schedule of a workload with a recorded trace applied: its `mod` is the scheduled workload."""
     from tvm.s_tir.schedule import Schedule, Trace
 
     schedule = Schedule(mod, seed=1)
     Trace.apply_json_to_schedule(trace, schedule)
-    return schedule.mod
+    return schedule
 
 
 def build(mod: tvm.IRModule, target: Mapping[str, Json]) -> Any:
@@ -143,7 +143,7 @@ class KernelRequest:
 
         mod = tvm.ir.load_json(self.mod)
         if trace is not None:
-            return apply_trace(mod, trace), "tuned"
+            return apply_trace(mod, trace).mod, "tuned"
         scheduled, rules = schedules.schedule_untuned(mod, self.target, self.rules_version)
         return scheduled, rules["main"]
 

@@ -10,10 +10,12 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from tvmflow.core.fork_server import Emit, ForkServer
-from tvmflow.tuning.budget import UNLIMITED_TRIALS, Budget, WorkloadShare
+from tvmflow.core.keys import UNLIMITED_TRIALS
+from tvmflow.tuning.budget import Budget
+from tvmflow.tuning.forecast import workload_share
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measurer import DriftMonitor, MeasureContext, MeasureJob, Measurer
 from tvmflow.tuning.proposals import Candidate, Proposals, make_cost_model
@@ -24,6 +26,9 @@ from tvmflow.tuning.trials import Failure, Trial
 from tvmflow.tuning.tuning_job import SearchOptions, StopReason, Task, TuningResult, WorkloadResult
 
 _log = logging.getLogger(__name__)
+
+# Before so many trials, the first of which start slowly, nothing is said of the time that is left.
+_FEWEST_TRIALS: Final = 8
 
 
 class Tuning:
@@ -76,13 +81,21 @@ class Tuning:
         self._cost_model: Any = None
         self._spent_in_round = 0
         self._untuned: dict[str, float] = {}
+        self._best = {
+            key: trials.valid()[0].seconds for key, trials in self._trials.items() if trials.valid()
+        }
+        self._first_trial_s: float | None = None
         self._drift = DriftMonitor(self._measurer, options.seed)
 
     def run(self) -> TuningResult:
         """Search until the budget or the time is spent, or all search spaces are exhausted."""
         self._untuned = self._measure_untuned()
         self._budget = Budget(
-            [self._share(task) for task in self._tasks.values()], self._options.rules
+            [
+                workload_share(task, self._trials[task.key], self._context.rules_version)
+                for task in self._tasks.values()
+            ],
+            self._options.rules,
         )
         stopped: StopReason = "budget"
         while planned := self._budget.next_round():
@@ -130,13 +143,6 @@ class Tuning:
         times = {key: self._trials[key].untuned_seconds(version) for key in self._tasks}
         return {key: seconds for key, seconds in times.items() if seconds is not None}
 
-    def _share(self, task: Task) -> WorkloadShare:
-        """Return a workload as the budget sees it: as it was when its first trial was decided on."""
-        version = self._context.rules_version
-        baseline = self._trials[task.key].baseline_before_trials(version)
-        times = (baseline.seconds, baseline.least_s) if baseline else (math.inf, 0.0)
-        return WorkloadShare(task.key, task.calls, task.flops, *times)
-
     def _has_time(self) -> bool:
         limit = self._options.seconds
         return limit is None or self._clock.now() - self._started < limit
@@ -177,6 +183,8 @@ class Tuning:
 
     def _measure_candidates(self, missing: Mapping[str, int]) -> bool:
         """Measure new candidates of workloads; return whether there were any."""
+        if self._first_trial_s is None:
+            self._first_trial_s = self._clock.now()
         chosen = self._propose(missing)
         learned: dict[str, list[tuple[Candidate, Trial]]] = {}
         start = self._clock.now()
@@ -185,6 +193,7 @@ class Tuning:
             nonlocal start
             key, candidate = chosen[index]
             self._trials[key].append(trial)
+            self._best[key] = min(self._best.get(key, math.inf), trial.seconds)
             learned.setdefault(key, []).append((candidate, trial))
             self._measured[key] += 1
             self._starting_points.record(trial.id)
@@ -261,15 +270,36 @@ class Tuning:
             "gflops": round(task.flops / best[0].seconds / 1e9, 3) if best else None,
             "spread": round(best[0].spread, 4) if best else None,
             "failed": sum(len(self._failures(key)) for key in self._tasks),
-            "seconds_left": round(self._seconds_left(done), 1),
+            **self._latencies(),
+            "seconds_left": self._seconds_left(done),
         }
 
-    def _seconds_left(self, done: int) -> float:
-        elapsed = self._clock.now() - self._started
-        measured = max(sum(self._measured.values()), 1)
-        left = (self._options.rules.trials - done) * elapsed / measured
-        limit = self._options.seconds
-        return left if limit is None else max(min(left, limit - elapsed), 0.0)
+    def _latencies(self) -> dict[str, float | None]:
+        """Return the estimated latency (µs) untuned and with the best trials, of the kernels that are timed."""
+        timed = [task for key, task in self._tasks.items() if key in self._untuned]
+        untuned = sum(task.calls * self._untuned[task.key] for task in timed)
+        best = sum(
+            task.calls * min(self._untuned[task.key], self._best.get(task.key, math.inf))
+            for task in timed
+        )
+        return {
+            "untuned_latency_us": round(untuned * 1e6, 3) if timed else None,
+            "best_latency_us": round(best * 1e6, 3) if timed else None,
+        }
+
+    def _seconds_left(self, done: int) -> float | None:
+        """Return how long the rest of the budget takes; None as long as too few trials say it."""
+        now, limit = self._clock.now(), self._options.seconds
+        measured = sum(self._measured.values())
+        limits = [] if limit is None else [max(limit - (now - self._started), 0.0)]
+        is_unlimited = self._options.rules.trials >= UNLIMITED_TRIALS
+        if self._first_trial_s is not None and not is_unlimited:
+            if measured >= _FEWEST_TRIALS:
+                pace = (now - self._first_trial_s) / measured
+                limits.append((self._options.rules.trials - done) * pace)
+            else:
+                limits = []
+        return round(min(limits), 1) if limits else None
 
     def _failures(self, key: str) -> list[Failure]:
         return [trial.failure for trial in self._trials[key].in_order() if trial.failure]

@@ -21,6 +21,7 @@ from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, rea
 from tvmflow.tuning.machine_class import MachineClass
 from tvmflow.tuning.replay import TraceCheck, TraceVerdict
 from tvmflow.tuning.trials import (
+    Ban,
     Baseline,
     ExhaustedMark,
     FileHeader,
@@ -42,6 +43,7 @@ _KIND_NAMES: Final[Mapping[type[Record], str]] = {
     Baseline: "time of the untuned kernel",
     FinalistsRecord: "times of finalists",
     LibraryRecord: "comparison of libraries",
+    Ban: "ban",
     ExhaustedMark: "mark of an exhausted search",
     FileHeader: "header",
 }

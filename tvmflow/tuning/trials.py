@@ -27,11 +27,14 @@ NOTE_VERSION: Final = 2
 MAX_RECORD_VERSION: Final = 3
 """The version of comparisons of libraries and of rooflines, which a tvmflow that reads version 2 leaves alone."""
 
+BAN_VERSION: Final = 4
+"""The version of bans, the newest of all records."""
+
 TRIAL_START: Final = b'{"failure":'
 FAILED_TRIAL_START: Final = TRIAL_START + b"{"
 RECORD_STARTS: Final = (
     TRIAL_START,
-    *(b'{"baseline":', b'{"finalists":', b'{"exhausted":', b'{"library":'),
+    *(b'{"baseline":', b'{"finalists":', b'{"exhausted":', b'{"library":', b'{"ban":'),
 )
 """The first bytes of each kind of record in its canonical form."""
 
@@ -190,6 +193,24 @@ class LibraryRecord(NamedTuple):
         return {"v": MAX_RECORD_VERSION, "library": self.request, **_fields_after_first(self)}
 
 
+class Ban(NamedTuple):
+    """A note that the kernel of a trial computes wrong numbers: its schedule is never chosen.
+
+    Attributes:
+        trial: The id of the trial.
+        reason: What was wrong, and where.
+        when: The time of the record (ISO 8601, UTC).
+    """
+
+    trial: _Digest
+    reason: StrictStr
+    when: _When
+
+    def to_json(self) -> Json:
+        """Return the ban as it is written."""
+        return {"v": BAN_VERSION, "ban": self.trial, **_fields_after_first(self)}
+
+
 class FileHeader(NamedTuple):
     """The workload and the target that a file is about: a copy of it under another name is none of that one."""
 
@@ -201,7 +222,7 @@ class FileHeader(NamedTuple):
         return {"v": NOTE_VERSION, "header": self.workload, **_fields_after_first(self)}
 
 
-Note = Baseline | FinalistsRecord | LibraryRecord
+Note = Baseline | FinalistsRecord | LibraryRecord | Ban
 """What a ledger keeps beside trials, because it decides which schedule is tried or chosen."""
 
 Record = Trial | ExhaustedMark | Note | FileHeader
@@ -214,6 +235,7 @@ _KINDS: Final = {
     "baseline": ("schedules", TypeAdapter[Record](Baseline)),
     "finalists": ("request", TypeAdapter[Record](FinalistsRecord)),
     "library": ("request", TypeAdapter[Record](LibraryRecord)),
+    "ban": ("trial", TypeAdapter[Record](Ban)),
     "header": ("workload", TypeAdapter[Record](FileHeader)),
 }
 
@@ -234,7 +256,7 @@ def parse_line(line: bytes) -> Record | None:
     version = record.pop("v", None)
     if type(version) is not int or version < 1:
         raise ValueError("the field 'v' is no version")
-    if version > MAX_RECORD_VERSION:
+    if version > BAN_VERSION:
         return None
     try:
         for name, (first_field, kind) in _KINDS.items():

@@ -28,6 +28,11 @@ class Task(NamedTuple):
     mod: str
 
 
+def search_name(strategy: str, seed: int) -> str:
+    """Return the name of a search in the ledger's mark of an exhausted space."""
+    return f"{strategy}/{seed}"
+
+
 class SearchOptions(NamedTuple):
     """The options of a search.
 
@@ -52,7 +57,7 @@ class SearchOptions(NamedTuple):
     @property
     def name(self) -> str:
         """The search in the ledger's mark of an exhausted space."""
-        return f"{self.strategy}/{self.seed}"
+        return search_name(self.strategy, self.seed)
 
 
 class WorkloadResult(NamedTuple):

@@ -12,6 +12,7 @@ from pathlib import Path
 from tvmflow.core.canonical_json import canonical
 from tvmflow.tuning.trials import (
     NOTE_VERSION,
+    Ban,
     Baseline,
     ExhaustedMark,
     FileHeader,
@@ -34,6 +35,7 @@ class WorkloadRecords:
         baselines: The time of the untuned kernel, by the version of the schedule rules.
         finalists: The times of finalists, by the digest of what was measured and how.
         libraries: The same of comparisons of libraries.
+        bans: The bans of trials, by their ids.
     """
 
     def __init__(self) -> None:
@@ -41,6 +43,7 @@ class WorkloadRecords:
         self.baselines: dict[int, Baseline] = {}
         self.finalists: dict[str, FinalistsRecord] = {}
         self.libraries: dict[str, LibraryRecord] = {}
+        self.bans: dict[str, Ban] = {}
         self._exhausted: dict[str, int] = {}
         self._last_when = ""
 
@@ -64,6 +67,8 @@ class WorkloadRecords:
                 self.baselines[record.schedules] = record
             elif isinstance(record, FinalistsRecord):
                 self.finalists[record.request] = record
+            elif isinstance(record, Ban):
+                self.bans[record.trial] = record
             else:
                 self.libraries[record.request] = record
 
@@ -76,6 +81,8 @@ class WorkloadRecords:
             known = self.baselines.get(record.schedules)
         elif isinstance(record, FinalistsRecord):
             known = self.finalists.get(record.request)
+        elif isinstance(record, Ban):
+            known = self.bans.get(record.trial)
         else:
             known = self.libraries.get(record.request)
         return known is None or _age(record) < _age(known)
@@ -100,8 +107,10 @@ class WorkloadRecords:
         return sort_by_record(self.trials.values())
 
     def valid(self) -> list[Trial]:
-        """Return the trials that have a time, fastest first; equal ones in the order of their ids."""
-        return sort_by_time(trial for trial in self.trials.values() if trial.run_secs)
+        """Return the trials that have a time and no ban, fastest first; equal ones in the order of their ids."""
+        return sort_by_time(
+            trial for trial in self.trials.values() if trial.run_secs and trial.id not in self.bans
+        )
 
     def notes(self) -> list[Note]:
         """Return the records of other kinds in an order that depends on the content alone."""
@@ -109,6 +118,7 @@ class WorkloadRecords:
             *(self.baselines[version] for version in sorted(self.baselines)),
             *(self.finalists[request] for request in sorted(self.finalists)),
             *(self.libraries[request] for request in sorted(self.libraries)),
+            *(self.bans[trial] for trial in sorted(self.bans)),
         ]
 
     def is_exhausted(self, search: str) -> bool:

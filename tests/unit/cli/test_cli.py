@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
+import inspect
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from tests.support.project import Project
 from tvmflow import __version__
 from tvmflow.cli import commands, main, plan
+from tvmflow.cli.help import describe
 from tvmflow.core.errors import EXIT_CODES
+from tvmflow.targets._presets import PRESETS, SYNONYMS
 
 COMMANDS = (*"run plan explain targets clean schema doctor worker".split(),)
 
@@ -38,30 +41,77 @@ def test_help_lists_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) 
     assert main.main(["--help"]) == 0
     out = capsys.readouterr().out
     docs = Path(__file__).resolve().parents[3].joinpath("docs/cli.md").read_text()
-    for command in COMMANDS:
-        assert command in out and f"| `{command}" in docs
+    for command in commands.COMMANDS:
+        assert f"  {command} " in out and f"`{command}" in docs
     for code in EXIT_CODES:
-        assert f"{code:>3}  " in out and f"| {code} |" in docs
+        assert f"  {code:<3}  " in out and f"| {code} |" in docs
 
 
 def test_the_help_of_every_command_is_that_of_its_module() -> None:
     """The table has it so that `tvmflow --help` need not import the modules."""
     for name, summary in commands.COMMANDS.items():
-        parser = commands.make_parser([name])
-        (subparsers,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-        helps = {action.dest: action.help for action in subparsers._choices_actions}
-        assert helps == commands.COMMANDS
-        assert subparsers.choices[name].description == summary
+        first, *rest = commands.load_commands(name)
+        if not rest:
+            assert describe(first).summary == summary
 
 
-def test_help_imports_no_command() -> None:
+def test_the_options_of_every_command_are_those_of_its_function() -> None:
+    """Help and function are in two modules, so that help needs nothing of what the function does."""
+    for command in commands.load_all_commands():
+        function = inspect.unwrap(command.find_function())
+        assert get_type_hints(function)["options"] is command.options
+        assert (function.__doc__ or "").splitlines()[0] == describe(command).summary
+
+
+def test_help_and_mistakes_import_no_command() -> None:
+    """They would take ten times as long: what a command does is imported when it does that."""
+    lines = [["help", *command.name.split()] for command in commands.load_all_commands()]
+    lines += [["cache", "--help"], ["--version"], ["rum"], ["cache", "gv"], ["run", "--job"]]
+    code = f"import sys; from tvmflow.cli import main; [main.main(line) for line in {lines}]; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.splitlines()[-1].split())
+    assert not modules & {"tvmflow.cli.run", "tvmflow.store.local", "tvmflow.recipe", "logging"}
+    assert not modules & {
+        *"dataclasses inspect doit numpy onnx pydantic subprocess tvm yaml".split()
+    }
+
+
+def test_the_overview_imports_no_options() -> None:
     """Nor do YAML, pydantic and cryptography delay it."""
     code = "import sys; from tvmflow.__main__ import main; sys.argv = ['tvmflow', '--help']; main(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(done.stdout.splitlines()[-1].split())
-    expected = {"tvmflow.cli", "tvmflow.cli.commands"}
+    expected = {"tvmflow.cli", "tvmflow.cli.commands", "tvmflow.cli.help"}
     assert {name for name in modules if name.startswith("tvmflow.cli")} == expected
-    assert not modules & {"yaml", "pydantic", "cryptography", "logging", "tvm"}
+    assert not modules & {"argparse", "yaml", "pydantic", "cryptography", "logging", "tvm"}
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_a_closed_stream_is_no_bug(closed: str, tmp_path: Path) -> None:
+    """What would be printed there is discarded, and no file gets its number."""
+    command = f"{sys.executable} -m tvmflow help --man run {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (not closed.startswith(">"))
+
+
+@pytest.mark.parametrize("line", ["help run", "cache --help", "--help", "help --man run"])
+def test_help_is_printed_in_any_encoding(line: str) -> None:
+    """What the encoding lacks is escaped; with a C locale, Python would refuse to print it."""
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "tvmflow", *line.split()]
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()
+
+
+def test_help_that_cannot_be_written_is_an_error() -> None:
+    """argparse would say that all is well."""
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "tvmflow", "run", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 4
+    assert done.stderr.startswith("tvmflow: the output cannot be written: No space left")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,8 +123,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "needle"),
     [
-        ([], "COMMAND"),
-        (["rum"], "rum"),
+        ([], "usage: tvmflow COMMAND"),
         (["run"], "RECIPE"),
         (["run", "tiny.yaml", "--jobs", "0"], "--jobs"),
         (["run", "tiny.yaml", "--job", "2"], "--job"),
@@ -95,6 +144,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "."], "."),
         (["explain", "tiny.yaml", "nothing"], "import, extract_tasks/host"),
         (["clean", "--store", "nowhere"], "is not a tvmflow store"),
+        (["clean", "--store", "nowhere", "--yes"], "is not a tvmflow store"),
     ],
 )
 def test_a_wrong_command_line_is_explained(
@@ -149,10 +199,10 @@ def test_clean_removes_results_and_keeps_files_of_others(
     (store / "ledger").mkdir(exist_ok=True)
     (store / "ledger" / "trial").touch()
     (store / "stranger").touch()
-    assert main.main(["clean"]) == 0
+    assert main.main(["clean", "--yes"]) == 0
     assert "measured trials are kept" in capsys.readouterr().out
     assert (store / "ledger" / "trial").exists()
-    assert main.main(["clean", "--ledger"]) == 0
+    assert main.main(["clean", "--ledger", "--yes"]) == 0
     assert not (store / "ledger").exists()
     assert (store / "stranger").exists()
 
@@ -179,6 +229,44 @@ def test_a_recipe_can_be_in_any_folder(project: Project, tmp_path: Path) -> None
     assert main.main(["plan", "tiny.yaml"]) == 0
 
 
+def test_a_plan_can_be_checked_for_something_to_do(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`plan --check` ends with 1 then; `run --dry-run` shows the same plan, runs nothing and ends with 0."""
+    assert main.main(["plan", "tiny.yaml"]) == 0
+    planned = capsys.readouterr().out
+    assert main.main(["plan", "tiny.yaml", "--check"]) == 1
+    assert capsys.readouterr().out == planned
+    assert main.main(["run", "tiny.yaml", "--dry-run"]) == 0
+    assert capsys.readouterr().out == planned
+    assert not Path("dist").exists()
+
+
+def test_a_plan_can_be_a_graph_in_a_file(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--output` holds what would be shown; JSON has the edges itself."""
+    assert main.main(["plan", "tiny.yaml", "--graph", "mermaid"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("flowchart LR\n")
+    assert main.main(["plan", "tiny.yaml", "--graph", "mermaid", "--output", "plan.mmd"]) == 0
+    assert capsys.readouterr().out == "" and Path("plan.mmd").read_text() == shown
+    assert main.main(["plan", "tiny.yaml", "--graph", "svg", "--json"]) == 2
+    assert "`needs`" in capsys.readouterr().err
+    assert main.main(["plan", "tiny.yaml", "--output", "new/plan.txt"]) == 0
+    assert Path("new/plan.txt").read_text().startswith("tiny:import ")
+    assert main.main(["plan", "tiny.yaml", "--output", "plan.mmd/plan.txt"]) == 4
+
+
+def test_a_stage_that_is_to_be_forced_must_exist(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The nearest name is suggested, before anything runs."""
+    for command in ("plan", "run"):
+        assert main.main([command, "tiny.yaml", "--force", "verify/hots"]) == 2
+        assert "did you mean 'verify/host'?" in capsys.readouterr().err
+
+
 def test_a_new_pipeline_file_is_noticed(project: Project) -> None:
     """A cached plan is not used when a file exists now where planning looks first."""
     first = project.run("--until", "import")
@@ -192,22 +280,83 @@ def test_a_new_pipeline_file_is_noticed(project: Project) -> None:
     assert "pipelines/tune.yaml:3:10" in refused.err
 
 
-def test_a_quiet_run_shows_the_summary_only(project: Project) -> None:
-    """Also when everything is up to date; another verbosity does not share the answer."""
-    first = project.tvmflow("run", "tiny.yaml", "--until", "extract_tasks", "-q")
-    assert first.out.splitlines()[0].startswith("2 ran, 0 up to date  (")
-    again = project.tvmflow("run", "tiny.yaml", "--until", "extract_tasks", "-q")
-    assert again.out.splitlines()[0].startswith("all 2 stages are up to date, nothing to run  (")
-    normal = project.tvmflow("run", "tiny.yaml", "--until", "extract_tasks")
-    assert "workloads, " in normal.out
+def test_a_quiet_run_prints_nothing_but_problems(project: Project) -> None:
+    """Also when everything is up to date, the second time from the saved answer."""
+    command = ("run", "tiny.yaml", "--until", "import", "-q")
+    for _ in range(3):
+        done = project.tvmflow(*command)
+        assert (done.code, done.out, done.err) == (0, "", "")
+    assert project.tvmflow("plan", "tiny.yaml", "--until", "import", "-q").out
+    refused = project.tvmflow("run", "other.yaml", "-q")
+    assert refused.code == 2 and "other.yaml" in refused.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "init tiny.onnx --output new.yaml",
+        "keygen own.key",
+        "cache gc --dry-run",
+        "clean --dry-run",
+        "cache verify",
+    ],
+)
+def test_a_quiet_command_that_did_its_work_prints_nothing(line: str, project: Project) -> None:
+    """Without -q it says what it did."""
+    project.tvmflow("plan", "tiny.yaml")
+    quiet = project.tvmflow(*line.split(), "-q")
+    assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
+    again = [word.replace("new", "newer").replace("own", "other") for word in line.split()]
+    assert project.tvmflow(*again).out
 
 
 def test_verbose_runs_log_decisions_with_their_reasons(project: Project) -> None:
     """To stderr; -v is answered with the decisions even when everything is up to date."""
     command = ("run", "tiny.yaml", "--until", "import")
-    assert "tiny:import: run: never ran" in project.tvmflow(*command, "-v").err
-    assert "tiny:import: hit: unchanged" in project.tvmflow(*command, "-v").err
+    assert "tiny:import: runs: never ran" in project.tvmflow(*command, "-v").err
+    assert "tiny:import: up to date: unchanged" in project.tvmflow(*command, "-v").err
     assert "DEBUG" in project.tvmflow(*command, "-vv").err
+    assert "tiny:import | " in project.tvmflow(*command, "--force", "import", "-vv").err
     project.environment["TVMFLOW_LOG"] = "info"
-    assert "tiny:import: hit: unchanged" in project.tvmflow(*command).err
+    assert "tiny:import: up to date: unchanged" in project.tvmflow(*command).err
     assert project.tvmflow(*command, "-q").err == ""
+
+
+def test_windows_is_refused_at_the_entry() -> None:
+    """Before anything that only POSIX systems have is imported; the message names WSL."""
+    code = (
+        "import runpy, sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; "
+        "sys.modules['_signal'] = None; runpy.run_module('tvmflow', run_name='__main__')"
+    )
+    command = [sys.executable, "-S", "-c", code]
+    folder = Path(__file__).resolve().parents[3]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 4
+    assert done.stderr.startswith("tvmflow: Windows is not supported")
+    assert "WSL" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("arm64", "did you mean 'aarch64'?"),
+        ("x86_64", "did you mean 'x86-64-v3' or 'x86-64-v2'?"),
+        ("rpi4", "did you mean 'cortex-a72'?"),
+        ("CUDA", "did you mean 'cuda-sm75' or 'cuda-sm80' or "),
+        ("native", "did you mean 'host'?"),
+        ("cortex-a73", "did you mean 'cortex-a"),
+    ],
+)
+def test_an_unknown_target_is_answered_with_presets(
+    name: str, hint: str, project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other tools' names of targets are known."""
+    project.write_recipe(targets=[name])
+    assert main.main(["plan", "tiny.yaml"]) == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_synonyms_of_targets_are_presets() -> None:
+    """None of them hides a preset."""
+    assert {preset for names in SYNONYMS.values() for preset in names} <= set(PRESETS)
+    assert not set(SYNONYMS) & set(PRESETS)

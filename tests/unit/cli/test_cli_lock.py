@@ -67,4 +67,4 @@ def test_a_file_that_is_no_lock_file_is_an_error(
 ) -> None:
     (tmp_path / "recipe.yaml").write_text("recipe: 1\n")
     assert main.main(["diff", locks[0], str(tmp_path / "recipe.yaml")]) == 2
-    assert "recipe.yaml:1:1: this is not a lock file" in capsys.readouterr().err
+    assert "recipe.yaml is a recipe; a lock file is expected" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_a_folder_is_signed_with_a_new_key_and_verified(
     assert "it is not signed" in tvmflow.out
     assert tvmflow("sign", folder, "--key", key) == 0
     assert tvmflow("verify", folder, "--trusted", key.parent) == 0
-    assert "8 of 8 are good" in tvmflow.out and "as delivered, signed by" in tvmflow.out
+    assert "9 of 9 are good" in tvmflow.out and "as delivered, signed by" in tvmflow.out
     monkeypatch.setenv(signing.TRUSTED_VARIABLE, str(key.with_name("release.pub")))
     monkeypatch.setenv(signing.KEY_VARIABLE, str(key))
     before = (folder / "net.intoto.jsonl").read_bytes()
@@ -103,6 +104,56 @@ def test_a_bundle_is_shown_with_its_content_and_its_lineage(tvmflow: Command, fo
     about = tvmflow.json("inspect", folder / "net.tvmflow")
     assert about["content"]["model"].keys() == {"ir_sha256", "weights_sha256"}
     assert about["provenance"]["kernels"][0]["record"]["trial"] == TRIAL.id
+
+
+def write_bundle(path: Path, **changes: Any) -> Path:
+    manifest = {"bundle": 1, "name": "net", "version": "0", "target": {"name": "host"}, **changes}
+    inputs = [{"name": name, "shape": [1, 3, 224, 224], "dtype": "float32"} for name in ("a", "b")]
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", json.dumps(manifest))
+        archive.writestr("signature.json", json.dumps({"inputs": inputs, "outputs": []}))
+    return path
+
+
+def test_what_becomes_of_an_image_is_shown(tvmflow: Command, tmp_path: Path) -> None:
+    """For each input that takes images, with the names of the classes; programs get all of it as JSON."""
+    images = {
+        "a": {"resize": 256, "crop": 224, "mean": [0.485, 0.456, 0.406], "std": [0.2, 0.3, 0.4]},
+        "b": {"pad": 114, "colour": "BGR", "scale": 1, "std": 127.5},
+    }
+    labels = {"names": list("zyxwvut"), "activation": "softmax", "sha256": "ab" * 32}
+    bundle = write_bundle(tmp_path / "net.tvmflow", images=images, labels=labels)
+    tvmflow("inspect", bundle)
+    assert [
+        line for line in tvmflow.out.splitlines() if line.startswith(("  image", "  labels"))
+    ] == [
+        "  image      a: resized to 256 on the shorter side (bilinear), the middle 224x224 of it, RGB in NCHW",
+        "  image      a: (level / 255 - [0.485, 0.456, 0.406]) / [0.2, 0.3, 0.4]",
+        "  image      b: resized to 224x224 (bilinear), with bars of level 114, BGR in NCHW",
+        "  image      b: level / 127.5",
+        "  labels     7 classes: z, y, x, w, v and 2 more",
+    ]
+    content = tvmflow.json("inspect", bundle)["content"]
+    assert content["labels"] == labels
+    assert content["images"]["b"]["std"] == [127.5] * 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("images", {"c": {}}),
+        ("images", {"a": {"resize": -1}}),
+        ("images", {"a": 3}),
+        ("images", []),
+        ("labels", {"names": "zero"}),
+        ("labels", 3),
+    ],
+)
+def test_damaged_preprocessing_is_shown_as_bad(
+    tvmflow: Command, tmp_path: Path, field: str, value: Any
+) -> None:
+    tvmflow("inspect", write_bundle(tmp_path / "net.tvmflow", **{field: value}))
+    assert "BAD        its preprocessing or its labels are damaged: " in tvmflow.out
 
 
 @pytest.mark.parametrize(
@@ -174,7 +225,7 @@ def test_control_characters_in_names_do_not_reach_the_terminal(
     (folder / "evil\x1b[2J\n.so").write_bytes(b"x")
     assert tvmflow("verify", folder) == 3
     assert "\x1b" not in tvmflow.out
-    assert len(tvmflow.out.splitlines()) == 10
+    assert len(tvmflow.out.splitlines()) == 11
 
 
 def test_only_statements_can_be_signed(tvmflow: Command, tmp_path: Path, folder: Path) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.support.small_runs import RunHost, outcomes, plan_of, store_in
-from tvmflow.cli import push_pull
+from tvmflow.cli import main, push_pull
 from tvmflow.cli.arguments import RunRemoteCacheOptions
-from tvmflow.cli.commands import make_parser
-from tvmflow.cli.options import add_command, parse
+from tvmflow.cli.commands import Command
+from tvmflow.cli.options import Options
+from tvmflow.cli.parser import CommandParser
 from tvmflow.cli.remote_cache import must_upload, open_run_client
 from tvmflow.core.errors import UsageError
 from tvmflow.engine import answers
@@ -31,22 +30,15 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
     return store_in(tmp_path / "store")
 
 
-@dataclass(frozen=True)
-class OnlyRemote:
+class OnlyRemote(Options):
     remote: RunRemoteCacheOptions
 
 
 def parse_remote(*arguments: str) -> RunRemoteCacheOptions:
-    parsed: list[RunRemoteCacheOptions] = []
-
-    def keep(options: OnlyRemote) -> int:
-        parsed.append(options.remote)
-        return 0
-
-    parser = argparse.ArgumentParser()
-    add_command(parser.add_subparsers(), "run", keep)
-    assert parse(parser, ["run", *arguments]).run() == 0
-    return parsed[0]
+    parser = CommandParser(Command("run", OnlyRemote))
+    options = parser.read_options(parser.parse(arguments))
+    assert isinstance(options, OnlyRemote)
+    return options.remote
 
 
 def open_client(store: LocalStore, *arguments: str) -> RemoteCacheClient | None:
@@ -118,20 +110,16 @@ def test_a_password_is_not_part_of_the_name_of_a_cached_answer() -> None:
 
 def test_both_sub_commands_have_help(capsys: pytest.CaptureFixture[str]) -> None:
     """`pull` needs a recipe."""
-    parser = make_parser(["cache"])
     for words in (["cache", "push", "--help"], ["cache", "pull", "--help"]):
-        with pytest.raises(SystemExit) as stopped:
-            parser.parse_args(words)
-        assert stopped.value.code == 0
+        assert main.main(words) == 0
         assert "--remote URL" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stopped:
-        parser.parse_args(["cache", "pull"])
-    assert stopped.value.code == 2 and "RECIPE" in capsys.readouterr().err
+    assert main.main(["cache", "pull"]) == 2
+    assert "RECIPE" in capsys.readouterr().err
 
 
 def cache_command(store: LocalStore, *arguments: str) -> int:
     argv = ["cache", *arguments, "--store", store.root]
-    return parse(make_parser(argv), argv).run()
+    return main.parse(argv).run()
 
 
 def test_push_uploads_waiting_results_and_no_result_twice(

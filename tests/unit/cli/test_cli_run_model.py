@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -125,8 +126,7 @@ def test_a_file_that_does_not_fit_is_an_error(
     np.savez(path, **arrays)
     code, _, err = run(capsys, small_bundle, "--input", path)
     assert code == 2
-    assert f"--input {path} does not fit the model: " in err and needle in err
-    assert "x: float32[2, 3]" in err
+    assert f"{path} does not fit the model: " in err and needle in err
 
 
 def test_missing_and_unwritable_files_are_errors(
@@ -134,7 +134,7 @@ def test_missing_and_unwritable_files_are_errors(
 ) -> None:
     """The message has the name of the file."""
     code, _, err = run(capsys, small_bundle, "--input", tmp_path / "none.npz")
-    assert (code, "--input: there is no file" in err) == (2, True)
+    assert (code, "there is no file" in err) == (2, True)
     code, _, err = run(capsys, tmp_path / "none.tvmflow")
     assert (code, "there is no file" in err) == (1, True)
     code, _, err = run(capsys, small_bundle, "--output", tmp_path / "no" / "y.npz")
@@ -154,6 +154,89 @@ def test_only_what_a_trusted_key_signed_is_run(
     assert code == 1 and "no trusted key signed for it: no statement of provenance" in err
     code, _, err = run(capsys, bundle, "--trusted", tmp_path / "gone.pub")
     assert code == 2 and "there is no key" in err
+
+
+# ---------------------------------------------------------------- files with inputs
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.txt", b"1 2 3\n4 5 6"),
+        ("x.csv", b"# a comment\n1,2,3\n4;5;6\n"),
+        ("x.npy", np.arange(1, 7, dtype="float64").reshape(2, 3)),
+    ],
+)
+def test_an_input_may_be_an_array_or_numbers_as_text(
+    small_bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: Any,
+) -> None:
+    """In the shape of the input, with or without its name; few numbers of an output are all shown."""
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content)
+    for word in (path, f"x={path}"):
+        code, out, _ = run(capsys, small_bundle, word)
+        assert code == 0 and "twice: float32[2, 3] = 2 4 6 8 10 12" in out
+    _, out, _ = run(capsys, small_bundle, path, "--json")
+    assert json.loads(out)["summaries"]["twice"]["max"] == 12
+
+
+def test_numbers_come_from_the_standard_input(
+    small_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `-`, once."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"0 0 0 0 0 1")))
+    code, out, _ = run(capsys, small_bundle, "-")
+    assert code == 0 and "plus_one: float32[2, 3] = 1 1 1 1 1 2" in out
+    code, _, err = run(capsys, small_bundle, "-", "-")
+    assert code == 2 and "named more than once" in err
+
+
+def test_outputs_that_are_no_numbers_are_counted(
+    small_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rest is summarized."""
+    path = tmp_path / "x.txt"
+    path.write_text("nan inf 1 2 3 4")
+    _, out, _ = run(capsys, small_bundle, path)
+    assert "twice: float32[2, 3] from 2 to 8, mean 5, 1 NaN, 1 infinite" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "needle"),
+    [
+        (b"1 2 3 4", "has 4 numbers, and the input 'x' takes [2, 3]"),
+        (b"", "has 0 numbers"),
+        (b"1 2 three", "neither an npz nor an npy file, nor an image, nor numbers as text"),
+        (b"\xff\xfe", "neither an npz"),
+        (b"1 2 3 4 5 1e300", "has 1e+300, which float32 cannot hold"),
+        (b"\x93NUMPY", "is not an npy file"),
+        (b"PK\x03\x04", "is a damaged archive"),
+        (np.zeros((2, 3), "uint8"), "'x' is uint8, the model takes float32: convert it, scaled"),
+    ],
+)
+def test_a_file_of_another_kind_is_an_error(
+    small_bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: Any,
+    needle: str,
+) -> None:
+    """Exit code 2, and what to do."""
+    path = tmp_path / "x.dat"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        with path.open("wb") as stream:
+            np.save(stream, content)
+    code, _, err = run(capsys, small_bundle, path)
+    assert code == 2 and needle in err and "fix: " in err
 
 
 # ---------------------------------------------------------------- images
@@ -191,13 +274,13 @@ def test_images_that_cannot_be_run_are_errors(
     monkeypatch.setattr(loading, "load", lambda *_, **__: made[0])
     (light, *_) = write_images(tmp_path)
     (tmp_path / "text.png").write_text("no image")
-    code, _, err = run(capsys, "x.tvmflow", light, tmp_path / "text.png", tmp_path / "none.png")
-    assert code == 2 and "text.png cannot be read as an image" in err and "none.png" in err
-    code, _, err = run(capsys, "x.tvmflow", light, "--input", light)
-    assert code == 2 and "there are images and --input" in err
+    code, _, err = run(capsys, "x.tvmflow", light, tmp_path / "text.png")
+    assert code == 2 and "text.png cannot be read as an image" in err
+    code, _, err = run(capsys, "x.tvmflow", light, tmp_path / "none.png")
+    assert code == 2 and "there is no file" in err and "none.png" in err
     made[0] = brightness_module(images={})
     code, _, err = run(capsys, "x.tvmflow", light)
-    assert code == 2 and "the inputs of this model are not images alone" in err
+    assert code == 2 and "no input of this model takes images" in err
     monkeypatch.setitem(sys.modules, "PIL", None)
     made[0] = brightness_module()
     code, _, err = run(capsys, "x.tvmflow", light)

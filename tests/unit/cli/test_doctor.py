@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.cli import doctor, main
-from tvmflow.cli.doctor_disks import examine_disks
+from tvmflow.cli import doctor, main, targets
+from tvmflow.cli.doctor_disks import Finding, examine_disks
+from tvmflow.core import packages
+from tvmflow.core.requirements import REQUIREMENTS, install_command
+from tvmflow.frontends._peers import PEERS
 from tvmflow.store.local import LocalStore
+from tvmflow.targets.capabilities import Capabilities
 
 
 def test_a_complete_installation_is_good(
@@ -18,9 +22,7 @@ def test_a_complete_installation_is_good(
     assert main.main(["doctor", "--store", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any("TVM compiles, links and runs" in line for line in lines)
-    bad = [line for line in lines if line.startswith("BAD")]
-    optional = ("MXNet", "PyTorch", "LiteRT")
-    assert not [line for line in bad if not any(name in line for name in optional)]
+    assert not [line for line in lines if line.startswith("BAD")]
 
 
 def test_a_probe_that_crashes_is_a_finding(
@@ -35,7 +37,7 @@ def test_a_probe_that_crashes_is_a_finding(
     out = capsys.readouterr().out
     assert "BAD  a crash: crashed in native code (SIGSEGV" in out
     assert "     fix: mend it" in out
-    assert "BAD  not needed: ImportError: no such thing" in out
+    assert "--   not needed: ImportError: no such thing" in out
 
 
 def probe_crash(_: object, emit: object) -> None:
@@ -65,3 +67,84 @@ def test_the_supported_python_versions_are_those_of_the_package() -> None:
     text = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text()
     (major, minor), (last_major, last_minor) = doctor._PYTHON_VERSIONS
     assert f'requires-python = ">={major}.{minor},<{last_major}.{last_minor + 1}"' in text
+
+
+def test_advice_names_the_versions_that_work() -> None:
+    """Each requirement is that of pyproject.toml; no advice installs a package without one."""
+    text = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text()
+    for requirement in REQUIREMENTS.values():
+        assert f'"{requirement}"' in text or f'"{requirement};' in text
+    tvm_probe, *_ = doctor._PROBES
+    assert "'apache-tvm-ffi>=0.1.14.post0,<0.1.15'" in tvm_probe.fix
+    for name in doctor._CORE_PACKAGES:
+        assert install_command(name) == f"pip install '{REQUIREMENTS[name]}'"
+
+
+def test_a_version_that_crashes_is_not_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when its files are complete."""
+    package = packages.find_package("apache-tvm-ffi")._replace(version="0.1.15")
+    monkeypatch.setattr(packages, "find_package", lambda name: package)
+    finding = doctor._examine_package("apache-tvm-ffi")
+    assert not finding.good
+    assert "tvmflow needs apache-tvm-ffi<0.1.15,>=0.1.14.post0" in finding.detail
+    assert finding.fix == "pip install 'apache-tvm-ffi>=0.1.14.post0,<0.1.15'"
+
+
+def test_targets_and_doctor_agree_about_emulators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of four is installed: both say so, and how to install the others."""
+    program = tmp_path / "qemu-aarch64-static"
+    program.touch(0o755)
+    monkeypatch.setenv("TVMFLOW_QEMU", str(tmp_path))
+    finding = doctor._examine_emulators()
+    assert finding.detail == (f"{program}; not installed: qemu-arm, qemu-riscv64, qemu-x86_64")
+    assert finding.optional and not finding.good and "qemu-user-static" in finding.fix
+    capabilities = Capabilities("", "", "it is for aarch64", "it is for aarch64")
+    rows = [
+        targets._Row(arch, "t", "c", "", capabilities, f"qemu-{arch}")
+        for arch in ("aarch64", "arm")
+    ]
+    table = targets._format_table(rows)
+    assert "qemu-aarch64" in table[1] and "no (qemu-arm)" in table[2]
+    assert "no (" not in table[1]
+    reasons = list(targets._format_reasons(rows))
+    assert "not installed, for `verify.run_on: qemu`: qemu-arm" in reasons
+
+
+def test_runtimes_for_comparisons_are_listed_without_importing_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With their versions, whichever distribution installed them, or the command that installs them."""
+    installed = {"onnxruntime": packages.Package("onnxruntime-gpu", "1.31.1", "/env", "", "")}
+
+    def find_package(name: str) -> packages.Package:
+        if name not in installed:
+            raise packages.NotInstalled(f"{name} is not installed", fix="")
+        return installed[name]
+
+    monkeypatch.setattr(packages, "find_package", find_package)
+    finding = doctor._examine_peer(PEERS["tensorrt"])
+    assert finding == Finding(
+        "TensorRT, for verify.compare of ONNX models on NVIDIA GPUs",
+        False,
+        "tensorrt is not installed",
+        "pip install onnxruntime-gpu tensorrt",
+        optional=True,
+    )
+    installed["tensorrt"] = packages.Package("tensorrt", "10.1", "/env", "", "")
+    finding = doctor._examine_peer(PEERS["tensorrt"])
+    assert (finding.good, finding.detail) == (True, "onnxruntime-gpu 1.31.1, tensorrt 10.1")
+
+
+def test_every_runtime_for_comparisons_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_PROBES", ())
+    monkeypatch.setattr(doctor, "_list_reference_probes", list)
+    findings = doctor.examine(LocalStore(str(tmp_path)), tmp_path / "dist")
+    listed = [finding for finding in findings if "verify.compare" in finding.subject]
+    assert [finding.subject.partition(",")[0] for finding in listed] == [
+        peer.traits.name for peer in PEERS.values()
+    ]
+    assert all(finding.good or finding.fix.startswith("pip install ") for finding in listed)

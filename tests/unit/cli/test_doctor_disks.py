@@ -11,8 +11,17 @@ from tests.support.disks import NOEXEC, READ_ONLY, fill, small_disk
 from tvmflow.cli.doctor_disks import Finding, examine_disks
 from tvmflow.core.file_locks import held
 from tvmflow.store.local import LocalStore
+from tvmflow.targets.devices import RUNTIME_VARIABLE
 
 SPACE = "space for the store"
+
+
+@pytest.fixture(autouse=True)
+def no_other_runs(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Device locks of the test's own: another run on this machine may hold one of the usual ones."""
+    monkeypatch.setenv(RUNTIME_VARIABLE, str(tmp_path_factory.mktemp("runtime")))
 
 
 @pytest.fixture

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tvmflow.cli import options as module
+from tvmflow.cli import commands, main
 from tvmflow.cli.arguments import (
+    DistOption,
     ExecutionOptions,
     ExecutorOptions,
     LockOptions,
@@ -21,14 +20,16 @@ from tvmflow.cli.arguments import (
     StoreOption,
     store_option,
 )
-from tvmflow.cli.commands import COMMANDS, make_parser
-from tvmflow.cli.options import add_command, days, parse, port, positive_int, seconds
+from tvmflow.cli.commands import COMMANDS
+from tvmflow.cli.options import Options, days, port, positive_int, seconds, shape
+from tvmflow.cli.parser import CommandParser
 from tvmflow.core.errors import UsageError
 from tvmflow.planning.request import RunRequest
 
 
-@dataclass(frozen=True, kw_only=True)
-class AllOptions:
+class AllOptions(Options):
+    """Show the options. This sentence is part of the help."""
+
     store: StoreOption = store_option()
     recipes: RecipeOptions
     lock: LockOptions
@@ -37,22 +38,17 @@ class AllOptions:
 
 
 class Command:
-    """A command that keeps the options that it got."""
+    """A command with all options that commands share."""
 
     def __init__(self) -> None:
-        self.options: list[AllOptions] = []
-        self.parser = argparse.ArgumentParser()
-        add_command(self.parser.add_subparsers(), "show", self.show)
-
-    def show(self, options: AllOptions) -> int:
-        """Show the options. This sentence is part of the help."""
-        self.options.append(options)
-        return 7
+        self.parser = CommandParser(commands.Command("show", AllOptions))
 
     def parse(self, *arguments: str) -> AllOptions:
-        invocation = parse(self.parser, ["show", *arguments])
-        assert invocation.run() == 7
-        return self.options[-1]
+        namespace = self.parser.parse(arguments)
+        namespace.argv = ["show", *arguments]
+        options = self.parser.read_options(namespace)
+        assert isinstance(options, AllOptions)
+        return options
 
 
 def test_defaults_of_all_groups() -> None:
@@ -66,7 +62,7 @@ def test_defaults_of_all_groups() -> None:
         execution=ExecutionOptions(
             jobs=None,
             keep_going=False,
-            dist="dist",
+            dist=DistOption(None),
             stage_timeout_s=None,
             remote=RunRemoteCacheOptions(
                 cache=RemoteCacheOptions(
@@ -123,16 +119,22 @@ def test_the_lock_file_is_that_of_the_recipe_or_the_named_one() -> None:
     ("arguments", "verbosity"), [((), 0), (("-v",), 1), (("-vv",), 2), (("-q",), -1)]
 )
 def test_verbosity(arguments: tuple[str, ...], verbosity: int) -> None:
-    assert parse(Command().parser, ["show", "a.yaml", *arguments]).verbosity == verbosity
+    assert Command().parser.parse(["a.yaml", *arguments]).verbosity == verbosity
 
 
-def test_quiet_and_verbose_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(Command().parser, ["show", "a.yaml", "-q", "-v"])
-    assert "not allowed with" in capsys.readouterr().err
+def test_quiet_and_verbose_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match="not allowed with"):
+        Command().parser.parse(["a.yaml", "-q", "-v"])
+
+
+def test_options_may_stand_between_arguments() -> None:
+    options = Command().parse("a.yaml", "--jobs", "2", "b.yaml")
+    assert options.recipes.recipes == ("a.yaml", "b.yaml")
+    assert options.execution.jobs == 2
 
 
 LEAST: dict[str, list[str]] = {
+    "completion": ["bash"],
     "run": ["a"],
     "plan": ["a"],
     "explain": ["a", "build"],
@@ -146,6 +148,10 @@ LEAST: dict[str, list[str]] = {
     "device": ["ls"],
     "cache": ["stat"],
     "records": ["ls"],
+    "show": ["run"],
+    "init": ["a"],
+    "build": ["a"],
+    "compare": ["a", "b"],
 }
 
 
@@ -160,6 +166,7 @@ def command_lines() -> list[list[str]]:
             *(["ls"], ["show", "a"], ["export", "a"], ["import", "a"], ["merge", "a"]),
             *(["prune"], ["verify"]),
         ],
+        "show": [["run"], ["kernels", "a"], ["kernel", "a", "b"]],
     }
     return [
         [name, *arguments]
@@ -168,26 +175,15 @@ def command_lines() -> list[list[str]]:
     ]
 
 
-class _Stop(Exception):
-    """Ends a command after its options were read."""
-
-
 @pytest.mark.parametrize("line", command_lines(), ids=" ".join)
 def test_every_command_has_options_for_its_arguments(
     line: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each field of a command's options is an argument of its parser, and every command takes -q and -v."""
-    read_options: Callable[[type, argparse.Namespace], object] = module._read_options
-
-    def read_and_stop(kind: type, namespace: argparse.Namespace) -> object:
-        assert dataclasses.is_dataclass(read_options(kind, namespace))
-        raise _Stop
-
-    monkeypatch.setattr(module, "_read_options", read_and_stop)
-    invocation = parse(make_parser(line), [*line, "-v"])
+    monkeypatch.setattr(commands.Command, "run", lambda command, options: options)
+    invocation = main.parse([*line, "-v"])
     assert invocation.verbosity == 1
-    with pytest.raises(_Stop):
-        invocation.run()
+    assert isinstance(invocation.run(), Options)
 
 
 @pytest.mark.parametrize(
@@ -216,3 +212,11 @@ def test_types_of_arguments(kind: Callable[[str], float], text: str, value: floa
 def test_wrong_values_are_named_in_the_message(kind: Callable[[str], object], text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"^'{text}' is not"):
         kind(text)
+
+
+def test_shapes_have_two_spellings() -> None:
+    """The name of an input may have an equals sign itself."""
+    assert shape("data=1,3,224,224") == ("data", (1, 3, 224, 224))
+    assert shape("a=b=[1x3]") == ("a=b", (1, 3))
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a shape"):
+        shape("data=1,0")

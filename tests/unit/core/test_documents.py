@@ -44,10 +44,11 @@ def test_invalid_json_is_reported(content: bytes, message: str) -> None:
 def test_many_names_are_read_quickly() -> None:
     """A hundred thousand of them, the last one twice."""
     content = ",".join(f'"{n}": 0' for n in range(100_000))
-    started = time.monotonic()
+    # of this process alone: others may run at the same time
+    started_s = time.process_time()
     with pytest.raises(Unreadable, match="'99999' occurs twice"):
         read_json(f'{{{content}, "99999": 1}}'.encode())
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started_s < 5
 
 
 def test_a_pipe_and_a_folder_are_no_files(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tvmflow.core.canonical_json import canonical, digest_of
-from tvmflow.core.keys import list_changes, stage_key
+from tvmflow.core.keys import UNLIMITED_TRIALS, list_changes, stage_key
 from tvmflow.core.types import InputFile, StageSpec
 
 MACHINE = "linux-x86_64"
@@ -89,8 +90,8 @@ def test_changes_are_described_in_the_words_of_the_recipe() -> None:
     )
     assert list_changes(before.preimage, after.preimage) == [
         "this version of tvmflow runs tune differently",
+        "tune: 4 trials -> 8 trials",
         'target.tvm.mcpu "znver4" -> "znver5"',
-        "tune.trials 4 -> 8",
         "the content of file 'data' changed (33333333 -> 44444444)",
         "file 'external/w' is new",
         "file 'symbol' is no longer used",
@@ -111,11 +112,13 @@ def test_settings_that_appear_together_share_one_phrase() -> None:
     tuned = {"tune": {"trials": 4, "seed": 0, "repeat": 3}, "device": {"kind": "cpu"}}
     after = key(spec(settings=tuned), {"tune/a": "2" * 64, "tune/b": "2" * 64})
     assert list_changes(before.preimage, after.preimage) == [
-        "tune.trials 0 -> 4",
+        "tune: no search -> 4 trials",
         "a and b of tune changed",
-        "device, tune.repeat, tune.seed now matter",
+        "3 settings now matter: device, tune.repeat, tune.seed",
     ]
-    assert list_changes(after.preimage, before.preimage)[-1].endswith("no longer matter")
+    assert list_changes(after.preimage, before.preimage)[-1].startswith(
+        "3 settings no longer matter: "
+    )
 
 
 def test_many_files_that_change_together_are_counted() -> None:
@@ -124,3 +127,23 @@ def test_many_files_that_change_together_are_counted() -> None:
     after = key(spec(), {f"data/{i}.png": "2" * 64 for i in range(9)})
     [change] = list_changes(before.preimage, after.preimage)
     assert change == "0.png, 1.png and 7 more of data changed"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ({"trials": 12}, {"trials": UNLIMITED_TRIALS, "minutes": 4.0}, "12 trials -> 4 minutes"),
+        ({"trials": 1, "minutes": 1.0}, {"trials": 0}, "1 trial in at most 1 minute -> no search"),
+        ({"trials": 8, "minutes": None}, {"trials": 8, "minutes": 0.5}, "8 trials -> 8 trials in at most 0.5 minutes"),
+    ],
+)  # fmt: skip
+def test_a_budget_is_said_as_a_recipe_sets_it(before: Any, after: Any, text: str) -> None:
+    """Not with the number of trials that stands for any."""
+    keys = (key(spec(settings={"tune": tune})) for tune in (before, after))
+    assert list_changes(*(own.preimage for own in keys))[0] == f"tune: {text}"
+
+
+def test_a_changed_digest_is_not_shown() -> None:
+    """Of code that is part of a setting, two numbers say nothing."""
+    keys = (key(spec(settings={"sources": digit * 64})) for digit in "ab")
+    assert list_changes(*(own.preimage for own in keys)) == ["tune.sources changed"]

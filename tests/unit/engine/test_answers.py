@@ -17,7 +17,8 @@ from tests.support.engine import COMPILE, plan_of, planned, recipe
 from tests.support.fake_executor import FakeExecutor
 from tvmflow.core import packages
 from tvmflow.engine import answers, session, up_to_date
-from tvmflow.engine.report import RunReport, render
+from tvmflow.engine.report import RunReport
+from tvmflow.engine.summary import render
 from tvmflow.planning import environment
 from tvmflow.planning.prepare import PreparedRun
 from tvmflow.store.local import LocalStore
@@ -83,7 +84,7 @@ def test_the_second_answer_is_the_first_with_another_duration(
     assert summary.rpartition("  (")[0] == cached_summary.rpartition("  (")[0] == expected
     assert cached_summary.endswith(" ms)")
     assert cached_paths == paths
-    assert "  dist/net/host/net.tvmflow" in paths
+    assert "  dist/net/host/: net.tvmflow, 6 files about it" in paths
 
 
 def edit(name: str) -> Callable[[FinishedRun], object]:
@@ -306,7 +307,7 @@ def test_the_cached_answer_imports_next_to_nothing() -> None:
     assert imported <= {"_blake2", "time"}
     modules = {name for name in done.stdout.split() if name.startswith("tvmflow")}
     assert modules == {
-        "tvmflow", "tvmflow.core", "tvmflow.core.version", "tvmflow.engine", "tvmflow.engine.answers",
+        "tvmflow", "tvmflow.core", "tvmflow.core.project", "tvmflow.core.terminal", "tvmflow.core.version", "tvmflow.engine", "tvmflow.engine.answers",
         "tvmflow.planning", "tvmflow.planning.environment", "tvmflow.store", "tvmflow.store.location",
     }  # fmt: skip
 

@@ -13,25 +13,36 @@ from tvmflow.engine.progress import Printer
 
 
 class Terminal(io.StringIO):
-    """Text that goes to a terminal."""
+    """Text that goes to a terminal, whose environment says nothing of colours."""
 
     def isatty(self) -> bool:
         return True
 
-    def screen(self) -> list[str]:
-        """The lines that stand on it in the end."""
-        lines, row = [""], 0
-        for part in re.split(r"(\x1b\[1A|\x1b\[K|\r|\n)", self.getvalue()):
-            if part == "\n":
-                row += 1
-                lines += [""] * (row + 1 - len(lines))
-            elif part == "\x1b[1A":
-                row -= 1
-            elif part == "\x1b[K":
-                lines[row] = ""
-            elif part != "\r":
-                lines[row] += part
-        return [line.rstrip() for line in lines]
+    def last_frame(self) -> list[str]:
+        """Return the lines of the last frame, without escapes."""
+        frame = self.getvalue().rpartition("\x1b[?2026h")[2]
+        return [
+            re.sub(r"\x1b\[[?0-9;]*[A-Za-z]|\r", "", line).rstrip() for line in frame.split("\n")
+        ]
+
+
+@pytest.fixture(autouse=True)
+def terminal_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+
+
+def started(*stages: str) -> dict[str, Any]:
+    """The event at the begin of a run of these stages."""
+    entries = [{"stage_id": f"net:{stage}", "kind": "run", "seconds": None} for stage in stages]
+    return {"event": "run_started", "stages": entries}
+
+
+def begun(stage: str = "tune/host") -> dict[str, Any]:
+    return {"event": "stage_started", "stage_id": f"net:{stage}", "reason": "never ran"}
 
 
 def finished(outcome: str = "ran", stage: str = "tune/host", **more: Any) -> dict[str, Any]:
@@ -53,6 +64,8 @@ def progress(workload: str, done: int, best_us: float | None, **more: Any) -> di
         "spread": 0.04 if best_us else None,
         "failed": 0,
         "seconds_left": 61.0,
+        "untuned_latency_us": 80.0,
+        "best_latency_us": 20.0,
         **more,
     }
 
@@ -91,66 +104,105 @@ def test_stages_of_several_recipes_have_the_names_of_their_recipes() -> None:
     assert stream.getvalue().startswith("net:tune/host ")
 
 
-def test_without_a_terminal_progress_is_a_line_now_and_then(
+def test_without_a_terminal_a_long_search_says_so_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first, then at most one in ten seconds, and the last."""
+    """Nothing in the first two minutes, then a line in two minutes; a short stage is one line."""
     clock = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     stream = io.StringIO()
     printer = Printer(stream, as_json=False, many=False)
+    printer.event(started("tune/host"))
+    printer.event(begun())
     for done in range(1, 21):
-        printer.event(progress("conv", done, 10.0))
-        clock[0] += 1
-    lines = stream.getvalue().splitlines()
-    assert [line.split()[2] for line in lines] == ["1/20,", "11/20,", "20/20,"]
-    assert lines[0] == "tune/host: trial 1/20, 1 min 01 s left  conv, best 10 µs"
-
-
-def test_a_limit_in_minutes_is_shown_instead_of_a_number_of_trials(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without a limit in trials the bar shows the time."""
-    monkeypatch.setenv("COLUMNS", "110")
-    event = progress("conv", 26, 10.0, total=None, limit_s=240.0, seconds_left=60.0)
-    plain, terminal = io.StringIO(), Terminal()
-    Printer(plain, as_json=False, many=False).event(event)
-    Printer(terminal, as_json=False, many=False).event(event)
-    text = "trial 26 of as many as fit in 4 min 00 s, 1 min 00 s left"
-    assert plain.getvalue() == f"tune/host: {text}  conv, best 10 µs\n"
-    assert terminal.screen()[0] == f"tune/host: {'█' * 15}{'░' * 5} {text}"
-
-
-def test_a_terminal_shows_a_table_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each workload has a row, those that take longest first; at the end the stage's line is left."""
-    monkeypatch.setenv("COLUMNS", "110")
-    clock = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    stream = Terminal()
-    printer = Printer(stream, as_json=False, many=False)
-    for number, (name, best) in enumerate((("small", 2.0), ("large", 30.0), ("none", None)), 1):
-        printer.event(progress(name, number, best, failed=number - 1))
-        clock[0] += 1
-    screen = stream.screen()
-    assert "███" in screen[0]
-    assert screen[0].endswith("trial 3/20, 1 min 01 s left, 2 failed")
-    assert screen[2].split() == ["large", "2", "30", "µs", "1.3×", "4%", "3.2"]
-    assert screen[3].split()[0] == "small"
-    assert len(screen) == 4
+        clock[0] += 16
+        printer.event(progress("conv", done, 10.0, failed=1))
     printer.event(finished())
     printer.end()
-    assert [line.split()[0] for line in stream.screen() if line] == ["tune/host"]
+    assert stream.getvalue().splitlines() == [
+        "tune/host: trial 8 of 20, about 1 min left, 1 failed; "
+        "estimated latency 80 µs → 20 µs, 4.00× faster",
+        "tune/host: trial 16 of 20, about 1 min left, 1 failed; "
+        "estimated latency 80 µs → 20 µs, 4.00× faster",
+        "tune/host                    done              1.5 s   never ran",
+    ]
 
 
-def test_lines_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line that wraps could not be taken away again."""
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("LINES", "3")
+def test_a_stage_says_once_for_whom_it_waits() -> None:
+    """A search takes the device for each batch, and may wait each time."""
+    stream = io.StringIO()
+    printer = Printer(stream, as_json=False, many=False)
+    printer.event(started("tune/host"))
+    printer.event(begun())
+    for _ in range(5):
+        printer.event({"event": "waiting", "stage_id": "net:tune/host", "message": "waiting for x"})
+    assert stream.getvalue() == "tune/host: waiting for x\n"
+
+
+def test_a_terminal_shows_the_run_below_the_finished_stages() -> None:
+    """The display goes away at the end, and the lines of the stages are left."""
     stream = Terminal()
     printer = Printer(stream, as_json=False, many=False)
-    printer.event(progress("a_kernel_with_a_long_name" * 4, 1, 5.0))
-    assert all(len(line) < 40 for line in stream.screen())
-    assert len(stream.screen()) <= 2
+    printer.event(started("import", "tune/host"))
+    printer.event(begun("import"))
+    printer.event(finished("ran", "import"))
+    printer.event(begun())
+    printer.event(progress("conv", 5, 10.0))
+    frame = stream.last_frame()
+    assert frame[0].startswith("net ") and "1 of 2 stages" in frame[0]
+    assert frame[4] == "tune/host  ━━━━━───────────────  trial 5 of 20, about 1 min left"
+    printer.event(finished())
+    printer.end()
+    plain = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", stream.getvalue())
+    assert "import                       done              1.5 s   never ran\n" in plain
+    assert stream.getvalue().endswith("never ran\n\x1b[J\x1b[?2026l")
+
+
+def test_nothing_is_drawn_after_the_end() -> None:
+    """A run that is stopped goes on for a moment; its last lines are plain."""
+    stream = Terminal()
+    printer = Printer(stream, as_json=False, many=False)
+    printer.event(started("import", "tune/host"))
+    printer.event(begun())
+    printer.end()
+    stream.seek(0)
+    stream.truncate()
+    printer.event(progress("conv", 5, 10.0))
+    assert stream.getvalue() == ""
+    printer.event(finished("cancelled"))
+    assert (
+        stream.last_frame()[0] == "tune/host                    stopped           1.5 s   never ran"
+    )
+
+
+@pytest.mark.parametrize("setting", ["dumb", "logged", "quiet"])
+def test_some_terminals_get_lines_only(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`TERM=dumb`; with `-v`, whose log is on the same terminal; with `-q`."""
+    if setting == "dumb":
+        monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    printer = Printer(
+        stream, as_json=False, many=False, is_logged=setting == "logged", quiet=setting == "quiet"
+    )
+    printer.event(started("tune/host"))
+    printer.event(begun())
+    printer.event(progress("conv", 5, 10.0))
+    assert stream.getvalue() == ""
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure is red; `NO_COLOR` ends that, `FORCE_COLOR` begins it in a pipe."""
+
+    def printed(stream: io.StringIO) -> str:
+        Printer(stream, as_json=False, many=False).event(finished("failed"))
+        return stream.getvalue()
+
+    assert "\x1b[1;31mFAILED     \x1b[0m" in printed(Terminal())
+    assert "\x1b" not in printed(io.StringIO())
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[1;31mFAILED" in printed(io.StringIO())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[1;31m" not in printed(Terminal())
 
 
 def test_programs_get_one_object_a_line() -> None:
@@ -164,11 +216,15 @@ def test_programs_get_one_object_a_line() -> None:
     assert all(event["time"] > 1.7e9 for event in events)
 
 
-def test_a_download_shows_how_much_has_arrived() -> None:
+def test_a_long_download_shows_how_much_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     """In megabytes, with the total when the server says it."""
     stream = io.StringIO()
     printer = Printer(stream, as_json=False, many=False)
     event = {"event": "download", "stage_id": "net:import", "url": "https://example.org/m"}
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    printer.event({**event, "done": 1_000_000, "total": 5_000_000})
+    clock[0] += 121
     printer.event({**event, "done": 2_500_000, "total": 5_000_000})
     assert stream.getvalue() == "import: downloading 2.5 of 5.0 MB  https://example.org/m\n"
 

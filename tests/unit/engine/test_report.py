@@ -11,7 +11,8 @@ from tvmflow.core.formatting import duration_text, latency_text
 from tvmflow.core.keys import stage_key
 from tvmflow.core.types import Decision, StageSpec
 from tvmflow.engine.explanation import explain_stage
-from tvmflow.engine.report import RunReport, StageReport, render, summary
+from tvmflow.engine.report import RunReport, StageReport
+from tvmflow.engine.summary import render, summary
 
 
 def stage(label: str, outcome: str = "ran", **more: Any) -> StageReport:
@@ -51,14 +52,23 @@ def test_nothing_to_do_is_said() -> None:
     assert text == "1 stage is up to date, nothing to run  (2.0 s)\n  dist/net/host/net.so"
 
 
-def test_of_many_stages_only_those_that_ran_are_described_and_files_are_counted() -> None:
-    """`--json` has everything."""
+def test_of_many_builds_the_table_shows_some_and_files_are_counted() -> None:
+    """Those that are new before those that were up to date; `--json` has everything."""
     quiet = {"not_run": "no such machine", "against": "none"}
     stages = [stage(f"verify/t{n}", "hit", facts=quiet) for n in range(250)]
     stages.append(stage("verify/new", "ran", facts=quiet))
     paths = [f"dist/net-v{n % 3}/t{n}/net.so" for n in range(250)]
-    assert summary(report(*stages, delivered=tuple(paths))).splitlines() == [
-        "net:verify/new: NOT VERIFIED (verify.against: none): no such machine",
+    lines = summary(report(*stages, delivered=tuple(paths))).splitlines()
+    assert lines[:2] == [
+        "net/t0, net/t1, net/t2 and 248 more: NOT VERIFIED (verify.against: none): no such machine",
+        "build    result        stages",
+    ]
+    assert len(lines) == 2 + 30 + 6
+    assert lines[30:] == [
+        "net/t28  NOT VERIFIED  up to date",
+        "net/new  NOT VERIFIED",
+        "… and 221 more; --json has all of them",
+        "251 builds: 251 NOT VERIFIED",
         "1 ran, 250 up to date  (2.0 s)",
         "  dist/net-v0/: 84 files",
         "  dist/net-v1/: 83 files",
@@ -108,7 +118,7 @@ TUNED = {
 
 def test_a_search_is_described() -> None:
     """Trials, failures, what no candidate worked for, a machine that changed, and repairs."""
-    text = summary(report(stage("tune/host", facts=TUNED)))
+    text = summary(report(stage("tune/host", facts=TUNED)), verbose=True)
     assert "64 of 64 trials (60 measured in 30.0 s, 4 from the ledger, 2 failed)" in text
     assert "no candidate worked: odd" in text
     assert "one kernel's time by 25%" in text
@@ -117,28 +127,31 @@ def test_a_search_is_described() -> None:
 
 def test_an_untuned_library_is_said_to_be_one() -> None:
     """An untuned library is slow, so the summary says it."""
-    text = summary(report(stage("tune/host", facts={"trials": 0})))
+    text = summary(report(stage("tune/host", facts={"trials": 0})), verbose=True)
     assert "not tuned (tune.trials is 0)" in text
 
 
 BUILT = {
     "kernels": 4,
     "schedule_rules": {"none": ["nms"], "register_tiles": ["conv", "dense"], "tuned": ["pool"]},
+    "unscheduled_shares": {"nms": 0.5},
 }
 
 
 def test_how_kernels_got_their_schedules_is_told() -> None:
-    """The number of kernels for each rule; kernels without a schedule are named, because they are slow."""
-    text = summary(report(stage("build/host", facts=BUILT)))
+    """The number of kernels for each rule; kernels without a schedule are named."""
+    text = summary(report(stage("build/host", facts=BUILT)), verbose=True)
     assert "4 kernels: 1 tuned, 2 with register tiles" in text
-    assert "WITHOUT A SCHEDULE, so slow: nms" in text
+    assert "WITHOUT A SCHEDULE, and an estimated 50 % of the time: nms" in text
 
 
 def test_a_tuning_that_ended_early_says_why() -> None:
     """The time limit, or exhausted search spaces."""
-    by_clock = summary(report(stage("tune/host", facts={**TUNED, "stopped": "time"})))
+    by_clock = summary(report(stage("tune/host", facts={**TUNED, "stopped": "time"})), verbose=True)
     assert "64 trials (60" in by_clock and "stopped at tune.minutes" in by_clock
-    ended = summary(report(stage("tune/host", facts={**TUNED, "stopped": "exhausted"})))
+    ended = summary(
+        report(stage("tune/host", facts={**TUNED, "stopped": "exhausted"})), verbose=True
+    )
     assert "every search space was exhausted" in ended
 
 
@@ -161,7 +174,9 @@ def test_the_gain_of_tuning_is_described() -> None:
     }
     workloads = [{"name": "conv", "seconds": 30.0}]
     tuning = {**TUNED, "workloads": workloads, "untunable": ["pool"]}
-    text = summary(report(stage("tune/host", facts=tuning), stage("pick_best/host", facts=facts)))
+    text = summary(
+        report(stage("tune/host", facts=tuning), stage("pick_best/host", facts=facts)), verbose=True
+    )
     assert (
         "1 of 3 workloads tuned, 90% of the time is in kernels with a schedule; one inference: "
         in text

@@ -10,19 +10,23 @@ from typing import Any
 
 import pytest
 
-from tests.support.small_runs import RunHost, outcomes, plan_of
+from tests.support.small_runs import RecordingExecutor, RunHost, outcomes, plan_of
 from tvmflow.core.errors import (
     EXIT_ENVIRONMENT,
     EXIT_FAILED,
     EXIT_OK,
+    ImportFailed,
     InternalError,
     RecipeError,
+    VerifyFailed,
 )
-from tvmflow.core.types import Plan
+from tvmflow.core.types import Plan, StageCall, StageResult
 from tvmflow.engine import completeness
 from tvmflow.engine.doit_adapter import EngineTask, run_tasks
+from tvmflow.engine.explanation import explain_stage
 from tvmflow.engine.report import RunReport
-from tvmflow.planning.decisions import PlanState
+from tvmflow.planning.decisions import PlanState, evaluate_plan
+from tvmflow.store.failures import find_failure
 
 
 @pytest.fixture
@@ -151,6 +155,39 @@ def test_a_failed_run_is_not_checked_further(host: RunHost) -> None:
     check(host, plan, host.run(plan))
 
 
+def test_a_forced_stage_runs_again_and_what_it_did_not_change_does_not(tmp_path: Path) -> None:
+    """Its result is replaced; by early cutoff, stages behind it run only if its files are others."""
+    host = RunHost(tmp_path)
+    plan = plan_of()
+    host.run(plan)
+    report = host.run(plan, forced={"net:build/t0"})
+    assert host.executor.calls == ["build"]
+    assert [stage.outcome for stage in report.stages] == ["hit", "ran", "hit", "hit"]
+    assert report.stages[1].reason == "forced by --force"
+    other = RunHost(tmp_path, executor=RecordingExecutor(salt="another build"))
+    report = other.run(plan, forced={"net:build/t0"})
+    assert other.executor.calls == ["build", "export", "verify"]
+    assert host.run(plan).exit_code == EXIT_OK and host.executor.calls == []
+
+
+def test_a_forced_stage_that_never_ran_has_its_own_reason(host: RunHost) -> None:
+    """`--force` changes nothing of a first run."""
+    report = host.run(plan_of(), forced={"net:import"})
+    assert host.executor.calls == ["import", "build", "export", "verify"]
+    assert report.stages[0].reason == "never ran"
+
+
+def test_a_forced_stage_is_not_fetched(tmp_path: Path) -> None:
+    """Whoever forces a stage wants it to run here; the others are fetched."""
+    url = str(tmp_path / "remote")
+    Path(url).mkdir()
+    RunHost(tmp_path / "1", url, writes=True).run(plan_of())
+    reader = RunHost(tmp_path / "2", url)
+    report = reader.run(plan_of(), forced={"net:import"})
+    assert reader.executor.calls == ["import"]
+    assert set(outcomes(report).values()) == {"ran", "fetched"}
+
+
 def task(name: str, *before: str, run: Callable[[], str] = str) -> EngineTask:
     return EngineTask(name, run, lambda: False, before)
 
@@ -217,3 +254,59 @@ def test_the_report_of_a_run_is_json(host: RunHost) -> None:
     host.run(plan_of())
     assert [event["event"] for event in host.events].count("stage_finished") == 4
     assert json.loads(json.dumps(host.events)) == host.events
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "text"),
+    [
+        (ImportFailed("no operator Foo"), "failed", "its last attempt failed"),
+        (VerifyFailed("3 elements differ", fix="lower rtol"), "rejected", "was rejected"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), "blocked", "could not run"),
+        (ValueError("seven"), "crashed", "its last attempt crashed"),
+    ],
+)
+def test_a_failure_is_remembered_until_the_stage_succeeds(
+    error: Exception, outcome: str, text: str, host: RunHost
+) -> None:
+    """It is what `plan` gives as the reason, and what `explain` shows; a log is named only if it has a text."""
+    host.executor.during = raising(error)
+    plan = plan_of()
+    host.run(plan)
+    failure = find_failure(host.store, "net:build/t0")
+    assert failure is not None and (failure.outcome, failure.fix) == (
+        outcome,
+        getattr(error, "fix", failure.fix),
+    )
+    assert not failure.log or Path(failure.log).read_text()
+    state = evaluate_plan(plan, host.store)
+    decision, key = state.decisions["net:build/t0"], state.keys["net:build/t0"]
+    assert decision.reason == failure.text and text in decision.reason
+    explained = explain_stage(decision, key, failure=failure)
+    assert f"(0 s ago): {failure.message}" in explained
+    assert ("fix: lower rtol" in explained) == (outcome == "rejected")
+
+    # another value: the stage has changed since then
+    changed = evaluate_plan(plan_of(value=1), host.store).decisions
+    assert changed["net:import"].kind == "run"
+    host.executor.during = lambda stage: None
+    host.run(plan)
+    assert find_failure(host.store, "net:build/t0") is None
+
+
+def test_an_empty_log_is_not_named(host: RunHost) -> None:
+    """A worker that was killed at once has written nothing."""
+
+    class Crashing(RecordingExecutor):
+        content = ""
+
+        def execute(self, call: StageCall, log: Path, on_event: Callable[..., None]) -> StageResult:
+            log.write_text(self.content)
+            return StageResult("crashed", "was killed (SIGKILL)", "", {}, 0.1, str(log))
+
+    host.executor = Crashing()
+    assert host.run(plan_of()).stages[0].log == ""
+    Crashing.content = "Fatal Python error\n"
+    stage = host.run(plan_of()).stages[0]
+    assert Path(stage.log).read_text() == "Fatal Python error\n"
+    failure = find_failure(host.store, "net:import")
+    assert failure is not None and failure.log == stage.log

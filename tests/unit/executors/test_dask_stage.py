@@ -173,4 +173,4 @@ def test_a_stage_without_a_worker_is_given_up_after_a_while(
     started = time.monotonic()
     with pytest.raises(EnvironmentProblem, match=r"no worker: .'w1: too old'."):
         run(*[status("pending")] * 50, refused=["w1: too old"])
-    assert 0.1 <= time.monotonic() - started < 5.0
+    assert time.monotonic() - started >= 0.1

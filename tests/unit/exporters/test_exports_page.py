@@ -13,18 +13,25 @@ import numpy as np
 import pytest
 
 import tvmflow
-from tests.support import exports
+from tests.support import exports, pages
 from tests.support.exports import Exported, package_folder
+from tests.support.pages import Block, commands
 from tests.support.recipes import ROOT
 from tvmflow.exporters import EXPORTERS
 from tvmflow.stages import export
 
-PAGE = (ROOT / "docs" / "exports.md").read_text(encoding="utf-8")
+PATH = Path("docs/exports.md")
+PAGE = (ROOT / PATH).read_text(encoding="utf-8")
 
 
 def blocks(kind: str) -> list[str]:
     """Return the code blocks of a language on the page."""
     return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def console_blocks() -> list[Block]:
+    """Return the blocks with commands on the page."""
+    return [block for block in pages.blocks(PATH) if block.kind == "console"]
 
 
 @pytest.fixture
@@ -82,9 +89,11 @@ def test_the_programs_on_it_compile_and_run(folder: Path, exported: Exported) ->
     (folder / "program.c").write_text(program)
     (folder / "program.cpp").write_text(system)
     (folder / "interface.cpp").write_text(interface)
-    for command in blocks("sh"):
-        if command.startswith(("cc ", "c++ ")):
-            subprocess.run(["sh", "-ec", command], cwd=folder, env=words, check=True)
+    shown = [command.line for block in console_blocks() for command in commands(block)]
+    compiled = [line for line in shown if line.startswith(("cc ", "c++ "))]
+    assert len(compiled) == 4
+    for line in compiled:
+        subprocess.run(["sh", "-ec", line], cwd=folder, env=words, check=True)
     without_weights = exported.dist / "digits-c-library-weights"
     (folder / "weights.c").write_text(
         '#include <stdio.h>\n#include "digits.h"\nint main(void) {\ndigits_context *context = NULL;\n'

@@ -235,7 +235,7 @@ def test_as_a_command_it_runs_part_of_a_batch_and_writes_an_output_called_file(
 
 
 def test_nothing_in_it_imports_tvmflow(site: Path) -> None:
-    """The wheel has every module that its modules import: a new dependency of the runtime must be added to `_VENDORED`."""
+    """The wheel has every module that its modules import: a new dependency of the runtime must be added to `_COPIED`."""
     for module in (site / "digits_model").rglob("*.py"):
         assert not re.search(r"^\s*(from|import) tvmflow\b", module.read_text(), re.MULTILINE)
 

@@ -139,6 +139,55 @@ def test_external_data_on_a_web_server_is_pinned_by_name(sources: SourceFiles) -
         )
 
 
+def test_all_digests_of_a_model_with_external_data_are_named_at_once(sources: SourceFiles) -> None:
+    """The model is downloaded for its own digest, and so says what else it needs."""
+    location = "weights/a: b.data"
+    with serving(model_with_data(location)) as web:
+        web.others = {"/weights/a%3A%20b.data": WEIGHTS}
+        with pytest.raises(RecipeError) as caught:
+            files(sources, ModelSource(onnx=web.url))
+        own, data = digest(web.body), digest(WEIGHTS)
+        assert len(caught.value.problems) == 2
+        assert caught.value.fix == (
+            f'write `sha256: {own}` and `files: {{"{location}": {data}}}` below `model`'
+        )
+        pinned = ModelSource(onnx=web.url, sha256=own, files={location: data})
+        resolved = files(sources, pinned)
+        assert all(file.path for file in resolved)
+        assert FRONTENDS["onnx"].find_unnamed_files(resolved) == ()
+        assert len(web.requests) == 2
+
+
+def test_external_data_that_only_the_downloaded_model_names_is_reported_with_its_digest(
+    sources: SourceFiles,
+) -> None:
+    """The recipe pins the model alone, or not all of its files: what was planned cannot be complete."""
+    with serving(model_with_data()) as web:
+        web.others = {"/weights/model.onnx_data": WEIGHTS}
+        planned = files(sources, ModelSource(onnx=web.url, sha256=digest(web.body)))
+        assert [file.role for file in planned] == ["model"]
+        fetched = [sources.fetch(file) for file in planned]
+        unnamed = FRONTENDS["onnx"].find_unnamed_files(fetched)
+        with pytest.raises(RecipeError) as caught:
+            sources.check_complete(fetched, unnamed)
+        assert caught.value.message == (
+            f"net.yaml:onnx: {web.url} has weights in further files, which the recipe does not name: "
+            "weights/model.onnx_data"
+        )
+        pin = f"files: {{weights/model.onnx_data: {digest(WEIGHTS)}}}"
+        assert caught.value.fix == f"write `{pin}` below `model`"
+        web.statuses = [404]
+        web.others = {}
+        with pytest.raises(RecipeError, match="404"):
+            other = [file._replace(url=f"{file.url}_2") for file in unnamed]
+            sources.check_complete(fetched, other)
+
+
+@pytest.mark.parametrize("kind", ["mxnet", "pytorch", "tflite"])
+def test_a_recipe_names_all_files_of_other_models(kind: str) -> None:
+    assert FRONTENDS[kind].find_unnamed_files([InputFile("model", "m", "net.yaml:1:1")]) == ()
+
+
 def test_a_name_may_be_written_in_several_ways(hub: Hub, sources: SourceFiles) -> None:
     """The same file has one role, with its digest written in the recipe or not, and is imported."""
     hub.files["onnx/m.onnx"] = model_with_data("./weights/model.onnx_data")
@@ -181,7 +230,8 @@ def test_a_checkpoint_of_mxnet_is_two_files(hub: Hub, sources: SourceFiles) -> N
         with pytest.raises(RecipeError) as caught:
             files(sources, ModelSource(mxnet=checkpoint))
         assert len(caught.value.problems) == 2
-        assert f"`files: {{digits-symbol.json: {digest(SYMBOL)}}}`" in caught.value.fix
+        pin = f"digits-symbol.json: {digest(SYMBOL)}, digits-0010.params: {digest(SYMBOL)}"
+        assert caught.value.fix == f"write `files: {{{pin}}}` below `model`"
         pinned = {"digits-symbol.json": digest(SYMBOL), "digits-0010.params": digest(SYMBOL)}
         source = ModelSource(mxnet=checkpoint, files=pinned)
         assert set(pins(files(sources, source)).values()) == {digest(SYMBOL)}

@@ -57,6 +57,15 @@ def test_a_file_that_is_no_python_is_refused_with_its_line(tmp_path: Path, text:
     assert caught.value.exit_code == 2
 
 
+def test_a_name_that_python_cannot_import_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.pool.py").write_text("")
+    with pytest.raises(
+        RecipeError, match=r"operators.0: .* cannot import \S+own.pool.py"
+    ) as caught:
+        roles(tmp_path, "own.pool.py")
+    assert "own_pool.py" in caught.value.fix
+
+
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

@@ -103,6 +103,14 @@ def test_a_file_named_like_an_installed_module_is_refused(tmp_path: Path) -> Non
         load(tmp_path, json=REGISTERS)
 
 
+def test_a_file_of_c_that_is_not_utf_8_is_named_with_the_line(tmp_path: Path) -> None:
+    (tmp_path / "pool.c").write_bytes("int x;\n/* Zürich */\n".encode("latin-1"))
+    (tmp_path / "own_pool.py").write_text(REGISTERS)
+    files = {f"operator:{name}": tmp_path / name for name in ("own_pool.py", "pool.c")}
+    with pytest.raises(StageError, match=r"pool.c:2: the file is not UTF-8 text"):
+        load_operators(files)
+
+
 def test_an_error_of_an_implementation_has_its_line(tmp_path: Path) -> None:
     operators = load(tmp_path, own_pool=REGISTERS.replace("return x", "return x.missing"))
     [entry] = operators.operators

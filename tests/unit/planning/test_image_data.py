@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,17 @@ from PIL import Image
 
 from tests.support.engine import joined_target, plan_of, recipe, target
 from tvmflow.core.errors import RecipeError
+from tvmflow.core.keys import list_changes
 from tvmflow.core.types import InputFile
 from tvmflow.planning import image_data
+from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.image_data import ImageFiles, list_images
 from tvmflow.planning.pipelines import Pipeline
 from tvmflow.planning.planned_recipe import PlannedRecipe
 from tvmflow.planning.recipes import LoadedRecipe
+from tvmflow.store import file_digests
+from tvmflow.store.file_digests import FileDigests
+from tvmflow.store.local import LocalStore
 
 INPUT = {"shape": [1, 3, 8, 8], "image": {}}
 
@@ -72,6 +78,57 @@ def test_each_image_is_an_input_of_verify(folder: Path) -> None:
     verify = next(spec for spec in plan.stages if spec.stage == "verify")
     assert "pillow" in verify.tools
     assert {folder / "labels.txt", folder / "images", folder / "images/cat"} <= set(images.read)
+
+
+def test_a_key_has_one_digest_for_all_images(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With their number; reports say so, and not which of ten thousand is another one."""
+    state = PlanState(LocalStore(str(tmp_path_factory.mktemp("store"))))
+
+    def inputs() -> dict[str, str]:
+        plan = plan_of(planned(folder)._replace(images=listed(folder).files))
+        verify = next(spec for spec in plan.stages if spec.stage == "verify")
+        files = tuple(file for file in verify.files if file.role != "model")
+        return PlanState(state.store).digest_files(verify._replace(files=files))
+
+    before = inputs()
+    assert list(before) == ["data/2 files"]
+    (folder / "images/cat/a.png").write_bytes(b"another image")
+    changed = inputs()
+    assert list(changed) == list(before) and changed != before
+    (folder / "images/cat/c.png").write_bytes(b"one more")
+    more = inputs()
+    assert list(more) == ["data/3 files"]
+    (folder / "images/cat/c.png").unlink()
+    assert inputs() == changed
+    preimage = {"stage": "verify", "version": 1, "settings": {}, "tools": {}, "machine": "m"}
+    keys = [{**preimage, "inputs": entry} for entry in (before, changed, more)]
+    assert list_changes(keys[0], keys[1]) == ["2 files of data changed"]
+    assert list_changes(keys[1], keys[2]) == ["2 files and 3 files of data changed"]
+    Path(folder / "images/dog/b.jpg").unlink()
+    gone = InputFile("data/dog/b.jpg", "", "net.yaml:verify.data", folder=f"{folder}/images")
+    spec = plan_of(planned(folder)).stages[-1]._replace(files=(gone,))
+    with pytest.raises(RecipeError, match=r"verify\.data: .*b\.jpg: No such file"):
+        state.digest_files(spec)
+
+
+@pytest.mark.slow
+def test_ten_thousand_images_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later plans read one note in place of their content."""
+    names = [f"{number % 10}/{number:05}.png" for number in range(10_000)]
+    for label in range(10):
+        (tmp_path / "images" / str(label)).mkdir(parents=True)
+    for name in names:
+        (tmp_path / "images" / name).write_bytes(name.encode())
+    later = time.time_ns() + 10_000_000_000
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    store = LocalStore(str(tmp_path / "store"))
+    store.create()
+    first = FileDigests(store).digest_folder(str(tmp_path / "images"), names)
+    monkeypatch.setattr(file_digests, "hash_file", None)
+    assert FileDigests(store).digest_folder(str(tmp_path / "images"), names) == first
+    assert len(list(store.notes.list("stats"))) == 1
 
 
 def test_recipes_without_images_read_what_they_did(folder: Path) -> None:

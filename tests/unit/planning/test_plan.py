@@ -26,6 +26,13 @@ def test_one_import_serves_all_targets() -> None:
         assert {need.stage_id for need in spec.needs} <= set(ids[:position])
 
 
+def test_an_origin_names_all_targets_of_the_recipe() -> None:
+    """Also those that the command line left out."""
+    made = recipe(targets=["host", "x86-64-v2"])
+    (origin,) = plan_of(planned(made, target("host"))).origins
+    assert origin.targets == ("host", "x86-64-v2")
+
+
 def test_a_stage_is_fed_by_its_own_target() -> None:
     """The library for one machine is not built from another's choice."""
     made = recipe(targets=["host", "x86-64-v2"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,8 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from tests.support.onnx_models import classifier, model, value
-from tests.support.source_files import empty_source_files
+from tests.support.recipes import input_problems
 from tvmflow.core.errors import RecipeError
-from tvmflow.frontends import FRONTENDS
-from tvmflow.planning.planned_recipe import PlannedRecipe
-from tvmflow.planning.prepare import _list_input_problems
 from tvmflow.planning.recipes import load_recipe
 
 RECIPE = "recipe: 1\nname: net\nmodel: {onnx: m.onnx}\n"
@@ -30,22 +26,14 @@ SYMBOL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def problems(text: str, made: ModelProto | None = None, variant: str = "") -> list[str]:
     """Return the problems of a recipe with this model."""
     if made is not None:
         Path("m.onnx").write_bytes(made.SerializeToString())
-    Path("r.yaml").write_text(text)
-    loaded = load_recipe(Path("r.yaml"))
-    source = loaded.recipe.model
-    files = FRONTENDS[source.kind].files(
-        source, Path(), partial(loaded.where, "model"), empty_source_files()
-    )
-    return list(_list_input_problems(PlannedRecipe(loaded, (), (), files, variant)))
+    return input_problems(text, variant)
 
 
 def add(left: str, right: str) -> NodeProto:

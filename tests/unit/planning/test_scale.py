@@ -18,7 +18,7 @@ from tests.support.engine import COMPILE, plan_of, planned, recipe, target
 from tests.support.fake_executor import FakeExecutor
 from tvmflow.core.types import Plan
 from tvmflow.engine import session, up_to_date
-from tvmflow.engine.report import render
+from tvmflow.engine.summary import render
 from tvmflow.planning.planned_recipe import PlannedRecipe
 from tvmflow.planning.prepare import PreparedRun
 from tvmflow.store.eviction_plan import Limits
@@ -81,8 +81,8 @@ class UpToDateRun:
         options = session.SessionOptions(dist=self.dist)
         report = session.run_plan(self.plan, self.store, FakeExecutor(), ignore, options)
         assert report.exit_code == 0
-        # A bundle, its verdict, what was measured, and three sidecar files.
-        assert len(report.delivered) == 6 * targets
+        # A bundle, its verdict, what was measured, and four sidecar files.
+        assert len(report.delivered) == 7 * targets
 
     def confirm(self) -> None:
         """Do what an up-to-date run does with its plan."""

@@ -87,6 +87,7 @@ def test_what_was_delivered_is_good(delivered: Delivered) -> None:
             "net.tvmflow",
             "roofline.svg",
             "verify.json",
+            "README.md",
         ],
         True,
     )
@@ -144,7 +145,7 @@ def test_an_untrusted_key_is_reported(delivered: Delivered, stranger: signing.Pu
     for name in ("net.intoto.jsonl", "net.measurements.intoto.jsonl"):
         assert bad.pop(name) == why
     assert set(bad.values()) == {f"net.intoto.jsonl is not believed: {why}"}
-    assert len(bad) == 6
+    assert len(bad) == 7
 
 
 def test_a_stripped_signature_is_refused_where_keys_are_given(delivered: Delivered) -> None:

@@ -45,6 +45,7 @@ def test_sidecar_files_are_delivered_and_written_once(world: World) -> None:
         "net.intoto.jsonl",
         "net.cdx.json",
         "net.measurements.intoto.jsonl",
+        "README.md",
     ]
     before = [path.stat().st_mtime_ns for path in (world.statement, world.bom)]
     assert not world.pending()
@@ -79,7 +80,7 @@ def test_the_measured_files_are_those_of_verify() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["net.intoto.jsonl", "net.cdx.json", "net.measurements.intoto.jsonl"]
+    "name", ["net.intoto.jsonl", "net.cdx.json", "net.measurements.intoto.jsonl", "README.md"]
 )
 def test_a_missing_or_edited_sidecar_file_is_written_again(world: World, name: str) -> None:
     world.deliver()

@@ -19,6 +19,7 @@ from tvmflow.core.version import VERSION
 from tvmflow.provenance import statement
 from tvmflow.runtime import statements
 from tvmflow.store.addresses import without_secrets
+from tvmflow.targets.tvm_target import with_threads
 from tvmflow.tuning.ledger import target_key
 
 
@@ -125,7 +126,9 @@ def test_measurements_and_the_search_have_a_statement_of_their_own(world: World)
     settings = read.settings["tune/host"]
     record = {
         "trial": TRIAL.id,
-        "target": target_key(settings["target"], TVM, settings["device"]),
+        "target": target_key(
+            with_threads(settings["target"], settings["threads"]), TVM, settings["device"]
+        ),
         "seconds": TRIAL.seconds,
         "when": TRIAL.when,
         "again_seconds": 1.5e-6,

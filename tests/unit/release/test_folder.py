@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from tvmflow.recipe.lock_file import (
     LockFile,
     Measurements,
 )
-from tvmflow.release.folder import REPORT, ReleaseResult, check_before_build, make_release
-from tvmflow.release.measurements import LOCK
+from tvmflow.release.folder import ReleaseResult, check_before_build, make_release
+from tvmflow.release.measurements import LOCK, list_results
+from tvmflow.release.page import REPORT
 from tvmflow.release.previous import SUMS, find_folder
 
 SIZES = {"net.so": 20, "net.tvmflow": 900}
@@ -66,6 +68,7 @@ class Releases:
             world.artifacts,
             world.store,
             self.folder,
+            list_results(world.plan, world.artifacts),
         )
 
     def pipeline(self, release: Release) -> Pipeline:
@@ -124,6 +127,30 @@ def test_the_same_files_are_not_released_again(releases: Releases) -> None:
     again = releases.make("1.0", Measurements(latency_us=5.0, bytes=SIZES))
     assert (again.is_new, again.folder) == (False, first.folder)
     assert (first.folder / LOCK).read_text() == written
+
+
+@pytest.mark.parametrize("name", ["README.md", "net/host/README.md", REPORT])
+def test_a_release_whose_descriptions_would_be_others_is_the_same(
+    releases: Releases, name: str
+) -> None:
+    """As another version of tvmflow may write them."""
+    folder = releases.make("1.0").folder
+    digests = {path: digest for path, digest in read_sums(folder).items() if path != name}
+    (folder / SUMS).write_text("".join(f"{digest}  {path}\n" for path, digest in digests.items()))
+    assert not releases.make("1.0").is_new
+
+
+def test_a_release_explains_itself(releases: Releases) -> None:
+    """A README in it and in each folder, with checksums; each page links only to what is there."""
+    folder = releases.make("1.0").folder
+    readme = (folder / "README.md").read_text()
+    links = {line.partition("](")[2].partition(")")[0] for line in readme.splitlines()} - {""}
+    assert links == {link for link in links if (folder / link).is_file()} >= {"net/host/README.md"}
+    assert {"README.md", "net/host/README.md"} <= set(read_sums(folder))
+    for page in (REPORT, "measurements.html"):
+        html = (folder / page).read_text()
+        targets = re.findall(r'<a href="([^"#]+)"', html)
+        assert targets and all((folder / link).is_file() for link in targets)
 
 
 def test_a_version_with_other_files_is_an_error(releases: Releases) -> None:

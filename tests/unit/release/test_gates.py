@@ -8,7 +8,7 @@ import pytest
 
 from tvmflow.recipe import Gates
 from tvmflow.recipe.lock_file import Measurements
-from tvmflow.release.gates import Comparison, find_failed_gates
+from tvmflow.release.gates import Comparison, find_failed_gates, list_checked_gates
 from tvmflow.release.timing import LatencyPair
 
 CURRENT = Measurements(accuracy=0.9, coverage=0.8, latency_us=110.0, bytes={"a.so": 120})
@@ -76,3 +76,52 @@ def test_a_value_that_is_no_longer_measured_fails_its_gate(
 def test_the_first_release_passes_relative_gates() -> None:
     gates = Gates(max_accuracy_drop=0.0, max_slowdown=0.0, max_growth=0.0)
     assert find_failed_gates([comparison(previous=Measurements())], gates) == []
+
+
+@pytest.mark.parametrize(
+    ("gate", "limit", "current", "previous", "value", "is_failed"),
+    [
+        ("min_accuracy", 0.9, Measurements(accuracy=0.8), Measurements(), 0.8, True),
+        ("max_accuracy_drop", 0.1, Measurements(accuracy=0.8), Measurements(), None, False),
+        (
+            "max_accuracy_drop",
+            0.1,
+            Measurements(accuracy=0.8),
+            Measurements(accuracy=0.85),
+            0.05,
+            False,
+        ),
+        ("min_coverage", 0.5, Measurements(coverage=0.6), Measurements(), 0.6, False),
+        (
+            "max_slowdown",
+            0.1,
+            Measurements(latency_us=3.0),
+            Measurements(latency_us=2.0),
+            0.5,
+            True,
+        ),
+        ("max_slowdown", 0.1, Measurements(), Measurements(latency_us=2.0), None, True),
+        (
+            "max_growth",
+            0.1,
+            Measurements(bytes={"a": 3, "b": 1}),
+            Measurements(bytes={"a": 2}),
+            0.5,
+            True,
+        ),
+        ("max_bytes", 5.0, Measurements(bytes={"a": 3, "b": 4}), Measurements(), 4, False),
+    ],
+)
+def test_a_checked_gate_has_its_value(
+    gate: str,
+    limit: float,
+    current: Measurements,
+    previous: Measurements,
+    value: float | None,
+    is_failed: bool,
+) -> None:
+    """None where nothing was measured, whether that fails it or not."""
+    (checked,) = list_checked_gates([Comparison("net", "host", current, previous)], {gate: limit})
+    assert (checked.label, checked.gate, checked.limit) == ("net/host", gate, limit)
+    assert checked.value == (None if value is None else pytest.approx(value))
+    assert checked.is_failed is is_failed

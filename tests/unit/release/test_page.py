@@ -1,13 +1,13 @@
-"""The report of a release: one HTML file with a row for each recipe and target."""
+"""The pages of a release: what it has, and what was measured beside the previous release."""
 
 from __future__ import annotations
 
-import re
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
+from tvmflow.pages.content import Library, Page, StageEntry
+from tvmflow.pages.document import render_page
 from tvmflow.recipe.lock_file import (
     LockedKernel,
     LockedRecipe,
@@ -15,10 +15,8 @@ from tvmflow.recipe.lock_file import (
     LockFile,
     Measurements,
 )
-from tvmflow.release.content import ContentChange
-from tvmflow.release.gates import Comparison
-from tvmflow.release.page import render_measurements, render_report
-from tvmflow.release.timing import LatencyPair
+from tvmflow.release.measurements import MeasuredTarget, MeasurementsFile
+from tvmflow.release.page import Details, describe_gates, describe_measurements, describe_release
 from tvmflow.tuning.trials import trial_id
 
 TARGET = LockedTarget(
@@ -26,156 +24,151 @@ TARGET = LockedTarget(
     cores=2,
     measured=Measurements(latency_us=123.0, accuracy=0.5, bytes={"net.so": 1200}),
     kernels={
-        "a": LockedKernel(names=["conv"], calls=1, untuned_us=456.0),
-        "b": LockedKernel(names=["pool"], calls=1, trial=trial_id([]), trace="[]"),
+        "a": LockedKernel(names=["conv"], calls=1, untuned_us=456.0, flops=1e6),
+        "b": LockedKernel(
+            names=["pool"], calls=9, untuned_us=99.0, tuned_us=88.0, trial=trial_id([]), trace="[]"
+        ),
     },
-)
-RECIPE = LockedRecipe(recipe="net.yaml", version="2", stages={}, targets={"host": TARGET})
-LOCK = LockFile(
-    lock=1,
-    machine="linux-x86_64",
-    tools={"apache-tvm": "0.27+abc"},
-    recipes={"net": RECIPE},
 )
 CURRENT = Measurements(
     accuracy=0.9, max_abs_error=1e-6, latency_us=100.0, coverage=0.8, bytes={"net.so": 1200}
 )
 
 
-class _Balanced(HTMLParser):
-    """Checks that every element that is opened is closed in order."""
-
-    VOID = frozenset({"meta", "!doctype"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stack: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag not in self.VOID:
-            self.stack.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.stack.pop() == tag
+def latency(seconds: float) -> dict[str, float]:
+    return dict.fromkeys(("mean", "median", "min", "max", "std"), seconds)
 
 
-def cells(*comparisons: Comparison, previous: str = "all-1.0") -> list[str]:
-    """Return the content of each cell of the report, after a check of its HTML."""
-    html = render_measurements("all-1.1", previous, comparisons, ContentChange())
-    parser = _Balanced()
-    parser.feed(html)
-    assert parser.stack == ["html"]
-    return re.findall(r"<td>(.*?)</td>", html, re.DOTALL)
+VERDICT = {
+    "passed": True,
+    "against": "reference",
+    "reference": "ONNX Runtime 1.0",
+    "outputs": {},
+    "latency": {"library": latency(1e-4), "untuned": latency(2e-4)},
+    "compared": {
+        "openvino": {
+            "name": "OpenVINO 2026",
+            "latency": latency(3e-4),
+            "speedup": {"median": 3.0, "low": 2.9, "high": 3.1, "pairs": 9},
+        }
+    },
+}
 
 
-def comparison(current: Measurements = CURRENT, **fields: Any) -> Comparison:
-    return Comparison("net", "host", current)._replace(**fields)
+def lock(*names: str) -> LockFile:
+    """Return a lock file in which all recipes are variants of one file."""
+    recipe = LockedRecipe(recipe="net.yaml", version="2", stages={}, targets={"host": TARGET})
+    recipes = dict.fromkeys(names or ("net",), recipe)
+    return LockFile(
+        lock=1, machine="linux-x86_64", tools={"apache-tvm": "0.27+abc"}, recipes=recipes
+    )
 
 
-def test_the_first_release_has_plain_figures() -> None:
-    """Without a previous release there is nothing to compare with."""
-    assert cells(comparison(), previous="") == [
-        "net",
-        "host",
-        "100 µs",
-        "90.00%",
-        "1e-06",
-        "80%",
-        "<div><code>net.so</code> 1,200 B</div>",
-    ]
-    assert "<p>the first release</p>" in render_measurements("all-1.0", "", [], ContentChange())
+def measure(compared_with: str = "all-1.0", **fields: Any) -> MeasurementsFile:
+    target = MeasuredTarget(measured=CURRENT, previous=Measurements())
+    target = target.model_copy(update={"library_bytes": 5000, **fields})
+    return MeasurementsFile(
+        measurements=1,
+        compared_with=compared_with,
+        added=["net/new"],
+        removed=["old"],
+        gates={"min_accuracy": 0.85, "max_bytes": 1000.0, "max_slowdown": 0.1},
+        recipes={"net": {"host": target}},
+        verification={"net": {"host": VERDICT}},
+    )
 
 
-def test_the_latencies_of_other_runtimes_are_beside_that_of_the_library() -> None:
-    """With their names and versions, also where the library is the one of the release before."""
-    timed = CURRENT.model_copy(update={"compared_us": {"OpenVINO <2026>": 1500.0}})
-    note = "<small>OpenVINO &lt;2026&gt;: 1.5 ms</small>"
-    assert cells(comparison(timed), previous="")[2] == f"100 µs{note}"
-    same = cells(comparison(timed, is_same_library=True))[2]
-    assert same == f"100 µs<small>the same library</small>{note}"
+def page(**fields: Any) -> Page:
+    return describe_measurements("all-1.1", lock(), measure(**fields))
 
 
-def test_a_library_that_no_other_one_dominates_is_marked() -> None:
-    """In the cell of its target; the others are not."""
-    both = [comparison(recipe=name) for name in ("net-full", "net-half")]
-    html = render_measurements("all-1.0", "", both, ContentChange(), {("net-half", "host")})
-    assert html.count("Pareto-optimal") == 1
-    assert "<td>net-half</td><td>host<small>Pareto-optimal</small></td>" in html
-
-
-def test_values_that_were_not_measured_are_dashes() -> None:
-    assert cells(comparison(Measurements())) == [
-        *("net", "host", "<small>not timed</small>"),
-        *["<small>–</small>"] * 3,
-        "",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("previous", "column", "kind"),
-    [
-        (Measurements(accuracy=0.8), 3, "good"),
-        (Measurements(accuracy=0.95), 3, "bad"),
-        (Measurements(max_abs_error=2e-6), 4, "good"),
-        (Measurements(max_abs_error=5e-7), 4, "bad"),
-        (Measurements(coverage=0.5), 5, "good"),
-        (Measurements(coverage=0.9), 5, "bad"),
-        (Measurements(latency_us=200.0), 2, "good"),
-        (Measurements(latency_us=50.0), 2, "bad"),
-        (Measurements(bytes={"net.so": 2000}), 6, "good"),
-        (Measurements(bytes={"net.so": 1000}), 6, "bad"),
-    ],
-)
-def test_changes_are_good_or_bad(previous: Measurements, column: int, kind: str) -> None:
-    """More accuracy and coverage are better, less of everything else."""
-    row = cells(comparison(previous=previous))
-    assert f'class="{kind}"' in row[column]
-    assert not any("class=" in cell for index, cell in enumerate(row) if index != column)
-
-
-def test_equal_values_are_not_marked() -> None:
-    row = cells(comparison(previous=CURRENT))
-    assert row[2] == "100 µs<small>unchanged</small>"
-    assert row[3:6] == ["90.00%", "1e-06", "80%"]
-    assert row[6] == "<div><code>net.so</code> 1,200 B<small>unchanged</small></div>"
-
-
-def test_the_source_of_a_latency_is_named() -> None:
-    timed = comparison(previous=CURRENT, latencies=LatencyPair(9e-5, 1e-4))
-    assert cells(timed)[2].startswith("90 µs<small>")
-    assert "-10.0%" in cells(timed)[2] and "<small>measured alternately</small>" in cells(timed)[2]
-    same = comparison(previous=CURRENT, is_same_library=True)
-    assert cells(same)[2] == "100 µs<small>the same library</small>"
-    failed = comparison(previous=CURRENT, not_timed_reason="no <GPU>")
-    assert "<small>not timed again: no &lt;GPU&gt;</small>" in cells(failed)[2]
-
-
-def test_names_cannot_add_elements() -> None:
-    row = cells(Comparison("<b>", "host", Measurements(bytes={"<i>": 1})), previous="<u>")
-    assert row[0] == "&lt;b&gt;" and "&lt;i&gt;" in row[6]
-    page = render_measurements("<b>", "<u>", [], ContentChange())
-    assert "<strong>&lt;u&gt;</strong>" in page and "<h1>&lt;b&gt;: measurements</h1>" in page
-
-
-def test_what_is_new_and_what_is_gone_has_a_line() -> None:
-    content = ContentChange(("net/<new>",), ("old", "net/edge"))
-    html = render_measurements("all-1.1", "all-1.0", [], content)
-    assert "<p>New: <code>net/&lt;new&gt;</code></p>" in html
-    assert "<p>No longer in it: <code>old</code>, <code>net/edge</code></p>" in html
+def only(page: Page) -> Library:
+    (library,) = page.libraries
+    return library
 
 
 def test_the_report_has_no_figure_that_a_run_measures() -> None:
-    """Figures are in a frame, with a page of their own, that a browser also shows without a server."""
-    html = render_report("all-1.1", LOCK)
-    parser = _Balanced()
-    parser.feed(html)
-    assert re.findall(r"<td>(.*?)</td>", html, re.DOTALL) == [
-        "net 2",
-        "host",
-        "llvm &lt;skylake&gt;",
-        "1 of 2",
-        "<div><code>net.so</code> 1,200 B</div>",
-    ]
-    assert "built on linux-x86_64 with apache-tvm 0.27<" in html
-    assert '<iframe src="measurements.html"' in html and 'href="measurements.html"' in html
-    assert not [figure for figure in ("123", "456", "50.0%") if figure in html]
+    """They are on a page of their own, which it links to."""
+    report = describe_release("all-1.1", lock())
+    html = render_page(report)
+    assert not [figure for figure in ("123", "456", "50.00%") if figure in html]
+    assert 'href="measurements.html"' in html
+    assert (only(report).build.kernels, only(report).build.tuned_kernels) == (2, 1)
+    assert "llvm &lt;skylake&gt;" in html and "1.2 kB" in html and "0.27+abc" in html
+    assert render_page(describe_release("all-1.1", lock())) == html
+
+
+def test_measurements_are_those_of_verify() -> None:
+    library = only(page())
+    assert library.build.latency_s == pytest.approx(1e-4)
+    assert library.build.untuned_latency_s == 2e-4
+    assert [peer.name for peer in library.build.peers] == ["OpenVINO 2026"]
+    assert (library.build.accuracy, library.build.error) == (0.9, 1e-6)
+    assert (library.build.size_bytes, library.files) == (5000, {"net.so": 1200})
+    assert library.previous is None and library.state == "verified"
+
+
+@pytest.mark.parametrize(
+    ("fields", "latency_s", "note"),
+    [
+        ({"current_s": 9e-5, "previous_s": 1e-4}, 9e-5, "measured alternately"),
+        ({"is_same_library": True}, 1e-4, "the same library"),
+        ({"not_timed_reason": "no <GPU>"}, 1e-4, "not timed again: no <GPU>"),
+        ({}, 1e-4, ""),
+    ],
+)
+def test_the_source_of_a_latency_is_named(
+    fields: dict[str, Any], latency_s: float, note: str
+) -> None:
+    library = only(page(previous=CURRENT, **fields))
+    assert library.build.latency_s == pytest.approx(latency_s) and library.note == note
+    assert library.previous is not None
+    assert library.previous.latency_s == pytest.approx(1e-4)
+    assert library.previous_files == {"net.so": 1200}
+
+
+def test_gates_have_their_limits_and_values() -> None:
+    """Whoever passed is told with which value; nothing to compare with is not measured."""
+    gates = {gate.gate: gate for gate in page().gates}
+    assert {name: (gate.limit, gate.value, gate.state) for name, gate in gates.items()} == {
+        "min_accuracy": ("85.00%", "90.00%", "passed"),
+        "max_slowdown": ("10.00%", "–", "not measured"),
+        "max_bytes": ("1.0 kB", "1.2 kB", "failed"),
+    }
+
+
+def test_gates_are_read_from_the_record_of_a_run() -> None:
+    entry = {"label": "net/host", "gate": "min_accuracy", "limit": 0.9, "value": 0.8}
+    (gate,) = describe_gates([{**entry, "is_failed": True}])
+    assert (gate.label, gate.limit, gate.state) == ("net/host", "90.00%", "failed")
+
+
+def test_what_is_new_and_what_is_gone_has_a_line() -> None:
+    assert page().notes == ("New: net/new", "No longer in it: old")
+    first = describe_measurements("all-1.0", lock(), measure(""))
+    assert first.notes[0] == "This is the first release."
+
+
+def test_kernels_are_those_of_the_lock_file_where_the_store_is_not_at_hand() -> None:
+    """The one that takes longest first; with the store, there is more to say."""
+    (tuned,) = page().kernels
+    assert [kernel.name for kernel in tuned.kernels] == ["pool", "conv"]
+    assert tuned.kernels[0].tuned_s == pytest.approx(88e-6) and "in the store" in tuned.notes[0]
+    stages = (StageEntry("net:build/host", "hit"),)
+    details = Details(stages=stages, kernels=(tuned._replace(notes=()),))
+    known = describe_measurements("all-1.1", lock(), measure(), details)
+    assert known.kernels == details.kernels and known.stages == stages
+
+
+@pytest.mark.parametrize(
+    ("names", "recipes"),
+    [
+        (["net"], [("net", "")]),
+        (["net-a"], [("net-a", "")]),
+        (["net-a", "net-b"], [("net", "a"), ("net", "b")]),
+        (["my-net-a-1", "my-net-a-2"], [("my-net-a", "1"), ("my-net-a", "2")]),
+    ],
+)
+def test_variants_are_those_of_one_file(names: list[str], recipes: list[tuple[str, str]]) -> None:
+    libraries = describe_release("all-1.1", lock(*names)).libraries
+    assert [(library.recipe, library.build.variant) for library in libraries] == recipes

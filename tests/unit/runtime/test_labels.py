@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,13 @@ def test_scores_become_probabilities_only_once() -> None:
     assert THREE._replace(activation="softmax").probabilities(quantized)[0, 1] == 255 / 256
     assert "softmax of the output 'y'" in THREE.describe(logits, "y")
     assert "the output 'y'" in THREE.describe(softmax, "y")
+
+
+def test_scores_that_are_all_nan_have_no_probabilities() -> None:
+    """Without a warning of NumPy; other samples keep theirs."""
+    broken, good = THREE.rank(np.array([[np.nan] * 3, [0.0, 9.0, 0.0]], np.float32))
+    assert all(math.isnan(prediction.probability) for prediction in broken)
+    assert good[0].position == 1
 
 
 def test_nan_is_never_the_best() -> None:

@@ -107,3 +107,26 @@ def test_random_inputs_are_seeded_and_stay_in_their_range() -> None:
         assert a["f"].min() >= -2 and a["f"].max() <= -1
         assert set(np.unique(a["i"])) == {7, 8, 9}
         assert (a["f"].dtype, a["i"].dtype) == (F, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "problem"),
+    [
+        ([0, 255], "uint8", "holds -128 to 127"),
+        ([0, 127], "uint8", ""),
+        ([1, 2], "int64", ""),
+        ([-(1 << 40), 2], "int64", "holds -128 to 127"),
+        ([1.0, 2.0], "float32", "'data' is float32, the model takes int8"),
+    ],
+)
+def test_integers_become_others_that_hold_them(
+    tmp_path: Path, values: list[float], dtype: str, problem: str
+) -> None:
+    """They never wrap around."""
+    path = save(tmp_path, data=np.array([values], dtype))
+    spec = TensorSpec("data", (1, 2), "int8")
+    if not problem:
+        np.testing.assert_array_equal(read(path, spec).batches[0]["data"], [values])
+        return
+    with pytest.raises(StageError, match=problem):
+        read(path, spec)

@@ -15,7 +15,7 @@ from tests.support.small_runs import store_in
 from tvmflow.core.types import Plan, RunTraits, StageCall, StageResult
 from tvmflow.engine import session
 from tvmflow.engine.explanation import explain_stage
-from tvmflow.engine.report import summary
+from tvmflow.engine.summary import summary
 from tvmflow.executors import worker_matching
 from tvmflow.executors.stage_worker import run_stage
 from tvmflow.planning.decisions import evaluate_plan
@@ -147,7 +147,7 @@ def test_it_runs_is_reported_delivered_and_explained(plan: Plan, tmp_path: Path)
     options = session.SessionOptions(1, False, str(dist))
     report = session.run_plan(plan, store, InThisProcess(), lambda event: None, options)
     assert [stage.outcome for stage in report.stages] == ["ran", "ran"]
-    assert "net:toy/host: 21 times the cores is 42" in summary(report).splitlines()
+    assert "net:toy/host: 21 times the cores is 42" in summary(report, verbose=True).splitlines()
     assert (dist / "net" / "host" / "net.txt").read_text() == "42"
     state = evaluate_plan(plan, store)
     artifact = state.artifacts["net:toy/host"]

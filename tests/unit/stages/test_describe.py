@@ -52,10 +52,11 @@ def test_tasks_that_cannot_be_tuned_are_named_with_their_reasons() -> None:
 
 
 def test_kernels_are_counted_by_schedule_rule() -> None:
-    """Those without a schedule are slow, and named."""
+    """Those without a schedule are named; there is a warning for those that take much of the time."""
     facts = {
         "kernels": 1,
-        "schedule_rules": {"none": ["nms", "sort"], "winograd": ["conv"]},
+        "schedule_rules": {"none": ["nms", "scatter", "sort", "unique"], "winograd": ["conv"]},
+        "unscheduled_shares": {"nms": None, "scatter": 0.049, "sort": 0.06, "unique": 0.5},
     }
     generic = {"kernels": 1, "schedule_rules": {"generic_loops": ["gather"]}}
     assert build.describe(generic, {}) == [
@@ -64,12 +65,16 @@ def test_kernels_are_counted_by_schedule_rule() -> None:
     ]
     assert build.describe(facts, {}) == [
         "1 kernel: 1 with Winograd transforms",
-        "WITHOUT A SCHEDULE, so slow: nms, sort",
+        "WITHOUT A SCHEDULE, and an estimated 56 % of the time: unique, sort",
+        "without a schedule, but with little work: scatter",
+        "WITHOUT A SCHEDULE, in a time that depends on the data: nms",
     ]
     assert build.explain(facts) == [
         "kernels without a schedule",
         "  nms",
+        "  scatter",
         "  sort",
+        "  unique",
         "kernels with Winograd transforms",
         "  conv",
     ]
@@ -156,6 +161,14 @@ def test_runtimes_beside_the_library_have_latencies_or_reasons() -> None:
                 "latency": make_latency([2e-3]),
                 "library": make_latency([1e-3]),
                 "speedup": make_speedup(PairedTimes((1e-3,) * 8, (2e-3,) * 8)),
+                "outputs": {"scores": COMPARISON},
+            },
+            "tensorrt": {
+                "name": "TensorRT 10",
+                "latency": make_latency([2e-3]),
+                "library": make_latency([1e-3]),
+                "speedup": make_speedup(PairedTimes((1e-3,) * 8, (2e-3,) * 8)),
+                "outputs": {"scores": COMPARISON},
             },
             "openvino": {
                 "name": "OpenVINO",
@@ -165,10 +178,12 @@ def test_runtimes_beside_the_library_have_latencies_or_reasons() -> None:
     }
     latency, *lines = verify.describe(facts, {})
     rows = [line.split("  ")[2].strip() for line in latency.splitlines()[2:]]
-    assert rows == ["this library", "ONNX Runtime 1.31.1"]
+    assert rows == ["this library", "ONNX Runtime 1.31.1", "TensorRT 10"]
     assert "5 ms" not in latency
     assert lines == [
         "speedup over ONNX Runtime 1.31.1 2 (2 to 2, measured in turns, 8 pairs)",
+        "speedup over TensorRT 10 2 (2 to 2, measured in turns, 8 pairs)",
+        "TensorRT 10 agrees with ONNX Runtime 1.31.1, too (largest error: 7e-07)",
         "OpenVINO is not timed: it is not installed (pip install openvino)",
     ]
 
@@ -434,7 +449,8 @@ def test_a_stand_in_is_never_taken_for_the_framework() -> None:
         "against": "reference",
         "samples": 3,
         "reference": "the ONNX reference evaluator 1.23.2",
-        "reference_note": "ONNX Runtime 1.31.1 refuses this model: opset 28 is under development",
+        "reference_note": "ONNX Runtime 1.31.1 refuses this model: opset 28 is under development; "
+        "the ONNX reference evaluator 1.23.2 ran it instead",
         "outputs": {"y": COMPARISON},
     }
     agreement, note = verify.describe(facts, {})

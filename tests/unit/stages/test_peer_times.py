@@ -15,10 +15,14 @@ from tvmflow.core import packages
 from tvmflow.core.errors import RecipeError, StageError
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._peers import PEERS
+from tvmflow.runtime.samples import Samples
 from tvmflow.stages import _latency, _peer_times, verify
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._peer_times import add_compared, compare_settings
+from tvmflow.stages._reference_run import ReferenceRun
+from tvmflow.stages._tolerances import FLOAT32, tolerance_for
 from tvmflow.stages._verdict import ComparedRuntime, Verdict
+from tvmflow.stages._verify_inputs import ReferenceOutputs
 
 HERE = "/recipes/net.yaml"
 MXNET = {
@@ -121,6 +125,9 @@ def test_names_that_make_no_sense(value: list[str], text: str) -> None:
     assert text in str(caught.value)
 
 
+DATA = Samples([{"x": np.full(2, value, np.float32)} for value in (1, 2)], 2, None, 0)
+
+
 class Untimed:
     timed = None
 
@@ -133,7 +140,7 @@ def test_where_the_library_runs_elsewhere_nothing_is_timed(
     made = recipe(verify={"compare": ["openvino"], "run_on": place})
     settings = verify.settings(made, target())
     verdict: Verdict = {"passed": True, "against": "reference"}
-    add_compared(verdict, Untimed(), {}, {}, settings, None)  # type: ignore[arg-type]
+    add_compared(verdict, Untimed(), DATA, None, {}, settings, None)  # type: ignore[arg-type]
     [runtime] = verdict["compared"].values()
     assert runtime["name"] == "OpenVINO"
     assert runtime["not_timed"].startswith(text)
@@ -157,29 +164,44 @@ class Peer(Timed):
 
     name, note = "Peer 1.0", ""
 
+    def __init__(self, error: float = 0.0) -> None:
+        self.error = error
+
+    def run_as_timed(self, feed: Any) -> dict[str, Any]:
+        assert set(feed) == {"x", "rate"}
+        return {"y": feed["x"] + self.error}
+
     def latency(self, feed: Any, *, repeat: int, min_seconds: float) -> list[float]:
         assert set(feed) == {"x", "rate"}
         return [2e-3] * repeat
 
 
-def compare_with(opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ComparedRuntime:
+def compare_with(
+    opened: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reference: ReferenceRun | None = None,
+) -> ComparedRuntime:
     @contextlib.contextmanager
-    def open_peer(*_: Any, **__: Any) -> Iterator[Any]:
+    def open_peer(_: str, files: Any, *__: Any, **___: Any) -> Iterator[Any]:
+        assert files == {"model": tmp_path / "model.onnx"}
         if isinstance(opened, Exception):
             raise opened
         yield opened
 
     monkeypatch.setattr(_peer_times, "open_peer", open_peer)
     monkeypatch.setattr(_latency, "_settle", lambda: None)
-    context = StageContext({}, tmp_path, tmp_path, tmp_path, tmp_path, lambda event: None)
+    # samples are not the model's
+    files = {role: tmp_path / role for role in ("data", "data/cat.png")}
+    files["model"] = tmp_path / "model.onnx"
+    context = StageContext(files, tmp_path, tmp_path, tmp_path, tmp_path, lambda event: None)
     signature = {
         "inputs": [TensorSpec("x", (2,), "float32").to_json()],
         "bound": [{**TensorSpec("rate", (), "int64").to_json(), "value": 16000}],
     }
     verdict: Verdict = {"passed": True, "against": "reference"}
     settings = verify.settings(requests(["openvino"]), target())
-    feed = {"x": np.zeros(2, np.float32)}
-    add_compared(verdict, Timed(), feed, signature, settings, context)  # type: ignore[arg-type]
+    add_compared(verdict, Timed(), DATA, reference, signature, settings, context)  # type: ignore[arg-type]
     return verdict["compared"]["openvino"]
 
 
@@ -191,6 +213,22 @@ def test_a_runtime_is_measured_in_turns_with_the_library(
     assert compared["name"] == "Peer 1.0"
     assert (compared["library"]["median"], compared["latency"]["median"]) == (1e-3, 2e-3)
     assert compared["speedup"]["median"] == 2
+    # without a reference there is nothing to compare it with
+    assert "outputs" not in compared
+
+
+def test_a_runtime_is_compared_with_the_reference_as_the_library_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On all samples, with the same tolerance; one that differs is still timed."""
+    outputs: list[Any] = [{"y": feed["x"]} for feed in DATA.batches]
+    tolerance = tolerance_for(FLOAT32, rtol=None, atol=None)
+    reference = ReferenceRun("Ref 1", "", ReferenceOutputs(DATA, outputs, {}), tolerance, None)
+    right = compare_with(Peer(), tmp_path, monkeypatch, reference)
+    assert (right["outputs"]["y"]["passed"], right["outputs"]["y"]["elements"]) == (True, 4)
+    wrong = compare_with(Peer(0.5), tmp_path, monkeypatch, reference)
+    assert (wrong["outputs"]["y"]["passed"], wrong["outputs"]["y"]["mismatched"]) == (False, 4)
+    assert wrong["speedup"]["median"] == 2
 
 
 def test_a_runtime_that_rejects_a_model_fails_nothing(

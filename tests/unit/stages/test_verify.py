@@ -234,6 +234,36 @@ def test_every_failed_output_has_a_sentence() -> None:
     assert _findings.list_warnings(verdict, checks()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "subject"),
+    [
+        ("OpenVINO 2026.4.1", "OpenVINO 2026.4.1 differs from ONNX Runtime 1.31.1"),
+        (
+            "ONNX Runtime 1.31.1",
+            "ONNX Runtime 1.31.1 with its rewrites of the graph differs from itself without them",
+        ),
+    ],
+)
+def test_a_runtime_that_differs_from_the_reference_is_a_warning(name: str, subject: str) -> None:
+    """Its numbers are judged as those of the library are, and fail nothing."""
+    verdict: Verdict = {
+        "passed": True,
+        "against": "reference",
+        "reference": "ONNX Runtime 1.31.1",
+        "outputs": {"y": compare([1, 2], [1, 2])},
+        "compared": {
+            "right": {"name": "Right 1.0", "outputs": {"y": compare([1, 2], [1, 2])}},
+            "wrong": {"name": name, "outputs": {"y": compare([1, 5], [1, 2])}},
+            "absent": {"name": "Absent", "not_timed": "it is not installed"},
+        },
+    }
+    assert _findings.list_failures(verdict, checks()) == []
+    assert _findings.list_warnings(verdict, checks()) == [
+        f"{subject}, so that its latency is that of other results: output 'y': 1 of 2 elements are out of "
+        "tolerance (rtol 0.001, atol 0.0002); the worst, at [1], is 5.0 where ONNX Runtime 1.31.1 gives 2.0"
+    ]
+
+
 def test_accuracy_below_the_gate_fails() -> None:
     """Top-1 on the first output, whatever its trailing shape."""
     scores = np.array([[[0], [9], [0]], [[1], [0], [0]]], F)
@@ -277,6 +307,7 @@ def test_kernels_that_no_rule_fits_are_listed_with_their_share_of_the_time() -> 
     seconds = {"conv": 5e-3, "nms": 1e-3, "gather": 4e-3, "pad": 0.0, "vm.builtin.copy": 9e-3}
     profile = make_profile(seconds, rules)
     assert profile == {
+        "kernels": {"conv": 0.5, "gather": 0.4, "nms": 0.1, "pad": 0.0},
         "rules": {"register_tiles": 0.5, "none": 0.1, "generic_loops": 0.4},
         "without_rule": {"gather": 0.4, "nms": 0.1, "pad": 0.0},
     }

@@ -91,3 +91,48 @@ def test_a_damaged_note_is_ignored(
     for note in Path(store.root, "stats").iterdir():
         note.write_text("{ torn")
     assert FileDigests(store).digest(str(path)) == right
+
+
+def test_files_of_a_folder_have_one_digest_and_one_note(
+    tmp_path: Path, store: LocalStore, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of names and content; only what has changed is read again, in whatever order the names are."""
+    folder, names = tmp_path / "images", ["cat/a.png", "dog/b.png", "dog/c.png"]
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    settle(monkeypatch)
+    before = FileDigests(store).digest_folder(str(folder), names)
+    assert FileDigests(store).digest_folder(str(folder), names[::-1]) == before
+    assert hashed == [str(folder / name) for name in names]
+    assert len(list(store.notes.list("stats"))) == 1
+    assert FileDigests(store, rehash=True).digest_folder(str(folder), names) == before
+    hashed.clear()
+    (folder / names[1]).write_bytes(b"other")
+    settle(monkeypatch)
+    changed = FileDigests(store).digest_folder(str(folder), names)
+    assert hashed == [str(folder / names[1])]
+    fewer = FileDigests(store).digest_folder(str(folder), names[:2])
+    (folder / names[2]).rename(folder / "dog/d.png")
+    renamed = FileDigests(store).digest_folder(str(folder), [*names[:2], "dog/d.png"])
+    assert len({before, changed, fewer, renamed}) == 4
+    with pytest.raises(FileNotFoundError, match=r"c\.png"):
+        FileDigests(store).digest_folder(str(folder), names)
+
+
+def test_a_damaged_note_about_a_folder_is_no_digest(
+    tmp_path: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.png").write_bytes(b"a")
+    settle(monkeypatch)
+    before = FileDigests(store).digest_folder(str(tmp_path), ["a.png"])
+    [name] = store.notes.list("stats")
+    for text in (
+        "[]",
+        "{",
+        '{"files": []}',
+        '{"files": {"a.png": 3}}',
+        '{"files": {"a.png": [[], 1]}}',
+    ):
+        store.notes.write(text, "stats", name)
+        assert FileDigests(store).digest_folder(str(tmp_path), ["a.png"]) == before

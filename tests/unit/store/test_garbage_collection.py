@@ -530,8 +530,8 @@ def _build(folder: str, seed: str, enough: str) -> None:
             chosen = session.SessionOptions(dist=f"{folder}/right-{seed}-{model}")
             session.run_plan(a_plan(place, model), alone, FakeExecutor(), ignore, chosen)
             right[model] = delivered(Path(chosen.dist), "net")
-            # the file, the verdict, the measurements, and what describes them
-            assert len(right[model]) == 6
+            # the file, the verdict, the measurements, what describes them, and the README
+            assert len(right[model]) == 7
         assert delivered(dist, "net") == right[model], number
 
 

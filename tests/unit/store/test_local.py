@@ -22,7 +22,6 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.types import Artifact, StageKey
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.claims import Claim
-from tvmflow.store.garbage_collection import clean_store
 from tvmflow.store.local import LocalStore
 
 
@@ -253,26 +252,6 @@ def test_errors_of_the_disk_have_a_message_and_a_remedy(number: int, words: str)
     with pytest.raises(StoreError, match=words) as raised, disk_errors("/store"):
         raise OSError(number, os.strerror(number))
     assert "--store" in raised.value.fix
-
-
-def test_cleaning_keeps_measured_trials_by_default(store: LocalStore) -> None:
-    """`clean` removes what can be made again; the ledger is removed only on request."""
-    publish(store, KEY, {"x": b"content"})
-    trials = Path(store.ledger, "t", "w.jsonl")
-    trials.parent.mkdir(parents=True)
-    trials.write_text("{}\n")
-    assert clean_store(store, ledger=False) > 0
-    assert stored_files(store) == {"ledger/t/w.jsonl"}
-    clean_store(store, ledger=True)
-    assert stored_files(store) == set()
-
-
-def test_cleaning_is_refused_while_a_run_is_active(store: LocalStore) -> None:
-    """Nothing is removed then."""
-    made = publish(store, KEY, {"x": b"content"})
-    with store.running(), pytest.raises(StoreError, match="a run is using the store"):
-        clean_store(LocalStore(store.root), ledger=False)
-    assert store.find(made.key) == made
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users")

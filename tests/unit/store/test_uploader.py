@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from tests.support.cache_server import cache_server
@@ -24,18 +23,17 @@ print(report.remote.waiting, [stage.outcome for stage in report.stages])
 def test_pending_uploads_do_not_keep_the_process_alive(tmp_path: Path) -> None:
     """The server is slow with every answer; the process ends, and what it did not upload is in the spool."""
     with cache_server() as cache:
-        cache.slow_s = 20.0
-        started = time.monotonic()
+        cache.slow_s = 600.0
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, str(tmp_path), cache.url],
             capture_output=True,
             text=True,
             check=True,
+            # far below one answer of the server
+            timeout=300,
         )
-        took = time.monotonic() - started
     assert done.stdout == "4 ['ran', 'ran', 'ran', 'ran']\n"
     assert done.stderr == ""
-    assert took < 10
     assert len(list(Path(tmp_path, "store", "spool").rglob("?" * 64))) == 4
 
 

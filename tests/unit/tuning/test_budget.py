@@ -8,9 +8,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tvmflow.core.keys import UNLIMITED_TRIALS
 from tvmflow.tuning.budget import (
     BATCH_SIZE,
-    UNLIMITED_TRIALS,
     WARMUP_TRIALS,
     Budget,
     BudgetRules,

@@ -16,7 +16,7 @@ from tvmflow.core.file_locks import Locked
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription, target_key
 from tvmflow.tuning.ledger_check import check_ledger
 from tvmflow.tuning.ledger_folders import read_records
-from tvmflow.tuning.trials import Failure
+from tvmflow.tuning.trials import Ban, Failure
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 
@@ -68,6 +68,19 @@ def test_the_best_come_first_and_failures_never(path: Path) -> None:
     ledger.append(trial(2, run_secs=(), failure=Failure("run", "crashed", "SIGSEGV")))
     ledger.append(trial(3, run_secs=(0.5, 9.0, 9.0)))
     assert [record.id for record in ledger.valid()] == [trial(1).id, trial(3).id]
+
+
+def test_a_banned_trial_is_kept_but_never_chosen(path: Path) -> None:
+    """The ban has its reason and its date, is written once, and is there when the ledger is opened again."""
+    ledger = WorkloadLedger(path)
+    ledger.extend([trial(1, seconds=1.0), trial(2, seconds=2.0)])
+    ban = Ban(trial(1).id, "wrong numbers", "2024-01-02T00:00:00.000+00:00")
+    ledger.add([ban])
+    ledger.add([ban._replace(when="2024-01-03T00:00:00.000+00:00")])
+    again = WorkloadLedger(path)
+    assert [record.id for record in again.valid()] == [trial(2).id]
+    assert [record.id for record in again.in_order()] == [trial(1).id, trial(2).id]
+    assert (again.bans, again.repairs) == ({trial(1).id: ban}, [])
 
 
 def test_an_incomplete_last_line_of_any_length_is_removed(path: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from tests.support.cache_server import Cache, cache_server
+from tests.support.cache_server import Cache
 from tests.support.small_runs import RunHost
 from tests.support.trials import DEVICE, TARGET, trial
 from tvmflow.core import signing
@@ -26,12 +26,6 @@ from tvmflow.tuning.remote_ledger import LedgerSync, PullResult
 HERE = MachineClass("0", DEVICE)
 WORKLOAD = hashlib.sha256(b"one").hexdigest()
 SETTINGS = {"device": DEVICE}
-
-
-@pytest.fixture
-def cache() -> Iterator[Cache]:
-    with cache_server() as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -37,14 +37,23 @@ def test_the_clock_stands_while_any_thread_waits() -> None:
 
 
 def test_a_tuning_that_waits_for_the_device_of_another_run_loses_no_time(tmp_path: Path) -> None:
-    """A thread holds the device, as another run does in its process."""
-    context = measure_context(tmp_path)
-    held_s, held = 0.3, threading.Event()
+    """A thread holds the device, as another run does in its process, for 5 seconds from when it is waited for."""
+    seconds, held, waited_for = [0.0], threading.Event(), threading.Event()
+
+    class Clock(WorkClock):
+        @contextlib.contextmanager
+        def waiting(self) -> Iterator[None]:
+            with super().waiting():
+                waited_for.set()
+                yield
+
+    context = measure_context(tmp_path)._replace(clock=Clock(lambda: seconds[0]))
 
     def hold() -> None:
         with devices.exclusive(context.locks, DEVICE):
             held.set()
-            time.sleep(held_s)
+            waited_for.wait(10)
+            seconds[0] += 5.0
 
     def call(*_: Any, emit: Any, **__: Any) -> Outcome:
         emit({"phase": "run", "ask": True})
@@ -53,9 +62,7 @@ def test_a_tuning_that_waits_for_the_device_of_another_run_loses_no_time(tmp_pat
     measurer = Measurer(context, TIMING, 1.0, cast(ForkServer, SimpleNamespace(call=call)))
     threading.Thread(target=hold).start()
     assert held.wait(10)
-    started, worked = time.monotonic(), context.clock.now()
     trials: list[Trial] = []
     measurer.measure([MeasureJob("id", "", None, None, 0)], lambda _, trial: trials.append(trial))
-    waited_s = time.monotonic() - started - (context.clock.now() - worked)
-    assert waited_s > 0.8 * held_s
+    assert (seconds[0], context.clock.now()) == (5.0, 0.0)
     assert [trial.run_secs for trial in trials] == [(1.0,)]

@@ -95,8 +95,12 @@ def lower_kernels(
 
 def compile_kernels(mod: tvm.IRModule, target: tvm.target.Target, output: Path) -> None:
     """Write an object file with lowered kernels."""
-    library = tvm.get_global_func(f"target.build.{target.kind.name}")(mod, target)
-    library.write_to_file(str(output), "o")
+    generate_code(mod, target).write_to_file(str(output), "o")
+
+
+def generate_code(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+    """Return the machine code of lowered kernels."""
+    return tvm.get_global_func(f"target.build.{target.kind.name}")(mod, target)
 
 
 def _to_c_function(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:

@@ -14,6 +14,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.prim.expr import BinaryOpExpr
 
+from tvmflow.compiler.ir import operator_name
+
 # Operations on vectors, and loads of them, that a fast core does in a nanosecond: measured are 30 in matrix
 # products and convolutions from the caches, 5 to 10 where kernels wait for memory.
 _OPERATIONS_PER_NS: Final = 16
@@ -95,7 +97,7 @@ def _count_operations(body: Any, repeats: float, *, is_parallel: bool) -> tuple[
 
     def visit_call(call: tvm.ir.Call) -> None:
         nonlocal total
-        is_extern = getattr(call.op, "name", "") == "tirx.call_extern"
+        is_extern = operator_name(call) == "tirx.call_extern"
         total += repeats * _EXTERN_OPERATIONS if is_parallel and is_extern else 0
 
     callbacks = (

@@ -164,24 +164,52 @@ def _antialiased(
 _TAPS: Final = {"nearest_neighbor": _nearest, "linear": _linear, "cubic": _cubic}
 
 
-def resize(x: Any, *tables: Any, axes: Sequence[int]) -> Any:
+class Steps(NamedTuple):
+    """Nearest pixels at even distances: pixel i of `size` is pixel (start + i · step) // repeats of the source."""
+
+    size: int
+    start: int
+    step: int
+    repeats: int
+
+
+def find_steps(taps: Taps) -> Steps | None:
+    """Return the steps of the pixels along an axis; None where they are uneven, or a pixel is a sum of several."""
+    positions = taps.positions[:, 0]
+    if taps.positions.shape[1] > 1:
+        return None
+    size, start = len(positions), int(positions[0])
+    step = int(positions[1]) - start if size > 1 else 1
+    changes = np.flatnonzero(positions != start)
+    repeats = 1 if step else int(changes[0]) if len(changes) else size
+    steps = Steps(size, start * repeats, step or 1, repeats)
+    even = (steps.start + np.arange(size) * steps.step) // repeats
+    return steps if np.array_equal(even, positions) else None
+
+
+def resize(x: Any, *tables: Any, axes: Sequence[int], steps: Mapping[int, Steps]) -> Any:
     """Return data resized along some axes.
 
     Args:
         x: Data of any rank.
         *tables: For each axis, the positions and the weights of its taps, each (pixels of the result, taps).
-        axes: The axes of `x`.
+        axes: The axes of `x` that have tables.
+        steps: The other axes of `x` that are resized, with the steps of their pixels.
     """
     shape = [int(extent) for extent in x.shape]
     positions, weights = tables[::2], tables[1::2]
     for axis, table in zip(axes, positions, strict=True):
         shape[axis] = int(table.shape[0])
+    for axis, place in steps.items():
+        shape[axis] = place.size
     counts = [range(int(table.shape[1])) for table in positions]
 
-    def element(*index: Any) -> Any:
-        values = []
+    def element(*places: Any) -> Any:
+        values, index = [], list(places)
+        for axis, (_, start, step, repeats) in steps.items():
+            index[axis] = (start + places[axis] * step) // repeats
         for taps in itertools.product(*counts):
-            source, factors = list(index), []
+            source, factors = list(index), list[Any]()
             for axis, table, weight, tap in zip(axes, positions, weights, taps, strict=True):
                 source[axis] = table[index[axis], tap].astype("int64")
                 factors.append(weight[index[axis], tap])

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.compiler import ir
+from tvmflow.compiler import ir, marks
 from tvmflow.compiler.operators import bfloat16
 
 # Fusion may append elementwise operators to a kernel with this pattern (TVM's kOutEWiseFusable).
@@ -43,6 +43,15 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
                 memo.clear()
                 memo.update(entries)
         return relax.If(condition, *branches)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Rewrite a binding, and mark what that emits as the binding is marked."""
+        super().visit_var_binding_(binding)
+        value = binding.value
+        if isinstance(value, relax.TupleGetItem):
+            value = self.flow.values.get(value.tuple_value)
+        if own := marks.read_marks(value):
+            marks.mark_new(self.visit_expr(binding.var), own, self.lookup_binding)
 
     def new_memo(self) -> dict[Any, Any]:
         """Return a dictionary for emitted variables, from which those of a branch vanish after it."""

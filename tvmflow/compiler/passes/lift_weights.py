@@ -13,7 +13,8 @@ from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 
 _log = logging.getLogger(__name__)
 
-_WEIGHTS: Final = "main_transform_params"
+WEIGHTS_FUNCTION: Final = "main_transform_params"
+"""The function that computes the weights, as TVM's pass names it."""
 
 
 def hoist_weights(mod: tvm.IRModule) -> tvm.IRModule:
@@ -57,7 +58,7 @@ def lift_weights(mod: tvm.IRModule) -> tvm.IRModule:
 
 def split_weights(mod: tvm.IRModule) -> tvm.IRModule | None:
     """Return the module whose `main` computes the weights; None if they are used as they are."""
-    return _extract_function(mod, _WEIGHTS) if _has_weight_function(mod) else None
+    return _extract_function(mod, WEIGHTS_FUNCTION) if _has_weight_function(mod) else None
 
 
 def split_inference(mod: tvm.IRModule) -> tvm.IRModule:
@@ -66,7 +67,7 @@ def split_inference(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _has_weight_function(mod: tvm.IRModule) -> bool:
-    return any(var.name_hint == _WEIGHTS for var in mod.get_global_vars())
+    return any(var.name_hint == WEIGHTS_FUNCTION for var in mod.get_global_vars())
 
 
 def _extract_function(mod: tvm.IRModule, name: str) -> tvm.IRModule:

@@ -11,7 +11,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.operators import resize as operators
-from tvmflow.compiler.operators.resize import Interpolation
+from tvmflow.compiler.operators.resize import Interpolation, Taps
 from tvmflow.compiler.passes._rewriter import (
     OPAQUE,
     TAKES_EPILOGUE,
@@ -72,15 +72,26 @@ def emit_resize(rewriter: MainRewriter, data: Any, resize: Resize, is_last: bool
         resize: The resize; its axes are those of `data`.
         is_last: False if the result is resized again, so that nothing can be fused with it.
     """
-    extents = ir.known_shape(data)
-    tables = [
-        relax.const(table)
-        for axis, size in zip(resize.axes, resize.sizes, strict=True)
-        for table in operators.find_taps(extents[axis], size, resize.mode)
-    ]
-    function = functools.partial(operators.resize, axes=resize.axes)
+    taps = _find_taps(resize, ir.known_shape(data))
+    steps = {axis: even for axis in taps if (even := operators.find_steps(taps[axis])) is not None}
+    axes = tuple(axis for axis in taps if axis not in steps)
+    tables = [relax.const(table) for axis in axes for table in taps[axis]]
+    function = functools.partial(operators.resize, axes=axes, steps=steps)
     pattern = TAKES_EPILOGUE if is_last else OPAQUE
     return rewriter.kernel(function, "resize", data, *tables, pattern=pattern)
+
+
+def _find_taps(resize: Resize, shape: Sequence[int]) -> dict[int, Taps]:
+    """Return the taps of each axis that a resize of data of a shape changes."""
+    return {
+        axis: operators.find_taps(shape[axis], size, resize.mode)
+        for axis, size in zip(resize.axes, resize.sizes, strict=True)
+    }
+
+
+def _is_even(resize: Resize, shape: Sequence[int]) -> bool:
+    """Return whether a resize of data of a shape needs no tables: no axis is worth a pass over memory of its own."""
+    return None not in map(operators.find_steps, _find_taps(resize, shape).values())
 
 
 class _ResizeRewriter(MainRewriter):
@@ -94,7 +105,7 @@ class _ResizeRewriter(MainRewriter):
         data, last = rewritten.args[0], len(ir.known_shape(call)) - 1
         if not resize.axes:
             return data
-        if last not in resize.axes:
+        if last not in resize.axes or _is_even(resize, ir.known_shape(data)):
             return emit_resize(self, data, resize)
         sizes = dict(zip(resize.axes, resize.sizes, strict=True))
         order = _order_axes(resize.axes, sizes, ir.known_shape(data))

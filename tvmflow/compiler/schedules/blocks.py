@@ -11,9 +11,13 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.ir import find_nodes, operator_name
+from tvmflow.compiler.strided_loads import MAX_STRIDE
 
 _SPATIAL: Final = 0
 _FAST_CALLS: Final = {"prim.if_then_else", "prim.likely", "tirx.fabs"}
+# Fewer numbers are not worth it to compute the indices of no vectors.
+_MIN_READERS: Final = 8
+_MAX_REPEATS: Final = 8
 ROOT: Final = "root"
 """The name of the block around all others of a kernel."""
 REDUCTION: Final = 2
@@ -94,7 +98,7 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
         and _are_same(bindings, loop_vars)
         and all(isinstance(extent, tirx.IntImm) and int(extent) > 0 for extent in extents)
         and isinstance(stmt.body, tirx.BufferStore)
-        and _are_shifted(stmt.body.indices, [axis.var for axis in spatial])
+        and _are_shifted(stmt.body, [axis.var for axis in spatial])
     )
     if not is_simple:
         return None
@@ -107,8 +111,13 @@ def _are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
     return len(left) == len(right) and all(a.same_as(b) for a, b in zip(left, right, strict=True))
 
 
-def _are_shifted(indices: Sequence[Any], axes: Sequence[Any]) -> bool:
-    """Return whether indices are axes, each plus a number."""
+def _are_shifted(store: Any, axes: Sequence[Any]) -> bool:
+    """Return whether the indices of a store are axes, each plus a number; the last of them may be that of several dimensions."""
+    indices, shape = list(store.indices), list(store.buffer.shape)
+    while len(indices) > len(axes):
+        inner, length = indices.pop(), shape.pop()
+        indices[-1] = indices[-1] * length + inner
+        shape[-1] = shape[-1] * length
     return len(indices) == len(axes) and all(
         isinstance(tvm.sym.Analyzer().simplify(index - axis), tirx.IntImm)
         for index, axis in zip(indices, axes, strict=True)
@@ -122,10 +131,34 @@ def list_intermediate_buffers(schedule: Schedule) -> list[Any]:
 
 def has_slow_operations(block: Block) -> bool:
     """Return whether a block divides, or calls functions such as exp, which take as long as many sums."""
-    value = block.stmt.body.value
-    divisions = find_nodes(value, tirx.Div)
-    calls = find_nodes(value, tvm.ir.Call)
+    return _is_slow(block.stmt.body.value)
+
+
+def _is_slow(expr: Any) -> bool:
+    divisions = find_nodes(expr, tirx.Div)
+    calls = find_nodes(expr, tvm.ir.Call)
     return bool(divisions or set(map(operator_name, calls)) - _FAST_CALLS)
+
+
+def is_padded(block: Block, axis: Any) -> bool:
+    """Return whether a block pads data with a number along an axis."""
+    value = block.stmt.body.value
+    if operator_name(value) != "prim.if_then_else":
+        return False
+    condition, _, other = value.args
+    return isinstance(other, tirx.IntImm | tirx.FloatImm) and _uses(condition, axis)
+
+
+def find_axis_without_slow_indices(block: Block) -> int | None:
+    """Return the position of an axis, but the last, that no slow index of a load depends on, and that is long enough to compute these once for it; else None."""
+    slow = [index for load in list_loads(block) for index in load.indices if _is_slow(index)]
+    free = [
+        position
+        for position, axis in enumerate(block.spatial_axes[:-1])
+        if block.spatial_extents[position] >= _MIN_READERS
+        and not any(_uses(index, axis) for index in slow)
+    ]
+    return free[-1] if slow and free else None
 
 
 def list_loads(block: Block) -> list[Any]:
@@ -160,6 +193,27 @@ def is_contiguous(block: Block, axis: Any) -> bool:
     return all(
         not depends_on(load, axis) or element_stride(load, block.axes, axis) == 1
         for load in list_loads(block)
+    )
+
+
+def reads_vectors(block: Block, axis: Any, extent: int) -> bool:
+    """Return whether each load reads vectors along an axis: with a small stride, or each number a few times."""
+    return all(
+        not depends_on(load, axis)
+        or linear_stride(load, block.axes, axis, extent) in range(1, MAX_STRIDE + 1)
+        or _repeats_numbers(load, block.axes, axis, extent)
+        for load in list_loads(block)
+    )
+
+
+def _repeats_numbers(load: Any, axes: Sequence[Any], axis: Any, extent: int) -> bool:
+    """Return whether a load reads each number as many times, 2, 4 or 8, before the next one."""
+    steps = {*range(1, min(extent, _MAX_REPEATS + 2)), extent // 2, extent - 1}
+    distances = {step: _distance(load, axes, axis, step) for step in steps}
+    return any(
+        all(distance == step // count for step, distance in distances.items())
+        for count in (2, 4, _MAX_REPEATS)
+        if extent % count == 0
     )
 
 

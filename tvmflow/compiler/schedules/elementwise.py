@@ -16,12 +16,13 @@ from tvmflow.compiler.schedules.blocks import (
     analyze_blocks,
     depends_on,
     element_stride,
+    find_axis_without_slow_indices,
     has_computed_indices,
     has_slow_operations,
-    is_contiguous,
     linear_stride,
     list_intermediate_buffers,
     list_loads,
+    reads_vectors,
 )
 
 MIN_PARALLEL_ELEMENTS: Final = 1 << 15
@@ -79,10 +80,13 @@ def _count_reads(block: Block, blocks: Sequence[Block]) -> int:
 
 def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
     """Parallelize a block's outer spatial loops, and vectorize the innermost one where all loads are contiguous."""
-    loops = list(schedule.get_loops(block.handle))[-len(block.spatial_extents) :]
+    loops = list(schedule.get_loops(block.handle))[-len(block.axes) :][: len(block.spatial_axes)]
     is_worthwhile = block.work >= MIN_PARALLEL_ELEMENTS
-    if not block.is_reduction and is_contiguous(block, block.spatial_axes[-1]):
+    last, extent = block.spatial_axes[-1], block.spatial_extents[-1]
+    if not block.is_reduction and reads_vectors(block, last, extent):
         outer = _vectorize(schedule, block, loops, cpu)
+    elif (position := find_axis_without_slow_indices(block)) is not None:
+        outer = _move_inside(schedule, block, loops, position)
     elif not block.is_reduction:
         outer = _tile_transposition(schedule, block, loops, cpu)
     else:
@@ -124,7 +128,7 @@ def _vectorize(schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel
 
     Loops whose elements follow each other in all tensors are fused before.
     """
-    count = _count_fused_axes(block, cpu.lanes)
+    count = count_fused_axes(block, cpu.lanes)
     outer = list(loops[:-count])
     loop = fuse(schedule, loops[-count:])
     if math.prod(block.spatial_extents[:-count]) < cpu.cores:
@@ -164,7 +168,7 @@ def peel_last_iteration(schedule: Schedule, loop: Any) -> None:
         schedule.annotate(loop, "pragma_loop_partition_hint", True)
 
 
-def _count_fused_axes(block: Block, lanes: int) -> int:
+def count_fused_axes(block: Block, lanes: int) -> int:
     """Return how many of the innermost axes make a loop of whole vectors, or else the longest loop."""
     axes, extents = block.spatial_axes, block.spatial_extents
     count = 1
@@ -188,6 +192,18 @@ def _follow_each_other(block: Block, outer: Any, inner: Any, extents: Sequence[i
     return True
 
 
+def _move_inside(schedule: Schedule, block: Block, loops: list[Any], position: int) -> list[Any]:
+    """Compute indices once for so many values of an axis as stay in the cache; return the loops around these."""
+    extent = block.spatial_extents[position]
+    rows = _divisor(extent, _MAX_TILE_ROWS)
+    outer = list(loops)
+    outer[position], inner = schedule.split(
+        loops[position], [None, rows if rows >= _LINE else extent]
+    )
+    schedule.reorder(*outer, inner)
+    return outer
+
+
 def _tile_transposition(
     schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel
 ) -> list[Any]:
@@ -205,7 +221,7 @@ def _tile_transposition(
     position = _find_contiguous_axis(block, [load for load, step in strides.items() if step != 1])
     if position is None:
         return loops
-    count = _count_fused_axes(block, cpu.lanes)
+    count = count_fused_axes(block, cpu.lanes)
     is_vector = (
         None not in strides.values()
         and math.prod(extents[-count:]) >= _MIN_LANES
@@ -215,9 +231,7 @@ def _tile_transposition(
     if not is_vector:
         return _tile_numbers(schedule, block, loops, position)
     outer = list(loops[:-count])
-    outer[position], row = schedule.split(
-        outer[position], [None, _divisor(extents[position], _LINE)]
-    )
+    outer[position], row = schedule.split(outer[position], [None, _choose_rows(extents[position])])
     vectors = _split_vectors(schedule, fuse(schedule, loops[-count:]), cpu)
     schedule.reorder(*outer, *vectors, row, schedule.get_loops(block.handle)[-1])
     if math.prod(int(schedule.get(loop).extent) for loop in outer) < cpu.cores:
@@ -260,6 +274,12 @@ def _find_contiguous_axis(block: Block, loads: Sequence[Any]) -> int | None:
         if extent > 1 and all(element_stride(load, block.axes, axis) == 1 for load in loads):
             return position
     return None
+
+
+def _choose_rows(extent: int) -> int:
+    """Return the rows of a tile: a divisor of the extent, or a whole line if that is much more."""
+    rows = _divisor(extent, _LINE)
+    return rows if 2 * rows >= min(extent, _LINE) else _LINE
 
 
 def _divisor(extent: int, limit: int) -> int:

@@ -18,16 +18,19 @@ from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.analysis import get_sblock_read_write_region
 
-from tvmflow.compiler.ir import find_nodes, operator_name
+from tvmflow.compiler.ir import find_nodes, operator_name, replace_variables
 from tvmflow.compiler.schedules.blocks import (
     ROOT,
     Block,
     analyze_blocks,
     find_loads,
+    is_contiguous,
     list_loads,
 )
 
 _MAX_PIECES: Final = 12
+# Shorter pieces are not worth a loop, and vectors divide periods that are multiples of it.
+_MIN_PERIOD: Final = 16
 _COMPARISONS: Final = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 _CONDITIONAL: Final = "prim.if_then_else"
 
@@ -85,30 +88,44 @@ def count_reads(block: Block, source: Any) -> int:
 
 def _list_pieces(block: Block) -> list[tuple[_Span, ...]]:
     """Return the pieces of a block: the whole one if no condition divides its vectors."""
-    spans = _list_spans(block)
+    whole = tuple(_Span(0, extent) for extent in block.spatial_extents)
+    parts = _divide(block, whole)
     # a condition on another axis chooses between whole vectors
-    if len(spans[-1]) == 1:
-        return [tuple(_Span(0, extent) for extent in block.spatial_extents)]
-    return list(itertools.product(*spans))
+    is_divided = any(part[-1] != whole[-1] for part in parts)
+    return parts if is_divided and len(parts) <= _MAX_PIECES else [whole]
 
 
-def _list_spans(block: Block) -> list[list[_Span]]:
-    """Return the spans of each axis within which no condition on it alone changes; whole axes where these are too many."""
-    axes = list(zip(block.spatial_axes, block.spatial_extents, strict=True))
+def _divide(block: Block, piece: tuple[_Span, ...]) -> list[tuple[_Span, ...]]:
+    """Return the parts of a piece within which no condition changes, as far as one on several axes can be decided."""
+    parts = list(itertools.product(*_list_spans(block, piece)))
+    if len(parts) == 1 or len(parts) > _MAX_PIECES:
+        return parts
+    # a condition on two axes is one on the other where the first is known
+    return [smaller for part in parts for smaller in _divide(block, part)]
+
+
+def _list_spans(block: Block, piece: Sequence[_Span]) -> list[list[_Span]]:
+    """Return the spans of each axis of a piece within which no condition changes; whole axes where these are too many."""
+    axes = [(axis, span.extent) for axis, span in zip(block.spatial_axes, piece, strict=True)]
     value = block.stmt.body.value
+    last = block.spatial_axes[-1]
+    repeats = _list_periods(value) and is_contiguous(block, last)
     # most kernels have no condition
-    conditions = _list_conditions(value) and _list_conditions(_make_analyzer(axes).simplify(value))
+    if not repeats and not _list_conditions(value):
+        return [[span] for span in piece]
+    value = _shift(block, block.axes, piece)
+    conditions = _list_conditions(value)
     spans: list[list[_Span]] = []
-    for axis, extent in reversed(axes):
+    for (axis, extent), whole in reversed(list(zip(axes, piece, strict=True))):
         changes = {
-            change
-            for condition in conditions
-            if (change := _find_change(condition, axis, extent)) is not None
+            change for condition in conditions for change in _find_changes(condition, axis, axes)
         }
+        if repeats and axis.same_as(last):
+            changes |= _find_wraps(value, axis, extent)
         ends = sorted({0, extent, *changes})
-        parts = [_Span(start, end - start) for start, end in itertools.pairwise(ends)]
+        parts = [_Span(whole.start + start, end - start) for start, end in itertools.pairwise(ends)]
         is_few = math.prod(map(len, spans)) * len(parts) <= _MAX_PIECES
-        spans.append(parts if is_few else [_Span(0, extent)])
+        spans.append(parts if is_few else [whole])
     return spans[::-1]
 
 
@@ -116,7 +133,7 @@ def _shift(block: Block, axes: Sequence[Any], spans: Sequence[_Span]) -> Any:
     """Return the value of a piece of a block, with other axes, which begin at 0."""
     shifted = [axis + span.start for axis, span in zip(axes, spans, strict=True)]
     places = dict(zip(block.axes, shifted, strict=True))
-    value = _substitute(block.stmt.body.value, lambda var: places.get(var, var))
+    value = replace_variables(block.stmt.body.value, places)
     extents = [(axis, span.extent) for axis, span in zip(axes, spans, strict=True)]
     # a kernel binds each variable once
     return tvm_ffi.structural_map(_make_analyzer(extents).simplify(value), (tirx.Let, _rename))
@@ -125,7 +142,7 @@ def _shift(block: Block, axes: Sequence[Any], spans: Sequence[_Span]) -> Any:
 def _rename(let: Any) -> Any:
     """Return the binding of a value to a variable of its own."""
     own = tirx.Var(str(let.var.name), let.var.ty.dtype)
-    body = _substitute(let.body, lambda var: own if var.same_as(let.var) else var)
+    body = replace_variables(let.body, {let.var: own})
     return tirx.Let(own, let.value, body)
 
 
@@ -146,30 +163,63 @@ def _list_conditions(value: Any) -> list[Any]:
     ]
 
 
-def _find_change(condition: Any, axis: Any, extent: int) -> int | None:
-    """Return the first index of an axis at which a comparison with it changes; None if it does not, or depends on more."""
-    variables = find_nodes(condition, tirx.Var)
+def _find_changes(condition: Any, axis: Any, axes: Sequence[tuple[Any, int]]) -> set[int]:
+    """Return the indices of an axis from which on a comparison holds, fails, or depends on axes within it.
+
+    Args:
+        condition: The comparison.
+        axis: The axis.
+        axes: All axes and their lengths, outermost first.
+    """
     others = find_nodes(condition, tirx.FloorMod, tirx.FloorDiv, tvm.ir.Call, tvm.ir.TensorLoad)
-    if others or not variables or not all(variable.same_as(axis) for variable in variables):
-        return None
-    analyzer = tvm.sym.Analyzer()
+    variables = set(find_nodes(condition, tirx.Var))
+    if others or not axis.same_as(next((var for var, _ in axes if var in variables), None)):
+        return set()
+    analyzer = _make_analyzer(
+        [(other, length) for other, length in axes if not other.same_as(axis)]
+    )
 
-    def holds(index: int) -> bool:
+    def decide(index: int) -> bool | None:
         number = tirx.IntImm(axis.ty.dtype, index)
-        return bool(analyzer.simplify(_substitute(condition, lambda _: number)))
+        decided = analyzer.simplify(replace_variables(condition, {axis: number}))
+        return bool(decided) if isinstance(decided, tirx.IntImm) else None
 
-    low, high, first = 0, extent - 1, holds(0)
-    if holds(high) == first:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) == first else (low, middle)
-    return high
+    extent = next(length for other, length in axes if other.same_as(axis))
+    return _find_ends(decide, extent)
 
 
-def _substitute(expr: Any, replace: Callable[[Any], Any]) -> Any:
-    """Return an expression with its variables replaced."""
-    return tvm_ffi.structural_map(expr, (tirx.Var, replace))
+def _find_ends(decide: Callable[[int], bool | None], extent: int) -> set[int]:
+    """Return where a function that changes at most from one value over None to another does so."""
+    first, last = decide(0), decide(extent - 1)
+    if first == last:
+        return set()
+    ends = set()
+    for end in (first, last):
+        # the value before the change, or after it
+        low, high = 0, extent - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            is_before = (decide(middle) == end) == (end == first)
+            low, high = (middle, high) if is_before else (low, middle)
+        ends.add(high)
+    return ends
+
+
+def _list_periods(value: Any) -> list[tuple[Any, int]]:
+    """Return the indices of an expression that begin again, as where a tensor is repeated, and after how many."""
+    modulos = find_nodes(value, tirx.FloorMod)
+    periods = [(node.a, int(node.b)) for node in modulos if isinstance(node.b, tirx.IntImm)]
+    return [(index, n) for index, n in periods if n >= _MIN_PERIOD and n % _MIN_PERIOD]
+
+
+def _find_wraps(value: Any, axis: Any, extent: int) -> set[int]:
+    """Return where along an axis an index begins again."""
+    wraps = set()
+    for index, period in _list_periods(value):
+        start = tvm.sym.Analyzer().simplify(index - axis)
+        if isinstance(start, tirx.IntImm):
+            wraps |= set(range(-int(start) % period, extent, period))
+    return wraps - {0}
 
 
 def _make_nest(block: Block, spans: Sequence[_Span]) -> Any:

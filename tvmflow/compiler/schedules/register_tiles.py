@@ -9,10 +9,12 @@ High-Performance Matrix Multiplication", 2008).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
+import tvm_ffi
+from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.cpu_model import CpuModel
@@ -21,9 +23,15 @@ from tvmflow.compiler.schedules.blocks import (
     Block,
     analyze_blocks,
     is_contiguous,
+    is_padded,
     list_loads,
 )
-from tvmflow.compiler.schedules.elementwise import fuse_and_parallelize, schedule_block
+from tvmflow.compiler.schedules.elementwise import (
+    count_fused_axes,
+    fuse_and_parallelize,
+    schedule_block,
+    vectorize_loop,
+)
 from tvmflow.compiler.schedules.tile_candidates import ReductionAxes, Tile
 
 _MAX_UNROLLED: Final = 160
@@ -35,6 +43,8 @@ _PARTS_PER_CORE: Final = 16
 
 # Shorter vectors are not worth their instructions.
 _MIN_PAD_LANES: Final = 4
+# A reduction and its result.
+_PARTS: Final = 2
 
 
 class SingleReduction(NamedTuple):
@@ -56,7 +66,8 @@ class SingleReduction(NamedTuple):
 
 
 def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
-    """Yield a schedule for each tile that fits, the fastest estimate first; none for other kernels."""
+    """Yield the different schedules of the tiles that fit, the fastest estimate first; none for other kernels."""
+    hashes = set()
     for tile in _list_tiles(mod, cpu):
         schedule = Schedule(mod, seed=1)
         try:
@@ -66,7 +77,10 @@ def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
         # TVM rejects some tiles.
         except RuntimeError:
             continue
-        yield schedule
+        digest = tvm_ffi.structural_hash(schedule.mod)
+        if digest not in hashes:
+            hashes.add(digest)
+            yield schedule
 
 
 def _list_tiles(mod: tvm.IRModule, cpu: CpuModel) -> list[Tile]:
@@ -84,16 +98,19 @@ def _isolate_reduction(schedule: Schedule, cpu: CpuModel) -> SingleReduction | N
     """Inline all blocks of a kernel but its reduction, its padding and its result; None for other kernels."""
     blocks = analyze_blocks(schedule) or []
     reductions = [block for block in blocks if block.is_reduction]
-    axes = tile_candidates.analyze_axes(reductions[0], cpu) if len(reductions) == 1 else None
-    if axes is None:
+    if len(reductions) != 1:
+        return None
+    axes = tile_candidates.analyze_axes(reductions[0], cpu)
+    has_partial_vectors = tile_candidates.has_partial_vectors(reductions[0], cpu)
+    if axes is None and not has_partial_vectors:
         return None
     position = blocks.index(reductions[0])
     # What is read once is not worth a pass over memory.
-    is_read_once = position > 0 and blocks[position - 1].work == reductions[0].work
-    first = position if is_read_once else max(position - 1, 0)
+    is_inlined = position > 0 and _is_read_once(blocks[position - 1], reductions[0])
+    first = position if is_inlined else max(position - 1, 0)
     after = blocks[position + 1 :]
     # Norms, which have no weights, read their data again while these are in the cache.
-    has_weights = axes.weight_bytes > 0
+    has_weights = axes is not None and axes.weight_bytes > 0
     small = _count_before_broadcast(reductions[0], after) if has_weights else len(after)
     kept = {small - 1, len(after) - 1}
     inlined = [block for index, block in enumerate(after) if index not in kept]
@@ -102,11 +119,58 @@ def _isolate_reduction(schedule: Schedule, cpu: CpuModel) -> SingleReduction | N
     if small == 0:
         schedule.cache_write(reductions[0].handle, 0, "local")
     isolated = analyze_blocks(schedule) or []
+    if has_partial_vectors and len(isolated) == _PARTS:
+        isolated = _merge_axes(schedule, isolated, cpu)
+        axes = tile_candidates.analyze_axes(isolated[0], cpu) if isolated else None
+    if axes is None or len(isolated) < _PARTS:
+        return None
     broadcast = isolated.pop() if small < len(after) else None
     *before, main, final = isolated
     if len(before) > 1 or not _is_result(final, main):
         return None
     return SingleReduction(before[0] if before else None, main, final, axes, broadcast)
+
+
+def _is_read_once(block: Block, reader: Block) -> bool:
+    """Return whether a reduction reads each number of a block once, and no condition of a padded row divides its vectors."""
+    return block.work == reader.work and not is_padded(block, block.spatial_axes[-1])
+
+
+def _merge_axes(schedule: Schedule, blocks: Sequence[Block], cpu: CpuModel) -> list[Block]:
+    """Make one axis of those that follow each other in all tensors, so that fewer of its vectors are not whole.
+
+    Args:
+        schedule: The schedule.
+        blocks: The reduction and its result.
+        cpu: The CPU to schedule for.
+
+    Returns:
+        The blocks of the new axes; none if they are no simple loop nests.
+    """
+    count = min(count_fused_axes(block, cpu.lanes) for block in blocks)
+    main, final = blocks
+    rank, extents = len(main.spatial_extents), main.spatial_extents
+    while extents[rank - count] == 1 and count > 1:
+        count -= 1
+    if count == 1 or final.spatial_extents != extents:
+        return list(blocks)
+
+    def merge(*axes: Any) -> list[Any]:
+        first, *others = axes[rank - count : rank]
+        for axis, extent in zip(others, extents[rank - count + 1 :], strict=True):
+            first = first * extent + axis
+        return [*axes[: rank - count], first, *axes[rank:]]
+
+    for block in blocks:
+        schedule.transform_block_layout(block.handle, _index_map(merge, block.axes))
+    layout = _index_map(merge, main.spatial_axes)
+    schedule.transform_layout(main.handle, ("write", 0), layout)
+    # Axes of length one are no longer simple loops.
+    return analyze_blocks(schedule) or []
+
+
+def _index_map(merge: Callable[..., list[Any]], axes: Sequence[Any]) -> tirx.IndexMap:
+    return tirx.IndexMap.from_func(merge, len(axes), index_dtype=str(axes[0].ty.dtype))
 
 
 def _count_before_broadcast(main: Block, after: list[Block]) -> int:
@@ -140,7 +204,7 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     if main.spatial_extents[last] > axes.lanes:
         outer[last], vector = schedule.split(vector, [None, axes.lanes])
     store_loops = []
-    if final.spatial_extents[last] % axes.lanes:
+    if final.spatial_extents[last] != main.spatial_extents[last]:
         # the last vector is stored in parts: those beyond the end are left out
         width = math.gcd(final.spatial_extents[last], axes.lanes)
         part, vector = schedule.split(vector, [None, width])
@@ -153,13 +217,14 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     if tile.window_rows and axes.row is not None:
         outer[axes.row], inner = schedule.split(outer[axes.row], [None, tile.window_rows])
         window_loops.append(inner)
-    parallel_axes, serial_axes = _order_outer_axes(outer, axes, tile)
-    around = [outer[axis] for axis in parallel_axes]
-    within = [*(outer[axis] for axis in serial_axes if axis != axes.data), *window_loops]
-    within += [outer[axis] for axis in serial_axes if axis == axes.data]
+    around, within = _order_outer_loops(outer, reduction, tile, window_loops)
     schedule.reorder(*around, *within, *register_loops, *store_loops, vector)
+    pads_rows = _pads_rows_of_tiles(reduction, tile)
+    rows = within[0] if pads_rows else None
     if not tile.window_rows:
-        _move_outside(schedule, around, within, _PARTS_PER_CORE * cpu.cores)
+        # columns of one window share its padding
+        movable = 1 if pads_rows else len(within)
+        _move_outside(schedule, around, within, movable, _PARTS_PER_CORE * cpu.cores)
     parallel = fuse_and_parallelize(schedule, around, main.work >= _MIN_PARALLEL_WORK, cpu)
     for loop in (*register_loops, *store_loops):
         schedule.unroll(loop)
@@ -167,21 +232,82 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     schedule.compute_at(main.handle, (within or [parallel])[-1], preserve_unit_loops=True)
     schedule.set_scope(main.handle, 0, "local")
     sums = _schedule_reduction(schedule, main, axes, tile)
-    if pad is not None and tile.window_rows:
-        schedule.compute_at(pad.handle, parallel, preserve_unit_loops=True)
-        # the model may use narrower vectors than the CPU has
-        width = math.gcd(pad.spatial_extents[-1], cpu.lanes)
-        if width >= _MIN_PAD_LANES and is_contiguous(pad, pad.spatial_axes[-1]):
-            _, lanes = schedule.split(schedule.get_loops(pad.handle)[-1], [None, width])
-            schedule.vectorize(lanes)
+    if pad is not None and (tile.window_rows or pads_rows):
+        window = within[0] if pads_rows and within and within[0] is rows else parallel
+        schedule.compute_at(pad.handle, window, preserve_unit_loops=True)
+        _schedule_window(schedule, pad, window, cpu, pads_rows=pads_rows)
     elif pad is not None:
         schedule_block(schedule, pad, cpu)
     if dot_products.find_products(main) is not None:
         dot_products.use_instruction(schedule, main, parallel, sums, axes.lanes, cpu)
 
 
+def _schedule_window(
+    schedule: Schedule, pad: Block, around: Any, cpu: CpuModel, *, pads_rows: bool
+) -> None:
+    """Copy rows into a padded window in vectors.
+
+    Args:
+        schedule: The schedule.
+        pad: The block that pads the data, in the loop `around`.
+        around: The loop over windows.
+        cpu: The CPU to schedule for.
+        pads_rows: Whether a condition along rows chooses what is padding.
+    """
+    loops = list(schedule.get_loops(pad.handle))
+    if not is_contiguous(pad, pad.spatial_axes[-1]):
+        return
+    if pads_rows:
+        # all is padding at first, so that no condition divides the rows that are copied then
+        inner = next(n for n, loop in enumerate(loops) if _is_same(schedule, loop, around)) + 1
+        filled = schedule.decompose_padding(pad.handle, loops[inner])
+        for handle in (filled, pad.handle):
+            vectorize_loop(schedule, schedule.get_loops(handle)[-1], cpu)
+        return
+    # the model may use narrower vectors than the CPU has
+    width = math.gcd(pad.spatial_extents[-1], cpu.lanes)
+    if width >= _MIN_PAD_LANES:
+        _, lanes = schedule.split(loops[-1], [None, width])
+        schedule.vectorize(lanes)
+
+
+def _is_same(schedule: Schedule, loop: Any, other: Any) -> bool:
+    """Return whether two references are to one loop."""
+    return bool(schedule.get(loop).same_as(schedule.get(other)))
+
+
+def _pads_rows_of_tiles(reduction: SingleReduction, tile: Tile) -> bool:
+    """Return whether the rows of one tile are padded at a time, for all of its columns: in pooling of plain data."""
+    pad, main, _, axes, _ = reduction
+    return (
+        pad is not None
+        and is_padded(pad, pad.spatial_axes[-1])
+        and not axes.weight_bytes
+        and axes.data in _order_outer_axes(range(len(main.spatial_extents)), axes, tile)[1]
+    )
+
+
+def _order_outer_loops(
+    outer: Mapping[int, Any], reduction: SingleReduction, tile: Tile, window_loops: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Return the loops around tiles, in order: those that may run in parallel, and those inside of them.
+
+    Args:
+        outer: The loops around tiles by their axes.
+        reduction: The reduction.
+        tile: The tile.
+        window_loops: The loops over the rows of a window.
+    """
+    data_axis = reduction.axes.data
+    parallel_axes, serial_axes = _order_outer_axes(list(outer), reduction.axes, tile)
+    data = [outer[axis] for axis in serial_axes if axis == data_axis]
+    others = [*(outer[axis] for axis in serial_axes if axis != data_axis), *window_loops]
+    within = [*data, *others] if _pads_rows_of_tiles(reduction, tile) else [*others, *data]
+    return [outer[axis] for axis in parallel_axes], within
+
+
 def _order_outer_axes(
-    outer: dict[int, Any], axes: ReductionAxes, tile: Tile
+    outer: Sequence[int], axes: ReductionAxes, tile: Tile
 ) -> tuple[list[int], list[int]]:
     """Return the axes of the loops around tiles: those that may run in parallel, and those inside of them."""
     weights = [axis for axis in axes.weights if axis in outer]
@@ -193,10 +319,14 @@ def _order_outer_axes(
     return (data, [*weights, axes.data]) if data else (weights, [axes.data])
 
 
-def _move_outside(schedule: Schedule, around: list[Any], within: list[Any], parts: int) -> None:
-    """Move loops from `within` to `around` until these split the work into enough parts."""
+def _move_outside(
+    schedule: Schedule, around: list[Any], within: list[Any], movable: int, parts: int
+) -> None:
+    """Move the first loops of `within`, at most `movable`, to `around` until these split the work into enough parts."""
     count = math.prod(int(schedule.get(loop).extent) for loop in around)
-    while within and count < parts:
+    for _ in range(movable):
+        if count >= parts:
+            break
         count *= int(schedule.get(within[0]).extent)
         around.append(within.pop(0))
 

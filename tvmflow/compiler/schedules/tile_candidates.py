@@ -10,6 +10,7 @@ from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.operators import tiles
 from tvmflow.compiler.schedules import dot_products
 from tvmflow.compiler.schedules.blocks import Block, depends_on, element_stride, list_loads
+from tvmflow.compiler.strided_loads import MAX_STRIDE
 
 SHORT_REDUCTION: Final = 5
 """Reduction axes of at most this length are unrolled if their tile is small."""
@@ -25,6 +26,8 @@ _COPY_COST: Final = 3
 # The relative cost of testing each row where the last window is not full.
 _PARTIAL_WINDOW_COST: Final = 1.1
 _MAX_WINDOW_HEIGHTS: Final = 4
+# Pooling reads vectors of numbers with so small a stride.
+_STRIDES: Final = range(1, MAX_STRIDE + 1)
 # The first axes of a convolution's data and result are images and channels.
 _FIRST_SPATIAL: Final = 2
 
@@ -50,7 +53,7 @@ class ReductionAxes(NamedTuple):
 
     Attributes:
         lanes: The lanes of a vector along the last axis.
-        weight: The axis along which a tile reads different weights; the last axis if it is longer than a vector.
+        weight: The axis along which a tile reads different weights; the last axis if it is several whole vectors.
         data: The axis along which a tile reads different data.
         row: The next axis outside of `data` along which data differ.
         weights: All axes along which weights differ.
@@ -70,18 +73,13 @@ def analyze_axes(block: Block, cpu: CpuModel) -> ReductionAxes | None:
     spatial, axes = block.spatial_axes, block.axes
     extents = block.spatial_extents
     last = len(spatial) - 1
-    lanes = math.gcd(extents[last], cpu.lanes)
     loads = list_loads(block)
     # All terms of one sum lie between the weights of two sums.
     products = dot_products.find_products(block)
-    stride = products.terms if products is not None else 1
-    vectors = [load for load in loads if element_stride(load, axes, spatial[last]) == stride]
     scalars = [load for load in loads if not depends_on(load, spatial[last])]
-    if lanes < 2 or not vectors or len(vectors) + len(scalars) != len(loads):
-        return None
-    is_long = extents[last] > lanes
-    if last == 0 and not is_long:
-        # The result is one vector: there is no loop around a tile.
+    strides = _STRIDES if not scalars else (products.terms if products is not None else 1,)
+    vectors = [load for load in loads if element_stride(load, axes, spatial[last]) in strides]
+    if not vectors or len(vectors) + len(scalars) != len(loads):
         return None
     weights: tuple[int, ...] = ()
     data: Sequence[int] = range(last)
@@ -93,14 +91,42 @@ def analyze_axes(block: Block, cpu: CpuModel) -> ReductionAxes | None:
         data = [axis for axis in range(last) if in_scalars[axis] and not in_vectors[axis]]
     long_data = [position for position in data if extents[position] > 1]
     long_weights = [position for position in weights if extents[position] > 1]
+    lanes = _choose_lanes(extents[last], cpu, has_scalars=bool(scalars), has_data=bool(long_data))
+    is_long, is_whole = extents[last] > lanes, extents[last] % lanes == 0
+    if lanes < 2 or (last == 0 and not is_long):
+        # The result is one vector: there is no loop around a tile.
+        return None
     return ReductionAxes(
         lanes,
-        last if is_long and scalars else long_weights[-1] if long_weights else None,
+        last if is_long and scalars and is_whole else long_weights[-1] if long_weights else None,
         long_data[-1] if long_data else None,
         long_data[-2] if len(long_data) > 1 else None,
         (*weights, last) if is_long else weights,
         sum(4 * math.prod(int(n) for n in load.source.shape) for load in vectors if scalars),
     )
+
+
+def has_partial_vectors(block: Block, cpu: CpuModel) -> bool:
+    """Return whether a reduction reads nothing but vectors along its last axis, which they do not divide."""
+    last = block.spatial_axes[-1]
+    loads = list_loads(block)
+    is_vector = all(element_stride(load, block.axes, last) in _STRIDES for load in loads)
+    return is_vector and bool(loads) and block.spatial_extents[-1] % cpu.lanes > 0
+
+
+def _choose_lanes(extent: int, cpu: CpuModel, *, has_scalars: bool, has_data: bool) -> int:
+    """Return the lanes of the vectors along an axis: a divisor of its extent, or more if there are fewer vectors then.
+
+    The last vector of an axis that is no multiple of them overlaps the one before it, and a tile has
+    one of them. Where it has one position too (no `has_data`), vectors that divide the axis are
+    better: a tile has several of these, and their sums do not wait for each other.
+    """
+    lanes = math.gcd(extent, cpu.lanes)
+    if lanes > 1 and has_scalars and not has_data:
+        return lanes
+    if extent < cpu.lanes:
+        return lanes if has_scalars else extent
+    return cpu.lanes if -(-extent // cpu.lanes) < extent // lanes else lanes
 
 
 def generate_tiles(

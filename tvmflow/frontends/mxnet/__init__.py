@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.core.errors import (
-    EnvironmentProblem,
-    ImportFailed,
-    RecipeError,
-    merge_recipe_errors,
-)
+from tvmflow.core.errors import EnvironmentProblem, ImportFailed, RecipeError
 from tvmflow.core.python_process import code_command
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
@@ -64,19 +59,13 @@ def files(
     """
     assert isinstance(source, MxnetSource)
     assert source.mxnet is not None
-    resolved: list[InputFile] = []
-    errors: list[RecipeError] = []
     names = checkpoint_files(source.mxnet, base)
-    for role, field, name in zip((SYMBOL, PARAMS), ("prefix", "epoch"), names, strict=True):
-        file = checkpoint_file(role, name, source, where("mxnet", field), where)
-        try:
-            resolved.append(sources.resolve(file))
-        except RecipeError as error:
-            errors.append(error)
-    if errors:
-        raise merge_recipe_errors(errors)
-    _check_symbol(resolved[0])
-    return tuple(resolved)
+    symbol, params = sources.resolve_all(
+        checkpoint_file(role, name, source, where("mxnet", field), where)
+        for role, field, name in zip((SYMBOL, PARAMS), ("prefix", "epoch"), names, strict=True)
+    )
+    _check_symbol(symbol)
+    return symbol, params
 
 
 def _check_symbol(file: InputFile) -> None:
@@ -108,10 +97,24 @@ def load(
     """
     from tvmflow.frontends.mxnet._graph import build
     from tvmflow.frontends.mxnet._params import read_params
+    from tvmflow.operators._loading import load_operators
 
     with importing():
+        operators = load_operators(files)
         symbol = read_symbol(files[SYMBOL])
-        return build(symbol, read_params(files[PARAMS]), inputs, tensors, bound)
+        return build(symbol, read_params(files[PARAMS]), inputs, tensors, bound, operators)
+
+
+def find_unnamed_files(files: Sequence[InputFile]) -> tuple[InputFile, ...]:
+    """Return nothing: a recipe names all files of such a model."""
+    return ()
+
+
+def list_tensors(files: Mapping[str, Path]) -> Mapping[str, str]:
+    """Return the inner tensors of a checkpoint, with the node that computes each."""
+    from tvmflow.frontends.mxnet import _graph
+
+    return _graph.list_tensors(read_symbol(files[SYMBOL]))
 
 
 def reference(
@@ -129,6 +132,7 @@ def reference(
         EnvironmentProblem: when MXNet is not installed.
     """
     from tvmflow.frontends import _reference_process
+    from tvmflow.operators._loading import operator_paths, prepare_calls
 
     if importlib.util.find_spec("mxnet") is None:
         raise EnvironmentProblem(
@@ -139,7 +143,9 @@ def reference(
         "params": str(files[PARAMS].resolve()),
         "inputs": [spec.to_json() for spec in inputs],
         "tensors": [spec.name for spec in tensors],
+        "operators": operator_paths(files),
     }
+    prepare_calls(scratch)
     environment = {
         # Fusing for oneDNN would run another graph than the one that was saved.
         "MXNET_SUBGRAPH_BACKEND": "NONE",

@@ -11,16 +11,24 @@ from typing import Final
 import tvm
 from tvm import relax
 
-from tvmflow.core.errors import ImportFailed
+from tvmflow.core.documentation import page_url
+from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, names_text, quoted
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import MAX_ELEMENTS, LoadedModel
 from tvmflow.frontends._frames import Array
+from tvmflow.frontends._nodes import NodeNames
 from tvmflow.frontends.mxnet._op import Expr, Op, signature, static_shape
+from tvmflow.frontends.mxnet._own_operators import CUSTOM, count_outputs, find_operator, label
+from tvmflow.frontends.mxnet._own_operators import convert as convert_own
 from tvmflow.frontends.mxnet._symbol import Node, Symbol
 from tvmflow.frontends.mxnet.converters import CONVERTERS
 from tvmflow.frontends.mxnet.converters.normalization import gamma_is_fixed
+from tvmflow.operators._loading import Operators
+
+NO_OPERATORS: Final = Operators()
+"""Those of a recipe that brings none."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +44,10 @@ _BATCH_NORMS: Final = frozenset(
 )
 
 _MAX_LISTED: Final = 20
+_OWN_FIX: Final = f"""; or implement a Custom: name a file under `operators` in the recipe ({page_url("operators")}), with
+       from tvmflow.operators import operator
+       @operator(OP_TYPE, domain="mxnet")
+       def implement(node, *inputs): ...  # node.te(…), node.tir(…), node.c(…), or operators of Relax"""
 # The names that MXNet gives the outputs of operators with several; others have `output0`, `output1`, …
 _WITH_VARIANCE: Final = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "InstanceNorm")
 _OUTPUT_NAMES: Final[dict[str, tuple[str, ...]]] = {
@@ -58,6 +70,7 @@ def build(
     inputs: Sequence[TensorSpec],
     tensors: Sequence[str] = (),
     bound: Mapping[str, Array] = MappingProxyType({}),
+    operators: Operators = NO_OPERATORS,
 ) -> LoadedModel:
     """Return the model of a symbol for these input shapes.
 
@@ -67,6 +80,7 @@ def build(
         inputs: The recipe's inputs.
         tensors: Names of inner tensors that the module returns after the outputs.
         bound: The constants that take the place of inputs.
+        operators: The recipe's own operators.
 
     Raises:
         ImportFailed: when an operator, an attribute, an input or a name is not supported.
@@ -75,7 +89,7 @@ def build(
     symbol = _with_heads(symbol, tensors)
     live = _live_nodes(symbol)
     _log.debug("%d of %d nodes are needed in inference", len(live), len(symbol.nodes))
-    _check_operators(symbol, live)
+    _check_operators(symbol, live, operators)
     _check_names(symbol, live, params, inputs)
 
     constants = {name: relax.const(array) for name, array in bound.items()}
@@ -86,13 +100,14 @@ def build(
         for node in (symbol.nodes[index] for index in live)
         if node.op == "null" and node.name not in {*input_vars, *constants}
     }
-    mod, results = _build_main(symbol, live, input_vars, param_vars, constants)
+    mod, results, nodes = _build_main(symbol, live, input_vars, param_vars, constants, operators)
     outputs = tuple(
         TensorSpec(name, *signature(result))
         for name, result in zip(_output_names(symbol), results, strict=True)
     )
     weights = {name: params[name] for name in param_vars}
-    return LoadedModel(mod, weights, free, outputs[:output_count], outputs[output_count:])
+    outputs, inner = outputs[:output_count], outputs[output_count:]
+    return LoadedModel(mod, weights, free, outputs, inner, nodes)
 
 
 def _build_main(
@@ -101,16 +116,19 @@ def _build_main(
     input_vars: Mapping[str, Expr],
     param_vars: Mapping[str, Expr],
     constants: Mapping[str, Expr],
-) -> tuple[tvm.IRModule, list[Expr]]:
-    """Return the module with the function `main`, and its outputs."""
+    operators: Operators,
+) -> tuple[tvm.IRModule, list[Expr], tuple[str, ...]]:
+    """Return the module with the function `main`, its outputs, and the node of each binding."""
     builder = relax.BlockBuilder()
+    nodes = NodeNames(builder)
     results: list[Expr] = []
-    failure: ImportFailed | None = None
+    failure: StageError | None = None
     with builder.function("main", attrs={"num_input": len(input_vars)}):
         with builder.dataflow():
             try:
-                results = _emit(symbol, live, {**param_vars, **input_vars, **constants}, builder)
-            except ImportFailed as error:
+                values = {**param_vars, **input_vars, **constants}
+                results = _emit(symbol, live, values, builder, nodes, operators)
+            except StageError as error:
                 failure = error
         # The function is finished after a failure too, since TVM warns of an unfinished builder.
         builder.emit_func_output(
@@ -119,7 +137,8 @@ def _build_main(
         )
     if failure:
         raise failure
-    return builder.finalize(), results
+    mod = builder.finalize()
+    return mod, results, nodes.take(mod)
 
 
 def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
@@ -128,13 +147,7 @@ def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
     added = [name for name in tensors if name not in outputs]
     if not added:
         return symbol
-    # A model cannot be cut at a tensor that no node reads.
-    read = [entry for node in symbol.nodes for entry in node.inputs]
-    internals = {
-        _output_name(symbol.nodes[index], output): (index, output)
-        for index, output in read
-        if symbol.nodes[index].op != "null"
-    }
+    internals = _find_internals(symbol)
     unknown = [name for name in added if name not in internals]
     if unknown:
         raise ImportFailed(
@@ -147,8 +160,34 @@ def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
     return symbol._replace(heads=(*symbol.heads, *(internals[name] for name in added)))
 
 
+def _find_internals(symbol: Symbol) -> dict[str, tuple[int, int]]:
+    """Return the node and the output of each inner tensor: a model cannot be cut at one that no node reads."""
+    read = [entry for node in symbol.nodes for entry in node.inputs]
+    return {
+        _output_name(symbol.nodes[index], output): (index, output)
+        for index, output in read
+        if symbol.nodes[index].op != "null"
+    }
+
+
+def list_tensors(symbol: Symbol) -> dict[str, str]:
+    """Return the inner tensors that inference computes, in its order, with the node of each."""
+    live, outputs = set(_live_nodes(symbol)), set(_output_names(symbol))
+    entries = sorted((entry, name) for name, entry in _find_internals(symbol).items())
+    return {
+        name: symbol.nodes[index].name
+        for (index, _), name in entries
+        if index in live and name not in outputs
+    }
+
+
 def _emit(
-    symbol: Symbol, live: Sequence[int], variables: Mapping[str, Expr], builder: relax.BlockBuilder
+    symbol: Symbol,
+    live: Sequence[int],
+    variables: Mapping[str, Expr],
+    builder: relax.BlockBuilder,
+    nodes: NodeNames,
+    operators: Operators,
 ) -> list[Expr]:
     """Emit every node in order, and return the outputs."""
     values: dict[int, list[Expr]] = {}
@@ -157,7 +196,13 @@ def _emit(
         if node.op == "null":
             values[index] = [variables[node.name]]
         else:
-            values[index] = _convert(node, symbol, values, builder)
+            inputs = _inputs_of(node, symbol, values)
+            if find_operator(node, operators):
+                count = count_outputs(symbol, index)
+                values[index] = convert_own(node, inputs, count, operators, builder)
+            else:
+                values[index] = _convert(node, inputs, symbol, builder)
+            nodes.mark(node.name, values[index])
     return [
         builder.emit_output(_pick(symbol.nodes[index], values[index], output))
         for index, output in symbol.heads
@@ -209,12 +254,13 @@ def _live_nodes(symbol: Symbol) -> list[int]:
     return sorted(live)
 
 
-def _check_operators(symbol: Symbol, live: Sequence[int]) -> None:
+def _check_operators(symbol: Symbol, live: Sequence[int], operators: Operators) -> None:
     unknown: dict[str, list[str]] = {}
     for index in live:
         node = symbol.nodes[index]
-        if node.op != "null" and node.op not in CONVERTERS:
-            unknown.setdefault(node.op, []).append(quoted(node.name))
+        is_known = node.op == "null" or node.op in CONVERTERS or find_operator(node, operators)
+        if not is_known:
+            unknown.setdefault(label(node), []).append(quoted(node.name))
     if unknown:
         lines = []
         for op, nodes in unknown.items():
@@ -224,7 +270,8 @@ def _check_operators(symbol: Symbol, live: Sequence[int]) -> None:
         raise ImportFailed(
             "the model has operators that tvmflow does not support:\n"
             + "\n".join([*lines[:_MAX_LISTED], *more]),
-            fix="end the model before them (`symbol.get_internals()[NAME + '_output']`), and save it again",
+            fix="end the model before them (`symbol.get_internals()[NAME + '_output']`), and save it again"
+            + (_OWN_FIX if any(name.startswith(CUSTOM) for name in unknown) else ""),
         )
 
 
@@ -262,14 +309,18 @@ def _variable(name: str, shape: Sequence[int], dtype: str) -> Expr:
     return relax.Var(name, relax.TensorType(tuple(int(dim) for dim in shape), dtype))
 
 
-def _convert(
-    node: Node, symbol: Symbol, values: Mapping[int, list[Expr]], builder: relax.BlockBuilder
-) -> list[Expr]:
-    names = [symbol.nodes[source].name for source, _ in node.inputs]
-    inputs = [
+def _inputs_of(node: Node, symbol: Symbol, values: Mapping[int, list[Expr]]) -> list[Expr | None]:
+    """Return the inputs of a node; None for those that inference does not read."""
+    return [
         _pick(symbol.nodes[source], values[source], output) if _reads(node, position) else None
         for position, (source, output) in enumerate(node.inputs)
     ]
+
+
+def _convert(
+    node: Node, inputs: Sequence[Expr | None], symbol: Symbol, builder: relax.BlockBuilder
+) -> list[Expr]:
+    names = [symbol.nodes[source].name for source, _ in node.inputs]
     op = Op(node, inputs, names, builder)
     try:
         converted = CONVERTERS[node.op](op)

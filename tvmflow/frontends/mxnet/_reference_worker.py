@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ class _Model:
     def __init__(self, mx: Any, first: Message) -> None:
         self.name = f"MXNet {mx.__version__}"
         self.note = ""
+        if first["operators"]:
+            self._register_operators(mx, first)
         symbol = mx.sym.load(first["symbol"])
         if first["tensors"]:
             inner = symbol.get_internals()
@@ -56,9 +59,24 @@ class _Model:
             grad_req="null",
             type_dict={name: dtype for name, dtype in dtypes.items() if name in known},
             **shapes,
+            **self._operand_shapes(symbol, weights),
         )
         self._executor.copy_params_from(weights, weights, allow_extra_params=True)
         self._feeds = {name: self._executor.arg_dict[name] for name in shapes}
+
+    def _operand_shapes(self, symbol: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the shapes of weights where operators of the recipe read some: MXNet cannot infer these."""
+        names = symbol.list_arguments() if self.note else ()
+        return {name: weights[name].shape for name in names if name in weights}
+
+    def _register_operators(self, mx: Any, first: Message) -> None:
+        """Let MXNet compute the recipe's operators by their references."""
+        from tvmflow.frontends.mxnet._own_references import register
+        from tvmflow.operators._loading import load_operators
+
+        files = {role: Path(path) for role, path in first["operators"].items()}
+        if names := register(mx, Path(first["symbol"]), load_operators(files)):
+            self.note = f"the reference of {', '.join(names)} is the numpy function of the recipe"
 
     def run(self, arrays: Mapping[str, Array]) -> list[Array]:
         return [output.asnumpy() for output in self.prepare(arrays)()]

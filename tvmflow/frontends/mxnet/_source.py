@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from pydantic import Field
 
@@ -38,6 +38,8 @@ class MxnetCheckpoint(ClosedModel):
 
 class MxnetSource(SeveralFiles):
     """The fields of an MXNet model."""
+
+    takes_operators: ClassVar[bool] = True
 
     mxnet: MxnetCheckpoint | None = Field(
         default=None,
@@ -81,7 +83,8 @@ def find_missing_files(model: Mapping[str, Json], base: Path) -> Iterator[Missin
     if not is_file(symbol):
         yield MissingFile(("mxnet", "prefix"), missing_file_text(symbol))
     elif not is_file(params):
-        text = f"{missing_file_text(params, suggest=False)} (available epochs: {_epochs(symbol)})"
+        epochs = ", ".join(map(str, list_epochs(symbol))) or "none"
+        text = f"{missing_file_text(params, suggest=False)} (available epochs: {epochs})"
         yield MissingFile(("mxnet", "epoch"), text)
 
 
@@ -96,9 +99,26 @@ def read_inputs(files: Mapping[str, Path]) -> Sequence[ModelInput]:
     return [ModelInput(name, is_required=False) for name in variables]
 
 
-def _epochs(symbol: Path) -> str:
+def list_epochs(symbol: Path) -> list[int]:
+    """Return the epochs whose parameters lie beside a symbol, in order."""
     stem = symbol.name.removesuffix("symbol.json")
     ends = [name.removeprefix(stem) for name in list_siblings(symbol) if name.startswith(stem)]
     numbers = [end.removesuffix(".params") for end in ends if end.endswith(".params")]
-    epochs = [str(int(number)) for number in numbers if number.isascii() and number.isdigit()]
-    return ", ".join(epochs) or "none"
+    return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
+
+
+def list_inputs(files: Mapping[str, Path]) -> list[ModelInput]:
+    """Return the variables of the symbol that are no weights, whose shapes nobody tells.
+
+    Raises:
+        ImportFailed: when a file is not of a checkpoint.
+    """
+    # numpy is loaded for this alone
+    from tvmflow.frontends.mxnet._params import read_params
+
+    weights = read_params(files[PARAMS])
+    return [
+        value._replace(is_required=True)
+        for value in read_inputs(files)
+        if value.name not in weights and not value.name.endswith("_label")
+    ]

@@ -8,13 +8,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.core.types import InputFile, TensorSpec
-from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
+from tvmflow.core.requirements import install_command
+from tvmflow.core.types import TensorSpec
+from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits
 from tvmflow.frontends._import_errors import importing
-from tvmflow.frontends.onnx._source import OnnxSource, list_files
+from tvmflow.frontends.onnx._source import OnnxSource
+from tvmflow.frontends.onnx._source import files as files
 from tvmflow.frontends.onnx._source import find_missing_files as find_missing_files
+from tvmflow.frontends.onnx._source import find_unnamed_files as find_unnamed_files
 from tvmflow.frontends.onnx._source import read_inputs as read_inputs
-from tvmflow.store.source_files import SourceFiles
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,24 +29,11 @@ REQUIRES_INPUTS: Final = False
 REFERENCE: Final = ReferenceTraits(
     name="ONNX Runtime",
     tools=("numpy", "onnx", "onnxruntime"),
-    install="pip install onnxruntime",
+    install=install_command("onnxruntime"),
     is_optional=False,
 )
 
 _WORKER: Final = "tvmflow.frontends.onnx._reference_worker"
-
-
-def files(
-    source: SourceFields, base: Path, where: Where, sources: SourceFiles
-) -> tuple[InputFile, ...]:
-    """Return the ONNX file and its external data files.
-
-    Raises:
-        RecipeError: when the file is not an ONNX model, or external data is missing.
-        DownloadError: when something has to be looked up, and cannot be.
-    """
-    assert isinstance(source, OnnxSource)
-    return list_files(source, base, where, sources)
 
 
 def load(
@@ -59,6 +48,7 @@ def load(
         ImportFailed: with operator and node, or with the name that is no tensor of the model.
     """
     from tvmflow.frontends.onnx._files import add_outputs, read_model
+    from tvmflow.frontends.onnx._graph import node_labels
     from tvmflow.frontends.onnx._importer import import_prepared
     from tvmflow.frontends.onnx._own_operators import OwnNodes
     from tvmflow.frontends.onnx._prepare import prepare
@@ -69,7 +59,8 @@ def load(
         model = read_model(files)
         inner_outputs = add_outputs(model, tensors)
         own.mark(model)
-        return import_prepared(prepare(model, inputs, bound, own), inner_outputs, own)
+        labels = node_labels(model)
+        return import_prepared(prepare(model, inputs, bound, own), inner_outputs, own, labels)
 
 
 def reference(
@@ -94,6 +85,19 @@ def reference(
     return _reference_process.start(
         REFERENCE, _WORKER, first, inputs, (*outputs, *tensors), scratch
     )
+
+
+def list_tensors(files: Mapping[str, Path]) -> Mapping[str, str]:
+    """Return the inner tensors of the main graph, with the node that computes each."""
+    import onnx
+
+    from tvmflow.frontends.onnx._graph import node_labels
+
+    model = onnx.load(str(files["model"]), load_external_data=False)
+    outputs = {value.name for value in model.graph.output}
+    labels = node_labels(model)
+    inner = [name for node in model.graph.node for name in node.output if name]
+    return {name: labels[name] for name in inner if name not in outputs}
 
 
 def reference_version() -> str:

@@ -116,7 +116,7 @@ def list_inputs_of(model: ModelProto, condition: str) -> list[str]:
     pending, seen = [condition], {condition}
     while pending:
         node = makers.get(pending.pop())
-        read = set(node.input).union(*map(captured_names, node.attribute)) if node else set()
+        read = {*node.input, *captured_names(node)} if node else set()
         pending += read - seen
         seen |= read
     return [value.name for value in model.graph.input if value.name in seen]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -9,9 +10,9 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from tvmflow.frontends._hyperbolic import make_cosh, make_sinh
 from tvmflow.frontends.onnx import _fourier, _resize
-
-_SINH_TERMS: Final = 8
+from tvmflow.frontends.onnx._graph import dtype_of
 
 
 class NodeToConvert(NamedTuple):
@@ -136,20 +137,12 @@ def _mod(node: NodeToConvert) -> Any:
 
 def _cosh(node: NodeToConvert) -> Any:
     [x] = node.inputs
-    half = _constant(0.5, x)
-    return half * relax.op.exp(x) + half * relax.op.exp(relax.op.negative(x))
+    return make_cosh(x, lambda value: _constant(value, x))
 
 
 def _sinh(node: NodeToConvert) -> Any:
-    """Return `(eˣ − e⁻ˣ)/2`, and the Taylor series below 1, where the difference would lose most of its bits."""
     [x] = node.inputs
-    half, one = _constant(0.5, x), _constant(1.0, x)
-    large = half * relax.op.exp(x) - half * relax.op.exp(relax.op.negative(x))
-    square, series = node.emit(x * x), one
-    for n in range(_SINH_TERMS, 0, -1):
-        factor = _constant(1 / (2 * n * (2 * n + 1)), x)
-        series = node.emit(one + square * factor * series)
-    return relax.op.where(relax.op.less(square, one), x * series, large)
+    return make_sinh(x, lambda value: _constant(value, x), node.emit)
 
 
 def _is_inf(node: NodeToConvert) -> Any:
@@ -163,6 +156,18 @@ def _is_inf(node: NodeToConvert) -> Any:
     if not comparisons:
         return relax.op.zeros_like(infinite)
     return relax.op.logical_and(infinite, comparisons[0](x, _constant(0, x)))
+
+
+def _pairwise(node: NodeToConvert, operator: Callable[[Any, Any], Any]) -> Any:
+    """Return one operand after the other combined; TVM copies all into one tensor, and reduces that from a finite start."""
+    if all(isinstance(operand, tvm.ir.Constant) for operand in node.inputs):
+        return node.convert_by_tvm(node.inputs)
+    return functools.reduce(lambda left, right: node.emit(operator(left, right)), node.inputs)
+
+
+def _mean(node: NodeToConvert) -> Any:
+    total = _pairwise(node, relax.op.add)
+    return relax.op.divide(total, _constant(float(len(node.inputs)), total))
 
 
 # ---------------------------------------------------------------- reductions
@@ -183,6 +188,19 @@ def _extreme(node: NodeToConvert) -> Any:
     halves = node.emit(relax.op.multiply(data, _constant(0.5, data)))
     result = node.emit(node.convert_by_tvm([halves, *rest]))
     return relax.op.multiply(result, _constant(2.0, data))
+
+
+def _arg_extreme(node: NodeToConvert) -> Any:
+    """Return indices of maxima or minima, also in rows of nothing but the lowest or highest value.
+
+    TVM starts with that value and the index -1, which stays where no element beats it.
+    """
+    result = node.emit(node.convert_by_tvm(node.inputs))
+    if not node.attributes.get("select_last_index", 0):
+        return relax.op.maximum(result, _constant(0, result))
+    # TVM counts from the end then.
+    last = _shape(node.inputs[0])[node.attributes.get("axis", 0)] - 1
+    return relax.op.minimum(result, _constant(last, result))
 
 
 def _cum_prod(node: NodeToConvert) -> Any:
@@ -215,10 +233,8 @@ def _one_hot(node: NodeToConvert) -> Any:
 
 def _bit_cast(node: NodeToConvert) -> Any:
     """Return the bits of numbers as numbers of another dtype of the same size."""
-    from onnx import helper
-
     [x] = node.inputs
-    dtype = str(helper.tensor_dtype_to_np_dtype(node.attributes["to"]))
+    dtype = dtype_of(node.attributes["to"])
     if "bool" in (dtype, _dtype(x)):
         return relax.op.astype(x, dtype)
 
@@ -286,6 +302,8 @@ def _known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
+    "ArgMax": _arg_extreme,
+    "ArgMin": _arg_extreme,
     "BitCast": _bit_cast,
     "Clip": _clip,
     "Cosh": _cosh,
@@ -293,6 +311,9 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "DFT": _dft,
     "Elu": _elu,
     "IsInf": _is_inf,
+    "Max": functools.partial(_pairwise, operator=relax.op.maximum),
+    "Mean": _mean,
+    "Min": functools.partial(_pairwise, operator=relax.op.minimum),
     "Mod": _mod,
     "NonMaxSuppression": _non_max_suppression,
     "OneHot": _one_hot,
@@ -303,5 +324,6 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "Resize": _resize_data,
     "STFT": _stft,
     "Sinh": _sinh,
+    "Sum": functools.partial(_pairwise, operator=relax.op.add),
 }
 """Operator -> its converter; all others are converted as TVM does."""

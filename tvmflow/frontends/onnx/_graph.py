@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from onnx import (
     AttributeProto,
+    FunctionProto,
     GraphProto,
     ModelProto,
     NodeProto,
@@ -19,11 +21,15 @@ from onnx.defs import onnx_opset_version
 
 from tvmflow.core.formatting import quoted
 from tvmflow.frontends.onnx._large_tensors import array_of
+from tvmflow.operators._definition import standard_domain
 
 OWN_DOMAIN: Final = "tvmflow.operators"
 """The domain of the nodes that a recipe's own operators implement (see `_own_operators`)."""
 
 _MAX_KNOWN_ELEMENTS: Final = 64
+_PYTORCH_SCOPES: Final = "pkg.torch.onnx.name_scopes"
+"""The property in which PyTorch's exporter lists the modules around a node, and then the operator."""
+_QUOTED_WORD: Final = re.compile(r"'([^']*)'")
 
 
 class KnownValues(NamedTuple):
@@ -50,6 +56,21 @@ def known_values(model: ModelProto) -> KnownValues:
     return KnownValues({tensor.name: array_of(tensor) for tensor in small}, shapes)
 
 
+def element_types(model: ModelProto) -> dict[str, int]:
+    """Return the element type of each value of a model and its branches, as far as it is known."""
+    types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    for graph in all_graphs(model.graph):
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            if value.type.tensor_type.elem_type:
+                types[value.name] = value.type.tensor_type.elem_type
+    return types
+
+
+def dtype_of(element_type: int) -> str:
+    """Return the name of an element type."""
+    return str(helper.tensor_dtype_to_np_dtype(element_type))
+
+
 def is_if(node: NodeProto) -> bool:
     """Return whether a node is ONNX's conditional operator."""
     return bool(node.op_type == "If" and is_standard(node))
@@ -59,7 +80,7 @@ def list_branches(graph: GraphProto) -> Iterator[GraphProto]:
     """Give the branches of every If in a graph, without those inside them."""
     for node in graph.node:
         if is_if(node):
-            yield from (attribute.g for attribute in node.attribute)
+            yield from subgraphs(node)
 
 
 def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
@@ -67,6 +88,28 @@ def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
     yield graph
     for branch in list_branches(graph):
         yield from all_graphs(branch)
+
+
+def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    """Give the graphs in the attributes of a node, without those inside them."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
+    """Give the nodes of the graph, of its functions and of all subgraphs."""
+    for owner in (model.graph, *model.functions):
+        yield from _with_inner_nodes(owner.node)
+
+
+def _with_inner_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from _with_inner_nodes(graph.node)
 
 
 def attributes_of(node: NodeProto) -> dict[str, Any]:
@@ -78,13 +121,21 @@ def attributes_of(node: NodeProto) -> dict[str, Any]:
 
 def opset_of(model: ModelProto) -> int:
     """Return the version of the standard opset that the model uses; the newest for one that uses none."""
-    versions = [entry.version for entry in model.opset_import if is_standard(entry)]
-    return int(max(versions, default=onnx_opset_version()))
+    return int(versions_of(model.opset_import).get("", onnx_opset_version()))
 
 
-def is_standard(entry: NodeProto | OperatorSetIdProto) -> bool:
+def versions_of(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
+    """Return the version of each domain; the newest of one that is named several times."""
+    versions: dict[str, int] = {}
+    for entry in imports:
+        domain = standard_domain(entry.domain)
+        versions[domain] = max(entry.version, versions.get(domain, entry.version))
+    return versions
+
+
+def is_standard(entry: NodeProto | OperatorSetIdProto | FunctionProto) -> bool:
     """Return whether an operator, or an opset, is of ONNX's standard domain."""
-    return entry.domain in ("", "ai.onnx")
+    return not standard_domain(entry.domain)
 
 
 def node_name(node: NodeProto) -> str:
@@ -94,6 +145,24 @@ def node_name(node: NodeProto) -> str:
     return f"with output {quoted(node.output[0])}" if node.output else "without a name"
 
 
+def node_labels(model: ModelProto) -> dict[str, str]:
+    """Return the label of the node that computes each tensor of a model, for people."""
+    return {
+        output: _node_label(node)
+        for graph in all_graphs(model.graph)
+        for node in graph.node
+        for output in node.output
+    }
+
+
+def _node_label(node: NodeProto) -> str:
+    """Return name, or operator and output, and the module of PyTorch that the node was exported from."""
+    label = node.name or f"{node.op_type} ({next(iter(node.output), '')})"
+    scopes = next((p.value for p in node.metadata_props if p.key == _PYTORCH_SCOPES), "")
+    modules = [name for name in _QUOTED_WORD.findall(scopes)[:-1] if name]
+    return f"{label} ({modules[-1]})" if modules else label
+
+
 def replace_nodes(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
     """Set the nodes of the main graph, which may be some of its present ones."""
     copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
@@ -101,17 +170,14 @@ def replace_nodes(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
     model.graph.node.extend(copies)
 
 
-def captured_names(attribute: AttributeProto) -> set[str]:
-    """Return all names in the subgraphs of an attribute, which may be those of outer values."""
-    has_graph = attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-    graphs = [attribute.g, *attribute.graphs] if has_graph else []
+def captured_names(node: NodeProto) -> set[str]:
+    """Return all names in the subgraphs of a node, which may be those of outer values."""
     names: set[str] = set()
-    for graph in graphs:
+    for graph in subgraphs(node):
         names.update(value.name for value in graph.output)
-        for node in graph.node:
-            names.update(node.input)
-            for inner in node.attribute:
-                names |= captured_names(inner)
+        for inner in graph.node:
+            names.update(inner.input)
+            names |= captured_names(inner)
     return names
 
 
@@ -126,6 +192,5 @@ def rename_captured(graph: GraphProto, names: Mapping[str, str]) -> None:
         value.name = names.get(value.name, value.name)
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                rename_captured(inner, names)
+        for inner in subgraphs(node):
+            rename_captured(inner, names)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 import onnx
 import tvm
 import tvm_ffi
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
@@ -22,6 +23,7 @@ from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends._nodes import NodeNames
 from tvmflow.frontends.onnx import _recurrent
 from tvmflow.frontends.onnx._branches import list_inputs_of
 from tvmflow.frontends.onnx._converters import CONVERTERS, NodeToConvert
@@ -30,6 +32,7 @@ from tvmflow.frontends.onnx._graph import (
     all_graphs,
     attributes_of,
     captured_names,
+    dtype_of,
     is_if,
     known_values,
     node_name,
@@ -55,7 +58,10 @@ _QUANTIZED_FIX: Final = (
 
 
 def import_prepared(
-    model: ModelProto, inner_outputs: int = 0, own: OwnNodes = NO_OPERATORS
+    model: ModelProto,
+    inner_outputs: int = 0,
+    own: OwnNodes = NO_OPERATORS,
+    labels: Mapping[str, str] = MappingProxyType({}),
 ) -> LoadedModel:
     """Import a model that `prepare` returned.
 
@@ -63,12 +69,13 @@ def import_prepared(
         model: The prepared model.
         inner_outputs: How many of its outputs, the last ones, are inner tensors.
         own: The nodes of the recipe's own operators.
+        labels: The label of the user's node that computes each tensor.
 
     Raises:
         ImportFailed: with operator and node.
     """
     _refuse_unsupported(model)
-    importer = _Importer(model, own)
+    importer = _Importer(model, own, labels)
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         mod = importer.from_onnx(model.graph, opset_of(model))
@@ -81,12 +88,13 @@ def import_prepared(
             "TVM's importer returned a module that is not well-formed",
             fix="report a bug of tvmflow, with the model",
         )
+    nodes = importer.nodes.take(mod)
     main = mod["main"]
     kinds = [var.ty for var in main.params[: int(main.attrs["num_input"])]]
     inputs = _specs(model.graph.input, kinds)
     outputs = _specs(model.graph.output, getattr(main.ret_ty, "fields", [main.ret_ty]))
     count = len(outputs) - inner_outputs
-    return LoadedModel(mod, params, inputs, outputs[:count], outputs[count:])
+    return LoadedModel(mod, params, inputs, outputs[:count], outputs[count:], nodes)
 
 
 def _refuse_unsupported(model: ModelProto) -> None:
@@ -134,12 +142,14 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
 
     _nodes: dict[str, Any]
 
-    def __init__(self, model: ModelProto, own: OwnNodes) -> None:
+    def __init__(self, model: ModelProto, own: OwnNodes, labels: Mapping[str, str]) -> None:
         super().__init__({}, "float32", keep_params_in_input=False, sanitize=False)
         self._model = model
         self._own = own
+        self._labels = labels
+        self.nodes = NodeNames(self.bb)
         inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
-        self._dtype = {n: str(helper.tensor_dtype_to_np_dtype(t)) for n, t in inputs.items()}
+        self._dtype = {n: dtype_of(t) for n, t in inputs.items()}
         self._parameters = {n for node in _all_nodes(model) for n in parameter_operands(node)}
         self._quantized = {
             node.input[0] for node in _all_nodes(model) if node.op_type == "DequantizeLinear"
@@ -198,6 +208,13 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 name = f"{excerpt(node.op_type)} (node {node_name(node)})"
                 text = f"{name} cannot be imported: {last_line(error)}"
                 raise ImportFailed(text, fix=_FIX) from error
+            self._name_results(node)
+
+    def _name_results(self, node: NodeProto) -> None:
+        """Give what was emitted the label of the node; what `prepare` added belongs to the node that reads it."""
+        label = next((self._labels[name] for name in node.output if name in self._labels), None)
+        if label is not None:
+            self.nodes.mark(label, [self._nodes[n] for n in node.output if n in self._nodes])
 
     def _construct_own(self, node: NodeProto) -> None:
         """Convert a node by the operator of the recipe."""
@@ -209,7 +226,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         """Convert an If, of which only the branch that is taken is computed."""
         branches = attributes_of(node)
         # What is not bound to a variable yet would be computed in each branch again.
-        for name in sorted({name for a in node.attribute for name in captured_names(a)}):
+        for name in sorted(captured_names(node)):
             if isinstance(self._nodes.get(name), relax.Call):
                 self._nodes[name] = self.bb.emit(self._nodes[name])
         condition = self.bb.emit(relax.op.reshape(self._nodes[node.input[0]], []))
@@ -218,6 +235,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         except ImportFailed as error:
             advice = _binding_advice(self._model, node.input[0])
             raise ImportFailed(error.message, fix=advice or error.fix) from error
+        _check_results(node, bodies, advice=_binding_advice(self._model, node.input[0]))
         result = self.bb.emit(relax.If(condition, *bodies))
         if len(node.output) == 1:
             self._nodes[node.output[0]] = result
@@ -236,6 +254,26 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self.bb.end_scope()
         self._nodes = outer
         return relax.SeqExpr([block], body)
+
+
+def _check_results(node: NodeProto, bodies: Sequence[relax.SeqExpr], advice: str) -> None:
+    """Check that both branches of an If return tensors of the same shapes and dtypes: kernels need these.
+
+    Raises:
+        ImportFailed: with the first that differ.
+    """
+    types = [getattr(body.body.ty, "fields", [body.body.ty]) for body in bodies]
+    for one, other in zip(*types, strict=True):
+        if not tvm_ffi.structural_equal(one, other):
+            returned = f"{_type_text(one)} and {_type_text(other)}"
+            text = f"If (node {node_name(node)}) has branches that return {returned}, and must return one shape and dtype"
+            raise ImportFailed(text, fix=advice or _FIX)
+
+
+def _type_text(kind: Any) -> str:
+    sizes = kind.shape.values if kind.shape is not None else []
+    texts = (str(int(n)) if isinstance(n, tvm.tirx.IntImm) else "?" for n in sizes)
+    return f"{kind.dtype.dtype}[{', '.join(texts)}]"
 
 
 def _is_shape_like(array: np.ndarray[Any, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Unrolls Scan, and Loop with a constant number of iterations: TVM's importer has neither."""
+"""Unrolls Scan and Loop: TVM's importer has neither. An iteration that a computed condition may end becomes an If."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from tvmflow.frontends.onnx._branches import name_branch_values
 from tvmflow.frontends.onnx._graph import (
     KnownValues,
     attributes_of,
+    captured_names,
     is_standard,
     known_values,
     list_branches,
     opset_of,
     rename_captured,
     replace_nodes,
+    subgraphs,
 )
+from tvmflow.frontends.onnx._trips import count_trips
 
 # Older ones have another form, with a batch.
 _OLDEST_SCAN_OPSET: Final = 9
@@ -36,6 +39,7 @@ def unroll_loops(model: ModelProto) -> ModelProto:
     if not any(node.op_type in _UNROLLERS for node in model.graph.node):
         return model
     known, opset = known_values(model), opset_of(model)
+    _drop_unused_outputs(model)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
         can_unroll = is_standard(node) and len(nodes) <= _MAX_NODES
@@ -48,6 +52,16 @@ def unroll_loops(model: ModelProto) -> ModelProto:
     return name_branch_values(model) if any(list_branches(model.graph)) else model
 
 
+def _drop_unused_outputs(model: ModelProto) -> None:
+    """Remove the names of those outputs of loops that nothing reads."""
+    used = {value.name for value in model.graph.output}
+    for node in model.graph.node:
+        used.update(node.input, captured_names(node))
+    for node in model.graph.node:
+        if node.op_type in _UNROLLERS and is_standard(node):
+            node.output[:] = [name if name in used else "" for name in node.output]
+
+
 class _Iterations:
     """The iterations of a loop, as nodes of the main graph.
 
@@ -57,7 +71,7 @@ class _Iterations:
     """
 
     def __init__(self, node: NodeProto, body: GraphProto, opset: int) -> None:
-        self._prefix = next(name for name in node.output if name)
+        self._prefix = next(filter(None, node.output), "loop")
         self._body = body
         self._opset = opset
         self.nodes: list[NodeProto] = []
@@ -87,10 +101,44 @@ class _Iterations:
             copy = NodeProto.FromString(node.SerializeToString())
             copy.input[:] = [names.get(name, name) for name in node.input]
             copy.output[:] = [names.get(name, name) for name in node.output]
-            for graph in (graph for a in copy.attribute for graph in (a.g, *a.graphs)):
+            for graph in subgraphs(copy):
                 rename_captured(graph, names)
             self.nodes.append(copy)
         return [names.get(value.name, value.name) for value in self._body.output]
+
+    def run_body_if(self, iteration: int, arguments: Sequence[str], count: int) -> list[str]:
+        """Add an If with the nodes of one iteration where the loop still runs, and return the names of its results.
+
+        Args:
+            iteration: The number of the iteration.
+            arguments: Its number, the condition, and the states, as names of values.
+            count: How many results are kept: the condition and the states.
+        """
+        start = len(self.nodes)
+        results = self.run_body(iteration, arguments)[:count]
+        nodes = self.nodes[start:]
+        del self.nodes[start:]
+        false = numpy_helper.from_array(np.asarray(False))
+        names = [f"{self._prefix}.{iteration}.state{n}" for n in range(count)]
+        stop = helper.make_node("Constant", [], [f"{names[0]}.kept"], value=false)
+        branches = {
+            "then_branch": (nodes, [self._as_condition(results[0], nodes), *results[1:]], "new"),
+            "else_branch": ([stop], [stop.output[0], *arguments[2:]], "kept"),
+        }
+        graphs = {
+            branch: _branch(content, values, [f"{name}.{suffix}.out" for name in names])
+            for branch, (content, values, suffix) in branches.items()
+        }
+        label = f"{self._prefix} iteration {iteration}"
+        self.nodes.append(helper.make_node("If", [arguments[1]], names, label, **graphs))
+        return names
+
+    def _as_condition(self, name: str, nodes: list[NodeProto]) -> str:
+        """Return a condition, which may be a vector of one element, as a scalar."""
+        shape = numpy_helper.from_array(np.zeros(0, np.int64))
+        nodes.append(helper.make_node("Constant", [], [f"{name}.scalar"], value=shape))
+        nodes.append(helper.make_node("Reshape", [name, f"{name}.scalar"], [f"{name}.reshaped"]))
+        return f"{name}.reshaped"
 
     def stack(self, values: Sequence[str], axis: int, output: str) -> None:
         """Add values of all iterations along a new axis."""
@@ -108,6 +156,13 @@ class _Iterations:
         for state, output in zip(states, outputs, strict=False):
             if output:
                 self.add("Identity", state, output=output)
+
+
+def _branch(nodes: Sequence[NodeProto], values: Sequence[str], names: Sequence[str]) -> GraphProto:
+    """Return a branch of an If that returns values, which may be those of the graph around it, by new names."""
+    copies = [helper.make_node("Identity", [v], [n]) for v, n in zip(values, names, strict=True)]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in names]
+    return helper.make_graph([*nodes, *copies], names[0], [], outputs)
 
 
 def _scan(node: NodeProto, known: KnownValues, opset: int) -> _Iterations | None:
@@ -147,22 +202,26 @@ def _scan(node: NodeProto, known: KnownValues, opset: int) -> _Iterations | None
 
 def _loop(node: NodeProto, known: KnownValues, opset: int) -> _Iterations | None:
     body = attributes_of(node)["body"]
-    limit, condition, *states = node.input
-    count, start = known.constants.get(limit), known.constants.get(condition)
-    if count is None or (condition and (start is None or not start.all())):
+    condition, *states = node.input[1:]
+    stacked: list[list[str]] = [[] for _ in node.output[len(states) :]]
+    trips = count_trips(node, known, opset, MAX_UNROLLED_NODES // _count_nodes(body))
+    if trips is None or not _can_unroll(body, max(1, trips.most)):
         return None
-    if not _can_unroll(body, int(count.item())) or not _goes_on(body):
+    # Outputs that are stacked must have a length that is known, and an element.
+    if any(node.output[len(states) :]) and not (trips.is_exact and trips.most):
         return None
     unrolled = _Iterations(node, body, opset)
-    stacked: list[list[str]] = [[] for _ in node.output[len(states) :]]
     condition = condition or unrolled.add(
         "Constant", value=numpy_helper.from_array(np.asarray(True))
     )
-    for step in range(int(count.item())):
+    for step in range(trips.most):
         arguments = [unrolled.constant(step), condition, *states]
-        _, *results = unrolled.run_body(step, arguments)
+        if trips.is_exact:
+            _, *results = unrolled.run_body(step, arguments)
+        else:
+            condition, *results = unrolled.run_body_if(step, arguments, 1 + len(states))
         states = results[: len(states)]
-        for values, result in zip(stacked, results[len(states) :], strict=True):
+        for values, result in zip(stacked, results[len(states) :], strict=False):
             values.append(result)
     for values, output in zip(stacked, node.output[len(states) :], strict=True):
         unrolled.stack(values, 0, output)
@@ -177,23 +236,8 @@ def _can_unroll(body: GraphProto, count: int) -> bool:
 
 def _count_nodes(graph: GraphProto) -> int:
     """Return the number of nodes of a graph and of all graphs in it; at least 1."""
-    inner = (inner for node in graph.node for a in node.attribute for inner in (a.g, *a.graphs))
+    inner = (inner for node in graph.node for inner in subgraphs(node))
     return max(1, len(graph.node) + sum(_count_nodes(graph) for graph in inner if graph.node))
-
-
-def _goes_on(body: GraphProto) -> bool:
-    """Return whether the condition that a body returns is always true, given that it was."""
-    makers = {name: node for node in body.node for name in node.output}
-    constants = {tensor.name: tensor for tensor in body.initializer}
-    name = body.output[0].name
-    while name in makers and makers[name].op_type == "Identity":
-        name = makers[name].input[0]
-    if name == body.input[1].name:
-        return True
-    tensor = constants.get(name)
-    if name in makers and makers[name].op_type == "Constant":
-        tensor = attributes_of(makers[name]).get("value")
-    return tensor is not None and bool(numpy_helper.to_array(tensor).all())
 
 
 _UNROLLERS: Final[Mapping[str, Callable[[NodeProto, KnownValues, int], _Iterations | None]]] = {

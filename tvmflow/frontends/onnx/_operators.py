@@ -9,6 +9,7 @@ from typing import Final
 from onnx import NodeProto
 
 from tvmflow.core.formatting import excerpt
+from tvmflow.frontends.onnx._element_types import NARROW_TYPES, name_of
 from tvmflow.frontends.onnx._graph import OWN_DOMAIN, KnownValues, attributes_of, is_standard
 from tvmflow.frontends.onnx._loops import MAX_UNROLLED_NODES
 
@@ -45,6 +46,12 @@ def _batch_norm(node: NodeProto, _: KnownValues) -> str:
     return "in training mode" if is_training else ""
 
 
+def _cast(node: NodeProto, _: KnownValues) -> str:
+    """TVM neither rounds nor saturates as ONNX does where it casts to types of less than a byte, or float8."""
+    to = attributes_of(node).get("to", 0)
+    return f"to {name_of(to)}" if to in NARROW_TYPES else ""
+
+
 def _conv_transpose(node: NodeProto, _: KnownValues) -> str:
     return "with output_shape" if "output_shape" in attributes_of(node) else ""
 
@@ -71,6 +78,15 @@ def _roi_align(node: NodeProto, _: KnownValues) -> str:
     return "with mode max" if attributes_of(node).get("mode") == "max" else ""
 
 
+def _scatter_elements(node: NodeProto, known: KnownValues) -> str:
+    """TVM counts through the axes before and behind as if data and indices had the same sizes there."""
+    data, indices = (known.shapes.get(name, ()) for name in node.input[:2])
+    axis = attributes_of(node).get("axis", 0) % max(len(data), 1)
+    counted = (slice(1, axis), slice(axis + 2, None))
+    differs = any(data[part] != indices[part] for part in counted)
+    return "with indices of fewer rows than the data" if differs else ""
+
+
 def _sequence_erase(node: NodeProto, _: KnownValues) -> str:
     return "at a position" if len(node.input) > 1 and node.input[1] else ""
 
@@ -85,11 +101,13 @@ def _space_to_depth(node: NodeProto, _: KnownValues) -> str:
 
 MISCOMPUTED: Final[Mapping[str, Callable[[NodeProto, KnownValues], str]]] = {
     "BatchNormalization": _batch_norm,
+    "Cast": _cast,
     "ConvTranspose": _conv_transpose,
     "Dropout": _dropout,
     "LayerNormalization": _layer_norm,
     "RMSNormalization": _rms_norm,
     "RoiAlign": _roi_align,
+    "ScatterElements": _scatter_elements,
     "SequenceErase": _sequence_erase,
     "SequenceInsert": _sequence_insert,
     "SpaceToDepth": _space_to_depth,
@@ -100,11 +118,11 @@ QOPERATORS: Final = frozenset(
     "ConvInteger QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool "
     "QLinearLeakyRelu QLinearMatMul QLinearMul QLinearSigmoid QLinearSoftmax".split()
 )
-"""Operators of models quantized in ONNX Runtime's QOperator format, which TVM lacks; QDQ is supported."""
+"""Operators of ONNX Runtime's QOperator format, which TVM lacks; what `_qoperators` cannot rewrite is refused."""
 
 _UNROLLED: Final[Mapping[str, str]] = {
-    "Loop": "a constant number of iterations, no condition that is computed, and at most "
-    f"{MAX_UNROLLED_NODES:,} nodes in all",
+    "Loop": "a number of iterations that is constant or has a constant limit, at most "
+    f"{MAX_UNROLLED_NODES:,} nodes in all, and no stacked outputs where a condition is computed",
     "Scan": f"opset 9, a known length, and at most {MAX_UNROLLED_NODES:,} nodes in all",
 }
 """What it takes for a loop to have been replaced by its iterations."""

@@ -7,7 +7,7 @@ the implementation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -17,8 +17,24 @@ from tvm import relax
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, quoted
-from tvmflow.frontends.onnx._graph import OWN_DOMAIN, attributes_of, known_values, node_name
-from tvmflow.operators._definition import ADVICE, Node, Operator, OperatorError, Tensor
+from tvmflow.frontends.onnx._graph import (
+    OWN_DOMAIN,
+    all_nodes,
+    attributes_of,
+    dtype_of,
+    element_types,
+    known_values,
+    node_name,
+    versions_of,
+)
+from tvmflow.operators._definition import (
+    ADVICE,
+    Node,
+    Operator,
+    OperatorError,
+    Tensor,
+    standard_domain,
+)
 from tvmflow.operators._loading import Operators
 
 
@@ -27,6 +43,21 @@ class UsedOperator(NamedTuple):
 
     operator: Operator
     version: int
+
+
+def find_operator(
+    node: NodeProto, operators: Operators, versions: Mapping[str, int]
+) -> UsedOperator | None:
+    """Return the operator of a recipe that implements a node.
+
+    Args:
+        node: The node.
+        operators: Those of the recipe.
+        versions: The version of each domain that the model uses.
+    """
+    version = versions.get(standard_domain(node.domain), 1)
+    operator = operators.find(node.domain, node.op_type, version)
+    return UsedOperator(operator, version) if operator else None
 
 
 class OwnNodes:
@@ -44,7 +75,7 @@ class OwnNodes:
         versions = versions_of(model.opset_import)
         for function in model.functions:
             versions = {**versions_of(function.opset_import), **versions}
-        for node in list_nodes(model):
+        for node in all_nodes(model):
             self._mark_node(node, versions)
         for function in model.functions:
             function.opset_import.append(helper.make_opsetid(OWN_DOMAIN, 1))
@@ -52,22 +83,20 @@ class OwnNodes:
             model.opset_import.append(helper.make_opsetid(OWN_DOMAIN, 1))
         for value in (*model.graph.value_info, *model.graph.output):
             if element := value.type.tensor_type.elem_type:
-                self._dtypes[value.name] = str(helper.tensor_dtype_to_np_dtype(element))
+                self._dtypes[value.name] = dtype_of(element)
 
     def _mark_node(self, node: NodeProto, versions: Mapping[str, int]) -> None:
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        version = versions.get(domain, 1)
-        operator = self._operators.find(domain, node.op_type, version)
-        if operator is not None:
-            name = f"{domain or 'ai.onnx'}.{node.op_type}"
-            self._uses[name] = UsedOperator(operator, version)
+        if use := find_operator(node, self._operators, versions):
+            name = f"{use.operator.domain or 'ai.onnx'}.{node.op_type}"
+            self._uses[name] = use
             node.domain, node.op_type = OWN_DOMAIN, name
 
     def infer_shapes(self, model: ModelProto) -> ModelProto:
         """Add the shapes of results, as soon as those of the inputs are known."""
         if not self._uses:
             return model
-        shapes, dtypes = dict(known_values(model).shapes), _list_dtypes(model)
+        shapes = dict(known_values(model).shapes)
+        dtypes = {name: dtype_of(kind) for name, kind in element_types(model).items()}
         constants = {tensor.name: tensor for tensor in model.graph.initializer}
         for node in model.graph.node:
             is_open = any(name and name not in shapes for name in node.output)
@@ -193,35 +222,6 @@ def _spec(expr: Any) -> tuple[tuple[int, ...], str]:
         return tuple(int(extent) for extent in expr.ty.shape.values), str(expr.ty.dtype.dtype)
     except (AttributeError, TypeError):
         raise OperatorError(f"it is of type {getattr(expr, 'ty', None)}") from None
-
-
-def versions_of(imports: Any) -> dict[str, int]:
-    """Return the version of each domain."""
-    return {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in imports}
-
-
-def list_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    """Give the nodes of a model: of its graph, of the graphs in their attributes, and of its functions."""
-    for nodes in (model.graph.node, *(function.node for function in model.functions)):
-        yield from _list_with_inner(nodes)
-
-
-def _list_with_inner(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _list_with_inner(graph.node)
-
-
-def _list_dtypes(model: ModelProto) -> dict[str, str]:
-    graph = model.graph
-    elements = {
-        value.name: value.type.tensor_type.elem_type
-        for value in (*graph.input, *graph.value_info, *graph.output)
-    }
-    elements |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    return {n: str(helper.tensor_dtype_to_np_dtype(e)) for n, e in elements.items() if e}
 
 
 def _set_type(model: ModelProto, typed: Any) -> None:

@@ -11,13 +11,12 @@ from onnx import NodeProto, helper
 from onnx.reference.op_run import OpRun
 
 from tvmflow.core.errors import StageError
-from tvmflow.frontends.onnx._graph import node_name
+from tvmflow.frontends.onnx._graph import all_nodes, node_name, versions_of
 from tvmflow.frontends.onnx._large_tensors import read_without_large_tensors
 from tvmflow.frontends.onnx._own_operators import (
     UsedOperator,
     describe_node,
-    list_nodes,
-    versions_of,
+    find_operator,
 )
 from tvmflow.operators._definition import ADVICE, Tensor
 from tvmflow.operators._loading import Operators
@@ -36,10 +35,9 @@ def list_used_operators(path: str, operators: Operators) -> list[UsedOperator]:
     model = read_without_large_tensors(Path(path))
     versions = versions_of(model.opset_import)
     used: dict[UsedOperator, NodeProto] = {}
-    for node in list_nodes(model):
-        version = versions.get("" if node.domain == "ai.onnx" else node.domain, 1)
-        if operator := operators.find(node.domain, node.op_type, version):
-            used.setdefault(UsedOperator(operator, version), node)
+    for node in all_nodes(model):
+        if use := find_operator(node, operators, versions):
+            used.setdefault(use, node)
     for use, node in used.items():
         if use.operator.reference is None:
             raise StageError(

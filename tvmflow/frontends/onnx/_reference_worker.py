@@ -48,6 +48,10 @@ class _Session:
         results: list[Array] = self._session.run(None, dict(arrays))
         return results
 
+    def run_as_timed(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
+        results: list[Array] = self._timed.run(None, dict(arrays))
+        return results
+
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
         return functools.partial(self._timed.run, None, dict(arrays))
 
@@ -78,7 +82,7 @@ class _Evaluator:
             model, new_ops=make_references(used, operators, calls)
         )
         self.name = f"the ONNX reference evaluator {onnx.__version__}"
-        self.note = f"ONNX Runtime {onnxruntime.__version__} refuses this model: {_reason(refusal)}"
+        self.note = f"ONNX Runtime {onnxruntime.__version__} refuses this model: {_reason(refusal)}; {self.name} ran it instead"
         if used:
             names = ", ".join(str(use.operator) for use in used)
             self.note += f". The reference of {names} is the numpy function of the recipe"

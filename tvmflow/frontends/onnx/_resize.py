@@ -80,7 +80,7 @@ def _emit(
         taps = resize.find_taps(source, size, mode, length, antialias=antialias)
         if taps.positions.shape[1] > _MAX_TAPS:
             raise ValueError(f"antialiasing from {source} to {size} pixels is not supported")
-        function = functools.partial(resize.resize, axes=(axis,))
+        function = functools.partial(resize.resize, axes=(axis,), steps={})
         tables = [relax.const(table) for table in taps]
         data = builder.emit_te(function, data, *tables, primfunc_name_hint="resize")
     return relax.op.astype(data, dtype) if dtype != "float32" else data

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from tvmflow.frontends.onnx._graph import (
     KnownValues,
-    all_graphs,
     attributes_of,
+    element_types,
     is_standard,
     known_values,
     opset_of,
     replace_nodes,
 )
+from tvmflow.frontends.onnx._operators import QOPERATORS
+from tvmflow.frontends.onnx._qoperators import rewrite_qoperator
+from tvmflow.frontends.onnx._replacement import Replacement
 
 # Older ones are converted to it where possible; the mask of Dropout is boolean then.
 _MIN_OPSET: Final = 13
@@ -33,53 +36,53 @@ class _Context(NamedTuple):
     types: Mapping[str, int]
 
 
-class _Nodes:
-    """The nodes that replace one node; the names of their values begin with that of its first output."""
-
-    def __init__(self, node: NodeProto) -> None:
-        self._prefix = node.output[0]
-        self.nodes: list[NodeProto] = []
-
-    def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """Add a node, and return the name of its result."""
-        name = output or f"{self._prefix}.{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
-        return name
-
-    def constant(self, array: Any, output: str = "") -> str:
-        """Add a constant."""
-        tensor = numpy_helper.from_array(np.asarray(array))
-        return self.add("Constant", output=output, value=tensor)
-
-
 def rewrite_nodes(model: ModelProto) -> ModelProto:
     """Replace the nodes of the main graph that have a rewrite, as far as shapes and types are known."""
     if opset_of(model) < _MIN_OPSET or not any(
-        node.op_type in _REWRITES for node in model.graph.node
+        node.op_type in _REWRITES or node.op_type in QOPERATORS for node in model.graph.node
     ):
         return model
-    context = _Context(opset_of(model), known_values(model), _element_types(model))
+    context = _Context(opset_of(model), known_values(model), element_types(model))
     nodes: list[NodeProto] = []
     for node in model.graph.node:
-        rewrite = _REWRITES.get(node.op_type) if is_standard(node) else None
-        nodes += (rewrite(node, context) if rewrite else None) or [node]
+        nodes += _rewrite(node, context) or [node]
     replace_nodes(model, nodes)
     return model
 
 
-def _element_types(model: ModelProto) -> dict[str, int]:
-    types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    for graph in all_graphs(model.graph):
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            if value.type.tensor_type.elem_type:
-                types[value.name] = value.type.tensor_type.elem_type
-    return types
+def _rewrite(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+    """Return the nodes that replace one; None where it stays."""
+    if node.op_type in QOPERATORS and (is_standard(node) or node.domain == "com.microsoft"):
+        return rewrite_qoperator(node, context.known)
+    rewrite = _REWRITES.get(node.op_type) if is_standard(node) else None
+    return rewrite(node, context) if rewrite else None
 
 
 def _cast_like(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     """Rewrite a cast to the type of another value, which constants then need not wait for."""
     to = context.types.get(node.input[1])
     return None if to is None else [helper.make_node("Cast", node.input[:1], node.output, to=to)]
+
+
+def _same_padding(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+    """Rewrite padding that keeps ceil(size / stride) windows as numbers: TVM takes too little of SAME_LOWER."""
+    attributes = attributes_of(node)
+    mode = attributes.get("auto_pad", "NOTSET")
+    shape = context.known.shapes.get(node.input[0])
+    weights = context.known.shapes.get(node.input[1]) if len(node.input) > 1 else None
+    kernel = attributes.get("kernel_shape") or (weights or ())[2:]
+    if not mode.startswith("SAME") or shape is None or not kernel:
+        return None
+    ones = [1] * len(kernel)
+    strides, gaps = attributes.get("strides", ones), attributes.get("dilations", ones)
+    before, after = [], []
+    for size, edge, stride, gap in zip(shape[2:], kernel, strides, gaps, strict=True):
+        covered = (-(-size // stride) - 1) * stride + (edge - 1) * gap + 1
+        total = max(0, covered - size)
+        before.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
+        after.append(total - before[-1])
+    new = {**attributes, "auto_pad": "NOTSET", "pads": before + after}
+    return [helper.make_node(node.op_type, node.input, node.output, node.name, **new)]
 
 
 def _conv_transpose(node: NodeProto, context: _Context) -> list[NodeProto] | None:
@@ -119,7 +122,7 @@ def _dropout(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     is_training = switch and not (switch in constants and not constants[switch].any())
     if len(node.output) < 2 or shape is None or is_training:
         return None
-    nodes = _Nodes(node)
+    nodes = Replacement(node)
     kept, size = nodes.constant(True), nodes.constant(np.array(shape, np.int64))
     nodes.add("Expand", kept, size, output=node.output[1])
     nodes.add("Identity", node.input[0], output=node.output[0])
@@ -142,7 +145,7 @@ def _split(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     sizes = constants.get(node.input[1]) if len(node.input) > 1 else None
     if kind is None or sizes is None or sizes.all() or not sizes.any():
         return None
-    nodes = _Nodes(node)
+    nodes = Replacement(node)
     for name in (name for name, size in zip(node.output, sizes, strict=True) if not size):
         shape = context.known.shapes.get(name)
         if shape is None:
@@ -169,7 +172,7 @@ def _eye_like(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     kind = attributes.get("dtype", context.types.get(node.input[0], TensorProto.FLOAT))
     if shape is None or len(shape) != 2 or shape[0] * shape[1] > _MAX_IDENTITY_ELEMENTS:
         return None
-    nodes = _Nodes(node)
+    nodes = Replacement(node)
     dtype = helper.tensor_dtype_to_np_dtype(kind)
     nodes.constant(np.eye(*shape, k=attributes.get("k", 0), dtype=dtype), output=node.output[0])
     return nodes.nodes
@@ -180,7 +183,7 @@ def _lp_normalization(node: NodeProto, context: _Context) -> list[NodeProto] | N
     kind, attributes = context.types.get(node.input[0]), attributes_of(node)
     if kind is None:
         return None
-    nodes = _Nodes(node)
+    nodes = Replacement(node)
     dtype = helper.tensor_dtype_to_np_dtype(kind)
     axes = [attributes.get("axis", -1)]
     reduction = {1: "ReduceL1", 2: "ReduceL2"}[attributes.get("p", 2)]
@@ -197,12 +200,16 @@ def _lp_normalization(node: NodeProto, context: _Context) -> list[NodeProto] | N
 _Rewrite = Callable[[NodeProto, _Context], list[NodeProto] | None]
 
 _REWRITES: Final[Mapping[str, _Rewrite]] = {
+    "AveragePool": _same_padding,
     "CastLike": _cast_like,
     "Concat": _concat,
+    "Conv": _same_padding,
     "ConvTranspose": _conv_transpose,
     "Dropout": _dropout,
     "EyeLike": _eye_like,
     "LpNormalization": _lp_normalization,
+    "LpPool": _same_padding,
+    "MaxPool": _same_padding,
     "Split": _split,
     "TopK": _top_k,
 }

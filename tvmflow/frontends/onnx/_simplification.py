@@ -25,6 +25,7 @@ from tvmflow.frontends.onnx._graph import (
     opset_of,
     rename_captured,
     replace_nodes,
+    subgraphs,
 )
 from tvmflow.frontends.onnx._large_tensors import place_of, with_data
 from tvmflow.frontends.onnx._operators import MISCOMPUTED
@@ -146,7 +147,16 @@ def fold_constants(model: ModelProto) -> ModelProto:
 def _is_foldable(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
     has_body = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
     is_constant = all(name in constants for name in node.input if name)
-    return is_constant and not has_body and node.op_type not in _NOT_FOLDED
+    is_work = has_body or node.op_type in _NOT_FOLDED
+    return is_constant and not is_work and not _are_weights(node, constants)
+
+
+def _are_weights(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
+    """Return whether a node converts weights of 8 bits, which a library keeps as they are."""
+    if node.op_type != "DequantizeLinear" or attributes_of(node).get("block_size", 0):
+        return False
+    weights = constants[node.input[0]]
+    return weights.data_type in (TensorProto.INT8, TensorProto.UINT8) and len(weights.dims) > 1
 
 
 def _fits(
@@ -262,8 +272,8 @@ def bypass_copies(model: ModelProto) -> ModelProto:
     for node in model.graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = sources.get(name, name)
-        for branch in (graph for a in node.attribute for graph in (a.g, *a.graphs)):
-            rename_captured(branch, sources)
+        for graph in subgraphs(node):
+            rename_captured(graph, sources)
         if _is_copy(node, known) and node.output[0] not in outputs:
             sources[node.output[0]] = node.input[0]
         else:
@@ -286,8 +296,7 @@ def drop_unused_outputs(model: ModelProto) -> ModelProto:
     used = {value.name for value in model.graph.output}
     for node in model.graph.node:
         used.update(node.input)
-        for attribute in node.attribute:
-            used |= captured_names(attribute)
+        used |= captured_names(node)
     for node in model.graph.node:
         while (
             len(node.output) > 1
@@ -318,8 +327,7 @@ def drop_dead_nodes(model: ModelProto) -> ModelProto:
             continue
         kept.append(node)
         needed.update(node.input)
-        for attribute in node.attribute:
-            needed.update(captured_names(attribute))
+        needed |= captured_names(node)
     replace_nodes(model, list(reversed(kept)))
     weights = {t.name: t for t in model.graph.initializer if t.name in needed}
     del model.graph.initializer[:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Final
@@ -10,17 +9,28 @@ from typing import ClassVar, Final
 from pydantic import Field
 
 from tvmflow.core.errors import ImportFailed, RecipeError
+from tvmflow.core.file_kinds import ONNX
 from tvmflow.core.formatting import quoted
-from tvmflow.core.named_files import is_file, missing_file_text, obstacle
+from tvmflow.core.named_files import is_file, obstacle
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import InputFile, Json
-from tvmflow.frontends._base import MissingFile, ModelInput, Where
-from tvmflow.frontends._file_kinds import recognize
-from tvmflow.frontends._file_source import NamedFile, OneFile, further_file, named_file, shown
-from tvmflow.frontends.onnx._header import Header, read_header
+from tvmflow.frontends._base import MissingFile, ModelInput, SourceFields, Where
+from tvmflow.frontends._file_source import (
+    NamedFile,
+    OneFile,
+    check_other_kind,
+    find_missing_file,
+    further_file,
+    named_file,
+    read_once,
+    shown,
+)
+from tvmflow.frontends.onnx._header import read_header
 from tvmflow.frontends.onnx._protobuf import NotAModel
-from tvmflow.store.addresses import HUB, is_address, scheme_of
-from tvmflow.store.source_files import SourceFiles
+from tvmflow.store.addresses import HUB, scheme_of
+from tvmflow.store.source_files import SourceFiles, UnpinnedFiles
+
+_read_header = read_once(read_header)
 
 MODEL: Final = "model"
 """The role of the ONNX file."""
@@ -42,13 +52,11 @@ class OnnxSource(OneFile):
 
 def find_missing_files(model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
     """Give the ONNX file when it is a path that does not exist."""
-    path = model.get("onnx")
-    if isinstance(path, str) and path and not is_address(path) and not is_file(base / path):
-        yield MissingFile(("onnx",), missing_file_text(base / path))
+    return find_missing_file("onnx", model, base)
 
 
-def list_files(
-    source: OnnxSource, base: Path, where: Where, sources: SourceFiles
+def files(
+    source: SourceFields, base: Path, where: Where, sources: SourceFiles
 ) -> tuple[InputFile, ...]:
     """Return the ONNX file and its external data files, whose names stand in it.
 
@@ -59,8 +67,19 @@ def list_files(
         RecipeError: when the file is not an ONNX model, or external data is missing or not beside it.
         DownloadError: when something has to be looked up, and cannot be.
     """
+    assert isinstance(source, OnnxSource)
     position = where("onnx")
-    model = sources.resolve(named_file(MODEL, "onnx", source, base, where))
+    try:
+        model = sources.resolve(named_file(MODEL, "onnx", source, base, where))
+    except UnpinnedFiles as error:
+        # it was downloaded for its digest, so that its further files can be named at once
+        (model,) = error.files
+        names = _read_external_names(model, position)
+        try:
+            sources.resolve_all(_list_external_files(names, model, source, where))
+        except UnpinnedFiles as others:
+            raise UnpinnedFiles([model, *others.files]) from None
+        raise
     if scheme_of(model.url) == HUB and source.files is None:
         model = sources.fetch(model)
     if not model.path:
@@ -68,9 +87,28 @@ def list_files(
     else:
         names = _read_external_names(model, position)
         _check_pinned_names(source, names, where)
-    external = (_external_file(name, model, source, where) for name in names)
-    by_role = {file.role: file for file in external}
-    return (model, *map(sources.resolve, by_role.values()))
+    return (model, *sources.resolve_all(_list_external_files(names, model, source, where)))
+
+
+def find_unnamed_files(files: Sequence[InputFile]) -> tuple[InputFile, ...]:
+    """Return the external data files of a model that was downloaded after planning, and that the recipe does not name.
+
+    Raises:
+        RecipeError: when the file is not an ONNX model, or external data is not beside it.
+    """
+    model = next(file for file in files if file.role == MODEL)
+    names = _read_external_names(model, model.where)
+    listed = _list_external_files(names, model, OnnxSource(), lambda *_: model.where)
+    known = {file.role for file in files}
+    return tuple(file for file in listed if file.role not in known)
+
+
+def _list_external_files(
+    names: Sequence[str], model: InputFile, source: OnnxSource, where: Where
+) -> list[InputFile]:
+    """Return the external data files of a model, each once, not resolved yet."""
+    listed = (_external_file(name, model, source, where) for name in names)
+    return list({file.role: file for file in listed}.values())
 
 
 def _read_external_names(model: InputFile, position: str) -> tuple[str, ...]:
@@ -79,10 +117,9 @@ def _read_external_names(model: InputFile, position: str) -> tuple[str, ...]:
     try:
         return _read_header(path).data_files
     except NotAModel as error:
-        kind = recognize(path)
-        text = kind.text if kind else f"is not an ONNX model: {error}"
-        fix = kind.fix if kind else ""
-        raise RecipeError(f"{position}: model.onnx: {shown(model)} {text}", fix=fix) from None
+        start = f"{position}: model.onnx: {shown(model)}"
+        check_other_kind(start, path, ONNX)
+        raise RecipeError(f"{start} is not an ONNX model: {error}") from None
     except OSError as error:
         raise RecipeError(f"{position}: model.onnx: {path}: {error.strerror}") from None
 
@@ -117,17 +154,6 @@ def read_inputs(files: Mapping[str, Path]) -> Sequence[ModelInput]:
         raise ImportFailed(
             f"the file is not an ONNX model: {error}", fix="export or download it again"
         ) from None
-
-
-def _read_header(path: Path) -> Header:
-    """Return the header of a file, which planning needs several times."""
-    status = path.stat()
-    return _cached_header(path, (status.st_size, status.st_mtime_ns, status.st_ino))
-
-
-@functools.lru_cache(maxsize=16)
-def _cached_header(path: Path, stamp: tuple[int, ...]) -> Header:
-    return read_header(path)
 
 
 def _external_file(location: str, model: InputFile, source: OnnxSource, where: Where) -> InputFile:

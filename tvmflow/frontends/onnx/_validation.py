@@ -18,7 +18,7 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, quoted
 from tvmflow.frontends._base import MAX_ELEMENTS
 from tvmflow.frontends._inputs import MAX_SIGNATURE
-from tvmflow.frontends.onnx._graph import is_standard, node_name
+from tvmflow.frontends.onnx._graph import all_nodes, is_standard, node_name, subgraphs
 from tvmflow.frontends.onnx._header import MAX_NODES, MAX_WEIGHTS
 from tvmflow.frontends.onnx._large_tensors import place_of
 from tvmflow.frontends.onnx._operators import supported_operators
@@ -59,39 +59,16 @@ def check_model(model: ModelProto) -> None:
     _check_names(model, nodes)
     _check_versions(model, nodes)
     _check_arities(model, nodes)
-    if not model.graph.output:
-        raise _invalid("it has no outputs")
+    _check_functions(model)
+    _check_outputs(model.graph)
     _check_edges(model.graph, [])
-
-
-def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    """Give the nodes of the graph, of its functions and of all subgraphs."""
-    for owner in (model.graph, *model.functions):
-        for node in owner.node:
-            yield node
-            yield from _inner_nodes(node)
-
-
-def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == AttributeProto.GRAPHS:
-            yield from attribute.graphs
-
-
-def _inner_nodes(node: NodeProto) -> Iterator[NodeProto]:
-    for graph in _subgraphs(node):
-        for inner in graph.node:
-            yield inner
-            yield from _inner_nodes(inner)
 
 
 def all_tensors(model: ModelProto) -> Iterator[TensorProto]:
     """Give every tensor in the model: weights and attributes, of all subgraphs too."""
     yield from model.graph.initializer
     for node in all_nodes(model):
-        for graph in _subgraphs(node):
+        for graph in subgraphs(node):
             yield from graph.initializer
         for attribute in node.attribute:
             if attribute.type == AttributeProto.TENSOR:
@@ -120,7 +97,7 @@ def _check_size(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
 def _check_names(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
     """Check that all names are text; protobuf gives other bytes as they are."""
     names: list[Any] = []
-    for graph in (model.graph, *(inner for node in nodes for inner in _subgraphs(node))):
+    for graph in (model.graph, *(inner for node in nodes for inner in subgraphs(node))):
         names += [value.name for value in (*graph.input, *graph.output)]
     for tensor in all_tensors(model):
         names += [tensor.name, *(e.key for e in tensor.external_data)]
@@ -169,7 +146,29 @@ def _check_versions(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
             )
 
 
+def _check_functions(model: ModelProto) -> None:
+    """Check that no function of the model takes the name of an operator of ONNX, which would be computed instead."""
+    for function in model.functions:
+        if is_standard(function) and function.name in supported_operators():
+            raise ImportFailed(
+                f"the model has a function of its own with the name of ONNX's operator {quoted(function.name)}",
+                fix="give it another name or domain where the model is made",
+            )
+
+
 # ---------------------------------------------------------------- the graph
+
+
+def _check_outputs(graph: GraphProto) -> None:
+    if not graph.output:
+        raise _invalid("it has no outputs")
+    for output in graph.output:
+        if output.HasField("type") and not output.type.HasField("tensor_type"):
+            kind = str(output.type.WhichOneof("value")).removesuffix("_type").replace("_", " ")
+            raise ImportFailed(
+                f"the output {quoted(output.name)} is no tensor, but of the type {kind}",
+                fix="export a model whose outputs are tensors",
+            )
 
 
 def _check_arities(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
@@ -227,7 +226,7 @@ def _check_edges(graph: GraphProto, outer: list[set[str]]) -> None:
                 raise _invalid(
                     f"{quoted(node.op_type)} (node {node_name(node)}) reads {quoted(name)}, which no node before it makes"
                 )
-        for subgraph in _subgraphs(node):
+        for subgraph in subgraphs(node):
             _check_edges(subgraph, visible)
         for name in filter(None, node.output):
             if name in made:

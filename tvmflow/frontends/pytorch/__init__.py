@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from tvmflow.core import packages
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends import onnx
-from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
-from tvmflow.frontends.pytorch._source import MODEL, PytorchSource, list_files, read_facts
+from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits
+from tvmflow.frontends.pytorch._source import MODEL, PytorchSource, read_facts
+from tvmflow.frontends.pytorch._source import files as files
 from tvmflow.frontends.pytorch._source import find_missing_files as find_missing_files
 from tvmflow.frontends.pytorch._source import read_inputs as read_inputs
-from tvmflow.store.source_files import SourceFiles
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,19 +36,6 @@ REFERENCE: Final = ReferenceTraits(
 )
 
 _WORKER: Final = "tvmflow.frontends.pytorch._reference_worker"
-
-
-def files(
-    source: SourceFields, base: Path, where: Where, sources: SourceFiles
-) -> tuple[InputFile, ...]:
-    """Return the archive.
-
-    Raises:
-        RecipeError: when the file is something else, or holds what cannot be imported.
-        DownloadError: when something has to be looked up, and cannot be.
-    """
-    assert isinstance(source, PytorchSource)
-    return list_files(source, base, where, sources)
 
 
 def load(
@@ -95,6 +82,16 @@ def reference(
     return _reference_process.start(
         REFERENCE, _WORKER, first, inputs, (*outputs, *tensors), scratch
     )
+
+
+def find_unnamed_files(files: Sequence[InputFile]) -> tuple[InputFile, ...]:
+    """Return nothing: a recipe names all files of such a model."""
+    return ()
+
+
+def list_tensors(files: Mapping[str, Path]) -> Mapping[str, str]:
+    """Return nothing: which of the tensors the import keeps is not known before it."""
+    return {}
 
 
 def reference_version() -> str:

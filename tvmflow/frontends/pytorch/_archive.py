@@ -8,7 +8,6 @@ are not read, and pickles in the archive are not loaded.
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import re
 import struct
@@ -18,9 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tvmflow.core.file_kinds import is_graph
 from tvmflow.core.formatting import excerpt, names_text
-from tvmflow.frontends._base import Limits, ModelInput
-from tvmflow.frontends._file_kinds import is_graph
+from tvmflow.frontends._base import Limits, ModelInput, unsupported_dtype
+from tvmflow.frontends._file_source import read_once
 
 _MODEL: Final = "model"
 _NAMED_TUPLE: Final = "collections.namedtuple"
@@ -39,6 +39,12 @@ _DTYPES: Final[Mapping[int, str]] = {
     28: "uint16",
     34: "uint32",
     35: "uint64",
+}
+_OTHER_DTYPES: Final[Mapping[int, str]] = {
+    9: "complex32",
+    10: "complex64",
+    11: "complex128",
+    13: "bfloat16",
 }
 # The argument of each operator that is true while a model is trained.
 _TRAINING: Final[Mapping[str, str]] = {
@@ -84,19 +90,14 @@ class Archive(NamedTuple):
     containers: Mapping[str, Sequence[str]]
 
 
+@read_once
 def read_archive(path: Path) -> Archive:
-    """Return the facts of an archive, which planning needs several times.
+    """Return the facts of an archive.
 
     Raises:
         NotAnArchive: when it is none, or holds what cannot be imported.
         OSError: when it cannot be read.
     """
-    status = path.stat()
-    return _cached_archive(path, (status.st_size, status.st_mtime_ns, status.st_ino))
-
-
-@functools.lru_cache(maxsize=16)
-def _cached_archive(path: Path, stamp: tuple[int, ...]) -> Archive:
     document = _read_graph(path)
     try:
         return _parse(document)
@@ -171,8 +172,10 @@ def _inputs(
             name = argument["as_tensor"]["name"]
             tensor = graph["tensor_values"][name]
             dims = tuple(_dim(size) for size in tensor["sizes"])
-            dtype = _DTYPES.get(tensor["dtype"])
-            problem = "" if dtype else "has a dtype that is not supported"
+            number = tensor["dtype"]
+            dtype = _DTYPES.get(number)
+            other = _OTHER_DTYPES.get(number, f"number {number} of PyTorch")
+            problem = "" if dtype else unsupported_dtype(other)
             own = {dim: limits[dim] for dim in dims if isinstance(dim, str) and dim in limits}
             yield ModelInput(str(name), dtype, dims, problem=problem, limits=own)
         elif any(kind.startswith("as_sym") for kind in argument):

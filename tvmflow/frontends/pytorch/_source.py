@@ -9,13 +9,19 @@ from typing import Final
 from pydantic import Field
 
 from tvmflow.core.errors import ImportFailed, RecipeError
-from tvmflow.core.named_files import is_file, missing_file_text
+from tvmflow.core.file_kinds import PT2
 from tvmflow.core.types import InputFile, Json
-from tvmflow.frontends._base import MissingFile, ModelInput, Where
-from tvmflow.frontends._file_kinds import PT2, recognize
-from tvmflow.frontends._file_source import NamedFile, OneFile, named_file, shown
+from tvmflow.frontends._base import MissingFile, ModelInput, SourceFields, Where
+from tvmflow.frontends._file_source import (
+    NamedFile,
+    OneFile,
+    check_other_kind,
+    find_missing_file,
+    named_file,
+    resolve_single_file,
+    shown,
+)
 from tvmflow.frontends.pytorch._archive import Archive, NotAnArchive, read_archive
-from tvmflow.store.addresses import is_address
 from tvmflow.store.source_files import SourceFiles
 
 MODEL: Final = "model"
@@ -35,13 +41,11 @@ class PytorchSource(OneFile):
 
 def find_missing_files(model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
     """Give the archive when it is a path that does not exist."""
-    path = model.get("pytorch")
-    if isinstance(path, str) and path and not is_address(path) and not is_file(base / path):
-        yield MissingFile(("pytorch",), missing_file_text(base / path))
+    return find_missing_file("pytorch", model, base)
 
 
-def list_files(
-    source: PytorchSource, base: Path, where: Where, sources: SourceFiles
+def files(
+    source: SourceFields, base: Path, where: Where, sources: SourceFiles
 ) -> tuple[InputFile, ...]:
     """Return the archive.
 
@@ -49,16 +53,13 @@ def list_files(
         RecipeError: when the file is something else, or holds what cannot be imported.
         DownloadError: when something has to be looked up, and cannot be.
     """
-    if source.files is not None:
-        text = "model.files: a PyTorch archive is one file; its digest is `sha256`"
-        raise RecipeError(f"{where('files')}: {text}")
-    file = sources.resolve(named_file(MODEL, "pytorch", source, base, where))
+    assert isinstance(source, PytorchSource)
+    named = named_file(MODEL, "pytorch", source, base, where)
+    file = resolve_single_file(named, "a PyTorch archive", source, where, sources)
     start = f"{file.where}: model.pytorch"
     try:
         if file.path:
-            kind = recognize(Path(file.path))
-            if kind not in (PT2, None):
-                raise RecipeError(f"{start}: {shown(file)} {kind.text}", fix=kind.fix)
+            check_other_kind(f"{start}: {shown(file)}", Path(file.path), PT2)
             read_archive(Path(file.path))
     except NotAnArchive as error:
         raise RecipeError(f"{start}: {shown(file)} cannot be imported: {error}") from None

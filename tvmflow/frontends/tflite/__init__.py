@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -14,18 +14,17 @@ from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends import onnx
-from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
+from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits
 from tvmflow.frontends._import_errors import importing
 from tvmflow.frontends.tflite._source import (
     MODEL,
     TfliteSource,
-    list_files,
     read_importable,
     resolve,
 )
+from tvmflow.frontends.tflite._source import files as files
 from tvmflow.frontends.tflite._source import find_missing_files as find_missing_files
 from tvmflow.frontends.tflite._source import read_inputs as read_inputs
-from tvmflow.store.source_files import SourceFiles
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,19 +43,6 @@ REFERENCE: Final = ReferenceTraits(
 )
 
 _WORKER: Final = "tvmflow.frontends.tflite._reference_worker"
-
-
-def files(
-    source: SourceFields, base: Path, where: Where, sources: SourceFiles
-) -> tuple[InputFile, ...]:
-    """Return the TFLite file.
-
-    Raises:
-        RecipeError: when it is not a TFLite model, or has operators that are not imported.
-        DownloadError: when something has to be looked up, and cannot be.
-    """
-    assert isinstance(source, TfliteSource)
-    return list_files(source, base, where, sources)
 
 
 def load(
@@ -82,7 +68,9 @@ def load(
         specs = resolve(files, inputs)
         converted, inner_outputs = convert(model, data, specs, tensors, bound)
         left = tuple(spec for spec in specs if spec.name not in bound)
-        return import_prepared(prepare(converted, left), inner_outputs)
+        # Operators of TFLite have no names: that of its first result is there.
+        labels = {o: node.doc_string for node in converted.graph.node for o in node.output}
+        return import_prepared(prepare(converted, left), inner_outputs, labels=labels)
 
 
 def reference(
@@ -120,6 +108,16 @@ def reference(
     return _reference_process.start(
         REFERENCE, _WORKER, first, inputs, (*outputs, *tensors), scratch
     )
+
+
+def find_unnamed_files(files: Sequence[InputFile]) -> tuple[InputFile, ...]:
+    """Return nothing: a recipe names all files of such a model."""
+    return ()
+
+
+def list_tensors(files: Mapping[str, Path]) -> Mapping[str, str]:
+    """Return nothing: which of the tensors the import keeps is not known before it."""
+    return {}
 
 
 def reference_version() -> str:

@@ -14,13 +14,16 @@ from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends.tflite._flatbuffer import Buffer
 from tvmflow.frontends.tflite._graph import Array, Graph
-from tvmflow.frontends.tflite._model import Model, Operator
-from tvmflow.frontends.tflite._operation import FIX, Operation
+from tvmflow.frontends.tflite._model import Model, Operator, is_hybrid
+from tvmflow.frontends.tflite._operation import Operation
+from tvmflow.frontends.tflite._operators import FIX
 from tvmflow.frontends.tflite._tensors import Tensors
 from tvmflow.frontends.tflite.converters import CONVERTERS
 
+_HYBRID: Final = frozenset(
+    "BATCH_MATMUL CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED TRANSPOSE_CONV".split()
+)
 _HYBRID_FIX: Final = "convert the model again with full integer quantization (a representative data set), or without quantization"
-_INTEGERS: Final = ("int8", "uint8", "int4")
 
 
 def convert(
@@ -56,6 +59,7 @@ def convert(
         values.set_input(number, value)
     graph.reserve([name for name, _ in outputs])
     for operator in model.operators:
+        _refuse_hybrid(operator, model)
         _convert_operator(operator, values)
     results = [(name, values.stored(number)) for name, number in outputs]
     return graph.finish(results), len(inner)
@@ -82,7 +86,6 @@ def _find_inner(model: Model, names: Sequence[str]) -> dict[str, int]:
 def _convert_operator(operator: Operator, values: Tensors) -> None:
     number = operator.outputs[0] if operator.outputs else 0
     values.graph.prefix = values.tensor(number).name or f"tensor_{number}"
-    _refuse_dynamic_range(operator, values)
     operation = Operation(operator, values)
     try:
         CONVERTERS[operator.name](operation)
@@ -94,17 +97,13 @@ def _convert_operator(operator: Operator, values: Tensors) -> None:
         raise ImportFailed(text, fix=FIX) from error
 
 
-def _refuse_dynamic_range(operator: Operator, values: Tensors) -> None:
-    """Check that an operator does not round its data as it runs, by their range.
+def _refuse_hybrid(operator: Operator, model: Model) -> None:
+    """Check that only operators that LiteRT has with float32 data and integer weights have them.
 
     Raises:
-        ImportFailed: when it does: floats with integer weights.
+        ImportFailed: for another one.
     """
-    data = [values.tensor(number) for number in operator.inputs if number >= 0]
-    is_hybrid = any(t.dtype == "float32" and t.data is None for t in data) and any(
-        t.dtype in _INTEGERS and t.quantization is not None and t.data is not None for t in data
-    )
-    if is_hybrid:
-        where = quoted(values.graph.prefix)
-        text = f"the TFLite operator {operator.name} has integer weights for data in float32, which it rounds by their range as it runs (tensor {where})"
+    if is_hybrid(model, operator) and operator.name not in _HYBRID:
+        where = quoted(model.tensors[operator.outputs[0]].name)
+        text = f"the TFLite operator {operator.name} has data in float32 and integers with a scale (tensor {where})"
         raise ImportFailed(text, fix=_HYBRID_FIX)

@@ -15,6 +15,7 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import quoted
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import MAX_ELEMENTS
+from tvmflow.frontends.onnx._graph import dtype_of
 
 Array = np.ndarray[Any, Any]
 
@@ -92,10 +93,14 @@ class Graph:
             ImportFailed: when the shape of a result depends on values that are known only when the model runs.
         """
         names = [self._new_name() for _ in range(count)]
-        node = helper.make_node(operator, [v.name for v in operands], names, **attributes)
+        inputs = [v.name for v in operands]
+        node = helper.make_node(operator, inputs, names, doc_string=self.prefix, **attributes)
         results = _infer(node, operands, self.prefix)
         elements = max((math.prod(v.shape) for v in (*results, *operands)), default=0)
-        if all(v.array is not None for v in operands if v.name) and elements <= _MAX_EVALUATED:
+        is_constant = all(v.array is not None for v in operands if v.name)
+        # weights of 8 bits stay as they are
+        is_small = elements <= _MAX_EVALUATED and operator != "DequantizeLinear"
+        if is_constant and is_small:
             arrays = _evaluate(node, operands)
             return [
                 v._replace(array=a, dtype=str(a.dtype))
@@ -208,7 +213,7 @@ def _infer(node: onnx.NodeProto, operands: Sequence[Value], where: str) -> list[
                 f"{quoted(where)} has {math.prod(sizes):,} elements, and the limit is {MAX_ELEMENTS:,}",
                 fix="correct the sizes in the model or in the recipe's `inputs`",
             )
-        dtype = str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        dtype = dtype_of(kind.elem_type)
         results.append(Value(info.name, tuple(sizes), dtype))
     return results
 

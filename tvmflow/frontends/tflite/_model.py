@@ -98,6 +98,33 @@ class Model(NamedTuple):
     outputs: Sequence[tuple[str, int]]
 
 
+def is_hybrid(model: Model, operator: Operator) -> bool:
+    """Return whether an operator has float32 data and integer weights.
+
+    LiteRT rounds the data of such an operator to integers by their range as it runs.
+    """
+    operands = [model.tensors[number] for number in operator.inputs if number >= 0]
+    return any(t.dtype == "float32" and t.data is None for t in operands) and any(
+        map(_is_quantized_constant, operands)
+    )
+
+
+def list_hybrid_weights(model: Model) -> list[tuple[int, int]]:
+    """Return the integer weights of all operators with float32 data: numbers of operators and positions of operands."""
+    return [
+        (number, position)
+        for number, operator in enumerate(model.operators)
+        if is_hybrid(model, operator)
+        for position, tensor in enumerate(operator.inputs)
+        if tensor >= 0 and _is_quantized_constant(model.tensors[tensor])
+    ]
+
+
+def _is_quantized_constant(tensor: Tensor) -> bool:
+    is_integer = tensor.dtype in ("int8", "uint8", "int4")
+    return is_integer and tensor.quantization is not None and tensor.data is not None
+
+
 def is_tflite(head: bytes) -> bool:
     """Return whether a file that begins with these bytes is a TFLite model."""
     return head[4:8] == IDENTIFIER

@@ -11,9 +11,8 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import quoted
 from tvmflow.frontends.tflite._graph import Array, Graph, Value
 from tvmflow.frontends.tflite._model import Operator
+from tvmflow.frontends.tflite._operators import FIX
 from tvmflow.frontends.tflite._tensors import Tensors, first_axes, to_first
-
-FIX: Final = "replace the operator in the model, or end the model before it"
 
 MAX_COUNT: Final = 1 << 24
 """The most numbers of a constant that a few numbers of a model make."""
@@ -114,8 +113,8 @@ class Operation:
 
         Args:
             position: That of the operand.
-            data: The position of the data, whose scale the integers of a bias have together with
-            weights: that of the weights.
+            data: The position of the data.
+            weights: The position of the weights. The integers of a bias have the product of both scales.
         """
         if not self.has(position):
             return None

@@ -163,6 +163,9 @@ _FIELDS: Final[Mapping[str, str]] = {
     "ZEROS_LIKE": "",
 }
 
+FIX: Final = "replace the operator in the model, or end the model before it"
+"""The remedy for an operator that is not imported."""
+
 SUPPORTED: Final = frozenset(_FIELDS)
 """The operators that are imported."""
 

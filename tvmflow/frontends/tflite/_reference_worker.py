@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tvmflow.core.formatting import count_text
 from tvmflow.frontends._frames import Array, Message, serve
+from tvmflow.frontends.tflite._model import IDENTIFIER, list_hybrid_weights, read_model
 
 
 class _Interpreter:
     """LiteRT on the CPU.
 
+    It rounds float32 data that meet integer weights by their range as it runs, in other ways on other
+    CPUs: outputs are those of the same model with these weights in float32, latency that of the file.
     Inner tensors are only there where no delegate computes several operators at once; latency is
     that of the interpreter as programs use it.
     """
 
     def __init__(self, first: Message) -> None:
-        from ai_edge_litert.interpreter import Interpreter, OpResolverType
+        from ai_edge_litert.interpreter import OpResolverType
 
         self.name = f"LiteRT {importlib.metadata.version('ai-edge-litert')}"
         self.note = ""
+        self._shapes: dict[str, list[int]] = first["shapes"]
         self._inputs: dict[str, int] = first["inputs"]
         self._results: list[int] = first["results"]
         options: dict[str, Any] = {}
@@ -31,22 +38,82 @@ class _Interpreter:
                 "experimental_preserve_all_tensors": True,
                 "experimental_op_resolver_type": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
             }
-        self._interpreter: Any = Interpreter(
-            model_path=first["model"], num_threads=first["threads"], **options
-        )
-        for name, shape in first["shapes"].items():
-            self._interpreter.resize_tensor_input(self._inputs[name], shape)
-        self._interpreter.allocate_tensors()
+        options["num_threads"] = first["threads"]
+        path = Path(first["model"])
+        self._interpreter = self._open(model_path=str(path), **options)
+        self._exact = self._interpreter
+        if weights := list_hybrid_weights(read_model(path.read_bytes())):
+            content = _with_float_weights(path.read_bytes(), weights)
+            self._exact = self._open(model_content=content, **options)
+            operators = count_text(len({number for number, _ in weights}), "operator")
+            self.note = f"outputs are compared with {self.name} for the weights of {operators} in float32: with integers it rounds their data as it runs"
 
     def run(self, arrays: Mapping[str, Array]) -> list[Array]:
-        self.prepare(arrays)()
-        return [np.array(self._interpreter.get_tensor(number)) for number in self._results]
+        self._invoker(self._exact, arrays)()
+        return [np.array(self._exact.get_tensor(number)) for number in self._results]
 
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
+        return self._invoker(self._interpreter, arrays)
+
+    def _open(self, **options: Any) -> Any:
+        from ai_edge_litert.interpreter import Interpreter
+
+        interpreter: Any = Interpreter(**options)
+        for name, shape in self._shapes.items():
+            interpreter.resize_tensor_input(self._inputs[name], shape)
+        interpreter.allocate_tensors()
+        return interpreter
+
+    def _invoker(self, interpreter: Any, arrays: Mapping[str, Array]) -> Callable[[], object]:
         for name, array in arrays.items():
-            self._interpreter.set_tensor(self._inputs[name], array)
-        invoke: Callable[[], object] = self._interpreter.invoke
+            interpreter.set_tensor(self._inputs[name], array)
+        invoke: Callable[[], object] = interpreter.invoke
         return invoke
+
+
+def _with_float_weights(data: bytes, weights: Sequence[tuple[int, int]]) -> bytes:
+    """Return a file in which these operands of operators are float32.
+
+    Args:
+        data: The file.
+        weights: Numbers of operators, and positions of their operands.
+    """
+    import flatbuffers
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(data, 0))
+    graph = model.subgraphs[0]
+    numbers: dict[int, int] = {}
+    for operator, position in weights:
+        operands = graph.operators[operator].inputs = graph.operators[operator].inputs.copy()
+        source = int(operands[position])
+        if source not in numbers:
+            tensor = copy.copy(graph.tensors[source])
+            array = _dequantized(tensor, model.buffers[tensor.buffer].data)
+            model.buffers.append(schema.BufferT(data=np.frombuffer(array.tobytes(), np.uint8)))
+            tensor.buffer, tensor.quantization = len(model.buffers) - 1, None
+            tensor.type = schema.TensorType.FLOAT32
+            graph.tensors.append(tensor)
+            numbers[source] = len(graph.tensors) - 1
+        operands[position] = numbers[source]
+    builder = flatbuffers.Builder(len(data))
+    builder.Finish(model.Pack(builder), file_identifier=IDENTIFIER)
+    return bytes(builder.Output())
+
+
+def _dequantized(tensor: Any, data: Array) -> Array:
+    """Return the numbers that the integers of a tensor stand for: scale · (integer − zero point)."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    is_signed = tensor.type == schema.TensorType.INT8
+    integers = np.frombuffer(bytes(data), np.int8 if is_signed else np.uint8).reshape(tensor.shape)
+    meaning = tensor.quantization
+    sizes = [1] * integers.ndim
+    if len(meaning.scale) > 1:
+        sizes[meaning.quantizedDimension] = -1
+    scales = np.asarray(meaning.scale, np.float32).reshape(sizes)
+    zero_points = np.asarray(meaning.zeroPoint, np.int64).reshape(sizes)
+    return np.asarray((integers - zero_points) * scales, np.float32)
 
 
 if __name__ == "__main__":

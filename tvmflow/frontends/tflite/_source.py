@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,23 +10,28 @@ from typing import Final
 from pydantic import Field
 
 from tvmflow.core.errors import ImportFailed, RecipeError
+from tvmflow.core.file_kinds import TFLITE
 from tvmflow.core.formatting import names_text
-from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.types import InputFile, Json, TensorSpec
-from tvmflow.frontends._base import InputRequest, MissingFile, ModelInput, Where
-from tvmflow.frontends._file_kinds import TFLITE, recognize
-from tvmflow.frontends._file_source import NamedFile, OneFile, named_file, shown
+from tvmflow.frontends._base import InputRequest, MissingFile, ModelInput, SourceFields, Where
+from tvmflow.frontends._file_source import (
+    NamedFile,
+    OneFile,
+    check_other_kind,
+    find_missing_file,
+    named_file,
+    read_once,
+    resolve_single_file,
+    shown,
+)
 from tvmflow.frontends._inputs import find_input_problems, input_error, resolve_inputs
 from tvmflow.frontends.tflite._flatbuffer import NotAModel
 from tvmflow.frontends.tflite._model import IMPORTED_DTYPES, Model, Tensor, read_model
-from tvmflow.frontends.tflite._operators import SUPPORTED
-from tvmflow.store.addresses import is_address
+from tvmflow.frontends.tflite._operators import FIX, SUPPORTED
 from tvmflow.store.source_files import SourceFiles
 
 MODEL: Final = "model"
 """The role of the TFLite file."""
-
-FIX: Final = "replace the operator in the model, or end the model before it"
 
 
 class TfliteSource(OneFile):
@@ -43,13 +47,11 @@ class TfliteSource(OneFile):
 
 def find_missing_files(model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
     """Give the TFLite file when it is a path that does not exist."""
-    path = model.get("tflite")
-    if isinstance(path, str) and path and not is_address(path) and not is_file(base / path):
-        yield MissingFile(("tflite",), missing_file_text(base / path))
+    return find_missing_file("tflite", model, base)
 
 
-def list_files(
-    source: TfliteSource, base: Path, where: Where, sources: SourceFiles
+def files(
+    source: SourceFields, base: Path, where: Where, sources: SourceFiles
 ) -> tuple[InputFile, ...]:
     """Return the TFLite file; one at an address that is yet to be downloaded is not read.
 
@@ -57,10 +59,9 @@ def list_files(
         RecipeError: when it is not a TFLite model, or has operators that are not imported.
         DownloadError: when something has to be looked up, and cannot be.
     """
-    if source.files is not None:
-        text = "model.files: a TFLite model is one file; its digest is `sha256`"
-        raise RecipeError(f"{where('files')}: {text}")
-    file = sources.resolve(named_file(MODEL, "tflite", source, base, where))
+    assert isinstance(source, TfliteSource)
+    named = named_file(MODEL, "tflite", source, base, where)
+    file = resolve_single_file(named, "a TFLite model", source, where, sources)
     start = f"{file.where}: model.tflite"
     try:
         if file.path:
@@ -79,11 +80,8 @@ def _check_file(path: Path, start: str) -> None:
     try:
         model = read_file(path)
     except NotAModel as error:
-        kind = recognize(path)
-        if kind not in (TFLITE, None):
-            raise RecipeError(f"{start} {kind.text}", fix=kind.fix) from None
-        fix = "name it with `onnx:`" if path.suffix == ".onnx" else ""
-        raise RecipeError(f"{start} is not a TFLite model: {error}", fix=fix) from None
+        check_other_kind(start, path, TFLITE)
+        raise RecipeError(f"{start} is not a TFLite model: {error}") from None
     if text := unsupported_text(model):
         raise RecipeError(f"{start} cannot be imported: {text}", fix=FIX)
 
@@ -124,19 +122,14 @@ def unsupported_text(model: Model) -> str:
     return f"tvmflow lacks the TFLite operators {names_text(names)}" if names else ""
 
 
+@read_once
 def read_file(path: Path) -> Model:
-    """Return what a file holds, which planning needs several times.
+    """Return what a file holds.
 
     Raises:
         NotAModel: when it is not a TFLite model.
     """
-    status = path.stat()
-    return _cached_model(path, (status.st_size, status.st_mtime_ns, status.st_ino))
-
-
-@functools.lru_cache(maxsize=16)
-def _cached_model(path: Path, stamp: tuple[int, ...]) -> Model:
-    if stamp[0] == 0:
+    if path.stat().st_size == 0:
         raise NotAModel("the file is empty")
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return read_model(data)

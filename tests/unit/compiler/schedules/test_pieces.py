@@ -143,6 +143,40 @@ def test_conditions_between_whole_vectors_stay() -> None:
     check(mod, "elementwise", host_level(), lambda x, y: np.concatenate((x, y), 0))
 
 
+@pytest.mark.parametrize("channels", [3, 15, 31, 33, 97])
+def test_channels_that_fill_no_vector(channels: int) -> None:
+    """Whole blocks of channels are packed without a condition: only the last one has zeros."""
+    x = te.placeholder((2, channels, 5, 7), name="x")
+    blocks = -(-channels // 16)
+    mod = kernel(
+        x,
+        te.compute(
+            (2, blocks, 5, 7, 16),
+            lambda n, o, i, j, c: tirx.if_then_else(
+                o * 16 + c < channels, x[n, o * 16 + c, i, j], 0.0
+            ),
+        ),
+    )
+
+    def reference(x: Array) -> Array:
+        padded = np.pad(x, ((0, 0), (0, 16 * blocks - channels), (0, 0), (0, 0)))
+        packed: Array = padded.reshape(2, blocks, 16, 5, 7).transpose(0, 1, 3, 4, 2)
+        return packed
+
+    check(mod, "elementwise", host_level(), reference)
+    assert count_conditions(mod) == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "times"), [(97, 2), (16, 3), (17, 1), (19, 12), (19, 13), (3, 5)]
+)
+def test_repeated_rows(columns: int, times: int) -> None:
+    """No vector reaches beyond the end of a row to its beginning."""
+    x = te.placeholder((4, columns), name="x")
+    mod = kernel(x, topi.tile(x, (2, times)))
+    check(mod, "elementwise", host_level(), lambda x: np.tile(x, (2, times)))
+
+
 def test_many_parts_stay_together() -> None:
     """Each piece has a loop nest of its own: so many would be large code."""
     parts = [te.placeholder((3, 5), name=f"x{i}") for i in range(20)]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tvm import te, tirx, topi
 
 from tests.support.kernels import LEVELS_HERE, host_level, level
+from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.cpu_model import CpuModel, cpu_model_for
 from tvmflow.compiler.operators import blocked, winograd
 from tvmflow.compiler.schedules import rules
@@ -45,7 +46,7 @@ def check(
     """Check that a kernel gets its schedule from a rule, and computes what `reference` does."""
     choice = choose(mod, target)
     assert choice.rule == rule
-    library = tvm.compile(choice.schedule.mod, tvm.target.Target(target))
+    library = build_kernels(choice.schedule.mod, tvm.target.Target(target))
     *inputs, output = ([int(extent) for extent in param.ty.shape] for param in mod["main"].params)
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in inputs]
@@ -105,12 +106,115 @@ def test_rows_are_those_of_the_blocks_that_are_read() -> None:
     check(kernel(x, topi.nn.softmax(x, axis=1)), "row_reductions", host_level(), softmax)
 
 
+REDUCED = st.tuples(
+    st.lists(st.integers(1, 40), min_size=2, max_size=4),
+    st.sets(st.integers(0, 2), min_size=1, max_size=2),
+    st.sampled_from(["mean", "max"]),
+)
+
+
+def check_reduction(case: tuple[list[int], set[int], str], mcpu: str) -> str:
+    """Check a mean or a maximum over axes of a tensor but the last one, and return the name of its rule."""
+    shape, chosen, kind = case
+    axes = sorted({axis % (len(shape) - 1) for axis in chosen})
+    x = te.placeholder(shape, name="x")
+    count = float(np.prod([shape[axis] for axis in axes]))
+    result = {
+        "max": lambda: topi.max(x, axes),
+        "mean": lambda: topi.divide(topi.sum(x, axes, keepdims=True), te.const(count)),
+    }[kind]()
+    mod = kernel(x, result)
+
+    def reference(x: Array) -> Array:
+        reduced: Array = x.max(tuple(axes)) if kind == "max" else x.mean(tuple(axes), keepdims=True)
+        return reduced
+
+    rule = choose(mod, level(mcpu)).rule
+    check(mod, rule, level(mcpu), reference)
+    return rule
+
+
+@SLOW_EXAMPLES
+@given(REDUCED, LEVELS)
+def test_reductions_of_axes_but_the_last(case: tuple[list[int], set[int], str], mcpu: str) -> None:
+    check_reduction(case, mcpu)
+
+
+@pytest.mark.slow
+@settings(SLOW_EXAMPLES, max_examples=150)
+@given(REDUCED, LEVELS)
+def test_many_reductions_of_axes_but_the_last(
+    case: tuple[list[int], set[int], str], mcpu: str
+) -> None:
+    check_reduction(case, mcpu)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ([6, 11, 97], {1}),
+        ([3, 40, 7, 7], {1}),
+        ([5, 9, 13], {0}),
+        ([4, 3, 5, 9], {1, 2}),
+        ([2, 3, 5, 7, 11], {0}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["mean", "max"])
+def test_reductions_whose_rows_no_vector_divides(
+    shape: list[int], axes: set[int], kind: str
+) -> None:
+    """Vectors go beyond a row where the next row follows it in memory; else the last one overlaps the one before."""
+    assert check_reduction((shape, axes, kind), LEVELS_HERE[-1]) == "register_tiles"
+
+
+@pytest.mark.parametrize("size", [9, 23, 50])
+@pytest.mark.parametrize("kind", ["avg", "max"])
+def test_pooling_of_plain_images_that_no_vector_divides(size: int, kind: str) -> None:
+    """The average counts the numbers that it adds up."""
+    x = te.placeholder((2, 3, size, size + 1), name="x")
+    pooled = topi.nn.pool2d(
+        x, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), kind, count_include_pad=False, layout="NCHW"
+    )
+
+    def reference(x: Array) -> Array:
+        outside = np.nan
+        widths = ((0, 0), (0, 0), (1, 1), (1, 1))
+        windows = sliding_windows(np.pad(x, widths, constant_values=outside), 3)
+        pick = np.nanmax if kind == "max" else np.nanmean
+        result: Array = pick(windows, axis=(-1, -2))
+        return result
+
+    check(kernel(x, pooled), "register_tiles", host_level(), reference)
+
+
 @SLOW_EXAMPLES
 @given(EXTENTS, EXTENTS, LEVELS)
 def test_transpositions_of_any_shape(rows: int, columns: int, mcpu: str) -> None:
     """Results are stored as vectors, also where none divides a row."""
     x = te.placeholder((rows, columns), name="x")
     check(kernel(x, topi.transpose(x)), "elementwise", level(mcpu), np.transpose)
+
+
+@pytest.mark.parametrize("channels", [3, 8, 31, 96, 131])
+def test_pixels_at_computed_places(channels: int) -> None:
+    """Their places are computed once for all channels, or for some of them."""
+    image = te.placeholder((2, channels, 9, 7), name="image")
+    place = te.placeholder((2, 5, 13), name="place")
+
+    def pick(n: Any, c: Any, i: Any, j: Any) -> Any:
+        row = tirx.Cast("int32", tirx.floor(place[n, i, j] * 4.0))
+        return image[n, c, tirx.min(tirx.max(row, 0), 8), j % 7]
+
+    def reference(image: Array, place: Array) -> Array:
+        rows = np.clip(np.floor(place * 4).astype(int), 0, 8)
+        columns = np.broadcast_to(np.arange(13) % 7, rows.shape)
+        batch = np.arange(2)[:, None, None]
+        result: Array = image[batch, :, rows, columns].transpose(0, 3, 1, 2)
+        return result
+
+    mod = kernel(image, place, te.compute((2, channels, 5, 13), pick))
+    check(mod, "elementwise", host_level(), reference)
 
 
 def check_permutation(shape: tuple[int, ...], order: tuple[int, ...], mcpu: str) -> None:

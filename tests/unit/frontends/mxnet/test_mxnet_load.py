@@ -12,8 +12,10 @@ from tests.support.mxnet_runs import (
     array_v2,
     checkpoint,
     compute,
+    node,
     params_bytes,
     specs,
+    var,
     write_checkpoint,
 )
 from tests.support.source_files import empty_source_files
@@ -26,14 +28,6 @@ from tvmflow.recipe import ModelSource
 
 Node = dict[str, Any]
 DIGITS = Path(__file__).resolve().parents[4] / "recipes" / "models"
-
-
-def var(name: str) -> Node:
-    return {"op": "null", "name": name}
-
-
-def node(op: str, name: str, inputs: list[int], **attrs: str) -> Node:
-    return {"op": op, "name": name, "inputs": inputs, "attrs": attrs}
 
 
 def dense_net() -> list[Node]:
@@ -160,7 +154,9 @@ def test_all_unsupported_operators_are_reported_together(tmp_path: Path) -> None
     with pytest.raises(ImportFailed) as caught:
         frontend.load(write_checkpoint(tmp_path, nodes, [[3, 0, 0]], {}), DATA)
     assert "CTCLoss: node 'ctc'" in caught.value.message
-    assert "Custom: node 'mine', 'yours'" in caught.value.message
+    assert "Custom (x): node 'mine'" in caught.value.message
+    assert "Custom (y): node 'yours'" in caught.value.message
+    assert '@operator(OP_TYPE, domain="mxnet")' in caught.value.fix
 
 
 def test_unsupported_operators_that_inference_does_not_need_are_ignored(tmp_path: Path) -> None:

@@ -102,6 +102,10 @@ CASES: dict[str, Any] = {
     "positive infinity": lambda: single("IsInf", {"x": SIGNS}, detect_negative=0),
     "negative infinity": lambda: single("IsInf", {"x": SIGNS}, detect_positive=0),
     "no infinity": lambda: single("IsInf", {"x": SIGNS}, detect_positive=0, detect_negative=0),
+    "larger of infinities": lambda: single("Max", {"x": ROWS, "y": ROWS[::-1], "z": ROWS[:1]}),
+    "smaller of infinities": lambda: single("Min", {"x": -ROWS, "y": -ROWS[:1]}),
+    "sum of a row and a column": lambda: single("Sum", {"x": draw(3, 1), "y": draw(4), "z": draw(1)}),
+    "mean of a table and a row": lambda: single("Mean", {"x": draw(3, 4), "y": draw(4)}),
     "remainder by infinity": lambda: single("Mod", {"x": SIGNS[[0, 1]], "y": SIGNS[[3, 2]]}),
     "negative one-hot indices": lambda: single(
         "OneHot",
@@ -114,6 +118,15 @@ CASES: dict[str, Any] = {
     ),
     "power of integers": lambda: single(
         "Pow", {"x": np.array([3, -7, 2], np.int32)}, {"y": np.array([3, 5, 20], INT)}
+    ),
+    "where a row of zeros is largest": lambda: single(
+        "ArgMax", {"x": np.zeros((2, 4), np.uint8)}, axis=1
+    ),
+    "where a row of zeros is largest, from the end": lambda: single(
+        "ArgMax", {"x": np.zeros((2, 4), np.uint8)}, axis=-1, select_last_index=1
+    ),
+    "where a row of infinities is smallest": lambda: single(
+        "ArgMin", {"x": np.full((2, 4), np.inf, F)}, keepdims=0
     ),
     "largest of infinities": lambda: single("ReduceMax", {"x": ROWS}, {"a": np.array([1], INT)}),
     "smallest of infinities": lambda: single("ReduceMin", {"x": -ROWS}, {"a": np.array([1], INT)}),
@@ -207,6 +220,33 @@ def test_the_size_of_a_transposed_convolution_gives_its_padding(
     agree(made, tmp_path, feed)
 
 
+WINDOWS = [([5], [4], [2]), ([7, 3], [4, 3], [2, 2]), ([3, 5, 3], [1, 4, 3], [2, 2, 2])]
+# Windows that end before the data, which ONNX Runtime refuses for MaxPool.
+WITH_GAPS = ([6, 9], [1, 2], [2, 3])
+
+
+@pytest.mark.parametrize("how", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize(
+    ("operator", "sizes", "kernel", "strides"),
+    [
+        (operator, *windows)
+        for operator in ("AveragePool", "Conv", "LpPool", "MaxPool")
+        for windows in (*WINDOWS, WITH_GAPS)
+        if (operator, windows) != ("MaxPool", WITH_GAPS)
+    ],
+    ids=str,
+)
+def test_padding_keeps_the_number_of_strides(
+    operator: str, how: str, sizes: list[int], kernel: list[int], strides: list[int], tmp_path: Path
+) -> None:
+    attributes: dict[str, Any] = {"kernel_shape": kernel, "strides": strides, "auto_pad": how}
+    weights: Feed = {"w": draw(3, 2, *kernel)} if operator == "Conv" else {}
+    if operator == "Conv":
+        del attributes["kernel_shape"]
+    made, feed = single(operator, {"x": draw(1, 2, *sizes)}, weights, **attributes)
+    agree(made, tmp_path, feed)
+
+
 def test_the_smallest_hyperbolic_sines_are_exact(tmp_path: Path) -> None:
     """The difference of two exponentials near 1 would have an error of a tenth."""
     made, feed = single("Sinh", {"x": np.array([1e-6, -3e-4], F)})
@@ -228,10 +268,11 @@ def test_boxes_are_suppressed_as_onnx_runtime_does(overlap: float | None, tmp_pa
 
 
 def test_every_converter_is_tested() -> None:
-    """Clip, PRelu and CastLike have tests with the models that need them, ConvTranspose and TopK with ONNX Runtime."""
+    """Clip, PRelu and CastLike have tests with the models that need them, those with windows and TopK with ONNX Runtime."""
     tested = {node.op_type for make in CASES.values() for node in make()[0].graph.node}
     assert {*CONVERTERS, *_REWRITES} - tested == {
-        *("Clip", "PRelu", "CastLike", "ConvTranspose", "TopK")
+        *("Clip", "PRelu", "CastLike", "ConvTranspose", "TopK"),
+        *("AveragePool", "Conv", "LpPool", "MaxPool"),
     }
 
 

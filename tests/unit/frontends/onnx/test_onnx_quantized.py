@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import tvm
 from onnx import TensorProto, helper
@@ -126,6 +127,59 @@ def test_quantized_values_that_are_dequantized_at_once_are_rounded(
         assert any("quantize" in name for name in names) == bool(others)
         results.append(compute(loaded, feed)[0])
     assert np.array_equal(results[0], results[1])
+
+
+def every_operator() -> onnx.ModelProto:
+    """Return a model of all operators that ONNX Runtime makes QOperators of."""
+    weights = {
+        "a": draw(16, 3, 3, 3),
+        "bias": draw(16),
+        "b": draw(16, 1, 3, 3, seed=1),
+        "c": draw(24, 12, seed=2),
+        "d": draw(10, 12, seed=3),
+        "e": draw(10, seed=4),
+    }
+    nodes = [
+        node("Conv", ["data", "a", "bias"], ["x1"], pads=[1] * 4),
+        node("Sigmoid", ["x1"], ["x2"]),
+        node("Mul", ["x1", "x2"], ["x3"]),
+        node("Conv", ["x3", "b"], ["x4"], group=16, strides=[2, 2]),
+        node("LeakyRelu", ["x4"], ["x5"], alpha=0.3),
+        node("MaxPool", ["x5"], ["x6"], kernel_shape=[3, 3], pads=[1] * 4),
+        node("Add", ["x5", "x6"], ["x7"]),
+        node("AveragePool", ["x7"], ["x8"], kernel_shape=[3, 3], pads=[1] * 4),
+        node("Concat", ["x7", "x8"], ["x9"], axis=1),
+        node("GlobalAveragePool", ["x9"], ["x10"]),
+        node("Flatten", ["x10"], ["x11"]),
+        node("Slice", ["x11", "zero", "length", "one"], ["x12"]),
+        node("MatMul", ["x12", "c"], ["x13"]),
+        node("Gemm", ["x13", "d", "e"], ["x14"], transB=1),
+        node("Softmax", ["x14"], ["prob"], axis=1),
+    ]
+    shapes = {
+        name: np.array([size], np.int64) for name, size in (("zero", 0), ("length", 24), ("one", 1))
+    }
+    return model(nodes, [value("data", [1, 3, 8, 8])], [value("prob", [1, 10])], {**weights, **shapes})  # fmt: skip
+
+
+@pytest.mark.parametrize(("signed", "per_channel"), [(False, True), (False, False), (True, True)])
+def test_qoperators_agree_with_the_reference(
+    signed: bool, per_channel: bool, tmp_path: Path
+) -> None:
+    """Convolutions, products, sums, activations and pooling; weights stay int8."""
+    made = quantized(
+        every_operator(), tmp_path, signed=signed, per_channel=per_channel, qoperators=True
+    )
+    operators = {node.op_type for node in made.graph.node}
+    assert {
+        *("QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearConv"),
+        *("QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMatMul", "QLinearMul"),
+        *("QLinearSigmoid", "QLinearSoftmax"),
+    } <= operators
+    loaded = load(made, tmp_path)
+    assert sum(str(array.dtype) == "int8" for array in loaded.params.values()) == 4
+    [actual] = compute(loaded, FEED)
+    assert agrees(actual, reference(loaded, tmp_path, FEED))
 
 
 @pytest.mark.parametrize("operator", ["QLinearConv", "QLinearMatMul", "ConvInteger"])

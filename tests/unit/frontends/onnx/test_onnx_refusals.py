@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from tests.support.mxnet_runs import compute
@@ -77,11 +77,27 @@ def sequence(operator: str) -> Any:
     return model(nodes, [value("x", [2])], [value("y", None)], zero)
 
 
+def cast() -> Any:
+    nodes = [
+        node("Cast", ["x"], ["n"], to=TensorProto.FLOAT8E5M2),
+        node("Cast", ["n"], ["y"], to=1),
+    ]
+    return model(nodes, [value("x", [4])], [value("y", None)], opset=21)
+
+
+def scatter_elements() -> Any:
+    operands: dict[str, Array] = {"i": np.zeros((1, 2, 2), np.int64), "u": draw(1, 2, 2)}
+    nodes = [node("ScatterElements", ["x", *operands], ["y"])]
+    return model(nodes, [value("x", [1, 4, 3])], [value("y", None)], operands)
+
+
 CASES = {
     "BatchNormalization": (batch_norm, "in training mode"),
+    "Cast": (cast, "to float8e5m2"),
     "ConvTranspose": (conv_transpose, "with output_shape"),
     "Dropout": (dropout, "in training mode"),
     "RoiAlign": (roi_align, "with mode max"),
+    "ScatterElements": (scatter_elements, "with indices of fewer rows than the data"),
     "SequenceErase": (lambda: sequence("SequenceErase"), "at a position"),
     "SequenceInsert": (lambda: sequence("SequenceInsert"), "at a position"),
 }

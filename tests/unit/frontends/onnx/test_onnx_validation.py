@@ -95,7 +95,11 @@ def test_an_input_of_another_kind_is_refused(tmp_path: Path) -> None:
     """Strings, and what is no tensor."""
     made = relu()
     made.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
-    assert "'x' has a dtype that is not supported" in refusal(made, tmp_path).message
+    assert "'x' has dtype string, which no input of a library can have" in (
+        refusal(made, tmp_path).message
+    )
+    made.graph.input[0].type.tensor_type.elem_type = 99
+    assert "'x' has dtype number 99 of ONNX" in refusal(made, tmp_path).message
     made.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = 1
     assert "'x' is not a tensor" in refusal(made, tmp_path).message
 
@@ -114,6 +118,18 @@ def _sparse(made: ModelProto) -> None:
     sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "thin"))
 
 
+def _function(made: ModelProto) -> None:
+    """A function that takes the name of an operator of ONNX."""
+    own = helper.make_function(
+        "", "Relu", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], made.opset_import
+    )
+    made.functions.append(own)
+
+
+def _sequence(made: ModelProto) -> None:
+    made.graph.output[0].type.sequence_type.elem_type.tensor_type.elem_type = 1
+
+
 WRONG: dict[str, tuple[Callable[[ModelProto], object], str]] = {
     "no outputs": (lambda m: m.graph.ClearField("output"), "it has no outputs"),
     "an output that nothing makes": (
@@ -123,6 +139,14 @@ WRONG: dict[str, tuple[Callable[[ModelProto], object], str]] = {
     "an output without a name": (
         lambda m: setattr(m.graph.output[0], "name", ""),
         "nothing makes its output ''",
+    ),
+    "an output that is no tensor": (
+        _sequence,
+        "the output 'prob' is no tensor, but of the type sequence",
+    ),
+    "a function in place of an operator": (
+        _function,
+        "the model has a function of its own with the name of ONNX's operator 'Relu'",
     ),
     "an edge from nowhere": (
         lambda m: m.graph.node[2].input.__setitem__(0, "lost"),

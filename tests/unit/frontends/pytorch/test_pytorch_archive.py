@@ -5,45 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.pytorch_archives import LEAF, container, graph, write_archive, write_zip
-from tests.support.source_files import empty_source_files
-from tvmflow.core.errors import RecipeError
-from tvmflow.frontends import FRONTENDS
+from tests.support.recipes import model_problems
+from tvmflow.core.file_kinds import EXPORT_LINES, recognize
 from tvmflow.frontends._base import ModelInput
-from tvmflow.frontends._file_kinds import EXPORT_LINES, recognize
 from tvmflow.frontends._inputs import find_input_problems
 from tvmflow.frontends.pytorch._archive import Archive, NotAnArchive, read_archive
-from tvmflow.planning.planned_recipe import PlannedRecipe
-from tvmflow.planning.prepare import _list_input_problems
-from tvmflow.planning.recipes import load_recipe
 
 TWO_INPUTS: Any = {"image": ("float32", ["s0", 3, 8]), "ids": ("int64", ["s0", "s1"])}
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def problems(recipe: str) -> list[str]:
-    """Return the problems of a recipe that planning finds in its model, and the remedy."""
-    Path("r.yaml").write_text(f"recipe: 1\nname: net\n{recipe}")
-    try:
-        loaded = load_recipe(Path("r.yaml"))
-        source = loaded.recipe.model
-        files = FRONTENDS[source.kind].files(
-            source, Path(), partial(loaded.where, "model"), empty_source_files()
-        )
-        return list(_list_input_problems(PlannedRecipe(loaded, (), (), files, "")))
-    except RecipeError as error:
-        assert error.exit_code == 2
-        return [*error.problems, *filter(None, [error.fix])]
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 @pytest.mark.parametrize("name", ["net/models/model.json", "serialized_exported_program.json"])
@@ -154,19 +131,19 @@ def test_types_of_other_packages_are_listed() -> None:
 def test_inputs_that_do_not_fit_have_their_position(inputs: str, expected: list[str]) -> None:
     """Names, dtypes, fixed sizes, limits of free ones, and those that two inputs share."""
     write_archive(Path("net.pt2"), graph(TWO_INPUTS))
-    assert problems(f"model: {{pytorch: net.pt2}}\ninputs: {inputs}\n") == expected
+    assert model_problems(f"model: {{pytorch: net.pt2}}\ninputs: {inputs}\n") == expected
 
 
 def test_only_free_dimensions_need_a_shape() -> None:
     """An input that has a dtype which NumPy lacks cannot be given."""
     write_archive(Path("net.pt2"), graph())
-    assert problems("model: {pytorch: net.pt2}\n") == []
+    assert model_problems("model: {pytorch: net.pt2}\n") == []
     write_archive(Path("net.pt2"), graph({"x": ("float32", ["s0", 3])}))
-    [problem] = problems("model: {pytorch: net.pt2}\n")
+    [problem] = model_problems("model: {pytorch: net.pt2}\n")
     assert problem.endswith("\n\ninputs:\n  x: {shape: [SIZE, 3]}  # float32, [s0, 3]")
     write_archive(Path("net.pt2"), graph({"x": ("bfloat16", [1])}))
-    [problem] = problems("model: {pytorch: net.pt2}\n")
-    assert "has a dtype that is not supported" in problem
+    [problem] = model_problems("model: {pytorch: net.pt2}\n")
+    assert "has dtype bfloat16, which no input of a library can have" in problem
 
 
 def write_foreign_file(name: str, path: Path) -> None:
@@ -200,7 +177,7 @@ def test_files_without_a_graph_are_refused_with_the_lines_that_export_it(
 ) -> None:
     """A pickle is code, and never loaded; the name of the file does not matter."""
     write_foreign_file(kind, Path("net.pth"))
-    text, fix = problems(f"model: {{{field}: net.pth}}\n")
+    text, fix = model_problems(f"model: {{{field}: net.pth}}\n")
     assert text.startswith(f"r.yaml:3:{9 + len(field) + 2}: model.{field}: net.pth {sentence}")
     assert all(line in fix for line in EXPORT_LINES)
     assert "`pytorch: model.pt2`" in fix
@@ -209,7 +186,7 @@ def test_files_without_a_graph_are_refused_with_the_lines_that_export_it(
 def test_an_archive_that_is_named_as_onnx_belongs_to_another_field() -> None:
     """The message names the field."""
     write_archive(Path("net.pt2"), graph())
-    assert problems("model: {onnx: net.pt2}\n") == [
+    assert model_problems("model: {onnx: net.pt2}\n") == [
         "r.yaml:3:15: model.onnx: net.pt2 is an archive of torch.export",
         "name it with `pytorch:`",
     ]
@@ -247,7 +224,7 @@ def test_archives_that_cannot_be_imported(document: Any, sentence: str) -> None:
     """Damaged ones, and those of models that were on a GPU or being trained."""
     write_archive(Path("net.pt2"), document)
     text = f"r.yaml:3:18: model.pytorch: net.pt2 cannot be imported: {sentence}"
-    assert problems("model: {pytorch: net.pt2}\n") == [text]
+    assert model_problems("model: {pytorch: net.pt2}\n") == [text]
 
 
 def test_operators_of_training_that_change_nothing_are_imported() -> None:
@@ -259,7 +236,7 @@ def test_operators_of_training_that_change_nothing_are_imported() -> None:
         *training("batch_norm", running_mean=none, training=TRUE),
     ]
     write_archive(Path("net.pt2"), graph(nodes=nodes))
-    assert problems("model: {pytorch: net.pt2}\n") == []
+    assert model_problems("model: {pytorch: net.pt2}\n") == []
 
 
 def test_files_that_are_no_archives() -> None:
@@ -269,22 +246,24 @@ def test_files_that_are_no_archives() -> None:
     write_archive(Path("net.pt2"), graph())
     whole = Path("net.pt2").read_bytes()
     Path("net.pt2").write_bytes(whole[: len(whole) // 2])
-    assert problems(recipe) == [
+    assert model_problems(recipe) == [
         f"{start} is a damaged archive: its list of files, at the end, is missing or wrong",
         "copy or download the file again, and compare its size",
     ]
     Path("net.pt2").write_text("hello")
-    assert problems(recipe) == [
+    assert model_problems(recipe) == [
         f"{start} cannot be imported: it is no zip file, as archives of torch.export are, or a damaged one"
     ]
     write_zip(Path("net.pt2"), {"net/models/a.json": "{}", "net/models/b.json": "{}"})
-    assert problems(recipe) == [
+    assert model_problems(recipe) == [
         f"{start} cannot be imported: it has several models, and none is named 'model': a, b"
     ]
     write_zip(Path("net.pt2"), {"readme.txt": ""})
-    assert problems(recipe) == [f"{start} cannot be imported: it has no graph of torch.export"]
+    assert model_problems(recipe) == [
+        f"{start} cannot be imported: it has no graph of torch.export"
+    ]
     pinned = f"model:\n  pytorch: net.pt2\n  files: {{a: {'a' * 64}}}\n"
-    assert problems(pinned) == [
+    assert model_problems(pinned) == [
         "r.yaml:5:10: model.files: a PyTorch archive is one file; its digest is `sha256`"
     ]
 
@@ -292,7 +271,7 @@ def test_files_that_are_no_archives() -> None:
 def test_a_missing_archive_has_the_nearest_name() -> None:
     """As for other models."""
     write_archive(Path("net.pt2"), graph())
-    assert problems("model: {pytorch: nett.pt2}\n") == [
+    assert model_problems("model: {pytorch: nett.pt2}\n") == [
         "r.yaml:3:18: model.pytorch: there is no file nett.pt2; did you mean 'net.pt2'?"
     ]
 

@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.source_files import empty_source_files
+from tests.support.recipes import model_problems
 from tests.support.tflite_cases import CASES, make
 from tests.support.tflite_models import Quantized, TfliteBuilder
-from tvmflow.core.errors import ImportFailed, RecipeError
+from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends import tflite as frontend
 from tvmflow.frontends._base import ModelInput
 from tvmflow.frontends.tflite._flatbuffer import NotAModel
 from tvmflow.frontends.tflite._model import read_model
-from tvmflow.planning.planned_recipe import PlannedRecipe
-from tvmflow.planning.prepare import _list_input_problems
-from tvmflow.planning.recipes import load_recipe
 
 FILE = Path("net.tflite")
 RECIPE = "model: {tflite: net.tflite}\ntargets: [host]\noutputs: [bundle]\n"
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def problems(recipe: str = RECIPE) -> list[str]:
-    """Return the problems of a recipe that planning finds in its model, and the remedy."""
-    Path("r.yaml").write_text(f"recipe: 1\nname: net\n{recipe}")
-    try:
-        loaded = load_recipe(Path("r.yaml"))
-        source = loaded.recipe.model
-        files = FRONTENDS[source.kind].files(
-            source, Path(), partial(loaded.where, "model"), empty_source_files()
-        )
-        return list(_list_input_problems(PlannedRecipe(loaded, (), (), files, "")))
-    except RecipeError as error:
-        assert error.exit_code == 2
-        return [*error.problems, *filter(None, [error.fix])]
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def relu(model: TfliteBuilder, *shape: int, name: str = "image") -> int:
@@ -79,13 +57,13 @@ def test_inputs_are_as_in_the_signature() -> None:
 def test_sizes_that_are_left_open_are_a_problem_with_what_to_write() -> None:
     model = TfliteBuilder()
     FILE.write_bytes(model.build(relu(model, -1, 8, -1, 3)))
-    [text] = problems()
+    [text] = model_problems(RECIPE)
     assert text == (
         "r.yaml:1:1: inputs: the model leaves sizes open; write this in the recipe, with a number for each SIZE:\n\n"
         "inputs:\n  image: {shape: [1, 8, SIZE, 3]}  # float32, [?, 8, ?, 3]"
     )
-    assert problems(f"{RECIPE}inputs: {{image: {{shape: [1, 8, 5, 3]}}}}\n") == []
-    assert problems(f"{RECIPE}inputs: {{image: {{shape: [1, 9, 5, 3]}}}}\n") == [
+    assert model_problems(f"{RECIPE}inputs: {{image: {{shape: [1, 8, 5, 3]}}}}\n") == []
+    assert model_problems(f"{RECIPE}inputs: {{image: {{shape: [1, 9, 5, 3]}}}}\n") == [
         "r.yaml:6:25: inputs.image.shape: input 'image' has shape ['?', 8, '?', 3], which [1, 9, 5, 3] does not fit"
     ]
 
@@ -101,7 +79,7 @@ def test_operators_that_are_not_imported_are_named() -> None:
     )
     text = "tvmflow lacks the TFLite operators CUSTOM FlexErf, CUSTOM TFLite_Detection_PostProcess, SVDF"
     fix = "replace the operator in the model, or end the model before it"
-    assert problems() == [
+    assert model_problems(RECIPE) == [
         f"r.yaml:3:17: model.tflite: net.tflite cannot be imported: {text}",
         fix,
     ]
@@ -123,7 +101,7 @@ def test_operators_that_are_not_imported_are_named() -> None:
 def test_other_files(content: bytes, expected: str) -> None:
     """Each with its place."""
     FILE.write_bytes(content)
-    assert problems()[0].startswith(f"r.yaml:3:17: model.tflite: net.tflite {expected}")
+    assert model_problems(RECIPE)[0].startswith(f"r.yaml:3:17: model.tflite: net.tflite {expected}")
 
 
 def test_a_file_of_another_frontend_is_recognized() -> None:
@@ -132,12 +110,12 @@ def test_a_file_of_another_frontend_is_recognized() -> None:
     Path("m.tflite").write_bytes(model.build(relu(model, 2)))
     rest = "targets: [host]\noutputs: [bundle]\n"
     for kind in ("onnx", "pytorch"):
-        text, fix = problems(f"model: {{{kind}: m.tflite}}\n{rest}")
+        text, fix = model_problems(f"model: {{{kind}: m.tflite}}\n{rest}")
         assert text.endswith(f"model.{kind}: m.tflite is a TFLite model")
         assert fix == "name it with `tflite:`"
     Path("m.onnx").write_bytes(b"\x08\x08hello")
-    assert problems(f"model: {{tflite: m.onnx}}\n{rest}") == [
-        "r.yaml:3:17: model.tflite: m.onnx is not a TFLite model: it does not begin as one",
+    assert model_problems(f"model: {{tflite: m.onnx}}\n{rest}") == [
+        "r.yaml:3:17: model.tflite: m.onnx is an ONNX model",
         "name it with `onnx:`",
     ]
 
@@ -146,21 +124,19 @@ def test_a_missing_file_and_one_digest_too_many() -> None:
     """Each with its place."""
     model = TfliteBuilder()
     Path("nat.tflite").write_bytes(model.build(relu(model, 2)))
-    assert problems() == [
+    assert model_problems(RECIPE) == [
         "r.yaml:3:17: model.tflite: there is no file net.tflite; did you mean 'nat.tflite'?"
     ]
     FILE.write_bytes(Path("nat.tflite").read_bytes())
     pinned = RECIPE.replace("net.tflite}", f"net.tflite, files: {{a: {'a' * 64}}}}}")
-    assert problems(pinned) == [
+    assert model_problems(pinned) == [
         "r.yaml:3:36: model.files: a TFLite model is one file; its digest is `sha256`"
     ]
 
 
 def _hybrid(model: TfliteBuilder) -> int:
-    weights = model.constant(np.zeros((4, 3)), "int8", Quantized(0.1))
-    return model.result(
-        "FULLY_CONNECTED", [model.input("x", (2, 3)), weights, -1], 2, "FullyConnected"
-    )
+    other = model.constant(np.zeros((2, 3)), "int8", Quantized(0.1))
+    return model.result("ADD", [model.input("x", (2, 3)), other], 2, "Add")
 
 
 def _sparse(model: TfliteBuilder) -> int:
@@ -223,8 +199,7 @@ LACKS = "tvmflow does not import the TFLite operator"
     [
         (
             _hybrid,
-            "the TFLite operator FULLY_CONNECTED has integer weights for data in float32, which it rounds by their "
-            "range as it runs (tensor 't2')",
+            "the TFLite operator ADD has data in float32 and integers with a scale (tensor 't2')",
         ),
         (_sparse, "tensor 'w' has sparse values, which tvmflow does not import"),
         (
@@ -281,6 +256,18 @@ def test_weights_are_parameters_and_new_ones_give_the_same_module() -> None:
         assert {array.shape for array in loaded.params.values()} == {(4, 3, 3, 3), (4,)}
         modules.append(loaded.mod)
     tvm.ir.assert_structural_equal(*modules)
+
+
+def test_integer_weights_of_float_data_stay_integers() -> None:
+    """As the converter's default optimization makes them: they are parameters of int8, whatever their size."""
+    model = TfliteBuilder()
+    weights = model.constant(np.ones((4, 3)), "int8", Quantized([0.1, 0.2, 0.3, 0.4], [0] * 4))
+    x = model.input("x", (2, 3))
+    FILE.write_bytes(
+        model.build(model.result("FULLY_CONNECTED", [x, weights, -1], 2, "FullyConnected"))
+    )
+    loaded = frontend.load({"model": FILE}, ())
+    assert [(array.dtype, array.shape) for array in loaded.params.values()] == [("int8", (3, 4))]
 
 
 def test_a_bound_input_is_gone() -> None:

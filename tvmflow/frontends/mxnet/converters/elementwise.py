@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from tvm import relax
 
+from tvmflow.frontends._hyperbolic import make_cosh, make_sinh
 from tvmflow.frontends.mxnet._op import Converter, Expr, Op
 from tvmflow.frontends.mxnet.converters._common import DTYPES, identity
 
@@ -204,7 +205,7 @@ def _binary_converters() -> dict[str, Converter]:
 
 # Functions that have the same name in Relax.
 _SAME_NAMES: Final = (
-    "abs ceil cos cosh erf exp floor log negative sigmoid sign sin sinh sqrt square tan tanh trunc"
+    "abs ceil cos erf exp floor log negative sigmoid sign sin sqrt square tan tanh trunc"
 ).split()
 # Functions whose inverses are `arccos` … in MXNet and `acos` … in Relax.
 _WITH_INVERSES: Final = "cos cosh sin sinh tan tanh".split()
@@ -220,6 +221,7 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "amp_multicast": _multicast,
     "cbrt": _cube_root,
     "clip": _clip,
+    "cosh": lambda op: make_cosh(op[0], op.scalar),
     "degrees": _scaled(identity, 180 / math.pi),
     "expm1": lambda op: R.exp(op[0]) - op.scalar(1.0),
     "fix": _unary(R.trunc),
@@ -235,6 +237,7 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "rint": _rint,
     "round": _round,
     "rsqrt": lambda op: op.scalar(1.0) / R.sqrt(op[0]),
+    "sinh": lambda op: make_sinh(op[0], op.scalar, op.emit),
     "smooth_l1": _smooth_l1,
     "softsign": lambda op: op[0] / (R.abs(op[0]) + op.scalar(1.0)),
     "where": _where,

@@ -108,8 +108,13 @@ def _gather_nd(operation: Operation) -> None:
 
 
 def _embedding_lookup(operation: Operation) -> None:
-    indices = operation.tensors.stored(operation.number(0))
-    operation.write(operation.graph.add("Gather", operation.real(1), indices, axis=0))
+    indices, number = operation.tensors.stored(operation.number(0)), operation.number(1)
+    quantization = operation.tensors.quantization(number)
+    if quantization is None or len(quantization.scales) > 1:
+        operation.write(operation.graph.add("Gather", operation.real(1), indices, axis=0))
+        return
+    rows = operation.graph.add("Gather", operation.tensors.stored(number), indices, axis=0)
+    operation.write(operation.tensors.dequantize(rows, quantization, 0))
 
 
 def _one_hot(operation: Operation) -> None:

@@ -1,0 +1,263 @@
+"""Goes through the first hour with tvmflow as a new user does, and keeps all of it in docs/first-hour.md: `make first-hour`.
+
+It builds the wheel of this checkout and installs it into a new virtual environment, whose other packages are
+those of the environment that runs the script. Everything else is fresh: folder, home, variables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+PAGE: Final = ROOT / "docs" / "first-hour.md"
+_MODELS: Final = ROOT / "recipes" / "models"
+_LONGEST_STEP_S: Final = 600
+_COLUMNS: Final = 100
+
+
+class Step(NamedTuple):
+    """A chapter of the hour.
+
+    Attributes:
+        title: Its heading.
+        text: What it is about.
+        commands: What the user types.
+        exit_code: The exit code of the last command.
+        files: Files that the user writes before, with their content.
+    """
+
+    title: str
+    text: str
+    commands: tuple[str, ...]
+    exit_code: int = 0
+    files: tuple[tuple[str, str], ...] = ()
+
+
+_RECIPE: Final = """\
+recipe: 1
+name: digits
+model: {onnx: models/digits.onnx}
+targets: [host]
+tune: {trials: 16}
+outputs: [cpp, wheel, bundle]
+verify: {data: models/digits-test.npz, min_accuracy: 0.95}
+"""
+_RELEASE: Final = """\
+pipeline: 1
+name: products
+recipes: [digits.tvmflow.yaml]
+release: {version: "1.0.0", gates: {min_accuracy: 0.95}}
+"""
+_TUTORIAL: Final = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+_PROGRAM: Final = _TUTORIAL.partition("```cpp\n")[2].partition("```")[0]
+"""The program in C++ of the tutorial."""
+
+STEPS: Final = (
+    Step("Is it installed?", "", ("tvmflow --version", "tvmflow doctor")),
+    Step(
+        "One command",
+        "The folder has a model and its test data. Without a recipe, it is built for this machine.",
+        ("tvmflow build models/digits.onnx",),
+    ),
+    Step(
+        "A recipe",
+        "A recipe says what to build, and can be kept.",
+        ("tvmflow init models/digits.onnx", "cat digits.tvmflow.yaml"),
+    ),
+    Step(
+        "Edit it",
+        "A small budget for tuning, a C++ project and a wheel, and the test data.",
+        ("tvmflow plan digits.tvmflow.yaml",),
+        files=(("digits.tvmflow.yaml", _RECIPE),),
+    ),
+    Step(
+        "Run it",
+        "The first run does everything, the second one nothing.",
+        ("tvmflow run digits.tvmflow.yaml", "tvmflow run digits.tvmflow.yaml"),
+    ),
+    Step(
+        "Use it in Python",
+        "",
+        (
+            "tvmflow run-model dist/digits/host/digits.tvmflow --input models/digits-test.npz --print-time",
+        ),
+    ),
+    Step(
+        "A mistake",
+        "What a typing error looks like.",
+        ("sed 's/trials/trails/' digits.tvmflow.yaml > wrong.yaml", "tvmflow plan wrong.yaml"),
+        exit_code=2,
+    ),
+    Step(
+        "Change something",
+        "More trials: only tuning, and what follows if it finds something better, is done again.",
+        (
+            "sed -i 's/trials: 16/trials: 24/' digits.tvmflow.yaml",
+            "tvmflow explain digits.tvmflow.yaml tune",
+            "tvmflow run digits.tvmflow.yaml",
+        ),
+    ),
+    Step(
+        "What happened so far?",
+        "Every run that did something is kept, with its figures and its logs.",
+        ("tvmflow runs", "tvmflow show run", "tvmflow logs"),
+    ),
+    Step(
+        "What changed, and where does the time go?",
+        "The last two runs beside each other, and the kernels of the library with the nodes that they compute.",
+        ("tvmflow compare latest~1 latest", "tvmflow show kernels digits.tvmflow.yaml"),
+    ),
+    Step(
+        "A report",
+        "One page with everything that was measured; it loads nothing.",
+        ("tvmflow report -o report.html", "du -h --apparent-size report.html"),
+    ),
+    Step(
+        "Release",
+        "A pipeline names recipes, a version and gates.",
+        ("tvmflow run release.yaml", "tvmflow verify releases/products-1.0.0"),
+        files=(("release.yaml", _RELEASE),),
+    ),
+    Step(
+        "The model as a Python package",
+        "The wheel needs numpy alone.",
+        (
+            "pip install --quiet --no-deps dist/digits/host/digits_model-*.whl",
+            "python -m digits_model models/digits-test.npz output.npz",
+        ),
+    ),
+    Step(
+        "The model in a C++ program",
+        "The C++ project needs neither Python nor TVM.",
+        (
+            "c++ -std=c++17 -Idist/digits/host/digits-cpp/include main.cpp"
+            " dist/digits/host/digits-cpp/lib/libdigits.a -lm -lpthread -o program",
+            "./program",
+        ),
+        files=(("main.cpp", _PROGRAM),),
+    ),
+)
+
+
+class Newcomer:
+    """A user without anything but a folder with a model, and tvmflow installed from its wheel."""
+
+    def __init__(self, folder: Path) -> None:
+        """Install tvmflow, and copy the model and its data."""
+        self.project = folder / "project"
+        models = self.project / "models"
+        models.mkdir(parents=True)
+        for name in ("digits.onnx", "digits-test.npz"):
+            shutil.copy(_MODELS / name, models)
+        environment = folder / "venv"
+        self._install(environment, folder / "wheel")
+        self.variables = {
+            "PATH": f"{environment / 'bin'}:{os.defpath}:/usr/local/bin",
+            "HOME": str(folder),
+            "COLUMNS": str(_COLUMNS),
+            "LANG": "C.UTF-8",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }
+        packages = sysconfig.get_path("purelib")
+        self.hidden = {
+            packages: f"{folder}/venv/lib/site-packages",
+            str(folder.resolve()): "/home/ann",
+        }
+
+    def _install(self, environment: Path, wheels: Path) -> None:
+        def call(*words: object) -> None:
+            subprocess.run([*map(str, words)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+        call(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", wheels)
+        call(sys.executable, "-m", "venv", environment)
+        python = environment / "bin" / "python"
+        (site,) = environment.glob("lib/python*/site-packages")
+        (site / "other-packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        call(python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", *wheels.glob("*.whl"))
+
+    def type(self, command: str) -> tuple[str, int]:
+        """Run a command, and return what it prints and its exit code."""
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.project,
+            env=self.variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_LONGEST_STEP_S,
+            check=False,
+        )
+        output = done.stdout
+        for path, name in self.hidden.items():
+            output = output.replace(path, name)
+        return output, done.returncode
+
+
+def walk(steps: tuple[Step, ...] = STEPS) -> str:
+    """Go through all steps, and return the page with every command and its whole output.
+
+    Raises:
+        SystemExit: when a command has another exit code than a user is told to expect.
+    """
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="first-hour-") as name:
+        newcomer = Newcomer(Path(name))
+        chapters = [_chapter(newcomer, step) for step in steps]
+    minutes = (time.monotonic() - started) / 60
+    introduction = (
+        "# The first hour\n\n"
+        "A script of the repository ([docs/first_hour.py](first_hour.py)) goes through this with the wheel of "
+        "tvmflow in a new virtual environment, a new folder and a new home. This page is its whole output; "
+        f"all of it took {minutes:.1f} minutes on two cores. The [tutorial](tutorial.md) explains the steps.\n"
+    )
+    return "\n".join([introduction, *chapters])
+
+
+def _chapter(newcomer: Newcomer, step: Step) -> str:
+    parts = [f"## {step.title}\n", *([f"{step.text}\n"] if step.text else [])]
+    for name, content in step.files:
+        (newcomer.project / name).write_text(content)
+        kind = {".cpp": "cpp"}.get(Path(name).suffix, "yaml")
+        parts.append(f"`{name}`:\n\n```{kind}\n{content}```\n")
+    for command in step.commands:
+        print(f"$ {command}", flush=True)
+        output, code = newcomer.type(command)
+        expected = step.exit_code if command == step.commands[-1] else 0
+        if code != expected:
+            raise SystemExit(f"{output}\n{command}: exit code {code}, not {expected}")
+        lines = [f"$ {command}", *_without_progress(output)]
+        parts.append("```console\n" + "\n".join(lines) + "\n```\n")
+    return "\n".join(parts)
+
+
+def _without_progress(output: str) -> list[str]:
+    """Return the lines without escape sequences, and without those about other runs of the machine."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
+    lines = [line.rstrip() for line in plain.splitlines()]
+    return [line for line in lines if ": waiting for the device " not in line]
+
+
+def main() -> None:
+    """Go through the hour, and write the page unless --check is given."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    arguments = parser.parse_args()
+    page = walk()
+    if not arguments.check:
+        PAGE.write_text(page, encoding="utf-8")
+        print(f"{PAGE.relative_to(ROOT)} is written")
+
+
+if __name__ == "__main__":
+    main()

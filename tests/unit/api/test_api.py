@@ -1,0 +1,110 @@
+"""The Python interface: what it plans, and which bundle it loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tvmflow
+from tests.support.onnx_models import draw, model, value
+from tvmflow import api
+from tvmflow.engine.report import RunReport, StageReport
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from onnx import helper
+
+    net = model(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        [value("x", [2, 3])],
+        [value("y", [2, 3])],
+        {"w": draw(2, 3)},
+    )
+    (tmp_path / "net.onnx").write_bytes(net.SerializeToString())
+    path = tmp_path / "net.yaml"
+    path.write_text("recipe: 1\nname: net\nmodel: {onnx: net.onnx}\ntargets: [host, x86-64-v2]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TVMFLOW_STORE", raising=False)
+    return path
+
+
+def test_a_recipe_has_its_fields(recipe: Path) -> None:
+    """With defaults; a path or text names it."""
+    loaded = tvmflow.Recipe.load(str(recipe))
+    assert (loaded.name, loaded.targets) == ("net", ("host", "x86-64-v2"))
+    assert loaded.fields.verify.against == "reference"
+    assert repr(loaded) == f"<tvmflow.Recipe net for host, x86-64-v2, {recipe}>"
+
+
+def test_a_plan_says_what_would_run(recipe: Path, tmp_path: Path) -> None:
+    """As the command line does, with its options, and with the project's store."""
+    plan = tvmflow.plan(tvmflow.Recipe.load(recipe), targets=["host"], until="build")
+    ids = ["net:import", "net:extract_tasks/host", "net:tune/host", "net:pick_best/host"]
+    assert [stage.id for stage in plan.stages] == [*ids, "net:build/host"]
+    assert (plan.stages[0].kind, plan.is_up_to_date) == ("run", False)
+    assert plan.store.root == str(tmp_path / "cache")
+    assert repr(plan).splitlines()[0].startswith("net:import ")
+    assert tvmflow.plan(recipe, store="elsewhere").store.root == str(tmp_path / "elsewhere")
+
+
+def test_mistakes_are_errors_of_tvmflow(recipe: Path) -> None:
+    """With what to do."""
+    calls: list[Callable[[], object]] = [
+        lambda: tvmflow.plan(),
+        lambda: tvmflow.plan(recipe, targets=["hots"]),
+        lambda: tvmflow.plan(recipe, force=["tun"]),
+        lambda: tvmflow.plan(recipe.with_name("no.yaml")),
+    ]
+    for call in calls:
+        with pytest.raises(tvmflow.TvmflowError):
+            call()
+    recipe.write_text("recipe: 1\nnmae: net\n")
+    with pytest.raises(tvmflow.TvmflowError, match="did you mean 'name'"):
+        tvmflow.Recipe.load(recipe)
+
+
+def test_releases_are_left_to_the_command_line(recipe: Path) -> None:
+    """Before anything runs."""
+    pipeline = recipe.with_name("release.yaml")
+    pipeline.write_text("pipeline: 1\nname: all\nrecipes: [net.yaml]\nrelease: {version: 1.0.0}\n")
+    with pytest.raises(tvmflow.TvmflowError, match="on the command line"):
+        tvmflow.plan(pipeline)
+
+
+def test_the_bundle_that_fits_is_loaded(small_bundle: Path, tmp_path: Path) -> None:
+    """One of several by the names of recipe and target."""
+    paths = []
+    for name in ("net/host/net.tvmflow", "net/x86-64-v2/net.tvmflow"):
+        path = tmp_path / "dist" / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(small_bundle.read_bytes())
+        paths.append(str(path))
+    result = api.Result(RunReport((), (*paths, str(tmp_path / "other.json")), (), 0.0))
+    assert result.is_complete and json.dumps(result.delivered)
+    assert result.load("net", "host").inputs[0].name == "x"
+    with pytest.raises(tvmflow.TvmflowError, match="several bundles fit"):
+        result.load()
+    with pytest.raises(tvmflow.TvmflowError, match="no such bundle"):
+        result.load(target="cuda")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "fix"), [("failed", "the run did not succeed"), ("ran", "add `bundle`")]
+)
+def test_a_run_without_a_bundle_tells_why(outcome: str, fix: str) -> None:
+    """The recipe is not to blame for a stage that failed."""
+    stage = StageReport("net:build/host", outcome, "", 0.0, {})
+    with pytest.raises(tvmflow.TvmflowError) as caught:
+        api.Result(RunReport((stage,), (), (), 0.0)).load()
+    assert caught.value.fix.startswith(fix)
+
+
+def test_the_package_has_no_other_names() -> None:
+    """Those that it has are imported at first use."""
+    assert all(getattr(tvmflow, name) is not None for name in tvmflow.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'recepi'"):
+        tvmflow.recepi  # noqa: B018

@@ -1,0 +1,263 @@
+"""Builds: what a run says of each recipe for each target."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tvmflow.core.types import RecipeOrigin
+from tvmflow.engine.builds import Build, KernelShare, Peer, Speedup, Tolerance, list_builds
+from tvmflow.engine.report import RunReport, StageReport
+
+
+def stage(stage_id: str, outcome: str = "ran", message: str = "", **facts: Any) -> StageReport:
+    return StageReport(stage_id, outcome, "", 1.0, facts, message)
+
+
+def report(*stages: StageReport, **more: Any) -> RunReport:
+    return RunReport(stages, more.pop("delivered", ()), (), 2.0, **more)
+
+
+def seconds(median: float, std: float = 0.0) -> dict[str, float]:
+    return {"median": median, "mean": median, "min": median, "max": median, "std": std}
+
+
+def speedup(median: float, low: float, high: float) -> dict[str, Any]:
+    return {"median": median, "low": low, "high": high, "pairs": 20, "is_slower": False}
+
+
+VERDICT: dict[str, Any] = {
+    "passed": True,
+    "against": "reference",
+    "samples": 3,
+    "reference": "ONNX Runtime 1.30.1",
+    "outputs": {
+        "y": {"max_abs_error": 2e-6, "max_rel_error": 0.1, "rtol": 1e-3, "atol": 1e-5},
+        "z": {"max_abs_error": 3e-7, "max_rel_error": 0.1, "rtol": 1e-3, "atol": 1e-4},
+    },
+    "accuracy": 0.75,
+    "reference_accuracy": 0.76,
+    "latency": {
+        "library": seconds(1e-3, 2e-5),
+        "untuned": seconds(3e-3),
+        "reference": seconds(2.5e-3),
+    },
+    "speedup": speedup(3.0, 2.9, 3.1),
+    "profile": {
+        "kernels": {"conv": 0.7, "relu": 0.2, "add": 0.1},
+        "rules": {"tuned": 0.7, "elementwise": 0.3},
+        "without_rule": {},
+    },
+    "compared": {
+        "onnxruntime": {
+            "name": "ONNX Runtime 1.30.1",
+            "latency": seconds(2.1e-3),
+            "speedup": speedup(2.1, 2.0, 2.2),
+        },
+        "openvino": {"name": "OpenVINO", "not_timed": "it is not installed"},
+    },
+}
+
+
+def test_a_build_has_what_its_stages_say() -> None:
+    """A runtime that was timed in turns is not listed again as the reference."""
+    rules = {"tuned": ["conv"], "elementwise": ["relu", "add"]}
+    nodes = ["/first/Conv", "/first/Relu"]
+    places = {"conv": [[0, 1], [1]]}
+    (build,) = list_builds(
+        report(
+            stage("net:import", weight_bytes=400, nodes=nodes),
+            stage("net:build/host", kernels=3, schedule_rules=rules, kernel_nodes=places),
+            stage("net:export/host", library_bytes=700),
+            stage("net:verify/host", **VERDICT),
+            delivered=("dist/net/host/net.tvmflow", "dist/net/host/lib/net.h"),
+        )
+    )
+    assert build == Build(
+        recipe="net",
+        target="host",
+        verdict="verified",
+        reference="ONNX Runtime 1.30.1",
+        error=2e-6,
+        tolerance=Tolerance(1e-3, 1e-4),
+        accuracy=0.75,
+        reference_accuracy=0.76,
+        latency_s=1e-3,
+        latency_std_s=2e-5,
+        untuned_latency_s=3e-3,
+        tuning_speedup=Speedup(3.0, 2.9, 3.1, 20),
+        peers=(Peer("ONNX Runtime 1.30.1", 2.1e-3, Speedup(2.1, 2.0, 2.2, 20)),),
+        size_bytes=700,
+        weight_bytes=400,
+        kernels=3,
+        tuned_kernels=1,
+        slowest_kernels=(
+            KernelShare("conv", 0.7, ("/first/Conv", "/first/Relu")),
+            KernelShare("relu", 0.2),
+            KernelShare("add", 0.1),
+        ),
+        folder="dist/net/host",
+    )
+    assert Build.from_json(json.loads(json.dumps(build.to_json()))) == build
+    assert Build.from_json({**build.to_json(), "of_a_later_version": 1}) == build
+
+
+def test_what_a_run_does_not_know_is_none() -> None:
+    """A run that ends with `tune` has measured no library; a failed stage has no facts."""
+    builds = list_builds(
+        report(
+            stage("net:import", "hit"),
+            stage("net:tune/host", "failed", message="no trial worked"),
+            stage("net:tune/edge", "hit"),
+        )
+    )
+    assert builds == (
+        Build("net", "host", problems=("no trial worked",)),
+        Build("net", "edge", reused=True),
+    )
+
+
+def test_a_rejected_library_keeps_its_errors() -> None:
+    """And one that was compared with nothing is not verified."""
+    rejected, unchecked = list_builds(
+        report(
+            stage("net:verify/a", "rejected", message="y differs", **VERDICT),
+            stage("net:verify/b", "hit", against="none", passed=True, not_run="no such machine"),
+        )
+    )
+    assert (rejected.verdict, rejected.error) == ("rejected", 2e-6)
+    assert (unchecked.verdict, unchecked.error, unchecked.latency_s) == ("not verified", None, None)
+
+
+def test_a_runtime_that_differs_from_the_reference_is_marked() -> None:
+    """Also in what a run's record says of it."""
+    openvino = {**VERDICT["compared"]["onnxruntime"], "name": "OpenVINO"}
+    openvino["outputs"] = {"y": {"passed": True}, "z": {"passed": False}}
+    verdict = {**VERDICT, "compared": {**VERDICT["compared"], "openvino": openvino}}
+    (build,) = list_builds(report(stage("net:verify/host", **verdict)))
+    assert [(peer.name, peer.differs) for peer in build.peers] == [
+        ("ONNX Runtime 1.30.1", False),
+        ("OpenVINO", True),
+    ]
+    assert Build.from_json(json.loads(json.dumps(build.to_json()))) == build
+
+
+def test_the_reference_is_a_peer_without_turns() -> None:
+    """The limits are those of single calls. An error that is no number is not known."""
+    outputs = {"y": {"max_abs_error": math.inf, "max_rel_error": 0.1, "rtol": 1e-3, "atol": 1e-5}}
+    verdict = {**VERDICT, "compared": {}, "outputs": outputs}
+    (build,) = list_builds(report(stage("net:verify/host", **verdict)))
+    assert build.peers == (Peer("ONNX Runtime 1.30.1", 2.5e-3, Speedup(2.5, 2.5, 2.5, 0)),)
+    assert build.error is None
+
+
+def test_a_partitioned_target_is_one_build_of_all_its_parts() -> None:
+    """Its size is that of all libraries, and is not known while one is missing."""
+    stages = [
+        stage("net:import/duo", weight_bytes=400),
+        stage("net:cut/duo.head"),
+        stage("net:cut/duo.tail"),
+        stage("net:export/duo.head", library_bytes=100),
+        stage("net:join/duo", transfers=[]),
+        stage("net:verify/duo", **VERDICT),
+    ]
+    tail = stage("net:export/duo.tail", library_bytes=200)
+    whole, broken = (list_builds(report(*stages, more)) for more in (tail, tail._replace(facts={})))
+    assert [(b.name, b.size_bytes, b.weight_bytes) for b in whole] == [("net/duo", 300, 400)]
+    assert [b.size_bytes for b in broken] == [None]
+
+
+def test_variants_are_builds_of_their_own() -> None:
+    """A target with a dot in its name is no part of another."""
+    origins = (RecipeOrigin("net-int8", "net.yaml", "tune.yaml", "int8"),)
+    builds = list_builds(report(stage("net-int8:verify/v1.2", **VERDICT), origins=origins))
+    assert [(b.recipe, b.target, b.variant) for b in builds] == [("net-int8", "v1.2", "int8")]
+
+
+def test_lines_in_capitals_are_warnings() -> None:
+    """Whatever stage says them."""
+    rules = {"none": ["nms"]}
+    not_run: dict[str, Any] = {"against": "none", "passed": True, "not_run": "no such machine"}
+    (build,) = list_builds(
+        report(
+            stage(
+                "net:build/host", kernels=1, schedule_rules=rules, unscheduled_shares={"nms": None}
+            ),
+            stage("net:verify/host", **not_run),
+        )
+    )
+    assert build.warnings == (
+        "WITHOUT A SCHEDULE, in a time that depends on the data: nms",
+        "NOT VERIFIED (verify.against: none): no such machine",
+    )
+
+
+FACTS: dict[str, dict[str, Any]] = {
+    "net:import": {"weight_bytes": 400, "nodes": ["a", "b"]},
+    "net:build/host": {
+        "kernels": 3,
+        "schedule_rules": {"tuned": ["conv"], "elementwise": ["relu", "add"]},
+        "kernel_nodes": {"conv": [[0, 1], [1]]},
+    },
+    "net:export/host": {"library_bytes": 700, "files": {"net.so": 700}},
+    "net:verify/host": VERDICT,
+}
+
+
+FIELDS = {
+    "net:import": ["weight_bytes"],
+    "net:build/host": ["kernels", "tuned_kernels"],
+    "net:export/host": ["size_bytes"],
+    "net:verify/host": ["verdict", "latency_s", "error", "accuracy", "tuning_speedup", "peers"],
+}
+
+
+def places(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of every field in facts."""
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        yield (*path, name)
+        yield from places(inner, (*path, name))
+
+
+@pytest.mark.parametrize("value", ["absent", None, [], 3])
+@pytest.mark.parametrize("path", list(places(FACTS)), ids="/".join)
+def test_incomplete_facts_are_said_and_end_nothing(path: tuple[str, ...], value: Any) -> None:
+    """As of an old or a damaged record: everything else of the build is there, and a warning where it is not."""
+    facts = copy.deepcopy(FACTS)
+    at: Any = facts
+    for name in path[:-1]:
+        at = at[name]
+    if value == "absent":
+        del at[path[-1]]
+    elif len(path) > 1:
+        at[path[-1]] = value
+    stages = [stage(name, **own) for name, own in facts.items()]
+    (build,) = list_builds(report(*stages))
+    (whole,) = list_builds(report(*(stage(name, **own) for name, own in FACTS.items())))
+    for name, fields in FIELDS.items():
+        if name != path[0]:
+            assert [getattr(build, field) for field in fields] == [
+                getattr(whole, field) for field in fields
+            ]
+    others = [text for text in build.warnings if not text.startswith("INCOMPLETE: the facts of ")]
+    assert not others or path[-1] == "is_slower"
+    json.dumps(build.to_json())
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "label"),
+    [("net:build/host", "schedule_rules", "build"), ("net:verify/host", "outputs", "verify")],
+)
+def test_facts_that_cannot_be_read_are_named(name: str, field: str, label: str) -> None:
+    """With what is wrong with them."""
+    facts = {**FACTS, name: {**FACTS[name], field: 3}}
+    (build,) = list_builds(report(*(stage(own, **value) for own, value in facts.items())))
+    assert any(
+        warning.startswith(f"INCOMPLETE: the facts of {label} cannot be read (AttributeError")
+        for warning in build.warnings
+    )

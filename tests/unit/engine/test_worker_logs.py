@@ -1,0 +1,49 @@
+"""The logs of running stages, as `-vv` shows them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from tvmflow.engine import worker_logs
+from tvmflow.engine.worker_logs import WorkerLogs
+
+
+def started(stage: str, log: Path) -> dict[str, object]:
+    return {"event": "stage_started", "stage_id": stage, "reason": "", "log": str(log)}
+
+
+def finished(stage: str) -> dict[str, object]:
+    return {"event": "stage_finished", "stage_id": stage, "outcome": "ran"}
+
+
+def test_lines_are_copied_with_their_stage(tmp_path: Path) -> None:
+    """Each once, also the one at the end that has no newline; nothing in them commands the terminal."""
+    stream, build, tune = io.StringIO(), tmp_path / "build.log", tmp_path / "tune.log"
+    logs = WorkerLogs(stream)
+    logs.event(started("net:build/host", build))
+    logs.event(started("net:tune/host", tune))
+    build.write_bytes(b"one\n\x1b[31mtwo\xff\nthree")
+    tune.write_bytes(b"other\n")
+    logs.event(finished("net:build/host"))
+    logs.event(finished("net:tune/host"))
+    logs.event(finished("net:verify/host"))
+    logs.close()
+    assert stream.getvalue().splitlines() == [
+        "net:build/host | one",
+        "net:build/host | \\x1b[31mtwo\ufffd",
+        "net:build/host | three",
+        "net:tune/host | other",
+    ]
+
+
+def test_lines_are_copied_when_they_are_complete(tmp_path: Path) -> None:
+    """A log need not exist yet, and a line may be written in two parts."""
+    path = tmp_path / "log"
+    log = worker_logs._GrowingLog(path)
+    assert log.read_lines() == []
+    path.write_text("a\nb")
+    assert log.read_lines() == ["a"]
+    with path.open("a") as stream:
+        stream.write("c\n")
+    assert (log.read_lines(), log.read_rest()) == (["bc"], [])

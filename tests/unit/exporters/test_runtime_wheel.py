@@ -1,0 +1,47 @@
+"""The wheel of the runtime alone: it loads a bundle without tvmflow."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tvmflow.core.version import VERSION
+from tvmflow.exporters.runtime_wheel import write_runtime_wheel
+
+
+def test_it_runs_a_bundle_with_copies_alone(
+    small_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of its modules imports tvmflow."""
+    wheel = write_runtime_wheel(tmp_path / "dist")
+    monkeypatch.syspath_prepend(str(wheel))
+    before = set(sys.modules)
+    import tvmflow_runtime  # type: ignore[import-not-found]
+
+    module = tvmflow_runtime.load(small_bundle)
+    outputs = module.run(np.ones((2, 3), "float32"))
+    np.testing.assert_array_equal(outputs["twice"], np.full((2, 3), 2, "float32"))
+    assert type(module).__module__ == "tvmflow_runtime._tvmflow.runtime.module"
+    assert not [name for name in set(sys.modules) - before if name.startswith("tvmflow.")]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tvmflow_runtime"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_it_needs_numpy_alone(tmp_path: Path) -> None:
+    """Everything else is an extra. Twice written, it has the same bytes."""
+    first, second = (write_runtime_wheel(tmp_path / name) for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+    with zipfile.ZipFile(first) as archive:
+        names = archive.namelist()
+        text = archive.read(f"tvmflow_runtime-{VERSION}.dist-info/METADATA").decode()
+    needs = Parser().parsestr(text).get_all("Requires-Dist") or []
+    assert [need for need in needs if "extra" not in need] == ["numpy >=1.26"]
+    assert {need.partition(" ")[0] for need in needs} == {
+        "numpy", "pillow", "cryptography", "apache-tvm"
+    }  # fmt: skip
+    assert f"tvmflow_runtime-{VERSION}.dist-info/RECORD" in names

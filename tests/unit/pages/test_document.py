@@ -1,0 +1,211 @@
+"""Pages: complete HTML that loads nothing, with every text escaped, and only the sections that have content."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from tvmflow.engine.builds import Build, Peer, Speedup
+from tvmflow.pages.content import (
+    Gate,
+    Kernel,
+    Library,
+    LibraryKernels,
+    Page,
+    Progress,
+    RecipeText,
+    StageEntry,
+)
+from tvmflow.pages.document import render_page
+
+EVIL = "<img src=x onerror=alert(1)>\"'&</script>\u202e"
+
+VOID = frozenset({"meta", "link", "input", "br"})
+
+
+class Document(HTMLParser):
+    """Checks that elements are closed in order, and collects ids, links, headings and texts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(html)
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+    def values(self, name: str) -> list[str]:
+        return [value or "" for attribute, value in self.attributes if attribute == name]
+
+
+def library(target: str, name: str = "net", **fields: Any) -> Library:
+    build = Build(name, target, verdict="verified", latency_s=1e-3, size_bytes=1000, error=1e-6)
+    return Library(build._replace(**fields), name)
+
+
+def full_page(text: str = "net") -> Page:
+    """Return a page with every section, in which every name is `text`."""
+    peer = Peer(text, 2e-3, Speedup(2.0, 1.9, 2.1, 9))
+    build: dict[str, Any] = {"peers": (peer,), "tuning_speedup": Speedup(1.5, 1.4, 1.6, 9)}
+    build |= {"reference": text, "accuracy": 0.9, "untuned_latency_s": 2e-3}
+    kernels = tuple(
+        Kernel(f"{text}{number}", (text,), 1, 1e6, 1e3 * number, 2e-4, 1e-4, 5e-5, (2e-4, 1e-4), 2)
+        for number in (1, 2)
+    )
+    progress = (Progress(0, 0.0, 4e-4), Progress(2, 1.5, 2e-4))
+    return Page(
+        kind="Run",
+        title=text,
+        about=((text, text),),
+        previous=text,
+        libraries=(
+            library(text, text, **build)._replace(
+                previous=Build(text, text, latency_s=2e-3, accuracy=0.8), files={text: 5}
+            ),
+            library(f"{text}2", text, **{**build, "latency_s": 2e-3, "size_bytes": 500}),
+        ),
+        notes=(text,),
+        links=((text, "report.html"),),
+        gates=(Gate(text, text, "95%", "99%", "passed"),),
+        kernels=(LibraryKernels(text, kernels, 100.0, progress, (text,)),),
+        stages=(StageEntry(f"{text}:build/{text}", "ran", text, 1.0),),
+        recipes=(RecipeText(text, text, text),),
+        provenance=((text, ((text, text),)),),
+    )
+
+
+def test_a_page_has_all_sections_and_is_well_formed() -> None:
+    html = render_page(full_page())
+    document = Document(html)
+    ids = document.values("id")
+    assert len(ids) == len(set(ids))
+    sections = ["libraries", "pareto", "gates", "files", "tuning", "kernels", "time", "stages"]
+    assert re.findall(r'<section id="(\w+)"', html) == [*sections, "recipes", "provenance"]
+    assert {link[1:] for link in document.values("href") if link.startswith("#")} <= set(ids)
+
+
+def test_a_page_without_content_is_a_page() -> None:
+    html = render_page(Page("Run", "net"))
+    assert Document(html).tags.count("section") == 0
+    assert "<h1>net</h1>" in html
+
+
+def test_nobody_can_add_elements() -> None:
+    """Whatever models, kernels, targets and files are called."""
+    html = render_page(full_page(EVIL))
+    document = Document(html)
+    assert "img" not in document.tags and document.tags.count("script") == 1
+    assert not [name for name, _ in document.attributes if name.startswith("on")]
+    assert "\u202e" not in html and "&lt;img src=x" in html
+    # the attributes are those of the page itself
+    plain = Document(render_page(full_page()))
+    assert {name for name, _ in document.attributes} == {name for name, _ in plain.attributes}
+
+
+def test_a_page_loads_nothing() -> None:
+    """Its policy forbids it, and lets only the page's own script run."""
+    html = render_page(full_page())
+    document = Document(html)
+    assert not document.values("src")
+    assert {link for link in document.values("href") if link[0] != "#"} == {"data:,", "report.html"}
+    style = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)[0]
+    assert "@import" not in style and "url(" not in style
+    script = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', html)
+    assert "default-src &#x27;none&#x27;" in policy and f"sha256-{digest}" in policy
+
+
+def test_the_same_content_gives_the_same_text() -> None:
+    assert render_page(full_page()) == render_page(full_page())
+
+
+@pytest.mark.parametrize(
+    ("page", "lead"),
+    [
+        (Page("Run", "net", libraries=(library("host"),)), "1 library, verified."),
+        (
+            Page("Run", "net", libraries=(library("a"), library("b", verdict="rejected"))),
+            "2 libraries for 2 targets, 1 verified, 1 rejected.",
+        ),
+        (Page("Release", "net", libraries=(library("a", verdict=None),)), "1 library."),
+        (
+            Page("Run", "net", stages=(StageEntry("net:build/host", "timeout"),)),
+            "net:build/host: took too long.",
+        ),
+        (
+            Page("Release", "net", gates=(Gate("net/host", "max_bytes", "1", "2", "failed"),)),
+            "1 gate failed.",
+        ),
+        (
+            Page("Release", "net", gates=(Gate("net/host", "max_bytes", "1", "2", "passed"),)),
+            "All measured gates passed.",
+        ),
+        (
+            Page(
+                "Run",
+                "net",
+                previous="run abc",
+                libraries=(
+                    library("a")._replace(previous=Build("net", "a", latency_s=2e-3)),
+                    library("b"),
+                ),
+            ),
+            "2 libraries for 2 targets, all verified. Latency -50.0% since run abc.",
+        ),
+    ],
+)
+def test_the_headline(page: Page, lead: str) -> None:
+    assert f'<p class="lead">{lead}</p>' in render_page(page)
+
+
+def test_a_gate_that_passed_is_not_marked_as_bad() -> None:
+    states = ("passed", "failed", "not measured")
+    gates = tuple(Gate(f"net/{state}", "min_accuracy", "95%", "–", state) for state in states)
+    html = render_page(Page("Release", "net", gates=gates))
+    assert '<span class="good">✓ passed</span>' in html
+    assert '<span class="bad">✗ failed</span>' in html
+    assert '<span class="faint">○ not measured</span>' in html
+    assert html.count('class="bad"') == 1
+
+
+def test_a_change_has_its_direction_in_words() -> None:
+    """Less latency is good; colour is not the only sign."""
+    rows = [
+        library(target)._replace(previous=Build("net", target, latency_s=before))
+        for target, before in (("better", 2e-3), ("worse", 5e-4), ("same", 1e-3))
+    ]
+    html = render_page(Page("Run", "net", previous="run abc", libraries=tuple(rows)))
+    assert '<span class="good">▼ -50.0%</span>' in html
+    assert '<span class="bad">▲ +100.0%</span>' in html
+    assert '<span class="faint">unchanged</span>' in html
+
+
+@pytest.mark.parametrize(
+    ("speedup", "note"),
+    [
+        (Speedup(2.0, 1.9, 2.1, 9), '<span class="good">2.00× as fast</span>'),
+        (Speedup(0.5, 0.4, 0.6, 9), '<span class="bad">0.50× as fast</span>'),
+        (Speedup(1.1, 0.9, 1.2, 9), '<span class="faint">1.10× as fast</span>'),
+        (Speedup(2.0, 1.9, 2.1, 0), '<span class="faint">2.00× as fast, not in turns</span>'),
+    ],
+)
+def test_only_what_was_measured_in_turns_and_is_no_noise_is_coloured(
+    speedup: Speedup, note: str
+) -> None:
+    build = library("host", peers=(Peer("ONNX Runtime", 2e-3, speedup),))
+    assert note in render_page(Page("Run", "net", libraries=(build,)))

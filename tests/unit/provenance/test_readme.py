@@ -1,0 +1,88 @@
+"""The README beside delivered files: the same bytes for the same results, and true of each file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.provenance import World, contents
+from tvmflow.provenance.check import check_delivered
+from tvmflow.provenance.readme import describe_purpose
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def readme(world: World) -> str:
+    world.deliver()
+    return (world.folder / "README.md").read_text()
+
+
+def test_it_names_files_tensors_and_how_to_use_and_check_them(world: World) -> None:
+    text = readme(world)
+    assert text.startswith("# net for host\n\nThe model `net`")
+    assert "verified against ONNX Runtime 1.0." in text
+    assert "| input | `x` | 1 × 3 | float32 |" in text
+    assert 'model = tvmflow.load("net.tvmflow")' in text
+    assert "outputs = model.run({'x': np.zeros((1, 3), 'float32')})" in text
+    assert "`tvmflow verify .`" in text
+    rows = [
+        line.split("`")[1]
+        for line in text.partition("## Files")[2].splitlines()
+        if line[:3] == "| `"
+    ]
+    delivered = {path.name for path in world.folder.iterdir()}
+    measured = {"measurements.json", "net.measurements.intoto.jsonl"}
+    assert set(rows) == delivered - measured - {"README.md"}
+
+
+def test_the_statement_is_also_about_it(world: World) -> None:
+    readme(world)
+    findings = {finding.path.name: finding for finding in check_delivered(world.folder, ())}
+    assert findings["README.md"].good
+    (world.folder / "README.md").write_text("something else")
+    findings = {finding.path.name: finding for finding in check_delivered(world.folder, ())}
+    assert not findings["README.md"].good
+
+
+def test_measurements_do_not_change_it(world: World) -> None:
+    before = readme(world)
+    measured = {"passed": True, "against": "reference", "accuracy": 0.5}
+    world.make(contents(measurements=json.dumps(measured).encode()))
+    assert readme(world) == before
+
+
+def test_names_of_others_cannot_break_its_tables(world: World) -> None:
+    tensor = {"name": "a|`b`\n\x1b[31m<i>", "shape": ["n", 3], "dtype": "int8"}
+    signature = {"inputs": [tensor] * 4, "outputs": []}
+    verdict = json.loads(contents()["verify"]["verdict.json"]) | {"reference": "<b>|*x*"}
+    world.make(
+        contents(signature=json.dumps(signature).encode(), verdict=json.dumps(verdict).encode())
+    )
+    text = readme(world)
+    assert "| input | `a\\|'b'\\n\\x1b[31m<i>` | n × 3 | int8 |" in text
+    assert "against \\<b\\>\\|\\*x\\*." in text
+    assert "for tensor in model.inputs}" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("net.lean.tvmflow", "without its weights"),
+        ("net.tvmflow", "tvmflow.load"),
+        ("libnet.a", "your own linker"),
+        ("net-c.tar.gz", "in C"),
+        ("net.host.tar.gz", "archive"),
+        ("net.intoto.jsonl", "statement"),
+    ],
+)
+def test_the_first_pattern_counts(name: str, word: str) -> None:
+    assert word in describe_purpose(name)
+
+
+def test_an_unknown_file_has_no_purpose() -> None:
+    assert describe_purpose("something.else") == ""

@@ -1,0 +1,205 @@
+"""The pages of the documentation: links, blocks of code, the command reference, the navigation of the site."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml  # noqa: TID251 - of other tools, with values that recipes refuse
+
+from docs.check_site import external_requests
+from docs.command_reference import commands_page
+from tests.support.pages import PAGES, ROOT, Block, blocks, commands, matches, tvmflow_arguments
+from tvmflow.cli.commands import COMMANDS, load_all_commands
+from tvmflow.cli.main import parse
+from tvmflow.cli.parser import CommandParser
+from tvmflow.core.errors import UsageError
+from tvmflow.planning.pipelines import PipelineFile
+from tvmflow.recipe import Recipe
+from tvmflow.recipe.yaml_reader import read_yaml
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+KINDS = {
+    "",  # a drawing
+    "c", "cmake", "console", "cpp", "groovy", "html", "js", "json", "make", "nginx", "python",
+    "text", "toml", "yaml",
+}  # fmt: skip
+URL = "https://github.com/tvmflow/tvmflow/blob/main/"
+
+
+def of_kind(*kinds: str) -> list[Block]:
+    return [block for block in BLOCKS if block.kind in kinds]
+
+
+def parametrize(*kinds: str) -> pytest.MarkDecorator:
+    listed = of_kind(*kinds)
+    return pytest.mark.parametrize("block", listed, ids=[block.place for block in listed])
+
+
+def test_every_block_has_a_known_kind_and_a_known_marker() -> None:
+    """A block that is not run says why; a console block without one is run."""
+    assert {block.kind for block in BLOCKS} <= KINDS
+    for block in BLOCKS:
+        if block.marker == "not run":
+            assert len(block.value) > 10, f"{block.place}: a reason"
+        if block.kind == "text":
+            assert block.marker == "not run", f"{block.place}: where is this output from?"
+
+
+@parametrize("console")
+def test_commands_are_valid(block: Block) -> None:
+    """The shell can parse them, and each command of tvmflow has arguments that its parser knows."""
+    script = "\n".join(command.line for command in commands(block)).replace("…", "")
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{block.place}: {done.stderr}"
+    for words in tvmflow_arguments(block):
+        arguments = [word.replace("…", "RECIPE") for word in words]
+        try:
+            parse(arguments)
+        except UsageError as error:
+            pytest.fail(f"{block.place}: tvmflow {' '.join(words)}: {error}")
+
+
+@parametrize("yaml")
+def test_yaml_is_valid(block: Block, tmp_path: Path) -> None:
+    """It can be read, and has fields of recipes or of pipelines only; other tools' files are marked so."""
+    path = tmp_path / "block.yaml"
+    path.write_text(block.text)
+    if block.marker == "not run" or block.value.endswith(".yml"):
+        assert yaml.safe_load(block.text)
+        return
+    document = read_yaml(path)
+    assert not document.problems, block.place
+    fields = set(document.value)
+    assert fields <= set(Recipe.model_fields) or fields <= set(PipelineFile.model_fields), fields
+
+
+@parametrize("python", "json")
+def test_python_and_json_are_valid(block: Block) -> None:
+    """They can be parsed."""
+    (ast.parse if block.kind == "python" else json.loads)(block.text)
+
+
+def test_templates_of_ci_have_the_fields_of_their_systems() -> None:
+    """Each step of GitHub does one thing; GitLab's scripts are lists of commands."""
+    github, gitlab = (
+        yaml.safe_load(block.text)
+        for block in blocks(Path("docs/howto/ci.md"))
+        if block.kind == "yaml"
+    )
+    # YAML 1.1 reads `on` as true
+    assert set(github) == {"name", True, "jobs"}
+    (job,) = github["jobs"].values()
+    assert set(job) == {"runs-on", "env", "steps"}
+    for step in job["steps"]:
+        assert len({"uses", "run"} & set(step)) == 1
+        assert set(step) <= {"uses", "run", "with", "if"}
+    (job,) = gitlab.values()
+    assert set(job) == {"image", "variables", "cache", "script", "after_script", "artifacts"}
+    for command in (*job["script"], *job["after_script"]):
+        assert isinstance(command, str)
+    assert all(set(cache) <= {"key", "paths", "when"} for cache in job["cache"])
+
+
+def test_commands_in_templates_of_ci_are_valid() -> None:
+    """Each command of tvmflow in the how-to about CI has arguments that its parser knows."""
+    text = (ROOT / "docs/howto/ci.md").read_text()
+    lines = re.findall(r"^ *- (?:run: )?tvmflow (.*)$", text, re.MULTILINE)
+    assert len(lines) >= 6
+    for line in lines:
+        parse(line.split())
+
+
+def anchors(path: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in titles]
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in plain}
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """Give file and anchor of each link to a file of the repository."""
+    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^) ]*)\)", re.sub(r"`[^`]*`", "", text)):
+        base = (ROOT / page).parent
+        if link.startswith(URL):
+            link, base = link.removeprefix(URL), ROOT
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        name, _, anchor = link.partition("#")
+        yield (base / name if name else ROOT / page), anchor
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_resolve(page: Path) -> None:
+    """Files and sections exist."""
+    for path, anchor in links(page):
+        assert path.exists(), f"{page}: {path}"
+        assert not anchor or anchor in anchors(path), f"{page}: {path.name}#{anchor}"
+
+
+@pytest.mark.parametrize(
+    ("shown", "output", "same"),
+    [
+        ("done  2.7 s\n", "done   310 ms\n", True),
+        ("done  2.7 s\n", "failed  2.7 s\n", False),
+        ("a\n…\nd\n", "a\nb\nc\nd\n", True),
+        ("a\n…\nd\n", "a\nd\n", True),
+        ("a\n…\nd\n", "a\nb\n", False),
+        ("key 87e908860bdb\n", "key 000000000000\n", True),
+        ("7 ran, 0 up to date\n", "6 ran, 1 up to date\n", False),
+        ("best … of\n", "best tile of\n", True),
+    ],
+)
+def test_outputs_are_compared_without_times_and_digests(
+    shown: str, output: str, same: bool
+) -> None:
+    """Counts and words must be the same."""
+    assert matches(shown, output) is same
+
+
+def test_the_command_table_names_every_command() -> None:
+    """The table of commands in docs/cli.md."""
+    table = (ROOT / "docs/cli.md").read_text().partition("\n## ")[0]
+    named = set(re.findall(r"`([a-z-]+)[^`]*`", table))
+    assert set(COMMANDS) <= named
+
+
+def test_the_command_reference_has_every_option() -> None:
+    """The page of the site is made from the parsers."""
+    page = commands_page()
+    for command in load_all_commands():
+        _, _, section = page.partition(f"### `tvmflow {command.name}`\n")
+        section = section.partition("\n### ")[0]
+        for option in CommandParser(command)._option_string_actions:
+            assert option in ("-h", "--help", "-v", "--verbose", "-q", "--quiet") or (
+                f"`{option}" in section or f", {option}" in section
+            ), f"{command.name} {option}"
+
+
+def test_the_site_lists_every_page() -> None:
+    """A page that is not in the navigation would be seen by nobody."""
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    for path in (ROOT / "docs").rglob("*.md"):
+        assert f" {path.relative_to(ROOT / 'docs')}\n" in navigation, path
+
+
+@pytest.mark.parametrize(
+    ("html", "addresses"),
+    [
+        ('<a href="https://example.org">', []),
+        ('<script src="https://example.org/x.js">', ["https://example.org/x.js"]),
+        ('<link rel="stylesheet" href="//example.org/x.css">', ["//example.org/x.css"]),
+        ('<img alt="a" src=https://example.org/x.png>', ["https://example.org/x.png"]),
+        ("@font-face { src: url(https://example.org/f) }", ["https://example.org/f"]),
+        ('<img src="images/x.svg">', []),
+    ],
+)
+def test_what_pages_would_load_from_elsewhere(html: str, addresses: list[str]) -> None:
+    """Links are no requests; scripts, styles, fonts and images are."""
+    assert external_requests(html) == addresses

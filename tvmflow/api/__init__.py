@@ -1,0 +1,21 @@
+"""The Python interface: recipes are loaded, planned and run, and their libraries loaded, from a program or a notebook.
+
+```python
+import tvmflow
+
+recipe = tvmflow.Recipe.load("recipes/digits.yaml")
+plan = tvmflow.plan(recipe, targets=["host"])
+result = tvmflow.run(plan, on_event=print)
+module = result.load()
+scores = module.run(image)
+```
+
+Stages, keys, results and records are those of the command line, so that one continues what the other began.
+"""
+
+from __future__ import annotations
+
+from tvmflow.api.plans import Plan, PlannedStage, Recipe, plan
+from tvmflow.api.runs import Result, run
+
+__all__ = ["Plan", "PlannedStage", "Recipe", "Result", "plan", "run"]

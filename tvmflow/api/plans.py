@@ -1,0 +1,152 @@
+"""Recipes and plans, as Python has them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tvmflow.core.errors import RecipeError, UsageError
+from tvmflow.core.formatting import names_text
+from tvmflow.core.project import find_project, shortest_path
+from tvmflow.planning.decisions import evaluate_plan
+from tvmflow.planning.prepare import PreparedRun, prepare_run
+from tvmflow.planning.recipes import LoadedRecipe, load_recipe
+from tvmflow.planning.request import RunRequest
+from tvmflow.planning.stage_names import find_stages
+from tvmflow.recipe import Recipe as RecipeFields
+from tvmflow.store.local import LocalStore
+from tvmflow.store.location import store_root
+
+
+class Recipe:
+    """A recipe in a file.
+
+    Attributes:
+        path: The file.
+        fields: All fields, with their defaults.
+    """
+
+    def __init__(self, loaded: LoadedRecipe) -> None:
+        self._loaded = loaded
+        self.path: Path = loaded.path
+        self.fields: RecipeFields = loaded.recipe
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Recipe:
+        """Return the recipe in a file.
+
+        Raises:
+            RecipeError: with all of its mistakes, each `file:line:column: field: problem`.
+        """
+        return cls(load_recipe(Path(path)))
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.fields.name
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The names of its targets."""
+        return tuple(target.name for target in self.fields.targets)
+
+    def __repr__(self) -> str:
+        return f"<tvmflow.Recipe {self.name} for {names_text(self.targets)}, {self.path}>"
+
+
+class PlannedStage(NamedTuple):
+    """A stage of a plan.
+
+    Attributes:
+        id: Its name, `RECIPE:STAGE/TARGET`.
+        kind: `hit` when its result is up to date, `run` when it must run, `wait` when that depends on others.
+        reason: Why, in one line.
+    """
+
+    id: str
+    kind: str
+    reason: str
+
+
+class Plan:
+    """The stages of recipes, and what a run would do.
+
+    Attributes:
+        stages: The stages in the order in which they run.
+        store: Where the results are.
+        forced: The stages that run also if they are up to date.
+        prepared: The plan as the engine has it.
+    """
+
+    def __init__(self, prepared: PreparedRun, store: LocalStore, forced: frozenset[str]) -> None:
+        decisions = evaluate_plan(prepared.plan, store, forced).decisions
+        self.prepared = prepared
+        self.store = store
+        self.forced = forced
+        self.stages: tuple[PlannedStage, ...] = tuple(
+            PlannedStage(spec.id, decisions[spec.id].kind, decisions[spec.id].reason)
+            for spec in prepared.plan.stages
+        )
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """True if nothing would run."""
+        return all(stage.kind == "hit" for stage in self.stages)
+
+    def __repr__(self) -> str:
+        width = max((len(stage.id) for stage in self.stages), default=0)
+        lines = (f"{stage.id:<{width}}  {stage.kind:<4}  {stage.reason}" for stage in self.stages)
+        return "\n".join(lines)
+
+
+def plan(
+    *recipes: Recipe | str | os.PathLike[str],
+    pipeline: str | None = None,
+    targets: Sequence[str] = (),
+    variants: Sequence[str] = (),
+    until: str | None = None,
+    lock: str | os.PathLike[str] | None = None,
+    force: Sequence[str] = (),
+    store: str | os.PathLike[str] | None = None,
+) -> Plan:
+    """Plan recipes, as `tvmflow plan` does.
+
+    Args:
+        recipes: Recipes, or their files.
+        pipeline: Another pipeline than the recipes name: a name or a file.
+        targets: Only these targets.
+        variants: Only these variants.
+        until: The last stage to run.
+        lock: A lock file: exactly what it records is built.
+        force: Stages that run also if they are up to date: `STAGE`, `STAGE/TARGET`, `RECIPE:STAGE`.
+        store: The folder of the store; by default that of the project.
+
+    Raises:
+        RecipeError: with all mistakes in all recipes.
+        UsageError: when something that is named does not exist.
+        DownloadError: when the address of a model has to be looked up, and cannot be.
+    """
+    if not recipes:
+        raise UsageError("no recipe is given", fix="tvmflow.plan('RECIPE.yaml')")
+    paths = [recipe.path if isinstance(recipe, Recipe) else recipe for recipe in recipes]
+    words = [] if store is None else ["--store", os.fspath(store)]
+    opened = LocalStore(store_root(words, find_project().store))
+    opened.create()
+    request = RunRequest(
+        recipes=tuple(str(path) for path in paths),
+        pipeline=pipeline,
+        targets=tuple(targets),
+        until=until,
+        variants=tuple(variants),
+        lock=None if lock is None else os.fspath(lock),
+    )
+    prepared = prepare_run(request, opened)
+    if prepared.pipeline and (prepared.pipeline.release or prepared.pipeline.retune):
+        raise RecipeError(
+            f"{prepared.pipeline.path}: releases are made, and recipes tuned again, on the command line",
+            fix=f"tvmflow run {shortest_path(str(prepared.pipeline.path))}",
+        )
+    forced = frozenset(spec.id for name in force for spec in find_stages(prepared.plan, name))
+    return Plan(prepared, opened, forced)

@@ -1,0 +1,73 @@
+"""`tvmflow compare`: what changed between two runs, releases, lock files or deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Final
+
+from tvmflow.cli.definitions.compare import CompareOptions
+from tvmflow.cli.output import print_lines, print_result
+from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY
+from tvmflow.core.formatting import count_text
+from tvmflow.core.tables import columns
+from tvmflow.release.comparison import Comparison, Figure, compare_sides, load_side, to_json
+
+
+def compare(options: CompareOptions) -> int:
+    """Show what changed between two runs, releases or deliveries."""
+    store = options.store.locate()
+    sides = [load_side(name, store) for name in (options.before, options.after)]
+    comparison = compare_sides(sides[0], sides[1], store)
+    limit = options.fail_on_regression
+    regressions = [] if limit is None else comparison.list_regressions(limit)
+    if options.md and not options.json:
+        print_lines(*_format_markdown(comparison, regressions))
+    else:
+        lines = _format(comparison, regressions)
+        print_result(to_json(comparison, regressions), lines, as_json=options.json)
+    return EXIT_VERIFY if regressions else EXIT_OK
+
+
+def _format(comparison: Comparison, regressions: list[Figure]) -> Iterator[str]:
+    yield f"{comparison.before} -> {comparison.after}"
+    for build, figures in groupby(comparison.figures, key=lambda figure: figure.build):
+        yield build
+        yield from (f"  {line}" for line in columns([(row.what, row.text) for row in figures]))
+    for place, changes in groupby(comparison.changes, key=lambda change: change.place):
+        yield place
+        yield from (f"  {line}" for line in columns([(row.what, row.text) for row in changes]))
+    if not comparison.figures and not comparison.changes:
+        yield "no build is on both sides"
+    yield from _format_regressions(regressions)
+
+
+def _format_markdown(comparison: Comparison, regressions: list[Figure]) -> Iterator[str]:
+    yield f"### {_escape(comparison.before)} → {_escape(comparison.after)}"
+    yield ""
+    if comparison.figures:
+        yield "| build | figure | change |"
+        yield "|---|---|---|"
+        for row in comparison.figures:
+            yield f"| {_escape(row.build)} | {row.what} | {_escape(row.text.replace('->', '→'))} |"
+        yield ""
+    for change in comparison.changes:
+        yield f"- **{_escape(change.place)}** {change.what}: {_escape(change.text.replace('->', '→'))}"
+    # of its own, not a part of the list
+    yield from ("", *map(_escape, _format_regressions(regressions))) if regressions else ()
+
+
+def _escape(text: str) -> str:
+    """Return text in which Markdown finds no table, link or tag."""
+    for char in "\\|<>[]*_`":
+        text = text.replace(char, f"\\{char}")
+    return text
+
+
+def _format_regressions(regressions: list[Figure]) -> Iterator[str]:
+    if regressions:
+        names = ", ".join(f"{figure.build} {figure.what}" for figure in regressions)
+        yield f"REGRESSION: {count_text(len(regressions), 'figure')}: {names}"
+
+
+COMMANDS: Final = {"compare": compare}

@@ -1,0 +1,1 @@
+"""The commands, each as its options and its help: nothing of what they do is imported."""

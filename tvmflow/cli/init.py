@@ -1,0 +1,130 @@
+"""`tvmflow init`: the recipe of a model, to be edited."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tvmflow.cli.definitions.init import InitOptions, ModelOptions
+from tvmflow.cli.download_progress import DownloadLine
+from tvmflow.cli.output import print_notes
+from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.errors import EXIT_OK, UsageError
+from tvmflow.core.files import write_atomically
+from tvmflow.core.formatting import printable, size_text
+from tvmflow.core.project import TABLE_FILE, find_project, shortest_path
+from tvmflow.frontends.pytorch._factory import export_factory, is_factory
+from tvmflow.planning.new_recipe import (
+    SUFFIX,
+    Choices,
+    Model,
+    NewRecipe,
+    inspect_model,
+    name_of,
+    write_recipe,
+)
+from tvmflow.store.addresses import is_address
+from tvmflow.store.local import LocalStore
+from tvmflow.store.source_files import SourceFiles
+
+_ARCHIVE_SUFFIX: Final = ".pt2"
+_TABLE: Final = """\
+# The root of a project: tvmflow keeps results in `store` and delivers files to `dist`, however deep one stands.
+# store = "cache"
+# dist = "dist"
+# releases = "releases"
+"""
+
+
+def init(options: InitOptions) -> int:
+    """Write the recipe of a model."""
+    chosen = options.model
+    if options.archive is not None:
+        chosen = ModelOptions(**{**vars(chosen), "model": str(options.archive)})
+    folder = options.output.parent if options.output else Path()
+    path = options.output or Path(f"{name_of(chosen.model)}{SUFFIX}")
+    if path.exists() and not options.force and not options.stdout:
+        raise UsageError(
+            f"{path} exists", fix="replace it with --force, or write another file with --output"
+        )
+    if options.archive is not None:
+        _write_archive(options.model.model, options.archive, replace=options.force)
+    # only a model at an address is downloaded, into a store that other commands take for one
+    is_downloaded = is_address(chosen.model)
+    store = options.store.open() if is_downloaded else options.store.locate()
+    model = read_model(chosen, folder, store)
+    recipe = write_recipe(model, choices(chosen))
+    if options.stdout:
+        sys.stdout.write(recipe.text)
+        return EXIT_OK
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, recipe.text)
+    print_notes(options, f"{path}: the recipe of {chosen.model}", *_mark_root(folder))
+    print_notes(options, "", *_describe_next(path, recipe))
+    return EXIT_OK
+
+
+def _write_archive(factory: str, path: Path, *, replace: bool) -> None:
+    """Write the archive of a PyTorch model that Python code makes."""
+    if not is_factory(factory):
+        raise UsageError(
+            f"--archive is for a PyTorch model that Python code makes, and {factory} is no PACKAGE.MODULE:FUNCTION",
+            fix="leave --archive out for a model that is a file",
+        )
+    if path.suffix != _ARCHIVE_SUFFIX:
+        raise UsageError(
+            f"--archive {path}: the name does not end in {_ARCHIVE_SUFFIX}",
+            fix=f"write --archive {path.with_suffix(_ARCHIVE_SUFFIX)}",
+        )
+    if path.exists() and not replace:
+        raise UsageError(f"{path} exists", fix="replace it with --force, or write another file")
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        version = export_factory(factory, path)
+    size = size_text(path.stat().st_size)
+    text = f"{path}: what {factory} returns, exported by PyTorch {version} ({size})"
+    sys.stderr.write(f"{printable(text)}\n")
+
+
+def choices(options: ModelOptions) -> Choices:
+    """Return what the user chose for a recipe."""
+    return Choices(options.targets, dict(options.shapes), options.minutes)
+
+
+def read_model(options: ModelOptions, folder: Path, store: LocalStore) -> Model:
+    """Return what a recipe in a folder says of a model."""
+    return inspect_model(options.model, folder, SourceFiles(store, DownloadLine()))
+
+
+def _mark_root(folder: Path) -> list[str]:
+    """Mark the current folder as the root of a project if there is none; return what to say of that."""
+    project = find_project()
+    if project.marker or folder != Path():
+        return []
+    path = Path(TABLE_FILE)
+    with disk_errors(path):
+        write_atomically(path, _TABLE)
+    return [
+        f"{path}: this folder is now the root of a project: results are in cache/, libraries in dist/"
+    ]
+
+
+def _describe_next(path: Path, recipe: NewRecipe) -> list[str]:
+    commands: Mapping[str, str] = {
+        f"tvmflow plan {shlex.quote(str(path))}": "what will be done",
+        f"tvmflow run {shlex.quote(str(path))}": "build, verify, deliver to "
+        + shortest_path(find_project().dist),
+    }
+    width = max(map(len, commands))
+    lines = [f"  {command:<{width}}   # {text}" for command, text in commands.items()]
+    if recipe.open_lines:
+        number = recipe.open_lines[0]
+        return [f"next: write a number in place of each SIZE ({path}:{number}), then", *lines]
+    return ["next:", *lines]
+
+
+COMMANDS: Final = {"init": init}

@@ -1,0 +1,114 @@
+"""Mistyped command lines: the command, subcommand or option that was probably meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from tvmflow.cli.commands import COMMANDS, load_all_commands
+from tvmflow.core.errors import UsageError
+from tvmflow.core.formatting import names_text
+from tvmflow.core.suggestions import nearest
+
+_RECIPE_SUFFIXES: Final = (".yaml", ".yml")
+_COMMAND_SYNONYMS: Final = {
+    "check": "doctor",
+    "compile": "run",
+    "gc": "cache gc",
+    "info": "inspect",
+    "install": "doctor",
+    "ls": "cache stat",
+    "make": "run",
+    "status": "plan",
+    "tune": "run",
+    "validate": "plan",
+    "why": "explain",
+}
+_OPTION_SYNONYMS: Final = {
+    "-j": "--jobs",
+    "-k": "--keep-going",
+    "-n": "--dry-run",
+    "-o": "--dist",
+    "-t": "--target",
+    "-y": "--yes",
+    "--cache": "--store",
+    "--cache-dir": "--store",
+    "--debug": "--verbose",
+    "--out": "--dist",
+    "--output": "--dist",
+    "--parallel": "--jobs",
+    "--silent": "--quiet",
+    "--stop-after": "--until",
+    "--threads": "--jobs",
+    "--timeout": "--stage-timeout",
+}
+"""What other tools call it -> tvmflow's name."""
+
+_MAX_COMMANDS: Final = 3
+_OVERVIEW_FIX: Final = "`tvmflow help` lists all commands"
+
+
+def explain_command(word: str) -> UsageError:
+    """Return the error for a first word that is no command."""
+    if word.startswith("-"):
+        return UsageError(
+            f"the option {word} has no command before it",
+            fix=f"options come after the command: `tvmflow run {word} …`; {_OVERVIEW_FIX}",
+        )
+    if Path(word).suffix in _RECIPE_SUFFIXES:
+        return UsageError(f"no command `{word}`; did you mean `run {word}`?", fix=_OVERVIEW_FIX)
+    meant = _COMMAND_SYNONYMS.get(word) or next(iter(nearest(word, COMMANDS)), "")
+    return _unknown("", word, [meant] if meant else _find_subcommands(word), _OVERVIEW_FIX)
+
+
+def explain_subcommand(command: str, word: str, names: Sequence[str]) -> UsageError:
+    """Return the error for a word that is no subcommand of a command; `names` are those that it has."""
+    fix = f"the commands of `{command}` are {', '.join(names)}"
+    if word.startswith("-"):
+        first = f"{command} {names[0]}"
+        return UsageError(
+            f"{command}: the option {word} has no command before it",
+            fix=f"options come after it: `tvmflow {first} {word} …`; {fix}",
+        )
+    return _unknown(
+        f"{command} ", word, [f"{command} {name}" for name in nearest(word, names)], fix
+    )
+
+
+def explain_option(
+    command: str, word: str, known: Sequence[str], list_commands: Callable[[str], Sequence[str]]
+) -> UsageError:
+    """Return the error for an argument that a command does not know.
+
+    Args:
+        command: The command.
+        word: The argument.
+        known: The options of the command.
+        list_commands: Returns the commands that have an option.
+    """
+    fix = f"`tvmflow help {command}` lists its options"
+    option = word.partition("=")[0]
+    if not option.startswith("-"):
+        return UsageError(f"{command}: unexpected argument '{word}'", fix=fix)
+    message = f"{command}: no option {option}"
+    synonym = _OPTION_SYNONYMS.get(option, "")
+    others = [] if synonym in known else list_commands(option)
+    if others:
+        names = names_text([f"`{name}`" for name in others], _MAX_COMMANDS)
+        return UsageError(f"{message}; {names} {'have' if len(others) > 1 else 'has'} it", fix=fix)
+    meant = synonym if synonym in known else next(iter(nearest(option, known)), "")
+    hint = f"; did you mean {meant}?" if meant else ""
+    return UsageError(message + hint, fix=fix)
+
+
+def _unknown(prefix: str, word: str, meant: Iterable[str], fix: str) -> UsageError:
+    names = " or ".join(f"`{name}`" for name in meant)
+    return UsageError(
+        f"no command `{prefix}{word}`{f'; did you mean {names}?' if names else ''}", fix=fix
+    )
+
+
+def _find_subcommands(word: str) -> list[str]:
+    """Return the subcommands of that name, such as `cache pins`."""
+    return [c.name for c in load_all_commands() if c.name.endswith(f" {word}")]

@@ -1,0 +1,210 @@
+"""The parser of one command, made from its options: its help, and messages for what is mistyped."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    NamedTuple,
+    NoReturn,
+    TypeVar,
+    get_args,
+    get_origin,
+)
+
+from tvmflow.cli.commands import Command, load_all_commands
+from tvmflow.cli.help import describe, examples_text, fill, terminal_width
+from tvmflow.cli.options import Field, Options, find_field, list_fields
+from tvmflow.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
+_Options = TypeVar("_Options", bound=Options)
+_Group = argparse._ArgumentGroup
+_COMMON: Final = ("store", "json")
+"""Options of nearly every command: they are listed last."""
+_NARROW: Final = 60
+
+
+class _Formatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        width = terminal_width()
+        super().__init__(prog, width=width, max_help_position=8 if width < _NARROW else 26)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return fill(text, width, indent)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of one command; a mistake is a `UsageError`."""
+
+    def __init__(self, command: Command) -> None:
+        text = describe(command)
+        super().__init__(
+            prog=f"tvmflow {command.name}",
+            description="\n\n".join(filter(None, [text.summary, text.details])),
+            epilog=examples_text(text.examples) if text.examples else None,
+            formatter_class=_Formatter,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        self.command = command
+        self._positionals.title = "arguments"
+        common = argparse._ArgumentGroup(self, "common options")
+        _add_arguments(self, self._optionals, common, command.options)
+        _add_common(common)
+        self._action_groups.append(common)
+        positionals = [_usage(action) for action in self._get_positional_actions()]
+        self.synopsis = " ".join(["[OPTIONS]", *positionals])
+        self.usage = f"{self.prog} {self.synopsis}".replace("%", "%%")
+
+    def find_group(self, title: str) -> _Group:
+        """Return the group of options with a title; it is added if there is none."""
+        titled = {group.title: group for group in self._action_groups}
+        return titled.get(title) or self.add_argument_group(title)
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Return the parsed arguments; options may stand before, between and after the others.
+
+        Raises:
+            UsageError: for an argument that is missing, wrong, or not known.
+            SystemExit: after the help was printed.
+        """
+        namespace, unknown = self.parse_known_intermixed_args(argv)
+        if unknown:
+            from tvmflow.cli.mistakes import explain_option
+
+            options = [word for word in unknown if word.startswith("-")]
+            known = [*self._option_string_actions]
+            word = (options or unknown)[0]
+            raise explain_option(self.command.name, word, known, _list_commands_with)
+        return namespace
+
+    def read_options(self, namespace: argparse.Namespace) -> Options:
+        """Return the options of the command from parsed arguments."""
+        return _read_options(self.command.options, namespace)
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """Print the help; that it cannot be written is an error, which argparse would ignore."""
+        (file or sys.stdout).write(self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse says as an error of the command line."""
+        raise UsageError(
+            f"{self.command.name}: {message}",
+            fix=f"`{self.usage}`; `tvmflow help {self.command.name}` lists the options",
+        )
+
+
+class Argument(NamedTuple):
+    """An argument for documentation: its names such as `--jobs`, its value, and its help."""
+
+    names: tuple[str, ...]
+    value: str
+    text: str
+
+
+def list_arguments(parser: CommandParser) -> dict[str, list[Argument]]:
+    """Return the arguments of a command by the title of their group."""
+    groups = {
+        group.title or "options": [_describe_argument(action) for action in group._group_actions]
+        for group in parser._action_groups
+    }
+    return {title: arguments for title, arguments in groups.items() if arguments}
+
+
+def _describe_argument(action: argparse.Action) -> Argument:
+    choices = [str(choice) for choice in action.choices or ()]
+    value = str(action.metavar or ("{" + ",".join(choices) + "}" if choices else action.dest))
+    text = (action.help or "").replace("%%", "%")
+    if choices and not all(choice in text for choice in choices):
+        text += f" (one of {', '.join(choices)})"
+    return Argument(tuple(action.option_strings), "" if action.nargs == 0 else value, text)
+
+
+def _list_commands_with(option: str) -> list[str]:
+    parsers = map(CommandParser, load_all_commands())
+    return [parser.command.name for parser in parsers if option in parser._option_string_actions]
+
+
+def _usage(action: argparse.Action) -> str:
+    name = str(action.metavar or action.dest)
+    return {"+": f"{name} …", "*": f"[{name} …]", "?": f"[{name}]"}.get(str(action.nargs), name)
+
+
+def _add_common(group: _Group) -> None:
+    group.add_argument("-h", "--help", action="help", help="show this help")
+    verbosity = group.add_mutually_exclusive_group()
+    verbosity.add_argument(
+        "-v",
+        "--verbose",
+        dest="verbosity",
+        action="count",
+        default=0,
+        help="log to stderr why each stage runs or not; -vv logs everything, also what workers write ($TVMFLOW_LOG: debug, info, …)",
+    )
+    verbosity.add_argument(
+        "-q",
+        "--quiet",
+        dest="verbosity",
+        action="store_const",
+        const=-1,
+        help="print only problems, and results that were asked for",
+    )
+
+
+def _add_arguments(
+    parser: CommandParser, group: _Group, common: _Group, options: type[Options]
+) -> None:
+    """Add the arguments of a dataclass; one inside it that has a `TITLE` is a group of its own."""
+    for name, kind in list_fields(options).items():
+        if field := find_field(options, name):
+            _add_argument(parser, common if name in _COMMON else group, name, kind, field)
+        elif _is_options(kind):
+            title = getattr(kind, "TITLE", "")
+            inner = parser.find_group(title) if title else group
+            _add_arguments(parser, inner, common, kind)
+
+
+def _add_argument(
+    parser: CommandParser,
+    group: _Group,
+    dest: str,
+    kind: object,
+    field: Field,
+) -> None:
+    details: dict[str, Any] = dict(field.details)
+    name = details.pop("name", None)
+    if kind is bool:
+        details["action"] = "store_true"
+    else:
+        # The type of one value: `str` of `str`, of `str | None` and of `tuple[str, ...]`.
+        details.setdefault("type", (*get_args(kind), kind)[0])
+    if name is None:
+        parser.add_argument(dest, **details)
+        return
+    if get_origin(kind) is tuple:
+        details |= {"action": "append", "default": []}
+    elif kind is not bool:
+        details["default"] = field.default
+    group.add_argument(name or f"--{dest.replace('_', '-')}", dest=dest, **details)
+
+
+def _read_options(kind: type[_Options], namespace: argparse.Namespace) -> _Options:
+    values: dict[str, object] = {}
+    for name, inner in list_fields(kind).items():
+        if _is_options(inner):
+            values[name] = _read_options(inner, namespace)
+        else:
+            value = getattr(namespace, name)
+            values[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
+
+
+def _is_options(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Options)

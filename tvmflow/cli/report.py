@@ -1,0 +1,97 @@
+"""`tvmflow report`: a run or a release as one HTML page."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.cli.definitions.report import ReportOptions
+from tvmflow.cli.output import print_lines, print_outcome
+from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.errors import EXIT_OK, UsageError
+from tvmflow.core.files import write_atomically
+from tvmflow.core.formatting import excerpt
+from tvmflow.core.project import shortest_path
+from tvmflow.engine.run_records import LATEST, RunRecord, list_runs, read_run, recorded_path
+from tvmflow.pages.content import Page
+from tvmflow.pages.document import render_page
+from tvmflow.pages.run import describe_run
+from tvmflow.recipe.lock_file import read_lock
+from tvmflow.release.measurements import LOCK, read_measurements, with_measurements
+from tvmflow.release.page import describe_gates, describe_measurements
+from tvmflow.store.local import LocalStore
+
+_STDOUT: Final = "-"
+_RECIPE_SUFFIXES: Final = (".yaml", ".yml")
+
+
+class _Subject(NamedTuple):
+    """The subject of a page: a name for its file, and its content."""
+
+    name: str
+    page: Page
+
+
+def report(options: ReportOptions) -> int:
+    """Write what a run or a release made as one HTML page."""
+    subject = _find_subject(options.what or LATEST, options.store.locate())
+    html = render_page(subject.page)
+    if options.output == _STDOUT:
+        sys.stdout.write(html)
+        return EXIT_OK
+    path = Path(options.output or f"report-{subject.name}.html")
+    with disk_errors(str(path)):
+        write_atomically(path, html)
+    result = {"path": str(path), "bytes": len(html.encode()), "subject": subject.name}
+    print_outcome(result, [str(path)], EXIT_OK, options)
+    if options.open and not webbrowser.open(path.absolute().as_uri()):
+        print_lines(f"no browser was found: open {path}")
+    return EXIT_OK
+
+
+def _find_subject(what: str, store: LocalStore) -> _Subject:
+    """Return what a command line names.
+
+    Raises:
+        UsageError: when there is no such run or release.
+    """
+    path = Path(what)
+    if path.is_dir():
+        return _Subject(path.resolve().name, _read_release(path))
+    if path.suffix in _RECIPE_SUFFIXES:
+        record = _find_run_of(path, store)
+    else:
+        record = read_run(store, what)
+    page = describe_run(record, store)
+    release = record.release if isinstance(record.release, dict) else {}
+    return _Subject(record.id, page._replace(gates=describe_gates(release.get("gates", ()))))
+
+
+def _read_release(folder: Path) -> Page:
+    if not (folder / LOCK).is_file():
+        raise UsageError(
+            f"{folder} is not the folder of a release: it has no {LOCK}",
+            fix="give the folder of a release, a recipe, or a run that `tvmflow runs` lists",
+        )
+    lock, file = read_lock(folder / LOCK).file, read_measurements(folder)
+    if file is None:
+        raise UsageError(f"{folder} has no measurements: its page is report.html")
+    return describe_measurements(folder.resolve().name, with_measurements(lock, file), file)
+
+
+def _find_run_of(path: Path, store: LocalStore) -> RunRecord:
+    """Return the last run of a recipe or a pipeline."""
+    runs: Iterable[RunRecord] = list_runs(store).runs
+    for record in runs:
+        if str(recorded_path(path)) in (source.path for source in record.sources):
+            return record
+    raise UsageError(
+        f"there is no record of a run of {excerpt(str(path))} in {shortest_path(store.root)}",
+        fix=f"`tvmflow run {path}` leaves one when it does something; `--store DIR` names another store",
+    )
+
+
+COMMANDS: Final = {"report": report}

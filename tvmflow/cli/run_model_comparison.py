@@ -1,0 +1,256 @@
+"""A delivered library beside another runtime, on the same inputs: `tvmflow run-model --compare`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tvmflow.cli.run_model_result import ComparedOutput, ComparedRun
+from tvmflow.core.documents import get_field
+from tvmflow.core.errors import BundleError, UsageError
+from tvmflow.core.files import hash_file
+from tvmflow.core.formatting import names_text, quoted
+from tvmflow.core.named_files import is_file, missing_file_text
+from tvmflow.core.paired_times import PairedTimes
+from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.types import TensorSpec
+from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends._inputs import array_of
+from tvmflow.frontends._peers import PEERS, Peer, open_peer
+from tvmflow.runtime import samples
+from tvmflow.runtime.module import Module
+from tvmflow.runtime.statements import Statement, find_statements, read_statements
+from tvmflow.stages._comparison import compare
+from tvmflow.stages._latency import measure_peer
+from tvmflow.stages._tolerances import FLOAT32, Tolerance, tolerance_for
+from tvmflow.store.file_digests import find_files
+from tvmflow.store.local import LocalStore
+from tvmflow.store.source_files import SourceFiles
+
+if TYPE_CHECKING:
+    from tvmflow.runtime.samples import Array
+
+_MODEL: Final = "model"
+
+
+class OtherRuntime(NamedTuple):
+    """A runtime that can run the model of a library.
+
+    Attributes:
+        name: Its name in `PEERS`.
+        files: The files of the model, by role.
+        inputs: The inputs of the model: those of the library, then those of `bound`.
+        bound: The constants that the recipe binds inputs to.
+        tolerance: How closely outputs must agree, as `verify` had it.
+        note: What is to be said of the model's file, or nothing.
+    """
+
+    name: str
+    files: Mapping[str, Path]
+    inputs: tuple[TensorSpec, ...]
+    bound: Mapping[str, Array]
+    tolerance: Tolerance
+    note: str
+
+
+def find_runtime(
+    name: str, module: Module, bundle: Path, model: Path | None, store: LocalStore
+) -> OtherRuntime:
+    """Return what is needed to run the model of a library in another runtime.
+
+    Args:
+        name: The runtime.
+        module: The library.
+        bundle: Its file, beside which its statement of provenance is.
+        model: The model's file; None to find the one that it was built from.
+        store: The store whose notes say where this machine read which file.
+
+    Raises:
+        UsageError: for an unknown runtime, one that runs no such models, or a model's file that is missing.
+    """
+    if name not in PEERS:
+        known = names_text(list(PEERS))
+        hint = did_you_mean(name, PEERS)
+        raise UsageError(f"--compare: there is no runtime {quoted(name)}{hint} (there are {known})")
+    peer, statement = PEERS[name], _find_statement(bundle)
+    _check_kind(name, peer, module, statement)
+    path, note = _find_model(model, statement, store)
+    files = _list_files(path, peer.kind, store)
+    bound = dict(_bound_inputs(files, peer.kind, module, statement))
+    constants = (TensorSpec(n, array.shape, array.dtype.name) for n, array in bound.items())
+    inputs = (*module.inputs, *constants)
+    return OtherRuntime(name, files, inputs, bound, _tolerance_of(statement), note)
+
+
+def compare_with(runtime: OtherRuntime, module: Module, feed: samples.Samples) -> ComparedRun:
+    """Run a model in another runtime, and time it and the library in turns.
+
+    Raises:
+        StageError: when the runtime rejects the model.
+        EnvironmentProblem: when it is not installed.
+    """
+    bound = runtime.bound
+    with (
+        tempfile.TemporaryDirectory(prefix="tvmflow-") as scratch,
+        open_peer(
+            runtime.name,
+            runtime.files,
+            runtime.inputs,
+            module.outputs,
+            threads=module.threads,
+            precision="model",
+            scratch=Path(scratch),
+        ) as peer,
+    ):
+        expected = samples.run_samples(lambda batch: peer.run({**batch, **bound}), feed)
+        actual = samples.run_samples(module.run, feed)
+        first = feed.batches[0]
+        times = measure_peer(module, first, peer, {**first, **bound})
+        name, notes = peer.name, [note for note in (runtime.note, peer.note) if note]
+    outputs = {
+        output: _compare_output(array, expected[output], runtime.tolerance)
+        for output, array in actual.items()
+    }
+    return _describe(name, str(runtime.files[_MODEL]), "; ".join(notes), outputs, times)
+
+
+def _describe(
+    name: str, model: str, note: str, outputs: Mapping[str, ComparedOutput], times: PairedTimes
+) -> ComparedRun:
+    from statistics import median
+
+    low, high = times.limits
+    return ComparedRun(
+        runtime=name,
+        model=model,
+        note=note,
+        outputs=outputs,
+        library_s=median(times.first),
+        runtime_s=median(times.second),
+        speedup=1 / times.ratio,
+        low=1 / high,
+        high=1 / low,
+    )
+
+
+def _compare_output(actual: Array, expected: Array, tolerance: Tolerance) -> ComparedOutput:
+    comparison = compare(actual, expected, tolerance)
+    if "max_abs_error" not in comparison:
+        problem = comparison.get("shape") or comparison.get("incomparable", "")
+        return ComparedOutput(False, float("inf"), float("inf"), problem)
+    return ComparedOutput(
+        comparison["passed"],
+        float(comparison["max_abs_error"]),
+        float(comparison["error_of_largest"]),
+    )
+
+
+# ---------------------------------------------------------------- the model of a library
+
+
+def _find_statement(bundle: Path) -> Statement | None:
+    """Return the statement of the build of a bundle, if it is there."""
+    digest = hash_file(str(bundle))
+    for path in find_statements(bundle):
+        for signed in read_statements(path, ()):
+            statement = signed.statement
+            if statement and digest in statement.names and not statement.is_of_measurements:
+                return statement
+    return None
+
+
+def _check_kind(name: str, peer: Peer, module: Module, statement: Statement | None) -> None:
+    kind = peer.kind
+    if statement:
+        kind = str(get_field(statement.settings, "import", "model", "kind", of=str)) or kind
+    device = module.manifest["target"]["tvm"]["kind"]
+    if reason := peer.unsupported_reason(kind, device):
+        raise UsageError(f"--compare {name}: {reason}")
+
+
+def _find_model(
+    model: Path | None, statement: Statement | None, store: LocalStore
+) -> tuple[Path, str]:
+    """Return the model's file, and what is to be said of it.
+
+    Raises:
+        UsageError: when there is none.
+    """
+    digests = (
+        {
+            str(entry["name"]): str(entry["digest"]["sha256"])
+            for entry in statement.dependencies("source")
+        }
+        if statement
+        else {}
+    )
+    digest = digests.get(_MODEL, "")
+    if model is None:
+        if paths := find_files(store, digest):
+            return Path(paths[0]), ""
+        reason = (
+            f"no file with its sha256, {digest[:12]}…, is known here"
+            if digest
+            else "no statement is beside it"
+        )
+        raise UsageError(
+            f"--compare: the model that this library was built from is not known: {reason}",
+            fix="name it: --model FILE",
+        )
+    if not is_file(model):
+        raise UsageError(f"--model: {missing_file_text(model)}")
+    is_other = digest and hash_file(str(model)) != digest
+    return model, "it is not the file that the library was built from" if is_other else ""
+
+
+def _list_files(path: Path, kind: str, store: LocalStore) -> dict[str, Path]:
+    """Return the model's file and those that belong to it, by role."""
+    frontend = FRONTENDS[kind]
+    source = frontend.SOURCE.model_validate({kind: str(path.absolute())})
+    listed = frontend.files(source, path.parent, lambda *_: str(path), SourceFiles(store))
+    return {file.role: Path(file.path) for file in listed}
+
+
+def _bound_inputs(
+    files: Mapping[str, Path], kind: str, module: Module, statement: Statement | None
+) -> Iterator[tuple[str, Array]]:
+    """Give the constants that the recipe binds inputs of the model to.
+
+    Raises:
+        UsageError: when an input is none of the library's, and the statement has no constant for it.
+    """
+    taken = {spec.name for spec in module.inputs}
+    for entry in FRONTENDS[kind].read_inputs(files):
+        if entry.name in taken or not entry.is_required:
+            continue
+        settings = statement.settings if statement else {}
+        bound: dict[str, Any] = get_field(settings, "import", "inputs", entry.name, of=dict)
+        if "value" not in bound:
+            raise UsageError(
+                f"--compare: the model has an input {quoted(entry.name)}, and the library does not",
+                fix="name the model that the library was built from: --model FILE",
+            )
+        dtype = str(bound.get("dtype") or entry.dtype)
+        shape: Sequence[int] = bound.get("shape") or ()
+        yield entry.name, array_of(TensorSpec(entry.name, tuple(shape), dtype), bound["value"])
+
+
+def _tolerance_of(statement: Statement | None) -> Tolerance:
+    """Return the tolerance that `verify` had; without a statement that of float32.
+
+    Raises:
+        BundleError: when it is no tolerance.
+    """
+    default = tolerance_for(FLOAT32, rtol=None, atol=None)
+    recorded = get_field(statement.verdict, "tolerance", of=dict) if statement else {}
+    if not recorded:
+        return default
+    try:
+        fields = {name: recorded[name] for name in Tolerance._fields if name in recorded}
+        return Tolerance(**fields)
+    except TypeError as error:
+        raise BundleError(
+            f"the statement of the library has no valid tolerance: {error}"
+        ) from error

@@ -1,0 +1,133 @@
+"""`tvmflow runs` and `tvmflow logs`: what earlier runs did, and what their stages wrote."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from tvmflow.cli.definitions.runs import LogsOptions, RunsOptions
+from tvmflow.cli.output import print_lines, print_result
+from tvmflow.core.errors import EXIT_OK
+from tvmflow.core.formatting import (
+    age_text,
+    count_text,
+    duration_text,
+    excerpt,
+    names_text,
+    printable,
+    size_text,
+)
+from tvmflow.core.tables import table
+from tvmflow.core.terminal import find_width
+from tvmflow.core.types import Json
+from tvmflow.engine.headline import make_headline
+from tvmflow.engine.run_records import RunRecord, list_runs, read_run
+from tvmflow.engine.stage_logs import StageLog, find_logs, follow, read_text
+from tvmflow.engine.summary import count_stages
+
+_MAX_NAMES: Final = 24
+# From here on a row has room for the beginning of a headline.
+_WIDE: Final = 72
+
+
+def runs(options: RunsOptions) -> int:
+    """List the last runs that did something, the last one first."""
+    history = list_runs(options.store.locate(), options.limit)
+    value = {
+        "runs": [_to_json(run) for run in history.runs],
+        "damaged": [{"path": path, "reason": reason} for path, reason in history.damaged],
+    }
+    print_result(value, _format_runs(history.runs, history.damaged), as_json=options.json)
+    return EXIT_OK
+
+
+def _to_json(run: RunRecord) -> dict[str, Json]:
+    """Return a row; the facts of stages and the text of recipes are in the record itself."""
+    return {
+        "id": run.id,
+        "argv": list(run.argv),
+        "began_s": run.began_s,
+        "seconds": run.seconds,
+        "exit_code": run.exit_code,
+        "end": run.end,
+        "recipes": [recipe.recipe for recipe in run.recipes],
+        "outcomes": Counter(stage.outcome for stage in run.stages),
+        "headline": make_headline(run.builds),
+        "builds": [build.to_json() for build in run.builds],
+    }
+
+
+def _format_runs(runs: Sequence[RunRecord], damaged: Sequence[tuple[str, str]]) -> Iterator[str]:
+    for path, reason in damaged:
+        yield f"damaged record: {path}: {reason}"
+    if not runs:
+        yield "no run has done anything in this store yet"
+        return
+    width = find_width()
+    rows = [_cells(run) for run in runs]
+    expendable = (
+        ("stages", "command") if width and width >= _WIDE else ("headline", "stages", "command")
+    )
+    # the headline gets what the other columns leave
+    for line in table(rows, right=("took",), expendable=expendable, width=width):
+        yield line if width is None else excerpt(line, width - 1)
+
+
+def _cells(run: RunRecord) -> dict[str, str]:
+    recipes = list(dict.fromkeys(recipe.recipe for recipe in run.recipes))
+    return {
+        "run": run.id,
+        "when": f"{age_text(time.time() - run.began_s)} ago",
+        "command": run.argv[0] if run.argv else "",
+        "recipes": excerpt(names_text(recipes, 2), _MAX_NAMES),
+        "end": run.end,
+        "took": duration_text(run.seconds),
+        "stages": count_stages(run.stages),
+        "headline": make_headline(run.builds),
+    }
+
+
+# ---------------------------------------------------------------- logs
+
+
+def logs(options: LogsOptions) -> int:
+    """Show the log of a stage."""
+    store = options.store.locate()
+    run = read_run(store, options.run_id) if options.run_id else None
+    selected = find_logs(store, options.stage or "", run)
+    if options.stage is None:
+        print_lines(*_format_logs(selected))
+        return EXIT_OK
+    for log in selected:
+        if len(selected) > 1:
+            print_lines(f"==> {log.stage_id} ({log.path})")
+        for text in follow(log) if options.follow and log is selected[-1] else (read_text(log),):
+            # a log keeps its lines; nothing in it commands the terminal
+            sys.stdout.write("".join(map(_printable_line, text.splitlines(keepends=True))))
+            sys.stdout.flush()
+    return EXIT_OK
+
+
+def _printable_line(line: str) -> str:
+    content = line.rstrip("\r\n")
+    return printable(content.expandtabs()) + ("\n" if line.endswith("\n") else "")
+
+
+def _format_logs(logs: Sequence[StageLog]) -> Iterator[str]:
+    rows = [
+        {
+            "stage": log.stage_id,
+            "written": f"{age_text(time.time() - log.written_s)} ago",
+            "size": size_text(log.bytes),
+            "file": log.path,
+        }
+        for log in logs
+    ]
+    yield from table(rows, right=("size",), expendable=("file",), width=find_width())
+    yield f"{count_text(len(logs), 'log')}; `tvmflow logs STAGE` shows one"
+
+
+COMMANDS: Final = {"runs": runs, "logs": logs}

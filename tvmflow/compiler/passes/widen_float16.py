@@ -1,0 +1,180 @@
+"""Computation of float16 kernels in float32: numbers are widened where they are loaded, and rounded where results are stored.
+
+Few CPUs add float16, and LLVM converts before and after each operation for the others. For some it does so
+one number at a time, and it does not end where vectors of float16 are compared for WebAssembly (LLVM 22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import SBlock, SBlockRealize
+
+from tvmflow.compiler import ir
+
+# The name of the block around all others of a kernel.
+_ROOT: Final = "root"
+_NARROW: Final = "float16"
+_WIDE: Final = "float32"
+_LARGEST: Final = 65504.0
+_OPERATIONS: Final = (
+    *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max),
+    *(tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE),
+)
+_SELECTIONS: Final = {"prim.if_then_else", "prim.likely"}
+# Their results are bits, or depend on the size of a number.
+_FIXED_CALLS: Final = {"tirx.reinterpret", "tirx.call_extern", "tirx.call_llvm_pure_intrin"}
+
+
+def widen_float16(mod: tvm.IRModule) -> tvm.IRModule:
+    """Let kernels that compute with float16 do so with float32; those that only move or convert it stay as they are."""
+    widened = ir.copy_module(mod)
+    for var, function in mod.functions_items():
+        if isinstance(function, tirx.PrimFunc) and _computes(function.body):
+            widened[var] = function.with_body(_widen(function))
+    return widened
+
+
+def _is_narrow(expr: Any) -> bool:
+    return str(getattr(expr.ty, "dtype", "")) == _NARROW
+
+
+def _computes(body: Any) -> bool:
+    """Return whether a kernel computes with float16, more than selecting numbers."""
+    calls = [
+        call
+        for call in ir.find_nodes(body, tvm.ir.Call)
+        if any(map(_is_narrow, call.args)) and ir.operator_name(call) not in _SELECTIONS
+    ]
+    computed = ir.find_nodes(body, *_OPERATIONS)
+    is_computed = bool(calls) or any(_is_narrow(operation.a) for operation in computed)
+    is_fixed = not _FIXED_CALLS.isdisjoint(map(ir.operator_name, calls))
+    has_names = any(_is_narrow(let.var) for let in ir.find_nodes(body, tirx.Let, tirx.Bind))
+    return is_computed and not is_fixed and not has_names
+
+
+def _widen(function: tirx.PrimFunc) -> Any:
+    """Return the body of a kernel that computes with float32."""
+    body = function.body
+    inner = [buffer for block in ir.find_nodes(body, SBlock) for buffer in block.alloc_buffers]
+    inner += [allocation.buffer for allocation in ir.find_nodes(body, tirx.AllocBuffer)]
+    # sums are read again before they are stored for good
+    loaded = {load.source for load in ir.find_nodes(body, tvm.ir.TensorLoad)}
+    stored = {store.buffer for store in ir.find_nodes(body, tirx.BufferStore)}
+    has_root = isinstance(body, SBlockRealize) and body.block.name_hint == _ROOT
+    sums = [param for param in function.params if has_root and param in loaded & stored]
+    wide = {buffer: _make_wide(buffer) for buffer in (*inner, *sums) if _holds_narrow(buffer)}
+    results = {param: wide[param] for param in sums if param in wide}
+    body = tvm_ffi.structural_map(ir.replace_variables(body, wide), _RULES)
+    return _round_results(body, results) if results else body
+
+
+def _holds_narrow(buffer: Any) -> bool:
+    return isinstance(buffer.ty, tirx.BufferType) and str(buffer.ty.dtype.dtype) == _NARROW
+
+
+def _make_wide(buffer: Any) -> Any:
+    """Return a buffer of float32 with the shape of another."""
+    return tirx.decl_buffer(buffer.ty.shape, _WIDE, f"{buffer.name}_wide", scope=buffer.scope())
+
+
+def _round_results(realize: SBlockRealize, results: Mapping[Any, Any]) -> SBlockRealize:
+    """Return the root block of a kernel that rounds results after it has computed them.
+
+    Args:
+        realize: The root block.
+        results: The parameters that hold results, and the buffers that these are computed in.
+    """
+    root = realize.block
+    rounding = [_make_rounding(result, wide) for result, wide in results.items()]
+    buffers = [*root.alloc_buffers, *results.values()]
+    block = _replace(root, body=tirx.SeqStmt([root.body, *rounding]), alloc_buffers=buffers)
+    return SBlockRealize(realize.iter_values, realize.predicate, block)
+
+
+def _make_rounding(result: Any, wide: Any) -> Any:
+    """Return the loops that round the numbers of a buffer to those of another."""
+    shape = list(result.ty.shape)
+    loops = [tirx.Var(f"i{n}", extent.ty.dtype) for n, extent in enumerate(shape)]
+    axes = [tirx.Var(f"v{n}", extent.ty.dtype) for n, extent in enumerate(shape)]
+    points = [tvm.ir.Range.from_min_extent(axis, 1) for axis in axes]
+    block = SBlock(
+        [tirx.IterVar(tvm.ir.Range(0, n), axis, 0) for n, axis in zip(shape, axes, strict=True)],
+        [tirx.BufferRegion(wide, points)],
+        [tirx.BufferRegion(result, points)],
+        f"{result.name}_rounded",
+        tirx.BufferStore(result, tirx.Cast(_NARROW, tirx.BufferLoad(wide, axes)), axes),
+    )
+    nest: Any = SBlockRealize(loops, True, block)
+    for loop, extent in reversed(list(zip(loops, shape, strict=True))):
+        nest = tirx.For(loop, 0, extent, tirx.ForKind.SERIAL, nest)
+    return nest
+
+
+def _widen_load(load: Any) -> Any:
+    if _holds_narrow(load.source):
+        return tirx.Cast(_WIDE, load)
+    return tirx.BufferLoad(load.source, list(load.indices)) if _is_narrow(load) else load
+
+
+def _widen_constant(constant: tirx.FloatImm) -> Any:
+    return tirx.FloatImm(_WIDE, constant.value) if _is_narrow(constant) else constant
+
+
+def _widen_cast(cast: tirx.Cast) -> Any:
+    dtype = _WIDE if _is_narrow(cast) else cast.ty.dtype
+    return cast.value if cast.value.ty.dtype == dtype else tirx.Cast(dtype, cast.value)
+
+
+def _widen_call(call: Any) -> Any:
+    if not _is_narrow(call):
+        return call
+    return tvm.ir.Call(call.op, call.args, call.attrs, call.ty_args, ret_ty=_WIDE)
+
+
+def _widen_store(store: tirx.BufferStore) -> Any:
+    dtype = str(store.buffer.ty.dtype.dtype)
+    if dtype != _NARROW or _is_narrow(store.value):
+        return store
+    value = store.value
+    # what is but moved is not converted
+    moved = isinstance(value, tirx.Cast) and _is_narrow(value.value)
+    rounded = value.value if moved else tirx.Cast(_NARROW, value)
+    return tirx.BufferStore(store.buffer, rounded, list(store.indices))
+
+
+def _widen_limits(block: SBlock) -> SBlock:
+    """Return a block whose maximum or minimum begins with the limit of float32: TVM knows a reduction by it."""
+    init = block.init
+    if not (isinstance(init, tirx.BufferStore) and isinstance(init.value, tirx.FloatImm)):
+        return block
+    limits = {-_LARGEST: tirx.min_value(_WIDE), _LARGEST: tirx.max_value(_WIDE)}
+    limit = limits.get(float(init.value.value))
+    if limit is None or _holds_narrow(init.buffer):
+        return block
+    return _replace(block, init=tirx.BufferStore(init.buffer, limit, list(init.indices)))
+
+
+def _replace(block: SBlock, **fields: Any) -> SBlock:
+    """Return a block with other fields."""
+    names = (
+        *("iter_vars", "reads", "writes", "name_hint", "body", "init"),
+        *("alloc_buffers", "match_buffers", "annotations"),
+    )
+    return SBlock(**{**{name: getattr(block, name) for name in names}, **fields})
+
+
+_RULES: Final = (
+    (tvm.ir.TensorLoad, _widen_load),
+    (tirx.FloatImm, _widen_constant),
+    (tirx.Cast, _widen_cast),
+    (_OPERATIONS, lambda operation: type(operation)(operation.a, operation.b)),
+    (tirx.Select, lambda node: tirx.Select(node.condition, node.true_value, node.false_value)),
+    (tvm.ir.Call, _widen_call),
+    (tirx.BufferStore, _widen_store),
+    (SBlock, _widen_limits),
+)

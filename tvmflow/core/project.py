@@ -1,0 +1,132 @@
+"""The root of a project, and where its store, deliveries and releases lie.
+
+The root is the nearest folder, at or above the current one, with `tvmflow.toml`, with a
+`pyproject.toml` that has a table `[tool.tvmflow]`, or with `.git`; without one, it is the current
+folder. Part of an up-to-date run: it imports next to nothing, and reads TOML only where there is a table.
+"""
+
+import os
+
+TABLE_FILE = "tvmflow.toml"
+SHARED_FILE = "pyproject.toml"
+REPOSITORY = ".git"
+
+DEFAULTS = {"store": "cache", "dist": "dist", "releases": "releases"}
+"""The settings of a project, and their defaults: folders, from the root."""
+
+# As for git: the search ends below these folders, which keeps it from slow file systems.
+_CEILING_VARIABLE = "GIT_CEILING_DIRECTORIES"
+# How a line that begins the table in `pyproject.toml` may start, without spaces and quotes.
+_HEADERS = (b"\n[tool.tvmflow]", b"\n[tool]", b"\ntool.", b"\ntool=")
+
+
+class Project:
+    """A project, all of whose paths are absolute.
+
+    Attributes:
+        root: Its folder.
+        marker: The file or folder that makes it the root; empty where nothing does.
+        settings: The values of its table.
+    """
+
+    def __init__(self, root: str, marker: str = "", settings: dict[str, str] | None = None) -> None:
+        self.root = root
+        self.marker = marker
+        self.settings = settings or {}
+
+    @property
+    def store(self) -> str:
+        """The folder of the store."""
+        return self._folder("store")
+
+    @property
+    def dist(self) -> str:
+        """The folder for delivered files."""
+        return self._folder("dist")
+
+    @property
+    def releases(self) -> str:
+        """The folder of all releases."""
+        return self._folder("releases")
+
+    def origin(self, name: str) -> str:
+        """Return what says where one of its folders is."""
+        if name in self.settings:
+            return f"`{name}` in {shortest_path(self.marker)}"
+        return "the default"
+
+    def _folder(self, name: str) -> str:
+        folder = self.settings.get(name, DEFAULTS[name])
+        return os.path.normpath(os.path.join(self.root, folder))
+
+
+def find_project() -> Project:
+    """Return the project of the current folder.
+
+    Raises:
+        RecipeError: when its table is wrong, with the place of each mistake.
+    """
+    here = folder = os.getcwd()
+    ceilings = {
+        os.path.normpath(path)
+        for path in os.environ.get(_CEILING_VARIABLE, "").split(os.pathsep)
+        if path
+    }
+    while True:
+        project = _read_project(folder)
+        parent = os.path.dirname(folder)
+        if project is not None:
+            return project
+        if parent == folder or parent in ceilings:
+            return Project(here)
+        folder = parent
+
+
+def _read_project(folder: str) -> Project | None:
+    """Return the project whose root a folder is, or None."""
+    content = _read(f"{folder}/{TABLE_FILE}")
+    if content is not None:
+        # A file that only marks the root needs no reader of TOML.
+        is_empty = all(line.strip()[:1] in (b"", b"#") for line in content.splitlines())
+        settings = {} if is_empty else _read_table(f"{folder}/{TABLE_FILE}", content)
+        return Project(folder, f"{folder}/{TABLE_FILE}", settings)
+    content = _read(f"{folder}/{SHARED_FILE}")
+    if content is not None and b"tvmflow" in content:
+        bare = b"\n" + content.translate(None, b" \t\"'")
+        if any(header in bare for header in _HEADERS):
+            settings = _read_table(f"{folder}/{SHARED_FILE}", content)
+            if settings is not None:
+                return Project(folder, f"{folder}/{SHARED_FILE}", settings)
+    if os.path.lexists(f"{folder}/{REPOSITORY}"):
+        return Project(folder, f"{folder}/{REPOSITORY}")
+    return None
+
+
+def _read(path: str) -> bytes | None:
+    """Return the content of a file; None where there is none."""
+    try:
+        if not os.path.isfile(path):
+            return None
+        with open(path, "rb") as stream:
+            return stream.read()
+    except OSError as error:
+        from tvmflow.core.errors import EnvironmentProblem
+
+        raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _read_table(path: str, content: bytes) -> dict[str, str] | None:
+    # Most projects have no table, and reading TOML takes as long as all of an up-to-date run.
+    from tvmflow.core.project_table import read_table
+
+    table = () if path.endswith(TABLE_FILE) else ("tool", "tvmflow")
+    return read_table(shortest_path(path), content, table, DEFAULTS)
+
+
+def shortest_path(path: str) -> str:
+    """Return a path as a message shows it: from the current folder, where that is shorter."""
+    try:
+        relative = os.path.relpath(path)
+    except (OSError, ValueError):
+        return path
+    return relative if len(relative) < len(path) else path

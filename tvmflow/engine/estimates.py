@@ -1,0 +1,205 @@
+"""Estimates: what the stages that must run will cost, as far as the history in the store says it.
+
+What is not known is not invented: a stage of which no result was made here has no estimate.
+"""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tvmflow.core.errors import TvmflowError
+from tvmflow.core.types import Json, Plan, StageSpec
+from tvmflow.planning.decisions import PlanState, input_digests
+from tvmflow.stages import STAGES
+from tvmflow.stages._base import parse_settings
+from tvmflow.store.action_records import ActionRecord
+from tvmflow.store.local import LocalStore
+from tvmflow.tuning.forecast import TrialForecast
+
+_log = logging.getLogger(__name__)
+
+# A range that is wider than this says nothing.
+_WIDEST_RANGE: Final = 4.0
+
+Basis = str
+"""Where an estimate comes from: `same stage`, `other targets`, `ledger` or `time limit`."""
+
+
+class Estimate(NamedTuple):
+    """The cost of a stage that must run.
+
+    Attributes:
+        stage_id: The stage.
+        seconds: The least and the most that it will probably take; None when there is no history.
+        basis: Where that comes from.
+        bytes: The disk space for its result; None when there is no history.
+        trials: What its search will find in the ledger; None for a stage that searches nothing.
+    """
+
+    stage_id: str
+    seconds: tuple[float, float] | None = None
+    basis: Basis = ""
+    bytes: int | None = None
+    trials: TrialForecast | None = None
+
+    def to_json(self) -> Json:
+        """Return the estimate as plain JSON."""
+        return {
+            "seconds": self.seconds and list(self.seconds),
+            "basis": self.basis or None,
+            "bytes": self.bytes,
+            "trials": self.trials and _trials_to_json(self.trials),
+        }
+
+
+def _trials_to_json(trials: TrialForecast) -> Json:
+    is_known = trials.kernels is not None
+    return {
+        "budget": None if trials.is_unlimited else trials.budget,
+        "minutes": trials.minutes,
+        "kernels": list(trials.kernels or ()) if is_known else None,
+        "new_kernels": list(trials.new_kernels) if is_known else None,
+        "in_ledger": trials.reused if is_known else None,
+        "at_most": trials.at_most if is_known and not trials.is_unlimited else None,
+    }
+
+
+class Total(NamedTuple):
+    """The cost of all stages that must run, one after the other.
+
+    Attributes:
+        stages: How many stages the estimate is for.
+        seconds: The least and the most that they will probably take together; None without any history.
+        unknown: The stages without an estimate.
+        bytes: The disk space for their results, as far as it is known.
+    """
+
+    stages: int
+    seconds: tuple[float, float] | None
+    unknown: tuple[str, ...]
+    bytes: int
+
+    def to_json(self) -> Json:
+        """Return the total as plain JSON."""
+        return {
+            **self._asdict(),
+            "seconds": self.seconds and list(self.seconds),
+            "unknown": list(self.unknown),
+        }
+
+
+def estimate_stages(plan: Plan, state: PlanState) -> dict[str, Estimate]:
+    """Return the estimate of each stage of a plan that is not up to date, by its id."""
+    return {
+        spec.id: _estimate_stage(spec, state)
+        for spec in plan.stages
+        if state.decisions[spec.id].kind != "hit"
+    }
+
+
+def add_up(estimates: Iterable[Estimate]) -> Total:
+    """Return the cost of several stages together."""
+    estimates = list(estimates)
+    known = [estimate.seconds for estimate in estimates if estimate.seconds]
+    return Total(
+        len(known),
+        (sum(least for least, _ in known), sum(most for _, most in known)) if known else None,
+        tuple(estimate.stage_id for estimate in estimates if not estimate.seconds),
+        sum(estimate.bytes or 0 for estimate in estimates),
+    )
+
+
+def list_past_runs(spec: StageSpec, store: LocalStore) -> tuple[list[ActionRecord], Basis]:
+    """Return what the store keeps of the last run of a stage, or else of the same stage for other targets.
+
+    Results that were fetched say how long another machine took, and are left out.
+    """
+    own = _read_last(spec.recipe, [spec.label], store)
+    if own:
+        return own, "same stage"
+    labels = [
+        name.replace("+", "/", 1)
+        for name in store.notes.list("last", spec.recipe)
+        if name.partition("+")[0] == spec.stage
+    ]
+    return _read_last(spec.recipe, labels, store), "other targets"
+
+
+def _read_last(recipe: str, labels: Sequence[str], store: LocalStore) -> list[ActionRecord]:
+    keys = [store.last_key(recipe, label) for label in labels]
+    records = [store.record(key) for key in keys if key]
+    return [record for record in records if record and record.origin is None]
+
+
+def _estimate_stage(spec: StageSpec, state: PlanState) -> Estimate:
+    records, basis = list_past_runs(spec, state.store)
+    sizes = [sum(file.size for file in record.files) for record in records]
+    estimate = Estimate(
+        spec.id,
+        _range_of(record.seconds for record in records),
+        basis if records else "",
+        max(sizes, default=None),
+    )
+    trials = _forecast(spec, state)
+    return estimate if trials is None else _estimate_search(estimate, trials, records)
+
+
+def _forecast(spec: StageSpec, state: PlanState) -> TrialForecast | None:
+    """Return what the search of a stage will find in the ledger; None for a stage that searches nothing."""
+    stage = STAGES.get(spec.stage)
+    if stage is None or not stage.TRAITS.forecast:
+        return None
+    store = state.store
+    inputs = {}
+    if all(need.stage_id in state.artifacts for need in spec.needs):
+        digests = input_digests(spec, state.artifacts)
+        inputs = {role: Path(store.blobs.path(digest)) for role, digest in digests.items()}
+    try:
+        settings: Any = parse_settings(stage.run, spec.settings)
+        tvm_build = state.tool_identities(spec)["apache-tvm"]
+        forecast = pkgutil.resolve_name(stage.TRAITS.forecast)
+        trials: TrialForecast = forecast(settings, inputs, Path(store.ledger), tvm_build)
+    except (TvmflowError, OSError, ValueError, LookupError) as error:
+        # The stage meets the same problem, and reports it with a remedy.
+        _log.debug("%s: no forecast: %s", spec.id, error)
+        return None
+    return trials
+
+
+def _estimate_search(
+    estimate: Estimate, trials: TrialForecast, records: Sequence[ActionRecord]
+) -> Estimate:
+    """Return the estimate of a search: what it takes beside its trials, and these at the pace of earlier ones."""
+    estimate = estimate._replace(trials=trials)
+    if not trials.budget:
+        return estimate
+    limit_s = None if trials.minutes is None else trials.minutes * 60
+    searches = [record for record in records if record.facts.get("seconds") is not None]
+    overhead = _range_of(max(record.seconds - record.facts["seconds"], 0.0) for record in searches)
+    measured = [record for record in searches if record.facts.get("measured")]
+    paces = _range_of(record.facts["seconds"] / record.facts["measured"] for record in measured)
+    basis = estimate.basis
+    if paces is None and trials.seconds_per_trial is not None:
+        paces, basis = (trials.seconds_per_trial,) * 2, "ledger"
+    if trials.kernels is not None and not trials.at_most:
+        return estimate._replace(seconds=overhead)
+    missing = trials.budget if trials.kernels is None else trials.at_most
+    seconds = None
+    if paces and not trials.is_unlimited:
+        least, most = overhead or (0.0, 0.0)
+        seconds = (least + missing * paces[0], most + missing * paces[1])
+    if limit_s is not None and (seconds is None or seconds[1] > limit_s):
+        seconds, basis = (min(seconds[0], limit_s) if seconds else limit_s, limit_s), "time limit"
+    return estimate._replace(seconds=seconds, basis=basis if seconds else "")
+
+
+def _range_of(values: Iterable[float]) -> tuple[float, float] | None:
+    """Return the least and the most of values; None where there are none, or where they differ too much."""
+    known = sorted(values)
+    if not known or known[-1] > _WIDEST_RANGE * max(known[0], 1.0):
+        return None
+    return known[0], known[-1]

@@ -1,0 +1,146 @@
+"""What happens after `verify` has rejected a library: what is to blame is searched, and a wrong schedule is banned.
+
+A banned schedule is never chosen again, so that the next best one is built and verified. Nothing
+here lets a library pass: only a `verify` that succeeds does.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tvmflow.core import packages
+from tvmflow.core.errors import TvmflowError
+from tvmflow.core.fork_server import ForkServer
+from tvmflow.core.types import Json, Plan, StageSpec
+from tvmflow.engine.stage_execution import log_path
+from tvmflow.planning.decisions import PlanState, input_digests
+from tvmflow.stages import STAGES
+from tvmflow.stages._base import parse_settings
+from tvmflow.store.source_files import fetch_file
+from tvmflow.tuning.ledger import Ledger
+from tvmflow.tuning.trials import Ban, timestamp
+
+_log = logging.getLogger(__name__)
+
+_PRELOAD: Final = ("numpy", "tvm")
+_TIMEOUT_S: Final = 900.0
+_IMPORT: Final = "import"
+_BUILD: Final = "build"
+_TUNE: Final = "tune"
+
+
+def has_wrong_outputs(verdict: Mapping[str, Json]) -> bool:
+    """Return whether a verdict rejects a library for its outputs, and not for its speed or accuracy alone."""
+    compared = [verdict, *verdict.get("parts", {}).values(), verdict.get("vm", {})]
+    return any(
+        not comparison["passed"] and "incomparable" not in comparison
+        for entry in compared
+        for comparison in entry.get("outputs", {}).values()
+    )
+
+
+def find_faults(spec: StageSpec, plan: Plan, state: PlanState) -> list[dict[str, Json]]:
+    """Return what is to blame for a library that a stage rejected, in a process of its own; never raises.
+
+    Args:
+        spec: The stage.
+        plan: The plan that it is of.
+        state: The results so far.
+    """
+    try:
+        return _search(spec, plan, state)
+    except (TvmflowError, OSError, KeyError) as error:
+        _log.debug("%s: what is to blame cannot be searched", spec.id, exc_info=True)
+        return [{"text": f"what is to blame cannot be searched: {error}", "fix": ""}]
+
+
+def _search(spec: StageSpec, plan: Plan, state: PlanState) -> list[dict[str, Json]]:
+    with (
+        tempfile.TemporaryDirectory(prefix="tvmflow-") as work,
+        ForkServer.start(_PRELOAD) as fork_server,
+    ):
+        outcome = fork_server.call(
+            STAGES[spec.stage].TRAITS.find_faults,
+            make_payload(spec, plan, state, Path(work)),
+            timeout_s=_TIMEOUT_S,
+            log=log_path(state.store, spec.recipe, f"{spec.label}-faults"),
+        )
+    if outcome.kind == "ok":
+        return list(outcome.value)
+    return [{"text": f"what is to blame was not found: {outcome.message}", "fix": ""}]
+
+
+def make_payload(spec: StageSpec, plan: Plan, state: PlanState, work: Path) -> dict[str, Json]:
+    """Return what the search gets: settings and files of the stage that rejected the library, and of its build."""
+    makers = _find_makers(spec, plan)
+    build = makers.get(_BUILD)
+    files = {file.role: fetch_file(file, state.store) for file in spec.files}
+    digests = {
+        role: digest
+        for stage in (*([build] if build else []), spec)
+        for role, digest in input_digests(stage, state.artifacts).items()
+    }
+    inputs = {role: state.store.blobs.verified_path(digest) for role, digest in digests.items()}
+    imported = state.artifacts[makers[_IMPORT].id]
+    return {
+        "verify": spec.settings,
+        "build": build.settings if build else None,
+        "inputs": {**files, **inputs},
+        "nodes": imported.facts.get("nodes", []),
+        "work": str(work),
+    }
+
+
+def _find_makers(spec: StageSpec, plan: Plan) -> dict[str, StageSpec]:
+    """Return the stages that lead to one, by stage; none of those that several parts have."""
+    specs = {stage.id: stage for stage in plan.stages}
+    makers: dict[str, dict[str, StageSpec]] = {}
+    pending = [spec]
+    while pending:
+        for need in pending.pop().needs:
+            maker = specs.get(need.stage_id)
+            if maker is not None and maker.id not in makers.setdefault(maker.stage, {}):
+                makers[maker.stage][maker.id] = maker
+                pending.append(maker)
+    return {stage: next(iter(by_id.values())) for stage, by_id in makers.items() if len(by_id) == 1}
+
+
+def ban_schedules(
+    faults: list[dict[str, Json]], spec: StageSpec, plan: Plan, state: PlanState
+) -> str:
+    """Ban the schedules that are to blame in the ledger; return the stage that must choose again, or nothing.
+
+    A locked run bans nothing: its schedules are those of the lock file.
+    """
+    tune = _find_makers(spec, plan).get(_TUNE)
+    culprits = [fault for fault in faults if fault.get("trial")]
+    is_locked = any(stage.pinned for stage in plan.stages if stage.recipe == spec.recipe)
+    if tune is None or not culprits or is_locked:
+        return ""
+    settings = parse_settings(STAGES[_TUNE].run, tune.settings)
+    build = packages.identity("apache-tvm")
+    ledger = Ledger.open(Path(state.store.ledger), settings.measured_target, build, settings.device)
+    for fault in culprits:
+        reason = f"{fault['text']} ({spec.recipe})"
+        ledger.workload(fault["workload"]).add([Ban(fault["trial"], reason, timestamp())])
+        fault["text"] += "; the schedule is banned"
+    return tune.id
+
+
+def choose_again(tune: str, plan: Plan, state: PlanState) -> None:
+    """Let a `tune` stage run again, and all that depends on it."""
+    state.forced[tune] = "a schedule was banned"
+    outdated = {tune}
+    for spec in plan.stages:
+        if spec.id in outdated or any(need.stage_id in outdated for need in spec.needs):
+            outdated.add(spec.id)
+            state.artifacts.pop(spec.id, None)
+
+
+def add_faults(message: str, faults: list[dict[str, Json]]) -> str:
+    """Return a message with what is to blame."""
+    return "; ".join([message, *(fault["text"] for fault in faults)])

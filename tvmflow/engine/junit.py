@@ -1,0 +1,98 @@
+"""JUnit XML of a run, as CI services read it: a test case for each stage and each gate of a release."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+from xml.etree import ElementTree
+
+from tvmflow.core.types import Json
+from tvmflow.engine.report import RunReport, StageReport, describe_result
+
+_SKIPPED: Final = frozenset({"skipped", "cancelled"})
+_PASSED: Final = frozenset({"hit", "fetched", "ran"})
+_INVALID: Final = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit_xml(report: RunReport, release: Mapping[str, Json] | None = None) -> bytes:
+    """Return a run as JUnit XML: a test suite for each recipe, and one for the gates of a release.
+
+    A rejected library and a gate that fails are failures; what ended otherwise is an error.
+
+    Args:
+        report: The run.
+        release: The release that it made, or None, as `run --json` prints it.
+    """
+    facts = {stage.stage_id: stage.facts for stage in report.stages}
+    cases: dict[str, list[ElementTree.Element]] = {}
+    for stage in report.stages:
+        lines = describe_result(stage, facts)
+        cases.setdefault(stage.recipe, []).append(_stage_case(stage, lines))
+    if release is not None:
+        cases["release"] = list(_gate_cases(release))
+    root = ElementTree.Element(
+        "testsuites",
+        {"name": "tvmflow", **_count([case for own in cases.values() for case in own])},
+    )
+    for name, own in cases.items():
+        suite = ElementTree.SubElement(root, "testsuite", {"name": _valid(name), **_count(own)})
+        suite.extend(own)
+    ElementTree.indent(root)
+    content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return content + b"\n"
+
+
+def _stage_case(stage: StageReport, lines: Sequence[str]) -> ElementTree.Element:
+    place = f"{stage.recipe}.{stage.target}" if stage.target else stage.recipe
+    case = _case(place, stage.stage, stage.seconds)
+    text = "\n".join(
+        filter(
+            None,
+            (stage.message, stage.fix and f"fix: {stage.fix}", stage.log and f"log: {stage.log}"),
+        )
+    )
+    if stage.outcome in _SKIPPED:
+        ElementTree.SubElement(case, "skipped", message=_valid(stage.message or stage.reason))
+    elif stage.outcome not in _PASSED:
+        kind = "failure" if stage.outcome == "rejected" else "error"
+        first = stage.message.partition("\n")[0] or stage.outcome
+        problem = ElementTree.SubElement(case, kind, type=stage.outcome, message=_valid(first))
+        problem.text = _valid(text)
+    if lines:
+        ElementTree.SubElement(case, "system-out").text = _valid("\n".join(lines))
+    return case
+
+
+def _gate_cases(release: Mapping[str, Json]) -> Iterator[ElementTree.Element]:
+    failed = release["failed_gates"]
+    for gate in failed:
+        case = _case(f"release.{gate['label']}", gate["gate"], 0.0)
+        message = _valid(gate["message"])
+        ElementTree.SubElement(case, "failure", type="gate", message=message).text = message
+        yield case
+    labels = [f"{entry['recipe']}/{entry['target']}" for entry in release["comparisons"]]
+    for label in labels:
+        if label not in {gate["label"] for gate in failed}:
+            yield _case(f"release.{label}", "gates", 0.0)
+
+
+def _case(place: str, name: str, seconds: float) -> ElementTree.Element:
+    return ElementTree.Element(
+        "testcase", classname=_valid(place), name=_valid(name), time=f"{seconds:.3f}"
+    )
+
+
+def _count(cases: Sequence[ElementTree.Element]) -> dict[str, str]:
+    """Return the attributes of a suite that count its cases."""
+    counts = {
+        plural: str(sum(case.find(kind) is not None for case in cases))
+        for plural, kind in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
+    }
+    seconds = sum(float(case.attrib["time"]) for case in cases)
+    return {"tests": str(len(cases)), **counts, "time": f"{seconds:.3f}"}
+
+
+def _valid(text: str) -> str:
+    """Return text without the characters that XML cannot hold."""
+    return _INVALID.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -1,0 +1,330 @@
+"""All that is known of one kernel of a library: from the facts of its stages, the store and the ledger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core import errors
+from tvmflow.core.errors import StageError, UsageError
+from tvmflow.core.files import hash_file
+from tvmflow.core.fork_server import ForkServer
+from tvmflow.core.formatting import names_text, quoted
+from tvmflow.core.suggestions import nearest
+from tvmflow.core.types import Json
+from tvmflow.engine.kernel_table import KernelRow, list_kernel_rows
+from tvmflow.engine.report import BAD_FACTS, StageReport, unreadable_facts_text
+from tvmflow.planning.enforce_lock import LOCKED
+from tvmflow.stages import STAGES
+from tvmflow.stages._base import Facts
+from tvmflow.stages._tune_settings import find_ledger_key
+from tvmflow.stages.extract_tasks import TASKS
+from tvmflow.stages.kernel_code import CHOSEN_ROLE, MAKE_CODE, KernelCode
+from tvmflow.stages.kernel_nodes import find_kernel_nodes
+from tvmflow.store.blobs import DamagedBlob
+from tvmflow.store.local import LocalStore
+from tvmflow.tuning.ledger_folders import list_target_folders
+from tvmflow.tuning.listing import WorkloadTrials, read_workload_trials
+from tvmflow.tuning.trials import trial_id
+
+_PRELOAD: Final = ("numpy", "tvm")
+_PLAIN_C: Final = "c"
+
+
+class BuiltLibrary(NamedTuple):
+    """A library that was built.
+
+    Attributes:
+        name: `RECIPE/TARGET`.
+        command: The command that makes what is missing.
+        facts: Those of its stages by name.
+        keys: The keys of their results.
+    """
+
+    name: str
+    command: str
+    facts: Mapping[str, Facts]
+    keys: Mapping[str, str]
+
+
+def list_libraries(stages: Iterable[StageReport], command: str) -> list[BuiltLibrary]:
+    """Return the libraries that some stages have built.
+
+    Args:
+        stages: The stages of a run, or the up-to-date ones of a plan.
+        command: The command that makes what is missing.
+    """
+    known = [stage for stage in stages if stage.facts]
+    libraries = []
+    for built in known:
+        if built.stage != "build":
+            continue
+        own = [
+            stage
+            for stage in known
+            if stage.recipe == built.recipe and stage.target in ("", built.target)
+        ]
+        facts = {stage.stage: stage.facts for stage in own}
+        # of a part, `cut` names the nodes
+        facts |= {"import": facts["cut"]} if "cut" in facts else {}
+        keys = {stage.stage: stage.key for stage in own}
+        libraries.append(BuiltLibrary(f"{built.recipe}/{built.target}", command, facts, keys))
+    return libraries
+
+
+def list_rows(library: BuiltLibrary, store: LocalStore) -> list[KernelRow]:
+    """Return the kernels of a library, the slowest first.
+
+    Raises:
+        UsageError: its facts are incomplete.
+    """
+    try:
+        return list_kernel_rows(library.facts, _read_workload_names(library, store))
+    except BAD_FACTS as error:
+        raise _incomplete(library, error) from error
+
+
+def _incomplete(library: BuiltLibrary, error: Exception) -> UsageError:
+    text = unreadable_facts_text(f"{library.name} in this record", error)
+    return UsageError(text, fix=f"`{library.command}` makes what is missing")
+
+
+def _read_workload_names(library: BuiltLibrary, store: LocalStore) -> dict[str, str]:
+    """Return the name of the workload by kernel; empty where the store no longer has it."""
+    tasks = _read_file(library, "extract_tasks", TASKS, store) or []
+    return {name: task["names"][0] for task in tasks for name in task["names"]}
+
+
+def _read_file(library: BuiltLibrary, stage: str, name: str, store: LocalStore) -> Json:
+    """Return the value of a JSON file of a stage; None where the store no longer has it."""
+    artifact = store.find(library.keys.get(stage) or "-")
+    digest = artifact.digests((name,)).get(name) if artifact else None
+    try:
+        return digest and json.loads(Path(store.blobs.verified_path(digest)).read_bytes())
+    except DamagedBlob:
+        return None
+
+
+def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
+    """Return the name of the kernel in each library that has it, by the library's name.
+
+    Args:
+        libraries: The libraries.
+        name: Its name, or the beginning of it that no other kernel of these libraries has.
+
+    Raises:
+        UsageError: There is no such kernel, or there are several.
+    """
+    names = {library.name: _list_names(library) for library in libraries}
+    known = list(dict.fromkeys(kernel for kernels in names.values() for kernel in kernels))
+    matches = [kernel for kernel in known if kernel == name] or [
+        kernel for kernel in known if name and kernel.startswith(name)
+    ]
+    if len(matches) == 1:
+        return {library: matches[0] for library, kernels in names.items() if matches[0] in kernels}
+    if matches:
+        raise UsageError(
+            f"{quoted(name)} is the beginning of {len(matches)} kernels: {names_text(matches)}",
+            fix="give more of the name",
+        )
+    # of a long name, only the beginning may be meant
+    beginnings = {kernel[: len(name)]: kernel for kernel in known} | {k: k for k in known}
+    meant = [beginnings[match] for match in nearest(name, beginnings)]
+    raise UsageError(
+        f"there is no kernel {quoted(name)}" + "".join(f"; did you mean '{m}'?" for m in meant),
+        fix=f"the kernels are: {names_text(known)}",
+    )
+
+
+def _list_names(library: BuiltLibrary) -> list[str]:
+    try:
+        rules = library.facts["build"]["schedule_rules"]
+        return [kernel for kernels in rules.values() for kernel in kernels]
+    except BAD_FACTS as error:
+        raise _incomplete(library, error) from error
+
+
+class KernelDetails(NamedTuple):
+    """The knowledge of stages about a kernel; None is what is not known.
+
+    Attributes:
+        row: Its row in the table of kernels.
+        nodes: The nodes of the model behind each of its calls.
+        untuned_s: The time of a call with the schedule of a rule, in seconds.
+        tuned_s: The same with the chosen schedule of the search; None also where none was better.
+        flops: The arithmetic operations of a call.
+        peak_gflops: The peak of the machine.
+        least_s: The time of a call at the roofline of the machine.
+        trials: How many schedules the search measured.
+        failed: How many of these failed.
+        best_trial_s: The time of a call with the best of these, as the search measured it.
+    """
+
+    row: KernelRow
+    nodes: tuple[tuple[str, ...], ...] = ()
+    untuned_s: float | None = None
+    tuned_s: float | None = None
+    flops: float | None = None
+    peak_gflops: float | None = None
+    least_s: float | None = None
+    trials: int | None = None
+    failed: int = 0
+    best_trial_s: float | None = None
+
+    @property
+    def call_s(self) -> float | None:
+        """The time of a call as it is in the library."""
+        return self.untuned_s if self.tuned_s is None else self.tuned_s
+
+    @property
+    def gflops(self) -> float | None:
+        """Its arithmetic speed."""
+        return self.flops / self.call_s / 1e9 if self.flops and self.call_s else None
+
+    @property
+    def roofline_share(self) -> float | None:
+        """The part of the possible speed that it reaches."""
+        return self.least_s / self.call_s if self.least_s and self.call_s else None
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the details as plain JSON."""
+        derived = {"gflops": self.gflops, "roofline_share": self.roofline_share}
+        own = {name: value for name, value in self._asdict().items() if name != "row"}
+        return {**self.row.to_json(), **own, **derived}
+
+
+def read_details(library: BuiltLibrary, kernel: str, store: LocalStore) -> KernelDetails:
+    """Return what the stages of a library have found out about a kernel."""
+    facts, names = library.facts, _read_workload_names(library, store)
+    row = next(row for row in list_rows(library, store) if row.name == kernel)
+    workload = names.get(kernel, kernel)
+    tuned = _find_named(facts.get("tune", {}).get("workloads", ()), workload)
+    judged = _find_named(facts.get("pick_best", {}).get("kernels", ()), workload)
+    calls = find_kernel_nodes(facts["build"], facts.get("import", {})).get(kernel, ())
+    return KernelDetails(
+        row,
+        nodes=tuple(call.nodes for call in calls),
+        untuned_s=_seconds(judged.get("untuned_us", tuned.get("untuned_us"))),
+        tuned_s=_seconds(judged.get("tuned_us")),
+        flops=judged.get("flops") or None,
+        peak_gflops=facts.get("pick_best", {}).get("peak_gflops"),
+        least_s=_seconds(tuned.get("roofline_us")),
+        trials=tuned.get("trials"),
+        failed=tuned.get("failed", 0),
+        best_trial_s=_seconds(tuned.get("best_us")),
+    )
+
+
+def _find_named(entries: Iterable[Facts], name: str) -> Facts:
+    return next((entry for entry in entries if entry["name"] == name), {})
+
+
+def _seconds(us: float | None) -> float | None:
+    return us / 1e6 if us else None
+
+
+# ---------------------------------------------------------------- trials
+
+
+class ChosenTrials(NamedTuple):
+    """The trials of a kernel's workload in the ledger, on each target that it was measured for.
+
+    Attributes:
+        chosen: The id of the trial whose schedule the library has; empty for the schedule of a rule.
+        workloads: The workload on each target.
+    """
+
+    chosen: str
+    workloads: tuple[WorkloadTrials, ...]
+
+    def select(self) -> list[WorkloadTrials]:
+        """Return the workloads with the chosen trial alone, or with the best one where a rule's schedule is chosen."""
+        selected = []
+        for workload in self.workloads:
+            trials = [t for t in workload.trials if t.id == self.chosen] or workload.trials[:1]
+            if trials and (not self.chosen or trials[0].id == self.chosen):
+                selected.append(workload._replace(trials=trials))
+        return selected
+
+
+def find_trials(library: BuiltLibrary, row: KernelRow, store: LocalStore) -> ChosenTrials:
+    """Return the trials of a kernel: of the target that the library was tuned for, where that is known."""
+    inputs = _list_inputs(library, store)
+    path = inputs.get(CHOSEN_ROLE)
+    chosen = json.loads(Path(path).read_bytes()) if path else {}
+    trace = chosen.get(row.workload)
+    preimage = store.preimage(library.keys.get("tune") or "-") or {}
+    target = find_ledger_key(preimage)
+    workloads = [
+        read_workload_trials(folder, key, path)
+        for folder in list_target_folders(Path(store.ledger))
+        if target in ("", folder.key)
+        for key, path in folder.workload_files([row.workload])
+        if row.workload
+    ]
+    return ChosenTrials(trial_id(trace) if trace else "", tuple(workloads))
+
+
+# ---------------------------------------------------------------- code
+
+
+def make_kernel_code(
+    library: BuiltLibrary, kernel: str, store: LocalStore, *, with_assembly: bool
+) -> KernelCode:
+    """Return the code of a kernel, made once more from what the library was built from.
+
+    Raises:
+        UsageError: the store no longer has that.
+        StageError: it cannot be made.
+    """
+    payload = {
+        "settings": _read_preimage(library, store)["settings"],
+        "inputs": _list_inputs(library, store),
+        "kernel": kernel,
+        "is_plain_c": library.facts["build"].get("runtime") == _PLAIN_C,
+        "with_assembly": with_assembly,
+    }
+    timeout_s = STAGES["build"].TRAITS.timeout_s
+    with ForkServer.start(_PRELOAD) as fork_server:
+        outcome = fork_server.call(MAKE_CODE, payload, timeout_s=timeout_s)
+    if outcome.kind != "ok":
+        error = getattr(errors, outcome.error, StageError)
+        text = f"{library.name}: the code of {kernel} cannot be made again: {outcome.message}"
+        raise error(text, fix=outcome.fix)
+    return KernelCode(**outcome.value)
+
+
+def _read_preimage(library: BuiltLibrary, store: LocalStore) -> Mapping[str, Json]:
+    preimage = store.preimage(library.keys["build"])
+    if preimage is None:
+        raise _lost(library, store)
+    return preimage
+
+
+def _list_inputs(library: BuiltLibrary, store: LocalStore) -> dict[str, str]:
+    """Return the paths of the files that a library was built from, by role.
+
+    Raises:
+        UsageError: the store no longer has one.
+    """
+    inputs: Mapping[str, str] = _read_preimage(library, store)["inputs"]
+    try:
+        return {role: _find_input(digest, store) for role, digest in inputs.items()}
+    except DamagedBlob as error:
+        raise _lost(library, store) from error
+
+
+def _find_input(digest: str, store: LocalStore) -> str:
+    # the schedules of a locked run came from its lock file
+    locked = Path(store.root, LOCKED, digest)
+    is_locked = locked.is_file() and hash_file(str(locked)) == digest
+    return str(locked) if is_locked else store.blobs.verified_path(digest)
+
+
+def _lost(library: BuiltLibrary, store: LocalStore) -> UsageError:
+    return UsageError(
+        f"{store.root} no longer has all that {library.name} was built from",
+        fix=f"`{library.command}` makes it again",
+    )

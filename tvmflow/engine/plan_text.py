@@ -1,0 +1,121 @@
+"""The text of a plan: a line for each stage, and below them what all of it will cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from tvmflow.core.file_systems import find_file_system
+from tvmflow.core.formatting import count_text, duration_text, names_text, size_text
+from tvmflow.core.project import shortest_path
+from tvmflow.core.types import Decision
+from tvmflow.engine.estimates import Estimate, Total, add_up
+from tvmflow.engine.report import MAX_SHOWN
+from tvmflow.tuning.forecast import TrialForecast
+
+KINDS: Final = {"hit": "up to date", "run": "run", "wait": "may run"}
+"""The words for the kinds of decisions."""
+
+_SHOWN_NAMES: Final = 3
+# Two durations that differ by less than this are one.
+_SAME_DURATION: Final = 1.05
+
+
+def format_plan(
+    decisions: Sequence[Decision], estimates: Mapping[str, Estimate], store_root: str
+) -> list[str]:
+    """Return a line for each stage, and what those will cost that must run.
+
+    Args:
+        decisions: The decisions about all stages.
+        estimates: The estimates of those that are not up to date, by their ids.
+        store_root: The folder of the store.
+    """
+    lines = []
+    if len(decisions) > MAX_SHOWN:
+        # Nobody reads that many lines about stages that need nothing.
+        shown = [decision for decision in decisions if decision.kind != "hit"]
+        lines.append(f"up to date: {count_text(len(decisions) - len(shown), 'stage')}")
+        decisions = shown
+    width = max([len(decision.stage_id) for decision in decisions], default=0)
+    costs = {stage_id: _cost_text(estimate) for stage_id, estimate in estimates.items()}
+    cost_width = max(map(len, costs.values()), default=0)
+    for decision in decisions:
+        cost = f"{costs.get(decision.stage_id, ''):<{cost_width}}  " if cost_width else ""
+        lines.append(
+            f"{decision.stage_id:<{width}}  {KINDS[decision.kind]:<10}  {cost}{decision.reason}"
+        )
+    for estimate in estimates.values():
+        lines += _describe_trials(estimate)
+    if estimates:
+        lines += _describe_total(add_up(estimates.values()), store_root)
+    return lines
+
+
+def range_text(seconds: tuple[float, float]) -> str:
+    """Return an estimated duration: `about 12 s`, or `1 min 10 s to 3 min`."""
+    least, most = (rounded_text(value) for value in seconds)
+    is_one = least == most or seconds[1] < _SAME_DURATION * seconds[0]
+    return f"about {most}" if is_one else f"{least} to {most}"
+
+
+def rounded_text(seconds: float) -> str:
+    """Return a duration without digits that no estimate has."""
+    if seconds < 1:
+        return "1 s"
+    if seconds >= 60:
+        seconds = round(seconds / 5) * 5
+    text = duration_text(float(round(seconds)))
+    return text.replace(".0 s", " s").replace(" 00 s", "")
+
+
+def _cost_text(estimate: Estimate) -> str:
+    if not estimate.seconds:
+        return ""
+    if estimate.basis == "time limit":
+        return f"at most {rounded_text(estimate.seconds[1])}"
+    return range_text(estimate.seconds)
+
+
+def _describe_trials(estimate: Estimate) -> Iterator[str]:
+    trials = estimate.trials
+    if trials is None or not trials.budget:
+        return
+    label = estimate.stage_id
+    if trials.kernels is None:
+        yield f"{label}: measures {_budget_text(trials)}; its kernels are known after the stages before it"
+        return
+    kernels = count_text(len(trials.kernels), "kernel")
+    new = len(trials.new_kernels)
+    if not new:
+        ledger = f"{kernels}, all with trials in the ledger"
+    elif new == len(trials.kernels):
+        ledger = f"{kernels}, none with trials in the ledger"
+    else:
+        ledger = f"{new} of {kernels} new: {names_text(trials.new_kernels, _SHOWN_NAMES)}"
+    if not trials.at_most:
+        yield f"{label}: nothing to measure, {trials.reused} trials are in the ledger; {ledger}"
+        return
+    reused = f" ({trials.reused} more are in the ledger)" if trials.reused else ""
+    yield f"{label}: measures {_budget_text(trials, trials.at_most)}{reused}; {ledger}"
+
+
+def _budget_text(trials: TrialForecast, number: int | None = None) -> str:
+    if trials.is_unlimited:
+        return f"as many trials as fit in {rounded_text((trials.minutes or 0) * 60)}"
+    return f"up to {count_text(trials.budget if number is None else number, 'trial')}"
+
+
+def _describe_total(total: Total, store_root: str) -> Iterator[str]:
+    unknown = len(total.unknown)
+    if total.seconds:
+        stages = count_text(total.stages, "stage")
+        text = (
+            f"{range_text(total.seconds)} for {stages}, one after the other, as they last took here"
+        )
+        yield f"{text}; no history yet for {unknown} more" if unknown else text
+    else:
+        yield f"{count_text(unknown, 'stage')} to run; how long they take is known after their first run"
+    if total.bytes:
+        free = size_text(find_file_system(store_root).free)
+        yield f"about {size_text(total.bytes)} in {shortest_path(store_root)} ({free} free)"

@@ -1,0 +1,417 @@
+"""Run records: what each run did, kept in the store as `history/ID.json`.
+
+A run that was up to date leaves no record. An id is the time at which the run began, so that ids
+sort by it: seven characters of Crockford's base 32, which leaves out those that look alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from tvmflow.core import packages
+from tvmflow.core.documents import Unreadable, read_file, read_json
+from tvmflow.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, TvmflowError, UsageError
+from tvmflow.core.files import hash_file
+from tvmflow.core.formatting import count_text, excerpt
+from tvmflow.core.project import shortest_path
+from tvmflow.core.termination import signal_name
+from tvmflow.core.types import Json
+from tvmflow.core.version import VERSION
+from tvmflow.engine.builds import Build, list_builds
+from tvmflow.engine.report import RunReport, StageReport
+from tvmflow.engine.stage_execution import log_path
+from tvmflow.planning.environment import without_password
+from tvmflow.provenance.source_state import read_source_state
+from tvmflow.store.local import LocalStore
+from tvmflow.targets.host import read_host
+
+FOLDER: Final = "history"
+LATEST: Final = "latest"
+
+_FORMAT: Final = 1
+_SUFFIX: Final = ".json"
+_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_ID_LENGTH: Final = 7
+# 2025-01-01; the ids last until 2059.
+_EPOCH_S: Final = 1_735_689_600
+_TICKS_PER_SECOND: Final = 32
+# A recipe is some kB; what is larger is recorded by its digest alone.
+_MAX_TEXT: Final = 256 << 10
+
+_log = logging.getLogger(__name__)
+
+
+class Machine(NamedTuple):
+    """A machine that ran stages: its name, `linux-x86_64`, the model of its CPU, and how many CPUs were usable."""
+
+    name: str
+    platform: str
+    cpu: str
+    cpus: int
+
+
+class SourceText(NamedTuple):
+    """A file that a user wrote: `recipe`, `pipeline` or `lock`, with its content; that is empty where it is too large."""
+
+    kind: str
+    path: str
+    sha256: str
+    text: str
+
+
+class RecipeSource(NamedTuple):
+    """The sources of a planned recipe.
+
+    Attributes:
+        recipe: The name under which it is planned.
+        variant: The name of the variant; empty for the recipe itself.
+        path: Its file.
+        pipeline: The file of its pipeline.
+        commit: The commit that was checked out in its repository; empty without one.
+        clean: Whether the files were as in that commit: `yes`, `no`, or why that is unknown.
+    """
+
+    recipe: str
+    variant: str
+    path: str
+    pipeline: str
+    commit: str
+    clean: str
+
+
+class RunRecord(NamedTuple):
+    """A run that did something.
+
+    Attributes:
+        id: Its name.
+        argv: The command line without passwords.
+        folder: The folder in which it ran.
+        began_s: When it began, in seconds since 1970.
+        seconds: How long it took.
+        exit_code: The exit code of the command.
+        tvmflow: The version of tvmflow.
+        machine: The machine that it was started on.
+        recipes: The sources of what was planned.
+        sources: The files of these, each once.
+        stages: What each stage did, in the order of the plan.
+        builds: The results for each recipe and target.
+        delivered: The paths of all delivered files.
+        damage: The paths of damaged files in the store.
+        release: What the release made of it; None for a run that makes none.
+        message: The error that ended the run; empty for none.
+    """
+
+    id: str
+    argv: tuple[str, ...]
+    folder: str
+    began_s: float
+    seconds: float
+    exit_code: int
+    tvmflow: str
+    machine: Machine
+    recipes: tuple[RecipeSource, ...]
+    sources: tuple[SourceText, ...]
+    stages: tuple[StageReport, ...]
+    builds: tuple[Build, ...]
+    delivered: tuple[str, ...]
+    damage: tuple[str, ...]
+    release: Json = None
+    message: str = ""
+
+    @property
+    def report(self) -> RunReport:
+        """The report of the run, as far as the record has it."""
+        return RunReport(self.stages, self.delivered, self.damage, self.seconds)
+
+    @property
+    def end(self) -> str:
+        """The end of the run in one or two words: `ok`, `stopped`, or its exit code."""
+        if self.exit_code == EXIT_OK:
+            return "ok"
+        return "stopped" if signal_name(self.exit_code) else f"exit {self.exit_code}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain JSON."""
+        return {
+            "format": _FORMAT,
+            **self._asdict(),
+            "machine": self.machine._asdict(),
+            "recipes": [recipe._asdict() for recipe in self.recipes],
+            "sources": [source._asdict() for source in self.sources],
+            "stages": [stage._asdict() for stage in self.stages],
+            "builds": [build.to_json() for build in self.builds],
+        }
+
+    @classmethod
+    def from_json(cls, value: Json) -> RunRecord:
+        """Return the record that `to_json` wrote.
+
+        Raises:
+            Unreadable: It is none, or of a later version.
+        """
+        if isinstance(value, dict) and value.get("format", _FORMAT) != _FORMAT:
+            raise Unreadable("it was written by another version of tvmflow")
+        try:
+            fields = {name: value[name] for name in cls._fields}
+            parsed = {
+                "argv": tuple(value["argv"]),
+                "machine": _parse(Machine, value["machine"]),
+                "recipes": tuple(_parse(RecipeSource, recipe) for recipe in value["recipes"]),
+                "sources": tuple(_parse(SourceText, source) for source in value["sources"]),
+                "stages": tuple(_parse(StageReport, stage) for stage in value["stages"]),
+                "builds": tuple(map(Build.from_json, value["builds"])),
+                "delivered": tuple(value["delivered"]),
+                "damage": tuple(value["damage"]),
+            }
+            return cls(**{**fields, **parsed})
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise Unreadable(f"it is no record of a run ({type(error).__name__})") from error
+
+
+_Part = TypeVar("_Part", Machine, RecipeSource, SourceText, StageReport)
+
+
+def _parse(kind: type[_Part], value: Mapping[str, Json]) -> _Part:
+    """Return a part of a record; fields of a later version are left out."""
+    return kind(**{name: value[name] for name in kind._fields if name in value})
+
+
+# ---------------------------------------------------------------- writing
+
+
+class Recording:
+    """The record of a run in progress; whoever runs fills in what is known.
+
+    Attributes:
+        report: What became of its stages; without one, nothing is recorded.
+        exit_code: The exit code of the command.
+        release: What the release made of it.
+        lock: The lock file that is enforced.
+        did_more: It did something besides its stages, such as a release.
+        message: The error that ended it.
+    """
+
+    def __init__(self, store: LocalStore, argv: Sequence[str]) -> None:
+        self._store = store
+        self._argv = tuple(argv)
+        self._began_s = time.time()
+        self._started = time.monotonic()
+        self.report: RunReport | None = None
+        self.exit_code = EXIT_BUG
+        self.release: Json = None
+        self.lock: str | None = None
+        self.did_more = False
+        self.message = ""
+
+    def save(self) -> None:
+        """Write the record, if the run did something; a record that cannot be written is reported."""
+        if self.report is None or not self._did_something(self.report):
+            return
+        try:
+            name = _choose_id(self._store, self._began_s)
+            record = self._make(name, self.report)
+            content = json.dumps(record.to_json()).encode()
+            self._store.write_file(str(_path(self._store, name)), content)
+        except (OSError, TvmflowError) as error:
+            text = error.message if isinstance(error, TvmflowError) else str(error)
+            _log.warning("the record of this run cannot be written: %s", text)
+
+    def _did_something(self, report: RunReport) -> bool:
+        is_failed = self.exit_code != EXIT_OK or bool(report.damage)
+        return self.did_more or is_failed or any(stage.outcome != "hit" for stage in report.stages)
+
+    def _make(self, name: str, report: RunReport) -> RunRecord:
+        host = read_host()
+        return RunRecord(
+            id=name,
+            argv=tuple(map(without_password, self._argv)),
+            folder=str(Path.cwd()),
+            began_s=self._began_s,
+            seconds=time.monotonic() - self._started,
+            exit_code=self.exit_code,
+            tvmflow=VERSION,
+            machine=Machine(platform.node(), packages.host_platform(), host.model, host.cores),
+            recipes=tuple(_list_recipes(report)),
+            sources=tuple(_list_sources(report, self.lock)),
+            stages=tuple(self._with_log(stage) for stage in report.stages),
+            builds=list_builds(report),
+            delivered=report.delivered,
+            damage=report.damage,
+            release=self.release,
+            message=self.message or _describe_stop(self.exit_code),
+        )
+
+    def _with_log(self, stage: StageReport) -> StageReport:
+        """Return what a stage did with the path of its log, if it was executed and left one."""
+        log = log_path(self._store, stage.recipe, stage.label)
+        was_executed = stage.outcome not in ("hit", "fetched", "skipped")
+        return stage._replace(log=str(log)) if was_executed and log.is_file() else stage
+
+
+@contextlib.contextmanager
+def record_run(store: LocalStore, argv: Sequence[str]) -> Iterator[Recording]:
+    """Give the record of a run to be filled in, and write it when the block ends, however it ends."""
+    recording = Recording(store, argv)
+    try:
+        yield recording
+    except TvmflowError as error:
+        recording.exit_code, recording.message = error.exit_code, error.message
+        raise
+    except KeyboardInterrupt:
+        recording.exit_code = EXIT_INTERRUPTED
+        raise
+    finally:
+        recording.save()
+
+
+def _describe_stop(exit_code: int) -> str:
+    """Return what a signal left of a run; empty for a run that no signal ended."""
+    name = signal_name(exit_code)
+    kept = "finished stages and measured trials are kept, and the same command continues from here"
+    return f"stopped by {name}: {kept}" if name else ""
+
+
+def _choose_id(store: LocalStore, began_s: float) -> str:
+    """Return the id of the run; of two that began at the same instant, one gets the next."""
+    ticks = max(0, int((began_s - _EPOCH_S) * _TICKS_PER_SECOND))
+    while _path(store, _encode(ticks)).exists():
+        ticks += 1
+    return _encode(ticks)
+
+
+def _encode(number: int) -> str:
+    base = len(_DIGITS)
+    digits = [_DIGITS[number // base**place % base] for place in reversed(range(_ID_LENGTH))]
+    return "".join(digits)
+
+
+def recorded_path(path: str | Path) -> Path:
+    """Return a file's path as records have it: the same one by whatever way its folder was named."""
+    return Path(path).parent.resolve() / Path(path).name
+
+
+def _list_recipes(report: RunReport) -> Iterator[RecipeSource]:
+    for origin in report.origins:
+        state = read_source_state(origin)
+        commit, clean = (state.commit, state.clean) if state else ("", "")
+        path, pipeline = (str(recorded_path(name)) for name in (origin.path, origin.pipeline))
+        yield RecipeSource(origin.recipe, origin.variant, path, pipeline, commit, clean)
+
+
+def _list_sources(report: RunReport, lock: str | None) -> Iterator[SourceText]:
+    """Yield every recipe, pipeline and lock file of a run once; one that has disappeared is left out."""
+    files = {recorded_path(origin.path): "recipe" for origin in report.origins}
+    files |= {recorded_path(origin.pipeline): "pipeline" for origin in report.origins}
+    files |= {recorded_path(lock): "lock"} if lock else {}
+    for path, kind in files.items():
+        with contextlib.suppress(OSError):
+            is_small = path.stat().st_size <= _MAX_TEXT
+            text = path.read_text(encoding="utf-8", errors="replace") if is_small else ""
+            yield SourceText(kind, str(path), hash_file(path), text)
+
+
+# ---------------------------------------------------------------- reading
+
+
+class RunHistory(NamedTuple):
+    """The records of a store.
+
+    Attributes:
+        runs: The runs, the last one first.
+        damaged: The path of each record that cannot be read, with the reason.
+    """
+
+    runs: tuple[RunRecord, ...]
+    damaged: tuple[tuple[str, str], ...]
+
+
+def list_runs(store: LocalStore, limit: int | None = None) -> RunHistory:
+    """Return the last runs of a store, the last one first.
+
+    Args:
+        store: The store; it may not exist.
+        limit: How many to return; None for all.
+    """
+    runs: list[RunRecord] = []
+    damaged: list[tuple[str, str]] = []
+    for name in reversed(list_ids(store)):
+        if limit is not None and len(runs) == limit:
+            break
+        try:
+            runs.append(_read(store, name))
+        except Unreadable as error:
+            damaged.append((str(_path(store, name)), str(error)))
+    return RunHistory(tuple(runs), tuple(damaged))
+
+
+def list_ids(store: LocalStore) -> list[str]:
+    """Return the ids of all runs of a store, in the order in which they began."""
+    names = store.notes.list(FOLDER)
+    return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
+
+
+def read_run(store: LocalStore, name: str) -> RunRecord:
+    """Return the record of a run.
+
+    Args:
+        store: The store.
+        name: Its id or the beginning of it, `latest`, or `latest~N` for the N-th before.
+
+    Raises:
+        UsageError: when there is no such run, several have this beginning, or its record is damaged.
+    """
+    run = _find_id(list_ids(store), name, store)
+    try:
+        return _read(store, run)
+    except Unreadable as error:
+        raise UsageError(
+            f"the record of run {run} cannot be read: {_path(store, run)}: {error}",
+            fix="remove the file; `tvmflow runs` lists the others",
+        ) from error
+
+
+def _find_id(names: Sequence[str], name: str, store: LocalStore) -> str:
+    fix = "`tvmflow runs` lists the runs"
+    if not names:
+        raise UsageError(
+            f"{shortest_path(store.root)} has no record of a run",
+            fix="a run that does something leaves one; `--store DIR` names another store",
+        )
+    latest, _, steps = name.partition("~")
+    if latest == LATEST and (steps.isdecimal() or name == LATEST):
+        index = int(steps or 0)
+        if index < len(names):
+            return names[-1 - index]
+        text = f"run {name}: the store has records of {count_text(len(names), 'run')} only"
+        raise UsageError(text, fix=fix)
+    matches = [candidate for candidate in names if name and candidate.startswith(name.lower())]
+    if len(matches) == 1:
+        return matches[0]
+    text = f"there is no run '{excerpt(name)}'"
+    if matches:
+        text = f"'{name}' is the beginning of {len(matches)} runs: {', '.join(matches[:5])}"
+    raise UsageError(text, fix=fix)
+
+
+def _read(store: LocalStore, name: str) -> RunRecord:
+    return RunRecord.from_json(read_json(read_file(_path(store, name))))
+
+
+def _path(store: LocalStore, name: str) -> Path:
+    return Path(store.notes.path(FOLDER, f"{name}{_SUFFIX}"))
+
+
+def is_record(content: bytes) -> bool:
+    """Return whether this is the undamaged content of a run record, of this version or another."""
+    try:
+        value: Mapping[str, Json] = read_json(content)
+        return isinstance(value, dict) and "format" in value
+    except Unreadable:
+        return False

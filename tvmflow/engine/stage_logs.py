@@ -1,0 +1,125 @@
+"""The logs of stages: one file for each stage of each recipe, of its last execution."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core.errors import UsageError
+from tvmflow.core.formatting import names_text
+from tvmflow.core.project import shortest_path
+from tvmflow.core.suggestions import nearest
+from tvmflow.engine.run_records import RunRecord
+from tvmflow.store.local import LocalStore
+
+_SUFFIX: Final = ".log"
+_POLL_S: Final = 0.2
+
+
+class StageLog(NamedTuple):
+    """The log of a stage: its stage, its file, its size, and when it was last written (seconds since 1970)."""
+
+    stage_id: str
+    path: str
+    bytes: int
+    written_s: float
+
+
+def find_logs(store: LocalStore, stage: str = "", run: RunRecord | None = None) -> list[StageLog]:
+    """Return the logs of a stage, the one that was written last at the end.
+
+    Args:
+        store: The store; it may not exist.
+        stage: `STAGE`, `STAGE/TARGET`, each also with `RECIPE:`; empty for all stages.
+        run: Only what was executed in this run.
+
+    Raises:
+        UsageError: There is none, or a later run has replaced it.
+    """
+    logs = sorted(_list_logs(store), key=lambda log: log.written_s)
+    if run is not None:
+        logs = _select_run(logs, run, stage)
+    selected = [log for log in logs if not stage or _matches(log.stage_id, stage)]
+    if selected:
+        return selected
+    if not logs:
+        raise UsageError(
+            f"{shortest_path(store.root)} has no log of a stage",
+            fix="a stage that is executed leaves one; `--store DIR` names another store",
+        )
+    names = [log.stage_id for log in logs]
+    labels = [name.partition(":")[2] for name in names]
+    candidates = nearest(stage, {*labels, *(label.partition("/")[0] for label in labels)})
+    hint = f"did you mean '{candidates[0]}'? " if candidates else ""
+    raise UsageError(
+        f"there is no log of a stage '{stage}'", fix=f"{hint}there are: {names_text(names)}"
+    )
+
+
+def _select_run(logs: list[StageLog], run: RunRecord, stage: str) -> list[StageLog]:
+    """Return the logs that a run left, as far as no later one has replaced them."""
+    executed = {entry.stage_id for entry in run.stages if entry.log}
+    own = [log for log in logs if log.stage_id in executed]
+    kept = [log for log in own if log.written_s <= run.began_s + run.seconds + 1]
+    named = [log for log in own if not stage or _matches(log.stage_id, stage)]
+    if named and not set(named) & set(kept):
+        raise UsageError(
+            f"a later run has replaced the log of {named[0].stage_id} of run {run.id}",
+            fix="without --run, the log of its last execution is shown",
+        )
+    if not kept:
+        raise UsageError(
+            f"run {run.id} executed no stage that left a log", fix="`tvmflow logs` lists all logs"
+        )
+    return kept
+
+
+def _list_logs(store: LocalStore) -> Iterator[StageLog]:
+    for path in Path(store.root, "logs").glob(f"*/*{_SUFFIX}"):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        label = path.name.removesuffix(_SUFFIX).replace("+", "/")
+        stage_id = f"{path.parent.name}:{label}"
+        yield StageLog(stage_id, os.path.relpath(path), status.st_size, status.st_mtime)
+
+
+def _matches(stage_id: str, stage: str) -> bool:
+    """Return whether a stage is the one, or one of those, that a user names."""
+    name = stage_id if ":" in stage else stage_id.partition(":")[2]
+    return stage in (name, name.partition("/")[0])
+
+
+def read_text(log: StageLog) -> str:
+    """Return the whole text of a log.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return Path(log.path).read_text(encoding="utf-8", errors="replace")
+
+
+def follow(log: StageLog) -> Iterator[str]:
+    """Yield the text of a log, and then without end what is written to it; a file in its place is read from its beginning."""
+    while True:
+        with Path(log.path).open(encoding="utf-8", errors="replace") as stream:
+            inode = os.fstat(stream.fileno()).st_ino
+            while True:
+                if text := stream.read():
+                    yield text
+                elif _was_replaced(log.path, inode, stream.tell()):
+                    break
+                else:
+                    time.sleep(_POLL_S)
+
+
+def _was_replaced(path: str, inode: int, position: int) -> bool:
+    try:
+        status = Path(path).stat()
+    except FileNotFoundError:
+        return False
+    return status.st_ino != inode or status.st_size < position

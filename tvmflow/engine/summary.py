@@ -1,0 +1,277 @@
+"""The end of a run's output: problems, one row for each build, a headline, counts, and the delivered files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from tvmflow.core.formatting import (
+    count_text,
+    duration_text,
+    excerpt,
+    latency_text,
+    names_text,
+    printable_lines,
+    size_text,
+)
+from tvmflow.core.tables import table
+from tvmflow.core.terminal import find_width
+from tvmflow.engine.builds import Build, list_builds
+from tvmflow.engine.headline import make_headline, verdict_text
+from tvmflow.engine.report import MAX_SHOWN, STOPPED, RunReport, StageReport, describe_result
+from tvmflow.stages import STAGES
+from tvmflow.stages._base import name_some
+from tvmflow.store.remote.client import Traffic
+
+_PROBLEMS: Final = ("failed", "blocked", "crashed", "timeout", "rejected", STOPPED, "skipped")
+_MAX_ROWS: Final = 30
+# Of more builds than this, the table says enough.
+_MAX_DESCRIBED: Final = 3
+_MAX_NAME: Final = 40
+_MAX_LINE: Final = 120
+_NUMBERS: Final = ("error", "accuracy", "untuned", "latency", "library")
+# What a narrow terminal does without, first things first; then the other runtimes.
+_EXPENDABLE: Final = ("stages", "inputs", "error", "untuned")
+_UNKNOWN: Final = "–"
+# Columns that say nothing where all rows are the same, and those whose cells may be empty.
+_TELLING: Final = ("inputs", "stages")
+_MARKS: Final = ("stages", "")
+# What is delivered beside libraries and tells about them.
+_ABOUT: Final = (".json", ".jsonl", ".svg", ".md", ".html")
+
+
+def render(report: RunReport, *, as_json: bool, quiet: bool = False, verbose: bool = False) -> str:
+    """Return the end of a run's output, for people (see `summary`) or as one line of JSON."""
+    if as_json:
+        builds = [build.to_json() for build in list_builds(report)]
+        return json.dumps({"event": "run_finished", **report.to_json(), "builds": builds}) + "\n"
+    text = summary(report, quiet=quiet, verbose=verbose, width=find_width())
+    return f"{text}\n" if text else ""
+
+
+def summary(
+    report: RunReport, *, quiet: bool = False, verbose: bool = False, width: int | None = None
+) -> str:
+    """Return the last lines of a run.
+
+    Args:
+        report: The run.
+        quiet: Only problems: nothing where there is none.
+        verbose: Also what each stage says of its result, and every delivered file.
+        width: How wide tables may be; None for any width.
+    """
+    lines = list(_list_problems(report))
+    if quiet:
+        return printable_lines("\n".join(lines))
+    builds = list_builds(report)
+    is_stopped = any(stage.outcome == STOPPED for stage in report.stages)
+    stopped = "; the same command continues from here" if is_stopped else ""
+    if verbose:
+        lines += _describe_results(report.stages)
+    lines += describe_builds(builds, width)
+    lines += [
+        f"{count_stages(report.stages, report.remote)}  ({duration_text(report.seconds)}){stopped}",
+        *_describe_uploads(report.remote),
+    ]
+    paths = report.delivered if verbose else _list_folders(report.delivered, builds)
+    lines += [f"  {path}" for path in _group_paths(paths)]
+    return printable_lines("\n".join(lines))
+
+
+def _list_problems(report: RunReport) -> Iterator[str]:
+    for path in report.damage:
+        yield f"damaged file set aside, and what was in it made again: {path}"
+    for stage in report.stages:
+        if stage.outcome == STOPPED:
+            traits = STAGES[stage.stage].TRAITS.run if stage.stage in STAGES else None
+            kept = "; its measured trials are kept" if traits and traits.uses_ledger else ""
+            yield f"{stage.stage_id}: stopped{kept}"
+        elif stage.message:
+            yield f"{stage.stage_id}: {stage.outcome}: {stage.message}"
+            if stage.fix:
+                yield f"  fix: {stage.fix}"
+            if stage.log:
+                yield f"  log: {stage.log}"
+
+
+def _describe_results(stages: Sequence[StageReport]) -> list[str]:
+    """Return what each stage says of its result; of very many stages, only what those say that ran."""
+    shown = [stage for stage in stages if stage.facts]
+    if len(stages) > MAX_SHOWN:
+        shown = [stage for stage in shown if stage.outcome != "hit"]
+    facts = {stage.stage_id: stage.facts for stage in stages}
+    return [
+        f"{stage.stage_id}: {line}" for stage in shown for line in describe_result(stage, facts)
+    ]
+
+
+# ---------------------------------------------------------------- builds
+
+
+def describe_builds(builds: Sequence[Build], width: int | None) -> Iterator[str]:
+    """Yield the warnings of builds, their table, the slowest kernels of a few, and the headline.
+
+    Args:
+        builds: The builds of a run.
+        width: How wide the table may be; None for any width.
+    """
+    yield from _list_warnings(builds)
+    measured = [build for build in builds if verdict_text(build) or build.size_bytes is not None]
+    if measured:
+        yield from _format_table(_select_rows(measured), width)
+    if len(measured) > _MAX_ROWS:
+        yield f"… and {len(measured) - _MAX_ROWS} more; --json has all of them"
+    if len(measured) <= _MAX_DESCRIBED:
+        yield from _list_slowest_kernels(measured, width)
+    # Of builds that all failed, the table has said so.
+    if any(build.verdict or build.size_bytes is not None for build in measured):
+        yield make_headline(measured)
+
+
+def _list_warnings(builds: Sequence[Build]) -> Iterator[str]:
+    """Yield each warning with the builds that it is about."""
+    names: dict[str, list[str]] = {}
+    for build in builds:
+        for warning in build.warnings:
+            names.setdefault(warning, []).append(build.name)
+    for warning, own in names.items():
+        yield f"{names_text(own, _MAX_DESCRIBED)}: {warning}"
+
+
+def _list_slowest_kernels(builds: Sequence[Build], width: int | None) -> Iterator[str]:
+    """Yield the kernels that take longest, with the nodes of the model that they came from: one of each of several builds."""
+    timed = [build for build in builds if build.slowest_kernels]
+    if not timed:
+        return
+    yield "slowest kernels, by their share of the time"
+    for build in timed:
+        for kernel in build.slowest_kernels[: 1 if len(builds) > 1 else None]:
+            owner = f"{build.name}  " if len(builds) > 1 else ""
+            nodes = f"  {name_some(kernel.nodes)}" if kernel.nodes else ""
+            text = f"{kernel.share:5.0%}  {owner}{kernel.name}{nodes}"
+            yield excerpt(text, (width or _MAX_LINE) - 1)
+
+
+def _select_rows(builds: Sequence[Build]) -> list[Build]:
+    """Return the builds that the table has room for: those with problems and those that are new before others."""
+    if len(builds) <= _MAX_ROWS:
+        return list(builds)
+    order = sorted(builds, key=lambda build: (build.verdict == "verified", build.reused))
+    chosen = {build.name for build in order[:_MAX_ROWS]}
+    return [build for build in builds if build.name in chosen]
+
+
+def tabulate_builds(builds: Sequence[Build]) -> list[dict[str, str]]:
+    """Return a row for each build, its cells by heading: those that are known of at least one."""
+    peers = _list_peers(builds)
+    rows = [_cells(build, peers) for build in builds]
+    known = [heading for heading in rows[0] if any(row[heading] for row in rows)]
+    # what is the same for all is in the counts
+    known = [name for name in known if name not in _TELLING or len({row[name] for row in rows}) > 1]
+    return [
+        {name: row[name] or ("" if name in _MARKS else _UNKNOWN) for name in known} for row in rows
+    ]
+
+
+def _list_peers(builds: Sequence[Build]) -> list[str]:
+    return list(dict.fromkeys(peer.name for build in builds for peer in build.peers))
+
+
+def _format_table(builds: Sequence[Build], width: int | None) -> list[str]:
+    peers = _list_peers(builds)
+    expendable = (*_EXPENDABLE, *reversed(peers), "accuracy")
+    rows = tabulate_builds(builds)
+    return table(rows, right=(*_NUMBERS, *peers), expendable=expendable, width=width)
+
+
+def _cells(build: Build, peers: Sequence[str]) -> dict[str, str]:
+    latencies = {peer.name: peer.latency_s for peer in build.peers}
+    return {
+        "build": excerpt(build.name, _MAX_NAME),
+        "inputs": excerpt(build.inputs, _MAX_NAME),
+        "result": verdict_text(build),
+        "error": "" if build.error is None else f"{build.error:.1e}",
+        "accuracy": "" if build.accuracy is None else f"{build.accuracy:.2%}",
+        "untuned": _latency_text(build.untuned_latency_s),
+        "latency": _latency_text(build.latency_s),
+        **{name: _latency_text(latencies.get(name)) for name in peers},
+        "library": "" if build.size_bytes is None else size_text(build.size_bytes),
+        "stages": "up to date" if build.reused else "",
+        "": "Pareto-optimal" if build.is_pareto_optimal else "",
+    }
+
+
+def _latency_text(seconds: float | None) -> str:
+    return "" if seconds is None else latency_text(seconds)
+
+
+# ---------------------------------------------------------------- counts and files
+
+
+def _list_folders(paths: Sequence[str], builds: Sequence[Build]) -> list[str]:
+    """Return one line for the files of each build, which names the libraries, and all other paths."""
+    groups: dict[str, list[str]] = {f"{build.folder}/": [] for build in builds if build.folder}
+    others = []
+    for path in paths:
+        ends = [index + 1 for index, char in enumerate(path) if char == "/"]
+        prefix = next((path[:end] for end in ends if path[:end] in groups), "")
+        groups[prefix].append(path.removeprefix(prefix)) if prefix else others.append(path)
+    return [f"{prefix}: {_name_files(own)}" for prefix, own in groups.items() if own] + others
+
+
+def _name_files(paths: Sequence[str]) -> str:
+    """Return the libraries among the files of a build, and how many other files there are."""
+    libraries = dict.fromkeys(_top_level(path) for path in paths if not path.endswith(_ABOUT))
+    about = sum(path.endswith(_ABOUT) for path in paths)
+    if not libraries:
+        return count_text(about, "file")
+    more = f"{count_text(about, 'file')} about {'it' if len(libraries) == 1 else 'them'}"
+    return ", ".join([*libraries, *([more] if about else [])])
+
+
+def _top_level(path: str) -> str:
+    folder, separator, _ = path.partition("/")
+    return folder + separator
+
+
+def count_stages(reports: Sequence[StageReport], remote: Traffic | None = None) -> str:
+    """Return how many stages ended in which way: `2 ran, 5 up to date, 1 failed`."""
+    outcomes = Counter(stage.outcome for stage in reports)
+    hits, ran, fetched = outcomes["hit"], outcomes["ran"], outcomes["fetched"]
+    problems = [
+        f"{outcomes[outcome]} {'stopped' if outcome == STOPPED else outcome}"
+        for outcome in _PROBLEMS
+        if outcomes[outcome]
+    ]
+    if not (ran or fetched or problems):
+        stages = "1 stage is" if hits == 1 else f"all {hits} stages are"
+        return f"{stages} up to date, nothing to run"
+    size = f" ({size_text(remote.fetched_bytes)})" if remote else ""
+    counts = [f"{ran} ran"] if ran else []
+    counts += [f"{fetched} fetched{size}"] if fetched else []
+    return ", ".join([*counts, f"{hits} up to date", *problems])
+
+
+def _describe_uploads(remote: Traffic | None) -> Iterator[str]:
+    if remote and remote.uploaded:
+        results = count_text(remote.uploaded, "result")
+        yield f"{results} uploaded to {remote.address} ({size_text(remote.uploaded_bytes)})"
+    if remote and remote.waiting:
+        results = count_text(remote.waiting, "result")
+        yield (
+            f"{results} not yet uploaded to {remote.address}: the next run that may write uploads them, "
+            "and so does `tvmflow cache push`"
+        )
+
+
+def _group_paths(paths: Sequence[str]) -> list[str]:
+    """Return the paths; of very many, how many are in each recipe's folder, or in all of them."""
+    if len(paths) <= MAX_SHOWN:
+        return list(paths)
+    for levels in (2, 3):
+        folders = Counter(path.rsplit("/", levels)[0] for path in paths)
+        if len(folders) <= MAX_SHOWN:
+            break
+    return [f"{folder}/: {count_text(number, 'file')}" for folder, number in folders.items()]

@@ -1,0 +1,345 @@
+"""The details of results that a store still has: the course of searches, kernels with their bounds, and times.
+
+What garbage collection has removed is said, not guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core.formatting import count_text
+from tvmflow.core.project import shortest_path
+from tvmflow.core.types import Json, RecipeOrigin
+from tvmflow.engine.builds import list_kernel_shares
+from tvmflow.engine.report import BAD_FACTS, StageReport, unreadable_facts_text
+from tvmflow.pages.content import Kernel, LibraryKernels, Progress, RecipeText, StageEntry
+from tvmflow.stages import STAGES
+from tvmflow.stages._base import Facts
+from tvmflow.stages._tune_settings import find_ledger_key
+from tvmflow.stages.extract_tasks import TASKS
+from tvmflow.stages.kernel_nodes import find_kernel_nodes
+from tvmflow.store.action_records import ActionRecord
+from tvmflow.store.blobs import DamagedBlob
+from tvmflow.store.local import LocalStore
+from tvmflow.tuning.ledger import Ledger
+from tvmflow.tuning.ledger_folders import read_records
+from tvmflow.tuning.trials import Trial, sort_by_record
+
+_log = logging.getLogger(__name__)
+
+_BUFFER: Final = re.compile(r"(?:bfloat|float|uint|int|bool)(\d*)\[([0-9×]*)\]")
+_REUSED: Final = frozenset({"hit", "fetched"})
+
+
+def list_stages(reports: Sequence[StageReport], store: LocalStore | None) -> tuple[StageEntry, ...]:
+    """Return the stages of a run, with what each needs and the time that using its result again saved.
+
+    Args:
+        reports: The stages in topological order.
+        store: Where their results are; None if they are nowhere.
+    """
+    known = {report.stage_id for report in reports}
+    entries = []
+    for report in reports:
+        record = store.record(report.key) if store and report.key else None
+        is_reused = report.outcome in _REUSED
+        entries.append(
+            StageEntry(
+                report.stage_id,
+                report.outcome,
+                report.message or report.reason,
+                report.seconds,
+                record.seconds if is_reused and record else 0.0,
+                tuple(need for need in _list_needs(report, record) if need in known),
+            )
+        )
+    return tuple(entries)
+
+
+def _list_needs(report: StageReport, record: ActionRecord | None) -> Iterator[str]:
+    """Yield the ids of the stages that a stage may need: it has the same target, is for all, or makes a part."""
+    traits = STAGES[report.stage].TRAITS if report.stage in STAGES else None
+    names = [*traits.needs, *traits.optional_needs] if traits else []
+    for name in dict.fromkeys(names):
+        yield f"{report.recipe}:{name}/{report.target}"
+        yield f"{report.recipe}:{name}"
+    inputs = record.preimage.get("inputs", {}) if record else {}
+    for role in dict.fromkeys(inputs):
+        # `STAGE/PART/FILE` is a file of a part
+        stage, _, rest = role.partition("/")
+        part, slash, _ = rest.partition("/")
+        if slash:
+            yield f"{report.recipe}:{stage}/{report.target}.{part}"
+
+
+def read_recipes(origins: Iterable[RecipeOrigin]) -> tuple[RecipeText, ...]:
+    """Return the recipes, each file once, as they are now."""
+    recipes = []
+    for path in dict.fromkeys(origin.path for origin in origins):
+        shown = shortest_path(path)
+        try:
+            text = Path(path).read_text(encoding="utf-8", errors="replace")
+            recipes.append(RecipeText(shown, text))
+        except OSError as error:
+            recipes.append(RecipeText(shown, "", f"It cannot be read: {error.strerror}."))
+    return tuple(recipes)
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def list_kernels(
+    reports: Sequence[StageReport], store: LocalStore | None
+) -> tuple[LibraryKernels, ...]:
+    """Return what is known of the kernels of each library.
+
+    Args:
+        reports: The stages of a run.
+        store: The store with their results and the ledger; None if they are nowhere.
+    """
+    libraries = []
+    for label, stages in _group_by_library(reports).items():
+        try:
+            libraries.append(_read_kernels(label, stages, reports, store))
+        # an old or a damaged record: the page goes without
+        except BAD_FACTS as error:
+            _log.warning("%s", unreadable_facts_text(label, error))
+    return tuple(library for library in libraries if library.kernels)
+
+
+def _read_kernels(
+    label: str,
+    stages: Mapping[str, StageReport],
+    reports: Sequence[StageReport],
+    store: LocalStore | None,
+) -> LibraryKernels:
+    """Return the kernels of one library: those of a search, or else those of its profile."""
+    if "tune" in stages and stages["tune"].facts.get("workloads"):
+        own = [report for report in reports if report.recipe == stages["tune"].recipe]
+        return _read_tuned(label, stages, store, _list_origins(own, store).get(label, {}))
+    kernels = (
+        Kernel(name, nodes, share=share) for name, share, nodes in list_kernel_shares(stages)
+    )
+    return LibraryKernels(label, tuple(kernels))
+
+
+class _Origin(NamedTuple):
+    """The names of all kernels that are one workload, and the nodes of the model that they compute."""
+
+    names: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+def _group_by_library(reports: Sequence[StageReport]) -> dict[str, dict[str, StageReport]]:
+    """Return the stages of each library by name, with those that all targets of its recipe share."""
+    shared: dict[str, dict[str, StageReport]] = {}
+    own: dict[tuple[str, str], dict[str, StageReport]] = {}
+    for report in reports:
+        recipe, target = report.recipe, report.target
+        stages = own.setdefault((recipe, target), {}) if target else shared.setdefault(recipe, {})
+        stages[report.stage] = report
+    return {
+        f"{recipe}/{target}": {**shared.get(recipe, {}), **stages}
+        for (recipe, target), stages in own.items()
+    }
+
+
+def _read_tuned(
+    label: str,
+    stages: Mapping[str, StageReport],
+    store: LocalStore | None,
+    origins: Mapping[str, _Origin],
+) -> LibraryKernels:
+    tuned = stages["tune"]
+    chosen = stages["pick_best"].facts if "pick_best" in stages else {}
+    shares = {kernel.name: kernel.share for kernel in list_kernel_shares(stages)}
+    searched = _read_searched(tuned, store)
+    kernels = _list_workloads(tuned.facts, chosen, searched, origins, shares)
+    progress = make_progress(tuned.facts["workloads"], searched.trials)
+    peak = chosen.get("peak_gflops")
+    return LibraryKernels(label, tuple(kernels), peak, progress, searched.notes)
+
+
+class _Searched(NamedTuple):
+    """The trials of each workload by key in the order of measuring, its parameters, and what is missing."""
+
+    trials: Mapping[str, Sequence[Trial]]
+    buffers: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...] = ()
+
+
+def _read_searched(report: StageReport, store: LocalStore | None) -> _Searched:
+    """Return the trials that the ledger has from before the end of the search."""
+    if store is None:
+        return _Searched(
+            {}, {}, ("Tuning curves need the store that the libraries were made with.",)
+        )
+    record = store.record(report.key) if report.key else None
+    target = find_ledger_key(record.preimage) if record else ""
+    if record is None or not target:
+        note = (
+            "The result of tune is no longer in the store, and with it which trials it chose from."
+        )
+        return _Searched({}, {}, (note,))
+    folder = Path(store.ledger, target)
+    ledger = Ledger(folder)
+    trials, buffers = {}, {}
+    for workload in report.facts["workloads"]:
+        key = str(workload["key"])
+        records = read_records(folder / f"{key}.jsonl").records
+        measured = (
+            trial for trial in records.trials.values() if trial.when[:19] <= record.made[:19]
+        )
+        trials[key] = sort_by_record(measured)
+        buffers[key] = ledger.description(key).buffers
+    missing = sum(
+        max(int(workload["trials"]) - len(trials[str(workload["key"])]), 0)
+        for workload in report.facts["workloads"]
+    )
+    notes = (
+        (f"Gone from the ledger: {count_text(missing, 'trial')} of this search.",)
+        if missing
+        else ()
+    )
+    return _Searched(trials, buffers, notes)
+
+
+def _list_origins(
+    reports: Sequence[StageReport], store: LocalStore | None
+) -> dict[str, dict[str, _Origin]]:
+    """Return the kernels and nodes behind each workload by library and key, as far as they are known."""
+    facts = {report.stage_id: report.facts for report in reports}
+    origins: dict[str, dict[str, _Origin]] = {}
+    for report in reports:
+        if report.stage != "extract_tasks":
+            continue
+        recipe, target = report.recipe, report.target
+        whole = target.rpartition(".")[0]
+        imported = facts.get(f"{recipe}:cut/{whole}") or facts.get(f"{recipe}:import", {})
+        calls = find_kernel_nodes(facts.get(f"{recipe}:build/{target}", {}), imported)
+        for task in _read_tasks(report, store):
+            names = tuple(map(str, task["names"]))
+            nodes = (node for name in names for call in calls.get(name, ()) for node in call.nodes)
+            origin = _Origin(names, tuple(dict.fromkeys(nodes)))
+            origins.setdefault(f"{recipe}/{target}", {})[str(task["key"])] = origin
+    return origins
+
+
+def _read_tasks(report: StageReport, store: LocalStore | None) -> list[dict[str, Json]]:
+    """Return the workloads with the names of all their kernels; none if the store has them no longer."""
+    artifact = store.find(report.key) if store and report.key else None
+    digest = artifact.digests((TASKS,)).get(TASKS) if artifact else None
+    if store is None or digest is None:
+        return []
+    try:
+        tasks: list[dict[str, Json]] = json.loads(
+            Path(store.blobs.verified_path(digest)).read_bytes()
+        )
+    except (DamagedBlob, OSError, ValueError):
+        return []
+    return tasks
+
+
+def _list_workloads(
+    tuned: Facts,
+    chosen: Facts,
+    searched: _Searched,
+    origins: Mapping[str, _Origin],
+    shares: Mapping[str, float],
+) -> list[Kernel]:
+    """Return the workloads of a search, the one that takes longest first; times of `pick_best` count."""
+    measured_again = {kernel["name"]: kernel for kernel in chosen.get("kernels", ())}
+    kernels = []
+    for workload in tuned["workloads"]:
+        name, key = str(workload["name"]), str(workload["key"])
+        again = measured_again.get(name, {})
+        untuned_us = again.get("untuned_us", workload["untuned_us"])
+        tuned_us = again.get("tuned_us") if again else workload["best_us"]
+        trials = searched.trials.get(key, ())
+        origin = origins.get(key, _Origin())
+        is_timed = bool(origin.names) and shares.keys() >= set(origin.names)
+        kernels.append(
+            Kernel(
+                name=name,
+                nodes=origin.nodes,
+                calls=int(workload["calls"]),
+                flops=again.get("flops"),
+                bytes=count_bytes(searched.buffers.get(key, ())),
+                untuned_s=_seconds(untuned_us),
+                tuned_s=_seconds(tuned_us),
+                least_s=_seconds(workload.get("roofline_us")),
+                curve=_best_so_far(trials),
+                trials=int(workload["trials"]),
+                share=sum(shares[name] for name in origin.names) if is_timed else None,
+            )
+        )
+    return sorted(
+        kernels,
+        key=lambda kernel: (-(kernel.share or 0.0), -kernel.calls * (kernel.seconds or 0.0)),
+    )
+
+
+def _seconds(us: float | None) -> float | None:
+    return us / 1e6 if us else None
+
+
+def _best_so_far(trials: Sequence[Trial]) -> tuple[float, ...]:
+    """Return the best time after each trial, from the first that worked."""
+    best, curve = math.inf, []
+    for trial in trials:
+        best = min(best, trial.seconds)
+        if best < math.inf:
+            curve.append(best)
+    return tuple(curve)
+
+
+def count_bytes(buffers: Sequence[str]) -> float | None:
+    """Return the bytes of a kernel's parameters, such as `float32[1×3×8×8]`; None where one is not known."""
+    matches = [_BUFFER.fullmatch(buffer) for buffer in buffers]
+    if not matches or not all(matches):
+        return None
+    return sum(
+        int(match[1] or 8) / 8 * math.prod(int(extent) for extent in match[2].split("×") if extent)
+        for match in matches
+        if match
+    )
+
+
+def make_progress(
+    workloads: Sequence[Facts], trials: Mapping[str, Sequence[Trial]]
+) -> tuple[Progress, ...]:
+    """Return the course of a search: the time of all kernels after each trial, in the order of measuring.
+
+    A kernel counts with its untuned time until a trial is better. Kernels whose untuned time is not
+    known do not count.
+
+    Args:
+        workloads: In the facts of `tune`.
+        trials: Those of each, in the order of measuring.
+    """
+    best = {str(w["key"]): w["untuned_us"] / 1e6 for w in workloads if w["untuned_us"]}
+    calls = {str(w["key"]): int(w["calls"]) for w in workloads}
+    ordered = sorted(
+        ((key, trial) for key, measured in trials.items() if key in best for trial in measured),
+        key=lambda entry: (entry[1].when, entry[1].id),
+    )
+    if not ordered:
+        return ()
+    total = sum(calls[key] * seconds for key, seconds in best.items())
+    is_timed = all(trial.ran for _, trial in ordered)
+    measuring_s, progress = 0.0, [Progress(0, 0.0, total)]
+    for number, (key, trial) in enumerate(ordered, 1):
+        measuring_s += trial.ran[1] - trial.ran[0] if is_timed else 0.0
+        if trial.seconds < best[key]:
+            total -= calls[key] * (best[key] - trial.seconds)
+            best[key] = trial.seconds
+        elif number < len(ordered):
+            continue
+        progress.append(Progress(number, measuring_s, total))
+    return tuple(progress)

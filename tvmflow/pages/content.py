@@ -1,0 +1,195 @@
+"""The content of a page as values: what a run or a release made, measured and spent. None is what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from tvmflow.engine.builds import Build
+
+
+class Library(NamedTuple):
+    """A build, with what it is compared with.
+
+    Attributes:
+        build: What was measured of it.
+        recipe: The name of the recipe itself, without the variant.
+        previous: The same build in what it is compared with.
+        note: How the latency was measured, or why it was not.
+        machine: What it is for.
+        files: Its delivered files with their sizes in bytes.
+        previous_files: The same of what it is compared with.
+    """
+
+    build: Build
+    recipe: str
+    previous: Build | None = None
+    note: str = ""
+    machine: str = ""
+    files: Mapping[str, int] = MappingProxyType({})
+    previous_files: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def label(self) -> str:
+        """The library as `RECIPE/TARGET`."""
+        return self.build.name
+
+    @property
+    def state(self) -> str:
+        """The verdict on it, for people; empty where there is none."""
+        if self.build.verdict or self.build.problems:
+            return self.build.verdict or "failed"
+        return "stopped" if self.build.is_stopped else ""
+
+
+class Gate(NamedTuple):
+    """A limit that a library must meet: `state` is `passed`, `failed` or `not measured`."""
+
+    label: str
+    gate: str
+    limit: str
+    value: str
+    state: str
+
+
+class Kernel(NamedTuple):
+    """A kernel of a library; times in seconds of one call.
+
+    Attributes:
+        name: Its name.
+        nodes: The nodes of the user's model that it computes.
+        calls: Calls in one inference.
+        flops: Arithmetic operations of a call.
+        bytes: Bytes of its parameters, which a call reads or writes.
+        untuned_s: Time with the schedule of a rule.
+        tuned_s: Time with the schedule that was found; None if it keeps that of the rule.
+        least_s: Time at the roofline of the machine.
+        curve: Best time after each of its trials.
+        trials: How many trials it has.
+        share: Its share of the time of all kernels, from 0 to 1, as `verify` measured it in the library.
+    """
+
+    name: str
+    nodes: tuple[str, ...] = ()
+    calls: int = 1
+    flops: float | None = None
+    bytes: float | None = None
+    untuned_s: float | None = None
+    tuned_s: float | None = None
+    least_s: float | None = None
+    curve: tuple[float, ...] = ()
+    trials: int = 0
+    share: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The time of a call in the library."""
+        return self.untuned_s if self.tuned_s is None else self.tuned_s
+
+    @property
+    def roofline_share(self) -> float | None:
+        """The part of the speed at the roofline that it reaches."""
+        seconds = self.seconds
+        return min(self.least_s / seconds, 1.0) if seconds and self.least_s else None
+
+
+class Progress(NamedTuple):
+    """A search after some trials: how many, the seconds of measuring, and the best time of all kernels together."""
+
+    trials: int
+    measuring_s: float
+    best_s: float
+
+
+class LibraryKernels(NamedTuple):
+    """The kernels of a library, as far as they are known.
+
+    Attributes:
+        label: The library as `RECIPE/TARGET`.
+        kernels: Its kernels, the one that takes longest first.
+        peak_gflops: The peak of the machine.
+        progress: The course of the search.
+        notes: What the page cannot show, and why.
+    """
+
+    label: str
+    kernels: tuple[Kernel, ...]
+    peak_gflops: float | None = None
+    progress: tuple[Progress, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class StageEntry(NamedTuple):
+    """A stage of a run.
+
+    Attributes:
+        id: `RECIPE:STAGE[/TARGET]`.
+        outcome: As in reports of runs.
+        reason: Why it ran, or what went wrong.
+        spent_s: Seconds that it took in this run.
+        saved_s: Seconds that it took when its result was made, where that is used again.
+        needs: The ids of the stages whose results it reads.
+    """
+
+    id: str
+    outcome: str
+    reason: str = ""
+    spent_s: float = 0.0
+    saved_s: float = 0.0
+    needs: tuple[str, ...] = ()
+
+    @property
+    def recipe(self) -> str:
+        """The recipe, or the variant."""
+        return self.id.partition(":")[0]
+
+    @property
+    def stage(self) -> str:
+        """The name of the stage."""
+        return self.id.partition(":")[2].partition("/")[0]
+
+    @property
+    def target(self) -> str:
+        """The target; empty for a stage that runs once for all."""
+        return self.id.partition(":")[2].partition("/")[2]
+
+
+class RecipeText(NamedTuple):
+    """The text of a recipe, and what is to be known of it."""
+
+    path: str
+    text: str
+    note: str = ""
+
+
+class Page(NamedTuple):
+    """The content of a page.
+
+    Attributes:
+        kind: `Run` or `Release`.
+        title: What it is about.
+        about: Names and values of the whole, such as when and where.
+        previous: What the libraries are compared with; empty for nothing.
+        libraries: What was built.
+        notes: What changed, or is missing, a sentence each.
+        links: Texts and addresses of pages beside this one.
+        gates: The gates of a release.
+        tuned: The kernels of the libraries.
+        stages: The stages of the run, in topological order.
+        recipes: The recipes.
+        provenance: Tables of names and values, by title.
+    """
+
+    kind: str
+    title: str
+    about: tuple[tuple[str, str], ...] = ()
+    previous: str = ""
+    libraries: tuple[Library, ...] = ()
+    notes: tuple[str, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+    gates: tuple[Gate, ...] = ()
+    kernels: tuple[LibraryKernels, ...] = ()
+    stages: tuple[StageEntry, ...] = ()
+    recipes: tuple[RecipeText, ...] = ()
+    provenance: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()

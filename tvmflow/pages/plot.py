@@ -1,0 +1,315 @@
+"""Plots in SVG: scales with round ticks, axes, marks that can be reached by keyboard, and labels that do not overlap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from tvmflow.core.formatting import printable
+from tvmflow.pages.markup import Child, Markup, element
+
+# Pixels of a plot, and of its margins.
+WIDTH: Final = 560
+HEIGHT: Final = 330
+_LEFT: Final = 80
+_RIGHT: Final = 16
+_TOP: Final = 12
+_BOTTOM: Final = 46
+
+_FONT_HEIGHT: Final = 14
+_FONT_WIDTH: Final = 7.3
+_MAX_LABEL: Final = 30
+_MANY_TICKS: Final = 7
+_FEW_TICKS: Final = 3
+_MARK_RADIUS: Final = 6.0
+
+SERIES: Final = 8
+"""How many colours the style sheet has for series."""
+
+_DASHES: Final = ("", "7 3", "2 3", "9 3 2 3")
+
+
+class Scale(NamedTuple):
+    """A scale from values to pixels: `low` is at `start`, `high` at `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    is_log: bool = False
+
+    def at(self, value: float) -> float:
+        """Return the pixel of a value."""
+        if self.is_log:
+            part = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            part = (value - self.low) / (self.high - self.low)
+        return self.start + part * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Return round values: on a logarithmic scale 1, 2 and 5 of each power of ten, or only its powers."""
+        if not self.is_log:
+            return _linear_ticks(self.low, self.high)
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        for digits in ((1, 2, 5), (1, 3), (1,)):
+            ticks = [digit * 10.0**power for power in powers for digit in digits]
+            ticks = [tick for tick in ticks if self.low <= tick <= self.high]
+            if len(ticks) <= _MANY_TICKS:
+                break
+        else:
+            ticks = ticks[:: math.ceil(len(ticks) / _MANY_TICKS)]
+        return ticks if len(ticks) >= _FEW_TICKS else _linear_ticks(self.low, self.high)
+
+
+class Axis(NamedTuple):
+    """An axis: what it shows, the values that it must reach, and how ticks are written."""
+
+    label: str
+    values: tuple[float, ...]
+    format: Callable[[float], str]
+    is_log: bool = False
+    starts_at_zero: bool = False
+
+    def scale(self, start: float, end: float) -> Scale:
+        """Return the scale with some room around the values."""
+        low, high = min(self.values), max(self.values)
+        if self.is_log:
+            room = max((high / low) ** 0.08, 1.15)
+            return Scale(low / room, high * room, start, end, is_log=True)
+        room = (high - low) * 0.08 or abs(high) * 0.2 or 1.0
+        return Scale(0.0 if self.starts_at_zero else low - room, high + room, start, end)
+
+
+class Mark(NamedTuple):
+    """A point of a plot.
+
+    Attributes:
+        x: Its first value.
+        y: Its second value.
+        text: What the tooltip says of it.
+        label: What stands beside it, where there is room.
+        series: The number of its colour.
+        shape: The number of its shape.
+        is_hollow: Whether only its outline is drawn.
+    """
+
+    x: float
+    y: float
+    text: str
+    label: str = ""
+    series: int = 0
+    shape: int = 0
+    is_hollow: bool = False
+
+
+class Frame(NamedTuple):
+    """The scales of a plot."""
+
+    x: Scale
+    y: Scale
+
+    def point(self, x: float, y: float) -> str:
+        """Return the pixels of a pair of values for a path."""
+        return f"{self.x.at(x):.1f} {self.y.at(y):.1f}"
+
+
+def make_frame(x: Axis, y: Axis) -> Frame:
+    """Return the scales of a plot with these axes."""
+    return Frame(x.scale(_LEFT, WIDTH - _RIGHT), y.scale(HEIGHT - _BOTTOM, _TOP))
+
+
+def plot(title: str, x: Axis, y: Axis, *content: Child) -> Markup:
+    """Return a plot with its axes; on a narrow screen it scrolls sideways.
+
+    Args:
+        title: What it shows, for screen readers.
+        x: The horizontal axis.
+        y: The vertical axis.
+        content: What is in it, drawn for `make_frame(x, y)`.
+    """
+    svg = element(
+        "svg",
+        _draw_axes(x, y, make_frame(x, y)),
+        content,
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="group",
+        aria_label=title,
+    )
+    return element("div", svg, class_="scroll plot", tabindex=0, role="region", aria_label=title)
+
+
+def _draw_axes(x: Axis, y: Axis, frame: Frame) -> Markup:
+    bottom, right, middle = HEIGHT - _BOTTOM, WIDTH - _RIGHT, (HEIGHT - _BOTTOM + _TOP) / 2
+    across = [(frame.x.at(value), x.format(value)) for value in frame.x.ticks()]
+    up = [(frame.y.at(value), y.format(value)) for value in frame.y.ticks()]
+    grid = [
+        *(f"M{px:.1f} {_TOP}V{bottom}" for px, _ in across),
+        *(f"M{_LEFT} {py:.1f}H{right}" for py in (py for py, _ in up)),
+    ]
+    return element(
+        "g",
+        element("path", d="".join(grid), class_="grid"),
+        element("path", d=f"M{_LEFT} {_TOP}V{bottom}H{right}", class_="axis"),
+        (
+            element("text", text, x=round(px, 1), y=bottom + 17, text_anchor="middle")
+            for px, text in across
+        ),
+        (
+            element("text", text, x=_LEFT - 7, y=round(py + 4, 1), text_anchor="end")
+            for py, text in up
+        ),
+        element(
+            "text",
+            x.label,
+            x=(_LEFT + right) / 2,
+            y=HEIGHT - 7,
+            text_anchor="middle",
+            class_="title",
+        ),
+        element(
+            "text",
+            y.label,
+            transform=f"translate(12 {middle:.0f}) rotate(-90)",
+            text_anchor="middle",
+            class_="title",
+        ),
+        class_="axes",
+        aria_hidden="true",
+    )
+
+
+def _linear_ticks(low: float, high: float) -> list[float]:
+    raw = (high - low) / (_MANY_TICKS - 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(index * step, 12) for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+# ---------------------------------------------------------------- marks and lines
+
+
+def draw_line(points: Sequence[tuple[float, float]], frame: Frame, series: int) -> Markup:
+    """Return a line of steps through pairs of values, in the colour and the dashes of a series."""
+    pixels = [(frame.x.at(x), frame.y.at(y)) for x, y in points]
+    path = f"M{pixels[0][0]:.1f} {pixels[0][1]:.1f}"
+    for before, after in pairwise(pixels):
+        path += f"H{after[0]:.1f}" + (f"V{after[1]:.1f}" if after[1] != before[1] else "")
+    return element(
+        "path",
+        d=path,
+        class_=f"line s{series % SERIES}",
+        stroke_dasharray=_DASHES[series // SERIES % len(_DASHES)] or None,
+    )
+
+
+def draw_marks(marks: Sequence[Mark], frame: Frame) -> Markup:
+    """Return points with their tooltips, and their labels where there is room."""
+    places = [(frame.x.at(mark.x), frame.y.at(mark.y)) for mark in marks]
+    labels = place_labels(places, [mark.label for mark in marks])
+    drawn = [
+        element(
+            "g",
+            element("title", mark.text),
+            draw_shape(mark.shape, *place),
+            class_=f"mark s{mark.series % SERIES}{' hollow' if mark.is_hollow else ''}",
+            tabindex=0,
+            role="img",
+            aria_label=mark.text,
+        )
+        for mark, place in zip(marks, places, strict=True)
+    ]
+    return element("g", (*drawn, *labels))
+
+
+def draw_shape(number: int, x: float, y: float, radius: float = _MARK_RADIUS) -> Markup:
+    """Return a circle, a square, a diamond, or a triangle that points up or down."""
+    r = radius
+    paths = (
+        f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z",
+        f"M{x - r * 0.87:.1f} {y - r * 0.87:.1f}h{r * 1.74:.2f}v{r * 1.74:.2f}h{-r * 1.74:.2f}z",
+        f"M{x:.1f} {y - r * 1.2:.1f}l{r * 1.2} {r * 1.2}l{-r * 1.2} {r * 1.2}l{-r * 1.2} {-r * 1.2}z",
+        f"M{x:.1f} {y - r * 1.15:.1f}l{r * 1.15} {r * 2}h{-r * 2.3}z",
+        f"M{x:.1f} {y + r * 1.15:.1f}l{r * 1.15} {-r * 2}h{-r * 2.3}z",
+    )
+    return element("path", d=paths[number % len(paths)])
+
+
+def swatch(series: int, shape: int | None = None) -> Markup:
+    """Return a sample of a series for the row of a table: its line, or its mark."""
+    content = (
+        element(
+            "path",
+            d="M1 6H17",
+            class_=f"line s{series % SERIES}",
+            stroke_dasharray=_DASHES[series // SERIES % len(_DASHES)] or None,
+        )
+        if shape is None
+        else element("g", draw_shape(shape, 9, 6, 5), class_=f"mark s{series % SERIES}")
+    )
+    return element("svg", content, class_="swatch", viewBox="0 0 18 12", aria_hidden="true")
+
+
+class _Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlaps(self, other: _Box) -> bool:
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.top < other.bottom
+            and other.top < self.bottom
+        )
+
+
+def place_labels(places: Sequence[tuple[float, float]], labels: Sequence[str]) -> list[Markup]:
+    """Return the labels of points, each beside its point where it covers nothing; others are left out.
+
+    Args:
+        places: The pixels of all points.
+        labels: The label of each; empty for none.
+    """
+    r = _MARK_RADIUS + 1
+    taken = [_Box(x - r, y - r, x + r, y + r) for x, y in places]
+    inside = _Box(_LEFT, _TOP, WIDTH - 2, HEIGHT - _BOTTOM)
+    drawn = []
+    for (x, y), label in zip(places, labels, strict=True):
+        text = shorten(label, _MAX_LABEL)
+        for box in _label_boxes(x, y, len(text) * _FONT_WIDTH) if text else ():
+            is_inside = inside.left <= box.left and box.right <= inside.right
+            is_inside &= inside.top <= box.top and box.bottom <= inside.bottom
+            if is_inside and not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                px, py = round(box.left, 1), round(box.bottom - 3, 1)
+                drawn.append(element("text", text, x=px, y=py, class_="label", aria_hidden="true"))
+                break
+    return drawn
+
+
+def _label_boxes(x: float, y: float, width: float) -> Iterable[_Box]:
+    """Yield where a label may stand: right, left, above and below its point, then at its corners."""
+    gap, half = _MARK_RADIUS + 3, _FONT_HEIGHT / 2
+    corners = [
+        (x + gap, y - half),
+        (x - gap - width, y - half),
+        (x - width / 2, y - gap - _FONT_HEIGHT),
+        (x - width / 2, y + gap),
+        *((x + gap, y - half + shift) for shift in (-_FONT_HEIGHT, _FONT_HEIGHT)),
+        *((x - gap - width, y - half + shift) for shift in (-_FONT_HEIGHT, _FONT_HEIGHT)),
+    ]
+    for left, top in corners:
+        yield _Box(left, top, left + width, top + _FONT_HEIGHT)
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return text of limited length, without the middle of what is longer: names differ at their ends."""
+    text = printable(text)
+    if len(text) <= limit:
+        return text
+    head = (limit - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (limit - 1 - head) :]}"

@@ -1,0 +1,169 @@
+"""The head of a page: one sentence for who reads no further, and the figures that matter most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from statistics import geometric_mean
+from typing import Final, NamedTuple
+
+from tvmflow.core.formatting import count_text, duration_text, latency_text
+from tvmflow.pages.content import Library, Page
+from tvmflow.pages.format import accuracy, change, error, latency, ratio, size
+from tvmflow.pages.graph import STATES
+from tvmflow.pages.markup import Markup, element
+
+_FEW_RUNTIMES: Final = 2
+_PROBLEMS: Final = ("failed", "crashed", "timeout", "blocked", "cancelled")
+_MIN_CHANGE: Final = 0.005
+_DIGITS: Final = "0123456789."
+_UNITS: Final = "×% kMGBnµms"
+_MAX_COLUMNS: Final = 5
+
+
+class _Tile(NamedTuple):
+    label: str
+    value: str
+    note: str = ""
+    state: str = ""
+
+
+def describe_lead(page: Page) -> str:
+    """Return the headline: what there is, whether it is good, and how fast."""
+    return " ".join(_list_sentences(page))
+
+
+def _list_sentences(page: Page) -> Iterator[str]:
+    number = len(page.libraries)
+    if number:
+        states = [library.state for library in page.libraries]
+        good = states.count("verified")
+        targets = len({library.build.target for library in page.libraries})
+        where = f" for {count_text(targets, 'target')}" if targets > 1 else ""
+        count = count_text(number, "library", "libraries")
+        verdicts = [f"{good} verified"] if any(states) else []
+        if good == number:
+            verdicts = ["verified" if number == 1 else "all verified"]
+        verdicts += [f"{bad} rejected"] if (bad := states.count("rejected")) else []
+        yield f"{', '.join([f'{count}{where}', *verdicts])}."
+    broken = [stage for stage in page.stages if stage.outcome in _PROBLEMS]
+    if broken:
+        first = broken[0]
+        words = STATES[first.outcome][1]
+        more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
+        yield f"{first.id}: {words}{more}."
+    failed = sum(gate.state == "failed" for gate in page.gates)
+    if page.gates:
+        yield f"{count_text(failed, 'gate')} failed." if failed else "All measured gates passed."
+    yield from _compare(page)
+
+
+def _compare(page: Page) -> Iterator[str]:
+    changes = _list_changes(page.libraries)
+    if page.previous and changes:
+        mean = geometric_mean([1 + change for change in changes]) - 1
+        same = abs(mean) < _MIN_CHANGE
+        yield f"{'Latency unchanged' if same else f'Latency {mean:+.1%}'} since {page.previous}."
+
+
+def _list_changes(libraries: Sequence[Library]) -> list[float]:
+    changes = (
+        change(library.previous.latency_s, library.build.latency_s)
+        for library in libraries
+        if library.previous
+    )
+    return [value for value in changes if value is not None]
+
+
+def draw_tiles(page: Page) -> Markup | None:
+    """Return the most important figures; None where nothing was measured."""
+    tiles = list(_list_tiles(page))
+    drawn = [
+        element(
+            "div",
+            element("dt", tile.label),
+            element("dd", tile.value, element("small", tile.note) if tile.note else None),
+            class_=f"tile {tile.state}".strip(),
+        )
+        for tile in tiles
+    ]
+    if not tiles:
+        return None
+    # as many in each row, as far as that goes
+    columns = math.ceil(len(tiles) / math.ceil(len(tiles) / _MAX_COLUMNS))
+    return element("dl", drawn, class_="tiles", style=f"--columns:{columns}")
+
+
+def _list_tiles(page: Page) -> Iterator[_Tile]:
+    builds = [library.build for library in page.libraries]
+    if any(library.state for library in page.libraries):
+        good = sum(library.state == "verified" for library in page.libraries)
+        state = "good" if good == len(builds) else "bad"
+        references = ", ".join(
+            dict.fromkeys(build.reference for build in builds if build.reference)
+        )
+        note = f"against {references}" if references else ""
+        yield _Tile("verified", f"{good} of {len(builds)}", note, state)
+    timed = [build for build in builds if build.latency_s]
+    if timed:
+        fastest = min(timed, key=lambda build: build.latency_s or 0.0)
+        note = fastest.name if len(timed) > 1 else fastest.target
+        title = "fastest library" if len(timed) > 1 else "latency"
+        yield _Tile(title, latency(fastest.latency_s), note)
+    tuned = [build.tuning_speedup.median for build in builds if build.tuning_speedup]
+    if tuned:
+        yield _Tile("speedup by tuning", _spread(tuned, ratio), "the same model untuned")
+    yield from _list_runtimes(page)
+    accuracies = [build.accuracy for build in builds if build.accuracy is not None]
+    errors = [build.error for build in builds if build.error is not None]
+    if accuracies:
+        before = [b.reference_accuracy for b in builds if b.reference_accuracy is not None]
+        note = f"the reference has {_spread(before, accuracy)}" if before else ""
+        yield _Tile("accuracy", _spread(accuracies, accuracy), note)
+    elif errors:
+        yield _Tile("largest error", error(max(errors)), "of any output")
+    sizes = [build.size_bytes for build in builds if build.size_bytes]
+    if sizes:
+        yield _Tile("library", _spread(sizes, size))
+    spent = sum(stage.spent_s for stage in page.stages)
+    saved = sum(stage.saved_s for stage in page.stages)
+    if spent or saved:
+        value = duration_text(spent or saved)
+        note = f"{duration_text(saved)} saved by the cache" if saved and spent else ""
+        yield _Tile("time of stages" if spent else "saved by the cache", value, note)
+
+
+def _list_runtimes(page: Page) -> Iterator[_Tile]:
+    """Yield how much faster the libraries are than each other runtime."""
+    speedups: dict[str, list[float]] = {}
+    for library in page.libraries:
+        for peer in library.build.peers:
+            if peer.speedup and peer.speedup.pairs and not peer.differs:
+                speedups.setdefault(peer.name, []).append(peer.speedup.median)
+    for name, values in list(speedups.items())[:_FEW_RUNTIMES]:
+        yield _Tile("speedup", _spread(values, ratio), f"over {name}")
+
+
+def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
+    """Return a value, or the smallest and the largest where they look different."""
+    low, high = show(min(values)), show(max(values))
+    if low == high:
+        return low
+    number, low_unit, high_unit = low.rstrip(_UNITS), low.lstrip(_DIGITS), high.lstrip(_DIGITS)
+    return f"{number if low_unit == high_unit else low}–{high}"
+
+
+def format_change(previous: float | None, current: float | None) -> Markup | None:
+    """Return the change of a value for which less is better, with its direction in words; None if not known."""
+    part = change(previous, current)
+    if part is None:
+        return None
+    if abs(part) < _MIN_CHANGE:
+        return element("span", "unchanged", class_="faint")
+    sign = "▲" if part > 0 else "▼"
+    return element("span", f"{sign} {part:+.1%}", class_="bad" if part > 0 else "good")
+
+
+def format_latency_of(build_latency: float | None) -> str:
+    """Return a latency, or that it was not timed."""
+    return "not timed" if build_latency is None else latency_text(build_latency)

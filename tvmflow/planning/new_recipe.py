@@ -1,0 +1,288 @@
+"""Writes the recipe of a model: with its real inputs, and comments on what a user may want to change."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core.documentation import page_url, schema_url
+from tvmflow.core.errors import UsageError
+from tvmflow.core.file_kinds import MODEL, check_kind, recognize
+from tvmflow.core.named_files import is_file, missing_file_text
+from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.types import InputFile, Json
+from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends._base import InputRequest, ModelInput
+from tvmflow.frontends._inputs import SIZE, find_input_problems, suggest_inputs, suggest_shape
+from tvmflow.frontends.mxnet._source import list_epochs, list_inputs
+from tvmflow.frontends.pytorch._factory import is_factory
+from tvmflow.recipe import ModelSource
+from tvmflow.recipe.yaml_writer import write_yaml
+from tvmflow.store.addresses import InvalidAddress, check_address, file_name, is_address
+from tvmflow.store.source_files import SourceFiles, UnpinnedFiles, pins_of
+from tvmflow.targets._presets import PRESETS
+from tvmflow.targets.backends.cuda.gpu import detect_gpu
+from tvmflow.targets.tvm_target import gpu_arch
+
+SUFFIX: Final = ".tvmflow.yaml"
+"""How the name of a recipe ends by which editors know it."""
+
+_SYMBOL: Final = "-symbol.json"
+_MAX_NAME: Final = 100
+_FIELDS: Final = {".onnx": "onnx", ".pt2": "pytorch", ".tflite": "tflite", _SYMBOL: "mxnet"}
+# Minutes of tuning for models whose files have up to this many bytes.
+_BUDGETS: Final = ((1 << 20, 5.0), (100 << 20, 15.0))
+_LARGEST_BUDGET: Final = 30.0
+
+
+class Model(NamedTuple):
+    """A model as a recipe names it.
+
+    Attributes:
+        name: The name of its recipe.
+        kind: The name of its frontend.
+        source: The fields below `model`.
+        inputs: Its inputs.
+        size: The bytes of its files, as far as they are here.
+    """
+
+    name: str
+    kind: str
+    source: Mapping[str, Json]
+    inputs: tuple[ModelInput, ...]
+    size: int
+
+
+class Choices(NamedTuple):
+    """The choices of a user for a recipe.
+
+    Attributes:
+        targets: The targets; empty for those of this machine.
+        shapes: The shapes of inputs by name.
+        minutes: The tuning budget; None for one that fits the model.
+    """
+
+    targets: tuple[str, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = {}
+    minutes: float | None = None
+
+
+class NewRecipe(NamedTuple):
+    """The text of a recipe, and what is to be filled in: lines, and the shapes of inputs with SIZE in them."""
+
+    text: str
+    open_lines: tuple[int, ...]
+    open_shapes: Mapping[str, tuple[str, ...]]
+
+
+# ---------------------------------------------------------------- the model
+
+
+def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
+    """Return what a recipe says of a model, without importing a framework.
+
+    What is at an address is pinned: by the commit that it is now on the Hub, elsewhere by the digests of its files.
+
+    Args:
+        model: Its path or address.
+        folder: The folder of the recipe.
+        sources: Downloads a file at an address that has to be read.
+
+    Raises:
+        UsageError: when it is no model that can be imported.
+        RecipeError: as the frontends do.
+        DownloadError: when the address cannot be looked up.
+    """
+    kind = _find_kind(model)
+    model = sources.pin(model)
+    # the folder of the recipe may not exist yet
+    fields, pins = _describe_source(kind, model, Path()), {}
+    try:
+        files = _list_files(model, kind, fields, sources)
+    except UnpinnedFiles as error:
+        pins = pins_of(error.files)
+        files = _list_files(model, kind, {**fields, **pins}, sources)
+    paths = {file.role: Path(file.path) for file in files}
+    inputs = list_inputs(paths) if kind == "mxnet" else FRONTENDS[kind].read_inputs(paths)
+    size = sum(path.stat().st_size for path in paths.values())
+    fields = {**_describe_source(kind, model, folder), **pins}
+    return Model(name_of(model), kind, fields, tuple(inputs), size)
+
+
+def _list_files(
+    model: str, kind: str, fields: Mapping[str, Json], sources: SourceFiles
+) -> tuple[InputFile, ...]:
+    """Return the files of a model, downloaded, by the fields of a recipe in the current folder."""
+    source = ModelSource.model_validate(fields)
+    listed = FRONTENDS[kind].files(source, Path(), lambda *_: model, sources)
+    return tuple(map(sources.fetch, listed))
+
+
+def _find_kind(model: str) -> str:
+    if is_address(model):
+        try:
+            check_address(model)
+        except InvalidAddress as error:
+            raise UsageError(f"{model}: {error}") from None
+        kind = next((_FIELDS[end] for end in _FIELDS if file_name(model).endswith(end)), "")
+        if not kind:
+            endings = ", ".join(_FIELDS)
+            raise UsageError(
+                f"{model}: the name does not tell what kind of model this is (known: {endings})",
+                fix="download the file, and give its path",
+            )
+        return kind
+    path = Path(model)
+    if not is_file(path) and is_factory(model):
+        raise UsageError(
+            f"{model} is code that makes a model, and runs only on request",
+            fix=f"write its archive: `tvmflow init {model} --archive FILE.pt2`",
+        )
+    if not is_file(path):
+        raise UsageError(missing_file_text(path))
+    check_kind(path, MODEL)
+    recognized = recognize(path)
+    if recognized is None:
+        raise UsageError(
+            f"{model} is no model that tvmflow knows",
+            fix="give an ONNX or TFLite file, an archive of torch.export (.pt2), or PREFIX-symbol.json",
+        )
+    return recognized.field
+
+
+def _describe_source(kind: str, model: str, folder: Path) -> dict[str, Json]:
+    """Return the fields below `model` in a recipe in `folder`."""
+    name = model if is_address(model) else _path_from(folder, model)
+    if kind != "mxnet":
+        return {kind: name}
+    if is_address(model):
+        raise UsageError(
+            f"{model}: the files beside it, and so the epochs of this checkpoint, cannot be listed",
+            fix="write `model: {mxnet: {prefix: ADDRESS, epoch: N}}` into a recipe, or download symbol and parameters",
+        )
+    epochs = list_epochs(Path(model))
+    if not epochs:
+        raise UsageError(
+            f"{model}: there are no parameters beside it, such as "
+            f"{file_name(model).removesuffix(_SYMBOL)}-0000.params",
+            fix="copy them beside the symbol",
+        )
+    return {kind: {"prefix": name.removesuffix(_SYMBOL), "epoch": epochs[-1]}}
+
+
+def _path_from(folder: Path, path: str) -> str:
+    """Return a path from a folder, or an absolute one where that is shorter."""
+    absolute = str(Path(path).absolute())
+    relative = os.path.relpath(absolute, folder)
+    return relative if len(relative) < len(absolute) else absolute
+
+
+def name_of(model: str) -> str:
+    """Return the name of the recipe of a model at a path or an address."""
+    name = file_name(model) if is_address(model) else Path(model).name
+    name = next((name.removesuffix(end) for end in _FIELDS if name.endswith(end)), Path(name).stem)
+    name = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._")
+    return name[:_MAX_NAME] or "model"
+
+
+# ---------------------------------------------------------------- the recipe
+
+
+def write_recipe(model: Model, choices: Choices) -> NewRecipe:
+    """Return the recipe of a model.
+
+    Raises:
+        UsageError: when a choice does not fit the model, or names nothing.
+    """
+    requests = _check_shapes(model, choices.shapes)
+    lines = [
+        f"# yaml-language-server: $schema={schema_url('recipe')}",
+        f"# All fields: {page_url('recipe')}",
+        "recipe: 1",
+        write_yaml({"name": model.name}).strip(),
+        *write_yaml({"model": dict(model.source)}).splitlines(),
+        *_describe_inputs(model, requests),
+        *_describe_targets(choices.targets),
+        *_describe_budget(model, choices.minutes),
+        "outputs: [bundle]         # also c-library, wheel, cpp, shared-library, …",
+        "verify:",
+        f"  against: reference      # {FRONTENDS[model.kind].REFERENCE.name}, on random inputs",
+        "  # data: samples.npz     # real inputs, with labels for the accuracy; or a folder of images",
+    ]
+    open_lines = (at for at, line in enumerate(lines, 1) if SIZE in line.partition("#")[0])
+    unknown = {request.name for request in requests if request.shape is None}
+    shapes = {value.name: tuple(suggest_shape(value)) for value in model.inputs}
+    open_shapes = {
+        name: shapes[name] for name in shapes if name in unknown and SIZE in shapes[name]
+    }
+    return NewRecipe("\n".join(lines) + "\n", tuple(open_lines), open_shapes)
+
+
+def _check_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[InputRequest]:
+    """Return what the recipe says of each input.
+
+    Raises:
+        UsageError: when a shape does not fit, or an input cannot be compiled.
+    """
+    names = dict.fromkeys([*(value.name for value in model.inputs if value.is_required), *shapes])
+    requests = [InputRequest(name, shapes.get(name)) for name in names]
+    # a problem of all inputs is that of sizes that are open
+    problems = [p for p in find_input_problems(model.inputs, requests) if p.input or p.field]
+    if problems:
+        is_chosen = any(problem.input in shapes for problem in problems)
+        raise UsageError(
+            "\n".join(problem.text for problem in problems),
+            fix="correct --shape" if is_chosen else "change the inputs where the model is exported",
+        )
+    return requests
+
+
+def _describe_inputs(model: Model, requests: Sequence[InputRequest]) -> list[str]:
+    lines = suggest_inputs(model.inputs, requests)
+    if any(SIZE in line.partition("#")[0] for line in lines):
+        lines.insert(0, f"# The model leaves sizes open: write a number in place of each {SIZE}.")
+    if any(str(value.dtype).startswith(("int", "uint")) for value in model.inputs):
+        lines.append(
+            "  # random integers are 0 or 1: add `range: [0, 1000]` where the model takes others"
+        )
+    return lines
+
+
+def _describe_targets(targets: Sequence[str]) -> list[str]:
+    for name in targets:
+        if name not in PRESETS:
+            raise UsageError(
+                f"--target {name}: there is no such target{did_you_mean(name, PRESETS)}",
+                fix="`tvmflow targets` lists them",
+            )
+    names = targets or ("host", *_list_gpu_targets())
+    return [
+        "targets:                  # `tvmflow targets` lists them",
+        *(f"  - {n}" for n in names),
+    ]
+
+
+def _list_gpu_targets() -> list[str]:
+    """Return the preset of this machine's GPU, if there are both."""
+    gpu = detect_gpu().gpu
+    if gpu is None:
+        return []
+    archs = {name: gpu_arch(preset.tvm) for name, preset in PRESETS.items() if preset.tvm}
+    return [name for name, arch in archs.items() if arch == gpu.arch][:1]
+
+
+def _describe_budget(model: Model, minutes: float | None) -> list[str]:
+    if minutes == 0:
+        return [
+            "tune:",
+            "  trials: 0               # no search for faster kernels; `minutes: 10` searches",
+        ]
+    reason = "of search for faster kernels, for each target; `trials: 0` in its place: none"
+    if minutes is None:
+        minutes = next(
+            (budget for limit, budget in _BUDGETS if model.size <= limit), _LARGEST_BUDGET
+        )
+    return ["tune:", f"  minutes: {minutes:<14g} # {reason}"]

@@ -1,0 +1,307 @@
+"""The search for what is to blame where a library disagrees with its reference: a record, a rule, the lowering or the import.
+
+It runs only after `verify` has rejected a library, in a process of its own, and decides nothing:
+only a `verify` that passes makes a library that is delivered.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tvmflow.compiler.lowering import ScheduledModel
+from tvmflow.core.fork_server import Emit
+from tvmflow.core.formatting import count_text, last_line, size_text
+from tvmflow.core.types import Json
+from tvmflow.frontends import FRONTENDS
+from tvmflow.stages import _tolerances
+from tvmflow.stages._base import StageContext
+from tvmflow.stages._image_data import DATA
+from tvmflow.stages._imported_model import read_imported_model
+from tvmflow.stages._reference_run import open_reference
+from tvmflow.stages._tolerances import Tolerance
+from tvmflow.stages._verify_inputs import load_samples, run_reference_on
+from tvmflow.stages._verify_settings import LOCAL, MachineSettings, VerifySettings
+from tvmflow.stages.build import TUNED, BuildSettings
+from tvmflow.stages.kernel_nodes import calls_text, find_kernel_nodes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tvmflow.frontends._base import LoadedModel
+    from tvmflow.stages._wrong_kernels import KernelCheck, WrongKernel
+
+    Array = np.ndarray[Any, Any]
+    Feed = dict[str, Array]
+
+_log = logging.getLogger(__name__)
+
+_MAX_WEIGHT_BYTES: Final = 1 << 30
+# The tensors that one build returns besides the outputs: more would change how the model is fused.
+_TENSORS_AT_ONCE: Final = 32
+_HOST: Final = {"kind": "llvm"}
+_DUMP: Final = "`tvmflow run RECIPE --dump-ir DIR`"
+_REPORT: Final = "report it as a bug of tvmflow, with the model"
+
+
+class Fault(NamedTuple):
+    """Something that is to blame for wrong outputs.
+
+    Attributes:
+        text: A sentence.
+        fix: What to do about it.
+        workload: The key of the workload whose schedule is wrong; empty for other faults.
+        trial: The id of the trial with that schedule.
+    """
+
+    text: str
+    fix: str = ""
+    workload: str = ""
+    trial: str = ""
+
+
+def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
+    """Return the faults as JSON; takes `verify`, `build` (settings, or null), `inputs`, `nodes`, and the `work` folder."""
+    inputs = {name: Path(path) for name, path in payload["inputs"].items()}
+    work = Path(payload["work"])
+    settings = VerifySettings.model_validate(payload["verify"])
+    build = BuildSettings.model_validate(payload["build"]) if payload["build"] else None
+    context = StageContext(inputs, work, work, work, work, lambda event: None)
+    size = inputs["import/params.safetensors"].stat().st_size
+    if size > _MAX_WEIGHT_BYTES:
+        limit = size_text(_MAX_WEIGHT_BYTES)
+        faults = [
+            Fault(
+                f"what is to blame was not searched: weights of more than {limit} take too much memory"
+            )
+        ]
+    else:
+        faults = _Search(settings, build, context, payload["nodes"]).run()
+    return [fault._asdict() for fault in faults]
+
+
+class _Search:
+    """The search for faults of one library.
+
+    Args:
+        settings: Those of `verify`.
+        build: Those of `build`; None for a partitioned target.
+        context: The files of both stages, and a folder to work in.
+        nodes: The name of the node of each binding of the imported module.
+    """
+
+    def __init__(
+        self,
+        settings: VerifySettings,
+        build: BuildSettings | None,
+        context: StageContext,
+        nodes: Sequence[str],
+    ) -> None:
+        self._settings, self._build, self._context, self._nodes = settings, build, context, nodes
+        self._frontend = FRONTENDS[settings.model["kind"]]
+        signature = json.loads(context.inputs["import/signature.json"].read_text())
+        self._model = read_imported_model(signature, context.inputs)
+        self._signature = signature
+        self._tolerance = self._read_tolerance()
+        self._feed, self._expected = self._run_reference()
+
+    def run(self) -> list[Fault]:
+        """Return what is to blame, in the order in which it is computed."""
+        machine = self._settings.target
+        is_here = (
+            self._build is not None
+            and isinstance(machine, MachineSettings)
+            and self._settings.run_on == LOCAL
+            and self._build.target["kind"] == "llvm"
+            and not machine.unrunnable_reason
+        )
+        if not is_here or self._build is None:
+            return [
+                self._find_import_fault()
+                or Fault(
+                    "the imported model agrees with the reference on this machine, so that the lowering or the kernels "
+                    "for this target are wrong; these can be looked into only where this machine runs them",
+                    "build the recipe for the target `host`: if that passes, the target's kernels are to blame",
+                )
+            ]
+        from tvmflow.stages._wrong_kernels import KernelCheck
+
+        check = KernelCheck(self._build, self._context.inputs, self._tolerance)
+        outputs = check.run([self._feed[spec.name] for spec in self._read_inputs()])
+        if check.wrong:
+            return [self._describe_kernel(check, wrong) for wrong in check.wrong.values()]
+        if self._agrees(outputs):
+            return [
+                Fault(
+                    "each kernel computes what it should, and so does the model on TVM's virtual machine: "
+                    "the C library or its packaging is to blame",
+                    f"set `runtime: vm` in the recipe, and {_REPORT}",
+                )
+            ]
+        return [self._find_import_fault() or self._find_lowering_fault()]
+
+    # ---------------------------------------------------------------- the reference
+
+    def _read_tolerance(self) -> Tolerance:
+        checks = self._settings.verify
+        arithmetic = _tolerances.find_arithmetic(
+            self._context.inputs["import/model.json"], self._settings.precision
+        )
+        return _tolerances.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
+
+    def _run_reference(self) -> tuple[Feed, list[Array]]:
+        """Return the first batch that `verify` compares, and the reference's outputs of it."""
+        names = [spec.name for spec in self._model.outputs]
+        candidates = load_samples(self._signature, self._settings, self._context.inputs.get(DATA))
+        bound = self._model.bound
+        with open_reference(self._settings, self._model, self._context) as reference:
+            results = run_reference_on(
+                lambda feed: reference.run({**feed, **bound}), candidates, names, self._tolerance
+            )
+        return results.samples.batches[0], [results.outputs[0][name] for name in names]
+
+    def _agrees(self, outputs: Sequence[Array]) -> bool:
+        from tvmflow.stages._wrong_kernels import compare_tensors
+
+        pairs = zip(outputs, self._expected, strict=False)
+        return all(compare_tensors(a, e, self._tolerance)["passed"] for a, e in pairs)
+
+    def _read_inputs(self) -> Sequence[Any]:
+        """Return the inputs of the library: those of the model that are not bound to constants."""
+        return [spec for spec in self._model.inputs if spec.name not in self._model.bound]
+
+    # ---------------------------------------------------------------- kernels
+
+    def _describe_kernel(self, check: KernelCheck, wrong: WrongKernel) -> Fault:
+        calls = find_kernel_nodes(
+            {"kernel_nodes": check.model.kernel_nodes}, {"nodes": self._nodes}
+        ).get(wrong.name, ())
+        nodes = calls_text(calls[wrong.call : wrong.call + 1] or calls)
+        kernel = f"the kernel {wrong.name} ({nodes})" if nodes else f"the kernel {wrong.name}"
+        numbers = f"{kernel} computes wrong numbers"
+        if wrong.rule != TUNED:
+            rule = wrong.rule or "none"
+            return Fault(
+                f"{numbers} as the schedule rule {rule} schedules it: {wrong.mismatch}", _REPORT
+            )
+        workload = check.workload(wrong.name)
+        trial = self._read_trial(workload)
+        by_record = f"{numbers} with the schedule of trial {trial[:12]} of workload {workload[:12]}"
+        if not wrong.is_rule_right:
+            return Fault(f"{by_record}, and also with that of the rules: {wrong.mismatch}", _REPORT)
+        return Fault(f"{by_record}, and right ones without: {wrong.mismatch}", "", workload, trial)
+
+    def _read_trial(self, workload: str) -> str:
+        from tvmflow.tuning.trials import trial_id
+
+        chosen = json.loads(self._context.inputs["pick_best/chosen.json"].read_text())
+        return trial_id(chosen[workload])
+
+    # ---------------------------------------------------------------- import and lowering
+
+    def _find_import_fault(self) -> Fault | None:
+        """Return a fault if the imported model, lowered by TVM's own rules alone, disagrees with the reference."""
+        if self._agrees(self._run_imported(self._load())):
+            return None
+        place = self._find_first_tensor(self._run_imported)
+        return Fault(
+            f"the import differs from {self._frontend.REFERENCE.name} already, before any pass of the lowering{place}",
+            f"see the imported module with {_DUMP}, and {_REPORT}",
+        )
+
+    def _find_lowering_fault(self) -> Fault:
+        place = self._find_first_tensor(self._run_lowered)
+        return Fault(
+            f"the imported model and each kernel's schedule are right: a pass of the lowering is to blame{place}",
+            f"see the module after each pass with {_DUMP}, and {_REPORT}",
+        )
+
+    def _load(self, tensors: Sequence[str] = ()) -> LoadedModel:
+        """Import the model once more, with inner tensors as further outputs."""
+        model = self._model
+        return self._frontend.load(model.files, model.inputs, tuple(tensors), model.bound)
+
+    def _run_imported(self, loaded: LoadedModel) -> list[Array]:
+        from tvmflow.compiler import lowering
+
+        weights = list(loaded.params.values())
+        return self._run(loaded, ScheduledModel(loaded.mod, weights, lowering.make_target(_HOST)))
+
+    def _run_lowered(self, loaded: LoadedModel) -> list[Array]:
+        from tvmflow.compiler import lowering
+
+        assert self._build is not None
+        build = self._build
+        return self._run(
+            loaded,
+            lowering.schedule_untuned(
+                loaded.mod, loaded.params, build.target, build.lowering, build.schedules
+            ),
+        )
+
+    def _run(self, loaded: LoadedModel, model: ScheduledModel) -> list[Array]:
+        """Compile a model for TVM's virtual machine, and return its outputs, then its inner tensors."""
+        import tvm
+        from tvm import relax
+
+        from tvmflow.compiler.lowering import compile_with_weights
+        from tvmflow.stages._wrong_kernels import list_arrays
+
+        machine = relax.VirtualMachine(compile_with_weights(*model), tvm.cpu())
+        feed = [tvm.runtime.tensor(self._feed[spec.name]) for spec in loaded.inputs]
+        return list_arrays(machine["main"](*feed))
+
+    def _find_first_tensor(self, run: Callable[[LoadedModel], list[Array]]) -> str:
+        """Return the end of a sentence: the first tensor that is wrong, with its node, where it can be found."""
+        nodes = self._frontend.list_tensors(self._model.files)
+        if not nodes:
+            return f" (tensors inside {self._frontend.NAME} models are not compared)"
+        try:
+            first = self._narrow(list(nodes), run)
+        except Exception as error:
+            _log.debug("inner tensors cannot be compared", exc_info=True)
+            return f" (its inner tensors cannot be compared: {last_line(error)})"
+        if not first:
+            return (
+                f"; each of {count_text(len(nodes), 'inner tensor')} is right where it is an output"
+            )
+        return f"; the first tensor that differs is '{first}' of node {nodes[first]}"
+
+    def _narrow(self, names: list[str], run: Callable[[LoadedModel], list[Array]]) -> str:
+        """Return the first tensor that is wrong, of those in the order of computation; empty if none is.
+
+        Each round compares some of them, which takes one build: their number is logarithmic.
+        """
+        first = ""
+        while names:
+            step = -(-len(names) // _TENSORS_AT_ONCE)
+            places = range(step - 1, len(names), step)
+            wrong = self._list_wrong([names[place] for place in places], run)
+            place = next((place for place in places if names[place] in wrong), None)
+            if place is not None:
+                first, names = names[place], names[max(0, place - step + 1) : place]
+            elif first:
+                break
+            else:
+                names = names[places[-1] + 1 :]
+        return first
+
+    def _list_wrong(
+        self, names: Sequence[str], run: Callable[[LoadedModel], list[Array]]
+    ) -> set[str]:
+        """Return those of some inner tensors that differ from the reference's."""
+        from tvmflow.stages._wrong_kernels import compare_tensors
+
+        loaded = self._load(names)
+        computed = run(loaded)[len(loaded.outputs) :]
+        model = self._model._replace(tensors=loaded.tensors)
+        with open_reference(self._settings, model, self._context) as reference:
+            expected = reference.run({**self._feed, **model.bound})
+        return {
+            spec.name
+            for spec, array in zip(loaded.tensors, computed, strict=True)
+            if not compare_tensors(array, expected[spec.name], self._tolerance)["passed"]
+        }

@@ -1,0 +1,51 @@
+"""The imported model as other runtimes get it: its files, its tensors, and the inputs that it binds to constants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tvmflow.core.types import Json, TensorSpec
+from tvmflow.frontends._inputs import array_of
+from tvmflow.stages._image_data import DATA
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class ImportedModel(NamedTuple):
+    """The model that a library was built from.
+
+    Attributes:
+        files: Its files by role.
+        inputs: All its inputs, those that the recipe binds to constants last.
+        outputs: Its outputs.
+        tensors: Those of its parameters that a reference needs to know.
+        bound: The constants, by input.
+    """
+
+    files: Mapping[str, Path]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    tensors: tuple[TensorSpec, ...]
+    bound: Mapping[str, np.ndarray[Any, Any]]
+
+
+def read_imported_model(signature: Mapping[str, Json], files: Mapping[str, Path]) -> ImportedModel:
+    """Return the imported model.
+
+    Args:
+        signature: That of the `import` stage.
+        files: The input files of the stage; samples are not the model's.
+    """
+    inputs, bound, outputs, tensors = (
+        tuple(map(TensorSpec.from_json, signature.get(kind, ())))
+        for kind in ("inputs", "bound", "outputs", "tensors")
+    )
+    values = {
+        spec.name: array_of(spec, entry["value"])
+        for spec, entry in zip(bound, signature.get("bound", ()), strict=True)
+    }
+    own = {role: path for role, path in files.items() if role.partition("/")[0] != DATA}
+    return ImportedModel(own, (*inputs, *bound), outputs, tensors, values)
