@@ -360,6 +360,19 @@ def list_kernel_shares(stages: Mapping[str, StageReport]) -> list[KernelShare]:
     ]
 
 
+def read_kernel_times(facts: Facts) -> dict[str, float]:
+    """Return the seconds that each kernel takes in one call of a library; empty where that is not known.
+
+    Args:
+        facts: The facts of `verify`: the shares of kernels, and the latency that these are shares of.
+    """
+    try:
+        seconds = facts["latency"]["library"]["median"]
+        return {name: share * seconds for name, share in facts["profile"]["kernels"].items()}
+    except BAD_FACTS:
+        return {}
+
+
 def _list_warnings(stages: Mapping[str, StageReport]) -> Iterator[str]:
     """Yield the lines of stages that begin with a word in capitals."""
     facts = {stage.stage_id: stage.facts for stage in stages.values()}

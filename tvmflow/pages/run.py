@@ -20,22 +20,17 @@ _SHOWN_NAMES: Final = 3
 
 
 def describe_run(record: RunRecord, store: LocalStore) -> Page:
-    """Return the page of a run, compared with the last run before it that measured one of its libraries.
+    """Return the page of a run, compared with nothing.
 
     Args:
         record: The record of the run.
         store: The store with the records and the results.
     """
-    before = find_previous(record, store)
-    known = {build.name: build for build in before.builds} if before else {}
     return Page(
         kind="Run",
         title=_title(record),
         about=tuple(_list_facts(record)),
-        previous=f"run {before.id} of {_time_text(before.began_s)}" if before else "",
-        libraries=tuple(
-            Library(build, _recipe_name(build), known.get(build.name)) for build in record.builds
-        ),
+        libraries=tuple(Library(build, _recipe_name(build)) for build in record.builds),
         notes=tuple(_list_notes(record)),
         kernels=list_kernels(record.stages, store),
         stages=list_stages(record.stages, store),
@@ -64,13 +59,14 @@ def _recipe_name(build: Build) -> str:
     return build.recipe.removesuffix(f"-{build.variant}") if build.variant else build.recipe
 
 
-def _time_text(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Return when a run began, in coordinated universal time."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def _list_facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "run", record.id
-    yield "when", _time_text(record.began_s)
+    yield "when", time_text(record.began_s)
     yield "took", duration_text(record.seconds)
     yield "command", " ".join(["tvmflow", *record.argv])
     machine = record.machine

@@ -59,20 +59,31 @@ def _list_sentences(page: Page) -> Iterator[str]:
 
 
 def _compare(page: Page) -> Iterator[str]:
-    changes = _list_changes(page.libraries)
-    if page.previous and changes:
-        mean = geometric_mean([1 + change for change in changes]) - 1
-        same = abs(mean) < _MIN_CHANGE
-        yield f"{'Latency unchanged' if same else f'Latency {mean:+.1%}'} since {page.previous}."
+    """Yield how the latency of all libraries has changed; a mean of what is noise for each is noise."""
+    compared = [library for library in page.libraries if library.previous]
+    changes = _list_changes([library for library in compared if not library.is_same])
+    if compared and page.previous and all(library.is_same for library in compared):
+        yield f"No latency was measured again since {page.previous}."
+    if not page.previous or not changes:
+        return
+    mean = geometric_mean([1 + part for part, _ in changes]) - 1
+    if abs(mean) < _MIN_CHANGE:
+        text = "Latency unchanged"
+    elif all(is_noise for _, is_noise in changes):
+        text = "Latency unchanged within the noise"
+    else:
+        text = f"Latency {mean:+.1%}{' in the mean' if len(changes) > 1 else ''}"
+    yield f"{text} since {page.previous}."
 
 
-def _list_changes(libraries: Sequence[Library]) -> list[float]:
+def _list_changes(libraries: Sequence[Library]) -> list[tuple[float, bool]]:
+    """Return the change of each latency, and whether it is noise."""
     changes = (
-        change(library.previous.latency_s, library.build.latency_s)
+        (change(library.previous.latency_s, library.build.latency_s), library.is_noise)
         for library in libraries
         if library.previous
     )
-    return [value for value in changes if value is not None]
+    return [(part, is_noise) for part, is_noise in changes if part is not None]
 
 
 def draw_tiles(page: Page) -> Markup | None:
@@ -153,13 +164,23 @@ def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
     return f"{number if low_unit == high_unit else low}–{high}"
 
 
-def format_change(previous: float | None, current: float | None) -> Markup | None:
-    """Return the change of a value for which less is better, with its direction in words; None if not known."""
+def format_change(
+    previous: float | None, current: float | None, *, is_noise: bool = False
+) -> Markup | None:
+    """Return the change of a value for which less is better, with its direction in words; None if not known.
+
+    Args:
+        previous: The value before.
+        current: The value now.
+        is_noise: The difference lies within the noise of the measurements.
+    """
     part = change(previous, current)
     if part is None:
         return None
     if abs(part) < _MIN_CHANGE:
         return element("span", "unchanged", class_="faint")
+    if is_noise:
+        return element("span", f"{part:+.1%}, within the noise", class_="faint")
     sign = "▲" if part > 0 else "▼"
     return element("span", f"{sign} {part:+.1%}", class_="bad" if part > 0 else "good")
 

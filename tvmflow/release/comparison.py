@@ -15,7 +15,7 @@ from tvmflow.core.formatting import latency_text, size_text
 from tvmflow.core.keys import list_changes
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Json
-from tvmflow.engine.builds import Build, list_builds
+from tvmflow.engine.builds import Build, list_builds, read_kernel_times
 from tvmflow.engine.headline import verdict_text
 from tvmflow.engine.report import BAD_FACTS, INCOMPLETE, RunReport, StageReport
 from tvmflow.engine.run_records import RunRecord, read_run
@@ -27,6 +27,7 @@ from tvmflow.release.measurements import (
     read_lock_with_measurements,
     read_measurements,
 )
+from tvmflow.stages._base import Facts
 from tvmflow.store.local import LocalStore
 
 # Beyond so many standard deviations of both measurements, a difference is no noise.
@@ -60,6 +61,7 @@ class Side(NamedTuple):
         run: The record of the run; None for the others.
         release: The name of the release, as that of its folder; empty for the others.
         in_turns: The latencies of libraries that a release measured alternately with those of another one.
+        kernels: The seconds that each kernel takes in one call of a library, by the name of the build.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Side(NamedTuple):
     run: RunRecord | None = None
     release: str = ""
     in_turns: Mapping[str, LatenciesInTurns] = MappingProxyType({})
+    kernels: Mapping[str, Mapping[str, float]] = MappingProxyType({})
 
 
 class Figure(NamedTuple):
@@ -142,8 +145,18 @@ def load_side(name: str, store: LocalStore) -> Side:
         return _read_lock(f"lock file {name}", path)
     if path.is_dir():
         return _read_delivery(name, path)
-    run = read_run(store, name)
-    return Side(f"run {run.id}", {build.name: build for build in run.builds}, run=run)
+    return make_side(read_run(store, name))
+
+
+def make_side(run: RunRecord) -> Side:
+    """Return what a run has for a comparison."""
+    kernels = {
+        f"{stage.recipe}/{stage.target}": read_kernel_times(stage.facts)
+        for stage in run.stages
+        if stage.stage == "verify"
+    }
+    builds = {build.name: build for build in run.builds}
+    return Side(f"run {run.id}", builds, run=run, kernels=kernels)
 
 
 def _read_release(name: str, folder: Path) -> Side:
@@ -152,11 +165,12 @@ def _read_release(name: str, folder: Path) -> Side:
     file = read_measurements(folder)
     if file is None:
         return side
-    builds, in_turns = dict(side.builds), {}
+    builds, in_turns, kernels = dict(side.builds), {}, {}
     for recipe, targets in file.recipes.items():
         for target, measured in targets.items():
             facts = file.verification.get(recipe, {}).get(target) or {}
             build = _make_build(recipe, target, facts, folder / MEASUREMENTS)
+            kernels[build.name] = read_kernel_times(facts)
             locked = side.builds.get(build.name, build)
             builds[build.name] = build._replace(
                 size_bytes=measured.library_bytes or locked.size_bytes,
@@ -166,7 +180,7 @@ def _read_release(name: str, folder: Path) -> Side:
             if measured.current_s and measured.previous_s:
                 pair = (file.compared_with, measured.previous_s, measured.current_s)
                 in_turns[build.name] = LatenciesInTurns(*pair)
-    return side._replace(builds=builds, in_turns=in_turns)
+    return side._replace(builds=builds, in_turns=in_turns, kernels=kernels)
 
 
 def _read_lock(name: str, path: Path) -> Side:
@@ -198,17 +212,21 @@ def _read_delivery(name: str, folder: Path) -> Side:
             f"{name}: no {MEASUREMENTS} is in this folder, nor in the folders of targets in it",
             fix="name the folder of a release, or one that `tvmflow run` delivered to",
         )
-    return Side(f"delivery {name}", dict(map(_read_delivered_build, sorted(paths))))
+    builds, kernels = {}, {}
+    for path in sorted(paths):
+        build, facts = _read_delivered_build(path)
+        builds[build.name], kernels[build.name] = build, read_kernel_times(facts)
+    return Side(f"delivery {name}", builds, kernels=kernels)
 
 
-def _read_delivered_build(path: Path) -> tuple[str, Build]:
+def _read_delivered_build(path: Path) -> tuple[Build, Facts]:
     folder = path.absolute().parent
     try:
         facts = read_json(read_file(path))
     except Unreadable as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     build = _make_build(folder.parent.name, folder.name, facts, path)
-    return build.name, build._replace(size_bytes=_find_library_size(folder))
+    return build._replace(size_bytes=_find_library_size(folder)), facts
 
 
 def _make_build(recipe: str, target: str, facts: Json, path: Path) -> Build:
@@ -306,7 +324,7 @@ def _measured_in_turns(figure: Figure, before: Side, after: Side) -> Figure:
     pair = after.in_turns.get(figure.build)
     if figure.what != "latency" or pair is None or pair.release != before.release:
         return figure
-    is_noise = abs(pair.after_s / pair.before_s - 1) <= _DRIFT
+    is_noise = is_drift(pair.before_s, pair.after_s)
     figure = figure._replace(before=pair.before_s, after=pair.after_s, is_noise=is_noise)
     return figure._replace(text=f"{_figure_text(figure, latency_text)}, measured in turns")
 
@@ -314,13 +332,13 @@ def _measured_in_turns(figure: Figure, before: Side, after: Side) -> Figure:
 def _list_file_sizes(before: Side, after: Side) -> Iterator[Figure]:
     """Yield the size of all delivered files, where the size of the library is not known and they have the same names."""
     for name, build in after.builds.items():
-        old, new = (_read_sizes(side, build) for side in (before, after))
+        old, new = (read_sizes(side, build) for side in (before, after))
         if build.size_bytes is None and old and old.keys() == new.keys():
             figure = Figure(name, "files", sum(old.values()), sum(new.values()), "")
             yield figure._replace(text=_figure_text(figure, size_text))
 
 
-def _read_sizes(side: Side, build: Build) -> Mapping[str, int]:
+def read_sizes(side: Side, build: Build) -> Mapping[str, int]:
     """Return the size of each delivered file of a build in a lock file; empty where it has none."""
     recipe = side.lock.recipes.get(build.recipe) if side.lock else None
     target = recipe.targets.get(build.target) if recipe else None
@@ -334,6 +352,13 @@ def _is_noise(before: Build, after: Build) -> bool:
     deviation = math.hypot(before.latency_std_s or 0.0, after.latency_std_s or 0.0)
     limit = max(_DEVIATIONS * deviation, _DRIFT * before.latency_s)
     return abs(after.latency_s - before.latency_s) <= limit
+
+
+def is_drift(before_s: float | None, after_s: float | None) -> bool:
+    """Return whether two latencies differ by no more than the speed of a machine from day to day."""
+    if not before_s or after_s is None:
+        return False
+    return abs(after_s / before_s - 1) <= _DRIFT
 
 
 def _compare_runs(before: RunRecord, after: RunRecord, store: LocalStore) -> Iterator[Change]:
