@@ -10,6 +10,7 @@ from tvmflow.core.paired_times import MIN_PAIRS
 from tvmflow.core.types import Json
 from tvmflow.engine.report import (
     BAD_FACTS,
+    SKIPPED,
     STOPPED,
     SUCCEEDED,
     RunReport,
@@ -121,6 +122,7 @@ class Build(NamedTuple):
         inputs: The inputs of the model, where the libraries of a recipe are compared; empty elsewhere.
         is_pareto_optimal: No other library of the recipe for the same machine and inputs is as good in all.
         reused: Every stage was up to date, or came from a remote cache.
+        is_skipped: The run ended before one of its stages began.
         is_stopped: The user stopped the run before one of its stages had ended.
         folder: The folder with what was delivered; empty when nothing was.
         problems: The messages of its stages that did not succeed.
@@ -149,6 +151,7 @@ class Build(NamedTuple):
     inputs: str = ""
     is_pareto_optimal: bool = False
     reused: bool = False
+    is_skipped: bool = False
     is_stopped: bool = False
     folder: str = ""
     problems: tuple[str, ...] = ()
@@ -259,6 +262,7 @@ def _make_build(build: Build, stages: Mapping[str, StageReport]) -> Build:
     return build._replace(
         **fields,
         reused=all(stage.outcome in ("hit", "fetched") for stage in stages.values()),
+        is_skipped=any(stage.outcome == SKIPPED for stage in stages.values()),
         is_stopped=any(stopped),
         problems=tuple(dict.fromkeys(filter(None, problems))),
         warnings=tuple(dict.fromkeys(warnings)),

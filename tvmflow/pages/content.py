@@ -44,7 +44,9 @@ class Library(NamedTuple):
         """The verdict on it, for people; empty where there is none."""
         if self.build.verdict or self.build.problems:
             return self.build.verdict or "failed"
-        return "stopped" if self.build.is_stopped else ""
+        if self.build.is_stopped:
+            return "stopped"
+        return "skipped" if self.build.is_skipped else ""
 
 
 class Gate(NamedTuple):

@@ -11,6 +11,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, duration_text
 from tvmflow.core.project import shortest_path
 from tvmflow.engine.builds import Build
+from tvmflow.engine.report import SUCCEEDED
 from tvmflow.engine.run_records import RunRecord, SourceText, list_runs
 from tvmflow.pages.collect import list_kernels, list_stages
 from tvmflow.pages.content import Library, Page, RecipeText
@@ -109,7 +110,8 @@ def _list_provenance(
     for stage in record.stages:
         result = store.record(stage.key) if stage.key else None
         if result is None:
-            lost += bool(stage.key)
+            # what was rejected has a key and never a result
+            lost += bool(stage.key) and stage.outcome in SUCCEEDED
             continue
         tools.update(result.preimage.get("tools", {}))
         inputs = result.preimage.get("inputs", {}).items()

@@ -8,6 +8,7 @@ from statistics import geometric_mean
 from typing import Final, NamedTuple
 
 from tvmflow.core.formatting import count_text, duration_text, latency_text
+from tvmflow.engine.builds import Build
 from tvmflow.pages.content import Library, Page
 from tvmflow.pages.format import accuracy, change, error, latency, ratio, size
 from tvmflow.pages.graph import STATES
@@ -107,6 +108,8 @@ def draw_tiles(page: Page) -> Markup | None:
 
 def _list_tiles(page: Page) -> Iterator[_Tile]:
     builds = [library.build for library in page.libraries]
+    # what computes wrong numbers is not fast
+    sound = [build for build in builds if build.verdict != "rejected"]
     if any(library.state for library in page.libraries):
         good = sum(library.state == "verified" for library in page.libraries)
         state = "good" if good == len(builds) else "bad"
@@ -115,16 +118,16 @@ def _list_tiles(page: Page) -> Iterator[_Tile]:
         )
         note = f"against {references}" if references else ""
         yield _Tile("verified", f"{good} of {len(builds)}", note, state)
-    timed = [build for build in builds if build.latency_s]
+    timed = [build for build in sound if build.latency_s]
     if timed:
         fastest = min(timed, key=lambda build: build.latency_s or 0.0)
         note = fastest.name if len(timed) > 1 else fastest.target
         title = "fastest library" if len(timed) > 1 else "latency"
         yield _Tile(title, latency(fastest.latency_s), note)
-    tuned = [build.tuning_speedup.median for build in builds if build.tuning_speedup]
+    tuned = [build.tuning_speedup.median for build in sound if build.tuning_speedup]
     if tuned:
         yield _Tile("speedup by tuning", _spread(tuned, ratio), "the same model untuned")
-    yield from _list_runtimes(page)
+    yield from _list_runtimes(sound)
     accuracies = [build.accuracy for build in builds if build.accuracy is not None]
     errors = [build.error for build in builds if build.error is not None]
     if accuracies:
@@ -144,11 +147,11 @@ def _list_tiles(page: Page) -> Iterator[_Tile]:
         yield _Tile("time of stages" if spent else "saved by the cache", value, note)
 
 
-def _list_runtimes(page: Page) -> Iterator[_Tile]:
+def _list_runtimes(builds: Sequence[Build]) -> Iterator[_Tile]:
     """Yield how much faster the libraries are than each other runtime."""
     speedups: dict[str, list[float]] = {}
-    for library in page.libraries:
-        for peer in library.build.peers:
+    for build in builds:
+        for peer in build.peers:
             if peer.speedup and peer.speedup.pairs and not peer.differs:
                 speedups.setdefault(peer.name, []).append(peer.speedup.median)
     for name, values in list(speedups.items())[:_FEW_RUNTIMES]:

@@ -9,7 +9,8 @@ from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import names_text
 from tvmflow.pages.content import KernelChange, Library, OtherChange, Page
 from tvmflow.pages.run import time_text
-from tvmflow.release.comparison import Figure, Side, compare_sides, read_sizes
+from tvmflow.release.comparison import Figure, compare_sides
+from tvmflow.release.sides import Side, read_sizes
 from tvmflow.store.local import LocalStore
 
 # The profile times each kernel in few calls: smaller differences may be noise.

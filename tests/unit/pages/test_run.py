@@ -66,11 +66,18 @@ def test_the_recipe_is_as_the_run_read_it(store: LocalStore, tmp_path: Path) -> 
 
 
 def test_what_went_wrong_has_a_line(store: LocalStore, tmp_path: Path) -> None:
-    run = record(store, tmp_path, None, outcome="rejected", message="wrong numbers", key="ab" * 32)
+    run = record(store, tmp_path, None, outcome="rejected", message="wrong numbers")
     page = describe_run(run._replace(message="it ended", damage=("cas/ab",)), store)
     assert page.notes == (
         "it ended",
         "net-half/host: wrong numbers",
         "A damaged file was set aside: cas/ab",
     )
+
+
+def test_results_that_are_gone_are_counted(store: LocalStore, tmp_path: Path) -> None:
+    """Of what was rejected, the store never had one."""
+    rejected = record(store, tmp_path, None, outcome="rejected", message="wrong", key="ab" * 32)
+    assert "note" not in dict(describe_run(rejected, store).provenance[0][1])
+    page = describe_run(record(store, tmp_path, 1e-3, key="ab" * 32), store)
     assert dict(page.provenance[0][1])["note"] == "1 result of this run no longer in the store"
