@@ -38,7 +38,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[str]:
+def output_file(path: str | os.PathLike[str]) -> Iterator[str]:
     """Give the path of a new file, whose content a path that a user named has when the block ends well.
 
     A file is replaced, as by `replacing`. A device, a pipe or an open file, such as `/dev/stdout`, must stay
@@ -76,13 +76,13 @@ def _is_stream(path: str) -> bool:
 
 
 def write_output(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Write a file that a user named, whole or not at all; or write to a stream (see `writing`).
+    """Write a file that a user named, whole or not at all; or write to a stream (see `output_file`).
 
     Raises:
         OSError: when the path cannot be written or the disk is full.
     """
     data = content.encode() if isinstance(content, str) else content
-    with writing(path) as temporary, open(temporary, "wb") as file:
+    with output_file(path) as temporary, open(temporary, "wb") as file:
         file.write(data)
 
 
