@@ -51,10 +51,11 @@ def _format_run(run: RunRecord) -> Iterator[str]:
     width = max(map(len, fields))
     yield from (f"  {name:<{width}}  {value}" for name, value in fields.items())
     yield ""
+    width = max((len(stage.stage_id) for stage in run.stages), default=0)
     for stage in run.stages:
         reason = f"  {stage.reason}" if stage.outcome != "hit" else ""
         outcome = "stopped" if stage.outcome == STOPPED else stage.outcome
-        yield f"{stage.stage_id:<28} {outcome:<9} {duration_text(stage.seconds):>12}{reason}"
+        yield f"{stage.stage_id:<{width}} {outcome:<9} {duration_text(stage.seconds):>12}{reason}"
     yield ""
     yield from summary(run.report, verbose=True, width=find_width()).split("\n")
 
