@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.cli.definitions.report import ReportOptions
-from tvmflow.cli.output import print_lines, print_outcome
-from tvmflow.core.disk_errors import disk_errors
+from tvmflow.cli.output import print_lines, print_outcome, write_file
 from tvmflow.core.errors import EXIT_OK, UsageError
-from tvmflow.core.files import write_atomically
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.project import shortest_path
 from tvmflow.engine.run_records import LATEST, RunRecord, list_runs, read_run, recorded_path
@@ -54,8 +52,7 @@ def report(options: ReportOptions) -> int:
         sys.stdout.write(html)
         return EXIT_OK
     path = Path(options.output or f"report-{subject.name}.html")
-    with disk_errors(str(path)):
-        write_atomically(path, html)
+    write_file(path, html)
     result = {"path": str(path), "bytes": len(html.encode()), "subject": subject.name}
     result["against"] = before.name if before else None
     print_outcome(result, [str(path)], EXIT_OK, options)
