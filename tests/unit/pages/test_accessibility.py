@@ -47,11 +47,11 @@ class Elements(HTMLParser):
 @pytest.fixture(scope="module")
 def page() -> Elements:
     """Return the elements of a page with every section."""
-    changes = {
-        "kernel_changes": (KernelChange("net/host", "conv", 1e-3, 2e-3),),
-        "changes": (OtherChange("everywhere", "package", "1 -> 2"),),
-    }
-    return Elements(render_page(full_page()._replace(**changes)))
+    made = full_page()._replace(
+        kernel_changes=(KernelChange("net/host", "conv", 1e-3, 2e-3),),
+        changes=(OtherChange("everywhere", "package", "1 -> 2"),),
+    )
+    return Elements(render_page(made))
 
 
 def test_a_page_has_a_language_and_one_main_part(page: Elements) -> None:
