@@ -34,14 +34,14 @@ class Elements(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__()
-        self.found: list[Element] = []
+        self.entries: list[Element] = []
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append(Element(tag, dict(attrs)))
+        self.entries.append(Element(tag, dict(attrs)))
 
     def named(self, *tags: str) -> list[Element]:
-        return [element for element in self.found if element.tag in tags]
+        return [element for element in self.entries if element.tag in tags]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_cells_have_headings(page: Elements) -> None:
 
 def test_what_scrolls_and_what_is_drawn_has_a_name(page: Elements) -> None:
     """The keyboard reaches what scrolls; a picture is named, or hidden where text says the same."""
-    areas = [e for e in page.found if "scroll" in (e.attributes.get("class") or "").split()]
+    areas = [e for e in page.entries if "scroll" in (e.attributes.get("class") or "").split()]
     assert areas
     for element in areas:
         assert element.attributes["tabindex"] == "0" and element.attributes["aria-label"]
@@ -82,16 +82,16 @@ def test_what_scrolls_and_what_is_drawn_has_a_name(page: Elements) -> None:
     for element in page.named("svg"):
         attributes = element.attributes
         assert attributes.get("aria-hidden") == "true" or attributes["aria-label"]
-    for element in page.found:
+    for element in page.entries:
         if element.attributes.get("role") == "img":
             assert element.attributes["aria-label"]
 
 
 def test_every_choice_has_a_label(page: Elements) -> None:
-    ids = {element.attributes.get("id") for element in page.found}
+    ids = {element.attributes.get("id") for element in page.entries}
     labels = {element.attributes.get("for") for element in page.named("label")}
     assert {element.attributes["id"] for element in page.named("input")} == labels
-    for element in page.found:
+    for element in page.entries:
         assert element.attributes.get("aria-labelledby") in (None, *ids)
 
 
