@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from tvmflow.core.errors import StoreError
 from tvmflow.core.formatting import size_text
+from tvmflow.core.project import shortest_path
 
 if TYPE_CHECKING:
     from tvmflow.core.file_systems import FileSystem
@@ -98,7 +99,7 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
         return _full_disk(error.errno, places, needed)
     if error.errno not in _FIXES:
         return None
-    return StoreError(f"{path}: {error.strerror}", fix=_FIXES[error.errno])
+    return StoreError(f"{shortest_path(path)}: {error.strerror}", fix=_FIXES[error.errno])
 
 
 def is_disk_full(error: BaseException | None) -> bool:
@@ -147,7 +148,7 @@ def check_free_space(place: str | os.PathLike[str], needed: int) -> None:
 def _full_disk(number: int, paths: list[str], needed: int) -> StoreError:
     path = _fullest(paths)
     file_system = _find(path)
-    where = f"the disk of {path} ({file_system})"
+    where = f"the disk of {shortest_path(path)} ({file_system})"
     what = f"no space left on {where}"
     if number == errno.EDQUOT:
         what = f"no space left: the quota of this user is used up on {where}"
