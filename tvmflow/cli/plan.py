@@ -41,7 +41,7 @@ def plan(options: PlanOptions) -> int:
             "--graph and --json cannot be shown together",
             fix="use --json alone: its stages have the edges of the graph as `needs`",
         )
-    store = options.store.open()
+    store = options.store.open_to_read()
     request = options.recipes.request(options.lock.find(options.recipes.recipes))
     is_up_to_date = show_plan(
         request,

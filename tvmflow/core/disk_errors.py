@@ -28,6 +28,7 @@ _NO_LOCKS: Final = "files cannot be locked there: choose a folder on a local dis
 _IN_USE: Final = f"end the program that uses it, {_OTHER_FOLDER}"
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FIXES: Final[dict[int, str]] = {
     errno.EACCES: _WRITABLE,
     errno.EPERM: _WRITABLE,
@@ -98,6 +99,8 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
         return _full_disk(error.errno, places, needed)
     if error.errno not in _FIXES:
         return None
+    if error.errno in _REFUSED:
+        path = _refusing_path(path)
     return StoreError(f"{path}: {error.strerror}", fix=_FIXES[error.errno])
 
 
@@ -105,6 +108,12 @@ def is_disk_full(error: BaseException | None) -> bool:
     """Return whether an error, or the cause of a StoreError, says that the disk has no space left."""
     cause = error.__cause__ if isinstance(error, StoreError) else error
     return isinstance(cause, OSError) and cause.errno in _FULL
+
+
+def is_unwritable(error: StoreError) -> bool:
+    """Return whether an error says that a disk is full, or that this user may not write there."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (*_FULL, *_REFUSED)
 
 
 def find_disk_problem(
@@ -158,6 +167,13 @@ def _full_disk(number: int, paths: list[str], needed: int) -> StoreError:
     if path == _temporary_folder():
         other = "choose another folder for temporary files with $TMPDIR"
     return StoreError(what, fix=f"free some space there, or {other}, {_KEPT}")
+
+
+def _refusing_path(path: str) -> str:
+    """Return a path, or the nearest folder above it that exists: what may not be made there has no permissions."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(os.path.abspath(path))
+    return path
 
 
 def _fullest(paths: list[str]) -> str:
