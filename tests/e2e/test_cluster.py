@@ -150,11 +150,12 @@ def test_a_stop_reaches_the_stage(client: Client) -> None:
     started = time.monotonic()
     report = client.run(_with(plan_of(), "import", do="hang"))
     assert report.stages[0].outcome == "cancelled"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while _alive(pids[0]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _alive(pids[0])
-    assert time.monotonic() - started < 20
+    # the stage would take 100 s
+    assert time.monotonic() - started < 80
 
 
 def test_a_client_that_is_gone_leaves_nothing_running(client: Client) -> None:

@@ -87,17 +87,19 @@ def test_a_second_machine_builds_digits_without_running_anything(tmp_path: Path)
     """With an empty store, every stage is fetched, and the same library is delivered."""
     recipe = str(ROOT / "recipes" / "digits.yaml")
     with cache_server() as cache:
+        started = time.monotonic()
         first = tvmflow(
             tmp_path / "one", "run", recipe, "--remote", cache.url, "--remote-mode", "both"
         )
         assert first.returncode == 0, first.stdout + first.stderr
+        first_took = time.monotonic() - started
         started = time.monotonic()
         second = tvmflow(tmp_path / "two", "run", recipe, TVMFLOW_REMOTE=cache.url)
-        took = time.monotonic() - started
+        second_took = time.monotonic() - started
     assert second.returncode == 0, second.stdout + second.stderr
     assert " ran" not in second.stdout and "7 fetched (" in second.stdout
     assert digests(tmp_path / "two/dist") == digests(tmp_path / "one/dist") != {}
-    assert took < 10
+    assert second_took < first_took
 
 
 @pytest.fixture

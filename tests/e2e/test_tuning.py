@@ -40,6 +40,7 @@ def test_gates_on_the_gain_of_tuning_fail_the_run(project: Project) -> None:
 @pytest.mark.slow
 def test_the_same_model_under_another_name_measures_nothing(project: Project) -> None:
     """The ledger is per kernel, not per recipe or weights, and `clean` keeps it."""
+    project.ignore_roofline()
     project.write_recipe(trials=6)
     project.run("--until", "tune")
     assert project.tvmflow("clean", "--yes").code == 0
@@ -53,6 +54,7 @@ def test_the_same_model_under_another_name_measures_nothing(project: Project) ->
 @pytest.mark.slow
 def test_a_changed_layer_is_the_only_one_that_is_measured(project: Project) -> None:
     """More channels are other kernels; those that stay as they were keep their trials."""
+    project.ignore_roofline()
     project.write_recipe(trials=20)
     project.run("--until", "tune")
     before = set(project.trials())
@@ -61,7 +63,7 @@ def test_a_changed_layer_is_the_only_one_that_is_measured(project: Project) -> N
     new = {trial.partition("/")[0] for trial in set(project.trials()) - before}
     old = {trial.partition("/")[0] for trial in before}
     assert changed["measured"] == len(set(project.trials()) - before)
-    assert not new & old
+    assert new and not new & old
 
 
 def write_chain(project: Project, kernels: Sequence[int]) -> None:
@@ -97,40 +99,40 @@ def write_chain(project: Project, kernels: Sequence[int]) -> None:
 @pytest.mark.slow
 def test_ten_workloads_are_tuned_once_each(project: Project) -> None:
     """Twice the budget measures the other half, another name nothing, one other layer no layer that was tuned."""
+    project.ignore_roofline()
     write_chain(project, [3] * 8)
-    project.write_recipe(trials=32)
+    project.write_recipe(trials=16)
 
     def tune() -> dict[str, Any]:
         facts: dict[str, Any] = project.run("--until", "tune").stages["tune/host"]["facts"]
         return facts
 
     first = tune()
-    assert first["measured"] == 32
+    assert first["measured"] == 16
     assert len(first["workloads"]) >= 10
-    project.edit_recipe("trials: 32", "trials: 64")
+    project.edit_recipe("trials: 16", "trials: 32")
     doubled = tune()
-    assert (doubled["measured"], doubled["reused"]) == (32, 32)
+    assert (doubled["measured"], doubled["reused"]) == (16, 16)
     project.edit_recipe("name: tiny", "name: other")
     assert project.run("--until", "tune").outcome("tune/host") == "hit"
     # and where the result itself is gone
     assert project.tvmflow("clean", "--yes").code == 0
-    assert (tune()["measured"], len(project.trials())) == (0, 64)
+    assert (tune()["measured"], len(project.trials())) == (0, 32)
 
     # so many for each workload
-    project.edit_recipe("trials: 64", "trials: 1000, trials_per_task: 7")
+    project.edit_recipe("trials: 32", "trials: 1000, trials_per_task: 5")
     known = {entry["key"]: entry["trials"] for entry in tune()["workloads"]}
     before = set(project.trials())
-    # A larger kernel: one of 1×1 is little work, and without a trial where it is near its roofline.
     write_chain(project, [3, 3, 3, 3, 5, 3, 3, 3])
     changed = tune()["workloads"]
     (layer,) = (entry for entry in changed if entry["key"] not in known)
-    assert (layer["trials"], layer["measured"]) == (7, 7)
+    assert (layer["trials"], layer["measured"]) == (5, 5)
     # What had fewer promised too little of the longer inference: it may have the rest now.
     more = {entry["key"] for entry in changed if entry["measured"]} - {layer["key"]}
-    assert all(known[key] < 7 for key in more)
+    assert all(known[key] < 5 for key in more)
     new = [trial.partition("/")[0] for trial in set(project.trials()) - before]
     assert set(new) == {layer["key"], *more}
-    assert new.count(layer["key"]) == 7
+    assert new.count(layer["key"]) == 5
     assert len(project.trials()) == len(set(project.trials()))
 
 
@@ -151,6 +153,7 @@ def test_only_the_selected_kernels_are_tuned(project: Project) -> None:
 def test_a_limit_in_minutes_ends_in_a_library(project: Project) -> None:
     """Without a number of trials it runs until the time is over, and builds the best schedules."""
     project.write_recipe(trials=4)
+    project.ignore_roofline()
     project.edit_recipe("trials: 4", "minutes: 0.15")
     done = project.run()
     facts = done.stages["tune/host"]["facts"]
@@ -163,6 +166,7 @@ def test_a_limit_in_minutes_ends_in_a_library(project: Project) -> None:
 @pytest.mark.slow
 def test_ctrl_c_while_tuning_keeps_every_trial(project: Project) -> None:
     """It stops within seconds; reported trials are in the ledger and count in the next run."""
+    project.ignore_roofline()
     project.write_recipe(trials=30)
     process = project.start("--until", "tune")
     assert process.stdout is not None
@@ -215,6 +219,7 @@ def claim_that_it_wins(ledger: WorkloadLedger) -> None:
 @pytest.mark.slow
 def test_a_library_whose_tuned_schedule_is_slow_is_delivered_untuned(project: Project) -> None:
     """Neither alone nor, where the ledger claims that it won there, in the whole library does it pass."""
+    project.ignore_roofline()
     project.write_model(channels=64)
     project.write_recipe(trials=6)
     project.edit_recipe("trials: 6", "trials: 6, only: [conv2d]")

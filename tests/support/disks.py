@@ -50,9 +50,7 @@ def fill(folder: Path) -> None:
 
 def protect(folder: Path) -> None:
     """Let nobody write to a small disk any more."""
-    if ctypes.CDLL(None).mount(
-        b"tmpfs", os.fsencode(folder), b"tmpfs", _REMOUNT | READ_ONLY, b""
-    ):
+    if ctypes.CDLL(None).mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _REMOUNT | READ_ONLY, b""):
         raise OSError(f"{folder} cannot be mounted again")
 
 

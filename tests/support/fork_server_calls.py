@@ -55,8 +55,8 @@ def kill_itself(_: Any, emit: Emit) -> None:
 
 
 def talk_much(_: Any, emit: Emit) -> None:
-    """Send more than a pipe takes, for three seconds."""
-    for _step in range(300):
+    """Send more than a pipe takes, for a second."""
+    for _step in range(100):
         emit({"event": "talking", "text": "x" * 2000})
         time.sleep(0.01)
 
@@ -97,10 +97,10 @@ def ask(seconds: float, emit: Emit) -> float:
 
 
 def grow(megabytes: int, emit: Emit) -> int:
-    """Take memory and hold it for a while."""
+    """Take memory, and hold it for a while after the caller has been told."""
     held = bytearray(megabytes << 20)
     held[:: 1 << 12] = b"x" * len(held[:: 1 << 12])
-    emit({"event": "grown"})
+    emit({"event": "grown", "ask": True})
     time.sleep(1.5)
     return len(held) >> 20
 

@@ -107,7 +107,7 @@ class RunningCommand:
                 states[task.name] = f"{state} {(task / 'wchan').read_text()}"
         return states
 
-    def _survivors(self, limit_s: float = 5.0) -> list[str]:
+    def _survivors(self, limit_s: float = 30.0) -> list[str]:
         """Return the command lines of processes that are still there a while later."""
         deadline = time.monotonic() + limit_s
         while (pids := self.list_processes()) and time.monotonic() < deadline:

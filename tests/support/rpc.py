@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -21,13 +22,17 @@ from tvmflow.targets.tracker import DevicePoolStatus, Tracker
 
 HOST = "127.0.0.1"
 KEY = "board"
-_START_S = 40.0
+_START_S = 120.0
+# Below those that a system gives to clients: until a server listens, no connection of another test takes its port.
+_PORTS = range(10_000, 32_000)
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 class Member:

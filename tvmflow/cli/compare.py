@@ -11,7 +11,8 @@ from tvmflow.cli.output import print_lines, print_result
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY
 from tvmflow.core.formatting import count_text
 from tvmflow.core.tables import columns
-from tvmflow.release.comparison import Comparison, Figure, compare_sides, load_side, to_json
+from tvmflow.release.comparison import Comparison, Figure, compare_sides, to_json
+from tvmflow.release.sides import load_side
 
 
 def compare(options: CompareOptions) -> int:

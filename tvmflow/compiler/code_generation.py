@@ -18,6 +18,7 @@ from tvm.tirx import compilation_pipeline
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.cpu_model import is_cpu
 from tvmflow.compiler.float16_conversions import expand_float16_conversions
+from tvmflow.compiler.ir import find_nodes
 from tvmflow.compiler.overlapping_vectors import overlap_last_vectors
 from tvmflow.compiler.split_loops import split_loops_where_indices_repeat
 from tvmflow.compiler.strided_loads import shuffle_strided_loads
@@ -97,6 +98,34 @@ def _renew_partition_hints() -> tvm.transform.Pass:
     return tirx.transform.prim_func_pass(transform, opt_level=0, name="RenewPartitionHints")
 
 
+def _vectorize_loops() -> tvm.transform.Pass:
+    """Return TVM's pass that makes vectors of loops; where it fails, loops with lets stay for LLVM to vectorize.
+
+    It computes a product whose operands it has not made vectors twice, and then refuses a let in it as a second
+    binding (apache-tvm 0.27). Such operands have a condition on the loop's variable, as those of a concatenation.
+    """
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        try:
+            return _vectorize(function)
+        except tvm.error.InternalError:
+            rest = tvm_ffi.structural_map(function.body, (tirx.For, _without_vectors_of_lets))
+            return _vectorize(function.with_body(rest))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="VectorizeLoops")
+
+
+def _vectorize(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    return tirx.transform.VectorizeLoop(True)(tvm.IRModule({"kernel": function}))["kernel"]
+
+
+def _without_vectors_of_lets(loop: tirx.For) -> tirx.For:
+    if loop.kind != tirx.ForKind.VECTORIZED or not find_nodes(loop.body, tirx.Let):
+        return loop
+    serial = tirx.ForKind.SERIAL
+    return tirx.For(loop.loop_var, loop.min, loop.extent, serial, loop.body)
+
+
 CPU_PASSES: Final = (
     # Copies of an expression with a let bind one variable twice, which vectorization refuses.
     tirx.transform.ConvertSSA,
@@ -116,7 +145,7 @@ CPU_PASSES: Final = (
     lambda: tirx.transform.NarrowDataType(32),
     _renew_partition_hints,
     s_tir.transform.LoopPartition,
-    lambda: tirx.transform.VectorizeLoop(True),
+    _vectorize_loops,
     s_tir.transform.InjectDoubleBuffer,
     tirx.transform.StorageRewrite,
     s_tir.transform.HoistIfThenElse,

@@ -24,7 +24,12 @@ from tvmflow.compiler.form_names import (
     WEIGHTS_FILE,
 )
 from tvmflow.compiler.lowering import compile_with_weights
-from tvmflow.compiler.object_files import Array, copy_object_files, write_object_files
+from tvmflow.compiler.object_files import (
+    Array,
+    copy_object_files,
+    copy_objects_of,
+    write_object_files,
+)
 from tvmflow.compiler.schedules.dot_products import expand_dot_products
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import last_line
@@ -59,7 +64,8 @@ def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
     from safetensors.numpy import save_file
 
     names = [var.name for var in ir.list_weights(inputs.mod["main"])]
-    copy_object_files(compile_model(inputs.mod, inputs.target), folder)
+    compiled = compile_model(inputs.mod, inputs.target)
+    copy_objects_of(inputs.mod, compiled, inputs.target, folder)
     arrays = {
         # Lifting may give two weights the same name, and safetensors orders tensors by name.
         f"{index:04d}.{name}": weight
@@ -71,7 +77,8 @@ def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
 def _compile_system_library(inputs: FormInputs, folder: Path) -> None:
     """Write objects that register themselves under the prefix when their program starts."""
     mod = inputs.mod.with_attr("system_lib_prefix", inputs.prefix)
-    copy_object_files(compile_with_weights(mod, inputs.weights, inputs.target), folder)
+    compiled = compile_with_weights(mod, inputs.weights, inputs.target)
+    copy_objects_of(mod, compiled, inputs.target, folder, inputs.prefix)
 
 
 def _compile_for_vm(inputs: FormInputs, folder: Path) -> None:

@@ -9,6 +9,7 @@ those that TVM would have written.
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 import tempfile
@@ -55,7 +56,8 @@ def write_object_files(
     """
     platform = parse_triple(cpu_triple(target.export()))
     if not lowering.list_kernels(mod) or LINKERS.get(platform.system) is not elf:
-        copy_object_files(lowering.compile_with_weights(mod, weights, target), folder)
+        compiled = lowering.compile_with_weights(mod, weights, target)
+        copy_objects_of(mod, compiled, target, folder)
         return
     compiled = _compile_kernels(_bind_markers(mod), target, folder)
 
@@ -99,6 +101,40 @@ def _compile_kernels(
             )
         list(others)
     return executable
+
+
+def copy_objects_of(
+    mod: tvm.IRModule,
+    library: relax.VMExecutable,
+    target: tvm.target.Target,
+    folder: Path,
+    prefix: str = "",
+) -> None:
+    """Move the object files of a compiled model to a folder; its kernels may be none.
+
+    TVM takes the format of its data from the object of the kernels, and writes C++ where there are none.
+
+    Args:
+        mod: The lowered module.
+        library: The compiled model.
+        target: The target.
+        folder: The folder.
+        prefix: The prefix of a system library; empty for other libraries.
+    """
+    if lowering.list_kernels(mod):
+        copy_object_files(library, folder)
+        return
+    host = json.dumps({"kind": "llvm", "mtriple": cpu_triple(target.export())})
+
+    def pack(module: Any, _is_system_library: bool, _prefix: str, workspace: str) -> str:
+        make_object = tvm.get_global_func("runtime.ModulePackImportsToLLVM")
+        output = str(Path(workspace, "devc.o"))
+        make_object(module, bool(prefix), host, prefix).write_to_file(output)
+        return output
+
+    copy_object_files(library, folder, fpack_imports=pack)
+    # the module of no kernels
+    (folder / "lib0.c").unlink()
 
 
 def copy_object_files(library: relax.VMExecutable, folder: Path, **options: Any) -> None:

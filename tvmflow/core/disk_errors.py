@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from tvmflow.core.errors import StoreError
 from tvmflow.core.formatting import size_text
+from tvmflow.core.project import shortest_path
 
 if TYPE_CHECKING:
     from tvmflow.core.file_systems import FileSystem
@@ -99,9 +100,10 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
         return _full_disk(error.errno, places, needed)
     if error.errno not in _FIXES:
         return None
-    if error.errno in _REFUSED:
-        path = _refusing_path(path)
-    return StoreError(f"{path}: {error.strerror}", fix=_FIXES[error.errno])
+    shown = shortest_path(path)
+    if error.errno in _REFUSED and not os.path.lexists(path):
+        shown = _nearest_folder(path)
+    return StoreError(f"{shown}: {error.strerror}", fix=_FIXES[error.errno])
 
 
 def is_disk_full(error: BaseException | None) -> bool:
@@ -156,7 +158,7 @@ def check_free_space(place: str | os.PathLike[str], needed: int) -> None:
 def _full_disk(number: int, paths: list[str], needed: int) -> StoreError:
     path = _fullest(paths)
     file_system = _find(path)
-    where = f"the disk of {path} ({file_system})"
+    where = f"the disk of {shortest_path(path)} ({file_system})"
     what = f"no space left on {where}"
     if number == errno.EDQUOT:
         what = f"no space left: the quota of this user is used up on {where}"
@@ -169,8 +171,8 @@ def _full_disk(number: int, paths: list[str], needed: int) -> StoreError:
     return StoreError(what, fix=f"free some space there, or {other}, {_KEPT}")
 
 
-def _refusing_path(path: str) -> str:
-    """Return a path, or the nearest folder above it that exists: what may not be made there has no permissions."""
+def _nearest_folder(path: str) -> str:
+    """Return the folder above a path that exists: what may not be made there has no permissions of its own."""
     while not os.path.lexists(path):
         path = os.path.dirname(os.path.abspath(path))
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tvmflow.stages._tolerances import SMALLEST_NORMAL
 from tvmflow.stages._undetected import ANYTHING, INPUTS, ZEROS
 from tvmflow.stages._verdict import ImageComparison, OutputComparison, Verdict
 from tvmflow.stages._verify_settings import CheckSettings
@@ -14,6 +15,10 @@ _UNDETECTED_TEXTS: Final[Mapping[str, str]] = {
     INPUTS: "is the same for all inputs, so that a library that ignores them would pass",
     ANYTHING: "is empty for all inputs, so that nothing of it is compared",
 }
+_SUBNORMAL_TEXT: Final = (
+    f"is 0 or below {SMALLEST_NORMAL:.2g} everywhere, the smallest normal number of float32, "
+    "so that zeros would pass for it (larger weights and constants may help)"
+)
 _INPUTS_ADVICE: Final = "give inputs that the model is made for (inputs.NAME.range, verify.data)"
 
 
@@ -76,12 +81,15 @@ def _list_differing_runtimes(verdict: Verdict) -> Iterator[str]:
 def _list_undetected(verdict: Verdict) -> Iterator[str]:
     for name, comparison in verdict.get("outputs", {}).items():
         if "undetected" in comparison:
-            text = _UNDETECTED_TEXTS[comparison["undetected"]]
-            allowed = comparison["atol"]
-            limit = (
-                f" (atol {allowed:.2g})" if comparison["undetected"] == ZEROS and allowed else ""
-            )
-            yield f"output '{name}' {text}{limit}"
+            yield f"output '{name}' {_describe_undetected(comparison)}"
+
+
+def _describe_undetected(comparison: OutputComparison) -> str:
+    """Return what is not told of an output."""
+    text, allowed = _UNDETECTED_TEXTS[comparison["undetected"]], comparison["atol"]
+    if comparison["undetected"] != ZEROS or not allowed:
+        return text
+    return _SUBNORMAL_TEXT if allowed <= SMALLEST_NORMAL else f"{text} (atol {allowed:.2g})"
 
 
 def _is_nothing_compared(verdict: Verdict, checks: CheckSettings) -> bool:

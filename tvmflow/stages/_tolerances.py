@@ -21,8 +21,8 @@ QUANTIZED: Final = "quantized"
 # Fewer elements have no largest one that says how large their neighbours' errors are, and no average
 # that noise leaves alone.
 _MIN_SLICE: Final = 256
-# The smallest normal number of float32: CPUs may take what is below it as 0.
-_TINY: Final = 2.0**-126
+SMALLEST_NORMAL: Final = 2.0**-126
+"""That of float32: CPUs may take what is below it as 0."""
 # A step of a probability may be that much of the largest one.
 _LARGEST_STEP: Final = 0.25
 
@@ -95,10 +95,10 @@ def _largest_of_slices(magnitudes: Array, largest: float) -> Array:
 # Networks with random weights are within 0.00003 of the largest value of an output in float32; their errors have a root
 # mean square of 0.1 % in float16, 0.7 % in bfloat16 and 1.6 % in integers, and scale an output by up to 0.3 %.
 DEFAULTS: Final[Mapping[str, Tolerance]] = {
-    FLOAT32: Tolerance(1e-3, _TINY, 4e-6, of_slice=1e-4, rms=1e-4),
+    FLOAT32: Tolerance(1e-3, SMALLEST_NORMAL, 4e-6, of_slice=1e-4, rms=1e-4),
     FLOAT16: Tolerance(1e-2, 10 / 2**24, 10 / 2**11, rms=10 / 2**11),
-    BFLOAT16: Tolerance(1e-2, _TINY, 10 / 2**8, rms=5 / 2**8, scale=7.5e-3),
-    QUANTIZED: Tolerance(1e-2, _TINY, 16 / 2**8, step=5e-3, rms=8 / 2**8, scale=5e-3),
+    BFLOAT16: Tolerance(1e-2, SMALLEST_NORMAL, 10 / 2**8, rms=5 / 2**8, scale=7.5e-3),
+    QUANTIZED: Tolerance(1e-2, SMALLEST_NORMAL, 16 / 2**8, step=5e-3, rms=8 / 2**8, scale=5e-3),
 }
 
 

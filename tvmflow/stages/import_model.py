@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Frontend, InputRequest
@@ -48,6 +49,9 @@ describe = explain = no_lines
 MODEL: Final = "model.json"
 PARAMS: Final = "params.safetensors"
 SIGNATURE: Final = "signature.json"
+# Operators that move a window over data: the beginnings of their names.
+_WINDOWS: Final = ("relax.nn.conv", "relax.nn.avg_pool", "relax.nn.max_pool")
+
 NODES: Final = "nodes.json"
 """The node of the user's model that each binding of `main` came from: names for people, which shape nothing."""
 
@@ -91,7 +95,7 @@ def run(settings: ImportSettings, context: StageContext) -> Facts:
     bound = [spec for spec in specs if spec.name in values]
     arrays = {spec.name: array_of(spec, values[spec.name]) for spec in bound}
     loaded = frontend.load(context.inputs, specs, settings.tensors, arrays)
-    _check_sizes(loaded.mod)
+    _check_sizes(loaded.mod, loaded.nodes)
     signature = {"inputs": loaded.inputs, "outputs": loaded.outputs}
     if settings.tensors:
         signature["tensors"] = loaded.tensors
@@ -119,20 +123,28 @@ def _resolve_inputs(
     return resolve_inputs(inputs, requests)
 
 
-def _check_sizes(mod: tvm.IRModule) -> None:
+def _check_sizes(mod: tvm.IRModule, nodes: Sequence[str] = ()) -> None:
     """Check that no window is larger than what it moves over.
 
+    Args:
+        mod: The imported module.
+        nodes: The name of the node that each binding of `main` came from; may be empty.
+
     Raises:
-        ImportFailed: a tensor would have a size below 0.
+        ImportFailed: a tensor would have a size below 0, or the result of a window no elements.
     """
     from tvmflow.compiler import ir
 
-    for binding in ir.list_bindings(mod["main"].body):
+    bindings = ir.list_bindings(mod["main"].body)
+    for binding, node in zip(bindings, nodes or [""] * len(bindings), strict=True):
         shape = ir.shape_of(binding.var) or ()
-        if min(shape, default=0) < 0:
-            operator = ir.operator_name(binding.value).removeprefix("relax.nn.")
+        operator = ir.operator_name(binding.value)
+        is_window = operator.startswith(_WINDOWS) and bool(shape) and shape[0] > 0
+        if min(shape, default=0) < 0 or (is_window and 0 in shape[2:]):
+            place = f" (node {excerpt(node)})" if node else ""
             raise ImportFailed(
-                f"the inputs are too small for the model: the result of a {operator} would have the shape {list(shape)}",
+                f"the inputs are too small for the model: the result of a {operator.rpartition('.')[2]}{place} "
+                f"would have the shape {list(shape)}",
                 fix="set larger shapes under `inputs` in the recipe",
             )
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tvm
 import tvm.script
 from tvm import relax, tirx
 
-from tests.support.kernels import FAST, level
+from tests.support.kernels import FAST, check_alike, host_level, level
 from tests.support.tuning import model
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_library.kernels import lower_kernels
@@ -65,3 +67,14 @@ def test_rows_that_no_vector_divides_are_computed_in_vectors(columns: int) -> No
     llvm = tvm.target.Target(target)
     assert "T.Ramp(" in lower_kernels(kernels, llvm).script()
     assert "%ymm" in build_kernels(tvm.IRModule(kernels), llvm).inspect_source("asm")
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_activations_of_joined_rows_are_computed(rows: int) -> None:
+    """Where a vector would span both parts, TVM makes none, and refuses the variables of the activation."""
+
+    def gate(x: Any, weight: Any) -> Any:
+        joined = relax.op.concat([x, weight((2, 3, 7))], axis=1)
+        return relax.op.sigmoid(joined) * joined * relax.const(2.0)
+
+    check_alike(model(gate, shape=(2, rows, 7)), host_level())

@@ -94,6 +94,21 @@ def test_a_model_may_have_no_weights(tmp_path: Path) -> None:
     check_data(mod, [], "x86_64-unknown-linux-gnu", tmp_path)
 
 
+@pytest.mark.parametrize("prefix", ["", "net_"])
+def test_a_model_may_have_no_kernels(prefix: str, tmp_path: Path) -> None:
+    """Its data is an object file, too, for the target's system."""
+    builder = relax.BlockBuilder()
+    with builder.function("main", [], attrs={"num_input": 0}):
+        builder.emit_func_output(builder.emit(relax.const(np.ones(3, np.float32))))
+    mod, triple = builder.finalize(), "aarch64-unknown-linux-gnu"
+    target = lowering.make_target({"kind": "llvm", "mtriple": triple})
+    compiled = lowering.compile_with_weights(mod, [], target)
+    object_files.copy_objects_of(mod, compiled, target, tmp_path, prefix)
+    assert [path.name for path in tmp_path.iterdir()] == ["devc.o"]
+    content = (tmp_path / "devc.o").read_bytes()
+    assert (content[:4], content[18:20]) == (b"\x7fELF", struct.pack("<H", 183))
+
+
 def check_data(
     mod: tvm.IRModule, weights: list[np.ndarray[Any, Any]], triple: str, folder: Path
 ) -> None:

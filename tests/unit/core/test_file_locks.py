@@ -159,7 +159,11 @@ def test_who_waits_says_for_whom(tmp_path: Path) -> None:
         threads = [threading.Thread(target=wait) for _ in range(2)]
         for thread in threads:
             thread.start()
-        time.sleep(1.5)
+        deadline = time.monotonic() + 40
+        while not notices and time.monotonic() < deadline:
+            time.sleep(0.01)
+        # a second notice would follow soon
+        time.sleep(0.5)
         holder.kill()
         for thread in threads:
             thread.join(10)

@@ -24,16 +24,25 @@ def fork_server() -> Iterator[ForkServer]:
 
 
 class Worker(threading.Thread):
-    """A call that is watched, and how it ended."""
+    """A call that is watched, and how it ended; with `holds` it keeps its memory until it is released."""
 
     def __init__(
-        self, server: ForkServer, watch: MemoryWatch, call: str, megabytes: int, limit: int | None
+        self,
+        server: ForkServer,
+        watch: MemoryWatch,
+        call: str,
+        megabytes: int,
+        limit: int | None,
+        *,
+        holds: bool = False,
     ) -> None:
         super().__init__()
         self._pids: list[int] = []
         self._watch, self._limit = watch, limit
         self._server, self._call, self._megabytes = server, call, megabytes
-        self.grown = threading.Event()
+        self.grown, self.released = threading.Event(), threading.Event()
+        if not holds:
+            self.released.set()
         self.outcome: Outcome | None = None
         self.excess: MemoryExcess | None = None
         self.start()
@@ -42,12 +51,16 @@ class Worker(threading.Thread):
         self._pids.append(pid)
         self._watch.add(pid, self._limit)
 
+    def _tell_growth(self, _: object) -> None:
+        self.grown.set()
+        self.released.wait(60)
+
     def run(self) -> None:
         self.outcome = self._server.call(
             f"{CALLS}:{self._call}",
             self._megabytes,
             timeout_s=60,
-            emit=lambda _: self.grown.set(),
+            emit=self._tell_growth,
             on_start=self._begin,
         )
         for pid in self._pids:
@@ -75,12 +88,13 @@ def test_workers_share_what_is_not_limited(fork_server: ForkServer) -> None:
     """The largest is stopped, once they take too much together; one without a limit counts for nothing."""
     watch = MemoryWatch(shared_limit=300 * MB)
     free = Worker(fork_server, watch, "grow", 400, 0)
-    small = Worker(fork_server, watch, "grow", 100, None)
+    small = Worker(fork_server, watch, "grow", 100, None, holds=True)
     assert small.grown.wait(30)
     large = Worker(fork_server, watch, "grow", 220, None)
     outcome, excess = large.end()
     assert outcome.kind == "crashed" and excess is not None and excess.is_shared
     assert "was the largest when all stages took" in excess.text
+    small.released.set()
     assert [worker.end()[1] for worker in (free, small)] == [None, None]
 
 

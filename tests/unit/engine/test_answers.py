@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.engine import COMPILE, plan_of, planned, recipe
 from tests.support.fake_executor import FakeExecutor
+from tests.support.file_edits import write_with_old_times
 from tvmflow.core import packages
 from tvmflow.engine import answers, session, up_to_date
 from tvmflow.engine.report import RunReport
@@ -92,10 +93,8 @@ def edit(name: str) -> Callable[[FinishedRun], object]:
 
     def write(finished: FinishedRun) -> None:
         path = finished.folder / name
-        before = path.stat()
         path.chmod(0o644)
-        path.write_bytes(path.read_bytes().swapcase())
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        write_with_old_times(path, path.read_bytes().swapcase())
 
     return write
 

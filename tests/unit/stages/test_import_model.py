@@ -95,3 +95,16 @@ def test_a_window_that_is_larger_than_its_input_is_named() -> None:
     ):
         import_model._check_sizes(convolution(1))
     import_model._check_sizes(convolution(3))
+
+
+@pytest.mark.parametrize("operator", ["LpPool", "AveragePool", "MaxPool"])
+def test_a_window_without_any_place_is_named(operator: str, tmp_path: Path) -> None:
+    """Kernels of empty results cannot be compiled; what ONNX Runtime says to them depends on the operator."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["wide"], kernel_shape=[3], dilations=[2]),
+        helper.make_node(operator, ["wide"], ["y"], name="last", kernel_shape=[2]),
+    ]
+    made = model(nodes, [value("x", [1, 2, 5])], [value("y", None)])
+    text = r"the result of a \w+_pool1d \(node last\) would have the shape \[1, 2, 0\]"
+    with pytest.raises(ImportFailed, match=text):
+        run(settings_of(), save(made, tmp_path), tmp_path)

@@ -136,6 +136,17 @@ def test_a_library_of_which_nothing_is_compared_is_rejected(
     )
 
 
+def test_numbers_that_count_as_0_are_named() -> None:
+    """Other inputs may not help where a model's own constants are that small."""
+    made = verdict("zeros")
+    made["outputs"]["y0"]["atol"] = 2.0**-126
+    [failure] = _findings.list_failures(made, settings().verify)
+    assert failure.startswith(
+        "output 'y0' is 0 or below 1.2e-38 everywhere, the smallest normal number of float32, so that zeros "
+        "would pass for it (larger weights and constants may help); nothing is compared: give inputs"
+    )
+
+
 def test_a_warning_says_what_would_pass_and_what_to_do() -> None:
     [warning] = _findings.list_warnings(verdict("inputs"), settings().verify)
     assert warning == (

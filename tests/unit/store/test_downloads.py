@@ -237,12 +237,14 @@ def test_passwords_are_not_in_messages(tmp_path: Path) -> None:
 
 def test_progress_is_reported_at_intervals(web: Web, tmp_path: Path) -> None:
     """The last report is complete, and a slow download does not report too often."""
-    web.slow_s = 0.02
+    web.slow_s = 0.04
     events: list[DownloadProgress] = []
+    started = time.monotonic()
     get(web, tmp_path, on_progress=events.append)
+    took_s = time.monotonic() - started
     assert events[-1] == DownloadProgress(web.url, len(BODY), len(BODY))
     assert [event.done for event in events] == sorted(event.done for event in events)
-    assert 3 <= len(events) <= 12
+    assert 3 <= len(events) <= 4 * took_s + 2
 
 
 def test_two_processes_at_once_download_once(web: Web, tmp_path: Path) -> None:
@@ -260,7 +262,7 @@ def test_two_processes_at_once_download_once(web: Web, tmp_path: Path) -> None:
 
 def test_a_killed_download_is_resumed(web: Web, tmp_path: Path) -> None:
     """After a SIGKILL, the next process resumes, and the server sends few bytes twice."""
-    web.slow_s = 0.02
+    web.slow_s = 0.05
     script = (
         "import sys; from pathlib import Path; from tvmflow.store.downloads import download;"
         "download(sys.argv[1], sys.argv[2], Path(sys.argv[3]))"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.file_edits import write_with_old_times
 from tvmflow.core import files
 from tvmflow.store import file_digests
 from tvmflow.store.file_digests import FileDigests
@@ -73,10 +73,7 @@ def test_a_restored_modification_time_does_not_hide_a_change(
     path.write_bytes(b"weights")
     settle(monkeypatch)
     before = FileDigests(store).digest(str(path))
-    times = path.stat()
-    time.sleep(0.01)
-    path.write_bytes(b"WEIGHTS")
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    write_with_old_times(path, b"WEIGHTS")
     assert FileDigests(store).digest(str(path)) != before
 
 

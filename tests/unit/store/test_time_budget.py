@@ -54,7 +54,7 @@ def test_a_request_ends_with_the_budget() -> None:
     circuit_breaker.budget.limit(None, 0.2)
     ended = threading.Event()
     assert circuit_breaker.call(lambda: True, 30.0)
-    with pytest.raises(Unreachable, match=r"it is slow: 2 requests took 0\.\d s"):
+    with pytest.raises(Unreachable, match=r"it is slow: 2 requests took \d+\.\d s"):
         circuit_breaker.call(lambda: ended.wait(60), 30.0)
     ended.set()
     assert circuit_breaker.open and len(reasons) == 1
