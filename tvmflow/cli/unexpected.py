@@ -41,7 +41,7 @@ def explain(error: Exception) -> TvmflowError | None:
 
 
 def _excerpt(error: UnicodeEncodeError) -> str:
-    """Return the path around the first byte that is no UTF-8, which Python shows as `\\udc..`."""
+    """Return the path around the first byte that is no UTF-8, which Python has as a surrogate."""
     around = error.object[max(0, error.start - _SHOWN) : error.end + _SHOWN]
     return repr(around)
 
