@@ -137,7 +137,7 @@ def plan(
     paths = [recipe.path if isinstance(recipe, Recipe) else recipe for recipe in recipes]
     words = [] if store is None else ["--store", os.fspath(store)]
     opened = LocalStore(store_root(words, find_project().store))
-    opened.create()
+    opened.create_if_writable()
     request = RunRequest(
         recipes=tuple(str(path) for path in paths),
         pipeline=pipeline,

@@ -114,6 +114,8 @@ def run(
     if not isinstance(planned, Plan):
         planned = plan(planned)
     store, listener = planned.store, on_event or (lambda _: None)
+    # a plan is also made where the store cannot be written
+    store.create()
     context = ExecutorContext(store, "", _no_cluster, 0.0, 0.0, lambda _: None)
     folder = str(Path(find_project().dist if dist is None else dist).absolute())
     options = SessionOptions(

@@ -18,48 +18,54 @@ _KERNEL_COLUMNS: Final = (
     Column("change"),
     Column("before", is_number=True),
     Column("now", is_number=True),
-    Column("library"),
 )
 _OTHER_COLUMNS: Final = (Column("where"), Column("what"), Column("change"))
 _EXPLANATION: Final = (
-    "Seconds of a kernel in one call of the library: its share of the latency. Kernels that are on one "
-    "side only are new or gone, perhaps because others were fused; a time counts as changed from 10 % "
-    "of the kernel and 1 % of the library."
+    "The time of a kernel in one call of the library: its share of the latency. Kernels that are on one "
+    "side only are new or gone, perhaps because others were fused. Times are compared where the latency "
+    "of the library has changed beyond the noise, and from 10 % of the kernel and 1 % of the library."
 )
 
 
 def list_changes(page: Page) -> Iterator[Markup]:
     """Yield the kernels that changed, and everything else that did."""
     if page.kernel_changes:
-        yield element("h3", "Kernels")
-        yield element("p", _EXPLANATION)
         rows = map(_kernel_row, page.kernel_changes[:_MAX_ROWS])
-        yield table("Kernels that changed", _KERNEL_COLUMNS, rows)
-        yield from _count_more(len(page.kernel_changes))
-    if page.changes:
-        yield element("h3", "Builds, inputs, settings, machines and packages")
-        content = table(
-            "What else changed", _OTHER_COLUMNS, map(_other_row, page.changes[:_MAX_ROWS])
+        yield element(
+            "div",
+            element("h3", "Kernels"),
+            element("p", _EXPLANATION),
+            table("Kernels that changed", _KERNEL_COLUMNS, rows),
+            _count_more(len(page.kernel_changes)),
+            class_="facts",
         )
+    if page.changes:
         number = len(page.changes)
+        rows = map(_other_row, page.changes[:_MAX_ROWS])
+        content = table("What else changed", _OTHER_COLUMNS, rows)
         summary = element("summary", count_text(number, "difference"))
-        yield element("details", summary, content, open=number <= _FEW_ROWS)
-        yield from _count_more(number)
+        yield element(
+            "div",
+            element("h3", "Builds, inputs, settings, machines and packages"),
+            element("details", summary, content, open=number <= _FEW_ROWS),
+            _count_more(number),
+            class_="facts",
+        )
 
 
-def _count_more(number: int) -> Iterator[Markup]:
-    if number > _MAX_ROWS:
-        text = f"{count_text(number - _MAX_ROWS, 'more row')}: `tvmflow compare --json` has all."
-        yield element("p", text, class_="note")
+def _count_more(number: int) -> Markup | None:
+    if number <= _MAX_ROWS:
+        return None
+    text = f"{count_text(number - _MAX_ROWS, 'more row')}: `tvmflow compare --json` has all."
+    return element("p", text, class_="note")
 
 
 def _kernel_row(row: KernelChange) -> list[Cell]:
     return [
-        Cell(element("code", row.name), row.name),
+        Cell(element("code", row.name), row.name, row.label),
         _describe_change(row),
         Cell(latency(row.before_s), row.before_s),
         Cell(latency(row.after_s), row.after_s),
-        Cell(row.label, row.label),
     ]
 
 

@@ -16,6 +16,8 @@ from tvmflow.pages.markup import Markup, element
 
 _FEW_RUNTIMES: Final = 2
 _PROBLEMS: Final = ("failed", "crashed", "timeout", "blocked", "cancelled")
+# The states of libraries that nobody may use yet, the worst first.
+_BAD: Final = ("rejected", "failed", "skipped", "stopped")
 _MIN_CHANGE: Final = 0.005
 _DIGITS: Final = "0123456789."
 _UNITS: Final = "×% kMGBnµms"
@@ -45,7 +47,7 @@ def _list_sentences(page: Page) -> Iterator[str]:
         verdicts = [f"{good} verified"] if any(states) else []
         if good == number:
             verdicts = ["verified" if number == 1 else "all verified"]
-        verdicts += [f"{bad} rejected"] if (bad := states.count("rejected")) else []
+        verdicts += [f"{bad} {state}" for state in _BAD if (bad := states.count(state))]
         yield f"{', '.join([f'{count}{where}', *verdicts])}."
     broken = [stage for stage in page.stages if stage.outcome in _PROBLEMS]
     if broken:

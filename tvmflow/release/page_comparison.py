@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from tvmflow.core.errors import UsageError
@@ -48,7 +47,12 @@ def compare_page(page: Page, before: Side, after: Side, store: LocalStore) -> Pa
         previous=_describe_side(before),
         libraries=libraries,
         notes=page.notes if after.run or knows_before else _describe_gates(page),
-        kernel_changes=tuple(_list_kernel_changes(before, after)),
+        kernel_changes=tuple(
+            change
+            for library in libraries
+            if library.previous
+            for change in _list_kernel_changes(library, before, after)
+        ),
         changes=tuple(OtherChange(*change) for change in comparison.changes),
     )
 
@@ -111,27 +115,34 @@ def _find_measurement(side: Side, library: Library) -> str:
     return next((stage.key for stage in stages if stage.stage_id == name), "")
 
 
-def _list_kernel_changes(before: Side, after: Side) -> Iterator[KernelChange]:
-    """Yield the kernels that only one side has or whose time has changed, the largest difference first in each library."""
-    for label, new in after.kernels.items():
-        old = before.kernels.get(label, {})
-        if not old or not new:
-            continue
-        smallest = _MIN_SHARE * max(sum(old.values()), sum(new.values()))
-        changes = [
-            KernelChange(label, name, old.get(name), new.get(name))
-            for name in dict.fromkeys([*new, *old])
-        ]
-        changes = [change for change in changes if _is_telling(change, smallest)]
-        yield from sorted(changes, key=lambda change: -abs(_difference(change)))
+def _list_kernel_changes(library: Library, before: Side, after: Side) -> list[KernelChange]:
+    """Return the kernels that only one side has or whose time has changed, the largest difference first.
+
+    Where the library is as fast as before, times of kernels vary with that of the whole: they are noise.
+    """
+    old, new = (side.kernels.get(library.label, {}) for side in (before, after))
+    if not old or not new:
+        return []
+    smallest = _MIN_SHARE * max(sum(old.values()), sum(new.values()))
+    is_slower_or_faster = not (library.is_noise or library.is_same)
+    changes = [
+        KernelChange(library.label, name, old.get(name), new.get(name))
+        for name in dict.fromkeys([*new, *old])
+    ]
+    changes = [
+        change
+        for change in changes
+        if change.before_s is None
+        or change.after_s is None
+        or (is_slower_or_faster and _is_telling(change.before_s, change.after_s, smallest))
+    ]
+    return sorted(changes, key=lambda change: -abs(_difference(change)))
+
+
+def _is_telling(before_s: float, after_s: float, smallest: float) -> bool:
+    difference = abs(after_s - before_s)
+    return difference >= smallest and difference > _MIN_CHANGE * before_s
 
 
 def _difference(change: KernelChange) -> float:
     return (change.after_s or 0.0) - (change.before_s or 0.0)
-
-
-def _is_telling(change: KernelChange, smallest: float) -> bool:
-    if change.before_s is None or change.after_s is None:
-        return True
-    difference = abs(_difference(change))
-    return difference >= smallest and difference > _MIN_CHANGE * change.before_s

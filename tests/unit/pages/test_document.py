@@ -142,6 +142,10 @@ def test_the_same_content_gives_the_same_text() -> None:
             Page("Run", "net", libraries=(library("a"), library("b", verdict="rejected"))),
             "2 libraries for 2 targets, 1 verified, 1 rejected.",
         ),
+        (
+            Page("Run", "net", libraries=(library("a", verdict=None, is_skipped=True),)),
+            "1 library, 0 verified, 1 skipped.",
+        ),
         (Page("Release", "net", libraries=(library("a", verdict=None),)), "1 library."),
         (
             Page("Run", "net", stages=(StageEntry("net:build/host", "timeout"),)),

@@ -60,12 +60,20 @@ def test_only_kernels_that_matter_are_listed(store: LocalStore) -> None:
     """A little noise is none, nor is what takes no time; what is gone or new is, whatever time it takes."""
     before = side("a", NET, conv=5e-4, pool=1e-4, same=3e-4, tiny=1e-6, gone=2e-5)
     after = side("b", NET, conv=6e-4, pool=5e-5, same=3.1e-4, tiny=2e-6, new=1e-6)
-    assert compare_page(page(NET), before, after, store).kernel_changes == (
-        KernelChange("net/host", "conv", 5e-4, 6e-4),
-        KernelChange("net/host", "pool", 1e-4, 5e-5),
+    one_sided = (
         KernelChange("net/host", "gone", 2e-5, None),
         KernelChange("net/host", "new", None, 1e-6),
     )
+    slower = NET._replace(latency_s=1.2e-3)
+    after = after._replace(builds={"net/host": slower})
+    assert compare_page(page(slower), before, after, store).kernel_changes == (
+        KernelChange("net/host", "conv", 5e-4, 6e-4),
+        KernelChange("net/host", "pool", 1e-4, 5e-5),
+        *one_sided,
+    )
+    # a library that is as fast as before has no slower kernels
+    after = after._replace(builds={"net/host": NET._replace(latency_s=1.01e-3)})
+    assert compare_page(page(NET), before, after, store).kernel_changes == one_sided
 
 
 def test_kernels_that_one_side_does_not_know_are_not_new(store: LocalStore) -> None:
