@@ -79,6 +79,12 @@ class StoreOption(NamedTuple):
         store.create()
         return store
 
+    def open_to_read(self) -> LocalStore:
+        """Return the same store for a command that only shows what is in it: created where that is possible."""
+        store = self.locate()
+        store.create_if_writable()
+        return store
+
 
 def store_option(content: str = "results are") -> StoreOption:
     """Return the field of `--store`."""

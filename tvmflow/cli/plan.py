@@ -42,7 +42,7 @@ def plan(options: PlanOptions) -> int:
             fix="use --json alone: its stages have the edges of the graph as `needs`",
         )
     check_output_file(options.output, options.recipes.recipes)
-    store = options.store.open()
+    store = options.store.open_to_read()
     request = options.recipes.request(options.lock.find(options.recipes.recipes))
     is_up_to_date = show_plan(
         request,

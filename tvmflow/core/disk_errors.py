@@ -29,6 +29,7 @@ _NO_LOCKS: Final = "files cannot be locked there: choose a folder on a local dis
 _IN_USE: Final = f"end the program that uses it, {_OTHER_FOLDER}"
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FIXES: Final[dict[int, str]] = {
     errno.EACCES: _WRITABLE,
     errno.EPERM: _WRITABLE,
@@ -99,13 +100,22 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
         return _full_disk(error.errno, places, needed)
     if error.errno not in _FIXES:
         return None
-    return StoreError(f"{shortest_path(path)}: {error.strerror}", fix=_FIXES[error.errno])
+    shown = shortest_path(path)
+    if error.errno in _REFUSED and not os.path.lexists(path):
+        shown = _nearest_folder(path)
+    return StoreError(f"{shown}: {error.strerror}", fix=_FIXES[error.errno])
 
 
 def is_disk_full(error: BaseException | None) -> bool:
     """Return whether an error, or the cause of a StoreError, says that the disk has no space left."""
     cause = error.__cause__ if isinstance(error, StoreError) else error
     return isinstance(cause, OSError) and cause.errno in _FULL
+
+
+def is_unwritable(error: StoreError) -> bool:
+    """Return whether an error says that a disk is full, or that this user may not write there."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (*_FULL, *_REFUSED)
 
 
 def find_disk_problem(
@@ -159,6 +169,13 @@ def _full_disk(number: int, paths: list[str], needed: int) -> StoreError:
     if path == _temporary_folder():
         other = "choose another folder for temporary files with $TMPDIR"
     return StoreError(what, fix=f"free some space there, or {other}, {_KEPT}")
+
+
+def _nearest_folder(path: str) -> str:
+    """Return the folder above a path that exists: what may not be made there has no permissions of its own."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(os.path.abspath(path))
+    return path
 
 
 def _fullest(paths: list[str]) -> str:

@@ -171,5 +171,5 @@ def _identify_linker(linker: str, flags: Sequence[str], path: str, store: LocalS
     version = store.notes.read("facts", f"linker-{digest}")
     if version is None:
         version = toolchain.read_version(path)
-        store.notes.write(version, "facts", f"linker-{digest}")
+        store.notes.keep(version, "facts", f"linker-{digest}")
     return toolchain.identify(linker, flags, digest, version)

@@ -23,7 +23,7 @@ import re
 import time
 from typing import Literal
 
-from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.disk_errors import disk_errors, is_unwritable
 from tvmflow.core.errors import StoreError
 from tvmflow.core.files import read_regular
 from tvmflow.core.project import shortest_path
@@ -121,6 +121,20 @@ class LocalStore:
                 raise StoreError(text, fix=fix) from error
             self.notes.write(_CACHE_TAG, "CACHEDIR.TAG")
             self.notes.write(FORMAT, "format")
+
+    def create_if_writable(self) -> None:
+        """Do what `create` does, for somebody who only reads: a store that cannot be written is left as it is.
+
+        Raises:
+            StoreError: for a folder with other files in it, a store of another version, or a file in the way.
+        """
+        with disk_errors(self.root):
+            self.check()
+        try:
+            self.create()
+        except StoreError as error:
+            if not is_unwritable(error):
+                raise
 
     def condition(self) -> Literal["good", "damaged", "absent"]:
         """Return whether the folder is a store: `damaged` is one whose file `format` is not what was written.

@@ -54,7 +54,7 @@ def test_an_operating_system_error_in_an_executor_is_reported(host: RunHost) -> 
         "import": "ran", "build/t0": "blocked", "export/t0": "skipped", "verify/t0": "skipped",
     }  # fmt: skip
     assert report.exit_code == EXIT_ENVIRONMENT
-    assert report.stages[1].message == "/sys/locks: Permission denied"
+    assert report.stages[1].message == "/sys: Permission denied"
     assert not report.delivered
 
 
