@@ -135,6 +135,13 @@ def _mod(node: NodeToConvert) -> Any:
     return relax.op.where(moves, relax.op.add(rest, right), rest)
 
 
+def _sign(node: NodeToConvert) -> Any:
+    """Return -1, 0 and 1; TVM compares with -1, which no unsigned integer is."""
+    [x] = node.inputs
+    is_unsigned = _dtype(x).startswith("uint")
+    return relax.op.minimum(x, _constant(1, x)) if is_unsigned else node.convert_by_tvm(node.inputs)
+
+
 def _cosh(node: NodeToConvert) -> Any:
     [x] = node.inputs
     return make_cosh(x, lambda value: _constant(value, x))
@@ -341,6 +348,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "ReduceMin": _extreme,
     "Resize": _resize_data,
     "STFT": _stft,
+    "Sign": _sign,
     "Sinh": _sinh,
     "Sum": functools.partial(_pairwise, operator=relax.op.add),
 }

@@ -125,6 +125,7 @@ CASES: dict[str, Any] = {
         axis=-2,
         outputs=1,
     ),
+    "signs of numbers without one": lambda: single("Sign", {"x": np.array([0, 1, 255], np.uint8)}),
     "power of floats and integers": lambda: single(
         "Pow", {"x": draw(4)}, {"y": np.array([0, 1, 2, 3], np.int32)}
     ),
