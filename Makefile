@@ -24,7 +24,7 @@ test-slow: $(VENV)/.ready-to-test
 test-faults: $(VENV)/.ready-to-test
 	$(PYTEST) -m faults -n 2 --dist worksteal
 
-# thousands of mutated recipes, models, bundles, locks, trial packs and deliveries
+# thousands of mutated recipes, models, bundles, locks, trial packs and deliveries, and more random models
 test-fuzz: $(VENV)/.ready-to-test
 	$(PYTEST) -m fuzz -n 2 --dist worksteal
 

@@ -23,7 +23,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
 def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
     """The folder of a project with 4 trials, and its first run, which all tests share."""
     project = Project(tmp_path_factory.mktemp("finished"))
-    project.ignore_roofline()
+    project.spend_whole_budget()
     project.write_recipe(trials=4)
     first = project.run()
     assert first.code == 0, first.out + first.err

@@ -43,7 +43,7 @@ def by_remote_cache(project: Project) -> None:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, Ran]]:
     """A project whose small search spaces are exhausted before the budget is spent."""
     project = Project(tmp_path_factory.mktemp("tuned"))
-    project.ignore_roofline()
+    project.spend_whole_budget()
     project.write_recipe(trials=TRIALS)
     ran = project.run("--until", "build")
     assert ran.code == 0, ran.err

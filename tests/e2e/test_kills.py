@@ -90,7 +90,7 @@ def test_a_run_killed_in_every_stage_measures_nothing_twice(
     seed: int, project: Project, count: Count
 ) -> None:
     """Four kills in each stage: the same results, each trial once, no debris and no orphans."""
-    project.ignore_roofline()
+    project.spend_whole_budget()
     project.write_recipe(trials=TRIALS)
     assert project.run().code == 0
     expected = project.digests(*UNTUNED)

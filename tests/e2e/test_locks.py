@@ -124,7 +124,7 @@ def test_garbage_collection_before_the_pin_keeps_the_results_of_this_run(
 @pytest.mark.slow
 def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path: Path) -> None:
     """A locked run measures no trial and uses the recorded schedules."""
-    project.ignore_roofline()
+    project.spend_whole_budget()
     # on one core: a kernel as small as this gains nothing from two
     project.write_recipe(trials=24, targets=("{name: host, preset: host, num_cores: 1}",))
     project.write_model(channels=64)
@@ -326,7 +326,7 @@ def test_host_is_one_build_whatever_cpus_the_shell_leaves(project: Project, tmp_
         again = project.run("--dist", "again")
     assert delivered(alone) == delivered(project)
     assert again.ran == ["verify/host"]
-    project.ignore_roofline()
+    project.spend_whole_budget()
     project.edit_recipe("trials: 0", "trials: 24, only: [conv2d]")
     project.edit_recipe("tune:", "kernels: {schedules: none}\ntune:")
     with one_cpu():

@@ -151,7 +151,7 @@ def test_a_mistake_in_a_pipeline_is_reported_with_its_position(
 
 @pytest.mark.slow
 def test_a_tuning_budget_is_spent_on_all_recipes_and_can_be_locked(project: Project) -> None:
-    project.ignore_roofline()
+    project.spend_whole_budget()
     project.write_recipe(trials=2)
     stages = "[import, extract_tasks, tune, pick_best, build, export, verify]"
     pipeline(

@@ -67,7 +67,7 @@ def test_a_tuned_library_is_rebuilt_from_its_statement_and_its_schedules(
     project: Project, tmp_path: Path
 ) -> None:
     """The schedules are a material whose digest the statement has; the lock file has their text."""
-    project.ignore_roofline()
+    project.spend_whole_budget()
     # A convolution that is slower without a schedule than with any that a search finds.
     project.write_recipe(trials=24, targets=("{name: host, preset: host, threads: 1}",))
     project.write_model(channels=64)

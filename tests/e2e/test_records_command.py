@@ -19,7 +19,7 @@ NO_SUCH_BLOCK = [[["GetSBlock", [], ["b99", "main"], ["b0"]]], []]
 @pytest.mark.slow
 def test_trials_of_another_store_are_not_measured_again(project: Project) -> None:
     """A run uses the trials that another store measured and exported; kernels have names."""
-    project.ignore_roofline()
+    project.spend_whole_budget()
     project.write_recipe(trials=6)
     project.run("--until", "tune")
     [listed] = project.tvmflow("records", "ls", "--workloads", "--json").events
@@ -41,7 +41,7 @@ def test_trials_of_another_store_are_not_measured_again(project: Project) -> Non
 @pytest.mark.slow
 def test_schedules_that_do_not_apply_are_found_by_a_replay(project: Project) -> None:
     """Each is applied to its kernel again in a child process; only the wrong one is quarantined."""
-    project.ignore_roofline()
+    project.spend_whole_budget()
     project.write_recipe(trials=3)
     project.run("--until", "tune")
     [folder] = list_target_folders(project.folder / "cache" / "ledger")

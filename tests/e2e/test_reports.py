@@ -48,16 +48,19 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (project.folder / "all.yaml").write_text(RELEASE)
     release = project.folder / "releases/all-1.0"
     path, again = project.folder / "run.html", project.folder / "again.html"
+    since = project.folder / "since.html"
     try:
         for words in (
             ("run", "all.yaml"),
             ("report", "tiny.yaml", "-o", str(path)),
             ("report", str(release), "-o", str(again)),
+            ("report", "tiny.yaml", "--against", str(release), "-o", str(since)),
         ):
             done = project.tvmflow(*words)
             assert done.code == 0, done.err
         names = ("report", "measurements")
-        return {"run": path, "again": again, **{name: release / f"{name}.html" for name in names}}
+        made = {"run": path, "again": again, "since": since}
+        return {**made, **{name: release / f"{name}.html" for name in names}}
     finally:
         project.close()
 
@@ -81,8 +84,16 @@ def test_the_pages_have_what_there_is_to_see(pages: dict[str, Path]) -> None:
     assert all(path.stat().st_size < 300_000 for path in pages.values())
 
 
+def test_a_run_is_compared_with_the_release_that_it_made(pages: dict[str, Path]) -> None:
+    """The release has the libraries and the measurements of the run: nothing has changed."""
+    html = pages["since"].read_text()
+    assert "Compared with all-1.0." in html
+    assert "Latency unchanged since all-1.0." in html
+    assert 'id="changes"' not in html
+
+
 @needs_chromium
-@pytest.mark.parametrize("name", ["run", "again", "report", "measurements"])
+@pytest.mark.parametrize("name", ["run", "again", "since", "report", "measurements"])
 def test_a_browser_has_nothing_to_complain_about(
     name: str, pages: dict[str, Path], tmp_path: Path
 ) -> None:

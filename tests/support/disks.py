@@ -48,6 +48,12 @@ def fill(folder: Path) -> None:
             stream.write(bytes(4096))
 
 
+def protect(folder: Path) -> None:
+    """Let nobody write to a small disk any more."""
+    if ctypes.CDLL(None).mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _REMOUNT | READ_ONLY, b""):
+        raise OSError(f"{folder} cannot be mounted again")
+
+
 def grow(folder: Path, size: int = 256 << 20, files: int = 100_000) -> None:
     """Give a small disk more bytes and files, by default as many as anybody needs."""
     options = f"size={size},nr_inodes={files}".encode()

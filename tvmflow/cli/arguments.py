@@ -11,7 +11,16 @@ from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
-from tvmflow.cli.options import Options, argument, flag, option, positive_int, seconds, size
+from tvmflow.cli.options import (
+    Options,
+    argument,
+    flag,
+    option,
+    positive_int,
+    seconds,
+    size,
+    time_limit,
+)
 from tvmflow.core.errors import UsageError
 from tvmflow.store.location import VARIABLE, store_root
 
@@ -68,6 +77,12 @@ class StoreOption(NamedTuple):
         """Return the same store, created if it does not exist yet."""
         store = self.locate()
         store.create()
+        return store
+
+    def open_to_read(self) -> LocalStore:
+        """Return the same store for a command that only shows what is in it: created where that is possible."""
+        store = self.locate()
+        store.create_if_writable()
         return store
 
 
@@ -275,7 +290,10 @@ class ExecutionOptions(Options):
     keep_going: bool = flag("after a failure, continue with stages that do not depend on it")
     dist: DistOption = dist_option()
     stage_timeout_s: float | None = option(
-        "SECONDS", "stop any stage that takes longer", name="--stage-timeout"
+        "SECONDS",
+        "stop any stage that takes longer",
+        name="--stage-timeout",
+        type=time_limit,
     )
     stage_memory: int | None = option(
         "SIZE",

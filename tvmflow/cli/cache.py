@@ -87,7 +87,7 @@ def _is_answer(path: Path) -> bool:
 
 
 def _is_run_record(path: Path) -> bool:
-    return is_record(read_regular(path))
+    return is_record(read_regular(path), path.stem)
 
 
 CHECKS: Final = {"plans": _is_answer, FOLDER: _is_run_record}

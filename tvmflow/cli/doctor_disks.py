@@ -23,7 +23,7 @@ from tvmflow.store.file_checks import DamagedFile, find_damaged_files
 from tvmflow.store.inventory import take_inventory
 from tvmflow.store.leases import active_runs
 from tvmflow.store.local import LocalStore
-from tvmflow.targets.devices import ALL_DEVICES, RUNTIME_VARIABLE, device_locks_folder
+from tvmflow.targets.devices import ALL_DEVICES, RUNTIME_FIX, RUNTIME_VARIABLE, device_locks_folder
 
 _ENOUGH_BYTES: Final = 10**9
 _SHOWN: Final = 3
@@ -106,17 +106,16 @@ def _examine_temporary_folder() -> Finding:
 def _examine_runtime_folder() -> Finding:
     """Look at the folder of the device locks, which a run creates and only its user may write."""
     subject, folder = "folder of the device locks", Path(device_locks_folder())
-    fix = f"set ${RUNTIME_VARIABLE} to a folder of your own, or unset it"
     base = os.environ.get(RUNTIME_VARIABLE, "")
     if base and not Path(base).is_absolute():
         detail = f"${RUNTIME_VARIABLE} is {base!r}, which is no absolute path: {folder} is used"
-        return Finding(subject, False, detail, fix, optional=True)
+        return Finding(subject, False, detail, RUNTIME_FIX, optional=True)
     for place in (folder, folder.parent):
         if place.exists() and place.stat().st_uid != os.getuid():
             detail = f"{place} belongs to user {place.stat().st_uid}, not to {os.getuid()}"
-            return Finding(subject, False, detail, fix)
+            return Finding(subject, False, detail, RUNTIME_FIX)
     finding = _examine_folder(subject, folder)
-    return finding if finding.good else finding._replace(fix=fix)
+    return finding if finding.good else finding._replace(fix=RUNTIME_FIX)
 
 
 def _examine_device_locks() -> Iterator[Finding]:

@@ -53,7 +53,7 @@ class _Explanation(NamedTuple):
 
 def explain(options: ExplainOptions) -> int:
     """Show why one stage must run or not, and what its result depends on."""
-    store = options.store.open()
+    store = options.store.open_to_read()
     request = RunRequest((options.recipe,), options.pipeline)
     plan = prepare_run(request, store, DownloadLine()).plan
     plan_state = evaluate_plan(plan, store)

@@ -11,12 +11,11 @@ from tvmflow.cli.arguments import (
     OutputOptions,
 )
 from tvmflow.cli.definitions.lock import DiffOptions, LockCommandOptions
-from tvmflow.cli.output import print_json, print_notes, print_result
+from tvmflow.cli.output import check_output_file, print_json, print_notes, print_result, write_file
 from tvmflow.cli.plan_execution import show_report
 from tvmflow.cli.run import RunPlan, execute
-from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
-from tvmflow.core.files import write_atomically
+from tvmflow.core.file_kinds import LOCK, check_kind
 from tvmflow.core.formatting import count_text
 from tvmflow.engine.report import RunReport
 from tvmflow.engine.run_records import Recording, record_run
@@ -32,10 +31,22 @@ from tvmflow.store.local import LocalStore
 
 def lock(options: LockCommandOptions) -> int:
     """Run recipes, and record inputs and outputs in a lock file."""
+    _check_lock_file(options)
     store = options.store.open()
     with record_run(store, options.argv) as recording:
         recording.exit_code = _lock(options, store, recording)
         return recording.exit_code
+
+
+def _check_lock_file(options: LockCommandOptions) -> None:
+    """Check that nothing but a lock file is replaced by one, before the work that it records.
+
+    Raises:
+        UsageError: when the path is that of a folder, a recipe, or another file that is certainly no lock file.
+    """
+    if options.lock is not None:
+        check_output_file(options.lock, options.recipes.recipes)
+        check_kind(options.lock, LOCK)
 
 
 def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) -> int:
@@ -75,8 +86,7 @@ def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) 
         pin_lock(store, path, plan_state)
     previous = path.read_text(encoding="utf-8") if path.is_file() else ""
     if text != previous:
-        with disk_errors(str(path)):
-            write_atomically(path, text)
+        write_file(path, text)
         recording.lock, recording.did_more = str(path), True
     if not options.output.json:
         change = "unchanged" if text == previous else "changed" if previous else "new"

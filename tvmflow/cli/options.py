@@ -8,6 +8,7 @@ group of options in the help.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from typing import (
     TYPE_CHECKING,
@@ -36,6 +37,7 @@ Value = TypeVar("Value")
 
 _REQUIRED: Final = object()
 _MAX_SECONDS: Final = 86_400.0
+_MAX_MINUTES: Final = 86_400.0
 _MAX_PORT: Final = 65_535
 
 
@@ -94,7 +96,9 @@ def find_field(kind: type[Options], name: str) -> Field | None:
 
 def argument(metavar: str, text: str | None = None, nargs: str | None = None) -> Any:
     """Return the field of a positional argument."""
-    return Field(_REQUIRED, {"metavar": metavar, "help": text, "nargs": nargs})
+    details = {"metavar": metavar, "help": text, "nargs": nargs}
+    # argparse takes an argument without a default for a required one
+    return Field(_REQUIRED, details | ({"default": None} if nargs == "*" else {}))
 
 
 @overload
@@ -153,6 +157,24 @@ def seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"'{text}' is not a number of seconds from 0 to {_MAX_SECONDS:.0f}"
         )
+    return value
+
+
+def minutes(text: str) -> float:
+    """Return a duration in minutes."""
+    value = _number(text)
+    if value is None or not 0 <= value <= _MAX_MINUTES:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not a number of minutes from 0 to {_MAX_MINUTES:.0f}"
+        )
+    return value
+
+
+def time_limit(text: str) -> float:
+    """Return a number of seconds above 0."""
+    value = _number(text)
+    if value is None or not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")
     return value
 
 

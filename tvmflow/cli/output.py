@@ -7,13 +7,17 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from tvmflow.cli.arguments import StoreOption
 from tvmflow.core.disk_errors import disk_errors
-from tvmflow.core.files import write_atomically
+from tvmflow.core.errors import UsageError
+from tvmflow.core.files import write_output
 from tvmflow.core.formatting import printable
+from tvmflow.core.named_files import is_file, is_folder
 from tvmflow.core.types import Json
+
+_OTHER_FILE: Final = "name another file"
 
 
 def print_lines(*lines: str) -> None:
@@ -54,6 +58,25 @@ def print_outcome(value: Json, lines: Iterable[str], exit_code: int, options: _H
     return exit_code
 
 
+def check_output_file(path: Path | None, inputs: Iterable[str]) -> None:
+    """Check that a command may write a file, before the work whose result it is to hold.
+
+    Args:
+        path: The file that the command line names; None for none.
+        inputs: The files that the command reads.
+
+    Raises:
+        UsageError: when a folder is at the path, or one of the files that the command reads.
+    """
+    if path is None:
+        return
+    if is_folder(path):
+        raise UsageError(f"{path} is a folder, and a file is to be written there", fix=_OTHER_FILE)
+    others = [Path(name) for name in inputs]
+    if is_file(path) and any(is_file(other) and path.samefile(other) for other in others):
+        raise UsageError(f"{path} is read by this command and would be lost", fix=_OTHER_FILE)
+
+
 def write_file(path: Path, content: bytes | str) -> None:
     """Write a file that the command line names, whole or not at all, in a folder that need not exist yet.
 
@@ -62,7 +85,7 @@ def write_file(path: Path, content: bytes | str) -> None:
     """
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
+        write_output(path, content)
 
 
 def print_json(value: Json) -> None:

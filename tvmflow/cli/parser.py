@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from typing import (
@@ -29,6 +30,9 @@ _Group = argparse._ArgumentGroup
 _COMMON: Final = ("store", "json")
 """Options of nearly every command: they are listed last."""
 _NARROW: Final = 60
+# No remote cache, whatever the environment says.
+_MAY_BE_EMPTY: Final = ("remote_url",)
+_IGNORED_VALUE: Final = re.compile(r"argument (\S+): ignored explicit argument (.*)")
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -93,8 +97,15 @@ class CommandParser(argparse.ArgumentParser):
         """Print the help; that it cannot be written is an error, which argparse would ignore."""
         (file or sys.stdout).write(self.format_help())
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Return the value of a word. An empty one comes from a variable that is not set, and would be the current folder."""
+        if not arg_string and action.dest not in _MAY_BE_EMPTY:
+            raise argparse.ArgumentError(action, "must not be empty")
+        return super()._get_value(action, arg_string)
+
     def error(self, message: str) -> NoReturn:
         """Raise what argparse says as an error of the command line."""
+        message = _IGNORED_VALUE.sub(r"\1 takes no value, and has \2", message)
         raise UsageError(
             f"{self.command.name}: {message}",
             fix=f"`{self.usage}`; `tvmflow help {self.command.name}` lists the options",

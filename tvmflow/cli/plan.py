@@ -10,7 +10,7 @@ from typing import Final
 
 from tvmflow.cli.definitions.plan import PlanOptions
 from tvmflow.cli.download_progress import DownloadLine
-from tvmflow.cli.output import write_file
+from tvmflow.cli.output import check_output_file, write_file
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text, names_text, printable
 from tvmflow.core.types import Json, Plan
@@ -41,7 +41,8 @@ def plan(options: PlanOptions) -> int:
             "--graph and --json cannot be shown together",
             fix="use --json alone: its stages have the edges of the graph as `needs`",
         )
-    store = options.store.open()
+    check_output_file(options.output, options.recipes.recipes)
+    store = options.store.open_to_read()
     request = options.recipes.request(options.lock.find(options.recipes.recipes))
     is_up_to_date = show_plan(
         request,

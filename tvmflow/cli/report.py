@@ -9,43 +9,52 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.cli.definitions.report import ReportOptions
-from tvmflow.cli.output import print_lines, print_outcome
-from tvmflow.core.disk_errors import disk_errors
+from tvmflow.cli.output import print_lines, print_outcome, write_file
 from tvmflow.core.errors import EXIT_OK, UsageError
-from tvmflow.core.files import write_atomically
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.project import shortest_path
 from tvmflow.engine.run_records import LATEST, RunRecord, list_runs, read_run, recorded_path
 from tvmflow.pages.content import Page
 from tvmflow.pages.document import render_page
-from tvmflow.pages.run import describe_run
+from tvmflow.pages.run import describe_run, find_previous
 from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release.measurements import LOCK, read_measurements, with_measurements
 from tvmflow.release.page import describe_gates, describe_measurements
+from tvmflow.release.page_comparison import compare_page
+from tvmflow.release.sides import Side, load_side, make_side
 from tvmflow.store.local import LocalStore
 
 _STDOUT: Final = "-"
+_LAST: Final = "last"
 _RECIPE_SUFFIXES: Final = (".yaml", ".yml")
 
 
 class _Subject(NamedTuple):
-    """The subject of a page: a name for its file, and its content."""
+    """The subject of a page: a name for its file, its content, and what it has for a comparison.
+
+    `folder` is that of a release; None for a run.
+    """
 
     name: str
     page: Page
+    side: Side
+    folder: Path | None = None
 
 
 def report(options: ReportOptions) -> int:
     """Write what a run or a release made as one HTML page."""
-    subject = _find_subject(options.what or LATEST, options.store.locate())
-    html = render_page(subject.page)
+    store = options.store.locate()
+    subject = _find_subject(options.what or LATEST, store)
+    before = _find_before(options.against, subject, store)
+    page = compare_page(subject.page, before, subject.side, store) if before else subject.page
+    html = render_page(page)
     if options.output == _STDOUT:
         sys.stdout.write(html)
         return EXIT_OK
     path = Path(options.output or f"report-{subject.name}.html")
-    with disk_errors(str(path)):
-        write_atomically(path, html)
+    write_file(path, html)
     result = {"path": str(path), "bytes": len(html.encode()), "subject": subject.name}
+    result["against"] = before.name if before else None
     print_outcome(result, [str(path)], EXIT_OK, options)
     if options.open and not webbrowser.open(path.absolute().as_uri()):
         print_lines(f"no browser was found: open {path}")
@@ -60,14 +69,46 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
     """
     path = Path(what)
     if path.is_dir():
-        return _Subject(path.resolve().name, _read_release(path))
+        return _Subject(path.resolve().name, _read_release(path), load_side(what, store), path)
     if path.suffix in _RECIPE_SUFFIXES:
         record = _find_run_of(path, store)
     else:
         record = read_run(store, what)
     page = describe_run(record, store)
     release = record.release if isinstance(record.release, dict) else {}
-    return _Subject(record.id, page._replace(gates=describe_gates(release.get("gates", ()))))
+    page = page._replace(gates=describe_gates(release.get("gates", ())))
+    return _Subject(record.id, page, make_side(record))
+
+
+def _find_before(against: str | None, subject: _Subject, store: LocalStore) -> Side | None:
+    """Return what a page is compared with: what `--against` names, else what came before, if anything did.
+
+    Raises:
+        UsageError: There is nothing of this name, or nothing came before.
+    """
+    if against not in (None, _LAST):
+        return load_side(against, store)
+    before = _find_last(subject, store)
+    if before is None and against == _LAST:
+        raise UsageError(
+            f"--against {_LAST}: nothing before {subject.side.name} has one of its builds",
+            fix="name a run (see `tvmflow runs`), the folder of a release, or a lock file",
+        )
+    return before
+
+
+def _find_last(subject: _Subject, store: LocalStore) -> Side | None:
+    """Return the last run that measured a library of this one, or the release that this one was compared with."""
+    if subject.side.run:
+        run = find_previous(subject.side.run, store)
+        return make_side(run) if run else None
+    if subject.folder is None or not subject.page.previous:
+        return None
+    folder = subject.folder.resolve().parent / subject.page.previous
+    if not (folder / LOCK).is_file():
+        return None
+    side = load_side(shortest_path(str(folder)), store)
+    return side if side.builds.keys() & subject.side.builds.keys() else None
 
 
 def _read_release(folder: Path) -> Page:

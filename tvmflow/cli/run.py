@@ -16,7 +16,7 @@ from tvmflow.cli.ci_messages import report_failures
 from tvmflow.cli.definitions.run import RunOptions
 from tvmflow.cli.download_progress import DownloadLine
 from tvmflow.cli.executors import check_executor_options
-from tvmflow.cli.output import print_json, print_lines, print_notes, write_file
+from tvmflow.cli.output import check_output_file, print_json, print_lines, print_notes, write_file
 from tvmflow.cli.plan import show_plan
 from tvmflow.cli.plan_execution import PlanExecution, show_report
 from tvmflow.cli.release import check_release, release
@@ -55,6 +55,8 @@ class FinishedRun(NamedTuple):
 
 def run(options: RunOptions) -> int:
     """Bring recipes up to date and deliver their libraries."""
+    for file in (options.summary, options.junit):
+        check_output_file(file, options.recipes.recipes)
     store = options.store.open()
     with record_run(store, options.argv) as recording:
         recording.exit_code = _run(options, store, recording)

@@ -18,16 +18,24 @@ from tvmflow.cli.run_model_result import (
 )
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
 from tvmflow.core.file_kinds import ARRAYS, BUNDLE, IMAGES, check_kind
+from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.statistics import summarize
 from tvmflow.runtime import loading, samples
 from tvmflow.runtime.input_files import InputFile, parse_input, read_inputs
 from tvmflow.runtime.labels import BEST, predictions_json
 from tvmflow.runtime.module import Module
 
+_BUNDLE_SUFFIX: Final = ".tvmflow"
+
 
 def run_model(options: RunModelOptions) -> int:
     """Run a bundle on images, arrays, or random numbers."""
-    check_kind(options.bundle, BUNDLE)
+    _check_bundle(options.bundle)
+    if options.model and not options.compare:
+        raise UsageError(
+            "--model names the model that --compare runs, and nothing is compared",
+            fix="add --compare onnxruntime, or another runtime",
+        )
     module = loading.load(
         options.bundle, trusted_keys=options.trusted or None, threads=options.threads
     )
@@ -53,6 +61,19 @@ def run_model(options: RunModelOptions) -> int:
     print_result(result.to_json(), lines, as_json=options.json)
     differs = any(runtime.differs for runtime in result.compared or ())
     return EXIT_VERIFY if differs else EXIT_OK
+
+
+def _check_bundle(path: Path) -> None:
+    """Check that a file may be a bundle.
+
+    Raises:
+        UsageError: when there is no file, or it is certainly something else.
+    """
+    check_kind(path, BUNDLE)
+    if not is_file(path):
+        inside = sorted(path.glob(f"*{_BUNDLE_SUFFIX}")) if path.is_dir() else []
+        fix = f"name the bundle in it: {inside[0]}" if inside else "`tvmflow run RECIPE` builds one"
+        raise UsageError(missing_file_text(path), fix=fix)
 
 
 def _describe_fill(options: RunModelOptions) -> str:

@@ -18,6 +18,7 @@ from tvmflow.core.formatting import (
     excerpt,
     names_text,
     printable,
+    shorten,
     size_text,
 )
 from tvmflow.core.tables import table
@@ -69,7 +70,9 @@ def _format_runs(runs: Sequence[RunRecord], damaged: Sequence[tuple[str, str]]) 
     width = find_width()
     rows = [_cells(run) for run in runs]
     expendable = (
-        ("stages", "command") if width and width >= _WIDE else ("headline", "stages", "command")
+        ("stages", "command")
+        if width and width >= _WIDE
+        else ("headline", "stages", "command", "took")
     )
     # the headline gets what the other columns leave
     for line in table(rows, right=("took",), expendable=expendable, width=width):
@@ -82,12 +85,21 @@ def _cells(run: RunRecord) -> dict[str, str]:
         "run": run.id,
         "when": f"{age_text(time.time() - run.began_s)} ago",
         "command": run.argv[0] if run.argv else "",
-        "recipes": excerpt(names_text(recipes, 2), _MAX_NAMES),
+        "recipes": _name_recipes(recipes),
         "end": run.end,
         "took": duration_text(run.seconds),
         "stages": count_stages(run.stages),
-        "headline": make_headline(run.builds),
+        "headline": excerpt(run.message) or make_headline(run.builds),
     }
+
+
+def _name_recipes(recipes: Sequence[str]) -> str:
+    """Return the names of one or two recipes, and how many more there are."""
+    text = names_text(recipes, 2)
+    if len(text) <= _MAX_NAMES or not recipes:
+        return text
+    more = f" and {len(recipes) - 1} more" if len(recipes) > 1 else ""
+    return shorten(recipes[0], _MAX_NAMES - len(more)) + more
 
 
 # ---------------------------------------------------------------- logs

@@ -12,6 +12,7 @@ from tvmflow.cli.output import print_result
 from tvmflow.cli.show_kernels import show_kernel, show_kernels
 from tvmflow.core.errors import EXIT_OK
 from tvmflow.core.formatting import duration_text
+from tvmflow.core.project import shortest_path
 from tvmflow.core.terminal import find_width
 from tvmflow.engine.report import STOPPED
 from tvmflow.engine.run_records import LATEST, RunRecord, read_run
@@ -44,16 +45,17 @@ def _format_run(run: RunRecord) -> Iterator[str]:
     for recipe in run.recipes:
         state = {"yes": "", "no": " with changes"}.get(recipe.clean, f" ({recipe.clean})")
         commit = f", commit {recipe.commit[:_SHOWN_COMMIT]}{state}" if recipe.commit else ""
-        fields[f"recipe {recipe.recipe}"] = f"{recipe.path}{commit}"
+        fields[f"recipe {recipe.recipe}"] = f"{shortest_path(recipe.path)}{commit}"
     if run.release:
         fields["release"] = str(run.release.get("folder", ""))
     width = max(map(len, fields))
     yield from (f"  {name:<{width}}  {value}" for name, value in fields.items())
     yield ""
+    width = max((len(stage.stage_id) for stage in run.stages), default=0)
     for stage in run.stages:
         reason = f"  {stage.reason}" if stage.outcome != "hit" else ""
         outcome = "stopped" if stage.outcome == STOPPED else stage.outcome
-        yield f"{stage.stage_id:<28} {outcome:<9} {duration_text(stage.seconds):>12}{reason}"
+        yield f"{stage.stage_id:<{width}} {outcome:<9} {duration_text(stage.seconds):>12}{reason}"
     yield ""
     yield from summary(run.report, verbose=True, width=find_width()).split("\n")
 

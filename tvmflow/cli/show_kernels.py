@@ -51,7 +51,7 @@ _WITHOUT_RULE: Final = {
 
 def show_kernels(options: ShowKernelsOptions) -> int:
     """Show the kernels of libraries: share of the time, schedule, workload, and nodes of the model."""
-    store = options.store.open()
+    store = options.store.open_to_read()
     libraries = _find_libraries(options, store)
     tables = {library.name: list_rows(library, store) for library in libraries}
     value = {name: [row.to_json() for row in rows] for name, rows in tables.items()}
@@ -61,7 +61,7 @@ def show_kernels(options: ShowKernelsOptions) -> int:
 
 def show_kernel(options: ShowKernelOptions) -> int:
     """Show all that is known of one kernel: nodes of the model, schedule, time, roofline, and its code."""
-    store = options.store.open()
+    store = options.store.open_to_read()
     libraries = _find_libraries(options, store)
     names = find_kernel(libraries, options.kernel)
     shown = [

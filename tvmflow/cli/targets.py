@@ -52,7 +52,7 @@ class _Row(NamedTuple):
 
 def targets(options: TargetsOptions) -> int:
     """List targets, and what this machine can do for each."""
-    store = options.store.open()
+    store = options.store.open_to_read()
     if options.cpus is not None:
         names = load_cpus(store, _find_triple(options.cpus))
         print_result({"arch": options.cpus, "cpus": names}, names, as_json=options.json)

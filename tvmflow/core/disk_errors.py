@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from tvmflow.core.errors import StoreError
 from tvmflow.core.formatting import size_text
+from tvmflow.core.project import shortest_path
 
 if TYPE_CHECKING:
     from tvmflow.core.file_systems import FileSystem
@@ -28,6 +29,7 @@ _NO_LOCKS: Final = "files cannot be locked there: choose a folder on a local dis
 _IN_USE: Final = f"end the program that uses it, {_OTHER_FOLDER}"
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FIXES: Final[dict[int, str]] = {
     errno.EACCES: _WRITABLE,
     errno.EPERM: _WRITABLE,
@@ -98,13 +100,22 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
         return _full_disk(error.errno, places, needed)
     if error.errno not in _FIXES:
         return None
-    return StoreError(f"{path}: {error.strerror}", fix=_FIXES[error.errno])
+    shown = shortest_path(path)
+    if error.errno in _REFUSED and not os.path.lexists(path):
+        shown = _nearest_folder(path)
+    return StoreError(f"{shown}: {error.strerror}", fix=_FIXES[error.errno])
 
 
 def is_disk_full(error: BaseException | None) -> bool:
     """Return whether an error, or the cause of a StoreError, says that the disk has no space left."""
     cause = error.__cause__ if isinstance(error, StoreError) else error
     return isinstance(cause, OSError) and cause.errno in _FULL
+
+
+def is_unwritable(error: StoreError) -> bool:
+    """Return whether an error says that a disk is full, or that this user may not write there."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (*_FULL, *_REFUSED)
 
 
 def find_disk_problem(
@@ -147,7 +158,7 @@ def check_free_space(place: str | os.PathLike[str], needed: int) -> None:
 def _full_disk(number: int, paths: list[str], needed: int) -> StoreError:
     path = _fullest(paths)
     file_system = _find(path)
-    where = f"the disk of {path} ({file_system})"
+    where = f"the disk of {shortest_path(path)} ({file_system})"
     what = f"no space left on {where}"
     if number == errno.EDQUOT:
         what = f"no space left: the quota of this user is used up on {where}"
@@ -158,6 +169,13 @@ def _full_disk(number: int, paths: list[str], needed: int) -> StoreError:
     if path == _temporary_folder():
         other = "choose another folder for temporary files with $TMPDIR"
     return StoreError(what, fix=f"free some space there, or {other}, {_KEPT}")
+
+
+def _nearest_folder(path: str) -> str:
+    """Return the folder above a path that exists: what may not be made there has no permissions of its own."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(os.path.abspath(path))
+    return path
 
 
 def _fullest(paths: list[str]) -> str:

@@ -37,6 +37,55 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
         raise
 
 
+@contextlib.contextmanager
+def output_file(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Give the path of a new file, whose content a path that a user named has when the block ends well.
+
+    A file is replaced, as by `replacing`. A device, a pipe or an open file, such as `/dev/stdout`, must stay
+    what it is: the content is written to it.
+
+    Raises:
+        OSError: when the path cannot be written or the disk is full.
+    """
+    target = os.fspath(path)
+    if not _is_stream(target):
+        with replacing(target) as temporary:
+            yield temporary
+        return
+    # hardly any output is a stream
+    import shutil
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = os.path.join(folder, "content")
+        yield temporary
+        with open(temporary, "rb") as source, open(target, "ab", buffering=0) as stream:
+            shutil.copyfileobj(source, stream)
+
+
+def _is_stream(path: str) -> bool:
+    """Return whether a path is a device, a pipe or a socket, or names an open file as `/dev/fd/3` does."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    if stat.S_ISREG(mode):
+        folder = os.path.realpath(os.path.dirname(path))
+        return folder == "/dev" or folder.startswith("/proc/")
+    return not stat.S_ISDIR(mode)
+
+
+def write_output(path: str | os.PathLike[str], content: bytes | str) -> None:
+    """Write a file that a user named, whole or not at all; or write to a stream (see `output_file`).
+
+    Raises:
+        OSError: when the path cannot be written or the disk is full.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with output_file(path) as temporary, open(temporary, "wb") as file:
+        file.write(data)
+
+
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write a file whole or not at all. Its permissions follow the umask.
 

@@ -86,6 +86,13 @@ def excerpt(text: str, limit: int = 120) -> str:
     return _cut(short, limit)
 
 
+def shorten(text: str, limit: int) -> str:
+    """Return text from a file on one line and of limited length, without its middle: the end of a name often tells most."""
+    short = printable(text)
+    tail = 2 * limit // 3
+    return short if len(short) <= limit else f"{short[: limit - tail - 1]}…{short[-tail:]}"
+
+
 def quoted(text: str) -> str:
     """Return an excerpt of the text in quotes."""
     return f"'{excerpt(text)}'"

@@ -28,6 +28,14 @@ def is_file(path: Path) -> bool:
     return _exists(path) and not obstacle(path)
 
 
+def is_folder(path: Path) -> bool:
+    """Return whether a path names a folder; a name that no folder can have does not."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def obstacle(path: Path) -> str:
     """Return what is at a path in place of a file that can be read, or an empty string.
 

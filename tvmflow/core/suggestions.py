@@ -10,13 +10,13 @@ _LONGEST = 60
 def nearest(
     name: str, valid: Iterable[object], *, count: int = 1, cutoff: float = 0.6
 ) -> list[str]:
-    """Return up to `count` of the valid names that are most like `name`, the best first."""
+    """Return up to `count` of the valid names that are most like `name` in any case, the best first."""
     # most command lines and recipes have no mistake
     import difflib
 
-    return difflib.get_close_matches(
-        name[:_LONGEST], [str(other) for other in valid], n=count, cutoff=cutoff
-    )
+    spellings = {str(other).lower(): str(other) for other in valid}
+    matches = difflib.get_close_matches(name[:_LONGEST].lower(), spellings, n=count, cutoff=cutoff)
+    return [spellings[match] for match in matches]
 
 
 def did_you_mean(

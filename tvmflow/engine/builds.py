@@ -10,6 +10,7 @@ from tvmflow.core.paired_times import MIN_PAIRS
 from tvmflow.core.types import Json
 from tvmflow.engine.report import (
     BAD_FACTS,
+    SKIPPED,
     STOPPED,
     SUCCEEDED,
     RunReport,
@@ -121,6 +122,7 @@ class Build(NamedTuple):
         inputs: The inputs of the model, where the libraries of a recipe are compared; empty elsewhere.
         is_pareto_optimal: No other library of the recipe for the same machine and inputs is as good in all.
         reused: Every stage was up to date, or came from a remote cache.
+        is_skipped: The run ended before one of its stages began.
         is_stopped: The user stopped the run before one of its stages had ended.
         folder: The folder with what was delivered; empty when nothing was.
         problems: The messages of its stages that did not succeed.
@@ -149,6 +151,7 @@ class Build(NamedTuple):
     inputs: str = ""
     is_pareto_optimal: bool = False
     reused: bool = False
+    is_skipped: bool = False
     is_stopped: bool = False
     folder: str = ""
     problems: tuple[str, ...] = ()
@@ -259,6 +262,7 @@ def _make_build(build: Build, stages: Mapping[str, StageReport]) -> Build:
     return build._replace(
         **fields,
         reused=all(stage.outcome in ("hit", "fetched") for stage in stages.values()),
+        is_skipped=any(stage.outcome == SKIPPED for stage in stages.values()),
         is_stopped=any(stopped),
         problems=tuple(dict.fromkeys(filter(None, problems))),
         warnings=tuple(dict.fromkeys(warnings)),
@@ -358,6 +362,19 @@ def list_kernel_shares(stages: Mapping[str, StageReport]) -> list[KernelShare]:
         KernelShare(name, share, nodes.get(name, ()))
         for name, share in sorted(shares.items(), key=lambda entry: -entry[1])
     ]
+
+
+def read_kernel_times(facts: Facts) -> dict[str, float]:
+    """Return the seconds that each kernel takes in one call of a library; empty where that is not known.
+
+    Args:
+        facts: The facts of `verify`: the shares of kernels, and the latency that these are shares of.
+    """
+    try:
+        seconds = facts["latency"]["library"]["median"]
+        return {name: share * seconds for name, share in facts["profile"]["kernels"].items()}
+    except BAD_FACTS:
+        return {}
 
 
 def _list_warnings(stages: Mapping[str, StageReport]) -> Iterator[str]:

@@ -121,7 +121,7 @@ def _is_delivered(store: LocalStore, path: str, digest: str) -> bool:
 
 
 def _write_note(store: LocalStore, path: str, digest: str) -> None:
-    store.notes.write(json.dumps([digest, stamp(path)]), "delivered", note_name(path))
+    store.notes.keep(json.dumps([digest, stamp(path)]), "delivered", note_name(path))
 
 
 def _copy(store: LocalStore, digest: str, path: str) -> None:

@@ -45,7 +45,9 @@ def verdict_text(build: Build) -> str:
         return _VERDICTS[build.verdict]
     if build.problems:
         return "FAILED"
-    return "stopped" if build.is_stopped else ""
+    if build.is_stopped:
+        return "stopped"
+    return "skipped" if build.is_skipped else ""
 
 
 def _speed_text(build: Build) -> str:

@@ -36,6 +36,8 @@ _OUTCOMES: Final = {
 # Without a terminal, a stage that runs for long says so at this interval.
 _PLAIN_INTERVAL_S: Final = 120.0
 _FRAME_INTERVAL_S: Final = 0.25
+# The least and the most room for the name of a stage.
+_NAME_WIDTHS: Final = (28, 60)
 
 
 class Printer:
@@ -78,10 +80,12 @@ class Printer:
         # A signal handler may print while this thread is printing.
         self._lock = threading.RLock()
         self._progress = RunProgress()
+        self._name_width = _NAME_WIDTHS[0]
         self._last_lines: dict[str, float] = {}
         self._ticker: threading.Thread | None = None
         self._ended = threading.Event()
         self._show: dict[str, Callable[[Event], None]] = {
+            "run_started": self._align_names,
             "stage_finished": self._show_end,
             "remote": self._show_remote,
             "cluster": self._show_cluster,
@@ -131,6 +135,12 @@ class Printer:
 
     # ---------------------------------------------------------------- events
 
+    def _align_names(self, event: Event) -> None:
+        """Give the names of stages the room that the longest of them needs."""
+        longest = max((len(self._stage_name(stage)) for stage in event["stages"]), default=0)
+        least, most = _NAME_WIDTHS
+        self._name_width = min(max(least, longest), most)
+
     def _show_end(self, event: Event) -> None:
         name, outcome = self._stage_name(event), event["outcome"]
         self._last_lines.pop(event["stage_id"], None)
@@ -139,11 +149,11 @@ class Printer:
         text, style = _OUTCOMES[outcome]
         if outcome == "hit":
             if not self._hides_hits:
-                self._print_line(f"{name:<28} {text}", style)
+                self._print_line(f"{name:<{self._name_width}} {text}", style)
             return
         duration = "" if outcome == "fetched" else duration_text(event["seconds"])
         rest = f"{duration:>12}   {event['reason']}".rstrip()
-        self._print_spans(f"{name:<28} ", Span(f"{text:<11}", style), rest)
+        self._print_spans(f"{name:<{self._name_width}} ", Span(f"{text:<11}", style), rest)
 
     def _show_remote(self, event: Event) -> None:
         self._print_line(f"remote cache: {event['message']}")

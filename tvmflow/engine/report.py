@@ -28,6 +28,9 @@ SUCCEEDED: Final = ("hit", "fetched", "ran")
 STOPPED: Final = "cancelled"
 """The outcome of a stage that ran when the user stopped the run."""
 
+SKIPPED: Final = "skipped"
+"""The outcome of a stage that did not begin before the run ended."""
+
 INCOMPLETE: Final = "INCOMPLETE"
 """The first word of a warning about facts that cannot be read."""
 
@@ -48,7 +51,7 @@ class StageReport(NamedTuple):
 
     `outcome` is `hit`, `fetched` (from a remote cache), `ran`, `failed`, `blocked` (by the state of
     this machine), `crashed`, `timeout`, `rejected` (by `verify`), `cancelled`, or `skipped`
-    (because a stage before it did not succeed). `key` is that of its result; empty when it is not known.
+    (the run ended before it, or a stage before it did not succeed). `key` is that of its result; empty when it is not known.
     """
 
     stage_id: str
@@ -104,7 +107,7 @@ class RunReport(NamedTuple):
         """The exit code of the worst outcome, or of the signal."""
         if self.signal:
             return SIGNAL_EXIT_BASE + self.signal
-        codes = {_EXITS.get(s.outcome, EXIT_FAILED) for s in self.stages if s.outcome != "skipped"}
+        codes = {_EXITS.get(s.outcome, EXIT_FAILED) for s in self.stages if s.outcome != SKIPPED}
         return next((code for code in _SEVERITY if code in codes), EXIT_OK)
 
     def to_json(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from tvmflow.core import packages
-from tvmflow.core.documents import Unreadable, read_file, read_json
+from tvmflow.core.documents import Unreadable, quote, read_file, read_json
 from tvmflow.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, TvmflowError, UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, excerpt
@@ -401,17 +401,20 @@ def _find_id(names: Sequence[str], name: str, store: LocalStore) -> str:
 
 
 def _read(store: LocalStore, name: str) -> RunRecord:
-    return RunRecord.from_json(read_json(read_file(_path(store, name))))
+    run = RunRecord.from_json(read_json(read_file(_path(store, name))))
+    if run.id != name:
+        raise Unreadable(f"it is the record of run {quote(run.id)}")
+    return run
 
 
 def _path(store: LocalStore, name: str) -> Path:
     return Path(store.notes.path(FOLDER, f"{name}{_SUFFIX}"))
 
 
-def is_record(content: bytes) -> bool:
-    """Return whether this is the undamaged content of a run record, of this version or another."""
+def is_record(content: bytes, name: str) -> bool:
+    """Return whether this is the undamaged content of the record of a run, of this version or another."""
     try:
         value: Mapping[str, Json] = read_json(content)
-        return isinstance(value, dict) and "format" in value
+        return isinstance(value, dict) and "format" in value and value.get("id", name) == name
     except Unreadable:
         return False

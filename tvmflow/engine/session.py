@@ -17,7 +17,7 @@ from tvmflow.engine.doit_adapter import EngineTask, run_tasks
 from tvmflow.engine.estimates import estimate_stages
 from tvmflow.engine.library_comparison import compare_libraries
 from tvmflow.engine.prefetch import estimate_work, prefetch
-from tvmflow.engine.report import SUCCEEDED, RunReport, StageReport
+from tvmflow.engine.report import SKIPPED, SUCCEEDED, RunReport, StageReport
 from tvmflow.engine.stage_execution import ExecutedStage, RunContext, StageExecution, report_error
 from tvmflow.executors._base import Executor, OnEvent
 from tvmflow.planning.decisions import PlanState
@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 # How often a run starts again, because a stored file turned out to be damaged or a schedule to be wrong.
 _ROUNDS: Final = 4
+_BEHIND_FAILURE: Final = "a stage before it did not succeed"
+_NOT_REACHED: Final = "the run ended before it"
 _DECISIONS: Final = {"hit": "up to date", "run": "runs", "wait": "decided"}
 
 
@@ -201,11 +203,18 @@ class Session:
 
     def list_reports(self) -> tuple[StageReport, ...]:
         """Return the report of every stage in the plan's order; a stage that did not run was skipped."""
-        reason = "a stage before it did not succeed"
-        return tuple(
-            self._reports.get(spec.id) or StageReport(spec.id, "skipped", reason, 0.0, {})
-            for spec in self._plan.stages
-        )
+        missing: set[str] = set()
+        reports = []
+        for spec in self._plan.stages:
+            report = self._reports.get(spec.id)
+            if report is None:
+                is_behind = any(need.stage_id in missing for need in spec.needs)
+                reason = _BEHIND_FAILURE if is_behind else _NOT_REACHED
+                report = StageReport(spec.id, SKIPPED, reason, 0.0, {})
+            if report.outcome not in SUCCEEDED:
+                missing.add(spec.id)
+            reports.append(report)
+        return tuple(reports)
 
     def _make_task(self, spec: StageSpec, pending: set[str]) -> EngineTask:
         """Return the task of a stage; it depends on the stages that it needs and that are `pending`."""

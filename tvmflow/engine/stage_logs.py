@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,7 +82,10 @@ def _list_logs(store: LocalStore) -> Iterator[StageLog]:
     for path in Path(store.root, "logs").glob(f"*/*{_SUFFIX}"):
         try:
             status = path.stat()
-        except FileNotFoundError:
+        except OSError:
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            # `tvmflow cache verify` names it; whoever reads a pipe waits
             continue
         label = path.name.removesuffix(_SUFFIX).replace("+", "/")
         stage_id = f"{path.parent.name}:{label}"

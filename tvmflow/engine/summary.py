@@ -13,7 +13,9 @@ from tvmflow.core.formatting import (
     excerpt,
     latency_text,
     names_text,
+    printable,
     printable_lines,
+    shorten,
     size_text,
 )
 from tvmflow.core.tables import table
@@ -166,7 +168,9 @@ def _select_rows(builds: Sequence[Build]) -> list[Build]:
 def tabulate_builds(builds: Sequence[Build]) -> list[dict[str, str]]:
     """Return a row for each build, its cells by heading: those that are known of at least one."""
     peers = _list_peers(builds)
-    rows = [_cells(build, peers) for build in builds]
+    rows = [
+        _cells(name, build, peers) for name, build in zip(_name_builds(builds), builds, strict=True)
+    ]
     known = [heading for heading in rows[0] if any(row[heading] for row in rows)]
     # what is the same for all is in the counts
     known = [name for name in known if name not in _TELLING or len({row[name] for row in rows}) > 1]
@@ -186,10 +190,18 @@ def _format_table(builds: Sequence[Build], width: int | None) -> list[str]:
     return table(rows, right=(*_NUMBERS, *peers), expendable=expendable, width=width)
 
 
-def _cells(build: Build, peers: Sequence[str]) -> dict[str, str]:
+def _name_builds(builds: Sequence[Build]) -> list[str]:
+    """Return the names of builds, long ones without their middle where that still tells them apart."""
+    names = [shorten(build.name, _MAX_NAME) for build in builds]
+    if len(set(names)) < len(names):
+        return [printable(build.name) for build in builds]
+    return names
+
+
+def _cells(name: str, build: Build, peers: Sequence[str]) -> dict[str, str]:
     latencies = {peer.name: peer.latency_s for peer in build.peers}
     return {
-        "build": excerpt(build.name, _MAX_NAME),
+        "build": name,
         "inputs": excerpt(build.inputs, _MAX_NAME),
         "result": verdict_text(build),
         "error": "" if build.error is None else f"{build.error:.1e}",

@@ -16,6 +16,8 @@ class Library(NamedTuple):
         build: What was measured of it.
         recipe: The name of the recipe itself, without the variant.
         previous: The same build in what it is compared with.
+        is_noise: The difference of both latencies lies within the noise of their measurements.
+        is_same: Both are one measurement: the library is the same, and was not measured again.
         note: How the latency was measured, or why it was not.
         machine: What it is for.
         files: Its delivered files with their sizes in bytes.
@@ -25,6 +27,8 @@ class Library(NamedTuple):
     build: Build
     recipe: str
     previous: Build | None = None
+    is_noise: bool = False
+    is_same: bool = False
     note: str = ""
     machine: str = ""
     files: Mapping[str, int] = MappingProxyType({})
@@ -40,7 +44,9 @@ class Library(NamedTuple):
         """The verdict on it, for people; empty where there is none."""
         if self.build.verdict or self.build.problems:
             return self.build.verdict or "failed"
-        return "stopped" if self.build.is_stopped else ""
+        if self.build.is_stopped:
+            return "stopped"
+        return "skipped" if self.build.is_skipped else ""
 
 
 class Gate(NamedTuple):
@@ -92,6 +98,26 @@ class Kernel(NamedTuple):
         """The part of the speed at the roofline that it reaches."""
         seconds = self.seconds
         return min(self.least_s / seconds, 1.0) if seconds and self.least_s else None
+
+
+class KernelChange(NamedTuple):
+    """A kernel of a library that takes another time than in what the library is compared with.
+
+    Times are seconds in one call of the library, and None where it is not in one of them.
+    """
+
+    label: str
+    name: str
+    before_s: float | None
+    after_s: float | None
+
+
+class OtherChange(NamedTuple):
+    """A difference from what a page is compared with: where it is, its kind, and both values."""
+
+    place: str
+    what: str
+    text: str
 
 
 class Progress(NamedTuple):
@@ -175,7 +201,9 @@ class Page(NamedTuple):
         notes: What changed, or is missing, a sentence each.
         links: Texts and addresses of pages beside this one.
         gates: The gates of a release.
-        tuned: The kernels of the libraries.
+        kernel_changes: The kernels that changed since what the libraries are compared with.
+        changes: What else changed since then.
+        kernels: The kernels of the libraries.
         stages: The stages of the run, in topological order.
         recipes: The recipes.
         provenance: Tables of names and values, by title.
@@ -189,6 +217,8 @@ class Page(NamedTuple):
     notes: tuple[str, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
     gates: tuple[Gate, ...] = ()
+    kernel_changes: tuple[KernelChange, ...] = ()
+    changes: tuple[OtherChange, ...] = ()
     kernels: tuple[LibraryKernels, ...] = ()
     stages: tuple[StageEntry, ...] = ()
     recipes: tuple[RecipeText, ...] = ()

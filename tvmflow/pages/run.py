@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.files import hash_file
-from tvmflow.core.formatting import count_text, duration_text
+from tvmflow.core.formatting import count_text, duration_text, names_text
 from tvmflow.core.project import shortest_path
 from tvmflow.engine.builds import Build
+from tvmflow.engine.report import SUCCEEDED
 from tvmflow.engine.run_records import RunRecord, SourceText, list_runs
 from tvmflow.pages.collect import list_kernels, list_stages
 from tvmflow.pages.content import Library, Page, RecipeText
@@ -20,22 +21,17 @@ _SHOWN_NAMES: Final = 3
 
 
 def describe_run(record: RunRecord, store: LocalStore) -> Page:
-    """Return the page of a run, compared with the last run before it that measured one of its libraries.
+    """Return the page of a run, compared with nothing.
 
     Args:
         record: The record of the run.
         store: The store with the records and the results.
     """
-    before = find_previous(record, store)
-    known = {build.name: build for build in before.builds} if before else {}
     return Page(
         kind="Run",
         title=_title(record),
         about=tuple(_list_facts(record)),
-        previous=f"run {before.id} of {_time_text(before.began_s)}" if before else "",
-        libraries=tuple(
-            Library(build, _recipe_name(build), known.get(build.name)) for build in record.builds
-        ),
+        libraries=tuple(Library(build, _recipe_name(build)) for build in record.builds),
         notes=tuple(_list_notes(record)),
         kernels=list_kernels(record.stages, store),
         stages=list_stages(record.stages, store),
@@ -64,13 +60,14 @@ def _recipe_name(build: Build) -> str:
     return build.recipe.removesuffix(f"-{build.variant}") if build.variant else build.recipe
 
 
-def _time_text(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Return when a run began, in coordinated universal time."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def _list_facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "run", record.id
-    yield "when", _time_text(record.began_s)
+    yield "when", time_text(record.began_s)
     yield "took", duration_text(record.seconds)
     yield "command", " ".join(["tvmflow", *record.argv])
     machine = record.machine
@@ -84,11 +81,11 @@ def _list_facts(record: RunRecord) -> Iterator[tuple[str, str]]:
 def _list_notes(record: RunRecord) -> Iterator[str]:
     if record.message:
         yield record.message
-    yield from dict.fromkeys(
-        f"{build.name}: {problem}"
-        for build in record.builds
-        for problem in (*build.problems, *build.warnings)
-    )
+    names: dict[str, list[str]] = {}
+    for build in record.builds:
+        for text in (*build.problems, *build.warnings):
+            names.setdefault(text, []).append(build.name)
+    yield from (f"{names_text(own, _SHOWN_NAMES)}: {text}" for text, own in names.items())
     yield from (f"A damaged file was set aside: {path}" for path in record.damage)
 
 
@@ -113,7 +110,8 @@ def _list_provenance(
     for stage in record.stages:
         result = store.record(stage.key) if stage.key else None
         if result is None:
-            lost += bool(stage.key)
+            # what was rejected has a key and never a result
+            lost += bool(stage.key) and stage.outcome in SUCCEEDED
             continue
         tools.update(result.preimage.get("tools", {}))
         inputs = result.preimage.get("inputs", {}).items()

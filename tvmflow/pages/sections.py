@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from tvmflow.core.formatting import count_text, size_text
 from tvmflow.engine.builds import Peer, Speedup
+from tvmflow.pages.changes import list_changes
 from tvmflow.pages.content import Gate, Library, Page
-from tvmflow.pages.format import UNKNOWN, accuracy, error, latency, ratio, size
+from tvmflow.pages.format import UNKNOWN, accuracy, change, error, latency, ratio, size
 from tvmflow.pages.graph import draw_graph, draw_times
 from tvmflow.pages.kernels import draw_kernels
 from tvmflow.pages.markup import Child, Markup, element, join, lines
@@ -37,6 +38,7 @@ _FILE_COLUMNS: Final = (
 def list_sections(page: Page) -> Iterator[tuple[str, str, Child]]:
     """Yield id, title and content of each section."""
     yield "libraries", "Libraries", _compare_libraries(page)
+    yield "changes", "Changes", list(list_changes(page))
     yield "pareto", "Speed against size and error", list(draw_pareto(page.libraries))
     yield "gates", "Gates", _list_gates(page)
     yield "files", "Files", _list_files(page)
@@ -86,7 +88,7 @@ def _library_row(library: Library, runtimes: list[str]) -> list[Cell]:
     marks = ["Pareto-optimal"] if build.is_pareto_optimal else []
     return [
         Cell(library.label, library.label, ", ".join(marks)),
-        Cell(state, library.state),
+        Cell(state, library.state, _describe_verdict(library)),
         Cell(
             format_latency_of(build.latency_s) if previous or build.latency_s else UNKNOWN,
             build.latency_s,
@@ -106,12 +108,12 @@ def _library_row(library: Library, runtimes: list[str]) -> list[Cell]:
         Cell(
             error(build.error),
             build.error,
-            _previous_note(previous.error if previous else None, build.error, error),
+            _describe_error(previous.error if previous else None, build.error),
         ),
         Cell(
             accuracy(build.accuracy),
             build.accuracy,
-            _previous_note(previous.accuracy if previous else None, build.accuracy, accuracy),
+            _describe_accuracy(previous.accuracy if previous else None, build.accuracy),
         ),
         Cell(UNKNOWN if tuned is None else f"{tuned} of {kernels}", tuned),
     ]
@@ -120,7 +122,10 @@ def _library_row(library: Library, runtimes: list[str]) -> list[Cell]:
 def _latency_note(library: Library) -> Child:
     """Return the change of the latency, and how it was measured."""
     previous = library.previous
-    changed = format_change(previous.latency_s, library.build.latency_s) if previous else None
+    changed = None
+    if previous and not library.is_same:
+        latencies = previous.latency_s, library.build.latency_s
+        changed = format_change(*latencies, is_noise=library.is_noise)
     note = element("span", library.note, class_="how") if library.note else None
     return join(changed, note) if changed or note else None
 
@@ -144,12 +149,29 @@ def _times_as_fast(speedup: Speedup | None) -> Child:
     return element("span", f"{ratio(speedup.median)} as fast", class_=style)
 
 
-def _previous_note(
-    previous: float | None, current: float | None, show: Callable[[float | None], str]
-) -> Child:
-    if previous is None or current is None or show(previous) == show(current):
+def _describe_verdict(library: Library) -> Child:
+    """Return the earlier verdict where it was another one."""
+    before = library.previous.verdict if library.previous else None
+    if not before or not library.state or before == library.state:
         return None
-    return f"was {show(previous)}"
+    return f"was {before}"
+
+
+def _describe_error(previous: float | None, current: float | None) -> Child:
+    """Return the earlier error and the change; it has no colour, because `verify` has judged it."""
+    part = change(previous, current)
+    if part is None or error(previous) == error(current):
+        return None
+    return f"was {error(previous)} ({part:+.0%})"
+
+
+def _describe_accuracy(previous: float | None, current: float | None) -> Child:
+    """Return the earlier accuracy, and by how much it is better or worse."""
+    if previous is None or current is None or accuracy(previous) == accuracy(current):
+        return None
+    sign, style = ("▲", "good") if current > previous else ("▼", "bad")
+    points = f"{sign} {100 * (current - previous):+.2f} points"
+    return join(element("span", points, class_=style), f" was {accuracy(previous)}")
 
 
 # ---------------------------------------------------------------- the rest

@@ -8,6 +8,7 @@ from statistics import geometric_mean
 from typing import Final, NamedTuple
 
 from tvmflow.core.formatting import count_text, duration_text, latency_text
+from tvmflow.engine.builds import Build
 from tvmflow.pages.content import Library, Page
 from tvmflow.pages.format import accuracy, change, error, latency, ratio, size
 from tvmflow.pages.graph import STATES
@@ -15,6 +16,8 @@ from tvmflow.pages.markup import Markup, element
 
 _FEW_RUNTIMES: Final = 2
 _PROBLEMS: Final = ("failed", "crashed", "timeout", "blocked", "cancelled")
+# The states of libraries that nobody may use yet, the worst first.
+_BAD: Final = ("rejected", "failed", "skipped", "stopped")
 _MIN_CHANGE: Final = 0.005
 _DIGITS: Final = "0123456789."
 _UNITS: Final = "×% kMGBnµms"
@@ -44,7 +47,7 @@ def _list_sentences(page: Page) -> Iterator[str]:
         verdicts = [f"{good} verified"] if any(states) else []
         if good == number:
             verdicts = ["verified" if number == 1 else "all verified"]
-        verdicts += [f"{bad} rejected"] if (bad := states.count("rejected")) else []
+        verdicts += [f"{bad} {state}" for state in _BAD if (bad := states.count(state))]
         yield f"{', '.join([f'{count}{where}', *verdicts])}."
     broken = [stage for stage in page.stages if stage.outcome in _PROBLEMS]
     if broken:
@@ -59,20 +62,31 @@ def _list_sentences(page: Page) -> Iterator[str]:
 
 
 def _compare(page: Page) -> Iterator[str]:
-    changes = _list_changes(page.libraries)
-    if page.previous and changes:
-        mean = geometric_mean([1 + change for change in changes]) - 1
-        same = abs(mean) < _MIN_CHANGE
-        yield f"{'Latency unchanged' if same else f'Latency {mean:+.1%}'} since {page.previous}."
+    """Yield how the latency of all libraries has changed; a mean of what is noise for each is noise."""
+    compared = [library for library in page.libraries if library.previous]
+    changes = _list_changes([library for library in compared if not library.is_same])
+    if compared and page.previous and all(library.is_same for library in compared):
+        yield f"No latency was measured again since {page.previous}."
+    if not page.previous or not changes:
+        return
+    mean = geometric_mean([1 + part for part, _ in changes]) - 1
+    if abs(mean) < _MIN_CHANGE:
+        text = "Latency unchanged"
+    elif all(is_noise for _, is_noise in changes):
+        text = "Latency unchanged within the noise"
+    else:
+        text = f"Latency {mean:+.1%}{' in the mean' if len(changes) > 1 else ''}"
+    yield f"{text} since {page.previous}."
 
 
-def _list_changes(libraries: Sequence[Library]) -> list[float]:
+def _list_changes(libraries: Sequence[Library]) -> list[tuple[float, bool]]:
+    """Return the change of each latency, and whether it is noise."""
     changes = (
-        change(library.previous.latency_s, library.build.latency_s)
+        (change(library.previous.latency_s, library.build.latency_s), library.is_noise)
         for library in libraries
         if library.previous
     )
-    return [value for value in changes if value is not None]
+    return [(part, is_noise) for part, is_noise in changes if part is not None]
 
 
 def draw_tiles(page: Page) -> Markup | None:
@@ -96,6 +110,8 @@ def draw_tiles(page: Page) -> Markup | None:
 
 def _list_tiles(page: Page) -> Iterator[_Tile]:
     builds = [library.build for library in page.libraries]
+    # what computes wrong numbers is not fast
+    sound = [build for build in builds if build.verdict != "rejected"]
     if any(library.state for library in page.libraries):
         good = sum(library.state == "verified" for library in page.libraries)
         state = "good" if good == len(builds) else "bad"
@@ -104,16 +120,16 @@ def _list_tiles(page: Page) -> Iterator[_Tile]:
         )
         note = f"against {references}" if references else ""
         yield _Tile("verified", f"{good} of {len(builds)}", note, state)
-    timed = [build for build in builds if build.latency_s]
+    timed = [build for build in sound if build.latency_s]
     if timed:
         fastest = min(timed, key=lambda build: build.latency_s or 0.0)
         note = fastest.name if len(timed) > 1 else fastest.target
         title = "fastest library" if len(timed) > 1 else "latency"
         yield _Tile(title, latency(fastest.latency_s), note)
-    tuned = [build.tuning_speedup.median for build in builds if build.tuning_speedup]
+    tuned = [build.tuning_speedup.median for build in sound if build.tuning_speedup]
     if tuned:
         yield _Tile("speedup by tuning", _spread(tuned, ratio), "the same model untuned")
-    yield from _list_runtimes(page)
+    yield from _list_runtimes(sound)
     accuracies = [build.accuracy for build in builds if build.accuracy is not None]
     errors = [build.error for build in builds if build.error is not None]
     if accuracies:
@@ -133,11 +149,11 @@ def _list_tiles(page: Page) -> Iterator[_Tile]:
         yield _Tile("time of stages" if spent else "saved by the cache", value, note)
 
 
-def _list_runtimes(page: Page) -> Iterator[_Tile]:
+def _list_runtimes(builds: Sequence[Build]) -> Iterator[_Tile]:
     """Yield how much faster the libraries are than each other runtime."""
     speedups: dict[str, list[float]] = {}
-    for library in page.libraries:
-        for peer in library.build.peers:
+    for build in builds:
+        for peer in build.peers:
             if peer.speedup and peer.speedup.pairs and not peer.differs:
                 speedups.setdefault(peer.name, []).append(peer.speedup.median)
     for name, values in list(speedups.items())[:_FEW_RUNTIMES]:
@@ -153,13 +169,23 @@ def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
     return f"{number if low_unit == high_unit else low}–{high}"
 
 
-def format_change(previous: float | None, current: float | None) -> Markup | None:
-    """Return the change of a value for which less is better, with its direction in words; None if not known."""
+def format_change(
+    previous: float | None, current: float | None, *, is_noise: bool = False
+) -> Markup | None:
+    """Return the change of a value for which less is better, with its direction in words; None if not known.
+
+    Args:
+        previous: The value before.
+        current: The value now.
+        is_noise: The difference lies within the noise of the measurements.
+    """
     part = change(previous, current)
     if part is None:
         return None
     if abs(part) < _MIN_CHANGE:
         return element("span", "unchanged", class_="faint")
+    if is_noise:
+        return element("span", f"{part:+.1%}, within the noise", class_="faint")
     sign = "▲" if part > 0 else "▼"
     return element("span", f"{sign} {part:+.1%}", class_="bad" if part > 0 else "good")
 

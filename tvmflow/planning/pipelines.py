@@ -209,8 +209,13 @@ def _pipeline_folders() -> list[Path]:
 def missing_pipeline_text(name: str, base: Path) -> str:
     """Return what is wrong if there is no such pipeline, or an empty string."""
     paths = _find_pipelines(name, base)
+    if paths and is_file(paths[0]):
+        return ""
+    stem = Path(name).stem
+    if paths and _find_pipelines(stem, base):
+        return f"{missing_file_text(paths[0], suggest=False)}; did you mean the pipeline {quoted(stem)}?"
     if paths:
-        return "" if is_file(paths[0]) else missing_file_text(paths[0])
+        return missing_file_text(paths[0])
     names = sorted({path.stem for folder in _pipeline_folders() for path in folder.glob("*.yaml")})
     hint = did_you_mean(name, names)
     return f"there is no pipeline {quoted(name)}{hint} (there are {', '.join(names)})"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.file_kinds import RECIPE, find_mismatch
-from tvmflow.core.named_files import is_file, missing_file_text
+from tvmflow.core.named_files import is_file, is_folder, missing_file_text
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.pipelines import Pipeline, load_pipeline, missing_pipeline_text
 from tvmflow.recipe import Recipe
@@ -93,7 +93,7 @@ def _missing_data(document: Document) -> Iterator[Problem]:
     for owner in owners:
         loc: Loc = (*owner, "verify", "data")
         data, base = document.value_at(*loc), document.path.parent
-        if isinstance(data, str) and data and not (is_file(base / data) or (base / data).is_dir()):
+        if isinstance(data, str) and data and not (is_file(base / data) or is_folder(base / data)):
             is_url = is_address(data)
             text = "must be a file, not a URL" if is_url else missing_file_text(base / data)
             yield document.problem(text, *loc)

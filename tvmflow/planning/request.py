@@ -125,7 +125,5 @@ def _check_names(request: RunRequest, recipes: Sequence[LoadedRecipe]) -> None:
             if name not in valid:
                 candidates = nearest(name, valid)
                 hint = f"did you mean '{candidates[0]}'? " if candidates else ""
-                raise UsageError(
-                    f"{option} {name}: there is no such name",
-                    fix=f"{hint}there are: {', '.join(sorted(valid))}",
-                )
+                known = f"there are: {', '.join(sorted(valid))}" if valid else "there are none"
+                raise UsageError(f"{option} {name}: there is no such name", fix=hint + known)

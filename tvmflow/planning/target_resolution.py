@@ -90,7 +90,8 @@ def _resolve_entries(
     for (name, entry), mapping, facts in zip(entries.items(), mappings, all_facts, strict=True):
         if facts.error:
             hint = did_you_mean(str((mapping or {}).get("mcpu", "")), facts.valid_cpus)
-            problems.append(f"{recipe.where(*entry.loc)}: targets: {facts.error}{hint}")
+            loc = (*entry.loc, "tvm") if entry.target.tvm else entry.loc
+            problems.append(f"{recipe.where(*loc)}: {dotted(loc)}: {facts.error}{hint}")
             continue
         rpc = entry.target.remote
         resolved[name] = resolve(
@@ -170,5 +171,5 @@ def _identify_linker(linker: str, flags: Sequence[str], path: str, store: LocalS
     version = store.notes.read("facts", f"linker-{digest}")
     if version is None:
         version = toolchain.read_version(path)
-        store.notes.write(version, "facts", f"linker-{digest}")
+        store.notes.keep(version, "facts", f"linker-{digest}")
     return toolchain.identify(linker, flags, digest, version)

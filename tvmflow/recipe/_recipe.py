@@ -6,6 +6,7 @@ import re
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     ValidationError,
@@ -44,6 +45,18 @@ from tvmflow.recipe._verify import Verify, VerifyOverrides
 
 _MAX_VARIANT_NAME: Final = 50
 _Section = TypeVar("_Section", bound=ClosedModel)
+
+
+def _check_variant_name(name: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, name) or len(name) > _MAX_VARIANT_NAME:
+        raise field_error(
+            "must start with a lowercase letter or digit, contain only lowercase letters, digits "
+            f"and . _ -, and have at most {_MAX_VARIANT_NAME} characters"
+        )
+    return name
+
+
+_VariantName = Annotated[str, AfterValidator(_check_variant_name)]
 
 
 class Variant(ClosedModel):
@@ -138,7 +151,7 @@ class Recipe(ClosedModel):
         description="Names of the classes, for the scores of the first output: a file with one name a line, a path from "
         "the recipe's folder. See [images.md](images.md).",
     )
-    variants: dict[str, Variant] = Field(
+    variants: dict[_VariantName, Variant] = Field(
         default={},
         examples=[{"b8": {"inputs": {"data": {"shape": [8, 3, 224, 224]}}}}],
         description="The model with other input shapes, another precision or other kernels, by name: each is built for "
@@ -185,6 +198,7 @@ class Recipe(ClosedModel):
     )
     stage_memory: str | None = Field(
         default=None,
+        min_length=1,
         examples=["4GiB"],
         description="How much memory each stage may take before it is stopped; no result depends on it. Default: 80 % of "
         "this machine's for all stages together. `--stage-memory` takes precedence: see [cli.md](cli.md).",
@@ -237,18 +251,6 @@ class Recipe(ClosedModel):
             parse_size(value or "0")
         except ValueError as error:
             raise field_error(str(error)) from None
-        return value
-
-    @field_validator("variants")
-    @classmethod
-    def _check_variants(cls, value: dict[str, Variant]) -> dict[str, Variant]:
-        for name in value:
-            if not re.fullmatch(NAME_PATTERN, name) or len(name) > _MAX_VARIANT_NAME:
-                raise field_error(
-                    "must start with a lowercase letter or digit, contain only lowercase letters, digits "
-                    f"and . _ -, and have at most {_MAX_VARIANT_NAME} characters",
-                    name,
-                )
         return value
 
     @model_validator(mode="after")

@@ -44,6 +44,8 @@ class FieldType(NamedTuple):
 
 
 _UNKNOWN: Final = FieldType(None, None)
+# What pydantic adds to the path of a mapping's field when its name is wrong.
+_KEY: Final = "[key]"
 
 
 def field_type(model: type[BaseModel], loc: Loc) -> FieldType:
@@ -80,7 +82,8 @@ def _list_problems(
     document: Document, model: type[BaseModel], detail: ErrorDetails
 ) -> Iterator[Problem]:
     """Give the problem of one error; none when it only follows from a value that could not be read."""
-    loc: Loc = (*detail["loc"], *detail.get("ctx", {}).get("path", ()))
+    place = [step for step in detail["loc"] if step != _KEY]
+    loc: Loc = (*place, *detail.get("ctx", {}).get("path", ()))
     if _follows_from_unreadable(document, loc, detail):
         return
     if detail["type"] == "extra_forbidden":
@@ -167,7 +170,8 @@ def _error_text(document: Document, model: type[BaseModel], loc: Loc, detail: Er
     if kind == "missing":
         write = f"; write `{loc[-1]}: {inline_yaml(expected.example)}`" if example else ""
         return f"is missing{write}"
-    if kind == "literal_error":
+    # that of an integer with more digits than pydantic compares
+    if kind in ("literal_error", "int_parsing_size"):
         choices = [str(choice) for choice in get_args(expected.kind)]
         hint = did_you_mean(detail["input"], choices) if isinstance(detail["input"], str) else ""
         return f"must be one of {', '.join(choices)}, {actual}{hint}"

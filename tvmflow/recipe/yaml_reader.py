@@ -29,6 +29,7 @@ from tvmflow.recipe.yaml_document import Document
 
 _MAX_BYTES: Final = 1 << 20
 _MAX_NODES: Final = 40_000
+_NOT_UTF_8: Final = "is not UTF-8 text; save the file as UTF-8"
 
 
 def read_yaml(path: Path, *, size_factor: int = 1) -> Document:
@@ -75,7 +76,8 @@ def _read_text(path: Path, max_bytes: int) -> str:
     try:
         with path.open("rb") as handle:
             content = handle.read(max_bytes + 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
+        # ValueError: it is not a name that a file can have
         others = [name for name in list_siblings(path) if name.endswith((".yaml", ".yml"))]
         raise _error(
             path, 1, 1, f"there is no such file{did_you_mean(path.name, others)}"
@@ -85,12 +87,15 @@ def _read_text(path: Path, max_bytes: int) -> str:
     if len(content) > max_bytes:
         size = f"{max_bytes >> 20} MiB"
         raise _error(path, 1, 1, f"is larger than {size}; is this the right file?")
+    # UTF-16 without a byte order mark can be decoded as UTF-8, to every other character
+    if b"\0" in content[:2]:
+        raise _error(path, 1, 1, _NOT_UTF_8)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8-sig")
         position = _end_position(before)
-        raise _error(path, *position, "is not UTF-8 text; save the file as UTF-8") from None
+        raise _error(path, *position, _NOT_UTF_8) from None
 
 
 def _end_position(text: str) -> tuple[int, int]:

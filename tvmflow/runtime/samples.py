@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, overload
 
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import EnvironmentProblem, StageError
-from tvmflow.core.files import replacing
+from tvmflow.core.files import output_file
 from tvmflow.core.types import TensorSpec
 from tvmflow.runtime.images import Preprocessing
 
@@ -288,7 +288,7 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
 
     try:
         # `numpy.savez` takes no array with the name `file`
-        with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        with output_file(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
                     np.save(stream, array, allow_pickle=False)

@@ -26,6 +26,7 @@ _PREFIX: Final = re.compile(r"[0-9a-f]{2}")
 _FILES: Final = frozenset({"README.md", "CACHEDIR.TAG", "format", "run.lock", "use.lock"})
 # Folders whose files come and go, or are nobody's business.
 _UNCHECKED: Final = frozenset({"tmp", "damaged"})
+_TRIALS_SUFFIX: Final = ".jsonl"
 # How many folders are above a file; 1 where the table has none.
 _DEPTHS: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("cas", "actions", "last", "failures", "spool"), (2,)),
@@ -100,6 +101,11 @@ def _list_files(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders.sort()
         level = len(Path(parent).relative_to(folder).parts) + 1
+        if is_deep:
+            # a folder in the place of the trials of a workload
+            misplaced = [name for name in folders if name.endswith(_TRIALS_SUFFIX)]
+            names += misplaced
+            folders[:] = [name for name in folders if name not in misplaced]
         if not is_deep and level == max(depths):
             names += folders
             folders.clear()

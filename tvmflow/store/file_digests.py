@@ -57,7 +57,7 @@ class FileDigests:
             digest, is_stable = _hash_stable(path, before)
             if is_stable:
                 text = json.dumps({"path": path, "stamp": before, "digest": digest})
-                self._store.notes.write(text, "stats", name)
+                self._store.notes.keep(text, "stats", name)
         self._digests[path] = digest
         return digest
 
@@ -90,7 +90,7 @@ class FileDigests:
             lines.append(f"{digest}  {name}")
         if new:
             text = json.dumps({"path": folder, "files": {**known, **new}})
-            self._store.notes.write(text, "stats", note)
+            self._store.notes.keep(text, "stats", note)
         digest = hashlib.sha256(json.dumps(lines).encode()).hexdigest()
         self._folders[folder, ordered] = digest
         return digest

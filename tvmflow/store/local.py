@@ -23,9 +23,10 @@ import re
 import time
 from typing import Literal
 
-from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.disk_errors import disk_errors, is_unwritable
 from tvmflow.core.errors import StoreError
 from tvmflow.core.files import read_regular
+from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Artifact, Json, StageKey
 from tvmflow.store import action_records, claims, leases
 from tvmflow.store.action_records import ActionRecord
@@ -97,7 +98,7 @@ class LocalStore:
         names = os.listdir(self.root) if os.path.lexists(self.root) else ()
         others = sorted(set(names) - _ALLOWED_BEFORE)
         if condition == "absent" and others:
-            text = f"{self.root} is not a tvmflow store: it contains {others[0]!r}"
+            text = f"{shortest_path(self.root)} is not a tvmflow store: it contains {others[0]!r}"
             raise StoreError(text, fix="choose an empty or a new folder with --store DIR")
         return condition
 
@@ -116,10 +117,24 @@ class LocalStore:
                 os.makedirs(self.root, exist_ok=True)
             except FileNotFoundError as error:
                 fix = "choose another folder with --store DIR"
-                text = f"{self.root} cannot be created: {error.strerror}"
+                text = f"{shortest_path(self.root)} cannot be created: {error.strerror}"
                 raise StoreError(text, fix=fix) from error
             self.notes.write(_CACHE_TAG, "CACHEDIR.TAG")
             self.notes.write(FORMAT, "format")
+
+    def create_if_writable(self) -> None:
+        """Do what `create` does, for somebody who only reads: a store that cannot be written is left as it is.
+
+        Raises:
+            StoreError: for a folder with other files in it, a store of another version, or a file in the way.
+        """
+        with disk_errors(self.root):
+            self.check()
+        try:
+            self.create()
+        except StoreError as error:
+            if not is_unwritable(error):
+                raise
 
     def condition(self) -> Literal["good", "damaged", "absent"]:
         """Return whether the folder is a store: `damaged` is one whose file `format` is not what was written.
@@ -140,7 +155,7 @@ class LocalStore:
             return "good"
         if re.fullmatch(_ANY_FORMAT, content):
             raise StoreError(
-                f"{self.root} was written by another version of tvmflow ({content.strip()})",
+                f"{shortest_path(self.root)} was written by another version of tvmflow ({content.strip()})",
                 fix="choose another store with --store DIR, or remove this one "
                 "(keep its folder `ledger`: it holds the measured trials)",
             )

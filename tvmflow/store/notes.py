@@ -9,6 +9,7 @@ import hashlib
 import os
 
 from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.errors import StoreError
 from tvmflow.store.disk import StoreFolder
 
 _HEADER = "tvmflow note "
@@ -79,6 +80,11 @@ class Notes:
         with disk_errors(self._folder.root):
             content = seal(text, *names) if names[0] in _SEALED else text
             self._folder.write(content.encode(), self.path(*names), flush=False)
+
+    def keep(self, text: str, *names: str) -> None:
+        """Write a note that only saves time, where the store can be written."""
+        with contextlib.suppress(StoreError):
+            self.write(text, *names)
 
     def list(self, *names: str) -> list[str]:
         """Return the names of the notes in a folder of notes, sorted."""

@@ -11,6 +11,11 @@ from tvmflow.store.integrity import Finding, Progress, check_integrity
 from tvmflow.store.local import LocalStore
 
 _BY_NEXT_RUN: Final = "the next run makes it again"
+# What becomes of a file without which nothing is missing, where that is something else.
+_CONSEQUENCES: Final[Mapping[str, str]] = {
+    "log": "the next execution of its stage writes another",
+    "run record": "nothing else says what that run did",
+}
 _RUN: Final = "run its recipe again, or fetch it with `tvmflow cache pull`"
 # What the user has to do for a file of a kind that no run makes again.
 _FIXES: Final[Mapping[str, str]] = {
@@ -75,7 +80,7 @@ def _repair_file(store: LocalStore, file: DamagedFile) -> Step:
     done = f"moved to {_shorten(store, store.set_aside(path))}"
     if file.kind in _FIXES:
         return Step(*file, done, _FIXES[file.kind])
-    return Step(*file, f"{done}; {_BY_NEXT_RUN}")
+    return Step(*file, f"{done}; {_CONSEQUENCES.get(file.kind, _BY_NEXT_RUN)}")
 
 
 def _describe(finding: Finding) -> Step:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tvmflow.core import file_locks
+from tvmflow.core import disk_errors, file_locks
+from tvmflow.core.errors import StoreError
 from tvmflow.targets.backends import BACKENDS, cpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RUNTIME_VARIABLE: Final = "XDG_RUNTIME_DIR"
+RUNTIME_FIX: Final = f"set ${RUNTIME_VARIABLE} to a folder of your own, or unset it"
+"""What to do where the device locks cannot be made."""
 CPU: Final = {"kind": cpu.DEVICE}
 """This machine's CPU."""
 ALL_DEVICES: Final = tuple({"kind": backend.DEVICE} for backend in BACKENDS.values())
@@ -42,8 +45,17 @@ def shared(locks: Path, device: Mapping[str, str]) -> AbstractContextManager[Non
 
 @contextmanager
 def _hold(locks: Path, device: Mapping[str, str], *, shared: bool) -> Iterator[None]:
-    os.makedirs(locks, mode=0o700, exist_ok=True)
     path = locks / f"{device['kind']}.lock"
     subject = f"the device {device['kind']} of this machine"
-    with file_locks.held(path, shared=shared, mode=0o600, subject=subject):
+    with ExitStack() as stack:
+        try:
+            os.makedirs(locks, mode=0o700, exist_ok=True)
+            held = file_locks.held(path, shared=shared, mode=0o600, subject=subject)
+            stack.enter_context(held)
+        except OSError as error:
+            problem = disk_errors.explain(error, locks)
+            if problem is None or disk_errors.is_disk_full(error):
+                raise
+            text = f"the devices of this machine cannot be locked: {problem.message}"
+            raise StoreError(text, fix=RUNTIME_FIX) from error
         yield

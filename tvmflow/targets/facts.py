@@ -54,5 +54,5 @@ def _load_answers(
         _log.debug("LLVM is queried about %s: the store has no answer", list(missing.values()))
         for name, answer in zip(missing, query(list(missing.values())), strict=True):
             notes[name] = json.dumps(answer)
-            store.notes.write(str(notes[name]), "facts", name)
+            store.notes.keep(str(notes[name]), "facts", name)
     return [json.loads(notes[name] or "null") for name in names]

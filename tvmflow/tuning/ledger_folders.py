@@ -120,10 +120,14 @@ def read_records(path: Path) -> RecordsFile:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, one at a time, of a damaged one in parts; none when it was removed meanwhile."""
+    """Yield the lines of a file, one at a time, of a damaged one in parts; none when there is no such file."""
+    if not path.is_file():
+        # opening a pipe would wait forever
+        return
     try:
         with path.open("rb") as stream:
             while line := stream.readline(_MAX_LINE_BYTES):
                 yield line
     except FileNotFoundError:
+        # removed meanwhile
         return

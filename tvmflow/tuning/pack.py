@@ -22,7 +22,8 @@ from typing import IO, Final, NamedTuple
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import StoreError, UsageError
-from tvmflow.core.files import replacing
+from tvmflow.core.files import output_file
+from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Json
 from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_records
 from tvmflow.tuning.trials import Trial, sort_by_record
@@ -89,7 +90,7 @@ def export_pack(
             entries = _write_targets(body, folders, workloads, best, problems)
             if not entries:
                 raise UsageError(
-                    f"no trial in {root} matches the options of the export",
+                    f"no trial in {shortest_path(str(root))} matches the options of the export",
                     fix="run `tvmflow records ls --workloads` to see the trials",
                 )
             totals = {name: sum(entry[name] for entry in entries.values()) for name in COUNTS}
@@ -173,7 +174,7 @@ def start_digest(header: Mapping[str, Json]) -> hashlib._Hash:
 def _write_file(path: Path, header: bytes, body: IO[bytes]) -> int:
     """Write a pack atomically and return its size in bytes."""
     body.seek(0)
-    with replacing(path) as temporary, open(temporary, "wb") as raw:  # noqa: PTH123
+    with output_file(path) as temporary, open(temporary, "wb") as raw:  # noqa: PTH123
         if path.suffix == ".gz":
             # Neither the time nor the name of the temporary file belongs to the content.
             with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:

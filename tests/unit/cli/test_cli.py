@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "tiny.yaml", "--until", "veryfy"], "did you mean 'verify'?"),
         (["plan", "tiny.yaml", "--target", "hots"], "did you mean 'host'?"),
         (["plan", "tiny.yaml", "--pipeline", "tunee"], "did you mean 'tune'?"),
+        (["plan", "tiny.yaml", "--variant", "b"], "there are none"),
+        (
+            ["plan", "tiny.yaml", "--output", "tiny.yaml"],
+            "is read by this command and would be lost",
+        ),
+        (["run", "tiny.yaml", "--junit", "."], ". is a folder, and a file is to be written there"),
+        (["run", "tiny.yaml", "--summary", "tiny.yaml"], "would be lost"),
+        (["lock", "tiny.yaml", "--lock", "tiny.yaml"], "would be lost"),
+        (["lock", "tiny.yaml", "--lock", "."], ". is a folder"),
         (["plan", "missing.yaml"], "missing.yaml"),
         (["plan", "."], "."),
         (["explain", "tiny.yaml", "nothing"], "import, extract_tasks/host"),
@@ -168,6 +178,21 @@ def test_an_unexpected_exception_is_reported_as_a_bug(
     details = Path(err.split("the details are in ")[1].strip())
     assert "Traceback" in details.read_text()
     details.unlink()
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_no_bug(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reports and keys are UTF-8: the path is named with what to do."""
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    try:
+        shutil.copytree(tmp_path, folder)
+    except OSError:
+        pytest.skip("this file system has no such names")
+    assert main.main(["plan", f"{folder}/tiny.yaml"]) == 4
+    err = capsys.readouterr().err
+    assert "the name of a file or folder is not UTF-8: '" in err and "caf\\udce9" in err
+    assert "fix: rename it" in err
 
 
 def test_output_that_nobody_reads_to_the_end_is_not_an_error(project: Project) -> None:

@@ -146,23 +146,28 @@ def test_repair_says_what_it_did_and_what_is_left(
     (root / "format").write_text("")
     (root / "pins" / "v1").write_text("")
     os.mkfifo(root / "ledger" / "target" / "pipe.jsonl")
+    (root / "ledger" / "target" / "folder.jsonl").mkdir()
     (root / "photo.jpg").write_text("mine")
     code, out, _ = answer(capsys, "verify")
     assert (code, "`tvmflow cache repair` sets aside" in out) == (1, True)
     assert "file photo.jpg is damaged: it is no part of a store" in out
     (root / "photo.jpg").unlink()
     (root / "last" / "net" / "build+host").write_text("")
+    (root / "history").mkdir()
+    (root / "history" / "zzzzzzz.json").write_text("{")
     code, out, _ = answer(capsys, "repair")
     assert code == 1
     for line in (
         "format format: it does not name the format of this store; moved to damaged/format",
         "note last/net/build+host: its content is damaged; moved to damaged/build+host; the next run makes it again",
+        "run record history/zzzzzzz.json: its content is damaged; moved to damaged/zzzzzzz.json; nothing else says what that run did",
         "pin pins/v1: its content is damaged; moved to damaged/v1",
+        "trials ledger/target/folder.jsonl: it is no file; moved to damaged/folder.jsonl",
         "trials ledger/target/pipe.jsonl: it is no file; moved to damaged/pipe.jsonl",
     ):
         assert line in out.splitlines(), out
     assert "fix: make the lock file or the release of that name again" in out
-    assert "4 files put right" in out and "2 left to you; nothing was deleted" in out
+    assert "6 files put right" in out and "3 left to you; nothing was deleted" in out
     assert trials.exists()
     (root / "ledger" / "target" / "kernel.jsonl").unlink()
     trials.parent.rmdir()

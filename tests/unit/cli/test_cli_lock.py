@@ -62,6 +62,15 @@ def test_equal_lock_files_have_no_difference(
     assert capsys.readouterr().out == "no difference\n"
 
 
+def test_no_recipe_becomes_a_lock_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`lock A --lock B` with a recipe B is a mistake, and must not cost the recipe."""
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text("recipe: 1\n")
+    assert main.main(["lock", str(tmp_path / "a.yaml"), "--lock", str(tmp_path / "b.yaml")]) == 2
+    assert "b.yaml is a recipe; a lock file is expected here" in capsys.readouterr().err
+    assert (tmp_path / "b.yaml").read_text() == "recipe: 1\n"
+
+
 def test_a_file_that_is_no_lock_file_is_an_error(
     locks: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,13 @@ from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.run_records import list_ids, record_run
 from tvmflow.store.local import LocalStore
 
-FACTS = {"passed": True, "against": "reference", "outputs": {}}
+LATENCY = dict.fromkeys(("mean", "median", "min", "max", "std"), 1e-3)
+FACTS = {
+    "passed": True,
+    "against": "reference",
+    "outputs": {},
+    "latency": {"library": LATENCY},
+}
 
 
 @pytest.fixture
@@ -84,6 +90,49 @@ def test_what_has_no_page_is_an_error(
     record(store, "net")
     assert main.main(["report", what]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_page_is_compared_with_what_is_named(
+    store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without `--against`, with the last run before it that measured the same."""
+    delivery = tmp_path / "dist" / "net" / "host"
+    delivery.mkdir(parents=True)
+    (delivery / "measurements.json").write_text(json.dumps(FACTS))
+    first, other, last = record(store, "net"), record(store, "other"), record(store, "net")
+    for against, name in (
+        ([], f"run {first}"),
+        (["--against", "last"], f"run {first}"),
+        (["--against", "latest~2"], f"run {first}"),
+        (["--against", "dist"], "delivery dist"),
+    ):
+        assert main.main(["report", last, *against, "-o", "page.html", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["against"] == name
+        assert f"Compared with {name}" in (tmp_path / "page.html").read_text()
+    assert main.main(["report", other, "-o", "page.html", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["against"] is None
+    assert "Compared with" not in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("against", "message"),
+    [
+        ("last", "--against last: nothing before run {run} has one of its builds"),
+        ("nothing", "there is no run 'nothing'"),
+        ("net.yaml", "net.yaml is a recipe; a lock file is expected here"),
+        ("{run}", "the page is about run {run}: it cannot be compared with itself"),
+        ("latest", "run {latest} and run {run} have no build in common: other/host; net/host"),
+    ],
+)
+def test_what_cannot_be_compared_is_an_error(
+    against: str, message: str, store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And no page is written."""
+    names = {"run": record(store, "net"), "latest": record(store, "other")}
+    words = ["report", names["run"], "--against", against.format(**names), "-o", "page.html"]
+    assert main.main(words) == 2
+    assert message.format(**names) in capsys.readouterr().err
+    assert not Path("page.html").exists()
 
 
 @pytest.mark.parametrize("has_browser", [True, False])

@@ -136,11 +136,29 @@ def test_missing_and_unwritable_files_are_errors(
     code, _, err = run(capsys, small_bundle, "--input", tmp_path / "none.npz")
     assert (code, "there is no file" in err) == (2, True)
     code, _, err = run(capsys, tmp_path / "none.tvmflow")
-    assert (code, "there is no file" in err) == (1, True)
+    assert (code, "there is no file" in err) == (2, True)
     code, _, err = run(capsys, small_bundle, "--output", tmp_path / "no" / "y.npz")
     assert (code, "cannot be written: No such file or directory" in err) == (4, True)
     code, _, _ = run(capsys, small_bundle, "--repeat", "0")
     assert code == 2
+
+
+def test_a_folder_is_no_bundle(small_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message names the bundle in it."""
+    code, _, err = run(capsys, small_bundle.parent)
+    assert (code, err) == (
+        2,
+        f"tvmflow: {small_bundle.parent} is a folder, not a file\n"
+        f"  fix: name the bundle in it: {small_bundle}\n",
+    )
+
+
+def test_a_model_is_named_only_for_a_comparison(
+    small_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who forgot --compare would believe that it agrees."""
+    code, _, err = run(capsys, small_bundle, "--model", "net.onnx")
+    assert (code, "add --compare" in err) == (2, True)
 
 
 def test_only_what_a_trusted_key_signed_is_run(
@@ -247,8 +265,10 @@ def test_the_best_classes_of_images_are_shown(
 ) -> None:
     """By name, with probabilities, and what those are; as JSON too."""
     monkeypatch.setattr(loading, "load", lambda *_, **__: brightness_module())
+    bundle = tmp_path / "x.tvmflow"
+    bundle.touch()
     light, dark, gray = write_images(tmp_path)
-    code, out, _ = run(capsys, "x.tvmflow", light, dark, gray, "--top", 1)
+    code, out, _ = run(capsys, bundle, light, dark, gray, "--top", 1)
     assert code == 0
     assert out.splitlines()[1:] == [
         "ran on 3 samples",
@@ -260,7 +280,7 @@ def test_the_best_classes_of_images_are_shown(
         f"{gray}:",
         "   99.98%  gray",
     ]
-    _, out, _ = run(capsys, "x.tvmflow", dark, "--json")
+    _, out, _ = run(capsys, bundle, dark, "--json")
     (image,) = json.loads(out)["predictions"]
     assert image["file"] == str(dark)
     assert [best["label"] for best in image["classes"]] == ["dark", "gray", "light"]
@@ -272,16 +292,18 @@ def test_images_that_cannot_be_run_are_errors(
     """Each with exit code 2 and what to do."""
     made = [brightness_module()]
     monkeypatch.setattr(loading, "load", lambda *_, **__: made[0])
+    bundle = tmp_path / "x.tvmflow"
+    bundle.touch()
     (light, *_) = write_images(tmp_path)
     (tmp_path / "text.png").write_text("no image")
-    code, _, err = run(capsys, "x.tvmflow", light, tmp_path / "text.png")
+    code, _, err = run(capsys, bundle, light, tmp_path / "text.png")
     assert code == 2 and "text.png cannot be read as an image" in err
-    code, _, err = run(capsys, "x.tvmflow", light, tmp_path / "none.png")
+    code, _, err = run(capsys, bundle, light, tmp_path / "none.png")
     assert code == 2 and "there is no file" in err and "none.png" in err
     made[0] = brightness_module(images={})
-    code, _, err = run(capsys, "x.tvmflow", light)
+    code, _, err = run(capsys, bundle, light)
     assert code == 2 and "no input of this model takes images" in err
     monkeypatch.setitem(sys.modules, "PIL", None)
     made[0] = brightness_module()
-    code, _, err = run(capsys, "x.tvmflow", light)
+    code, _, err = run(capsys, bundle, light)
     assert code == 4 and "pip install pillow" in err

@@ -24,7 +24,7 @@ def script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 def complete(script: Path, *words: str) -> set[str]:
     """Return what bash proposes for the last of the words."""
     line = " ".join(f"'{word}'" for word in ("tvmflow", *words))
-    code = f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _tvmflow; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    code = f"source ./{script.name}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _tvmflow; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     done = subprocess.run(
         ["bash", "-uc", code], capture_output=True, text=True, check=True, cwd=script.parent
     )

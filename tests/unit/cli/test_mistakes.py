@@ -26,6 +26,8 @@ from tvmflow.cli import main
         ("plan net.yaml --jobs 2", "plan: no option --jobs; `build`, `run`, `lock` have it"),
         ("targets net.yaml", "targets: unexpected argument 'net.yaml'"),
         ("cache gc --max-agee 3d", "cache gc: no option --max-agee; did you mean --max-age?"),
+        ("run net.yaml --json=3", "run: --json takes no value, and has '3'"),
+        ("run-model", "the following arguments are required: BUNDLE\n"),
         ("run", "fix: `tvmflow run [OPTIONS] RECIPE …`"),
     ],
 )

@@ -21,7 +21,16 @@ from tvmflow.cli.arguments import (
     store_option,
 )
 from tvmflow.cli.commands import COMMANDS
-from tvmflow.cli.options import Options, days, port, positive_int, seconds, shape
+from tvmflow.cli.options import (
+    Options,
+    days,
+    minutes,
+    port,
+    positive_int,
+    seconds,
+    shape,
+    time_limit,
+)
 from tvmflow.cli.parser import CommandParser
 from tvmflow.core.errors import UsageError
 from tvmflow.planning.request import RunRequest
@@ -127,6 +136,16 @@ def test_quiet_and_verbose_exclude_each_other() -> None:
         Command().parser.parse(["a.yaml", "-q", "-v"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [(("",), "RECIPE"), (("a.yaml", "--dist", ""), "--dist"), (("a.yaml", "--lock="), "--lock")],
+)
+def test_no_value_is_empty(arguments: tuple[str, ...], name: str) -> None:
+    """A variable of the shell that is not set would otherwise be the current folder."""
+    with pytest.raises(UsageError, match=f"argument {name}: must not be empty"):
+        Command().parse(*arguments)
+
+
 def test_options_may_stand_between_arguments() -> None:
     options = Command().parse("a.yaml", "--jobs", "2", "b.yaml")
     assert options.recipes.recipes == ("a.yaml", "b.yaml")
@@ -207,6 +226,8 @@ def test_types_of_arguments(kind: Callable[[str], float], text: str, value: floa
         *((port, text) for text in ("65536", "-1", "http")),
         *((seconds, text) for text in ("-1", "86401", "nan", "soon")),
         *((days, text) for text in ("-1", "nan", "")),
+        *((minutes, text) for text in ("-1", "86401", "nan", "soon")),
+        *((time_limit, text) for text in ("0", "-1", "nan", "inf", "soon")),
     ],
 )
 def test_wrong_values_are_named_in_the_message(kind: Callable[[str], object], text: str) -> None:

@@ -12,14 +12,10 @@ from tests.support.kernels import LEVELS_HERE, level, outputs
 from tests.support.onnx_models import draw, load, model, value
 from tests.support.random_networks import draw_network
 from tests.support.random_networks.judging import find_differences, run_reference
-
-_DEFAULT = range(2)
-_MANY = range(2, 120)
+from tests.support.seeds import seeds
 
 
-@pytest.mark.parametrize(
-    "seed", [*_DEFAULT, *(pytest.param(seed, marks=pytest.mark.slow) for seed in _MANY)]
-)
+@pytest.mark.parametrize("seed", seeds(2, 60, 120))
 def test_random_networks_agree_with_onnx_runtime(seed: int, tmp_path: Path) -> None:
     """The levels of this machine take turns."""
     made, feed = draw_network(seed)

@@ -26,13 +26,30 @@ NUMBERS = (
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_every_error_of_a_disk_has_a_message_and_a_fix(name: str) -> None:
+def test_every_error_of_a_disk_has_a_message_and_a_fix(name: str, tmp_path: Path) -> None:
     """It ends with the exit code of the environment, whatever else happened."""
     number = getattr(errno, name)
-    with pytest.raises(StoreError) as raised, disk_errors("/store"):
-        raise OSError(number, os.strerror(number), "/store/some/file")
+    with pytest.raises(StoreError) as raised, disk_errors(tmp_path):
+        raise OSError(number, os.strerror(number), str(tmp_path / "file"))
     assert raised.value.exit_code == EXIT_ENVIRONMENT
-    assert "/store" in raised.value.message and raised.value.fix
+    assert str(tmp_path) in raised.value.message and raised.value.fix
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_not_the_file_that_was_to_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A temporary file has a name that nobody knows; a file that is there is named itself."""
+    monkeypatch.chdir(tmp_path)
+    refused = PermissionError(errno.EACCES, "Permission denied", ".1-2-3.tmp")
+    problem = explain(refused, "somewhere")
+    assert problem is not None and problem.message == f"{tmp_path}: Permission denied"
+    refused.filename = str(tmp_path / "store" / "locks")
+    problem = explain(refused, "somewhere")
+    assert problem is not None and problem.message == f"{tmp_path}: Permission denied"
+    (tmp_path / "run.lock").touch()
+    refused.filename = str(tmp_path / "run.lock")
+    problem = explain(refused, "somewhere")
+    assert problem is not None and problem.message == "run.lock: Permission denied"
 
 
 def test_other_errors_stay_what_they_are() -> None:

@@ -93,3 +93,31 @@ def test_files_and_folders_can_be_synced(tmp_path: Path) -> None:
     files.sync(str(tmp_path))
     with pytest.raises(FileNotFoundError):
         files.sync(str(tmp_path / "none"))
+
+
+def test_a_pipe_that_a_user_names_is_written_to(tmp_path: Path) -> None:
+    """As root, replacing what /dev/stdout or /dev/null names would take it from every program."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    files.write_output(path, "text")
+    content = os.read(reader, 100)
+    os.close(reader)
+    assert content == b"text"
+    assert path.is_fifo()
+
+
+def test_an_open_file_that_a_user_names_is_written_to(tmp_path: Path) -> None:
+    """What `--output /dev/fd/3 3> file` writes is in that file, which stays the one that is open."""
+    with (tmp_path / "file").open("wb") as stream:
+        files.write_output(f"/dev/fd/{stream.fileno()}", "text")
+        assert os.fstat(stream.fileno()).st_size == 4
+
+
+def test_a_file_that_a_user_names_is_replaced(tmp_path: Path) -> None:
+    """A reader sees the old content or the new one."""
+    path = tmp_path / "file"
+    path.write_text("old")
+    with path.open() as reader:
+        files.write_output(path, "new")
+        assert (reader.read(), path.read_text()) == ("old", "new")

@@ -104,6 +104,17 @@ def test_stages_of_several_recipes_have_the_names_of_their_recipes() -> None:
     assert stream.getvalue().startswith("net:tune/host ")
 
 
+def test_outcomes_stand_below_each_other() -> None:
+    """Also behind names that are longer than most."""
+    stream = io.StringIO()
+    printer = Printer(stream, as_json=False, many=True)
+    names = ("import", "extract_tasks/a-board-with-a-name")
+    printer.event(started(*names))
+    for name in names:
+        printer.event(finished(stage=name))
+    assert len({line.index("done") for line in stream.getvalue().splitlines()}) == 1
+
+
 def test_without_a_terminal_a_long_search_says_so_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

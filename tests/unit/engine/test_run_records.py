@@ -15,7 +15,7 @@ from tvmflow.core.types import RecipeOrigin
 from tvmflow.engine import run_records
 from tvmflow.engine.builds import list_builds
 from tvmflow.engine.report import RunReport, StageReport
-from tvmflow.engine.run_records import RunRecord, list_runs, read_run, record_run
+from tvmflow.engine.run_records import RunRecord, is_record, list_runs, read_run, record_run
 from tvmflow.store import garbage_collection, leftovers
 from tvmflow.store.eviction_plan import Limits
 from tvmflow.store.garbage_collection import collect_garbage
@@ -133,6 +133,18 @@ def test_a_damaged_record_is_named_and_skipped(store: LocalStore, content: str) 
     assert [path for path, _ in history.damaged] == [str(damaged)]
     with pytest.raises(UsageError, match="cannot be read"):
         read_run(store, "zz")
+
+
+def test_a_record_in_the_place_of_another_is_damaged(store: LocalStore) -> None:
+    """What a run is said to have done is what it did."""
+    record(store, RAN)
+    [own] = Path(store.root, "history").iterdir()
+    other = own.with_name("zzzzzzz.json")
+    other.write_bytes(own.read_bytes())
+    assert is_record(own.read_bytes(), own.stem) and not is_record(other.read_bytes(), other.stem)
+    assert [run.id for run in list_runs(store).runs] == [own.stem]
+    with pytest.raises(UsageError, match=f"it is the record of run '{own.stem}'"):
+        read_run(store, "latest")
 
 
 def test_a_record_of_a_later_version_with_more_in_its_builds_is_read(store: LocalStore) -> None:

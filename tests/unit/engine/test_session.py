@@ -22,8 +22,10 @@ from tvmflow.core.errors import (
 )
 from tvmflow.core.types import Plan, StageCall, StageResult
 from tvmflow.engine import completeness
+from tvmflow.engine.builds import list_builds
 from tvmflow.engine.doit_adapter import EngineTask, run_tasks
 from tvmflow.engine.explanation import explain_stage
+from tvmflow.engine.headline import verdict_text
 from tvmflow.engine.report import RunReport
 from tvmflow.planning.decisions import PlanState, evaluate_plan
 from tvmflow.store.failures import find_failure
@@ -52,8 +54,19 @@ def test_an_operating_system_error_in_an_executor_is_reported(host: RunHost) -> 
         "import": "ran", "build/t0": "blocked", "export/t0": "skipped", "verify/t0": "skipped",
     }  # fmt: skip
     assert report.exit_code == EXIT_ENVIRONMENT
-    assert report.stages[1].message == "/sys/locks: Permission denied"
+    assert report.stages[1].message == "/sys: Permission denied"
     assert not report.delivered
+
+
+def test_a_skipped_stage_says_why(host: RunHost) -> None:
+    """Another target's failure ended the run; nothing that the stage needs had failed."""
+    host.executor.during = raising(PermissionError(errno.EACCES, "Permission denied", "/sys/locks"))
+    report = host.run(plan_of(width=2))
+    reasons = {s.stage_id: s.reason for s in report.stages if s.outcome == "skipped"}
+    assert reasons["net:export/t0"] == "a stage before it did not succeed"
+    assert reasons["net:build/t1"] == "the run ended before it"
+    builds = {build.target: build for build in list_builds(report)}
+    assert (verdict_text(builds["t0"]), verdict_text(builds["t1"])) == ("FAILED", "skipped")
 
 
 def test_an_unknown_operating_system_error_is_reported_too(host: RunHost) -> None:

@@ -55,6 +55,17 @@ def test_a_stage_is_named_as_on_every_command_line(store: LocalStore) -> None:
     assert read_text(find_logs(store, "other:tune/host")[0]) == "of other\n"
 
 
+def test_what_is_no_file_is_no_log(store: LocalStore) -> None:
+    """A pipe at which a reader would wait forever, a folder, a circle of links."""
+    path = write(store, "net/import.log")
+    os.mkfifo(path.with_name("build+host.log"))
+    path.with_name("tune+host.log").mkdir()
+    path.with_name("export+host.log").symlink_to("export+host.log")
+    assert names(store) == ["net:import"]
+    with pytest.raises(UsageError, match="there is no log of a stage 'build'"):
+        find_logs(store, "build")
+
+
 def test_a_log_that_does_not_exist_is_an_error(store: LocalStore) -> None:
     """With the nearest name, or the remark that there is none at all."""
     with pytest.raises(UsageError, match="has no log of a stage"):

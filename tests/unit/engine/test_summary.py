@@ -100,6 +100,28 @@ def test_problems_come_first_and_complete() -> None:
     assert [line.split()[1] for line in lines if line.startswith("net/edge ")] == ["FAILED"]
 
 
+def test_long_names_keep_their_targets() -> None:
+    """Rows that look the same tell nothing."""
+    recipe = "digits-with-a-rather-long-name-of-a-customer"
+    stages = [
+        StageReport(f"{recipe}-{variant}:verify/{target}", "ran", "", 1.0, VERDICT)
+        for variant in ("half", "one")
+        for target in ("host", "x86-64-v3")
+    ]
+    lines = summary(RunReport(tuple(stages), (), (), 2.0)).splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == [
+        "digits-with-a…me-of-a-customer-half/host",
+        "digits-with-a…-a-customer-half/x86-64-v3",
+        "digits-with-a…ame-of-a-customer-one/host",
+        "digits-with-a…f-a-customer-one/x86-64-v3",
+    ]
+    # what the ends do not tell apart has the whole names
+    names = [f"net-of-a-customer-{letter}-{'x' * 40}" for letter in "ab"]
+    stages = [StageReport(f"{name}:verify/host", "ran", "", 1.0, VERDICT) for name in names]
+    lines = summary(RunReport(tuple(stages), (), (), 2.0)).splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == [f"{name}/host" for name in names]
+
+
 def test_json_has_the_builds() -> None:
     """Beside the stages."""
     event = json.loads(render(ONE, as_json=True))

@@ -142,6 +142,10 @@ def test_the_same_content_gives_the_same_text() -> None:
             Page("Run", "net", libraries=(library("a"), library("b", verdict="rejected"))),
             "2 libraries for 2 targets, 1 verified, 1 rejected.",
         ),
+        (
+            Page("Run", "net", libraries=(library("a", verdict=None, is_skipped=True),)),
+            "1 library, 0 verified, 1 skipped.",
+        ),
         (Page("Release", "net", libraries=(library("a", verdict=None),)), "1 library."),
         (
             Page("Run", "net", stages=(StageEntry("net:build/host", "timeout"),)),
@@ -209,3 +213,11 @@ def test_only_what_was_measured_in_turns_and_is_no_noise_is_coloured(
 ) -> None:
     build = library("host", peers=(Peer("ONNX Runtime", 2e-3, speedup),))
     assert note in render_page(Page("Run", "net", libraries=(build,)))
+
+
+def test_a_rejected_library_has_no_speed_in_the_head() -> None:
+    """It computes wrong numbers; its latency is in the table."""
+    peer = Peer("ONNX Runtime", 2e-3, Speedup(2.0, 1.9, 2.1, 9))
+    build = library("host", verdict="rejected", peers=(peer,), tuning_speedup=peer.speedup)
+    tiles = render_page(Page("Run", "net", libraries=(build,))).partition("</dl>")[0]
+    assert "0 of 1" in tiles and "1 ms" not in tiles and "2.00×" not in tiles

@@ -73,7 +73,7 @@ def test_settings_are_numbers_fractions_and_lists() -> None:
         ),
         (
             "{colour: rgb}",
-            "net.yaml:8:21: inputs.data.image.colour: 'rgb' is not a colour (valid: BGR, GRAY, RGB)",
+            "net.yaml:8:21: inputs.data.image.colour: 'rgb' is not a colour; did you mean 'RGB'? (valid: BGR, GRAY, RGB)",
         ),
         (
             "{sharpen: 1}",

@@ -100,6 +100,12 @@ def test_wrong_variants(text: str, problem: str) -> None:
     assert actual.startswith(problem)
 
 
+def test_all_wrong_names_of_variants_are_problems(folder: Path) -> None:
+    """Each with its position, not the first one alone."""
+    problems = problems_in(write(Path("r.yaml"), variants('{A: {}, b: {}, "c d": {}, "": {}}')))
+    assert [problem.split(": ")[0] for problem in problems] == ["7:15", "7:33", "7:41"]
+
+
 def test_a_target_that_contradicts_one_variant(folder: Path) -> None:
     """Each is right by itself, and so is the recipe."""
     text = target("verify: {data: ~}").replace(

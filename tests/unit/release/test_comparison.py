@@ -16,8 +16,9 @@ from tvmflow.engine.builds import Build
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.run_records import record_run
 from tvmflow.recipe.yaml_writer import write_yaml
-from tvmflow.release.comparison import Side, compare_sides, load_side
+from tvmflow.release.comparison import compare_sides
 from tvmflow.release.lock_diff import Change
+from tvmflow.release.sides import Side, load_side
 from tvmflow.store.local import LocalStore
 
 NET = Build("net", "host", verdict="verified", latency_s=1e-3, size_bytes=1000, error=1e-6)
@@ -39,10 +40,10 @@ def texts(before: Build, after: Build, store: LocalStore) -> dict[str, str]:
     return {figure.what: figure.text for figure in comparison.figures}
 
 
-def record(store: LocalStore, *, error: float, message: str = "") -> None:
+def record(store: LocalStore, *, error: float, message: str = "", recipe: str = "net") -> None:
     verdict = {**VERDICT, "outputs": {"y": {**VERDICT["outputs"]["y"], "max_abs_error": error}}}
     with record_run(store, ["run", "net.yaml"]) as recording:
-        stage = StageReport("net:verify/host", "ran", "", 1.0, verdict, message)
+        stage = StageReport(f"{recipe}:verify/host", "ran", "", 1.0, verdict, message)
         recording.report, recording.exit_code = RunReport((stage,), (), (), 1.0), 0
 
 
@@ -121,6 +122,19 @@ def test_what_cannot_be_compared_is_an_error(store: LocalStore, tmp_path: Path) 
             load_side(str(tmp_path), store)
 
 
+def test_a_gate_without_a_common_build_is_a_mistake(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of other recipes nothing can become worse, whatever was built: a gate in CI would always be open."""
+    record(store, error=2e-6)
+    record(store, error=2e-6, recipe="other")
+    line = ["compare", "latest~1", "latest", "--store", store.root]
+    assert main.main(line) == 0
+    capsys.readouterr()
+    assert main.main([*line, "--fail-on-regression", "5"]) == 2
+    assert "no build of A is in B" in capsys.readouterr().err
+
+
 def test_the_command_ends_with_3_for_a_regression(
     store: LocalStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +178,32 @@ def test_a_release_counts_with_what_it_measured_in_turns(store: LocalStore, tmp_
     # the other way round, nothing was measured in turns
     back = compare_sides(sides[1], sides[0], store)
     assert {figure.what: figure.text for figure in back.figures}["latency"] == "1 ms"
+
+
+def test_the_same_library_is_as_fast_as_itself(store: LocalStore, tmp_path: Path) -> None:
+    """Whatever the machine did when the second release was measured."""
+    slow = {**VERDICT, "latency": {"library": {**VERDICT["latency"]["library"], "median": 9e-3}}}
+    first = write_release(tmp_path / "net-1.0")
+    second = write_release(tmp_path / "net-1.1", before="net-1.0", is_same_library=True)
+    path = tmp_path / "net-1.1" / "measurements.json"
+    value = json.loads(path.read_text()) | {"verification": {"net": {"host": slow}}}
+    path.write_text(json.dumps(value))
+    sides = [load_side(path, store) for path in (first, second)]
+    comparison = compare_sides(sides[0], sides[1], store)
+    (latency,) = [figure for figure in comparison.figures if figure.what == "latency"]
+    assert latency.text == "1 ms -> 9 ms (+800.0%, within the noise): the same library"
+    assert comparison.list_regressions(5.0) == []
+
+
+def test_what_is_on_one_side_is_named_once(store: LocalStore, tmp_path: Path) -> None:
+    """As a build, and not as a target of the lock file as well."""
+    first, second = (write_release(tmp_path / name) for name in ("net-1.0", "net-1.1"))
+    path = tmp_path / "net-1.0" / "release.lock.yaml"
+    path.write_text(path.read_text().replace("host:", "edge:"))
+    sides = [load_side(path, store) for path in (first, second)]
+    changes = compare_sides(sides[0], sides[1], store).changes
+    assert Change("net/edge", "build", "removed") in changes
+    assert "target" not in {change.what for change in changes}
 
 
 def test_lock_files_have_sizes(store: LocalStore, tmp_path: Path) -> None:

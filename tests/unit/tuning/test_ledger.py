@@ -265,6 +265,19 @@ def test_removing_drops_marks_and_keeps_what_is_newer(path: Path) -> None:
     assert not WorkloadLedger(path).is_exhausted("evolutionary/0")
 
 
+def test_what_is_no_file_has_no_records(tmp_path: Path) -> None:
+    """A report that reads a pipe would wait forever."""
+    path = tmp_path / f"{'a' * 64}.jsonl"
+    os.mkfifo(path)
+    assert read_records(path).records.trials == {}
+    path.unlink()
+    path.mkdir()
+    assert read_records(path).records.trials == {}
+    path.rmdir()
+    path.symlink_to(path.name)
+    assert read_records(path).records.trials == {}
+
+
 def test_a_file_copied_over_another_is_set_aside(tmp_path: Path) -> None:
     """Its trials are those of another workload or target; both are named, and nothing is deleted."""
     ledger = Ledger.open(tmp_path, TARGET, "0", DEVICE)

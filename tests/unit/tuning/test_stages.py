@@ -42,9 +42,7 @@ IMAGE = (1, 4, 12, 12)
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[ForkServer]:
-    # Without a roofline every kernel gets its trials, however fast it is on this machine.
-    modules = ["tests.support.no_roofline.sitecustomize", "tests.support.tuning"]
-    with ForkServer.start([*modules, "tvm.s_tir.meta_schedule"]) as server:
+    with ForkServer.start(["tests.support.tuning", "tvm.s_tir.meta_schedule"]) as server:
         yield server
 
 

@@ -20,6 +20,8 @@ class ReportOptions(Options):
         tvmflow report net.yaml -o net.html
         # a release
         tvmflow report releases/release-1.2.0
+        # what this run changed since a release
+        tvmflow report net.yaml --against releases/release-1.2.0
     """
 
     store: StoreOption = store_option()
@@ -28,6 +30,12 @@ class ReportOptions(Options):
         "a run (see `tvmflow runs`), the last run of a recipe or pipeline, or the folder of a release; "
         "without it, the last run",
         "?",
+    )
+    against: str | None = option(
+        "RUN|RELEASE|LOCK|last",
+        "compare each build with that of an earlier run, the folder of a release, a lock file, or a folder "
+        "in dist; `last` is the run before that measured one of them, or the release that a release was "
+        "compared with (the default, where there is one)",
     )
     output: str | None = option(
         "FILE", "where the page is written (./report-NAME.html); - for stdout", name="-o"

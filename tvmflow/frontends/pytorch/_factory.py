@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.errors import EnvironmentProblem, ImportFailed, UsageError
-from tvmflow.core.files import replacing
+from tvmflow.core.files import output_file
 from tvmflow.core.python_process import module_command
 from tvmflow.frontends._reference_process import worker_environment
 from tvmflow.frontends.pytorch._export import INSTALL
@@ -54,7 +54,7 @@ def export_factory(factory: str, path: Path) -> str:
     """
     with (
         tempfile.TemporaryDirectory(prefix="tvmflow-") as folder,
-        replacing(path) as temporary,
+        output_file(path) as temporary,
     ):
         answer_file = Path(folder, "answer.json")
         request = {"factory": factory, "archive": temporary, "answer": str(answer_file)}

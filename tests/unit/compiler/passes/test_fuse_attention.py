@@ -16,6 +16,7 @@ from tvm import relax
 
 from tests.support.kernels import FAST, LEVELS_HERE, level
 from tests.support.onnx_models import draw, load, model, value
+from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 
@@ -192,14 +193,8 @@ def check(seed: int, folder: Path) -> None:
     np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, 90, 200))
 def test_attention_of_any_shape_agrees(seed: int, tmp_path: Path) -> None:
-    check(seed, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6, 200))
-def test_more_attention_agrees(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)
 
 

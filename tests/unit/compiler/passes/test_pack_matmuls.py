@@ -14,6 +14,7 @@ from tvm import relax
 
 from tests.support.kernels import FAST, LEVELS_HERE, level, outputs
 from tests.support.onnx_models import draw, load, model, value
+from tests.support.seeds import seeds
 from tvmflow.compiler import lowering, schedules
 
 _ROWS = (1, 2, 3, 7, 13, 17, 19, 29, 49, 50, 197, 257)
@@ -60,14 +61,8 @@ def check(seed: int, folder: Path) -> None:
     np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, 60, 120))
 def test_products_of_any_shape_agree(seed: int, tmp_path: Path) -> None:
-    check(seed, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6, 120))
-def test_more_products_agree(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)
 
 
@@ -102,12 +97,6 @@ def check_batched(seed: int, folder: Path) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, 40, 80))
 def test_batched_products_of_any_shape_agree(seed: int, tmp_path: Path) -> None:
-    check_batched(seed, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4, 80))
-def test_more_batched_products_agree(seed: int, tmp_path: Path) -> None:
     check_batched(seed, tmp_path)

@@ -14,6 +14,7 @@ from tvm import relax
 
 from tests.support.kernels import FAST, host_level, kernels_of, outputs, run
 from tests.support.onnx_models import agree, draw, load, model, value
+from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_library.program import check_program
 
@@ -87,8 +88,7 @@ def test_ties_zeros_and_nan(descending: bool) -> None:
     check(np.tile(np.array(SPECIAL, "float32"), 3)[None], 30, 1, descending=descending)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", seeds(0, 60, 120))
 def test_random_sorts(seed: int) -> None:
     random = np.random.default_rng(seed)
     rank = int(random.integers(1, 4))

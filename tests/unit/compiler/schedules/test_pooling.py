@@ -13,10 +13,9 @@ from onnx import helper
 
 from tests.support.kernels import FAST, LEVELS_HERE, level, outputs
 from tests.support.onnx_models import draw, load, model, value
+from tests.support.seeds import seeds
 from tvmflow.compiler import lowering, schedules
 
-_DEFAULT = range(6)
-_MANY = range(6, 120)
 SIZES = (1, 2, 7, 13, 16, 31, 33, 48, 97, 101)
 
 
@@ -46,9 +45,7 @@ def draw_pool(seed: int) -> tuple[onnx.ModelProto, list[int]]:
     return model(nodes, [value("x", shape)], [value("y", open_shape)], {}), shape
 
 
-@pytest.mark.parametrize(
-    "seed", [*_DEFAULT, *(pytest.param(seed, marks=pytest.mark.slow) for seed in _MANY)]
-)
+@pytest.mark.parametrize("seed", seeds(6, 60, 120))
 def test_pools_of_any_shape_agree_with_onnx_runtime(seed: int, tmp_path: Path) -> None:
     """The levels of this machine take turns."""
     made, shape = draw_pool(seed)

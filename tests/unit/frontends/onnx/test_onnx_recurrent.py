@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.support.kernels import FAST, outputs
 from tests.support.onnx_models import agree, load, model, value
+from tests.support.seeds import seeds
 from tests.unit.compiler.schedules.test_every_preset import CPUS
 from tvmflow.compiler import forms, lowering, schedules
 from tvmflow.core.errors import ImportFailed
@@ -139,9 +140,7 @@ def random_layer(seed: int) -> tuple[str, dict[str, Any]]:
     return kind, options
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 150))]
-)
+@pytest.mark.parametrize("seed", seeds(4, 70, 150))
 def test_random_layers_agree_with_onnx_runtime(seed: int, tmp_path: Path) -> None:
     """Sizes, directions, lengths, states, outputs, activations: all that ONNX has, but the layout."""
     kind, options = random_layer(seed)

@@ -1,0 +1,68 @@
+"""`tvmflow runs` and `show run`: rows that say what happened, whatever the names are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tvmflow.cli import main
+from tvmflow.core.types import RecipeOrigin
+from tvmflow.engine.report import RunReport, StageReport
+from tvmflow.engine.run_records import record_run
+from tvmflow.store.local import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TVMFLOW_STORE", str(tmp_path / "cache"))
+    made = LocalStore(str(tmp_path / "cache"))
+    made.create()
+    return made
+
+
+def record(store: LocalStore, *recipes: str, message: str = "") -> None:
+    facts = {"passed": True, "against": "reference", "outputs": {}}
+    stages = tuple(
+        StageReport(f"{recipe}:{stage}", "ran", "never ran", 2.0, facts)
+        for recipe in recipes
+        for stage in ("import", "verify/a-board-with-a-long-name")
+    )
+    path = str(Path("net.yaml").absolute())
+    with record_run(store, ["run", "net.yaml"]) as recording:
+        origins = tuple(RecipeOrigin(recipe, path, path) for recipe in recipes)
+        recording.report = RunReport(stages, (), (), 2.0, origins=origins)
+        recording.exit_code, recording.message = (3, message) if message else (0, "")
+
+
+def test_a_row_has_how_many_recipes_there_are(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Long names lose their middle, and never the count."""
+    record(store, "a", "b", "c")
+    record(store, "a-name-of-a-recipe-that-is-long", "b", "c")
+    record(store, "a-name-of-a-recipe-that-is-long")
+    assert main.main(["runs"]) == 0
+    out = capsys.readouterr().out
+    assert "a, b and 1 more" in out
+    assert "a-na…-is-long and 2 more" in out
+    assert "a-name-…ipe-that-is-long " in out
+
+
+def test_a_run_that_an_error_ended_says_so(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Although all of its builds are verified."""
+    record(store, "net", message="net-1.0 exists with another library")
+    assert main.main(["runs"]) == 0
+    assert capsys.readouterr().out.endswith("net-1.0 exists with another library\n")
+
+
+def test_the_stages_of_a_run_are_a_table(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(store, "a-name-of-a-recipe-that-is-long")
+    assert main.main(["show", "run"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "never ran" in line]
+    assert len({line.index(" ran ") for line in lines}) == 1
