@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nobody's own keys sign what tests make, or judge it.
 for name in ("TVMFLOW_SIGNING_KEY", "TVMFLOW_TRUSTED_KEYS"):
     os.environ.pop(name, None)
+# The same examples on every machine, and no time limit for one, which a busy machine may exceed.
+hypothesis.settings.load_profile("ci")
 
 
 def pytest_configure(config: pytest.Config) -> None:

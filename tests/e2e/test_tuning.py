@@ -23,6 +23,7 @@ from tvmflow.tuning.workload_ledger import WorkloadLedger
 @pytest.mark.slow
 def test_gates_on_the_gain_of_tuning_fail_the_run(project: Project) -> None:
     """Below the gate: exit code 3, the library is not delivered, and the next run reuses the trials."""
+    project.spend_whole_budget()
     project.write_recipe(trials=4)
     project.edit_recipe("trials: 4", "trials: 4, min_speedup: 1000")
     failed = project.run()
@@ -152,11 +153,15 @@ def test_only_the_selected_kernels_are_tuned(project: Project) -> None:
 @pytest.mark.slow
 def test_a_limit_in_minutes_ends_in_a_library(project: Project) -> None:
     """Without a number of trials it runs until the time is over, and builds the best schedules."""
-    project.write_recipe(trials=4)
     project.spend_whole_budget()
-    project.edit_recipe("trials: 4", "minutes: 0.15")
-    done = project.run()
-    facts = done.stages["tune/host"]["facts"]
+    # In nine seconds, a busy machine may measure no more than the untuned kernels.
+    for minutes in ("0.15", "1", "5"):
+        project.write_recipe(trials=4)
+        project.edit_recipe("trials: 4", f"minutes: {minutes}")
+        done = project.run()
+        facts = done.stages["tune/host"]["facts"]
+        if facts["measured"]:
+            break
     assert done.code == 0
     assert facts["stopped"] == "time"
     assert 0 < facts["measured"] == len(project.trials())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tvmflow.api.arguments import check_names, check_recipes, check_texts
 from tvmflow.core.errors import RecipeError, UsageError
 from tvmflow.core.formatting import names_text
 from tvmflow.core.project import find_project, shortest_path
@@ -125,11 +126,14 @@ def plan(
 
     Raises:
         RecipeError: with all mistakes in all recipes.
-        UsageError: when something that is named does not exist.
+        UsageError: when something that is named does not exist, or an argument is of another type.
         DownloadError: when the address of a model has to be looked up, and cannot be.
     """
     if not recipes:
         raise UsageError("no recipe is given", fix="tvmflow.plan('RECIPE.yaml')")
+    check_recipes(recipes, Recipe)
+    check_names(targets=targets, variants=variants, force=force)
+    check_texts(pipeline=pipeline, until=until, lock=lock, store=store)
     paths = [recipe.path if isinstance(recipe, Recipe) else recipe for recipe in recipes]
     words = [] if store is None else ["--store", os.fspath(store)]
     opened = LocalStore(store_root(words, find_project().store))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from tvmflow.api.arguments import check_limits, check_texts
 from tvmflow.api.plans import Plan, Recipe, plan
 from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import names_text
@@ -108,6 +109,8 @@ def run(
     Raises:
         TvmflowError: for a problem of the whole run, such as a mistake in a recipe or a full disk.
     """
+    check_limits(jobs, stage_timeout_s, stage_memory)
+    check_texts(dist=dist)
     if not isinstance(planned, Plan):
         planned = plan(planned)
     store, listener = planned.store, on_event or (lambda _: None)

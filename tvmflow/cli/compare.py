@@ -8,7 +8,7 @@ from typing import Final
 
 from tvmflow.cli.definitions.compare import CompareOptions
 from tvmflow.cli.output import print_lines, print_result
-from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY
+from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
 from tvmflow.core.formatting import count_text
 from tvmflow.core.tables import columns
 from tvmflow.release.comparison import Comparison, Figure, compare_sides, to_json
@@ -21,6 +21,11 @@ def compare(options: CompareOptions) -> int:
     sides = [load_side(name, store) for name in (options.before, options.after)]
     comparison = compare_sides(sides[0], sides[1], store)
     limit = options.fail_on_regression
+    if limit is not None and not comparison.figures:
+        raise UsageError(
+            "nothing can become worse: no build of A is in B",
+            fix="compare two runs of the same recipes",
+        )
     regressions = [] if limit is None else comparison.list_regressions(limit)
     if options.md and not options.json:
         print_lines(*_format_markdown(comparison, regressions))

@@ -10,7 +10,7 @@ from typing import Final
 
 from tvmflow.cli.definitions.init import InitOptions, ModelOptions
 from tvmflow.cli.download_progress import DownloadLine
-from tvmflow.cli.output import print_notes, write_file
+from tvmflow.cli.output import check_output_file, print_notes, write_file
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.files import write_atomically
@@ -50,6 +50,8 @@ def init(options: InitOptions) -> int:
         raise UsageError(
             f"{path} exists", fix="replace it with --force, or write another file with --output"
         )
+    if not options.stdout:
+        check_output_file(path, [chosen.model])
     if options.archive is not None:
         _write_archive(options.model.model, options.archive, replace=options.force)
     # only a model at an address is downloaded, into a store that other commands take for one

@@ -37,6 +37,7 @@ Value = TypeVar("Value")
 
 _REQUIRED: Final = object()
 _MAX_SECONDS: Final = 86_400.0
+_MAX_MINUTES: Final = 86_400.0
 _MAX_PORT: Final = 65_535
 
 
@@ -155,6 +156,16 @@ def seconds(text: str) -> float:
     if value is None or not 0 <= value <= _MAX_SECONDS:
         raise argparse.ArgumentTypeError(
             f"'{text}' is not a number of seconds from 0 to {_MAX_SECONDS:.0f}"
+        )
+    return value
+
+
+def minutes(text: str) -> float:
+    """Return a duration in minutes."""
+    value = _number(text)
+    if value is None or not 0 <= value <= _MAX_MINUTES:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not a number of minutes from 0 to {_MAX_MINUTES:.0f}"
         )
     return value
 

@@ -25,6 +25,7 @@ from tvmflow.cli.output import (
 )
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.core.file_kinds import LOCK, TRIALS, check_kind
+from tvmflow.core.project import shortest_path
 from tvmflow.release.lock_trials import SUFFIXES, import_lock
 from tvmflow.store.inventory import require_store
 from tvmflow.store.local import LocalStore
@@ -49,7 +50,7 @@ def list_targets(options: ListOptions) -> int:
         print_json({"targets": targets})
         return EXIT_OK
     if not folders:
-        print_lines(f"no trials in {ledger}")
+        print_lines(f"no trials in {shortest_path(str(ledger))}")
     for folder in folders:
         print_lines(*records_output.format_target(folder, workloads))
     return EXIT_OK

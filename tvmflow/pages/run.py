@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.files import hash_file
-from tvmflow.core.formatting import count_text, duration_text
+from tvmflow.core.formatting import count_text, duration_text, names_text
 from tvmflow.core.project import shortest_path
 from tvmflow.engine.builds import Build
 from tvmflow.engine.report import SUCCEEDED
@@ -81,11 +81,11 @@ def _list_facts(record: RunRecord) -> Iterator[tuple[str, str]]:
 def _list_notes(record: RunRecord) -> Iterator[str]:
     if record.message:
         yield record.message
-    yield from dict.fromkeys(
-        f"{build.name}: {problem}"
-        for build in record.builds
-        for problem in (*build.problems, *build.warnings)
-    )
+    names: dict[str, list[str]] = {}
+    for build in record.builds:
+        for text in (*build.problems, *build.warnings):
+            names.setdefault(text, []).append(build.name)
+    yield from (f"{names_text(own, _SHOWN_NAMES)}: {text}" for text, own in names.items())
     yield from (f"A damaged file was set aside: {path}" for path in record.damage)
 
 

@@ -76,7 +76,8 @@ def _read_text(path: Path, max_bytes: int) -> str:
     try:
         with path.open("rb") as handle:
             content = handle.read(max_bytes + 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
+        # ValueError: it is not a name that a file can have
         others = [name for name in list_siblings(path) if name.endswith((".yaml", ".yml"))]
         raise _error(
             path, 1, 1, f"there is no such file{did_you_mean(path.name, others)}"

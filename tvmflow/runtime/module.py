@@ -168,6 +168,7 @@ class Module:
         Returns:
             Seconds per call, one number for each repeat.
         """
+        _check_repeat(repeat)
         wait = self.program.wait
         with self.program.bound(self._match(feed)) as call:
             started = time.perf_counter()
@@ -194,6 +195,7 @@ class Module:
         """
         from statistics import median
 
+        _check_repeat(repeat)
         runs: list[dict[str, list[float]]] = []
 
         def record(name: str, seconds: float) -> None:
@@ -220,3 +222,11 @@ class Module:
                 )
             feed = {self.inputs[0].name: feed}
         return match_inputs(self.inputs, feed, self)
+
+
+def _check_repeat(repeat: object) -> None:
+    if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1:
+        raise BundleError(
+            f"repeat is {repeat!r}, which is no number of measurements",
+            fix="give a whole number of at least 1",
+        )

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import UsageError
+from tvmflow.core.formatting import quoted
 from tvmflow.core.types import Json
 from tvmflow.tuning.ledger import WorkloadDescription
 from tvmflow.tuning.ledger_folders import (
@@ -176,12 +177,14 @@ def find_workload_trials(root: Path, key: str, targets: Sequence[str] = ()) -> l
         for workload, path in folder.workload_files([key])
     ]
     keys = sorted({workload for _, workload, _ in matches})
-    if len(keys) != 1:
+    fix = "`tvmflow records ls --workloads` shows the keys"
+    if not keys:
+        raise UsageError(f"no workload has a key that begins with {quoted(key)}", fix=fix)
+    if len(keys) > 1:
         shown = ", ".join(workload[:12] for workload in keys[:_SHOWN_KEYS])
         raise UsageError(
-            f"'{key}' is the beginning of the keys of {len(keys)} workloads"
-            + (f": {shown}" if keys else ""),
-            fix="give more digits; `tvmflow records ls --workloads` shows the keys",
+            f"'{key}' is the beginning of the keys of {len(keys)} workloads: {shown}",
+            fix=f"give more digits; {fix}",
         )
     return [read_workload_trials(folder, workload, path) for folder, workload, path in matches]
 

@@ -23,6 +23,7 @@ from tvmflow.core.canonical_json import canonical
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import StoreError, UsageError
 from tvmflow.core.files import output_file
+from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Json
 from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_records
 from tvmflow.tuning.trials import Trial, sort_by_record
@@ -89,7 +90,7 @@ def export_pack(
             entries = _write_targets(body, folders, workloads, best, problems)
             if not entries:
                 raise UsageError(
-                    f"no trial in {root} matches the options of the export",
+                    f"no trial in {shortest_path(str(root))} matches the options of the export",
                     fix="run `tvmflow records ls --workloads` to see the trials",
                 )
             totals = {name: sum(entry[name] for entry in entries.values()) for name in COUNTS}

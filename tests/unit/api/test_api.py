@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +67,45 @@ def test_mistakes_are_errors_of_tvmflow(recipe: Path) -> None:
     recipe.write_text("recipe: 1\nnmae: net\n")
     with pytest.raises(tvmflow.TvmflowError, match="did you mean 'name'"):
         tvmflow.Recipe.load(recipe)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"targets": "host"}, "targets='host' is a string, not a list of names"),
+        ({"force": [5]}, "force=[5] is not a list of names"),
+        ({"variants": (name for name in "b")}, "is not a list of names"),
+        ({"store": ""}, "store='' is neither a name nor a path"),
+        ({"pipeline": 5}, "pipeline=5 is neither a name nor a path"),
+    ],
+)
+def test_arguments_of_another_type_are_mistakes(
+    arguments: dict[str, Any], message: str, recipe: Path
+) -> None:
+    """A string is a sequence of letters, and an empty path the current folder: neither is meant."""
+    with pytest.raises(tvmflow.TvmflowError) as raised:
+        tvmflow.plan(recipe, **arguments)
+    assert message in raised.value.message
+
+
+@pytest.mark.parametrize("wrong", [None, 5, ["net.yaml"]])
+def test_what_is_no_recipe_is_a_mistake(wrong: Any, recipe: Path) -> None:
+    """It is not taken for the name of a file."""
+    with pytest.raises(tvmflow.TvmflowError, match="neither a recipe nor the path of one"):
+        tvmflow.plan(wrong)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        *({"jobs": 0}, {"jobs": "2"}, {"stage_timeout_s": 0}, {"stage_timeout_s": math.nan}),
+        *({"stage_memory": "4GiB"}, {"stage_memory": -1}, {"dist": ""}),
+    ],
+)
+def test_wrong_limits_are_mistakes(limits: dict[str, Any], recipe: Path) -> None:
+    """Before anything runs, and also if everything is up to date."""
+    with pytest.raises(tvmflow.TvmflowError, match=f"{next(iter(limits))}="):
+        tvmflow.run(recipe, **limits)
 
 
 def test_releases_are_left_to_the_command_line(recipe: Path) -> None:

@@ -274,3 +274,13 @@ def test_a_file_with_the_name_of_a_factory_is_a_model(folder: Path) -> None:
     Path("digits.onnx").rename("nets:make")
     assert main(["init", "nets:make"]) == 0
     assert loaded("nets-make.tvmflow.yaml").recipe.model.onnx == "nets:make"
+
+
+def test_the_model_is_never_replaced_by_its_recipe(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not with --force either."""
+    content = Path("digits.onnx").read_bytes()
+    assert main(["init", "digits.onnx", "--force", "--output", "digits.onnx"]) == 2
+    assert "digits.onnx is read by this command and would be lost" in capsys.readouterr().err
+    assert Path("digits.onnx").read_bytes() == content

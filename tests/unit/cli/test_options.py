@@ -21,7 +21,16 @@ from tvmflow.cli.arguments import (
     store_option,
 )
 from tvmflow.cli.commands import COMMANDS
-from tvmflow.cli.options import Options, days, port, positive_int, seconds, shape, time_limit
+from tvmflow.cli.options import (
+    Options,
+    days,
+    minutes,
+    port,
+    positive_int,
+    seconds,
+    shape,
+    time_limit,
+)
 from tvmflow.cli.parser import CommandParser
 from tvmflow.core.errors import UsageError
 from tvmflow.planning.request import RunRequest
@@ -217,6 +226,7 @@ def test_types_of_arguments(kind: Callable[[str], float], text: str, value: floa
         *((port, text) for text in ("65536", "-1", "http")),
         *((seconds, text) for text in ("-1", "86401", "nan", "soon")),
         *((days, text) for text in ("-1", "nan", "")),
+        *((minutes, text) for text in ("-1", "86401", "nan", "soon")),
         *((time_limit, text) for text in ("0", "-1", "nan", "inf", "soon")),
     ],
 )

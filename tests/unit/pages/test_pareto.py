@@ -49,6 +49,14 @@ def test_the_chart_names_every_library_and_its_costs() -> None:
     assert "largest error" not in figure
 
 
+def test_only_what_can_be_chosen_is_in_the_chart_and_its_table() -> None:
+    """Neither what computes wrong numbers nor what was not timed."""
+    wrong, untimed = library("wrong", 1e-4, 10, verdict="rejected"), library("untimed", None, 10)
+    (figure,) = draw_pareto([library("a", 1e-3, 100), wrong, untimed, library("b", 2e-3, 50)])
+    assert "net/a" in figure and "net/b" in figure
+    assert "wrong" not in figure and "untimed" not in figure
+
+
 def test_recipes_have_a_chart_each() -> None:
     others = [entry._replace(recipe="other") for entry in (library("a", 1, 2), library("b", 2, 1))]
     assert len(list(draw_pareto([library("a", 1, 2), library("b", 2, 1), *others]))) == 2

@@ -75,6 +75,16 @@ def test_what_went_wrong_has_a_line(store: LocalStore, tmp_path: Path) -> None:
     )
 
 
+def test_what_many_builds_say_has_one_line(store: LocalStore, tmp_path: Path) -> None:
+    run = record(store, tmp_path, 1e-3)
+    builds = tuple(
+        run.builds[0]._replace(target=target, warnings=("NOT VERIFIED",)) for target in "abcde"
+    )
+    assert describe_run(run._replace(builds=builds), store).notes == (
+        "net-half/a, net-half/b, net-half/c and 2 more: NOT VERIFIED",
+    )
+
+
 def test_results_that_are_gone_are_counted(store: LocalStore, tmp_path: Path) -> None:
     """Of what was rejected, the store never had one."""
     rejected = record(store, tmp_path, None, outcome="rejected", message="wrong", key="ab" * 32)

@@ -40,10 +40,10 @@ def texts(before: Build, after: Build, store: LocalStore) -> dict[str, str]:
     return {figure.what: figure.text for figure in comparison.figures}
 
 
-def record(store: LocalStore, *, error: float, message: str = "") -> None:
+def record(store: LocalStore, *, error: float, message: str = "", recipe: str = "net") -> None:
     verdict = {**VERDICT, "outputs": {"y": {**VERDICT["outputs"]["y"], "max_abs_error": error}}}
     with record_run(store, ["run", "net.yaml"]) as recording:
-        stage = StageReport("net:verify/host", "ran", "", 1.0, verdict, message)
+        stage = StageReport(f"{recipe}:verify/host", "ran", "", 1.0, verdict, message)
         recording.report, recording.exit_code = RunReport((stage,), (), (), 1.0), 0
 
 
@@ -120,6 +120,19 @@ def test_what_cannot_be_compared_is_an_error(store: LocalStore, tmp_path: Path) 
         (tmp_path / "measurements.json").write_text(content)
         with pytest.raises(UsageError):
             load_side(str(tmp_path), store)
+
+
+def test_a_gate_without_a_common_build_is_a_mistake(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of other recipes nothing can become worse, whatever was built: a gate in CI would always be open."""
+    record(store, error=2e-6)
+    record(store, error=2e-6, recipe="other")
+    line = ["compare", "latest~1", "latest", "--store", store.root]
+    assert main.main(line) == 0
+    capsys.readouterr()
+    assert main.main([*line, "--fail-on-regression", "5"]) == 2
+    assert "no build of A is in B" in capsys.readouterr().err
 
 
 def test_the_command_ends_with_3_for_a_regression(

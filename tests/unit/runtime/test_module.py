@@ -174,6 +174,15 @@ def test_latency_gives_the_seconds_of_each_repeat(any_bundle: Path) -> None:
     assert min(seconds) > 0
 
 
+@pytest.mark.parametrize("repeat", [0, -1, "3", 1.5, True])
+def test_nothing_is_measured_less_than_once(small_bundle: Path, repeat: Any) -> None:
+    """Times that were never measured would be an empty list."""
+    module = tvmflow.load(small_bundle)
+    for measure in (module.latency, module.profile):
+        with pytest.raises(BundleError, match="which is no number of measurements"):
+            measure({"x": np.zeros((2, 3), "float32")}, repeat=repeat)
+
+
 def test_a_profile_has_every_kernel(any_bundle: Path) -> None:
     """Its calls and seconds, the slowest first; the module itself stays without an instrument."""
     module = tvmflow.load(any_bundle)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.cli.arguments import StoreOption, store_option
-from tvmflow.cli.options import Options, argument, flag, option, seconds, shape
+from tvmflow.cli.options import Options, argument, flag, minutes, option, shape
 
 
 class ModelOptions(Options):
@@ -28,7 +28,7 @@ class ModelOptions(Options):
         type=shape,
     )
     minutes: float | None = option(
-        "M", "search for faster kernels for so long; 0: no search", type=seconds
+        "M", "search for faster kernels for so long; 0: no search", type=minutes
     )
 
     def command(self, name: str) -> str:
