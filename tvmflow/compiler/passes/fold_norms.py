@@ -39,9 +39,12 @@ class _NormSimplifier(MainRewriter):
             or not all(self.flow.is_weight(argument) for argument in norm.args[1:])
         ):
             return super().visit_tuple_getitem_(item)
-        data, gamma, beta, mean, variance = (self.visit_expr(argument) for argument in norm.args)
-        emit = self.emit
-        epsilon = relax.const(float(norm.attrs.epsilon), "float32")
+        data, *weights = (self.visit_expr(argument) for argument in norm.args)
+        emit, dtype = self.emit, ir.dtype_of(norm.args[0])
+        # Variances of float16 are as small as the epsilon.
+        wide = "float64" if dtype == "float64" else "float32"
+        gamma, beta, mean, variance = (self._cast(weight, wide) for weight in weights)
+        epsilon = relax.const(float(norm.attrs.epsilon), wide)
         scale = emit(relax.op.rsqrt(emit(relax.op.add(variance, epsilon))))
         if norm.attrs.scale:
             scale = emit(relax.op.multiply(scale, gamma))
@@ -50,8 +53,12 @@ class _NormSimplifier(MainRewriter):
             shift = emit(relax.op.add(shift, beta))
         axis = int(norm.attrs.axis) % len(shape)
         broadcast = [extent if position == axis else 1 for position, extent in enumerate(shape)]
+        scale, shift = (self._cast(factor, dtype) for factor in (scale, shift))
         scaled = emit(relax.op.multiply(data, self.reshape(scale, broadcast)))
         return relax.op.add(scaled, self.reshape(shift, broadcast))
+
+    def _cast(self, value: Any, dtype: str) -> Any:
+        return value if ir.dtype_of(value) == dtype else self.emit(relax.op.astype(value, dtype))
 
 
 class _ScaleFolder(MainRewriter):

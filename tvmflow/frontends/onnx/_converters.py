@@ -135,6 +135,13 @@ def _mod(node: NodeToConvert) -> Any:
     return relax.op.where(moves, relax.op.add(rest, right), rest)
 
 
+def _sign(node: NodeToConvert) -> Any:
+    """Return -1, 0 and 1; TVM compares with -1, which no unsigned integer is."""
+    [x] = node.inputs
+    is_unsigned = _dtype(x).startswith("uint")
+    return relax.op.minimum(x, _constant(1, x)) if is_unsigned else node.convert_by_tvm(node.inputs)
+
+
 def _cosh(node: NodeToConvert) -> Any:
     [x] = node.inputs
     return make_cosh(x, lambda value: _constant(value, x))
@@ -214,6 +221,22 @@ def _cum_prod(node: NodeToConvert) -> Any:
     return relax.op.flip(product, axis) if is_reversed else product
 
 
+def _layer_norm(node: NodeToConvert) -> Any:
+    """Return a layer norm of any float; TVM lacks that of float64."""
+    data, scale, *shift = node.inputs
+    if _dtype(data) != "float64":
+        return node.convert_by_tvm(node.inputs)
+    rank = len(_shape(data))
+    axes = list(range(int(node.attributes.get("axis", -1)) % rank, rank))
+    mean = node.emit(relax.op.mean(data, axes, keepdims=True))
+    centred = node.emit(relax.op.subtract(data, mean))
+    variance = node.emit(relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True))
+    epsilon = _constant(float(node.attributes.get("epsilon", 1e-5)), data)
+    deviation = node.emit(relax.op.sqrt(node.emit(relax.op.add(variance, epsilon))))
+    scaled = node.emit(relax.op.multiply(relax.op.divide(centred, deviation), scale))
+    return relax.op.add(scaled, shift[0]) if shift and shift[0] is not None else scaled
+
+
 # ---------------------------------------------------------------- data
 
 
@@ -221,7 +244,8 @@ def _one_hot(node: NodeToConvert) -> Any:
     """Return one value where an index is the position along a new axis, and another elsewhere; none fits an index out of range."""
     indices, depth, values = node.inputs
     count = int(_known_array(depth, "depth").reshape(()))
-    off, on = (relax.const(value) for value in _known_array(values, "values"))
+    known = _known_array(values, "values")
+    off, on = (relax.const(value, str(known.dtype)) for value in known)
     rank = len(_shape(indices)) + 1
     axis = int(node.attributes.get("axis", -1)) % rank
     wide = node.emit(relax.op.expand_dims(relax.op.astype(indices, "int64"), axis))
@@ -311,6 +335,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "DFT": _dft,
     "Elu": _elu,
     "IsInf": _is_inf,
+    "LayerNormalization": _layer_norm,
     "Max": functools.partial(_pairwise, operator=relax.op.maximum),
     "Mean": _mean,
     "Min": functools.partial(_pairwise, operator=relax.op.minimum),
@@ -323,6 +348,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "ReduceMin": _extreme,
     "Resize": _resize_data,
     "STFT": _stft,
+    "Sign": _sign,
     "Sinh": _sinh,
     "Sum": functools.partial(_pairwise, operator=relax.op.add),
 }

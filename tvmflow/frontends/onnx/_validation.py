@@ -209,10 +209,14 @@ def _check_edges(graph: GraphProto, outer: list[set[str]]) -> None:
         outer: The names that a subgraph sees of the graphs around it.
     """
     weights = [tensor.name for tensor in graph.initializer]
-    if graph.sparse_initializer:
-        name = quoted(str(graph.sparse_initializer[0].values.name))
+    sparse = [str(tensor.values.name) for tensor in graph.sparse_initializer]
+    for node in graph.node:
+        if any(attribute.name == "sparse_value" for attribute in node.attribute):
+            sparse += node.output
+    if sparse:
         raise ImportFailed(
-            f"the weight {name} is sparse, which is not supported", fix="store it densely"
+            f"the weight {quoted(sparse[0])} is sparse, which is not supported",
+            fix="store it densely",
         )
     inputs = [value.name for value in graph.input]
     for kind, names in (("inputs", inputs), ("weights", weights)):

@@ -113,6 +113,19 @@ CASES: dict[str, Any] = {
         {"depth": np.array(5.0, F), "values": np.array([2.0, 7.0], F)},
         axis=1,
     ),
+    "one-hot numbers of 64 bits": lambda: single(
+        "OneHot",
+        {"i": np.array([0, 2], INT)},
+        {"depth": np.array(3, INT), "values": np.array([0.1, 1e-300])},
+    ),
+    "norm of rows of float64": lambda: single(
+        "LayerNormalization",
+        {"x": draw(2, 3, 5).astype(np.float64)},
+        {"s": draw(3, 5, seed=1).astype(np.float64), "b": draw(3, 5, seed=2).astype(np.float64)},
+        axis=-2,
+        outputs=1,
+    ),
+    "signs of numbers without one": lambda: single("Sign", {"x": np.array([0, 1, 255], np.uint8)}),
     "power of floats and integers": lambda: single(
         "Pow", {"x": draw(4)}, {"y": np.array([0, 1, 2, 3], np.int32)}
     ),
@@ -204,6 +217,30 @@ def test_operators_agree_with_onnx(case: str, tmp_path: Path) -> None:
             np.abs(b[np.isfinite(b)], dtype=np.float64).max(initial=0.0) if b.dtype != bool else 0
         )
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * scale)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights"),
+    [("float16", "float16"), ("float16", "float32"), ("float64", "float64")],
+)
+def test_batch_norms_of_every_float(dtype: str, weights: str, tmp_path: Path) -> None:
+    """Alone and behind a convolution, and with weights of float32 for data of float16."""
+    names = ["scale", "shift", "mean", "variance"]
+    parameters = {n: np.abs(draw(3, seed=i)).astype(weights) for i, n in enumerate(names)}
+    kernel = {"w": draw(3, 3, 2, 2).astype(dtype)}
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", *names], ["alone"]),
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("BatchNormalization", ["c", *names], ["behind"]),
+    ]
+    outputs = [value(n, None, dtype) for n in ("alone", "behind")]
+    made = model(nodes, [value("x", [1, 3, 5, 4], dtype)], outputs, parameters | kernel)
+    feed = {"x": draw(1, 3, 5, 4).astype(dtype)}
+    actual = compute(load(made, tmp_path, feed), feed)
+    rtol = 1e-2 if dtype == "float16" else 1e-9
+    for a, b in zip(actual, ReferenceEvaluator(made).run(None, feed), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, dtype)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
 
 
 @pytest.mark.parametrize("how", ["NOTSET", "SAME_UPPER"])

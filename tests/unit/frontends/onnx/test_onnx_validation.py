@@ -118,6 +118,13 @@ def _sparse(made: ModelProto) -> None:
     sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "thin"))
 
 
+def _sparse_constant(made: ModelProto) -> None:
+    values = numpy_helper.from_array(np.ones(1, np.float32), "v")
+    places = numpy_helper.from_array(np.zeros(1, np.int64), "p")
+    sparse = helper.make_sparse_tensor(values, places, [3])
+    made.graph.node.append(helper.make_node("Constant", [], ["few"], sparse_value=sparse))
+
+
 def _function(made: ModelProto) -> None:
     """A function that takes the name of an operator of ONNX."""
     own = helper.make_function(
@@ -173,6 +180,7 @@ WRONG: dict[str, tuple[Callable[[ModelProto], object], str]] = {
         "'Relu' (node 'relu') has 0 inputs, and needs 1",
     ),
     "sparse weights": (_sparse, "the weight 'thin' is sparse"),
+    "a sparse constant": (_sparse_constant, "the weight 'few' is sparse"),
     "short data": (
         lambda m: setattr(m.graph.initializer[1], "raw_data", b"1234567"),
         "the constant 'b' has 7 bytes of data, and needs 24",
