@@ -43,6 +43,15 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
     return failures
 
 
+def advice_after_failure(verdict: Verdict) -> str:
+    """Return what to do about a rejected library: tolerances are of use only where outputs differ from the reference."""
+    libraries = (verdict, *verdict.get("parts", {}).values(), verdict.get("vm", {}))
+    differs = any(list_mismatches(library.get("outputs", {}), "") for library in libraries)
+    tolerances = "set verify.rtol and verify.atol only if the difference is benign"
+    figures = "verify.json among the delivered files has all that was measured"
+    return f"{figures}; {tolerances}" if differs else figures
+
+
 def _list_image_mismatches(images: Mapping[str, ImageComparison]) -> list[str]:
     """Return a sentence for every input whose preprocessing is not that of Pillow."""
     return [

@@ -143,7 +143,7 @@ def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
     if not verdict["passed"]:
         raise VerifyFailed(
             "; ".join(verdict["failures"]),
-            fix="verify.json among the delivered files has the differences; set verify.rtol and verify.atol only if the difference is benign",
+            fix=_findings.advice_after_failure(verdict),
         )
     return verdict
 

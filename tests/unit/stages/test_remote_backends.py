@@ -163,8 +163,12 @@ def test_its_outputs_are_compared_like_others(context: StageContext, tmp_path: P
     context = context._replace(inputs={**context.inputs, "data": data})
     facts = verify.run(settings(min_accuracy=0.8), context)
     assert facts["accuracy"] == pytest.approx(5 / 6)
-    with pytest.raises(VerifyFailed, match=r"accuracy 0.8333 is below verify.min_accuracy 0.9"):
+    with pytest.raises(
+        VerifyFailed, match=r"accuracy 0.8333 is below verify.min_accuracy 0.9"
+    ) as low:
         verify.run(settings(min_accuracy=0.9), context)
+    # no tolerance makes it more accurate
+    assert "rtol" not in str(low.value.fix)
 
 
 def test_a_library_that_ends_badly_is_no_verdict(context: StageContext, tmp_path: Path) -> None:
