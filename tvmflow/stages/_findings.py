@@ -43,7 +43,7 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
     return failures
 
 
-def advice_after_failure(verdict: Verdict) -> str:
+def describe_fix(verdict: Verdict) -> str:
     """Return what to do about a rejected library: tolerances are of use only where outputs differ from the reference."""
     libraries = (verdict, *verdict.get("parts", {}).values(), verdict.get("vm", {}))
     differs = any(list_mismatches(library.get("outputs", {}), "") for library in libraries)

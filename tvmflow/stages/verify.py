@@ -143,7 +143,7 @@ def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
     if not verdict["passed"]:
         raise VerifyFailed(
             "; ".join(verdict["failures"]),
-            fix=_findings.advice_after_failure(verdict),
+            fix=_findings.describe_fix(verdict),
         )
     return verdict
 
