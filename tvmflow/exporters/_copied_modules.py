@@ -32,6 +32,7 @@ _COPIED: Final = (
     "core/file_systems.py",
     "core/files.py",
     "core/formatting.py",
+    "core/project.py",
     "core/signing.py",
     "core/types.py",
     "runtime/__init__.py",

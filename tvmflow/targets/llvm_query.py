@@ -6,6 +6,7 @@ LLVM ends its process over some targets, which must not end a run.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,8 @@ from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 # The first word of the lines that the process prints; LLVM may print other lines.
 _LOADED: Final = "loaded"
 _ANSWER: Final = "answer"
+# Signals by which others end a process; LLVM ends its own by SIGABRT, SIGSEGV and the like.
+_FROM_OUTSIDE: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
 _RunProcess = Callable[..., Any]
 
@@ -157,6 +160,13 @@ def _query_in_process(
         text=True,
         check=False,
     )
+    if -done.returncode in _FROM_OUTSIDE:
+        # it says nothing about a target, and its last line may be half a line
+        name = signal.Signals(-done.returncode).name
+        raise EnvironmentProblem(
+            f"the process in which LLVM describes the targets was killed ({name})",
+            fix="run again, with more free memory if there was too little",
+        )
     lines = done.stdout.splitlines()
     if done.returncode == 0 or _LOADED in lines:
         words = [line.partition(" ") for line in lines]

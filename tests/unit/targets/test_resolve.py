@@ -260,6 +260,14 @@ def test_a_target_that_ends_llvm_is_invalid() -> None:
     assert counts == [4, 2]
 
 
+def test_a_process_that_others_killed_says_nothing_about_a_target() -> None:
+    """The answer would be remembered: with too little memory once, nothing was ever compiled again."""
+    with pytest.raises(EnvironmentProblem, match=r"was killed \(SIGKILL\)"):
+        query_targets_in_process([None], worker('loaded\nanswer {"arch": "x8', -9))
+    with pytest.raises(EnvironmentProblem, match=r"was killed \(SIGTERM\)"):
+        query_cpus_in_process(["riscv64-linux-gnu"], worker("", -15))
+
+
 def test_a_tvm_that_cannot_be_loaded_is_reported() -> None:
     """With the last line of its error."""
     with pytest.raises(EnvironmentProblem, match=r"TVM.* cannot be loaded: no libtvm"):
