@@ -95,6 +95,10 @@ class LocalStore:
             StoreError: for a folder with other files in it, or a store of another version.
         """
         condition = self.condition()
+        if os.path.islink(self.root) and not os.path.exists(self.root):
+            text = f"{shortest_path(self.root)} is a link to {os.readlink(self.root)}, which does not exist"
+            fix = "make that folder, or mount its disk; or choose another store with --store DIR"
+            raise StoreError(text, fix=fix)
         names = os.listdir(self.root) if os.path.lexists(self.root) else ()
         others = sorted(set(names) - _ALLOWED_BEFORE)
         if condition == "absent" and others:

@@ -209,10 +209,15 @@ def test_output_that_nobody_reads_to_the_end_is_not_an_error(project: Project) -
 def test_a_store_that_cannot_be_created_is_a_problem_of_the_environment(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file in the place of the store: exit code 4 and its path."""
+    """A file in the place of the store, or a link to a disk that is not mounted: exit code 4 and its path."""
     Path("place").write_text("a file")
     assert main.main(["plan", "tiny.yaml", "--store", "place"]) == 4
     assert "place" in capsys.readouterr().err
+    Path("link").symlink_to("/unmounted/disk")
+    for command in ("plan", "run"):
+        assert main.main([command, "tiny.yaml", "--store", "link"]) == 4
+        err = capsys.readouterr().err
+        assert "link is a link to /unmounted/disk, which does not exist" in err
 
 
 def test_clean_removes_results_and_keeps_files_of_others(

@@ -124,3 +124,15 @@ def test_vectors_are_no_channels(channels: int) -> None:
         return relax.op.concat([relax.TupleGetItem(split, 1), first], axis=0)
 
     check_alike(model(conv(channels, 1), parts, shape=(1, 3, 2, 2)), host_level())
+
+
+@pytest.mark.parametrize("axes", [[0], [2], [1, 3], [0, 1]])
+def test_reversed_axes_are_reversed(axes: list[int]) -> None:
+    """All elements stay, in another order: a slice of the same size is no copy."""
+
+    def reverse(value: Any, _: Any) -> Any:
+        shape = [int(n) for n in value.ty.shape]
+        starts, ends = [shape[axis] - 1 for axis in axes], [-shape[axis] - 1 for axis in axes]
+        return relax.op.strided_slice(value, axes, starts, ends, [-1] * len(axes))
+
+    check_alike(model(conv(17), reverse, conv(8), shape=(2, 3, 6, 5)), host_level())

@@ -59,7 +59,10 @@ def rewrite_slice(rewriter: LayoutRewriter, call: relax.Call, data: Any, *_: Any
     """Rewrite a slice of channels."""
     if rewriter.blocked_form(data) is None:
         return None
-    channels = read_slice(call, _name_channels(ir.known_shape(call.args[0])))
+    shape = ir.known_shape(call.args[0])
+    if not all(_keeps_order(call, shape, axis) for axis in range(len(shape)) if axis != 1):
+        return None
+    channels = read_slice(call, _name_channels(shape))
     return None if channels is None else _select(rewriter, call, call.args[0], data, channels)
 
 
@@ -104,9 +107,24 @@ def _rewrite_shuffle(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr |
     return _select(rewriter, call, split.args[0], data, channels)
 
 
+def _keeps_order(call: relax.Call, shape: tuple[int, ...], axis: int) -> bool:
+    """Return whether a slice of a tensor of a shape does not reverse an axis, which a step of -1 does."""
+    positions = read_slice(call, _name_positions(shape, axis))
+    if positions is None or not positions.size:
+        return False
+    line = np.moveaxis(positions, axis, -1).reshape(-1, positions.shape[axis])[0]
+    return bool((np.diff(line) > 0).all())
+
+
 def _name_channels(shape: tuple[int, ...]) -> Any:
     """Return a tensor whose elements are the numbers of their channels."""
-    return np.broadcast_to(np.arange(shape[1]).reshape(1, -1, *[1] * (len(shape) - 2)), shape)
+    return _name_positions(shape, 1)
+
+
+def _name_positions(shape: tuple[int, ...], axis: int) -> Any:
+    """Return a tensor whose elements are their positions along an axis."""
+    extents = [extent if other == axis else 1 for other, extent in enumerate(shape)]
+    return np.broadcast_to(np.arange(shape[axis]).reshape(extents), shape)
 
 
 def _select(
