@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tvmflow.core.errors import RecipeError, merge_recipe_errors
-from tvmflow.core.formatting import excerpt
+from tvmflow.core.errors import RecipeError, UsageError, merge_recipe_errors
+from tvmflow.core.formatting import excerpt, names_text
 from tvmflow.core.types import Plan
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._inputs import find_input_problems, resolve_inputs
@@ -115,7 +115,12 @@ def _plan_recipe(
         name for name in recipe.recipe.variants if name in request.variants or not request.variants
     ]
     stages, until = pipeline.stages, request.until
-    if until in stages:
+    if until is not None and until not in stages:
+        raise UsageError(
+            f"--until {until}: the pipeline '{pipeline_name}' of {recipe.path} has no such stage",
+            fix=f"its stages are {names_text(stages)}",
+        )
+    if until is not None:
         stages = stages[: stages.index(until) + 1]
     planned = [
         PlannedRecipe(recipe, stages, targets, files, variant, str(pipeline.path), operators.files)

@@ -139,6 +139,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "tiny.yaml", "--executor", "task"], "task"),
         (["worker", "--scheduler", "here"], "tcp://HOST:PORT"),
         (["plan", "tiny.yaml", "--until", "veryfy"], "did you mean 'verify'?"),
+        (["plan", "tiny.yaml", "--until", "tune", "--pipeline", "compile"], "has no such stage"),
         (["plan", "tiny.yaml", "--target", "hots"], "did you mean 'host'?"),
         (["plan", "tiny.yaml", "--pipeline", "tunee"], "did you mean 'tune'?"),
         (["plan", "tiny.yaml", "--variant", "b"], "there are none"),
