@@ -55,8 +55,8 @@ def kill_itself(_: Any, emit: Emit) -> None:
 
 
 def talk_much(_: Any, emit: Emit) -> None:
-    """Send more than a pipe takes, for a second."""
-    for _step in range(100):
+    """Send more than a pipe takes, for three seconds."""
+    for _step in range(300):
         emit({"event": "talking", "text": "x" * 2000})
         time.sleep(0.01)
 

@@ -243,14 +243,14 @@ def test_a_limit_does_not_run_while_the_client_is_stopped() -> None:
     code = (
         "import sys; from tvmflow.core.fork_server import ForkServer\n"
         "with ForkServer.start() as server:\n"
-        f"    call = server.call('{CALLS}:talk_much', None, timeout_s=6, emit=lambda _: print('x', flush=True))\n"
-        "print(call.kind)"
+        f"    print('ready', flush=True); print(server.call('{CALLS}:talk_much', None, timeout_s=6).kind)"
     )
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
+        time.sleep(1.5)
         process.send_signal(signal.SIGSTOP)
-        time.sleep(7)
+        time.sleep(8)
         process.send_signal(signal.SIGCONT)
-        assert process.stdout.read().split()[-1] == "ok"
+        assert process.stdout.read().strip() == "ok"
