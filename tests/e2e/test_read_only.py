@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from tests.support.disks import protect, small_disk
 from tests.support.project import Project
 
-READERS = (
+READERS: Final[tuple[tuple[str, ...], ...]] = (
     ("plan", "tiny.yaml"),
     ("explain", "tiny.yaml", "build"),
     ("targets", "--cpus", "aarch64"),
@@ -25,7 +26,7 @@ def test_a_read_only_project_can_be_planned_and_shown(
     is_built: bool, project: Project, tmp_path: Path
 ) -> None:
     """With a store or without one; a note that would only save time is left out."""
-    readers = READERS[: None if is_built else 4]
+    readers = [*READERS[: None if is_built else 4]]
     with small_disk(tmp_path / "disk", 64 << 20) as disk:
         for name in ("tiny.yaml", "tiny.onnx"):
             shutil.copy(project.folder / name, disk)
@@ -36,7 +37,7 @@ def test_a_read_only_project_can_be_planned_and_shown(
             shutil.copytree(disk / "dist", disk / "copy")
             shutil.rmtree(disk / "dist")
             (disk / "copy").rename(disk / "dist")
-            readers += (("show", "kernels", "tiny.yaml", "--pipeline", "compile"), ("show", "run"))
+            readers += [("show", "kernels", "tiny.yaml", "--pipeline", "compile"), ("show", "run")]
         protect(disk)
         for words in readers:
             ended = project.tvmflow(*words)

@@ -148,10 +148,15 @@ def test_one_workload_is_shown_best_first(root: Path) -> None:
     assert (shown.key, shown.description, shown.problems) == (ONE, DESCRIPTION, [])
 
 
-@pytest.mark.parametrize("key", ["", "not-a-key"])
-def test_a_key_prefix_without_exactly_one_workload_is_an_error(root: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [("", "beginning of the keys of"), ("not-a-key", "no workload has a key that begins with")],
+)
+def test_a_key_prefix_without_exactly_one_workload_is_an_error(
+    root: Path, key: str, problem: str
+) -> None:
     """Nothing is guessed."""
-    with pytest.raises(UsageError, match="beginning of the keys of"):
+    with pytest.raises(UsageError, match=problem):
         find_workload_trials(root, key)
 
 
