@@ -43,14 +43,12 @@ def test_a_read_only_project_can_be_planned_and_shown(
             ended = project.tvmflow(*words)
             assert ended.code == 0, (words, ended.err)
             assert not ended.err
-        place = "cache/run.lock" if is_built else disk
-        for words, name in (
-            (("run", "tiny.yaml"), place),
-            (("init", "tiny.onnx", "--force"), disk),
-        ):
-            ended = project.tvmflow(*words)
-            assert ended.code == 4, (words, ended.err)
-            assert f"{name}: " in ended.err and ".tmp" not in ended.err
+        lock = "cache/run.lock" if is_built else str(disk)
+        writers = {("run", "tiny.yaml"): lock, ("init", "tiny.onnx", "--force"): str(disk)}
+        for writer, place in writers.items():
+            ended = project.tvmflow(*writer)
+            assert ended.code == 4, (writer, ended.err)
+            assert f"{place}: " in ended.err and ".tmp" not in ended.err
             assert "Read-only file system" in ended.err
 
 
