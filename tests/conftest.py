@@ -25,6 +25,9 @@ Count: TypeAlias = Callable[[str, int], None]
 os.environ["PYTHONPATH"] = str(ROOT)
 # A shell that starts the tests in the background ignores SIGINT, and so would the commands that they interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# So does nohup with SIGHUP, which the tests themselves survive as before: other programs do not inherit a handler.
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 # Nobody's own keys sign what tests make, or judge it.
 for name in ("TVMFLOW_SIGNING_KEY", "TVMFLOW_TRUSTED_KEYS"):
     os.environ.pop(name, None)

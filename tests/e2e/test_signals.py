@@ -85,9 +85,11 @@ def claimed(project: Project) -> Iterator[None]:
     """Let another run work on the first stage."""
     inject_fault(project, "import_model", "hang")
     other = RunningCommand(project.command(*RUN, "--json"), project.folder, project.environment)
-    other.wait_for("stage_started")
-    yield
-    other.kill()
+    try:
+        other.wait_for("stage_started")
+        yield
+    finally:
+        other.kill()
 
 
 def downloaded(first: bytes = b"", drip: bytes = b"") -> Preparation:
