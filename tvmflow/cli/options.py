@@ -36,8 +36,8 @@ else:
 Value = TypeVar("Value")
 
 _REQUIRED: Final = object()
-_MAX_SECONDS: Final = 86_400.0
-_MAX_MINUTES: Final = 86_400.0
+# In seconds or minutes: a day, or two months.
+_MAX_DURATION: Final = 86_400.0
 _MAX_PORT: Final = 65_535
 
 
@@ -152,22 +152,12 @@ def port(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Return a duration in seconds, at most a day."""
-    value = _number(text)
-    if value is None or not 0 <= value <= _MAX_SECONDS:
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is not a number of seconds from 0 to {_MAX_SECONDS:.0f}"
-        )
-    return value
+    return _number_up_to(_MAX_DURATION, text, "seconds")
 
 
 def minutes(text: str) -> float:
-    """Return a duration in minutes."""
-    value = _number(text)
-    if value is None or not 0 <= value <= _MAX_MINUTES:
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is not a number of minutes from 0 to {_MAX_MINUTES:.0f}"
-        )
-    return value
+    """Return a duration in minutes, at most two months."""
+    return _number_up_to(_MAX_DURATION, text, "minutes")
 
 
 def time_limit(text: str) -> float:
@@ -183,6 +173,13 @@ def days(text: str) -> float:
     value = _number(text)
     if value is None or not value >= 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of days from 0")
+    return value
+
+
+def _number_up_to(most: float, text: str, unit: str) -> float:
+    value = _number(text)
+    if value is None or not 0 <= value <= most:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of {unit} from 0 to {most:.0f}")
     return value
 
 

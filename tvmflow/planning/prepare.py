@@ -115,12 +115,12 @@ def _plan_recipe(
         name for name in recipe.recipe.variants if name in request.variants or not request.variants
     ]
     stages, until = pipeline.stages, request.until
-    if until is not None and until not in stages:
-        raise UsageError(
-            f"--until {until}: the pipeline '{pipeline_name}' of {recipe.path} has no such stage",
-            fix=f"its stages are {names_text(stages)}",
-        )
     if until is not None:
+        if until not in stages:
+            raise UsageError(
+                f"--until {until}: the pipeline '{pipeline_name}' of {recipe.path} has no such stage",
+                fix=f"its stages are {names_text(stages)}",
+            )
         stages = stages[: stages.index(until) + 1]
     planned = [
         PlannedRecipe(recipe, stages, targets, files, variant, str(pipeline.path), operators.files)

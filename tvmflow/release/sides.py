@@ -93,8 +93,7 @@ def _read_release(name: str, folder: Path) -> Side:
     file = read_measurements(folder)
     if file is None:
         return side
-    builds, in_turns, kernels = dict(side.builds), {}, {}
-    same_as = {}
+    builds, in_turns, same_as, kernels = dict(side.builds), {}, {}, {}
     for recipe, targets in file.recipes.items():
         for target, measured in targets.items():
             facts = file.verification.get(recipe, {}).get(target) or {}

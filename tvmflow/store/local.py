@@ -113,18 +113,7 @@ class LocalStore:
             StoreError: for a folder with other files in it, or a store of another version.
         """
         with disk_errors(self.root):
-            condition = self.check()
-            if condition in ("good", "damaged"):
-                self._repair_layout(condition)
-                return
-            try:
-                os.makedirs(self.root, exist_ok=True)
-            except FileNotFoundError as error:
-                fix = "choose another folder with --store DIR"
-                text = f"{shortest_path(self.root)} cannot be created: {error.strerror}"
-                raise StoreError(text, fix=fix) from error
-            self.notes.write(_CACHE_TAG, "CACHEDIR.TAG")
-            self.notes.write(FORMAT, "format")
+            self._create(self.check())
 
     def create_if_writable(self) -> None:
         """Do what `create` does, for somebody who only reads: a store that cannot be written is left as it is.
@@ -133,12 +122,27 @@ class LocalStore:
             StoreError: for a folder with other files in it, a store of another version, or a file in the way.
         """
         with disk_errors(self.root):
-            self.check()
+            condition = self.check()
         try:
-            self.create()
+            with disk_errors(self.root):
+                self._create(condition)
         except StoreError as error:
             if not is_unwritable(error):
                 raise
+
+    def _create(self, condition: Literal["good", "damaged", "absent"]) -> None:
+        """Make the folder a store, from what it is now."""
+        if condition in ("good", "damaged"):
+            self._repair_layout(condition)
+            return
+        try:
+            os.makedirs(self.root, exist_ok=True)
+        except FileNotFoundError as error:
+            fix = "choose another folder with --store DIR"
+            text = f"{shortest_path(self.root)} cannot be created: {error.strerror}"
+            raise StoreError(text, fix=fix) from error
+        self.notes.write(_CACHE_TAG, "CACHEDIR.TAG")
+        self.notes.write(FORMAT, "format")
 
     def condition(self) -> Literal["good", "damaged", "absent"]:
         """Return whether the folder is a store: `damaged` is one whose file `format` is not what was written.
