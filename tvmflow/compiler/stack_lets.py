@@ -13,7 +13,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvmflow.compiler.ir import as_call, find_nodes
+from tvmflow.compiler.ir import find_nodes, operator_name
 
 
 def keep_lets_on_stack() -> tvm.transform.Pass:
@@ -47,7 +47,7 @@ class _Lets:
         self._conditional = {
             let.var
             for call in find_nodes(value, tvm.ir.Call)
-            if as_call(call, "tirx.if_then_else")
+            if operator_name(call) == "prim.if_then_else"
             for branch in call.args[1:]
             for let in find_nodes(branch, tirx.Let)
         }

@@ -81,7 +81,7 @@ def test_values_under_a_condition_stay_there() -> None:
     assert len(kept) == 2
     x = np.random.default_rng(0).normal(size=SIZE).astype("float32")
     ahead = np.concatenate([x[8:], x[:8]])
-    expected = np.where(np.arange(SIZE) < SIZE - 8, (ahead + 2 * x) ** 2, 4 * x)
+    expected = np.where(np.arange(SIZE) < SIZE - 8, (ahead + 2 * x) ** 2, (3 * x) ** 2)
     assert np.allclose(compute(mod, x), expected, rtol=1e-6)
 
 
@@ -119,4 +119,4 @@ def test_functions_are_stored_before_they_are_read() -> None:
     mod = vectorize_math(make_kernel(lambda x, i: tirx.log(tirx.exp(x[i]) + 1.0)))
     assert not find_nodes(keep_lets_on_stack()(mod)["main"].body, tirx.Let)
     x = np.linspace(-20, 20, SIZE).astype("float32")
-    assert np.allclose(compute(mod, x), np.logaddexp(0, x), rtol=1e-6)
+    assert np.allclose(compute(mod, x), np.log(np.exp(x) + np.float32(1)), rtol=1e-6)
