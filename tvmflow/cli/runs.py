@@ -36,7 +36,7 @@ _WIDE: Final = 72
 
 def runs(options: RunsOptions) -> int:
     """List the last runs that did something, the last one first."""
-    history = list_runs(options.store.locate(), options.limit)
+    history = list_runs(options.store.locate_named(), options.limit)
     value = {
         "runs": [_to_json(run) for run in history.runs],
         "damaged": [{"path": path, "reason": reason} for path, reason in history.damaged],
