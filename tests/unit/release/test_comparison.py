@@ -127,7 +127,10 @@ def test_a_name_of_nothing_is_told_from_a_store_without_runs(store: LocalStore) 
     for name in ("dist/net", "A"):
         with pytest.raises(UsageError) as caught:
             load_side(name, store)
-        assert f"there is no file or folder {name}, and no run of this name in " in caught.value.message
+        assert (
+            f"there is no file or folder {name}, and no run of this name in "
+            in caught.value.message
+        )
         assert "`latest`" in caught.value.fix and "a lock file" in caught.value.fix
     with pytest.raises(UsageError, match="has no record of a run"):
         load_side("latest", store)
