@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.disks import NOEXEC, READ_ONLY, fill, small_disk
 from tvmflow.core.disk_errors import (
-    check_writable,
     check_free_space,
+    check_writable,
     disk_errors,
     explain,
     find_disk_problem,
