@@ -81,3 +81,18 @@ def test_a_named_folder_without_a_store_is_no_store_without_runs(
     assert "typo is not a tvmflow store" in capsys.readouterr().err
     monkeypatch.setenv("TVMFLOW_STORE", str(tmp_path))
     assert main.main(["runs"]) == EXIT_USAGE
+
+
+def test_following_a_log_ends_where_nothing_runs(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody would write to it: what there is is shown, and that this is all."""
+    path = Path(store.root, "logs", "net", "tune+host.log")
+    path.parent.mkdir(parents=True)
+    path.write_text("one trial\n")
+    assert main.main(["logs", "tune", "--follow"]) == EXIT_OK
+    shown = capsys.readouterr()
+    assert shown.out == "one trial\n"
+    assert shown.err == "nothing runs in cache: no more will be written to this log\n"
+    assert main.main(["logs", "tune", "--follow", "-q"]) == EXIT_OK
+    assert not capsys.readouterr().err
