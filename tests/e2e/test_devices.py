@@ -11,6 +11,7 @@ import pytest
 from tests.support import rpc
 from tests.support.project import Project
 from tests.support.trials import TARGET
+from tvmflow.core.errors import EXIT_ENVIRONMENT
 from tvmflow.targets.tracker import TRACKER_VARIABLE
 
 NOWHERE = f"{rpc.HOST}:1"
@@ -106,11 +107,11 @@ def test_a_killed_run_resumes_with_the_trials_of_the_devices(
 
 
 def test_a_missing_tracker_is_reported(board: Project) -> None:
-    """Exit code 1, the address, and where it was set; stages without a device are run."""
+    """Exit code 4, the address, and where it was set; stages without a device are run."""
     board.environment[TRACKER_VARIABLE] = NOWHERE
     failed = board.tvmflow("run", "tiny.yaml")
-    assert failed.code == 1
+    assert failed.code == EXIT_ENVIRONMENT
     assert "Traceback" not in failed.out + failed.err
-    assert f"tune/board: failed: the RPC tracker at {NOWHERE} cannot be used: " in failed.out
+    assert f"tune/board: blocked: the RPC tracker at {NOWHERE} cannot be used: " in failed.out
     assert f"remote.tracker of the target in the recipe, or ${TRACKER_VARIABLE}" in failed.out
     assert "2 ran" in failed.out

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from tvmflow.core.errors import StageError
+from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.targets.tracker import DevicePoolStatus, Tracker
 
 HOST = "127.0.0.1"
@@ -138,7 +138,7 @@ class DevicePool:
             raise AssertionError(f"{error}; the logs are:\n{logs}") from None
 
     def _free(self, key: str) -> int:
-        with contextlib.suppress(StageError):
+        with contextlib.suppress(EnvironmentProblem):
             devices_by_key = self.devices()
             return devices_by_key[key].free if key in devices_by_key else 0
         return -1

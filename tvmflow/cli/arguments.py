@@ -65,6 +65,18 @@ class StoreOption(NamedTuple):
         words = [] if self.path is None else ["--store", self.path]
         return LocalStore(store_root(words, find_project().store))
 
+    def locate_named(self) -> LocalStore:
+        """Return the same store, which must exist if it was named; that of a project comes with its first run.
+
+        Raises:
+            UsageError: when a folder was named that is not a store.
+        """
+        from tvmflow.store.inventory import require_store
+
+        store = self.locate()
+        is_named = self.path is not None or os.environ.get(VARIABLE)
+        return require_store(store) if is_named else store
+
     def origin(self) -> str:
         """Return what says where the store is."""
         from tvmflow.core.project import find_project

@@ -11,7 +11,7 @@ from typing import Final
 from tvmflow.cli.definitions.init import InitOptions, ModelOptions
 from tvmflow.cli.download_progress import DownloadLine
 from tvmflow.cli.output import check_output_file, print_notes, write_file
-from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.disk_errors import disk_errors, make_folder
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.files import write_atomically
 from tvmflow.core.formatting import printable, size_text
@@ -82,8 +82,8 @@ def _write_archive(factory: str, path: Path, *, replace: bool) -> None:
         )
     if path.exists() and not replace:
         raise UsageError(f"{path} exists", fix="replace it with --force, or write another file")
+    make_folder(path.parent)
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         version = export_factory(factory, path)
     size = size_text(path.stat().st_size)
     text = f"{path}: what {factory} returns, exported by PyTorch {version} ({size})"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from tvmflow.cli.arguments import StoreOption
-from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.disk_errors import disk_errors, make_folder
 from tvmflow.core.errors import UsageError
 from tvmflow.core.files import write_output
 from tvmflow.core.formatting import printable
@@ -83,8 +83,8 @@ def write_file(path: Path, content: bytes | str) -> None:
     Raises:
         StoreError: when the disk is full or not writable.
     """
+    make_folder(path.parent)
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_output(path, content)
 
 

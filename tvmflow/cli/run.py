@@ -24,7 +24,7 @@ from tvmflow.cli.remote_cache import must_upload
 from tvmflow.cli.reproduce import check_reproducible
 from tvmflow.cli.retune import retune
 from tvmflow.core import signing
-from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.disk_errors import disk_errors, make_folder
 from tvmflow.core.errors import EXIT_OK
 from tvmflow.core.types import Plan
 from tvmflow.engine.ir_dump import dump_ir
@@ -71,10 +71,12 @@ def _write_reports(options: RunOptions, recording: Recording) -> None:
         return
     report_failures(report)
     if options.summary is not None:
-        with disk_errors(options.summary):
-            options.summary.parent.mkdir(parents=True, exist_ok=True)
-            with options.summary.open("a", encoding="utf-8") as stream:
-                stream.write(markdown_summary(report))
+        make_folder(options.summary.parent)
+        with (
+            disk_errors(options.summary),
+            options.summary.open("a", encoding="utf-8") as stream,
+        ):
+            stream.write(markdown_summary(report))
     if options.junit is not None:
         write_file(options.junit, junit_xml(report, recording.release))
 

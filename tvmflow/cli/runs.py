@@ -21,6 +21,7 @@ from tvmflow.core.formatting import (
     shorten,
     size_text,
 )
+from tvmflow.core.project import shortest_path
 from tvmflow.core.tables import table
 from tvmflow.core.terminal import find_width
 from tvmflow.core.types import Json
@@ -28,6 +29,7 @@ from tvmflow.engine.headline import make_headline
 from tvmflow.engine.run_records import RunRecord, list_runs, read_run
 from tvmflow.engine.stage_logs import StageLog, find_logs, follow, read_text
 from tvmflow.engine.summary import count_stages
+from tvmflow.store.leases import active_runs
 
 _MAX_NAMES: Final = 24
 # From here on a row has room for the beginning of a headline.
@@ -36,7 +38,7 @@ _WIDE: Final = 72
 
 def runs(options: RunsOptions) -> int:
     """List the last runs that did something, the last one first."""
-    history = list_runs(options.store.locate(), options.limit)
+    history = list_runs(options.store.locate_named(), options.limit)
     value = {
         "runs": [_to_json(run) for run in history.runs],
         "damaged": [{"path": path, "reason": reason} for path, reason in history.damaged],
@@ -116,10 +118,17 @@ def logs(options: LogsOptions) -> int:
     for log in selected:
         if len(selected) > 1:
             print_lines(f"==> {log.stage_id} ({log.path})")
-        for text in follow(log) if options.follow and log is selected[-1] else (read_text(log),):
+        is_followed = options.follow and log is selected[-1]
+        texts = (
+            follow(log, lambda: bool(active_runs(store.root))) if is_followed else [read_text(log)]
+        )
+        for text in texts:
             # a log keeps its lines; nothing in it commands the terminal
             sys.stdout.write("".join(map(_printable_line, text.splitlines(keepends=True))))
             sys.stdout.flush()
+    if options.follow and options.verbosity >= 0:
+        place = shortest_path(store.root)
+        sys.stderr.write(f"nothing runs in {place}: no more will be written to this log\n")
     return EXIT_OK
 
 

@@ -106,6 +106,44 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
     return StoreError(f"{shown}: {error.strerror}", fix=_FIXES[error.errno])
 
 
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Create a folder, and those above it, where they do not exist yet.
+
+    Raises:
+        StoreError: when the disk is full, a folder is not writable, or something else is in the way.
+    """
+    with disk_errors(path):
+        try:
+            os.makedirs(path, exist_ok=True)
+        except FileNotFoundError as error:
+            raise _not_creatable(path, error) from error
+
+
+def check_writable(folder: str | os.PathLike[str]) -> None:
+    """Check that files can be written to a folder, which need not exist yet; nothing is left there.
+
+    Raises:
+        StoreError: as of `make_folder`.
+    """
+    import tempfile
+
+    place = _nearest_folder(os.fspath(folder))
+    with disk_errors(folder):
+        if not os.path.isdir(place):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
+        try:
+            # permissions alone do not tell: root needs none, and a read-only file system refuses everybody
+            tempfile.TemporaryFile(dir=place).close()
+        except FileNotFoundError as error:
+            raise _not_creatable(folder, error) from error
+
+
+def _not_creatable(path: str | os.PathLike[str], error: FileNotFoundError) -> StoreError:
+    """Return the problem of a file system that says of what is to be created that it does not exist, such as /proc."""
+    what = f"{shortest_path(os.fspath(path))} cannot be created: {error.strerror}"
+    return StoreError(what, fix="choose a folder on a disk; --store and --dist name those of a run")
+
+
 def is_disk_full(error: BaseException | None) -> bool:
     """Return whether an error, or the cause of a StoreError, says that the disk has no space left."""
     cause = error.__cause__ if isinstance(error, StoreError) else error

@@ -105,7 +105,7 @@ ZIP: Final = FileKind("is a zip", DELIVERED, _INSPECT)
 _GZIP: Final = FileKind(
     "is a compressed archive", DELIVERED, "unpack it, and give the .tvmflow file in it"
 )
-_ARRAYS: Final = FileKind(
+NPZ: Final = FileKind(
     "has arrays (npz)", ARRAYS, "give it after a bundle: `tvmflow run-model BUNDLE {path}`"
 )
 _PARAMS: Final = FileKind(
@@ -162,6 +162,9 @@ _HTML: Final = FileKind(
 _IMAGE: Final = FileKind(
     "is an image", IMAGES, "give it after a bundle: `tvmflow run-model BUNDLE {path}`"
 )
+
+STAND_INS: Final = (_DAMAGED, _LFS, _HTML)
+"""The kinds of what lies in the place of a file: the remedy is to get that file, whatever it was to be."""
 
 _HEAD_BYTES: Final = 1 << 16
 _ZIP_MAGIC: Final = b"PK\x03\x04"
@@ -264,7 +267,7 @@ _ZIPS: Final[Mapping[FileKind, Callable[[list[str]], bool]]] = {
     _PICKLE: _has_end("/data.pkl"),
     _BUNDLE: lambda names: {"manifest.json", "signature.json"} <= {*names},
     _WHEEL: _has_end(".dist-info/WHEEL"),
-    _ARRAYS: lambda names: bool(names) and all(name.endswith(".npy") for name in names),
+    NPZ: lambda names: bool(names) and all(name.endswith(".npy") for name in names),
 }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
-from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.disk_errors import check_writable, disk_errors, make_folder
 from tvmflow.core.files import hash_file, replacing
 from tvmflow.core.types import Artifact, Delivery, Plan
 from tvmflow.store.file_digests import note_name, stamp
@@ -35,6 +35,22 @@ def list_files_to_copy(
     """Return the paths of the files that are missing or changed in `dist`, of all that may be delivered now."""
     files = _list_files(plan, artifacts, store, dist)
     return [file.path for file in files if not file.is_delivered]
+
+
+def check_folders(plan: Plan, dist: str, pending: Container[str]) -> None:
+    """Check that the results of pending stages can be delivered, before these run.
+
+    Args:
+        plan: The plan whose deliveries are looked at.
+        dist: The folder for delivered files.
+        pending: The ids of the stages that will run.
+
+    Raises:
+        StoreError: when a folder that will get files cannot be written or created.
+    """
+    for delivery in plan.deliveries:
+        if delivery.stage_id in pending or delivery.verified_by in pending:
+            check_writable(os.path.join(dist, delivery.recipe, delivery.target))
 
 
 def deliver(
@@ -126,9 +142,8 @@ def _write_note(store: LocalStore, path: str, digest: str) -> None:
 
 def _copy(store: LocalStore, digest: str, path: str) -> None:
     blob = store.blobs.verified_path(digest)
-    with disk_errors(path, needed=os.path.getsize(blob)):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with replacing(path) as temporary:
-            # not the permissions of a stored file, which is read-only: the umask decides
-            shutil.copyfile(blob, temporary)
+    make_folder(os.path.dirname(path))
+    with disk_errors(path, needed=os.path.getsize(blob)), replacing(path) as temporary:
+        # not the permissions of a stored file, which is read-only: the umask decides
+        shutil.copyfile(blob, temporary)
     _write_note(store, path, digest)

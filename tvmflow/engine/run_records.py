@@ -377,6 +377,12 @@ def read_run(store: LocalStore, name: str) -> RunRecord:
         ) from error
 
 
+def may_name_run(store: LocalStore, name: str) -> bool:
+    """Return whether a name is that of a run in the store, the beginning of one, or counts from the latest."""
+    is_counted = name.partition("~")[0] == LATEST
+    return is_counted or any(run.startswith(name.lower()) for run in list_ids(store))
+
+
 def _find_id(names: Sequence[str], name: str, store: LocalStore) -> str:
     fix = "`tvmflow runs` lists the runs"
     if not names:

@@ -161,6 +161,7 @@ class Session:
         missing = [
             spec for spec in self._plan.stages if self.state.decisions[spec.id].kind != "hit"
         ]
+        delivery.check_folders(self._plan, self._options.dist, {spec.id for spec in missing})
         if client is not None and missing:
             client.limit_time(estimate_work(missing, self._context.store))
             prefetch(self._plan, self.state, client, self._report_fetched)

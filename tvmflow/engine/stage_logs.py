@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -107,16 +107,25 @@ def read_text(log: StageLog) -> str:
     return Path(log.path).read_text(encoding="utf-8", errors="replace")
 
 
-def follow(log: StageLog) -> Iterator[str]:
-    """Yield the text of a log, and then without end what is written to it; a file in its place is read from its beginning."""
+def follow(log: StageLog, is_written: Callable[[], bool]) -> Iterator[str]:
+    """Yield the text of a log, and then what is written to it; a file in its place is read from its beginning.
+
+    Args:
+        log: The log.
+        is_written: Returns whether something may still be written to it; when it does not, the rest ends the text.
+    """
     while True:
         with Path(log.path).open(encoding="utf-8", errors="replace") as stream:
             inode = os.fstat(stream.fileno()).st_ino
             while True:
+                # asked first, so that nothing is missed that is written before the end
+                is_complete = not is_written()
                 if text := stream.read():
                     yield text
                 elif _was_replaced(log.path, inode, stream.tell()):
                     break
+                elif is_complete:
+                    return
                 else:
                     time.sleep(_POLL_S)
 

@@ -1,4 +1,4 @@
-"""Images that recipes name as `verify.data`: listed, and checked as far as nothing has to be decoded."""
+"""What recipes name as `verify.data`: images are listed, and all is checked as far as nothing has to be decoded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tvmflow.core.errors import RecipeError
+from tvmflow.core.file_kinds import NPZ, STAND_INS, ZIP, recognize
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.named_files import missing_file_text
 from tvmflow.core.types import TensorSpec
@@ -48,7 +49,8 @@ def list_images(recipes: Iterable[PlannedRecipe]) -> ImageFiles:
     """List the images that `verify` of recipes and their variants reads.
 
     Raises:
-        RecipeError: when there are none, when they have no input or no classes, or a label is missing.
+        RecipeError: when there are none, when they have no input or no classes, or a label is missing;
+            and for a file that is neither a table of images nor an npz file.
     """
     listed = ImageFiles({}, [])
     problems = [problem for planned in recipes for problem in _list_problems(planned, listed)]
@@ -72,11 +74,14 @@ def _list_problems(planned: PlannedRecipe, listed: ImageFiles) -> Iterator[str]:
         return
     for target in planned.targets:
         data = planned.recipe_for(target).verify.data
-        if data is None or not is_image_data(data, folder / data):
+        if data is None:
             continue
         try:
-            images = _list(data, folder / data, listed)
-            _check(planned, target, images, names)
+            if is_image_data(data, folder / data):
+                images = _list(data, folder / data, listed)
+                _check(planned, target, images, names)
+            else:
+                _check_arrays(folder / data)
         except (OSError, ValueError) as error:
             yield f"{planned.data_position(target)}: verify.data: {data}: {error}"
 
@@ -93,6 +98,24 @@ def _list(data: str, path: Path, listed: ImageFiles) -> ImageList:
     listed.files[data] = images.files
     listed.read.extend(read)
     return images
+
+
+def _check_arrays(path: Path) -> None:
+    """Check that a file may be an npz file, by its beginning and the names of what is in it.
+
+    Raises:
+        ValueError: when it is certainly none.
+    """
+    kind = recognize(path)
+    if kind in (NPZ, ZIP):
+        return
+    if kind in STAND_INS:
+        raise ValueError(f"{kind.text}; {kind.fix}")
+    raise ValueError(
+        f"{kind.text if kind else 'is no npz file'}; "
+        "give an npz file (`numpy.savez(path, <input name>=array, label=labels)`), "
+        "or a folder or a table of images"
+    )
 
 
 def _check(

@@ -12,7 +12,8 @@ from tvmflow.core.types import Json
 from tvmflow.runtime.images import COLOURS, LAYOUTS, MAX_SIZE
 from tvmflow.runtime.resampling import INTERPOLATIONS
 
-_FRACTION: Final = re.compile(r"(\d+)/(\d+)")
+# As many digits as a number in a recipe may have: any two of these have a quotient.
+_FRACTION: Final = re.compile(r"(\d{1,100})/(\d{1,100})")
 
 
 def _read_fraction(value: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
-from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.disk_errors import disk_errors, make_folder
 from tvmflow.core.errors import LockMismatch, RecipeError, VerifyFailed
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import STATEMENT_SUFFIX, Artifact, Plan
@@ -155,8 +155,8 @@ def make_release(
         _check_existing(folder, files)
         return ReleaseResult(folder, is_new=False)
     previous = find_previous(pipeline, release)
+    make_folder(folder.parent)
     with disk_errors(str(folder.parent)):
-        folder.parent.mkdir(parents=True, exist_ok=True)
         part = folder.parent / f".{folder.name}.{os.getpid()}.part"
         shutil.rmtree(part, ignore_errors=True)
         try:

@@ -10,10 +10,12 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.documents import Unreadable, read_file, read_json
 from tvmflow.core.errors import UsageError
+from tvmflow.core.formatting import excerpt
+from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Json
 from tvmflow.engine.builds import Build, list_builds, read_kernel_times
 from tvmflow.engine.report import BAD_FACTS, INCOMPLETE, RunReport, StageReport
-from tvmflow.engine.run_records import RunRecord, read_run
+from tvmflow.engine.run_records import RunRecord, may_name_run, read_run
 from tvmflow.recipe.lock_file import LockFile
 from tvmflow.release.measurements import (
     LOCK,
@@ -73,6 +75,12 @@ def load_side(name: str, store: LocalStore) -> Side:
         return _read_lock(f"lock file {name}", path)
     if path.is_dir():
         return _read_delivery(name, path)
+    if not may_name_run(store, name):
+        raise UsageError(
+            f"there is no file or folder {excerpt(name)}, and no run of this name in {shortest_path(store.root)}",
+            fix="give a run that `tvmflow runs` lists (its id, `latest`, `latest~1`), the folder of a release, "
+            "a lock file, or a folder in dist; `--store DIR` names another store",
+        )
     return make_side(read_run(store, name))
 
 

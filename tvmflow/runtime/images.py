@@ -246,6 +246,8 @@ def _read_scaling(
     is_float = spec.dtype.startswith("float")
     default = 1 / (LEVELS - 1) if is_float else 1.0
     (scale,) = _read_numbers(fields, "scale", default, 1)
+    if not scale:
+        raise ImageMismatch("scale must not be 0, which makes all images equal", "scale")
     mean = _read_numbers(fields, "mean", 0.0, channels)
     std = _read_numbers(fields, "std", 1.0, channels)
     if not all(value > 0 for value in std):

@@ -41,8 +41,7 @@ def serve(tracker: str, key: str, host: str, ports: range, say: Say) -> NoReturn
         say: Receives messages for people.
 
     Raises:
-        StageError: when the tracker cannot be reached.
-        EnvironmentProblem: when no port is free.
+        EnvironmentProblem: when the tracker cannot be reached, or no port is free.
     """
     from tvm.rpc.server import PopenRPCServerState
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from tvmflow.core.errors import StageError
+from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.types import Json
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 class Tracker:
-    """The tracker at an address. Every method raises StageError when it cannot be reached."""
+    """The tracker at an address. Every method raises EnvironmentProblem when it cannot be reached."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -133,7 +133,7 @@ class Tracker:
                 yield connection
         except (OSError, ValueError, TypeError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise StageError(
+            raise EnvironmentProblem(
                 f"the RPC tracker at {self.address} cannot be used: {reason}",
                 fix=f"check that it runs (`{_START}`) and that its address is right "
                 f"(remote.tracker of the target in the recipe, or ${TRACKER_VARIABLE})",

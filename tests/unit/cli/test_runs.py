@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tvmflow.cli import main
+from tvmflow.core.errors import EXIT_OK, EXIT_USAGE
 from tvmflow.core.types import RecipeOrigin
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.run_records import record_run
@@ -66,3 +67,32 @@ def test_the_stages_of_a_run_are_a_table(
     assert main.main(["show", "run"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "never ran" in line]
     assert len({line.index(" ran ") for line in lines}) == 1
+
+
+def test_a_named_folder_without_a_store_is_no_store_without_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped `--store` or `$TVMFLOW_STORE` is a mistake; a project has no store before its first run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TVMFLOW_STORE", raising=False)
+    assert main.main(["runs"]) == EXIT_OK
+    assert "no run has done anything in this store yet" in capsys.readouterr().out
+    assert main.main(["runs", "--store", "typo"]) == EXIT_USAGE
+    assert "typo is not a tvmflow store" in capsys.readouterr().err
+    monkeypatch.setenv("TVMFLOW_STORE", str(tmp_path))
+    assert main.main(["runs"]) == EXIT_USAGE
+
+
+def test_following_a_log_ends_where_nothing_runs(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody would write to it: what there is is shown, and that this is all."""
+    path = Path(store.root, "logs", "net", "tune+host.log")
+    path.parent.mkdir(parents=True)
+    path.write_text("one trial\n")
+    assert main.main(["logs", "tune", "--follow"]) == EXIT_OK
+    shown = capsys.readouterr()
+    assert shown.out == "one trial\n"
+    assert shown.err == "nothing runs in cache: no more will be written to this log\n"
+    assert main.main(["logs", "tune", "--follow", "-q"]) == EXIT_OK
+    assert not capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from tests.support.disks import NOEXEC, READ_ONLY, fill, small_disk
 from tvmflow.core.disk_errors import (
     check_free_space,
+    check_writable,
     disk_errors,
     explain,
     find_disk_problem,
     is_disk_full,
+    make_folder,
 )
 from tvmflow.core.errors import EXIT_ENVIRONMENT, StoreError
 from tvmflow.core.file_systems import find_file_system
@@ -57,6 +60,32 @@ def test_other_errors_stay_what_they_are() -> None:
     assert explain(FileNotFoundError(errno.ENOENT, "No such file", "x"), "/store") is None
     with pytest.raises(FileNotFoundError), disk_errors("/store"):
         raise FileNotFoundError(errno.ENOENT, "No such file", "x")
+
+
+@pytest.mark.parametrize("prepare", [make_folder, check_writable])
+def test_a_folder_that_cannot_be_made_is_a_problem_of_the_environment(
+    prepare: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """A file in its place or above it, a link to nowhere, and a file system that takes no folders."""
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "folder")
+    for name in ("file", "file/dist", "link"):
+        with pytest.raises(StoreError, match="move the file at that path away"):
+            prepare(tmp_path / name)
+    with pytest.raises(StoreError, match="/proc/dist cannot be created: No such file") as raised:
+        prepare(Path("/proc/dist"))
+    assert "choose a folder on a disk" in raised.value.fix
+
+
+def test_looking_whether_a_folder_can_be_written_leaves_nothing_there(tmp_path: Path) -> None:
+    """Whether it exists or not; a disk that may only be read is noticed, also by root."""
+    check_writable(tmp_path)
+    check_writable(tmp_path / "dist" / "net")
+    assert not [*tmp_path.iterdir()]
+    with small_disk(tmp_path / "disk", 64 << 10, flags=READ_ONLY) as disk:
+        with pytest.raises(StoreError, match="Read-only file system") as raised:
+            check_writable(disk / "dist" / "net")
+        assert raised.value.message.startswith(f"{disk}: ")
 
 
 def test_a_full_disk_is_named_with_what_is_missing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.support.file_edits import write_with_old_times
 from tests.support.small_runs import RunHost
 from tests.support.small_runs import plan_of as plan_of_small_run
 from tests.support.umask import modes_below, umask
-from tvmflow.core.errors import StoreError
+from tvmflow.core.errors import EXIT_OK, StoreError
 from tvmflow.core.types import Artifact, Plan, StageKey
 from tvmflow.engine import delivery
 from tvmflow.store.local import LocalStore
@@ -125,6 +125,20 @@ def test_a_file_in_the_place_of_dist_is_reported(finished: FinishedPlan) -> None
     Path(finished.dist).write_text("a file")
     with pytest.raises(StoreError, match="dist"):
         finished.deliver()
+
+
+def test_a_run_that_could_not_deliver_runs_no_stage(tmp_path: Path) -> None:
+    """It ends before the work, not after it; a plan without deliveries needs no `dist`."""
+    host, plan = RunHost(tmp_path), plan_of_small_run()
+    host.dist.mkdir()
+    (host.dist / "net").touch()
+    with pytest.raises(StoreError, match=f"{host.dist / 'net'}: Not a directory"):
+        host.run(plan)
+    assert not host.executor.calls
+    host.run(plan._replace(deliveries=()))
+    assert host.executor.calls
+    (host.dist / "net").unlink()
+    assert host.run(plan).exit_code == EXIT_OK
 
 
 def test_the_verdict_on_a_rejected_library_is_delivered_without_it(

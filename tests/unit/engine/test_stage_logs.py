@@ -94,7 +94,8 @@ def test_the_log_of_a_run_may_have_been_replaced(store: LocalStore) -> None:
 def test_following_yields_what_is_written_later(store: LocalStore) -> None:
     """Also to a new file in the place of the old one."""
     path = write(store, "net/tune+host.log", "one\n")
-    texts = follow(find_logs(store, "tune")[0])
+    is_running = True
+    texts = follow(find_logs(store, "tune")[0], lambda: is_running)
     assert next(texts) == "one\n"
     with path.open("a") as stream:
         stream.write("two\n")
@@ -103,3 +104,7 @@ def test_following_yields_what_is_written_later(store: LocalStore) -> None:
     replacement.write_text("again\n")
     replacement.replace(path)
     assert next(texts) == "again\n"
+    with path.open("a") as stream:
+        stream.write("the end\n")
+    is_running = False
+    assert list(texts) == ["the end\n"]

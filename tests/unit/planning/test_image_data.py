@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -228,3 +229,32 @@ def test_images_of_a_model_in_parts_belong_to_the_whole(folder: Path) -> None:
     assert not specs["export/split.first"].files
     assert "inputs" not in specs["export/split.first"].settings
     assert "data/cat/a.png" in [file.role for file in specs["verify/split"].files]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"\x08\x07\x12\x07pytorch", "is an ONNX model; give an npz file (`numpy.savez("),
+        (b"\x89PNG\r\n\x1a\n", "is an image; give an npz file"),
+        (b"\x93NUMPY\x01\x00", "is no npz file; give an npz file"),
+        (b"", "is no npz file; give an npz file"),
+        (b"PK\x03\x04", "is a damaged archive: its list of files, at the end, is missing or wrong; copy"),
+        (b"version https://git-lfs.github.com/spec/v1", "is a pointer of Git LFS: the content is not there; fetch it"),
+    ],
+)  # fmt: skip
+def test_a_file_without_arrays_is_refused_before_anything_is_built(
+    content: bytes, text: str, folder: Path
+) -> None:
+    """With what it is and what to do; verify would say it only when the library was built."""
+    (folder / "data.npz").write_bytes(content)
+    message = problem(folder, verify={"data": "data.npz"})
+    assert message.startswith(f"net.yaml:verify.data: verify.data: data.npz: {text}")
+
+
+def test_an_npz_file_is_no_list_of_images(folder: Path) -> None:
+    """A pipeline without verify does not look at it."""
+    np.savez(folder / "data.npz", data=np.zeros((1, 3, 8, 8)))
+    assert listed(folder, verify={"data": "data.npz"}).files == {}
+    (folder / "data.npz").write_bytes(b"no arrays")
+    compiled = planned(folder, verify={"data": "data.npz"})._replace(stages=("import", "build"))
+    assert list_images([compiled]).files == {}

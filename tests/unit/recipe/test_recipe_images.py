@@ -72,6 +72,14 @@ def test_settings_are_numbers_fractions_and_lists() -> None:
             "net.yaml:8:20: inputs.data.image.scale: must be a number or a fraction, such as 1/255",
         ),
         (
+            f"{{scale: {'9' * 400}/1}}",
+            "net.yaml:8:20: inputs.data.image.scale: must be a number or a fraction, such as 1/255",
+        ),
+        (
+            "{scale: .inf}",
+            "net.yaml:8:20: inputs.data.image.scale: must be a finite number",
+        ),
+        (
             "{colour: rgb}",
             "net.yaml:8:21: inputs.data.image.colour: 'rgb' is not a colour; did you mean 'RGB'? (valid: BGR, GRAY, RGB)",
         ),

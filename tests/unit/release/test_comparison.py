@@ -122,6 +122,20 @@ def test_what_cannot_be_compared_is_an_error(store: LocalStore, tmp_path: Path) 
             load_side(str(tmp_path), store)
 
 
+def test_a_name_of_nothing_is_told_from_a_store_without_runs(store: LocalStore) -> None:
+    """The message says what a name may be."""
+    for name in ("dist/net", "A"):
+        with pytest.raises(UsageError) as caught:
+            load_side(name, store)
+        assert (
+            f"there is no file or folder {name}, and no run of this name in "
+            in caught.value.message
+        )
+        assert "`latest`" in caught.value.fix and "a lock file" in caught.value.fix
+    with pytest.raises(UsageError, match="has no record of a run"):
+        load_side("latest", store)
+
+
 def test_a_gate_without_a_common_build_is_a_mistake(
     store: LocalStore, capsys: pytest.CaptureFixture[str]
 ) -> None:

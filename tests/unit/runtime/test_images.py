@@ -107,6 +107,7 @@ def test_settings_survive_the_manifest() -> None:
         ((1, 1, 8, 8), {"colour": "BGR"}, "colour", "BGR has 3 channels, and the input has 1"),
         ((1, 3, 8, 8), {"mean": [0, 0]}, "mean", "2 numbers for an input with 3 channels"),
         ((1, 3, 8, 8), {"mean": [123, 117, 104]}, "mean", "set scale: 1"),
+        ((1, 3, 8, 8), {"scale": 0}, "scale", "scale must not be 0"),
         ((1, 3, 8, 8), {"std": 0}, "std", "std must be above 0"),
         ((1, 3, 8, 8), {"resize": 8}, "resize", "add crop: [8, 8], or write resize: [8, 8]"),
         ((1, 3, 8, 8), {"resize": [9, 9]}, "resize", "gives 9x9, and the input takes 8x8"),

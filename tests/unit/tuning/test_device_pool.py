@@ -17,7 +17,7 @@ from tests.support.trials import TARGET
 from tests.support.tuning import dense, model, recipe, relu, resolved_target
 from tvmflow.cli import main
 from tvmflow.core import packages
-from tvmflow.core.errors import StageError
+from tvmflow.core.errors import EXIT_ENVIRONMENT, EnvironmentProblem, StageError
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.stages import extract_tasks, pick_best, tune
 from tvmflow.targets.tracker import TRACKER_VARIABLE, Tracker, split_address
@@ -225,7 +225,7 @@ def test_no_trial_begins_when_the_time_is_over(pool: rpc.DevicePool, workers: Fo
 def test_an_unreachable_tracker_is_reported(tuning: Tuning) -> None:
     """Address, cause and remedy."""
     outcome = tuning("tune", tracker=NOWHERE)
-    assert (outcome.kind, outcome.error) == ("error", "StageError")
+    assert (outcome.kind, outcome.error) == ("error", "EnvironmentProblem")
     assert f"the RPC tracker at {NOWHERE} cannot be used: Connection refused" in outcome.message
     assert "rpc_tracker" in outcome.fix and TRACKER_VARIABLE in outcome.fix
 
@@ -233,7 +233,7 @@ def test_an_unreachable_tracker_is_reported(tuning: Tuning) -> None:
 def test_a_server_that_is_no_tracker_is_reported(pool: rpc.DevicePool) -> None:
     """The address of a device, given as the tracker's."""
     address = pool.servers[0].address
-    with pytest.raises(StageError, match=f"tracker at {address} cannot be used"):
+    with pytest.raises(EnvironmentProblem, match=f"tracker at {address} cannot be used"):
         Tracker(address).list_devices()
 
 
@@ -309,7 +309,7 @@ def test_device_ls_without_a_tracker_shows_this_machine(
     assert TRACKER_VARIABLE in capsys.readouterr().out
     assert main.main(["device", "ls", "--tracker", "here"]) == 2
     assert "'here' is not HOST:PORT" in capsys.readouterr().err
-    assert main.main(["device", "ls", "--tracker", NOWHERE]) == 1
+    assert main.main(["device", "ls", "--tracker", NOWHERE]) == EXIT_ENVIRONMENT
     assert "Connection refused" in capsys.readouterr().err
 
 

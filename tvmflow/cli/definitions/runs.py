@@ -45,8 +45,9 @@ class LogsOptions(Options):
 
     stage: str | None = argument("STAGE[/TARGET]", "the stage, also as RECIPE:STAGE/TARGET", "?")
     run_id: str | None = option("RUN", "of this run: its id, or `latest`", name="--run")
-    follow: bool = flag("go on with what is written, until Ctrl-C")
+    follow: bool = flag("go on with what is written, until no run uses the store any more")
     store: StoreOption = store_option("logs are")
+    verbosity: int
 
 
 COMMANDS: Final = {"runs": RunsOptions, "logs": LogsOptions}
