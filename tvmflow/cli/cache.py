@@ -193,10 +193,14 @@ def _format_integrity(checked: IntegrityReport, trials: Sequence[str]) -> Iterat
     total = f"{results} and {blobs} read ({size_text(checked.bytes)})"
     if problems := len(checked.findings) + len(trials):
         yield f"{total}; {count_text(problems, 'problem')} found"
-        fix = "run the recipes again to make the missing results"
+        fixes = []
         if any(finding.reason for finding in checked.findings):
-            fix = f"`tvmflow cache repair` sets aside the other damaged files; then {fix}"
-        yield f"  fix: {fix}"
+            fixes.append("`tvmflow cache repair` sets aside the other damaged files")
+        if checked.findings:
+            fixes.append("run the recipes again to make the missing results")
+        if trials:
+            fixes.append("the next tuning measures what it lacks; all other trials stay in use")
+        yield f"  fix: {'; then '.join(fixes)}"
     else:
         yield f"{total}; no problem found"
 

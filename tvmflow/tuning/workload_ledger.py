@@ -186,13 +186,18 @@ class WorkloadLedger(WorkloadRecords):
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         """Lock the file and read what is new in it; give its descriptor."""
+        is_new = False
         while True:
             with _locked_file(self.path) as descriptor:
                 try:
                     self._read_new_lines(descriptor)
                 except _ForeignFile as foreign:
                     self._set_aside(foreign.header)
+                    is_new = True
                     continue
+                if is_new and not self._has_header:
+                    # an empty file would look as if it had lost trials
+                    self._write(descriptor, [])
                 yield descriptor
                 return
 
@@ -203,7 +208,10 @@ class WorkloadLedger(WorkloadRecords):
             self.path.rename(aside)
         except OSError as error:
             raise unwritable(self.path, error) from error
-        self._report_repair(f"{describe_copy(self.path, header)}; it was moved to {aside}")
+        self._report_repair(
+            f"{describe_copy(self.path, header)}; it was moved to {aside.name}: "
+            "rename it to the file of that workload if this has no trials"
+        )
         self.quarantined += 1
         self._reset()
 

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from tests.support.stored_results import stage_key
+from tests.support.trials import DEVICE, TARGET
 from tvmflow.cli import main, options
 from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import add_pin
+from tvmflow.tuning.ledger import Ledger
 
 DAY = 86_400.0
 NEEDED, UNUSED = stage_key("a").digest, stage_key("b").digest
@@ -132,6 +134,19 @@ def test_verify_names_damaged_results(
     code, out, _ = answer(capsys, "verify")
     assert (code, f"blob {blob.name} is missing" in out) == (1, True)
     assert "2 results and 1 blob read" in out
+
+
+def test_verify_says_of_damaged_trials_that_no_result_is_missing(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recipes need not run again for them."""
+    ledger = Ledger.open(Path(store.ledger), TARGET, "0", DEVICE)
+    (ledger.folder / f"{'a' * 64}.jsonl").write_text("no trial\n")
+    code, out, _ = answer(capsys, "verify")
+    assert (code, "one line was quarantined (unreadable" in out) == (1, True)
+    assert out.endswith(
+        "  fix: the next tuning measures what it lacks; all other trials stay in use\n"
+    )
 
 
 def test_repair_says_what_it_did_and_what_is_left(

@@ -297,6 +297,27 @@ def test_a_file_copied_over_another_is_set_aside(tmp_path: Path) -> None:
     assert len(list(ledger.folder.glob("b*.set-aside-*.jsonl"))) == 2
 
 
+def test_swapped_files_are_named_once_and_put_right_by_renaming(tmp_path: Path) -> None:
+    """Their trials are not called lost when the ledger is checked again."""
+    ledger = Ledger.open(tmp_path, TARGET, "0", DEVICE)
+    files = [ledger.folder / f"{digit * 64}.jsonl" for digit in "ab"]
+    for number, path in enumerate(files):
+        ledger.workload(path.stem).append(trial(number))
+    contents = [path.read_bytes() for path in files]
+    for path, content in zip(files, reversed(contents), strict=True):
+        path.write_bytes(content)
+    findings = check_ledger(tmp_path).findings
+    asides = [next(ledger.folder.glob(f"{path.stem}.set-aside-*.jsonl")) for path in files]
+    for finding, aside, workload in zip(findings, asides, "ba", strict=True):
+        assert f"it has the records of workload {workload * 12} on target" in finding
+        assert f"moved to {aside.name}: rename it to the file of that workload" in finding
+    assert check_ledger(tmp_path).findings == []
+    for aside, path in zip(asides, reversed(files), strict=True):
+        aside.replace(path)
+    checked = check_ledger(tmp_path)
+    assert (checked.trials, checked.findings) == (2, [])
+
+
 def test_an_open_ledger_notices_that_its_file_was_replaced(tmp_path: Path) -> None:
     """What it has read before is no longer used."""
     one, two = (WorkloadLedger(tmp_path / f"{name}.jsonl") for name in ("one", "two"))
