@@ -21,6 +21,7 @@ from tvmflow.compiler.float16_conversions import expand_float16_conversions
 from tvmflow.compiler.ir import find_nodes
 from tvmflow.compiler.overlapping_vectors import overlap_last_vectors
 from tvmflow.compiler.split_loops import split_loops_where_indices_repeat
+from tvmflow.compiler.stack_lets import keep_lets_on_stack
 from tvmflow.compiler.strided_loads import shuffle_strided_loads
 
 _CPU_PIPELINE: Final = "tvmflow_cpu"
@@ -156,6 +157,7 @@ CPU_PASSES: Final = (
     tirx.transform.RemoveNoOp,
     s_tir.transform.RewriteUnsafeSelect,
     tirx.transform.CommonSubexprElim,
+    keep_lets_on_stack,
     tirx.transform.FP8ComputeLegalize,
     tirx.transform.VerifyMemory,
 )
