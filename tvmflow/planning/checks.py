@@ -64,7 +64,10 @@ def _check_names(recipes: Sequence[PlannedRecipe]) -> Iterator[str]:
         if other is not planned:
             loc = ("variants", planned.variant) if planned.variant else ("name",)
             where = planned.loaded.where(*loc)
-            yield f"{where}: {'.'.join(loc)}: '{name}' is also the name of {other.loaded.path}"
+            yield (
+                f"{where}: {'.'.join(loc)}: '{name}' is also the name of {other.loaded.path}; "
+                "both would be delivered to one folder: give one of them another name"
+            )
 
 
 def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -79,9 +80,13 @@ def _find_pipeline(request: RunRequest) -> Pipeline | None:
 
 def _load_recipes(paths: Iterable[str]) -> list[LoadedRecipe]:
     loaded, errors = [], []
-    for path in dict.fromkeys(paths):
+    # a file that is named twice, whatever the way to its folder, is one recipe
+    named: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        named.setdefault(Path(os.path.realpath(path.parent), path.name), path)
+    for path in named.values():
         try:
-            loaded.append(load_recipe(Path(path)))
+            loaded.append(load_recipe(path))
         except RecipeError as error:
             errors.append(error)
     if errors:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 
 from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Artifact, Json, Plan
 from tvmflow.provenance.delivered import DeliveredTarget, list_delivered_targets
 from tvmflow.provenance.source_state import read_builder_id, read_source_state
@@ -60,6 +61,7 @@ def write_sidecars(
             # An up-to-date run imports this module only to find out that it is up to date.
             from tvmflow.provenance.write import write_target_sidecars
 
+            _warn_of_replaced_recipe(store, delivered, dist)
             write_target_sidecars(delivered, store, delivered.sidecar_paths(dist))
             _write_note(store, delivered, dist)
         paths += delivered.sidecar_paths(dist)
@@ -81,10 +83,36 @@ def _is_current(store: LocalStore, delivered: DeliveredTarget, dist: str) -> boo
         return False
 
 
+def _warn_of_replaced_recipe(store: LocalStore, delivered: DeliveredTarget, dist: str) -> None:
+    """Log that the folder had the files of another recipe, which has the same name."""
+    import logging
+
+    path = delivered.sidecar_paths(dist)[0]
+    other = _parse_note(store.notes.read("delivered", note_name(path))).get("recipe")
+    # a recipe that was moved is no other one, and `build` tells of its own, which are in the store
+    if not isinstance(other, str) or other == _recipe_path(delivered) or not os.path.isfile(other):
+        return
+    if os.path.commonpath([store.root, other]) != store.root:
+        logging.getLogger(__name__).warning(
+            "%s had the files of %s, which has the same name as %s: they were replaced; "
+            "to keep both, give one of the recipes another name",
+            os.path.dirname(path),
+            *map(shortest_path, (other, _recipe_path(delivered))),
+        )
+
+
+def _recipe_path(delivered: DeliveredTarget) -> str:
+    return os.path.abspath(delivered.origin.path) if delivered.origin else ""
+
+
 def _write_note(store: LocalStore, delivered: DeliveredTarget, dist: str) -> None:
     paths = delivered.sidecar_paths(dist)
-    stamps = [stamp(path) for path in paths]
-    note = {"of": _fingerprint(delivered), "stamps": stamps, "key": _key_stamp()}
+    note = {
+        "of": _fingerprint(delivered),
+        "stamps": [stamp(path) for path in paths],
+        "key": _key_stamp(),
+        "recipe": _recipe_path(delivered),
+    }
     store.notes.write(json.dumps(note), "delivered", note_name(paths[0]))
 
 

@@ -273,6 +273,17 @@ def test_a_plan_can_be_checked_for_something_to_do(
     assert not Path("dist").exists()
 
 
+def test_a_recipe_that_is_named_twice_is_planned_once(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the way to its folder; it is not refused for having its own name."""
+    names = ("tiny.yaml", "./tiny.yaml", str(project.folder / "tiny.yaml"))
+    assert main.main(["plan", *names]) == 0
+    out = capsys.readouterr().out
+    assert main.main(["plan", "tiny.yaml"]) == 0
+    assert capsys.readouterr().out == out
+
+
 def test_a_plan_can_be_a_graph_in_a_file(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:

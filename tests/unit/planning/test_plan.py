@@ -84,7 +84,8 @@ def test_two_recipes_of_one_name_are_refused() -> None:
     with pytest.raises(RecipeError) as caught:
         plan_of(planned(recipe(), folder="/one"), planned(recipe(), folder="/two"))
     assert caught.value.problems == [
-        "/two/net.yaml:name: name: 'net' is also the name of /one/net.yaml"
+        "/two/net.yaml:name: name: 'net' is also the name of /one/net.yaml; "
+        "both would be delivered to one folder: give one of them another name"
     ]
 
 

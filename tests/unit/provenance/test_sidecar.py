@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,25 @@ def test_changed_results_are_described_again(world: World) -> None:
     world.deliver()
     assert world.statement.read_bytes() != before
     assert not world.pending()
+
+
+def test_a_recipe_that_replaces_the_files_of_another_says_so(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two recipes with one name share a folder; a recipe that was moved is no other one."""
+    monkeypatch.chdir(tmp_path)
+    (origin,) = world.plan.origins
+    for name in ("one.yaml", "two.yaml", "two.yaml", "moved.yaml"):
+        path = Path(name)
+        path.touch()
+        world.plan = world.plan._replace(origins=(origin._replace(path=name),))
+        world.bom.unlink(missing_ok=True)
+        with caplog.at_level(logging.WARNING, "tvmflow"):
+            world.deliver()
+        if name == "two.yaml":
+            path.unlink()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "had the files of one.yaml, which has the same name as two.yaml: they were" in message
 
 
 def test_unverified_results_get_no_sidecar_files(world: World) -> None:

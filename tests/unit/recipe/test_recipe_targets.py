@@ -435,7 +435,8 @@ def test_a_variant_with_the_name_of_another_recipe_is_rejected() -> None:
             planned(made, folder="/two")._replace(variant="eight"),
         )
     assert caught.value.problems == [
-        "/two/net.yaml:variants.eight: variants.eight: 'net-eight' is also the name of /one/net-eight.yaml"
+        "/two/net.yaml:variants.eight: variants.eight: 'net-eight' is also the name of /one/net-eight.yaml; "
+        "both would be delivered to one folder: give one of them another name"
     ]
 
 
