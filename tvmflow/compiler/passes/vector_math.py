@@ -44,6 +44,11 @@ def _polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
     return value
 
 
+def _is_nan(x: Any) -> Any:
+    """Return whether a value is NaN by its bits: TVM does not vectorize `isnan`, and takes x ≠ x for false."""
+    return (tirx.reinterpret("int32", x) & 0x7FFFFFFF) > 0x7F800000
+
+
 def _let(value: Any, body: Callable[[Any], Any]) -> Any:
     """Return `body` of a value that it uses more than once."""
     var = tirx.Var("m", _FLOAT)
@@ -76,7 +81,7 @@ def _exp(x: Any) -> Any:
             tirx.floor(n * _const(0.5)), lambda half: value * _power(half) * _power(n - half)
         )
 
-    return _let(x, lambda x: tirx.Select(tirx.isnan(x), x, clamped(x)))
+    return _let(x, lambda x: tirx.Select(_is_nan(x), x, clamped(x)))
 
 
 def _power(n: Any) -> Any:
@@ -124,7 +129,7 @@ def _log(x: Any) -> Any:
     def special(x: Any) -> Any:
         at_most_zero = tirx.Select(x < _const(0.0), _const(math.nan), _const(-_INFINITY))
         is_normal = tirx.all(x > _const(0.0), x < _const(_INFINITY))
-        other = tirx.Select(x > _const(0.0), x, tirx.Select(tirx.isnan(x), x, at_most_zero))
+        other = tirx.Select(x > _const(0.0), x, tirx.Select(_is_nan(x), x, at_most_zero))
         return tirx.Select(is_normal, finite(x), other)
 
     return _let(x, special)
@@ -205,7 +210,7 @@ def _rational(
             )
 
         clamped = tirx.max(tirx.min(x, _const(limit)), _const(-limit))
-        return tirx.Select(tirx.isnan(x), x, _let(clamped, evaluate))
+        return tirx.Select(_is_nan(x), x, _let(clamped, evaluate))
 
     return lambda x: _let(x, function)
 
