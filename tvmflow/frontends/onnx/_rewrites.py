@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -26,14 +27,16 @@ _MIN_OPSET: Final = 13
 # Reductions take their axes as an input from here on.
 _AXES_INPUT_OPSET: Final = 18
 _MAX_IDENTITY_ELEMENTS: Final = 1 << 20
+_FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 
 class _Context(NamedTuple):
-    """The facts of a model: its opset, known values and shapes, and the element types by name."""
+    """The facts of a model: its opset, known values and shapes, and by name the element types and the nodes that compute values."""
 
     opset: int
     known: KnownValues
     types: Mapping[str, int]
+    producers: Mapping[str, NodeProto]
 
 
 def rewrite_nodes(model: ModelProto) -> ModelProto:
@@ -42,7 +45,8 @@ def rewrite_nodes(model: ModelProto) -> ModelProto:
         node.op_type in _REWRITES or node.op_type in QOPERATORS for node in model.graph.node
     ):
         return model
-    context = _Context(opset_of(model), known_values(model), element_types(model))
+    producers = {name: node for node in model.graph.node for name in node.output}
+    context = _Context(opset_of(model), known_values(model), element_types(model), producers)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
         nodes += _rewrite(node, context) or [node]
@@ -197,11 +201,81 @@ def _lp_normalization(node: NodeProto, context: _Context) -> list[NodeProto] | N
     return nodes.nodes
 
 
+def _tanh(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+    """Rewrite the hyperbolic tangent of a softplus, as in Mish."""
+    producer = context.producers.get(node.input[0])
+    if producer is None or producer.op_type != "Softplus" or not is_standard(producer):
+        return None
+    nodes = Replacement(node)
+    return _add_tanh_of_softplus(nodes, producer.input[0], context, node.output[0])
+
+
+def _mish(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+    """Rewrite x · tanh(ln(1 + eˣ)) without the tangent and the logarithm."""
+    nodes = Replacement(node)
+    factor = f"{node.output[0]}.factor"
+    if _add_tanh_of_softplus(nodes, node.input[0], context, factor) is None:
+        return None
+    nodes.add("Mul", node.input[0], factor, output=node.output[0])
+    return nodes.nodes
+
+
+def _add_tanh_of_softplus(
+    nodes: Replacement, x: str, context: _Context, output: str
+) -> list[NodeProto] | None:
+    """Add tanh(ln(1 + eˣ)) = p / (2 - p) with p = s·(2 - s) and s = sigmoid(x), which loses no digits and does not overflow."""
+    kind = context.types.get(x)
+    if kind is None:
+        return None
+    two = nodes.constant(np.array(2, helper.tensor_dtype_to_np_dtype(kind)))
+    s = nodes.add("Sigmoid", x)
+    p = nodes.add("Mul", s, nodes.add("Sub", two, s))
+    nodes.add("Div", p, nodes.add("Sub", two, p), output=output)
+    return nodes.nodes
+
+
+def _col2im(node: NodeProto, context: _Context) -> list[NodeProto] | None:
+    """Rewrite sums of overlapping blocks as a transposed convolution that puts each number in its place."""
+    constants, attributes = context.known.constants, attributes_of(node)
+    columns, kind = context.known.shapes.get(node.input[0]), context.types.get(node.input[0])
+    image, block = (constants.get(name) for name in node.input[1:])
+    if columns is None or kind not in _FLOATS or image is None or block is None:
+        return None
+    rank, places = len(block), math.prod(map(int, block))
+    ones = [1] * rank
+    strides, gaps = attributes.get("strides", ones), attributes.get("dilations", ones)
+    pads = attributes.get("pads", [0] * rank * 2)
+    covered = [gap * (edge - 1) + 1 for gap, edge in zip(gaps, map(int, block), strict=True)]
+    padded = [
+        int(size) + pads[axis] + pads[axis + rank] - covered[axis]
+        for axis, size in enumerate(image)
+    ]
+    counts = [room // stride + 1 for room, stride in zip(padded, strides, strict=True)]
+    channels = columns[1] // places
+    weights = np.zeros((channels, places, 1, places), helper.tensor_dtype_to_np_dtype(kind))
+    weights[:, range(places), :, range(places)] = 1
+    nodes = Replacement(node)
+    shape = nodes.constant(np.array([columns[0], columns[1], *counts], np.int64))
+    nodes.add(
+        "ConvTranspose",
+        nodes.add("Reshape", node.input[0], shape),
+        nodes.constant(weights.reshape(columns[1], 1, *map(int, block))),
+        output=node.output[0],
+        group=channels,
+        strides=strides,
+        dilations=gaps,
+        pads=pads,
+        output_padding=[room % stride for room, stride in zip(padded, strides, strict=True)],
+    )
+    return nodes.nodes
+
+
 _Rewrite = Callable[[NodeProto, _Context], list[NodeProto] | None]
 
 _REWRITES: Final[Mapping[str, _Rewrite]] = {
     "AveragePool": _same_padding,
     "CastLike": _cast_like,
+    "Col2Im": _col2im,
     "Concat": _concat,
     "Conv": _same_padding,
     "ConvTranspose": _conv_transpose,
@@ -210,6 +284,8 @@ _REWRITES: Final[Mapping[str, _Rewrite]] = {
     "LpNormalization": _lp_normalization,
     "LpPool": _same_padding,
     "MaxPool": _same_padding,
+    "Mish": _mish,
     "Split": _split,
+    "Tanh": _tanh,
     "TopK": _top_k,
 }

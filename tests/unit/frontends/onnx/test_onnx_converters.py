@@ -87,6 +87,16 @@ def split_and_concatenated(sizes: list[int]) -> tuple[onnx.ModelProto, Feed]:
     return made, {"x": draw(2, 3, 8)}
 
 
+def mish_of_three_nodes(x: Array) -> tuple[onnx.ModelProto, Feed]:
+    nodes = [
+        helper.make_node("Softplus", ["x"], ["s"]),
+        helper.make_node("Tanh", ["s"], ["t"]),
+        helper.make_node("Mul", ["x", "t"], ["y"]),
+    ]
+    shape = list(x.shape)
+    return model(nodes, [value("x", shape)], [value("y", shape)], opset=13), {"x": x}
+
+
 CASES: dict[str, Any] = {
     "bits of numbers": lambda: single(
         "BitCast", {"x": draw(2, 3)}, opset=26, to=TensorProto.INT32
@@ -194,6 +204,24 @@ CASES: dict[str, Any] = {
     "split of one part": lambda: single("Split", {"x": draw(2, 8)}, {"n": np.array([8], INT)}, axis=1),
     "split with an empty part": lambda: split_and_concatenated([8, 0]),
     "split with empty parts": lambda: split_and_concatenated([0, 5, 0, 3]),
+    "mish": lambda: single("Mish", {"x": draw(3, 40)}),
+    "mish of doubles": lambda: single("Mish", {"x": draw(3, 40).astype(np.float64)}),
+    "mish before it was an operator": lambda: mish_of_three_nodes(draw(3, 40)),
+    "overlapping blocks": lambda: single(
+        "Col2Im",
+        {"x": draw(2, 3 * 6, 12)},
+        {"image": np.array([8, 7], INT), "block": np.array([3, 2], INT)},
+        strides=[2, 3],
+        pads=[1, 0, 0, 2],
+        dilations=[1, 2],
+    ),
+    "overlapping blocks of a volume": lambda: single(
+        "Col2Im",
+        {"x": draw(1, 2 * 4, 18)},
+        {"image": np.array([4, 4, 4], INT), "block": np.array([2, 2, 1], INT)},
+        strides=[1, 2, 2],
+        pads=[0, 1, 0, 0, 1, 0],
+    ),
     "norm of zeros": lambda: single(
         "LpNormalization", {"x": np.array([[0, 0], [3, 4]], F)}, opset=22, axis=1
     ),
@@ -217,6 +245,16 @@ def test_operators_agree_with_onnx(case: str, tmp_path: Path) -> None:
             np.abs(b[np.isfinite(b)], dtype=np.float64).max(initial=0.0) if b.dtype != bool else 0
         )
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * scale)
+
+
+@pytest.mark.parametrize("make", [lambda x: single("Mish", {"x": x}), mish_of_three_nodes])
+def test_mish_keeps_its_digits(make: Any, tmp_path: Path) -> None:
+    """For large negative values, where 1 + eˣ is 1, and for large ones, whose eˣ is infinite."""
+    x = np.array([-90, -30, -17, -3, -0.1, 0, 0.1, 3, 17, 89, 1000], F)
+    made, feed = make(x)
+    [actual] = compute(load(made, tmp_path, feed), feed)
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(actual, wide * np.tanh(np.logaddexp(0, wide)), 1e-6, 1e-35)
 
 
 @pytest.mark.parametrize(
