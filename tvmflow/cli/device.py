@@ -60,7 +60,10 @@ def _checked(address: str) -> str:
     try:
         split_address(address)
     except ValueError as error:
-        problem = f"--tracker: {error}" if address else "no tracker is named"
+        named_by = (
+            f"${TRACKER_VARIABLE}" if address == os.environ.get(TRACKER_VARIABLE) else "--tracker"
+        )
+        problem = f"{named_by}: {error}" if address else "no tracker is named"
         raise UsageError(
             problem, fix=f"give --tracker HOST:PORT, or set ${TRACKER_VARIABLE}"
         ) from error

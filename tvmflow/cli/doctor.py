@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +16,14 @@ from tvmflow.cli.output import print_lines
 from tvmflow.core import packages
 from tvmflow.core.errors import EXIT_ENVIRONMENT, EXIT_OK, EnvironmentProblem
 from tvmflow.core.fork_server import ForkServer
-from tvmflow.core.formatting import count_text
+from tvmflow.core.formatting import count_text, excerpt
 from tvmflow.core.project import find_project, shortest_path
 from tvmflow.core.requirements import REQUIREMENTS, install_command
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._peers import PEERS, Peer
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.backends.cuda.gpu import detect_gpu
-from tvmflow.targets.emulation import INSTALL, find_emulators
+from tvmflow.targets.emulation import INSTALL, QEMU_VARIABLE, find_emulators
 from tvmflow.targets.host import read_host
 
 _CORE_PACKAGES: Final = ("apache-tvm", "apache-tvm-ffi", "safetensors", "ziglang")
@@ -188,7 +189,9 @@ def _examine_emulators() -> Finding:
     programs = find_emulators()
     installed = ", ".join(str(path) for path in programs.values() if path)
     missing = ", ".join(name for name, path in programs.items() if not path)
-    detail = "; ".join(filter(None, [installed, missing and f"not installed: {missing}"]))
+    folder = os.environ.get(QEMU_VARIABLE)
+    place = f" in ${QEMU_VARIABLE} ({excerpt(folder)})" if folder else ""
+    detail = "; ".join(filter(None, [installed, missing and f"not installed{place}: {missing}"]))
     subject = "qemu, for verify.run_on: qemu"
     return Finding(subject, not missing, detail, INSTALL if missing else "", optional=True)
 

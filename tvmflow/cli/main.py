@@ -147,6 +147,7 @@ def _run(command: Command, options: Options, verbosity: int) -> int:
     from tvmflow.core import logs
 
     logs.configure(logs.level_for(verbosity))
+    logs.check_level()
     return command.run(options)
 
 

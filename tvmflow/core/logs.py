@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final, TextIO
 
-from tvmflow.core.formatting import printable, printable_lines
+from tvmflow.core.formatting import excerpt, printable, printable_lines
 
 LEVEL_VARIABLE: Final = "TVMFLOW_LOG"
 LEVELS: Final[Mapping[str, int]] = {
@@ -21,6 +21,8 @@ LEVELS: Final[Mapping[str, int]] = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+_log = logging.getLogger(__name__)
+
 _FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -30,8 +32,21 @@ def level_for(verbosity: int) -> int:
     A command line without `-q` and `-v` uses `$TVMFLOW_LOG`; an unknown word there means `warning`.
     """
     if verbosity == 0:
-        return LEVELS.get(os.environ.get(LEVEL_VARIABLE, "").lower(), logging.WARNING)
+        return LEVELS.get(_named_level(), logging.WARNING)
     return {-1: logging.ERROR, 1: logging.INFO}.get(verbosity, logging.DEBUG)
+
+
+def check_level() -> None:
+    """Log that `$TVMFLOW_LOG` names no level, if it does not."""
+    name = _named_level()
+    if name and name not in LEVELS:
+        levels = ", ".join(LEVELS)
+        text = "$%s: '%s' is no level (valid: %s); warning is used"
+        _log.warning(text, LEVEL_VARIABLE, excerpt(name), levels)
+
+
+def _named_level() -> str:
+    return os.environ.get(LEVEL_VARIABLE, "").strip().lower()
 
 
 class _Formatter(logging.Formatter):

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.core.disk_errors import explain
+from tvmflow.core.disk_errors import explain, make_folder
 from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.types import Json
 
@@ -102,8 +102,8 @@ def generate_key(path: Path) -> PublicKey:
 
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:
+    make_folder(path.parent)
     with _key_file_errors(path, "write"):
-        path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
@@ -185,6 +185,9 @@ def _key_file_errors(path: Path, action: str) -> Iterator[None]:
         raise UsageError(f"there is no key {path}", fix=fix) from None
     except OSError as error:
         text = f"cannot {action} {path}: {error.strerror or error}"
+        if action == "read" and isinstance(error, (PermissionError, IsADirectoryError)):
+            fix = "name the file of a key, which this user may read"
+            raise EnvironmentProblem(text, fix=fix) from error
         raise explain(error, path) or EnvironmentProblem(text) from error
 
 

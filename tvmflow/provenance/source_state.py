@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.errors import UsageError
 from tvmflow.core.files import hash_file
+from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import RecipeOrigin
 from tvmflow.store.file_digests import stamp
 
@@ -112,11 +113,14 @@ def read_builder_id() -> str:
     import urllib.parse
 
     value = os.environ.get(BUILDER_VARIABLE, "")
-    parts = urllib.parse.urlsplit(value)
+    try:
+        parts = urllib.parse.urlsplit(value)
+    except ValueError:
+        parts = urllib.parse.urlsplit("")
     is_uri = bool(parts.scheme and (parts.netloc or parts.path)) and value.isprintable()
     if value and (not is_uri or " " in value or "@" in parts.netloc):
         raise UsageError(
-            f"{BUILDER_VARIABLE} is not a URI: {value!r}",
+            f"{BUILDER_VARIABLE} is not a URI: '{excerpt(value)}'",
             fix="name the builder with a URI without a password, such as https://example.org/builders/ci",
         )
     return value or DEFAULT_BUILDER

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import Json
 
 _log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def split_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     name = host.removeprefix("[").removesuffix("]")
     if not (colon and name and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError(f"'{text}' is not HOST:PORT, such as 192.168.1.10:9190")
+        raise ValueError(f"'{excerpt(text)}' is not HOST:PORT, such as 192.168.1.10:9190")
     return name, int(port)
 
 

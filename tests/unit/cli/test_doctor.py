@@ -98,7 +98,8 @@ def test_targets_and_doctor_agree_about_emulators(
     program.touch(0o755)
     monkeypatch.setenv("TVMFLOW_QEMU", str(tmp_path))
     finding = doctor._examine_emulators()
-    assert finding.detail == (f"{program}; not installed: qemu-arm, qemu-riscv64, qemu-x86_64")
+    missing = "qemu-arm, qemu-riscv64, qemu-x86_64"
+    assert finding.detail == f"{program}; not installed in $TVMFLOW_QEMU ({tmp_path}): {missing}"
     assert finding.optional and not finding.good and "qemu-user-static" in finding.fix
     capabilities = Capabilities("", "", "it is for aarch64", "it is for aarch64")
     rows = [

@@ -44,6 +44,19 @@ def test_the_command_line_goes_before_the_variable(
     assert logs.level_for(verbosity) == level
 
 
+def test_a_level_that_does_not_exist_is_named_with_those_that_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In one line; without the variable, and with an empty one, nothing is said."""
+    stream = io.StringIO()
+    logs.configure(logging.WARNING, stream)
+    for name in ("", "DEBUG", "loud\n"):
+        monkeypatch.setenv(logs.LEVEL_VARIABLE, name)
+        logs.check_level()
+    [line] = stream.getvalue().splitlines()
+    assert "$TVMFLOW_LOG: 'loud' is no level (valid: debug, info, warning, error)" in line
+
+
 def test_lines_name_level_and_module_and_go_to_one_stream() -> None:
     """A second call replaces the stream of the first."""
     first, second = io.StringIO(), io.StringIO()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tvmflow.core import signing
-from tvmflow.core.errors import UsageError
+from tvmflow.core.errors import EnvironmentProblem, UsageError
 
 KIND = "application/vnd.in-toto+json"
 
@@ -36,6 +36,15 @@ def test_no_key_is_overwritten(tmp_path: Path, key: signing.PrivateKey) -> None:
     with pytest.raises(UsageError, match="already exists"):
         signing.generate_key(tmp_path / "mine")
     assert (tmp_path / "mine").read_bytes() == before
+
+
+def test_a_key_that_cannot_be_read_need_not_be_made_writable(tmp_path: Path) -> None:
+    """A folder in place of a file is named; one that cannot be made has no missing key."""
+    with pytest.raises(EnvironmentProblem, match=r"cannot read .*: Is a directory") as caught:
+        signing.load_private_key(tmp_path)
+    assert caught.value.fix == "name the file of a key, which this user may read"
+    with pytest.raises(EnvironmentProblem, match="/proc/keys-of-mine cannot be created"):
+        signing.generate_key(Path("/proc/keys-of-mine/mine"))
 
 
 def test_a_folder_of_keys_holds_those_that_end_in_pub(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from tests.support.provenance import MODEL, TRIAL, TVM, WORKLOAD, World
 from tests.support.validation import check_envelope, check_statement
 from tvmflow.core import signing
 from tvmflow.core.documents import Unreadable
+from tvmflow.core.errors import UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.version import VERSION
 from tvmflow.provenance import statement
+from tvmflow.provenance.source_state import read_builder_id
 from tvmflow.runtime import statements
 from tvmflow.store.addresses import without_secrets
 from tvmflow.targets.tvm_target import with_threads
@@ -84,6 +86,14 @@ def test_securesystemslib_accepts_a_signature(
     line = world.statement.read_bytes()
     text = check_envelope(line, (tmp_path / "key.pub").read_bytes())
     assert public and statements.parse_statement(text).recipe == "net"
+
+
+@pytest.mark.parametrize("name", ["ci", "http://[", "https://me:pw@example.org", "a b:c\n"])
+def test_a_builder_without_a_uri_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line, which says what to write."""
+    monkeypatch.setenv("TVMFLOW_BUILDER_ID", name)
+    with pytest.raises(UsageError, match=r"^TVMFLOW_BUILDER_ID is not a URI: '[^\n]*'\n  fix: "):
+        read_builder_id()
 
 
 def test_the_builder_is_whom_the_environment_names(

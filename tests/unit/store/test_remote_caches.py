@@ -120,6 +120,10 @@ def test_a_failed_upload_leaves_nothing_in_the_folder(tmp_path: Path) -> None:
         ("s3://key:hunter2@bucket", "has no user, query or fragment"),
         ("az://account/c?sig=hunter2", "has no user, query or fragment"),
         ("s3://", "has no bucket"),
+        ("https://key:hunter2@[", "this is not a valid URL"),
+        ("http://[", "this is not a valid URL"),
+        ("s3://[", "this is not a valid URL"),
+        ("file://[", "this is not a valid URL"),
     ],
 )  # fmt: skip
 def test_invalid_urls_are_explained_without_their_secrets(url: str, needle: str) -> None:

@@ -308,7 +308,10 @@ def test_device_ls_without_a_tracker_shows_this_machine(
     assert main.main(["device", "ls"]) == 0
     assert TRACKER_VARIABLE in capsys.readouterr().out
     assert main.main(["device", "ls", "--tracker", "here"]) == 2
-    assert "'here' is not HOST:PORT" in capsys.readouterr().err
+    assert "--tracker: 'here' is not HOST:PORT" in capsys.readouterr().err
+    monkeypatch.setenv(TRACKER_VARIABLE, "there")
+    assert main.main(["device", "ls"]) == 2
+    assert f"${TRACKER_VARIABLE}: 'there' is not HOST:PORT" in capsys.readouterr().err
     assert main.main(["device", "ls", "--tracker", NOWHERE]) == EXIT_ENVIRONMENT
     assert "Connection refused" in capsys.readouterr().err
 

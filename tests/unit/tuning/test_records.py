@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import multiprocessing
+import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -400,10 +401,15 @@ def _begin(ready: Any, function: Callable[..., None], *call: Any) -> None:
     function(*call)
 
 
+# A writer pauses so long after each trial that the other processes get their turns.
+PAUSE_S = 0.005
+
+
 def _append_many(root: Path) -> None:
     ledger = Ledger.open(root, TARGET, "0", DEVICE).workload(ONE)
     for number in range(100, 600):
         ledger.append(trial(number))
+        time.sleep(PAUSE_S)
 
 
 def test_importing_while_others_write_loses_nothing(tmp_path: Path) -> None:
@@ -521,6 +527,7 @@ def _append_and_fail(root: Path, first: int) -> None:
     ledger = Ledger.open(root, TARGET, "0", DEVICE).workload(ONE)
     for number in range(first, first + 100):
         ledger.append(trial(number) if number % 2 else failed(number))
+        time.sleep(PAUSE_S)
 
 
 def test_pruning_while_others_write_loses_nothing(tmp_path: Path) -> None:

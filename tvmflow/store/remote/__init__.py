@@ -65,4 +65,11 @@ def open_remote_cache(url: str, *, timeout_s: float = 10.0) -> RemoteCache:
             + did_you_mean(scheme, REMOTE_CACHES),
             fix=f"give a folder, or a URL that starts with {', '.join(schemes)}",
         )
+    try:
+        urllib.parse.urlsplit(url)
+    except ValueError as error:
+        raise UsageError(
+            f"--remote {without_credentials(url)}: this is not a valid URL ({error})",
+            fix=f"give a folder, or a URL that starts with {', '.join(schemes)}",
+        ) from None
     return opener(url, timeout_s)
