@@ -265,6 +265,19 @@ def test_data_are_packed_once_and_unpacked_once() -> None:
     assert sum("pack" in name for name in names) == 2
 
 
+@pytest.mark.parametrize("function", ["sigmoid", "relu"])
+def test_functions_of_plain_data_are_computed_before_they_are_packed(function: str) -> None:
+    """A transposition would compute them one number at a time; cheap operators belong to it."""
+
+    def weigh(value: Any, _: Any) -> Any:
+        compute = {"sigmoid": relax.op.sigmoid, "relu": relax.op.nn.relu}[function]
+        return relax.op.multiply(relax.const(0.5), compute(value) * value)
+
+    mod = model(weigh, convolution(32, (3, 3), padding=1), shape=(1, 32, 16, 16))
+    assert ("pack" in kernels_of(mod, host_level())) == (function == "sigmoid")
+    check_alike(mod, host_level())
+
+
 def test_scales_and_shifts_are_folded_into_weights() -> None:
     """A norm after a convolution with a bias leaves one sum and no product."""
     layers = [conv(32), biased, scaled, biased, relu]

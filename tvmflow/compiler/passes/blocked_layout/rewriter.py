@@ -12,7 +12,7 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.operators import blocked
-from tvmflow.compiler.passes._rewriter import MainRewriter
+from tvmflow.compiler.passes._rewriter import OPAQUE, MainRewriter
 
 _log = logging.getLogger(__name__)
 
@@ -20,6 +20,16 @@ _log = logging.getLogger(__name__)
 # Operators that take blocked data at any shape.
 _READERS = frozenset(
     f"relax.nn.conv{rank}d{suffix}" for rank in (1, 2, 3) for suffix in ("", "_transpose")
+)
+
+# Functions that a kernel computes in vectors, and arithmetic through which they are fused.
+_FUNCTIONS: Final = frozenset(
+    f"relax.{name}"
+    for name in ("erf", "exp", "log", "sigmoid", "tanh", "nn.gelu", "nn.gelu_tanh", "nn.silu")
+)
+_ARITHMETIC: Final = frozenset(
+    f"relax.{name}"
+    for name in ("add", "divide", "maximum", "minimum", "multiply", "negative", "subtract")
 )
 
 Handler = Callable[..., relax.Expr | None]
@@ -99,8 +109,25 @@ class LayoutRewriter(MainRewriter):
         if data in self._blocked:
             return self._blocked[data]
         if data not in self._packed:
-            self._packed[data] = self.kernel(blocked.pack, "pack", data, self.block, pattern=None)
+            # fused with a function, a transposition would compute it one number at a time
+            pattern = OPAQUE if self._calls_function(data) else None
+            self._packed[data] = self.kernel(
+                blocked.pack, "pack", data, self.block, pattern=pattern
+            )
         return self._packed[data]
+
+    def _calls_function(self, data: Any) -> bool:
+        """Return whether the kernel that computes a tensor calls a function, as far as arithmetic tells."""
+        pending, seen = [data], set()
+        while pending:
+            value = self.lookup_binding(pending.pop())
+            name = ir.operator_name(value)
+            if name in _FUNCTIONS:
+                return True
+            if name in _ARITHMETIC and value not in seen:
+                seen.add(value)
+                pending += [arg for arg in value.args if isinstance(arg, relax.Var)]
+        return False
 
     def is_read_blocked(self, expr: Any) -> bool:
         """Return whether a convolution reads the value of an expression, directly or through operators with a handler."""
