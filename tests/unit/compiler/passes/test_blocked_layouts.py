@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -276,6 +278,17 @@ def test_functions_of_plain_data_are_computed_before_they_are_packed(function: s
     mod = model(weigh, convolution(32, (3, 3), padding=1), shape=(1, 32, 16, 16))
     assert ("pack" in kernels_of(mod, host_level())) == (function == "sigmoid")
     check_alike(mod, host_level())
+
+
+def test_constants_join_blocked_data() -> None:
+    """They are packed, too."""
+
+    def join(value: Any, _: Any) -> Any:
+        ones = relax.const(np.ones((1, 16, 8, 8), np.float32))
+        return relax.op.concat([value, ones], axis=1)
+
+    kernel = functools.partial(convolution, kernel=(3, 3), padding=1)
+    check_alike(model(kernel(32), join, kernel(16), shape=(1, 3, 8, 8)), host_level())
 
 
 def test_scales_and_shifts_are_folded_into_weights() -> None:

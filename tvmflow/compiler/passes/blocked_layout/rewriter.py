@@ -120,13 +120,14 @@ class LayoutRewriter(MainRewriter):
         """Return whether the kernel that computes a tensor calls a function, as far as arithmetic tells."""
         pending, seen = [data], set()
         while pending:
-            value = self.lookup_binding(pending.pop())
+            source = pending.pop()
+            value = self.lookup_binding(source) if isinstance(source, relax.Var) else None
             name = ir.operator_name(value)
             if name in _FUNCTIONS:
                 return True
             if name in _ARITHMETIC and value not in seen:
                 seen.add(value)
-                pending += [arg for arg in value.args if isinstance(arg, relax.Var)]
+                pending.extend(value.args)
         return False
 
     def is_read_blocked(self, expr: Any) -> bool:
