@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
+
+IF_THEN_ELSE: Final = "prim.if_then_else"
+"""The operator of which only one branch is computed."""
 
 
 class DataFlow:

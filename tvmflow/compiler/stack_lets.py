@@ -13,13 +13,15 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvmflow.compiler.ir import find_nodes, operator_name
+from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name
 
 
 def keep_lets_on_stack() -> tvm.transform.Pass:
     """Return a pass that stores the values of lets in buffers of one element before the store that reads them."""
 
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        if not find_nodes(function.body, tirx.Let):
+            return function
         return function.with_body(
             tvm_ffi.structural_map(function.body, (tirx.BufferStore, _store_lets_first))
         )
@@ -47,7 +49,7 @@ class _Lets:
         self._conditional = {
             let.var
             for call in find_nodes(value, tvm.ir.Call)
-            if operator_name(call) == "prim.if_then_else"
+            if operator_name(call) == IF_THEN_ELSE
             for branch in call.args[1:]
             for let in find_nodes(branch, tirx.Let)
         }

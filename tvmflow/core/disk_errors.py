@@ -106,8 +106,15 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
     return StoreError(f"{shown}: {error.strerror}", fix=_FIXES[error.errno])
 
 
-def make_folder(path: str | os.PathLike[str]) -> None:
+_FIX_FOLDER: Final = "choose a folder on a disk; --store and --dist name those of a run"
+
+
+def make_folder(path: str | os.PathLike[str], fix: str = _FIX_FOLDER) -> None:
     """Create a folder, and those above it, where they do not exist yet.
+
+    Args:
+        path: The folder.
+        fix: What to do where the file system does not take folders.
 
     Raises:
         StoreError: when the disk is full, a folder is not writable, or something else is in the way.
@@ -116,7 +123,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
         try:
             os.makedirs(path, exist_ok=True)
         except FileNotFoundError as error:
-            raise _not_creatable(path, error) from error
+            raise _not_creatable(path, error, fix) from error
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:
@@ -135,13 +142,13 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
             # permissions alone do not tell: root needs none, and a read-only file system refuses everybody
             tempfile.TemporaryFile(dir=place).close()
         except FileNotFoundError as error:
-            raise _not_creatable(folder, error) from error
+            raise _not_creatable(folder, error, _FIX_FOLDER) from error
 
 
-def _not_creatable(path: str | os.PathLike[str], error: FileNotFoundError) -> StoreError:
+def _not_creatable(path: str | os.PathLike[str], error: FileNotFoundError, fix: str) -> StoreError:
     """Return the problem of a file system that says of what is to be created that it does not exist, such as /proc."""
     what = f"{shortest_path(os.fspath(path))} cannot be created: {error.strerror}"
-    return StoreError(what, fix="choose a folder on a disk; --store and --dist name those of a run")
+    return StoreError(what, fix=fix)
 
 
 def is_disk_full(error: BaseException | None) -> bool:

@@ -48,9 +48,13 @@ def check_folders(plan: Plan, dist: str, pending: Container[str]) -> None:
     Raises:
         StoreError: when a folder that will get files cannot be written or created.
     """
-    for delivery in plan.deliveries:
-        if delivery.stage_id in pending or delivery.verified_by in pending:
-            check_writable(os.path.join(dist, delivery.recipe, delivery.target))
+    folders = dict.fromkeys(
+        os.path.join(dist, delivery.recipe, delivery.target)
+        for delivery in plan.deliveries
+        if delivery.stage_id in pending or delivery.verified_by in pending
+    )
+    for folder in folders:
+        check_writable(folder)
 
 
 def deliver(

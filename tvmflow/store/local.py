@@ -23,7 +23,7 @@ import re
 import time
 from typing import Literal
 
-from tvmflow.core.disk_errors import disk_errors, is_unwritable
+from tvmflow.core.disk_errors import disk_errors, is_unwritable, make_folder
 from tvmflow.core.errors import StoreError
 from tvmflow.core.files import read_regular
 from tvmflow.core.project import shortest_path
@@ -135,12 +135,7 @@ class LocalStore:
         if condition in ("good", "damaged"):
             self._repair_layout(condition)
             return
-        try:
-            os.makedirs(self.root, exist_ok=True)
-        except FileNotFoundError as error:
-            fix = "choose another folder with --store DIR"
-            text = f"{shortest_path(self.root)} cannot be created: {error.strerror}"
-            raise StoreError(text, fix=fix) from error
+        make_folder(self.root, fix="choose another folder with --store DIR")
         self.notes.write(_CACHE_TAG, "CACHEDIR.TAG")
         self.notes.write(FORMAT, "format")
 

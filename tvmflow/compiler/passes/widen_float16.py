@@ -25,7 +25,7 @@ _OPERATIONS: Final = (
     *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max),
     *(tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE),
 )
-_SELECTIONS: Final = {"prim.if_then_else", "prim.likely"}
+_SELECTIONS: Final = {ir.IF_THEN_ELSE, "prim.likely"}
 # Their results are bits, or depend on the size of a number.
 _FIXED_CALLS: Final = {"tirx.reinterpret", "tirx.call_extern", "tirx.call_llvm_pure_intrin"}
 

@@ -10,11 +10,11 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.ir import find_nodes, operator_name
+from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name
 from tvmflow.compiler.strided_loads import MAX_STRIDE
 
 _SPATIAL: Final = 0
-_FAST_CALLS: Final = {"prim.if_then_else", "prim.likely", "tirx.fabs"}
+_FAST_CALLS: Final = {IF_THEN_ELSE, "prim.likely", "tirx.fabs"}
 # Fewer numbers are not worth it to compute the indices of no vectors.
 _MIN_READERS: Final = 8
 _MAX_REPEATS: Final = 8
@@ -143,7 +143,7 @@ def _is_slow(expr: Any) -> bool:
 def is_padded(block: Block, axis: Any) -> bool:
     """Return whether a block pads data with a number along an axis."""
     value = block.stmt.body.value
-    if operator_name(value) != "prim.if_then_else":
+    if operator_name(value) != IF_THEN_ELSE:
         return False
     condition, _, other = value.args
     return isinstance(other, tirx.IntImm | tirx.FloatImm) and _uses(condition, axis)

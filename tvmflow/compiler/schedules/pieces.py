@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.analysis import get_sblock_read_write_region
 
-from tvmflow.compiler.ir import find_nodes, operator_name, replace_variables
+from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
 from tvmflow.compiler.schedules.blocks import (
     ROOT,
     Block,
@@ -32,7 +32,6 @@ _MAX_PIECES: Final = 12
 # Shorter pieces are not worth a loop, and vectors divide periods that are multiples of it.
 _MIN_PERIOD: Final = 16
 _COMPARISONS: Final = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
-_CONDITIONAL: Final = "prim.if_then_else"
 
 
 class _Span(NamedTuple):
@@ -158,7 +157,7 @@ def _list_conditions(value: Any) -> list[Any]:
     return [
         comparison
         for call in find_nodes(value, tvm.ir.Call)
-        if operator_name(call) == _CONDITIONAL
+        if operator_name(call) == IF_THEN_ELSE
         for comparison in find_nodes(call.args[0], *_COMPARISONS)
     ]
 

@@ -206,66 +206,69 @@ def _tanh(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     producer = context.producers.get(node.input[0])
     if producer is None or producer.op_type != "Softplus" or not is_standard(producer):
         return None
+    kind = context.types.get(producer.input[0])
+    if kind is None:
+        return None
     nodes = Replacement(node)
-    return _add_tanh_of_softplus(nodes, producer.input[0], context, node.output[0])
+    _add_tanh_of_softplus(nodes, producer.input[0], kind, node.output[0])
+    return nodes.nodes
 
 
 def _mish(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     """Rewrite x · tanh(ln(1 + eˣ)) without the tangent and the logarithm."""
-    nodes = Replacement(node)
-    factor = f"{node.output[0]}.factor"
-    if _add_tanh_of_softplus(nodes, node.input[0], context, factor) is None:
-        return None
-    nodes.add("Mul", node.input[0], factor, output=node.output[0])
-    return nodes.nodes
-
-
-def _add_tanh_of_softplus(
-    nodes: Replacement, x: str, context: _Context, output: str
-) -> list[NodeProto] | None:
-    """Add tanh(ln(1 + eˣ)) = p / (2 - p) with p = s·(2 - s) and s = sigmoid(x), which loses no digits and does not overflow."""
+    [x] = node.input
     kind = context.types.get(x)
     if kind is None:
         return None
+    nodes = Replacement(node)
+    nodes.add("Mul", x, _add_tanh_of_softplus(nodes, x, kind), output=node.output[0])
+    return nodes.nodes
+
+
+def _add_tanh_of_softplus(nodes: Replacement, x: str, kind: int, output: str = "") -> str:
+    """Add tanh(ln(1 + eˣ)) = p / (2 - p) with p = s·(2 - s) and s = sigmoid(x), which loses no digits and does not overflow."""
     two = nodes.constant(np.array(2, helper.tensor_dtype_to_np_dtype(kind)))
     s = nodes.add("Sigmoid", x)
     p = nodes.add("Mul", s, nodes.add("Sub", two, s))
-    nodes.add("Div", p, nodes.add("Sub", two, p), output=output)
-    return nodes.nodes
+    return nodes.add("Div", p, nodes.add("Sub", two, p), output=output)
 
 
 def _col2im(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     """Rewrite sums of overlapping blocks as a transposed convolution that puts each number in its place."""
     constants, attributes = context.known.constants, attributes_of(node)
     columns, kind = context.known.shapes.get(node.input[0]), context.types.get(node.input[0])
-    image, block = (constants.get(name) for name in node.input[1:])
-    if columns is None or kind not in _FLOATS or image is None or block is None:
+    sizes = [constants.get(name) for name in node.input[1:]]
+    if columns is None or kind not in _FLOATS or any(size is None for size in sizes):
         return None
-    rank, places = len(block), math.prod(map(int, block))
+    image, block = (size.tolist() for size in sizes if size is not None)
+    rank, places = len(block), math.prod(block)
     ones = [1] * rank
     strides, gaps = attributes.get("strides", ones), attributes.get("dilations", ones)
     pads = attributes.get("pads", [0] * rank * 2)
-    covered = [gap * (edge - 1) + 1 for gap, edge in zip(gaps, map(int, block), strict=True)]
-    padded = [
-        int(size) + pads[axis] + pads[axis + rank] - covered[axis]
-        for axis, size in enumerate(image)
+    # how far a block can move along each axis
+    rooms = [
+        size + before + after - gap * (edge - 1) - 1
+        for size, before, after, gap, edge in zip(
+            image, pads[:rank], pads[rank:], gaps, block, strict=True
+        )
     ]
-    counts = [room // stride + 1 for room, stride in zip(padded, strides, strict=True)]
+    counts = [room // stride + 1 for room, stride in zip(rooms, strides, strict=True)]
     channels = columns[1] // places
     weights = np.zeros((channels, places, 1, places), helper.tensor_dtype_to_np_dtype(kind))
     weights[:, range(places), :, range(places)] = 1
     nodes = Replacement(node)
-    shape = nodes.constant(np.array([columns[0], columns[1], *counts], np.int64))
     nodes.add(
         "ConvTranspose",
-        nodes.add("Reshape", node.input[0], shape),
-        nodes.constant(weights.reshape(columns[1], 1, *map(int, block))),
+        nodes.add(
+            "Reshape", node.input[0], nodes.constant(np.array([*columns[:2], *counts], np.int64))
+        ),
+        nodes.constant(weights.reshape(columns[1], 1, *block)),
         output=node.output[0],
         group=channels,
         strides=strides,
         dilations=gaps,
         pads=pads,
-        output_padding=[room % stride for room, stride in zip(padded, strides, strict=True)],
+        output_padding=[room % stride for room, stride in zip(rooms, strides, strict=True)],
     )
     return nodes.nodes
 

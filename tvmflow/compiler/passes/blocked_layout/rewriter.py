@@ -121,7 +121,7 @@ class LayoutRewriter(MainRewriter):
         pending, seen = [data], set()
         while pending:
             source = pending.pop()
-            value = self.lookup_binding(source) if isinstance(source, relax.Var) else None
+            value: Any = self.lookup_binding(source) if isinstance(source, relax.Var) else None
             name = ir.operator_name(value)
             if name in _FUNCTIONS:
                 return True
