@@ -28,6 +28,10 @@ LEVELS_HERE = tuple(mcpu for mcpu in LEVELS if _REQUIRED_FLAGS[mcpu] in read_hos
 """The levels of this machine; all of them, to be skipped, on one that has none."""
 
 
+DOT_TARGETS = {"avx512_vnni": ("x86-64-v4", "+avx512vnni"), "avx_vnni": ("x86-64-v3", "+avxvnni")}
+"""The flag of a CPU with dot products of bytes, of vectors of 512 and of 256 bits -> its level and the feature of the target."""
+
+
 def level(mcpu: str) -> dict[str, Any]:
     """Return the target of an x86-64 level; skip the test on a machine that lacks it."""
     host = read_host()
@@ -39,6 +43,14 @@ def level(mcpu: str) -> dict[str, Any]:
 def host_level() -> dict[str, Any]:
     """Return the target of the highest level of this machine."""
     return level(LEVELS_HERE[-1])
+
+
+def dot_target(flag: str) -> dict[str, Any]:
+    """Return a target with an instruction for dot products; skip the test on a machine that lacks it."""
+    if flag not in read_host().flags:
+        pytest.skip(f"this machine lacks {flag}")
+    mcpu, feature = DOT_TARGETS[flag]
+    return {**level(mcpu), "mattr": [feature]}
 
 
 def weights_of(mod: tvm.IRModule) -> dict[str, np.ndarray[Any, Any]]:

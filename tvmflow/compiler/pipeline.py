@@ -21,6 +21,7 @@ from tvmflow.compiler.node_tracking import NodeTracker
 from tvmflow.compiler.passes.batched_matmuls import pack_batched_matmuls
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
 from tvmflow.compiler.passes.constant_evaluation import evaluate_constants
+from tvmflow.compiler.passes.dynamic_quantization import convert_integer_products
 from tvmflow.compiler.passes.fold_constants import fold_constants
 from tvmflow.compiler.passes.fold_norms import fold_norms
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
@@ -34,6 +35,7 @@ from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_re
 from tvmflow.compiler.passes.resize import convert_resize
 from tvmflow.compiler.passes.scans import vectorize_scans
 from tvmflow.compiler.passes.sorts import replace_sorts
+from tvmflow.compiler.passes.split_reductions import split_reductions
 from tvmflow.compiler.passes.vector_math import vectorize_math
 from tvmflow.compiler.passes.widen_float16 import widen_float16
 
@@ -69,12 +71,14 @@ GRAPH_PHASES: Final[Phases] = {
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),
     ),
     "layouts": (
+        _pass("convert_integer_products", convert_integer_products, LoweringContext.has_cpu_model),
         _pass("fold_weight_dequantize", fold_weight_dequantize, LoweringContext.has_cpu_model),
         LoweringPass("move_dequantize", move_dequantize, LoweringContext.has_dot_products),
         LoweringPass("fuse_attention", fuse_attention, LoweringContext.has_cpu_model),
         _pass("group_norm", rewrite_group_norms, LoweringContext.has_blocked_layout),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
         _pass("resize", convert_resize, LoweringContext.has_cpu_model),
+        _pass("split_reductions", split_reductions, LoweringContext.has_cpu_model),
         LoweringPass("scans", vectorize_scans, LoweringContext.has_cpu_model),
         LoweringPass(
             "pack_batched_matmuls", pack_batched_matmuls, LoweringContext.has_packed_weights

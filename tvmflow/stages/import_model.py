@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import tvm
 
 TRAITS: Final = StageTraits(
-    version=11,
+    version=12,
     scope="model",
     reads=("model", "operators"),
     tools=("apache-tvm", "apache-tvm-ffi"),

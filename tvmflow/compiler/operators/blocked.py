@@ -326,15 +326,15 @@ def fake_quantize(x: Any, scale: float, low: int, high: int) -> Any:
     return te.compute(x.shape, element, name="rounded", tag="elemwise")
 
 
-def pad(x: Any, padding: Sizes, value: int = 0) -> Any:
-    """Return blocked or plain data with a number around each image; negative padding leaves the data as they are."""
+def pad(x: Any, padding: Sizes, value: Any = 0) -> Any:
+    """Return blocked or plain data with a number, or an expression, around each image; negative padding leaves the data as they are."""
     padding = [max(width, 0) for width in padding]
     if not any(padding):
         return x
     rank = len(padding) // 2
     rest = [0] * (len(x.shape) - 2 - rank)
     before, after = padding[:rank], padding[rank:]
-    number = tirx.const(value, x.dtype)
+    number = tirx.const(value, x.dtype) if isinstance(value, int) else value
     return topi.nn.pad(x, [0, 0, *before, *rest], [0, 0, *after, *rest], number, name="pad")
 
 

@@ -48,7 +48,7 @@ def conv(
     padding: Sizes,
     dilation: Sizes,
     groups: Groups,
-    zero: int = 0,
+    zero: Any = 0,
 ) -> Any:
     """Return the sums of a convolution.
 
@@ -60,7 +60,7 @@ def conv(
         padding: Before and after each spatial axis.
         dilation: Along each spatial axis.
         groups: The blocks of data that each block of the result reads.
-        zero: The value of the data around the image.
+        zero: The value of the data around the image, a number or an expression.
 
     Returns:
         The sums (n, o/b, …, b).

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import te
+from tvm import te, tirx
 
 from tvmflow.compiler.operators import blocked
 from tvmflow.compiler.operators.blocked import Sizes
 
 
 def depthwise_conv(
-    x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Sizes, zero: int
+    x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Sizes, zero: Any
 ) -> Any:
     """Return a depthwise convolution of data minus their zero point.
 
@@ -23,14 +23,15 @@ def depthwise_conv(
         strides: Along each spatial axis.
         padding: Before and after each spatial axis.
         dilation: Along each spatial axis.
-        zero: The zero point of the data.
+        zero: The zero point of the data, a number or an expression.
 
     Returns:
         The sums (n, m·c/b, …, b) of float32.
     """
+    zero_point = tirx.const(zero, "int32") if isinstance(zero, int) else zero.astype("int32")
     widened = te.compute(
         x.shape,
-        lambda *index: (x(*index).astype("int32") - zero).astype("float32"),
+        lambda *index: (x(*index).astype("int32") - zero_point).astype("float32"),
         name="widened",
         tag="elemwise",
     )

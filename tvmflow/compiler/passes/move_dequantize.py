@@ -11,6 +11,7 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.quantization import BYTES, shift_between
 
 _QUANTIZE: Final = "relax.quantize"
 _DEQUANTIZE: Final = "relax.dequantize"
@@ -19,7 +20,6 @@ _SELECTING: Final = frozenset(
     f"relax.{name}"
     for name in ("reshape", "permute_dims", "squeeze", "expand_dims", "flatten", "nn.max_pool2d")
 )
-_BYTES: Final = ("int8", "uint8")
 
 
 def move_dequantize(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
@@ -55,7 +55,7 @@ class _DequantizeMover(MainRewriter):
         dtype, axis = self._dtype_of(call), int(call.attrs.axis)
         data, scale, zero_point = rewritten.args
         if dtype != ir.dtype_of(call):
-            zero_point = _add(zero_point, _shift_between(ir.dtype_of(call), dtype))
+            zero_point = _add(zero_point, shift_between(ir.dtype_of(call), dtype))
         source = self._find_conversion(data)
         if source is not None and _is_inverse(source, scale, zero_point, dtype):
             return source.args[0]
@@ -66,7 +66,7 @@ class _DequantizeMover(MainRewriter):
         if ir.dtype_of(rewritten.args[0]) == ir.dtype_of(call.args[0]):
             return rewritten
         integers, scale, zero_point = rewritten.args
-        shift = _shift_between(ir.dtype_of(call.args[0]), ir.dtype_of(integers))
+        shift = shift_between(ir.dtype_of(call.args[0]), ir.dtype_of(integers))
         arguments = (integers, scale, _add(zero_point, shift))
         return relax.op.dequantize(*arguments, int(call.attrs.axis), str(call.attrs.out_dtype))
 
@@ -84,15 +84,16 @@ class _DequantizeMover(MainRewriter):
         var = ir.resolve_alias(expr, self.lookup_binding)
         value = self.lookup_binding(var) if isinstance(var, relax.Var) else None
         call = ir.as_call(value, _DEQUANTIZE)
-        if call is None or not ir.is_float32(call) or ir.dtype_of(call.args[0]) not in _BYTES:
+        if call is None or not ir.is_float32(call) or ir.dtype_of(call.args[0]) not in BYTES:
             return None
         return call if _has_one_scale(call) else None
 
     def _dtype_of(self, quantize: Any) -> str:
         """Return the dtype for quantized data: that of dot products where nothing but conversions reads them."""
         dtype = ir.dtype_of(quantize)
-        is_free = dtype in _BYTES and _has_one_scale(quantize)
+        is_free = dtype in BYTES and _has_one_scale(quantize)
         is_free = is_free and self.flow.is_read_by(quantize, _DEQUANTIZE)
+        is_free = is_free and all(map(_has_one_scale, self.flow.list_readers(quantize)))
         return self._dtype if is_free else dtype
 
 
@@ -101,11 +102,6 @@ def _has_one_scale(call: Any) -> bool:
     return all(
         isinstance(expr, tvm.ir.Constant) and expr.value.numpy().size == 1 for expr in call.args[1:]
     )
-
-
-def _shift_between(dtype: str, other: str) -> int:
-    """Return what is added to bytes of a dtype to make them those of another."""
-    return int(np.iinfo(other).min) - int(np.iinfo(dtype).min)
 
 
 def _add(zero_point: Any, shift: int) -> Any:

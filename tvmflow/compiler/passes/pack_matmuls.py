@@ -60,7 +60,7 @@ class _MatmulPacker(MainRewriter):
         dtype, depth = self._context.dot_dtype, ir.known_shape(call.args[1])[0]
         if dtype is None or data is None or source is None or depth % INTEGERS.terms:
             return None
-        x, zero = to_dot_data(self, self.visit_expr(data.integers), data.zero_point, dtype)
+        data = to_dot_data(self, data.visit(self), dtype)
         weights = self.visit_expr(source.call.args[0])
         if not source.is_transposed:
             weights = self.emit(relax.op.permute_dims(weights))
@@ -70,9 +70,12 @@ class _MatmulPacker(MainRewriter):
         split = [-(-columns // block), block, depth // INTEGERS.terms, INTEGERS.terms]
         packed = self.rearrange(weights, split, [0, 2, 1, 3])
         sums = self.kernel(
-            functools.partial(dot_products.dense, INTEGERS), "quantized_dense_pack", x, packed
+            functools.partial(dot_products.dense, INTEGERS),
+            "quantized_dense_pack",
+            data.integers,
+            packed,
         )
-        result = scale_sums(self, sums, weights, [-1], data._replace(zero_point=zero))
+        result = scale_sums(self, sums, weights, [-1], data)
         if columns % block == 0:
             return result
         return self.kernel(

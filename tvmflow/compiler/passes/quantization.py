@@ -16,8 +16,8 @@ from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 _CONV2D: Final = "relax.nn.conv2d"
 _MATMUL: Final = "relax.matmul"
 _WEIGHT_DTYPE: Final = "int8"
-# What dot product instructions multiply.
-_DOT_DTYPES: Final = ("int8", "uint8")
+BYTES: Final = ("int8", "uint8")
+"""What dot product instructions multiply."""
 # float32 represents each difference to a zero point of these dtypes exactly.
 _DATA_DTYPES: Final = ("int8", "uint8", "int16", "uint16")
 # Operators that become part of the kernel before them if they read nothing else but weights.
@@ -57,12 +57,20 @@ class QuantizedData(NamedTuple):
     Attributes:
         integers: The integers of 8 bits.
         scale: The scale of the whole tensor.
-        zero_point: The integer that stands for 0.
+        zero_point: The integer that stands for 0; a scalar tensor of the same dtype where the model
+            computes it.
     """
 
     integers: Any
     scale: float
-    zero_point: int
+    zero_point: Any
+
+    def visit(self, rewriter: MainRewriter) -> QuantizedData:
+        """Return the same as a rewriter has rewritten it."""
+        zero_point = self.zero_point
+        if not isinstance(zero_point, int):
+            zero_point = rewriter.visit_expr(zero_point)
+        return QuantizedData(rewriter.visit_expr(self.integers), self.scale, zero_point)
 
 
 def find_quantized_data(flow: ir.DataFlow, data: Any) -> QuantizedData | None:
@@ -71,14 +79,20 @@ def find_quantized_data(flow: ir.DataFlow, data: Any) -> QuantizedData | None:
     if call is None or not ir.is_float32(call):
         return None
     integers, *parameters = call.args
-    if ir.dtype_of(integers) not in _DOT_DTYPES or ir.shape_of(integers) is None:
+    if ir.dtype_of(integers) not in BYTES or ir.shape_of(integers) is None:
         return None
-    if not all(isinstance(parameter, tvm.ir.Constant) for parameter in parameters):
+    scale, zero_point = parameters
+    if not isinstance(scale, tvm.ir.Constant) or scale.value.numpy().size > 1:
         return None
-    scale, zero_point = (parameter.value.numpy() for parameter in parameters)
-    if scale.size > 1 or zero_point.size > 1:
+    if not isinstance(zero_point, tvm.ir.Constant):
+        is_byte = ir.dtype_of(zero_point) == ir.dtype_of(integers)
+        if not is_byte or ir.shape_of(zero_point) != ():
+            return None
+    elif (known := zero_point.value.numpy()).size == 1:
+        zero_point = int(known.item())
+    else:
         return None
-    return QuantizedData(integers, float(scale.item()), int(zero_point.item()))
+    return QuantizedData(integers, float(scale.value.numpy().item()), zero_point)
 
 
 def find_integer_weights(flow: ir.DataFlow, weights: Any) -> _WeightSource | None:
@@ -88,16 +102,29 @@ def find_integer_weights(flow: ir.DataFlow, weights: Any) -> _WeightSource | Non
     return source if is_integer else None
 
 
-def to_dot_data(
-    rewriter: MainRewriter, data: Any, zero_point: int, dtype: str | None
-) -> tuple[Any, int]:
-    """Return data of 8 bits in the dtype that an instruction takes, and their zero point."""
-    if dtype is None or ir.dtype_of(data) == dtype:
-        return data, zero_point
-    shift = 128 if dtype == "uint8" else -128
-    wide = rewriter.emit(relax.op.astype(data, "int32"))
-    moved = rewriter.emit(relax.op.add(wide, relax.const(shift, "int32")))
-    return rewriter.emit(relax.op.astype(moved, dtype)), zero_point + shift
+def to_dot_data(rewriter: MainRewriter, data: QuantizedData, dtype: str | None) -> QuantizedData:
+    """Return the same data in the dtype of 8 bits that an instruction takes."""
+    source = ir.dtype_of(data.integers)
+    if dtype is None or source == dtype:
+        return data
+    integers, zero_point = shift_bytes(rewriter, data.integers, dtype), data.zero_point
+    if isinstance(zero_point, int):
+        zero_point += shift_between(source, dtype)
+    else:
+        zero_point = shift_bytes(rewriter, zero_point, dtype)
+    return data._replace(integers=integers, zero_point=zero_point)
+
+
+def shift_between(dtype: str, other: str) -> int:
+    """Return what is added to bytes of a dtype to make them those of another."""
+    return int(np.iinfo(other).min) - int(np.iinfo(dtype).min)
+
+
+def shift_bytes(rewriter: MainRewriter, data: Any, dtype: str) -> Any:
+    """Emit bytes as those of another dtype, which keeps their order."""
+    shift = relax.const(shift_between(ir.dtype_of(data), dtype), "int32")
+    moved = rewriter.emit(relax.op.add(rewriter.cast(data, "int32"), shift))
+    return rewriter.cast(moved, dtype)
 
 
 def scale_sums(
@@ -116,15 +143,19 @@ def scale_sums(
         shape: The shape of one number for each result, as it broadcasts over the sums.
         data: The scale and zero point of the data.
     """
-    if data.zero_point:
+    zero_point = data.zero_point
+    if not isinstance(zero_point, int) or zero_point:
         axes = list(range(1, len(ir.known_shape(weights))))
         totals = rewriter.emit(relax.op.sum(rewriter.cast(weights, "int32"), axes))
-        offset = relax.op.multiply(totals, relax.const(data.zero_point, "int32"))
-        offset = rewriter.reshape(rewriter.emit(offset), shape)
-        sums = rewriter.emit(relax.op.subtract(sums, offset))
-    return rewriter.emit(
-        relax.op.multiply(rewriter.cast(sums, "float32"), relax.const(data.scale, "float32"))
-    )
+        totals = rewriter.reshape(totals, shape)
+        if isinstance(zero_point, int):
+            zero_point = relax.const(zero_point, "int32")
+        offset = relax.op.multiply(totals, rewriter.cast(zero_point, "int32"))
+        sums = rewriter.emit(relax.op.subtract(sums, rewriter.emit(offset)))
+    real = rewriter.cast(sums, "float32")
+    if data.scale == 1:
+        return real
+    return rewriter.emit(relax.op.multiply(real, relax.const(data.scale, "float32")))
 
 
 class _WeightSource(NamedTuple):

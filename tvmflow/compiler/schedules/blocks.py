@@ -63,9 +63,21 @@ class Block(NamedTuple):
 
 
 def analyze_blocks(schedule: Schedule) -> list[Block] | None:
-    """Return all blocks of a kernel in order; None if one of them is no simple loop nest over its axes."""
+    """Return all blocks of a kernel in order, with intermediate scalars inlined; None if one of them is no simple loop nest over its axes."""
+    _inline_scalars(schedule)
     blocks = analyze_simple_blocks(schedule)
     return blocks if len(blocks) == len(_list_handles(schedule)) else None
+
+
+def _inline_scalars(schedule: Schedule) -> None:
+    """Compute each scalar that is no result where it is read, from which LLVM moves it out of the loops."""
+    intermediate = list_intermediate_buffers(schedule) if _list_handles(schedule) else []
+    scalars = [buffer for buffer in intermediate if not buffer.shape]
+    for handle in _list_handles(schedule) if scalars else []:
+        stmt = schedule.get(handle)
+        is_scalar = any(write.source.same_as(buffer) for write in stmt.writes for buffer in scalars)
+        if is_scalar and stmt.init is None:
+            schedule.compute_inline(handle)
 
 
 def analyze_simple_blocks(schedule: Schedule) -> list[Block]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -177,6 +178,39 @@ def _mean(node: NodeToConvert) -> Any:
     return relax.op.divide(total, _constant(float(len(node.inputs)), total))
 
 
+def _conv_integer(node: NodeToConvert) -> Any:
+    """Return the convolution of bytes minus their zero points, as int32."""
+    data, weights, *zero_points = node.inputs
+    attributes, rank = node.attributes, len(_shape(data)) - 2
+    if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        raise ValueError("auto_pad needs a known size of the data")
+    zero, weight_zero = [*zero_points, None, None][:2]
+    if weight_zero is not None and math.prod(_shape(weight_zero)) > 1:
+        # one for each channel of the result
+        weight_zero = relax.op.reshape(weight_zero, [-1, *[1] * (rank + 1)])
+    axes = "DHW"[-rank:]
+    operator = getattr(relax.op.nn, f"conv{rank}d")
+    return operator(
+        _subtract_zero_point(node, data, zero),
+        _subtract_zero_point(node, weights, weight_zero),
+        strides=attributes.get("strides", [1] * rank),
+        padding=attributes.get("pads", [0] * (2 * rank)),
+        dilation=attributes.get("dilations", [1] * rank),
+        groups=attributes.get("group", 1),
+        data_layout=f"NC{axes}",
+        kernel_layout=f"OI{axes}",
+    )
+
+
+def _subtract_zero_point(node: NodeToConvert, data: Any, zero_point: Any) -> Any:
+    """Return bytes minus a zero point, if there is one, as int32."""
+    wide = node.emit(relax.op.astype(data, "int32"))
+    if zero_point is None:
+        return wide
+    zero_point = node.emit(relax.op.astype(node.emit(zero_point), "int32"))
+    return node.emit(relax.op.subtract(wide, zero_point))
+
+
 # ---------------------------------------------------------------- reductions
 
 
@@ -330,6 +364,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "ArgMin": _arg_extreme,
     "BitCast": _bit_cast,
     "Clip": _clip,
+    "ConvInteger": _conv_integer,
     "Cosh": _cosh,
     "CumProd": _cum_prod,
     "DFT": _dft,

@@ -17,6 +17,8 @@ _PARAMETER_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
     "Clip": (1, 2),
     "DFT": (1, 2),
     "DequantizeLinear": (1, 2),
+    "ConvInteger": (3,),
+    "MatMulInteger": (3,),
     "NonMaxSuppression": (2, 3, 4),
     "OneHot": (1, 2),
     "Pad": (2,),
@@ -115,7 +117,7 @@ MISCOMPUTED: Final[Mapping[str, Callable[[NodeProto, KnownValues], str]]] = {
 """Operators that TVM 0.27's importer can miscompute; each function returns in which case, or an empty string."""
 
 QOPERATORS: Final = frozenset(
-    "ConvInteger QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool "
+    "QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool "
     "QLinearLeakyRelu QLinearMatMul QLinearMul QLinearSigmoid QLinearSoftmax".split()
 )
 """Operators of ONNX Runtime's QOperator format, which TVM lacks; what `_qoperators` cannot rewrite is refused."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 from onnx import NodeProto, helper, numpy_helper
+
+# Reductions take their axes as an input from here on.
+_AXES_INPUT_OPSET: Final = 18
 
 
 class Replacement:
@@ -20,6 +24,18 @@ class Replacement:
         name = output or f"{self._prefix}.{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
+
+    def add_all(self, operator: str, *inputs: str, results: int) -> list[str]:
+        """Add a node with several results, and return their names."""
+        names = [f"{self._prefix}.{len(self.nodes)}.{n}" for n in range(results)]
+        self.nodes.append(helper.make_node(operator, inputs, names))
+        return names
+
+    def reduce(self, operator: str, value: str, axes: Sequence[int], opset: int) -> str:
+        """Add a reduction over some axes, which become 1 long."""
+        if opset < _AXES_INPUT_OPSET:
+            return self.add(operator, value, axes=list(axes), keepdims=1)
+        return self.add(operator, value, self.constant(np.array(axes, np.int64)), keepdims=1)
 
     def constant(self, array: Any, output: str = "") -> str:
         """Add a constant."""

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS, rewrite_fused
 from tvmflow.frontends.onnx._graph import (
     KnownValues,
     attributes_of,
@@ -24,8 +25,6 @@ from tvmflow.frontends.onnx._replacement import Replacement
 
 # Older ones are converted to it where possible; the mask of Dropout is boolean then.
 _MIN_OPSET: Final = 13
-# Reductions take their axes as an input from here on.
-_AXES_INPUT_OPSET: Final = 18
 _MAX_IDENTITY_ELEMENTS: Final = 1 << 20
 _FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
@@ -41,9 +40,9 @@ class _Context(NamedTuple):
 
 def rewrite_nodes(model: ModelProto) -> ModelProto:
     """Replace the nodes of the main graph that have a rewrite, as far as shapes and types are known."""
-    if opset_of(model) < _MIN_OPSET or not any(
-        node.op_type in _REWRITES or node.op_type in QOPERATORS for node in model.graph.node
-    ):
+    rewritten = {*_REWRITES, *QOPERATORS, *FUSED_OPERATORS}
+    is_old = opset_of(model) < _MIN_OPSET
+    if is_old or rewritten.isdisjoint(node.op_type for node in model.graph.node):
         return model
     producers = {name: node for node in model.graph.node for name in node.output}
     context = _Context(opset_of(model), known_values(model), element_types(model), producers)
@@ -56,8 +55,11 @@ def rewrite_nodes(model: ModelProto) -> ModelProto:
 
 def _rewrite(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     """Return the nodes that replace one; None where it stays."""
-    if node.op_type in QOPERATORS and (is_standard(node) or node.domain == "com.microsoft"):
-        return rewrite_qoperator(node, context.known)
+    if is_standard(node) or node.domain == "com.microsoft":
+        if node.op_type in QOPERATORS:
+            return rewrite_qoperator(node, context.known)
+        if node.op_type in FUSED_OPERATORS:
+            return rewrite_fused(node, context.known, context.opset)
     rewrite = _REWRITES.get(node.op_type) if is_standard(node) else None
     return rewrite(node, context) if rewrite else None
 
@@ -189,12 +191,8 @@ def _lp_normalization(node: NodeProto, context: _Context) -> list[NodeProto] | N
         return None
     nodes = Replacement(node)
     dtype = helper.tensor_dtype_to_np_dtype(kind)
-    axes = [attributes.get("axis", -1)]
     reduction = {1: "ReduceL1", 2: "ReduceL2"}[attributes.get("p", 2)]
-    if context.opset >= _AXES_INPUT_OPSET:
-        norm = nodes.add(reduction, node.input[0], nodes.constant(np.array(axes)), keepdims=1)
-    else:
-        norm = nodes.add(reduction, node.input[0], axes=axes, keepdims=1)
+    norm = nodes.reduce(reduction, node.input[0], [attributes.get("axis", -1)], context.opset)
     is_zero = nodes.add("Equal", norm, nodes.constant(np.zeros((), dtype)))
     divisor = nodes.add("Where", is_zero, nodes.constant(np.ones((), dtype)), norm)
     nodes.add("Div", node.input[0], divisor, output=node.output[0])
@@ -281,6 +279,7 @@ _REWRITES: Final[Mapping[str, _Rewrite]] = {
     "Col2Im": _col2im,
     "Concat": _concat,
     "Conv": _same_padding,
+    "ConvInteger": _same_padding,
     "ConvTranspose": _conv_transpose,
     "Dropout": _dropout,
     "EyeLike": _eye_like,

@@ -234,6 +234,8 @@ def _evaluate(
     model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]
 ) -> dict[str, np.ndarray[Any, Any]] | None:
     """Return the node's outputs by name, or None when it cannot be folded."""
+    if node.op_type == "DequantizeLinear" and not constants[node.input[0]].dims:
+        return {node.output[0]: _dequantize_scalar(node, constants)}
     outputs = [name for name in node.output if name]
     graph = helper.make_graph(
         [node],
@@ -248,6 +250,17 @@ def _evaluate(
     if not arrays or any(np.asarray(array).size > _MAX_FOLDED_ELEMENTS for array in arrays):
         return None
     return {name: np.asarray(array) for name, array in zip(outputs, arrays, strict=True)}
+
+
+def _dequantize_scalar(
+    node: NodeProto, constants: Mapping[str, TensorProto]
+) -> np.ndarray[Any, Any]:
+    """Return the number that an integer stands for, which ONNX's reference evaluator (onnx 1.23) cannot compute."""
+    number, scale, *zero = (
+        numpy_helper.to_array(with_data(constants[name])) for name in node.input if name
+    )
+    difference = number.astype(np.int32) - (zero[0].astype(np.int32) if zero else 0)
+    return np.asarray(difference.astype(scale.dtype) * scale).reshape(())
 
 
 def _run(model: ModelProto) -> list[Any]:

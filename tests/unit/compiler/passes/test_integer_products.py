@@ -15,25 +15,13 @@ from onnx import helper
 from tvm import relax
 
 from tests.support import onnx_models
-from tests.support.kernels import FAST, kernels_of, level
+from tests.support.kernels import DOT_TARGETS, FAST, dot_target, kernels_of, level
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.ir import DataFlow
 from tvmflow.compiler.schedules import dot_products
 from tvmflow.frontends._base import LoadedModel
-from tvmflow.targets.host import read_host
 
 Array = np.ndarray[Any, Any]
-
-# Vectors of 512 and of 256 bits.
-TARGETS = {"avx512_vnni": ("x86-64-v4", "+avx512vnni"), "avx_vnni": ("x86-64-v3", "+avxvnni")}
-
-
-def dot_target(flag: str) -> dict[str, Any]:
-    """Return a target with an instruction for dot products; skip the test on a machine that lacks it."""
-    if flag not in read_host().flags:
-        pytest.skip(f"this machine lacks {flag}")
-    mcpu, feature = TARGETS[flag]
-    return {**level(mcpu), "mattr": [feature]}
 
 
 def run(loaded: LoadedModel, target: dict[str, Any], data: Array) -> Array:
@@ -105,7 +93,7 @@ def product(random: np.random.Generator) -> onnx.ModelProto:
     return onnx_models.model(nodes, [data], [onnx_models.value("y", None)], weights)
 
 
-@pytest.mark.parametrize("flag", TARGETS)
+@pytest.mark.parametrize("flag", DOT_TARGETS)
 @pytest.mark.parametrize("kind", [convolution, product])
 @pytest.mark.parametrize(
     "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 60))]

@@ -72,6 +72,34 @@ def test_elementwise_kernels_of_any_shape(shape: list[int], mcpu: str) -> None:
     check(mod, "elementwise", level(mcpu), lambda x, y: np.maximum(x * x + y, 0))
 
 
+def test_scalars_that_a_kernel_computes_do_not_change_its_rule() -> None:
+    """A scale that depends on the data, such as that of dynamic quantization, is computed where it is read."""
+    x, w = te.placeholder((24, 64), name="x"), te.placeholder((64, 48), name="w")
+    highest = te.placeholder((), name="highest")
+    scale = topi.divide(topi.add(highest, 3.0), 255.0)
+    product = topi.multiply(topi.matmul(x, w), topi.negative(scale))
+
+    def reference(x: Array, w: Array, highest: Array) -> Array:
+        result: Array = x @ w * -((highest + 3) / 255)
+        return result
+
+    check(kernel(x, w, highest, product), "register_tiles", host_level(), reference)
+
+
+def test_a_scalar_that_is_the_result_stays() -> None:
+    x = te.placeholder((), name="x")
+    mod = kernel(x, topi.multiply(topi.add(x, 1.0), 2.0))
+    cpu = CpuModel.from_target(host_level())
+    assert cpu is not None
+    choice = rules.choose_schedule(mod, cpu)
+    scheduled = mod if choice is None else choice.schedule.mod
+    result = tvm.runtime.tensor(np.float32(0))
+    build_kernels(scheduled, tvm.target.Target(host_level()))["main"](
+        tvm.runtime.tensor(np.float32(3)), result
+    )
+    assert result.numpy() == 8
+
+
 @pytest.mark.parametrize("shape", [[40001], [3, 40001], [1, 1, 32769], [5, 7, 1009]], ids=str)
 def test_long_elementwise_kernels_that_no_vector_divides(shape: list[int]) -> None:
     """The loop over vectors runs in parallel where there are few rows."""

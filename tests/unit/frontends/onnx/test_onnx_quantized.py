@@ -14,7 +14,7 @@ from tvm import relax
 
 from tests.support.kernels import FAST, host_level, kernels_of
 from tests.support.mxnet_runs import compute
-from tests.support.onnx_models import Array, classifier, draw, load, model, quantized, value
+from tests.support.onnx_models import Array, agree, classifier, draw, load, model, quantized, value
 from tvmflow.compiler import lowering
 from tvmflow.core.errors import ImportFailed
 from tvmflow.frontends import onnx as frontend
@@ -182,7 +182,7 @@ def test_qoperators_agree_with_the_reference(
     assert agrees(actual, reference(loaded, tmp_path, FEED))
 
 
-@pytest.mark.parametrize("operator", ["QLinearConv", "QLinearMatMul", "ConvInteger"])
+@pytest.mark.parametrize("operator", ["QLinearConv", "QLinearMatMul"])
 def test_integer_operators_are_rejected_by_name(operator: str, tmp_path: Path) -> None:
     """The fix names the supported format."""
     made = model(
@@ -193,3 +193,19 @@ def test_integer_operators_are_rejected_by_name(operator: str, tmp_path: Path) -
     with pytest.raises(ImportFailed, match=f"TVM has no operator {operator} \\(node 'q'\\)") as no:
         load(made, tmp_path)
     assert "QDQ" in no.value.fix
+
+
+def test_padding_with_a_quantized_number(tmp_path: Path) -> None:
+    """The quantizer puts a DequantizeLinear before each float, also before that which pads."""
+    weights: dict[str, Array] = {
+        "pads": np.array([0, 0, 1, 2, 0, 0, 2, 1], np.int64),
+        "n": np.asarray(70, np.int8),
+        "s": np.asarray(0.05, np.float32),
+        "z": np.asarray(-10, np.int8),
+    }
+    nodes = [
+        node("DequantizeLinear", ["n", "s", "z"], ["number"]),
+        node("Pad", ["data", "pads", "number"], ["prob"]),
+    ]
+    made = model(nodes, [value("data", [1, 3, 8, 8])], [value("prob", None)], weights)
+    agree(made, tmp_path, FEED)

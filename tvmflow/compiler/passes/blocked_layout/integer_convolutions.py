@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import relax
@@ -27,8 +28,8 @@ def find_data(rewriter: LayoutRewriter, call: relax.Call) -> QuantizedData | Non
     quantized = find_quantized_data(rewriter.flow, call.args[0])
     if quantized is None or not integer_weight_dtype(rewriter.flow, call.args[1]):
         return None
-    integers = ir.resolve_alias(rewriter.visit_expr(quantized.integers), rewriter.lookup_binding)
-    return quantized._replace(integers=integers)
+    data = quantized.visit(rewriter)
+    return data._replace(integers=ir.resolve_alias(data.integers, rewriter.lookup_binding))
 
 
 def block_data(rewriter: LayoutRewriter, integers: Any) -> tuple[Any, int]:
@@ -63,18 +64,19 @@ def emit(
     Returns:
         The blocked result, without the scale of the weights.
     """
-    x, zero = to_dot_data(rewriter, data.integers, data.zero_point, rewriter.context.dot_dtype)
+    data = to_dot_data(rewriter, data, rewriter.context.dot_dtype)
     *outer, _, block = ir.known_shape(packed)
     weights = rewriter.cast(rewriter.split_terms(packed, INTEGERS.terms), "int8")
-    sums = rewriter.kernel(
-        lambda x, w: dot_products.conv(INTEGERS, x, w, *window, groups, zero),
+    sums = _emit_sums(
+        rewriter,
+        lambda x, w, zero: dot_products.conv(INTEGERS, x, w, *window, groups, zero),
         f"quantized_{name}",
-        x,
+        data,
         weights,
     )
     totals = rewriter.pad_to_multiples(kernel, [block])
     shape = [1, -1, *[1] * (len(outer) - 2), block]
-    return scale_sums(rewriter, sums, totals, shape, data._replace(zero_point=zero))
+    return scale_sums(rewriter, sums, totals, shape, data)
 
 
 def emit_depthwise(
@@ -85,10 +87,25 @@ def emit_depthwise(
     name: str,
 ) -> Any:
     """Emit a depthwise convolution of integers, computed in float32; return it without the scale of the weights."""
-    sums = rewriter.kernel(
-        lambda x, w: integer.depthwise_conv(x, w, *window, data.zero_point),
+    sums = _emit_sums(
+        rewriter,
+        lambda x, w, zero: integer.depthwise_conv(x, w, *window, zero),
         f"quantized_depthwise_{name}",
-        data.integers,
+        data,
         weights,
     )
     return rewriter.emit(relax.op.multiply(sums, relax.const(data.scale, "float32")))
+
+
+def _emit_sums(
+    rewriter: LayoutRewriter,
+    operator: Callable[[Any, Any, Any], Any],
+    name: str,
+    data: QuantizedData,
+    weights: Any,
+) -> Any:
+    """Emit a kernel of data, weights and the zero point of the data: a number in it, or one of its inputs."""
+    zero, tensors = data.zero_point, (data.integers, weights)
+    if isinstance(zero, int):
+        return rewriter.kernel(lambda x, w: operator(x, w, zero), name, *tensors)
+    return rewriter.kernel(lambda x, w, scalar: operator(x, w, scalar()), name, *tensors, zero)

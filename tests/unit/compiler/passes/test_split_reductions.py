@@ -1,0 +1,57 @@
+"""Reductions of a whole tensor to one number run over rows of vectors first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx.helper import make_node as node
+
+from tests.support.kernels import host_level, kernels_of
+from tests.support.onnx_models import agree, draw, model, value
+
+SHAPES = [
+    (1, 64, 256),
+    (1, 197, 97),
+    (64, 56, 56),
+    (1, 1, 50000),
+    (300, 40),
+    (4, 30000),
+    (1, 1, 7919),
+    (2, 3, 5, 7, 11),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum"])
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_results_agree_with_onnxruntime(
+    operator: str, shape: tuple[int, ...], keepdims: int, tmp_path: Path
+) -> None:
+    """Sizes with and without a length for rows, one of them a prime."""
+    made = model(
+        [node("Relu", ["x"], ["r"]), node(operator, ["r"], ["y"], keepdims=keepdims)],
+        [value("x", shape)],
+        [value("y", None)],
+    )
+    agree(made, tmp_path, {"x": draw(*shape)})
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernels"), [((64, 56, 56), 2), ((1, 1, 50000), 2), ((20, 7), 1)]
+)
+def test_only_large_tensors_are_split(shape: tuple[int, ...], kernels: int, tmp_path: Path) -> None:
+    made = model([node("ReduceSum", ["x"], ["y"])], [value("x", shape)], [value("y", None)])
+    loaded = agree(made, tmp_path, {"x": np.abs(draw(*shape))})
+    names = kernels_of(loaded.mod, host_level())
+    assert sum("sum" in name for name in names) == kernels, names
+
+
+def test_what_is_not_a_number_stays_so(tmp_path: Path) -> None:
+    data = draw(64, 256)
+    data[40, 100] = np.nan
+    made = model(
+        [node("ReduceMean", ["x"], ["y"], keepdims=0)], [value("x", data.shape)], [value("y", None)]
+    )
+    agree(made, tmp_path, {"x": data})

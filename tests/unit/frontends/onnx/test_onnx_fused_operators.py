@@ -1,0 +1,178 @@
+"""Operators into which ONNX Runtime's optimizer fuses others agree with it, in models that it saved and alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+from tests.support.onnx_models import Array, agree, draw, model, value
+from tvmflow.core.errors import ImportFailed
+from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS
+
+OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+IMAGE = (1, 4, 9, 9)
+ROWS = (2, 5, 16)
+random = np.random.default_rng(0)
+BYTES = random.integers(-128, 128, (16, 24), np.int8)
+COLUMNS = draw(24, seed=1)
+SCALES = np.abs(draw(24, seed=2)) / 100
+
+
+def fused(
+    operator: str,
+    operands: list[str],
+    weights: dict[str, Any],
+    shape: tuple[int, ...] = ROWS,
+    *,
+    domain: str = "com.microsoft",
+    results: tuple[str, ...] = ("y",),
+    **attributes: Any,
+) -> onnx.ModelProto:
+    """Return a model of one node, which reads `x`."""
+    node = helper.make_node(operator, operands, results, domain=domain, **attributes)
+    constants = {name: np.asarray(weight) for name, weight in weights.items()}
+    outputs = [value(name, None) for name in results if name]
+    return model([node], [value("x", shape)], outputs, constants, opset_imports=OPSETS)
+
+
+CASES = {
+    "product": fused("FusedMatMul", ["x", "w"], {"w": draw(16, 24)}, alpha=0.3),
+    "transposed": fused("FusedMatMul", ["x", "w"], {"w": draw(24, 16)}, transB=1),
+    "both": fused("FusedMatMul", ["x", "w"], {"w": draw(2, 7, 5)}, transA=1, transB=1),
+    "gemm": fused(
+        "FusedGemm",
+        ["x", "w", "b"],
+        {"w": draw(24, 16), "b": COLUMNS},
+        (5, 16),
+        transB=1,
+        alpha=0.5,
+        activation="LeakyRelu",
+        activation_alpha=0.2,
+    ),
+    "relu": fused(
+        "FusedConv", ["x", "w"], {"w": draw(8, 4, 3, 3)}, IMAGE, pads=[1] * 4, activation="Relu"
+    ),
+    "clip": fused(
+        "FusedConv",
+        ["x", "w", "b", "z"],
+        {"w": draw(8, 4, 1, 1), "b": draw(8), "z": draw(1, 8, 9, 9)},
+        IMAGE,
+        activation="Clip",
+        activation_params=[-0.5, 1.0],
+    ),
+    "hard_sigmoid": fused(
+        "FusedConv",
+        ["x", "w"],
+        {"w": draw(4, 1, 3, 3)},
+        IMAGE,
+        group=4,
+        activation="HardSigmoid",
+        activation_params=[0.3, 0.4],
+    ),
+    "plain_convolution": fused("FusedConv", ["x", "w"], {"w": draw(8, 4, 3, 3)}, IMAGE),
+    "gelu": fused("QuickGelu", ["x"], {}),
+    "sharp_gelu": fused("QuickGelu", ["x"], {}, alpha=3.0),
+    "norm": fused(
+        "SimplifiedLayerNormalization", ["x", "g"], {"g": draw(16)}, domain="", epsilon=1e-3
+    ),
+    "skip_norm": fused(
+        "SkipSimplifiedLayerNormalization",
+        ["x", "s", "g"],
+        {"s": draw(*ROWS), "g": draw(16)},
+        results=("y", "", "", "sum"),
+    ),
+    "skip_norm_with_bias": fused(
+        "SkipSimplifiedLayerNormalization",
+        ["x", "s", "g", "b"],
+        {"s": draw(*ROWS), "g": draw(16), "b": draw(16)},
+        results=("y", "", "", "sum"),
+    ),
+    "quantized": fused("DynamicQuantizeMatMul", ["x", "w", "s"], {"w": BYTES, "s": SCALES}),
+    "quantized_with_bias": fused(
+        "DynamicQuantizeMatMul",
+        ["x", "w", "s", "z", "b"],
+        {"w": BYTES, "s": np.float32(0.01), "z": np.int8(0), "b": COLUMNS},
+    ),
+    "quantized_without_zero": fused(
+        "DynamicQuantizeMatMul", ["x", "w", "s", "", "b"], {"w": BYTES, "s": SCALES, "b": COLUMNS}
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operators_agree_with_onnxruntime(case: str, tmp_path: Path) -> None:
+    made = CASES[case]
+    shape = [axis.dim_value for axis in made.graph.input[0].type.tensor_type.shape.dim]
+    agree(made, tmp_path, {"x": draw(*shape, seed=7)})
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_of_bytes_as_float_agree_with_onnxruntime(bias: bool, tmp_path: Path) -> None:
+    operands = ["x", "w", "a", "s", "p", "z", *(["b"] if bias else [])]
+    constants: dict[str, Array] = {
+        **{"w": BYTES, "a": np.asarray(0.02, np.float32), "s": SCALES, "b": COLUMNS},
+        **{"p": np.asarray(100, np.uint8), "z": np.zeros(24, np.int8)},
+    }
+    node = helper.make_node("MatMulIntegerToFloat", operands, ["y"], domain="com.microsoft")
+    made = model(
+        [node], [value("x", ROWS, "uint8")], [value("y", None)], constants, opset_imports=OPSETS
+    )
+    agree(made, tmp_path, {"x": random.integers(0, 256, ROWS, np.uint8)})
+
+
+def test_a_model_that_onnxruntime_optimized_and_saved(tmp_path: Path) -> None:
+    """Convolutions with activations, products with scales, and dynamic quantization, as its optimizer fuses them."""
+    weights = {
+        **{"c": draw(8, 4, 3, 3), "w": BYTES, "ws": np.asarray(0.01, np.float32)},
+        **{"v": draw(24, 24), "half": np.asarray(0.5, np.float32), "b": COLUMNS},
+        "rows": np.array([18, 16], np.int64),
+    }
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "c"], ["c1"], pads=[1, 1, 1, 1], strides=[3, 3]),
+        node("LeakyRelu", ["c1"], ["c2"], alpha=0.1),
+        node("Reshape", ["c2", "rows"], ["r"]),
+        node("DynamicQuantizeLinear", ["r"], ["q", "s", "z"]),
+        node("MatMulInteger", ["q", "w", "z"], ["i"]),
+        node("Cast", ["i"], ["f"], to=onnx.TensorProto.FLOAT),
+        node("Mul", ["s", "ws"], ["scale"]),
+        node("Mul", ["f", "scale"], ["p"]),
+        node("Add", ["p", "b"], ["a"]),
+        node("Transpose", ["a"], ["t"], perm=[1, 0]),
+        node("MatMul", ["v", "t"], ["m"]),
+        node("Mul", ["m", "half"], ["y"]),
+    ]
+    shape = (1, 4, 36, 9)
+    plain = model(nodes, [value("x", shape)], [value("y", None)], weights)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    onnxruntime.InferenceSession(plain.SerializeToString(), options)
+    optimized = onnx.load(tmp_path / "optimized.onnx")
+    fused_here = {node.op_type for node in optimized.graph.node if node.domain == "com.microsoft"}
+    assert fused_here >= {"FusedConv", "FusedMatMul"}
+    assert fused_here & {"DynamicQuantizeMatMul", "MatMulIntegerToFloat"}
+    agree(optimized, tmp_path, {"x": draw(*shape)})
+
+
+def test_every_fused_operator_is_tested() -> None:
+    tested = {node.op_type for made in CASES.values() for node in made.graph.node}
+    assert set(FUSED_OPERATORS) - tested == {"MatMulIntegerToFloat"}
+
+
+def test_what_is_not_rewritten_is_refused_by_name(tmp_path: Path) -> None:
+    made = fused(
+        "SkipSimplifiedLayerNormalization",
+        ["x", "s", "g"],
+        {"s": draw(*ROWS), "g": draw(16)},
+        results=("y", "mean"),
+    )
+    with pytest.raises(ImportFailed, match="SkipSimplifiedLayerNormalization"):
+        agree(made, tmp_path, {"x": draw(*ROWS)})

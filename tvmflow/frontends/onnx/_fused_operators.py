@@ -1,0 +1,201 @@
+"""Rewrites operators that ONNX Runtime's optimizer puts in the place of several of ONNX's, which a model has that it saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from tvmflow.frontends.onnx._graph import KnownValues, attributes_of
+from tvmflow.frontends.onnx._replacement import Replacement
+
+
+class _Fused:
+    """A node of a fused operator, and the nodes that replace it.
+
+    Args:
+        node: The node.
+        known: Known shapes.
+        opset: The version of the model's operator set.
+    """
+
+    def __init__(self, node: NodeProto, known: KnownValues, opset: int) -> None:
+        self.attributes = attributes_of(node)
+        self.new = Replacement(node)
+        self.opset = opset
+        self._node = node
+        self._known = known
+
+    def name(self, position: int) -> str:
+        """Return the name of an operand; empty for one that is left out."""
+        return self._node.input[position] if position < len(self._node.input) else ""
+
+    def rank(self, position: int) -> int | None:
+        """Return the number of axes of an operand; None if it is unknown."""
+        shape = self._known.shapes.get(self.name(position))
+        return None if shape is None else len(shape)
+
+    def result(self, position: int = 0) -> str:
+        """Return the name of a result; empty for one that is left out."""
+        return self._node.output[position] if position < len(self._node.output) else ""
+
+    def scaled(self, value: str, factor: float) -> str:
+        """Return a value times a number."""
+        return value if factor == 1 else self.new.add("Mul", value, self.number(factor))
+
+    def number(self, value: float) -> str:
+        """Return the name of a constant."""
+        return self.new.constant(np.float32(value))
+
+    def activated(self, value: str, parameters: Mapping[str, Any]) -> None:
+        """Apply the activation of a fused operator, which gives the result."""
+        name = self.attributes.get("activation", "")
+        if name == "Clip":
+            limits = [self.number(limit) for limit in parameters.values()]
+            self.new.add(name, value, *limits, output=self.result())
+        elif name:
+            self.new.add(name, value, output=self.result(), **parameters)
+        else:
+            self.new.add("Identity", value, output=self.result())
+
+    def finish_product(self, integers: str, scales: tuple[str, str], bias: str) -> list[NodeProto]:
+        """Return all nodes, with the scales and the bias of a product of bytes applied."""
+        real = self.new.add("Cast", integers, to=TensorProto.FLOAT)
+        scale = self.new.add("Mul", *scales)
+        if not bias:
+            self.new.add("Mul", real, scale, output=self.result())
+        else:
+            self.new.add("Add", self.new.add("Mul", real, scale), bias, output=self.result())
+        return self.new.nodes
+
+
+def _dynamic_matmul(node: _Fused) -> list[NodeProto]:
+    """Rewrite a product of data that are quantized for it with weights of bytes."""
+    data, weights, scale = (node.name(position) for position in range(3))
+    integers, data_scale, zero = node.new.add_all("DynamicQuantizeLinear", data, results=3)
+    operands = [integers, weights, zero, *filter(None, [node.name(3)])]
+    product = node.new.add("MatMulInteger", *operands)
+    return node.finish_product(product, (data_scale, scale), node.name(4))
+
+
+def _matmul_to_float(node: _Fused) -> list[NodeProto]:
+    """Rewrite a product of bytes that is converted to float32."""
+    zeros = [node.name(4), node.name(5)]
+    while zeros and not zeros[-1]:
+        zeros.pop()
+    product = node.new.add("MatMulInteger", node.name(0), node.name(1), *zeros)
+    return node.finish_product(product, (node.name(2), node.name(3)), node.name(6))
+
+
+def _matmul(node: _Fused) -> list[NodeProto] | None:
+    """Rewrite a product of matrices that are transposed and scaled."""
+    operands = []
+    for position, side in enumerate("AB"):
+        name, rank = node.name(position), node.rank(position)
+        if node.attributes.get(f"transBatch{side}", 0):
+            return None
+        if node.attributes.get(f"trans{side}", 0):
+            if rank is None:
+                return None
+            # a vector stays as it is
+            order = [*range(rank - 2), rank - 1, rank - 2] if rank > 1 else [0]
+            name = node.new.add("Transpose", name, perm=order)
+        operands.append(name)
+    product = node.new.add("MatMul", *operands)
+    factor = node.number(node.attributes.get("alpha", 1.0))
+    node.new.add("Mul", product, factor, output=node.result())
+    return node.new.nodes
+
+
+def _gemm(node: _Fused) -> list[NodeProto]:
+    """Rewrite a matrix product with its activation."""
+    names = ("alpha", "beta", "transA", "transB")
+    own = {name: node.attributes[name] for name in names if name in node.attributes}
+    operands = [name for name in (node.name(position) for position in range(3)) if name]
+    product = node.new.add("Gemm", *operands, **own)
+    parameters = {
+        name: node.attributes[f"activation_{name}"]
+        for name in ("alpha", "beta", "gamma")
+        if f"activation_{name}" in node.attributes
+    }
+    node.activated(product, parameters)
+    return node.new.nodes
+
+
+def _convolution(node: _Fused) -> list[NodeProto]:
+    """Rewrite a convolution with a sum and an activation."""
+    own = {
+        name: value
+        for name, value in node.attributes.items()
+        if name not in ("activation", "activation_params")
+    }
+    operands = [name for name in (node.name(position) for position in range(3)) if name]
+    result = node.new.add("Conv", *operands, **own)
+    if node.name(3):
+        result = node.new.add("Add", result, node.name(3))
+    values = node.attributes.get("activation_params", [])
+    node.activated(result, dict(zip(("alpha", "beta"), values, strict=False)))
+    return node.new.nodes
+
+
+def _quick_gelu(node: _Fused) -> list[NodeProto]:
+    """Rewrite x · sigmoid(α·x)."""
+    x = node.name(0)
+    gate = node.new.add("Sigmoid", node.scaled(x, node.attributes.get("alpha", 1.702)))
+    node.new.add("Mul", x, gate, output=node.result())
+    return node.new.nodes
+
+
+def _rms_norm(node: _Fused) -> list[NodeProto] | None:
+    """Rewrite a norm of the last axis without mean."""
+    axis, rank = node.attributes.get("axis", -1), node.rank(0)
+    if node.result(1) or (axis != -1 and (rank is None or axis != rank - 1)):
+        return None
+    return _add_rms_norm(node, node.name(0), node.name(1))
+
+
+def _skip_rms_norm(node: _Fused) -> list[NodeProto] | None:
+    """Rewrite a sum and its norm without mean."""
+    if node.result(1) or node.result(2):
+        return None
+    total = node.new.add(
+        "Add", node.name(0), node.name(1), output="" if node.name(3) else node.result(3)
+    )
+    if node.name(3):
+        total = node.new.add("Add", total, node.name(3), output=node.result(3))
+    return _add_rms_norm(node, total, node.name(2))
+
+
+def _add_rms_norm(node: _Fused, x: str, scale: str) -> list[NodeProto]:
+    """Add x / √(mean(x²) + ε) · scale."""
+    mean = node.new.reduce("ReduceMean", node.new.add("Mul", x, x), [-1], node.opset)
+    epsilon = node.number(node.attributes.get("epsilon", 1e-5))
+    deviation = node.new.add("Sqrt", node.new.add("Add", mean, epsilon))
+    node.new.add("Mul", node.new.add("Div", x, deviation), scale, output=node.result())
+    return node.new.nodes
+
+
+FUSED_OPERATORS: Final[Mapping[str, Callable[[_Fused], list[NodeProto] | None]]] = {
+    "DynamicQuantizeMatMul": _dynamic_matmul,
+    "FusedConv": _convolution,
+    "FusedGemm": _gemm,
+    "FusedMatMul": _matmul,
+    "MatMulIntegerToFloat": _matmul_to_float,
+    "QuickGelu": _quick_gelu,
+    "SimplifiedLayerNormalization": _rms_norm,
+    "SkipSimplifiedLayerNormalization": _skip_rms_norm,
+}
+"""Operators of the domain com.microsoft, and `SimplifiedLayerNormalization` of no domain, and how they are rewritten."""
+
+
+def rewrite_fused(node: NodeProto, known: KnownValues, opset: int) -> list[NodeProto] | None:
+    """Return the nodes that replace a fused operator; None where it cannot be rewritten, or not before its shapes are known.
+
+    Args:
+        node: The node.
+        known: Known values and shapes.
+        opset: The version of the model's operator set.
+    """
+    return FUSED_OPERATORS[node.op_type](_Fused(node, known, opset))
