@@ -76,6 +76,10 @@ class LoweringContext:
         """Return whether a CPU computes exp, log, sigmoid, tanh and erf in vectors."""
         return self.has_cpu_model() and self.options.math == "vector"
 
+    def has_full_precision(self) -> bool:
+        """Return whether weights keep the precision of the model."""
+        return self.options.precision == "model"
+
     def has_mixed_data(self) -> bool:
         """Return whether data become float16 like the weights: where there is no CPU model."""
         return not self.has_cpu_model() and self.options.precision == "mixed"

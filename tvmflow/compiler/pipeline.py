@@ -28,6 +28,7 @@ from tvmflow.compiler.passes.fuse_attention import fuse_attention
 from tvmflow.compiler.passes.group_norm import rewrite_group_norms
 from tvmflow.compiler.passes.lift_weights import hoist_weights, lift_weights, split_inference
 from tvmflow.compiler.passes.limit_fusion import limit_fusion
+from tvmflow.compiler.passes.merge_convolutions import merge_convolutions
 from tvmflow.compiler.passes.move_dequantize import move_dequantize
 from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
@@ -66,6 +67,7 @@ def _pass(
 GRAPH_PHASES: Final[Phases] = {
     "inference form": (
         _pass("fold_norms", fold_norms),
+        LoweringPass("merge_convolutions", merge_convolutions, LoweringContext.has_full_precision),
         _pass("decompose_ops", relax.transform.DecomposeOpsForInference()),
         _pass("canonicalize", relax.transform.CanonicalizeBindings()),
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),

@@ -1,0 +1,207 @@
+"""Merges convolutions of the same data whose results are added, such as those of RepVGG and MobileOne before reparametrization.
+
+Ding et al., "RepVGG: Making VGG-style ConvNets Great Again", CVPR 2021, merge them in the model.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+
+_ADD: Final = "relax.add"
+_MULTIPLY: Final = "relax.multiply"
+_CONVOLUTIONS: Final = frozenset(f"relax.nn.conv{rank}d" for rank in (1, 2, 3))
+# Data that are added themselves are a matrix of ones, which the merged weights must not be much larger than.
+_MAX_ONES: Final = 1 << 22
+# Images and sequences with channels.
+_MIN_RANK: Final = 3
+
+
+def merge_convolutions(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
+    """Replace sums of convolutions of the same data, of these data scaled, and of the data by one convolution.
+
+    Its kernel is the largest of theirs, so that it takes no longer than that one alone.
+    """
+    operators = {ir.operator_name(value) for value in ir.DataFlow(mod["main"]).values.values()}
+    if _ADD not in operators or operators.isdisjoint(_CONVOLUTIONS):
+        return mod
+    return rewrite_main(mod, _ConvolutionMerger, context)
+
+
+class _Term(NamedTuple):
+    """A term of a sum that reads some pixels of data around each pixel of the result.
+
+    Attributes:
+        conv: The convolution that computes it; None for data that are scaled, or added as they are.
+        scale: The factor of each channel, or None.
+        data: The tensor that it reads.
+        begins: The first pixel along each axis, relative to that of the result.
+        sizes: The pixels along each axis.
+        gaps: The distance between these pixels; 1 where there is one pixel.
+    """
+
+    conv: Any
+    scale: Any
+    data: Any
+    begins: Sequence[int]
+    sizes: Sequence[int]
+    gaps: Sequence[int]
+
+    def find_place(self, other: _Term) -> list[int] | None:
+        """Return the pixel of this term along each axis at which another term begins; None if that reads other pixels, or other data."""
+        if not self.data.same_as(other.data):
+            return None
+        places = []
+        for axis, (begin, size, gap) in enumerate(
+            zip(self.begins, self.sizes, self.gaps, strict=True)
+        ):
+            place, rest = divmod(other.begins[axis] - begin, gap)
+            length = other.sizes[axis]
+            if (
+                rest
+                or place < 0
+                or place + length > size
+                or (length > 1 and other.gaps[axis] != gap)
+            ):
+                return None
+            places.append(place)
+        return places
+
+
+class _ConvolutionMerger(MainRewriter):
+    """Rewrites sums."""
+
+    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
+        super().__init__(mod)
+        self._context = context
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        merged = self._merge(call) if ir.as_call(call, _ADD) is not None else None
+        return super().visit_call_(call) if merged is None else merged
+
+    def _merge(self, total: Any) -> Any:
+        """Return a sum with as few convolutions as possible; None if it stays as it is."""
+        leaves = dict(enumerate(self._list_leaves(total)))
+        terms = {n: term for n, leaf in leaves.items() if (term := self._analyze(leaf, total))}
+        bases = [n for n, term in terms.items() if term.conv is not None]
+        merged = []
+        for n in sorted(bases, key=lambda n: -math.prod(terms[n].sizes)):
+            base = terms.get(n)
+            places = {m: self._place(base, term) for m, term in terms.items() if base and m != n}
+            parts = {m: place for m, place in places.items() if place is not None}
+            if base is None or not parts:
+                continue
+            weights = [self._emit_weights(base, terms[m], place) for m, place in parts.items()]
+            kernel = functools.reduce(self._add, [self.visit_expr(base.conv.args[1]), *weights])
+            operands = [self.visit_expr(base.data), kernel]
+            merged.append(self.emit(relax.Call(base.conv.op, operands, base.conv.attrs)))
+            for m in (n, *parts):
+                del terms[m], leaves[m]
+        if not merged:
+            return None
+        shifts = [self.visit_expr(leaf) for leaf in leaves.values() if self.flow.is_weight(leaf)]
+        shifts = [functools.reduce(self._add, shifts)] if shifts else []
+        others = [
+            self.visit_expr(leaf) for leaf in leaves.values() if not self.flow.is_weight(leaf)
+        ]
+        return functools.reduce(self._add, [*merged, *shifts, *others])
+
+    def _list_leaves(self, total: Any) -> list[Any]:
+        """Return what a sum adds, through other sums that nothing else reads, in order."""
+        leaves, operands = [], list(reversed(total.args))
+        while operands:
+            operand = operands.pop()
+            value: Any = ir.as_call(self.flow.value_if_used_once(operand), _ADD)
+            if value is None:
+                leaves.append(operand)
+            else:
+                operands += reversed(value.args)
+        return leaves
+
+    def _analyze(self, leaf: Any, total: Any) -> _Term | None:
+        """Return what a term reads; None for terms that cannot be merged."""
+        shape = ir.shape_of(leaf)
+        is_image = shape is not None and len(shape) >= _MIN_RANK and shape == ir.shape_of(total)
+        if not is_image or not ir.is_float32(leaf) or self.flow.is_weight(leaf):
+            return None
+        assert shape is not None
+        value: Any = self.flow.value_if_used_once(leaf)
+        axes = range(len(shape) - 2)
+        if ir.operator_name(value) in _CONVOLUTIONS:
+            return self._analyze_convolution(value)
+        data, scale = leaf, None
+        if ir.as_call(value, _MULTIPLY) is not None:
+            for factor, other in (value.args, reversed(value.args)):
+                channels = (shape[1], *(1 for _ in axes))
+                if self.flow.is_weight(factor) and ir.shape_of(factor) in (
+                    channels,
+                    (1, *channels),
+                ):
+                    data, scale = other, factor
+        data = ir.resolve_alias(data, self.flow.values.get)
+        return _Term(None, scale, data, [0 for _ in axes], [1 for _ in axes], [1 for _ in axes])
+
+    def _analyze_convolution(self, conv: Any) -> _Term | None:
+        kind, shapes = ir.convolution_kind(conv), [ir.shape_of(operand) for operand in conv.args]
+        if (
+            None in shapes
+            or not ir.has_default_layouts(conv)
+            or not self.flow.is_weight(conv.args[1])
+            or self._context.is_plain(kind)
+        ):
+            return None
+        attrs = conv.attrs
+        sizes = ir.known_shape(conv.args[1])[2:]
+        gaps = [
+            int(gap) if size > 1 else 1 for gap, size in zip(attrs.dilation, sizes, strict=True)
+        ]
+        begins = [-int(width) for width in list(attrs.padding)[: len(sizes)]]
+        data = ir.resolve_alias(conv.args[0], self.flow.values.get)
+        return _Term(conv, None, data, begins, sizes, gaps)
+
+    def _place(self, base: _Term, term: _Term) -> list[int] | None:
+        """Return where the weights of a term begin within those of a convolution; None if they cannot be part of them."""
+        attrs = base.conv.attrs
+        strides = [int(stride) for stride in attrs.strides]
+        if term.conv is not None:
+            own = term.conv.attrs
+            is_alike = int(own.groups) == int(attrs.groups)
+            is_alike = is_alike and [int(stride) for stride in own.strides] == strides
+        else:
+            results, width = ir.known_shape(base.conv.args[1])[:2]
+            is_alike = set(strides) == {1} and width * int(attrs.groups) == results
+            is_alike = is_alike and results * width <= _MAX_ONES
+        return base.find_place(term) if is_alike else None
+
+    def _emit_weights(self, base: _Term, term: _Term, place: Sequence[int]) -> Any:
+        """Emit the weights of a term as part of those of a convolution."""
+        kernel = base.conv.args[1]
+        results, width, *sizes = ir.known_shape(kernel)
+        if term.conv is not None:
+            weights = self.visit_expr(term.conv.args[1])
+        else:
+            ones = np.zeros((results, width, *(1 for _ in sizes)), ir.dtype_of(kernel))
+            ones[range(results), np.arange(results) % width] = 1
+            weights = relax.const(ones)
+            if term.scale is not None:
+                scale = self.reshape(self.visit_expr(term.scale), [results, 1, *(1 for _ in sizes)])
+                weights = self.emit(relax.op.multiply(weights, scale))
+        after = [
+            size - begin - length
+            for size, begin, length in zip(sizes, place, term.sizes, strict=True)
+        ]
+        widths = [0, 0, 0, 0, *(width for pair in zip(place, after, strict=True) for width in pair)]
+        return self.emit(relax.op.nn.pad(weights, widths)) if any(widths) else weights
+
+    def _add(self, left: Any, right: Any) -> Any:
+        return self.emit(relax.op.add(left, right))
