@@ -91,7 +91,8 @@ def analyze_axes(block: Block, cpu: CpuModel) -> ReductionAxes | None:
         data = [axis for axis in range(last) if in_scalars[axis] and not in_vectors[axis]]
     long_data = [position for position in data if extents[position] > 1]
     long_weights = [position for position in weights if extents[position] > 1]
-    lanes = _choose_lanes(extents[last], cpu, has_scalars=bool(scalars), has_data=bool(long_data))
+    has_data = bool(long_data) and products is None
+    lanes = _choose_lanes(extents[last], cpu, has_scalars=bool(scalars), has_data=has_data)
     is_long, is_whole = extents[last] > lanes, extents[last] % lanes == 0
     if lanes < 2 or (last == 0 and not is_long):
         # The result is one vector: there is no loop around a tile.
