@@ -84,8 +84,8 @@ def conv(
     return _take(shape, te.compute((*outer, _round_up(points), block), element, name=products.name))
 
 
-def dense(products: Products, x: Any, w: Any) -> Any:
-    """Return the sums (…, n) of a matrix (…, k) and weights (n/b, k/t, b, t), for instructions that add t products."""
+def dense(products: Products, x: Any, w: Any, results: int) -> Any:
+    """Return the sums (…, n) of a matrix (…, k) and weights (⌈n/b⌉, k/t, b, t), for instructions that add t products; n is `results`."""
     *outer, rows, _ = (int(extent) for extent in x.shape)
     blocks, depth, block, _ = (int(extent) for extent in w.shape)
     part, term = te.reduce_axis((0, depth), "kp"), te.reduce_axis((0, products.terms), "kt")
@@ -98,12 +98,7 @@ def dense(products: Products, x: Any, w: Any) -> Any:
 
     columns = blocks * block
     sums = te.compute((*outer, _round_up(rows), columns), element, name=products.name)
-    return _take((*outer, rows, columns), sums)
-
-
-def take_columns(x: Any, columns: int) -> Any:
-    """Return the first columns of a matrix."""
-    return te.compute((*x.shape[:-1], columns), lambda *index: x(*index), name="columns")
+    return _take((*outer, rows, results), sums)
 
 
 def _round_up(points: int) -> int:

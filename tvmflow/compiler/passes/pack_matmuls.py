@@ -13,7 +13,7 @@ from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS
 from tvmflow.compiler.operators import blocked, dot_products, tiles
 from tvmflow.compiler.operators.dot_products import BFLOAT16, INTEGERS
-from tvmflow.compiler.passes._rewriter import OPAQUE, MainRewriter, rewrite_main
+from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.quantization import (
     find_integer_weights,
     find_quantized_data,
@@ -45,67 +45,59 @@ class _MatmulPacker(MainRewriter):
         if product is not None:
             return product
         data, weights = rewritten.args
-        if self._context.uses_bfloat16() and ir.known_shape(weights)[0] % BFLOAT16.terms == 0:
+        depth, columns = ir.known_shape(weights)
+        is_wide = columns >= self._context.lanes and depth % BFLOAT16.terms == 0
+        if is_wide and self._context.uses_bfloat16():
             return self._multiply_bfloat16(data, weights)
         dtype = integer_weight_dtype(self.flow, call.args[1]) or self._context.weight_dtype
         rows, padded = self._pad_product(ir.known_shape(data)[-2], weights)
         packed = self._pack(weights, padded, dtype)
-        columns = ir.known_shape(weights)[1]
         return self.kernel(blocked.dense, "dense_pack", data, packed, columns, rows)
 
     def _multiply_integers(self, call: relax.Call) -> Any:
         """Emit the product of quantized data and int8 weights, without the scale of the weights; None for others."""
         data = find_quantized_data(self.flow, call.args[0])
         source = find_integer_weights(self.flow, call.args[1])
-        dtype, depth = self._context.dot_dtype, ir.known_shape(call.args[1])[0]
-        if dtype is None or data is None or source is None or depth % INTEGERS.terms:
+        depth, columns = ir.known_shape(call.args[1])
+        block = self._choose_block(columns)
+        if data is None or source is None or block is None or depth % INTEGERS.terms:
             return None
-        data = to_dot_data(self, data.visit(self), dtype)
+        data = to_dot_data(self, data.visit(self), self._context.dot_dtype)
         weights = self.visit_expr(source.call.args[0])
         if not source.is_transposed:
             weights = self.emit(relax.op.permute_dims(weights))
-        columns = ir.known_shape(weights)[0]
-        block = self._choose_block(columns)
-        weights = self.pad_to_multiples(weights, [block])
+        padded = self.pad_to_multiples(weights, [block])
         split = [-(-columns // block), block, depth // INTEGERS.terms, INTEGERS.terms]
-        packed = self.rearrange(weights, split, [0, 2, 1, 3])
+        packed = self.rearrange(padded, split, [0, 2, 1, 3])
         sums = self.kernel(
             functools.partial(dot_products.dense, INTEGERS),
             "quantized_dense_pack",
             data.integers,
             packed,
+            columns,
         )
-        result = scale_sums(self, sums, weights, [-1], data)
-        if columns % block == 0:
-            return result
-        return self.kernel(
-            dot_products.take_columns, "take_columns", result, columns, pattern=OPAQUE
-        )
+        return scale_sums(self, sums, weights, [-1], data)
 
     def _multiply_bfloat16(self, data: Any, weights: Any) -> Any:
         """Emit the product of data and weights that are rounded to bfloat16."""
         columns, block = ir.known_shape(weights)[1], self._context.lanes
         packed = self.split_terms(self._pack(weights, block, "float32"), BFLOAT16.terms)
-        product = self.kernel(
+        return self.kernel(
             functools.partial(dot_products.dense, BFLOAT16),
             "bfloat16_dense_pack",
             self.round_data(data),
             self.round_weights(packed),
-        )
-        if columns % block == 0:
-            return product
-        return self.kernel(
-            dot_products.take_columns, "take_columns", product, columns, pattern=OPAQUE
+            columns,
         )
 
-    def _choose_block(self, columns: int) -> int:
-        """Return the sums of one instruction: narrower ones than usual rather than empty ones, because those must be cut off."""
-        lanes = self._context.lanes
+    def _choose_block(self, columns: int) -> int | None:
+        """Return the sums of one instruction: all that a vector has, or fewer for fewer columns; None if no instruction divides these, or there is none."""
+        lanes, dtype = self._context.lanes, self._context.dot_dtype
+        if dtype is not None and columns > lanes:
+            return lanes
         widths = [lanes >> shift for shift in range(3)]
-        instructions = [
-            width for width in widths if (self._context.dot_dtype, width) in DOT_INSTRUCTIONS
-        ]
-        return next((width for width in instructions if columns % width == 0), lanes)
+        instructions = [width for width in widths if (dtype, width) in DOT_INSTRUCTIONS]
+        return next((width for width in instructions if columns % width == 0), None)
 
     def _is_supported(self, call: Any) -> bool:
         data, weights = call.args

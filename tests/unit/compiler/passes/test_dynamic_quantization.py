@@ -12,8 +12,9 @@ import onnxruntime
 import pytest
 from onnx.helper import make_node as node
 
-from tests.support.kernels import DOT_TARGETS, dot_target, kernels_of, level, outputs
+from tests.support.kernels import DOT_TARGETS, FAST, dot_target, kernels_of, level, outputs
 from tests.support.onnx_models import draw, load, model, value
+from tvmflow.compiler import lowering, schedules
 from tvmflow.frontends._base import LoadedModel
 
 Array = np.ndarray[Any, Any]
@@ -141,6 +142,20 @@ def test_bytes_are_multiplied_and_weights_stay_bytes(
     names = kernels_of(loaded.mod, target)
     assert sum("quantized_" in name for name in names) == 1, names
     assert {str(array.dtype) for array in loaded.params.values()} == {dtype, "float32"}
+
+
+@pytest.mark.parametrize("columns", [8, 16, 17, 24, 31, 40, 97])
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_products_of_any_width_have_tiles(rows: int, columns: int, tmp_path: Path) -> None:
+    """Columns that fill no vector are cut off in the registers."""
+    weights = bytes_of(np.random.default_rng(0), "int8", 64, columns)
+    target, data = dot_target("avx512_vnni"), draw(rows, 64)
+    made = quantized("MatMulInteger", (rows, 64), weights, None)
+    loaded = check(made, tmp_path, target, data)
+    lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST).mod
+    rules = schedules.schedule_untuned(lowered, target, 1).rules
+    products = {name: rule for name, rule in rules.items() if "quantized_dense" in name}
+    assert list(products.values()) == ["register_tiles"], rules
 
 
 def test_products_with_one_quantized_tensor_convert_it_once(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def conv(inputs: int, outputs: int, kernel: int, groups: int = 1, size: int = 9)
         conv(20, 24, 3),
         conv(64, 32, 3, groups=2),
         conv(24, 24, 3, groups=24),
-        product(np.random.default_rng(0)),
+        product(np.random.default_rng(1)),
     ],
     ids=["stem", "conv", "groups", "depthwise", "dense"],
 )
