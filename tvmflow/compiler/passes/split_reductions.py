@@ -36,10 +36,11 @@ class _ReductionSplitter(MainRewriter):
         shape, results = (ir.shape_of(expr) for expr in (call.args[0], call))
         if shape is None or results is None or math.prod(results) != 1:
             return rewritten
-        numbers = math.prod(shape)
-        if numbers < _MIN_NUMBERS:
-            return rewritten
         [data] = rewritten.args
+        numbers = math.prod(shape)
+        # results of rows would be rounded to float16
+        if numbers < _MIN_NUMBERS or ir.dtype_of(data) == "float16":
+            return rewritten
         axes = _choose_axes(shape)
         if axes is None:
             if (row := _choose_row(numbers)) is None:

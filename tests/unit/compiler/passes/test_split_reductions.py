@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx.helper import make_node as node
 
 from tests.support.kernels import host_level, kernels_of
-from tests.support.onnx_models import agree, draw, model, value
+from tests.support.onnx_models import agree, draw, load, model, value
 
 SHAPES = [
     (1, 64, 256),
@@ -55,3 +56,18 @@ def test_what_is_not_a_number_stays_so(tmp_path: Path) -> None:
         [node("ReduceMean", ["x"], ["y"], keepdims=0)], [value("x", data.shape)], [value("y", None)]
     )
     agree(made, tmp_path, {"x": data})
+
+
+def test_sums_of_float16_are_rounded_once(tmp_path: Path) -> None:
+    shape = (64, 512)
+    made = model(
+        [
+            node("Cast", ["x"], ["h"], to=onnx.TensorProto.FLOAT16),
+            node("ReduceMean", ["h"], ["m"]),
+            node("Cast", ["m"], ["y"], to=onnx.TensorProto.FLOAT),
+        ],
+        [value("x", shape)],
+        [value("y", None)],
+    )
+    loaded = load(made, tmp_path)
+    assert sum("mean" in name for name in kernels_of(loaded.mod, host_level())) == 1
