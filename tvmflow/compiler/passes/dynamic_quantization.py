@@ -21,8 +21,8 @@ _MATRIX_RANK: Final = 2
 def convert_integer_products(mod: tvm.IRModule) -> tvm.IRModule:
     """Rewrite products of bytes minus zero points, whose int32 is read as float32, to products of dequantized data.
 
-    Weights become int8. Where no instruction multiplies bytes, sums beyond 2²⁴ are rounded as
-    float32, as the model does with the result at once.
+    Weights become int8, of matrices minus a zero point that only a dot product of bytes subtracts from
+    its sums. Where no instruction multiplies bytes, sums beyond 2²⁴ are rounded as float32.
     """
     return rewrite_main(mod, _IntegerProductRewriter)
 
@@ -56,16 +56,9 @@ class _IntegerProductRewriter(MainRewriter):
         left, right = (self._find_difference(operand) for operand in product.args)
         if left is None or right is None:
             return rewritten
-        has_columns = len(ir.shape_of(product.args[1]) or ()) == _MATRIX_RANK
-        has_columns = has_columns and ir.operator_name(product) == _MATMUL
         data = self._to_real(product.args[0], left)
-        weights, zeros = self._to_weights(product.args[1], right, has_columns)
-        result = self.emit(_as_float32(product, data, weights))
-        if zeros is None:
-            return result
-        rows = self.emit(relax.op.sum(data, -1, keepdims=True))
-        offset = self.emit(relax.op.multiply(rows, relax.const(zeros, "float32")))
-        return relax.op.subtract(result, offset)
+        weights = self._to_weights(product, right)
+        return _as_float32(product, data, weights)
 
     def _find_difference(self, expr: Any) -> _Difference | None:
         """Return the bytes and the zero point of which a tensor of int32 is the difference; None for others."""
@@ -107,33 +100,26 @@ class _IntegerProductRewriter(MainRewriter):
         self._real[difference] = self.emit(real)
         return self._real[difference]
 
-    def _to_weights(
-        self, expr: Any, difference: _Difference, has_columns: bool
-    ) -> tuple[Any, np.ndarray[Any, Any] | None]:
-        """Emit weights as float32.
-
-        Args:
-            expr: The weights as int32.
-            difference: What they are the difference of.
-            has_columns: Whether each result is the sum of a column, from which a zero point can still
-                be subtracted.
-
-        Returns:
-            The weights, and what must be subtracted from them, of each column or of all; None if
-            nothing must be.
-        """
+    def _to_weights(self, product: Any, difference: _Difference) -> Any:
+        """Emit the second operand of a product as float32."""
+        expr = product.args[1]
         integers, zero_point = difference
         is_known = zero_point is None or isinstance(zero_point, tvm.ir.Constant)
         if not is_known or not self.flow.is_weight(integers):
-            return self._to_real(expr, difference), None
+            return self._to_real(expr, difference)
         zeros = np.asarray(0 if zero_point is None else zero_point.value.numpy(), np.int32)
         zeros = np.asarray(zeros + shift_between(ir.dtype_of(integers), "int8"))
-        if zeros.any() and not has_columns:
-            return self.cast(self.visit_expr(expr), "float32"), None
+        is_matrix = ir.operator_name(product) == _MATMUL
+        is_matrix = is_matrix and len(ir.known_shape(integers)) == _MATRIX_RANK
+        if zeros.any() and not is_matrix:
+            return self.cast(self.visit_expr(expr), "float32")
         weights = self.visit_expr(integers)
         if ir.dtype_of(weights) != "int8":
             weights = shift_bytes(self, weights, "int8")
-        return self.cast(weights, "float32"), zeros if zeros.any() else None
+        weights = self.cast(weights, "float32")
+        if zeros.any():
+            weights = self.emit(relax.op.subtract(weights, relax.const(zeros, "float32")))
+        return weights
 
 
 def _as_float32(product: Any, data: Any, weights: Any) -> Any:

@@ -21,6 +21,9 @@ from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 _ADD: Final = "relax.add"
 _MULTIPLY: Final = "relax.multiply"
 _CONVOLUTIONS: Final = frozenset(f"relax.nn.conv{rank}d" for rank in (1, 2, 3))
+_CONVERSIONS: Final = frozenset({"relax.astype", "relax.dequantize"})
+# What the folding of norms and the importer put between converted weights and a convolution.
+_MOVES: Final = frozenset({_MULTIPLY, "relax.permute_dims", "relax.reshape", "relax.expand_dims"})
 # Data that are added themselves are a matrix of ones, which the merged weights must not be much larger than.
 _MAX_ONES: Final = 1 << 22
 # Images and sequences with channels.
@@ -86,8 +89,16 @@ class _ConvolutionMerger(MainRewriter):
         self._context = context
 
     def visit_call_(self, call: relax.Call) -> Any:
-        merged = self._merge(call) if ir.as_call(call, _ADD) is not None else None
+        merged = self._merge(call) if self._is_whole_sum(call) else None
         return super().visit_call_(call) if merged is None else merged
+
+    def _is_whole_sum(self, call: relax.Call) -> bool:
+        """Return whether a call is a sum, and no part of another one of the same shape, which has its terms too."""
+        if ir.as_call(call, _ADD) is None:
+            return False
+        readers = self.flow.list_readers(call)
+        is_part = len(readers) == 1 and self.flow.is_read_by(call, _ADD)
+        return not is_part or ir.shape_of(readers[0]) != ir.shape_of(call)
 
     def _merge(self, total: Any) -> Any:
         """Return a sum with as few convolutions as possible; None if it stays as it is."""
@@ -157,6 +168,7 @@ class _ConvolutionMerger(MainRewriter):
             None in shapes
             or not ir.has_default_layouts(conv)
             or not self.flow.is_weight(conv.args[1])
+            or self._is_quantized(conv.args[1])
             or self._context.is_plain(kind)
         ):
             return None
@@ -168,6 +180,13 @@ class _ConvolutionMerger(MainRewriter):
         begins = [-int(width) for width in list(attrs.padding)[: len(sizes)]]
         data = ir.resolve_alias(conv.args[0], self.flow.values.get)
         return _Term(conv, None, data, begins, sizes, gaps)
+
+    def _is_quantized(self, weights: Any) -> bool:
+        """Return whether weights are bytes in the library, of which a sum would be float32."""
+        value: Any = self.flow.values.get(weights)
+        while ir.operator_name(value) in _MOVES:
+            value = self.flow.values.get(value.args[0])
+        return ir.operator_name(value) in _CONVERSIONS
 
     def _place(self, base: _Term, term: _Term) -> list[int] | None:
         """Return where the weights of a term begin within those of a convolution; None if they cannot be part of them."""

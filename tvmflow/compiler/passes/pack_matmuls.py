@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -15,10 +16,12 @@ from tvmflow.compiler.operators import blocked, dot_products, tiles
 from tvmflow.compiler.operators.dot_products import BFLOAT16, INTEGERS
 from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.quantization import (
+    QuantizedData,
     find_integer_weights,
     find_quantized_data,
     integer_weight_dtype,
     scale_sums,
+    split_zero_point,
     to_dot_data,
 )
 
@@ -57,7 +60,8 @@ class _MatmulPacker(MainRewriter):
     def _multiply_integers(self, call: relax.Call) -> Any:
         """Emit the product of quantized data and int8 weights, without the scale of the weights; None for others."""
         data = find_quantized_data(self.flow, call.args[0])
-        source = find_integer_weights(self.flow, call.args[1])
+        weights, zeros = split_zero_point(self.flow, call.args[1])
+        source = find_integer_weights(self.flow, weights)
         depth, columns = ir.known_shape(call.args[1])
         block = self._choose_block(columns)
         if data is None or source is None or block is None or depth % INTEGERS.terms:
@@ -76,7 +80,21 @@ class _MatmulPacker(MainRewriter):
             packed,
             columns,
         )
+        if zeros is not None:
+            sums = self._subtract_zeros(sums, data, zeros, depth)
         return scale_sums(self, sums, weights, [-1], data)
+
+    def _subtract_zeros(self, sums: Any, data: QuantizedData, zeros: Any, depth: int) -> Any:
+        """Emit the sums of products with weights from which a zero point, of all or of each column, is subtracted."""
+        totals = self.emit(relax.op.sum(self.cast(data.integers, "int32"), -1, keepdims=True))
+        if isinstance(data.zero_point, int):
+            offset = relax.const(depth * data.zero_point, "int32")
+        else:
+            zero_point = self.cast(data.zero_point, "int32")
+            offset = self.emit(relax.op.multiply(zero_point, relax.const(depth, "int32")))
+        totals = self.emit(relax.op.subtract(totals, offset))
+        zeros = relax.const(zeros.value.numpy().astype(np.int32))
+        return self.emit(relax.op.subtract(sums, self.emit(relax.op.multiply(totals, zeros))))
 
     def _multiply_bfloat16(self, data: Any, weights: Any) -> Any:
         """Emit the product of data and weights that are rounded to bfloat16."""

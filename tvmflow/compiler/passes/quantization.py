@@ -102,6 +102,14 @@ def find_integer_weights(flow: ir.DataFlow, weights: Any) -> _WeightSource | Non
     return source if is_integer else None
 
 
+def split_zero_point(flow: ir.DataFlow, weights: Any) -> tuple[Any, Any]:
+    """Return what a constant zero point was subtracted from to make weights, and the zero point; the weights and None for others."""
+    difference: Any = ir.as_call(flow.values.get(weights), "relax.subtract")
+    if difference is None or not isinstance(difference.args[1], tvm.ir.Constant):
+        return weights, None
+    return difference.args[0], difference.args[1]
+
+
 def to_dot_data(rewriter: MainRewriter, data: QuantizedData, dtype: str | None) -> QuantizedData:
     """Return the same data in the dtype of 8 bits that an instruction takes."""
     source = ir.dtype_of(data.integers)

@@ -12,9 +12,20 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 
-# Each of these gives the same of all numbers as of the results of rows of the same length.
-_REDUCTIONS: Final = frozenset(f"relax.{name}" for name in ("max", "min", "sum", "mean", "prod"))
+# Each of these gives the same of all numbers as of the results of rows of the same length. The mean
+# of rows of integers would be rounded, and the product of a row can be too large where that of all is not.
+_FLOATS: Final = frozenset({"float32", "float64"})
+_INTEGERS: Final = frozenset({"int32", "int64"})
+_DTYPES: Final = {
+    "relax.max": _FLOATS | _INTEGERS,
+    "relax.min": _FLOATS | _INTEGERS,
+    "relax.sum": _FLOATS | _INTEGERS,
+    "relax.mean": _FLOATS,
+    "relax.prod": _INTEGERS,
+}
 _MIN_NUMBERS: Final = 2048
+# Up to this, one row is reduced as fast as any by the rule for rows.
+_MAX_SINGLE_ROW: Final = 1 << 16
 _MIN_ROW: Final = 64
 _MAX_ROW: Final = 8192
 _GOOD_ROW: Final = 1024
@@ -31,15 +42,15 @@ class _ReductionSplitter(MainRewriter):
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten = super().visit_call_(call)
-        if ir.operator_name(call) not in _REDUCTIONS:
+        dtypes = _DTYPES.get(ir.operator_name(call))
+        if dtypes is None or ir.dtype_of(call.args[0]) not in dtypes:
             return rewritten
         shape, results = (ir.shape_of(expr) for expr in (call.args[0], call))
         if shape is None or results is None or math.prod(results) != 1:
             return rewritten
         [data] = rewritten.args
         numbers = math.prod(shape)
-        # results of rows would be rounded to float16
-        if numbers < _MIN_NUMBERS or ir.dtype_of(data) == "float16":
+        if numbers < _MIN_NUMBERS or _is_row(call, shape):
             return rewritten
         axes = _choose_axes(shape)
         if axes is None:
@@ -49,6 +60,13 @@ class _ReductionSplitter(MainRewriter):
         reduce = getattr(relax.op, ir.operator_name(call).removeprefix("relax."))
         result = self.emit(reduce(self.emit(reduce(data, axes))))
         return relax.op.reshape(result, results) if results else result
+
+
+def _is_row(call: relax.Call, shape: Sequence[int]) -> bool:
+    """Return whether a reduction is that of a row, of which there happens to be one."""
+    axes = [] if call.attrs.axis is None else [int(axis) % len(shape) for axis in call.attrs.axis]
+    is_last = len(shape) > 1 and axes == [len(shape) - 1]
+    return is_last and shape[-1] <= _MAX_SINGLE_ROW
 
 
 def _choose_axes(shape: Sequence[int]) -> list[int] | None:

@@ -16,6 +16,14 @@ from tvmflow.compiler.strided_loads import MAX_STRIDE
 
 _SPATIAL: Final = 0
 _FAST_CALLS: Final = {IF_THEN_ELSE, "prim.likely", "tirx.fabs"}
+# LLVM moves these, and one function, out of a loop; several functions of one another it computes for each number.
+_MOVABLE_CALLS: Final = {
+    *_FAST_CALLS,
+    *(f"tirx.{name}" for name in ("round", "floor", "ceil", "trunc", "sqrt", "reinterpret")),
+}
+_MOVABLE_FUNCTIONS: Final = frozenset(
+    f"tirx.{name}" for name in ("exp", "log", "pow", "sigmoid", "tanh", "erf", "sin", "cos")
+)
 # Fewer numbers are not worth it to compute the indices of no vectors.
 _MIN_READERS: Final = 8
 _MAX_REPEATS: Final = 8
@@ -77,10 +85,17 @@ def _inline_scalars(schedule: Schedule) -> None:
     for handle in _list_handles(schedule) if scalars else []:
         stmt = schedule.get(handle)
         is_scalar = any(write.source.same_as(buffer) for write in stmt.writes for buffer in scalars)
-        if is_scalar and stmt.init is None:
+        if is_scalar and stmt.init is None and _is_movable(stmt):
             # what TVM cannot inline stays, and the kernel gets no tiles
             with contextlib.suppress(RuntimeError):
                 schedule.compute_inline(handle)
+
+
+def _is_movable(stmt: Any) -> bool:
+    """Return whether LLVM moves what a block computes out of loops that it is inlined into."""
+    calls = [operator_name(call) for call in find_nodes(stmt, tvm.ir.Call)]
+    others = [name for name in calls if name not in _MOVABLE_CALLS]
+    return len(others) <= 1 and _MOVABLE_FUNCTIONS.issuperset(others)
 
 
 def analyze_simple_blocks(schedule: Schedule) -> list[Block]:

@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto, TensorProto, helper
 
 from tvmflow.frontends.onnx._graph import KnownValues, attributes_of
 from tvmflow.frontends.onnx._replacement import Replacement
+
+_CAST_LIKE_OPSET: Final = 15
+# α·f(β·x), which ONNX's first versions had as operators.
+_SCALED_ACTIVATIONS: Final = {"ParametricSoftplus": "Softplus", "ScaledTanh": "Tanh"}
 
 
 class _Fused:
@@ -18,13 +22,21 @@ class _Fused:
     Args:
         node: The node.
         known: Known shapes.
+        types: Known element types by the names of values.
         opset: The version of the model's operator set.
+
+    Attributes:
+        element_type: The type of the first operand that has a known one, 0 if none has. Operands are
+            of one type in those operators that ask for it.
     """
 
-    def __init__(self, node: NodeProto, known: KnownValues, opset: int) -> None:
+    def __init__(
+        self, node: NodeProto, known: KnownValues, types: Mapping[str, int], opset: int
+    ) -> None:
         self.attributes = attributes_of(node)
         self.new = Replacement(node)
         self.opset = opset
+        self.element_type = next((types[name] for name in node.input if name in types), 0)
         self._node = node
         self._known = known
 
@@ -46,8 +58,14 @@ class _Fused:
         return value if factor == 1 else self.new.add("Mul", value, self.number(factor))
 
     def number(self, value: float) -> str:
-        """Return the name of a constant."""
-        return self.new.constant(np.float32(value))
+        """Return the name of a constant of the type of the operands."""
+        if self.element_type:
+            dtype = helper.tensor_dtype_to_np_dtype(self.element_type)
+            return self.new.constant(np.asarray(value, dtype))
+        constant = self.new.constant(np.float32(value))
+        if self.opset < _CAST_LIKE_OPSET:
+            return constant
+        return self.new.add("CastLike", constant, self.name(0))
 
     def activated(self, value: str, parameters: Mapping[str, Any]) -> None:
         """Apply the activation of a fused operator, which gives the result."""
@@ -55,6 +73,11 @@ class _Fused:
         if name == "Clip":
             limits = [self.number(limit) for limit in parameters.values()]
             self.new.add(name, value, *limits, output=self.result())
+        elif name in _SCALED_ACTIVATIONS:
+            inner = self.scaled(value, parameters.get("beta", 1.0))
+            outer = self.number(parameters.get("alpha", 1.0))
+            activated = self.new.add(_SCALED_ACTIVATIONS[name], inner)
+            self.new.add("Mul", outer, activated, output=self.result())
         elif name:
             self.new.add(name, value, output=self.result(), **parameters)
         else:
@@ -94,18 +117,22 @@ def _matmul(node: _Fused) -> list[NodeProto] | None:
     operands = []
     for position, side in enumerate("AB"):
         name, rank = node.name(position), node.rank(position)
-        if node.attributes.get(f"transBatch{side}", 0):
-            return None
-        if node.attributes.get(f"trans{side}", 0):
+        moves_batch = bool(node.attributes.get(f"transBatch{side}", 0))
+        if moves_batch or node.attributes.get(f"trans{side}", 0):
             if rank is None:
                 return None
+            order = [*range(1, rank - 1), 0, rank - 1] if moves_batch else [*range(rank)]
             # a vector stays as it is
-            order = [*range(rank - 2), rank - 1, rank - 2] if rank > 1 else [0]
+            if node.attributes.get(f"trans{side}", 0) and rank > 1:
+                order[-2:] = reversed(order[-2:])
             name = node.new.add("Transpose", name, perm=order)
         operands.append(name)
-    product = node.new.add("MatMul", *operands)
-    factor = node.number(node.attributes.get("alpha", 1.0))
-    node.new.add("Mul", product, factor, output=node.result())
+    factor = node.attributes.get("alpha", 1.0)
+    if factor == 1:
+        node.new.add("MatMul", *operands, output=node.result())
+    else:
+        product = node.new.add("MatMul", *operands)
+        node.new.add("Mul", product, node.number(factor), output=node.result())
     return node.new.nodes
 
 
@@ -149,11 +176,13 @@ def _quick_gelu(node: _Fused) -> list[NodeProto]:
 
 
 def _rms_norm(node: _Fused) -> list[NodeProto] | None:
-    """Rewrite a norm of the last axis without mean."""
+    """Rewrite a norm of the last axes without mean."""
     axis, rank = node.attributes.get("axis", -1), node.rank(0)
-    if node.result(1) or (axis != -1 and (rank is None or axis != rank - 1)):
-        return None
-    return _add_rms_norm(node, node.name(0), node.name(1))
+    if axis >= 0:
+        if rank is None:
+            return None
+        axis -= rank
+    return _add_rms_norm(node, node.name(0), node.name(1), axis, node.result(1))
 
 
 def _skip_rms_norm(node: _Fused) -> list[NodeProto] | None:
@@ -168,12 +197,36 @@ def _skip_rms_norm(node: _Fused) -> list[NodeProto] | None:
     return _add_rms_norm(node, total, node.name(2))
 
 
-def _add_rms_norm(node: _Fused, x: str, scale: str) -> list[NodeProto]:
-    """Add x / √(mean(x²) + ε) · scale."""
-    mean = node.new.reduce("ReduceMean", node.new.add("Mul", x, x), [-1], node.opset)
-    epsilon = node.number(node.attributes.get("epsilon", 1e-5))
-    deviation = node.new.add("Sqrt", node.new.add("Add", mean, epsilon))
-    node.new.add("Mul", node.new.add("Div", x, deviation), scale, output=node.result())
+def _add_rms_norm(
+    node: _Fused, x: str, scale: str, axis: int = -1, inverse: str = ""
+) -> list[NodeProto]:
+    """Add x / √(mean(x²) + ε) · scale, of float16 in float32.
+
+    Args:
+        node: The node.
+        x: What is normalized.
+        scale: The factors.
+        axis: The first axis of the mean, negative.
+        inverse: The name of 1 / √(mean(x²) + ε), where the node results in it.
+    """
+    is_half = node.element_type == TensorProto.FLOAT16
+    epsilon = node.attributes.get("epsilon", 1e-5)
+    if is_half:
+        x, scale = (node.new.add("Cast", name, to=TensorProto.FLOAT) for name in (x, scale))
+        added = node.new.constant(np.float32(epsilon))
+    else:
+        added = node.number(epsilon)
+    squares = node.new.add("Mul", x, x)
+    mean = node.new.reduce("ReduceMean", squares, range(axis, 0), node.opset)
+    deviation = node.new.add("Sqrt", node.new.add("Add", mean, added))
+    if inverse:
+        node.new.add("Reciprocal", deviation, output=inverse)
+    normal = node.new.add("Div", x, deviation)
+    if is_half:
+        product = node.new.add("Mul", normal, scale)
+        node.new.add("Cast", product, output=node.result(), to=TensorProto.FLOAT16)
+    else:
+        node.new.add("Mul", normal, scale, output=node.result())
     return node.new.nodes
 
 
@@ -190,12 +243,15 @@ FUSED_OPERATORS: Final[Mapping[str, Callable[[_Fused], list[NodeProto] | None]]]
 """Operators of the domain com.microsoft, and `SimplifiedLayerNormalization` of no domain, and how they are rewritten."""
 
 
-def rewrite_fused(node: NodeProto, known: KnownValues, opset: int) -> list[NodeProto] | None:
+def rewrite_fused(
+    node: NodeProto, known: KnownValues, types: Mapping[str, int], opset: int
+) -> list[NodeProto] | None:
     """Return the nodes that replace a fused operator; None where it cannot be rewritten, or not before its shapes are known.
 
     Args:
         node: The node.
         known: Known values and shapes.
+        types: Known element types by the names of values.
         opset: The version of the model's operator set.
     """
-    return FUSED_OPERATORS[node.op_type](_Fused(node, known, opset))
+    return FUSED_OPERATORS[node.op_type](_Fused(node, known, types, opset))

@@ -59,7 +59,7 @@ def _rewrite(node: NodeProto, context: _Context) -> list[NodeProto] | None:
         if node.op_type in QOPERATORS:
             return rewrite_qoperator(node, context.known)
         if node.op_type in FUSED_OPERATORS:
-            return rewrite_fused(node, context.known, context.opset)
+            return rewrite_fused(node, context.known, context.types, context.opset)
     rewrite = _REWRITES.get(node.op_type) if is_standard(node) else None
     return rewrite(node, context) if rewrite else None
 

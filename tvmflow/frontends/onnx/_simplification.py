@@ -234,7 +234,7 @@ def _evaluate(
     model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]
 ) -> dict[str, np.ndarray[Any, Any]] | None:
     """Return the node's outputs by name, or None when it cannot be folded."""
-    if node.op_type == "DequantizeLinear" and not constants[node.input[0]].dims:
+    if node.op_type == "DequantizeLinear" and _is_scalar_integer(constants[node.input[0]]):
         return {node.output[0]: _dequantize_scalar(node, constants)}
     outputs = [name for name in node.output if name]
     graph = helper.make_graph(
@@ -252,6 +252,11 @@ def _evaluate(
     return {name: np.asarray(array) for name, array in zip(outputs, arrays, strict=True)}
 
 
+def _is_scalar_integer(tensor: TensorProto) -> bool:
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return not tensor.dims and bool(np.issubdtype(dtype, np.integer))
+
+
 def _dequantize_scalar(
     node: NodeProto, constants: Mapping[str, TensorProto]
 ) -> np.ndarray[Any, Any]:
@@ -260,7 +265,9 @@ def _dequantize_scalar(
         numpy_helper.to_array(with_data(constants[name])) for name in node.input if name
     )
     difference = number.astype(np.int32) - (zero[0].astype(np.int32) if zero else 0)
-    return np.asarray(difference.astype(scale.dtype) * scale).reshape(())
+    real = np.asarray(difference.astype(scale.dtype) * scale).reshape(())
+    output = attributes_of(node).get("output_dtype", 0)
+    return real.astype(helper.tensor_dtype_to_np_dtype(output)) if output else real
 
 
 def _run(model: ModelProto) -> list[Any]:

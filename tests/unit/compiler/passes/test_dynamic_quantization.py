@@ -147,6 +147,29 @@ def test_bytes_are_multiplied_and_weights_stay_bytes(
     assert {str(array.dtype) for array in loaded.params.values()} == {dtype, "float32"}
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("depth", "columns"), [(3072, 32), (3071, 32), (3072, 5)])
+def test_weights_near_their_zero_point_keep_their_digits(
+    depth: int, columns: int, target: str, tmp_path: Path
+) -> None:
+    """Sums of the bytes themselves would be a hundred times as large as those of the differences."""
+    random = np.random.default_rng(0)
+    weights = {
+        "w": random.integers(18, 24, (depth, columns), "uint8"),
+        "z": np.asarray(0, np.uint8),
+        "wz": np.asarray(20, np.uint8),
+    }
+    nodes = [
+        node("MatMulInteger", ["x", "w", "z", "wz"], ["i"]),
+        node("Cast", ["i"], ["y"], to=onnx.TensorProto.FLOAT),
+    ]
+    made = model(nodes, [value("x", (4, depth), "uint8")], [value("y", None)], weights)
+    feed = {"x": random.integers(200, 256, (4, depth), "uint8")}
+    [actual] = outputs(load(made, tmp_path, feed), feed, TARGETS[target]())
+    [expected] = onnxruntime.InferenceSession(made.SerializeToString()).run(None, feed)
+    np.testing.assert_array_equal(actual, expected)
+
+
 @pytest.mark.parametrize("columns", [8, 16, 17, 24, 31, 40, 97])
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_products_of_any_width_have_tiles(rows: int, columns: int, tmp_path: Path) -> None:

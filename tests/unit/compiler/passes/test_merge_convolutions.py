@@ -11,9 +11,10 @@ import onnxruntime
 import pytest
 from onnx.helper import make_node as node
 
-from tests.support.kernels import host_level, kernels_of, outputs
+from tests.support.kernels import dot_target, host_level, kernels_of, outputs
 from tests.support.onnx_models import Array, draw, load, model, value
 from tvmflow.compiler.options import LoweringOptions
+from tvmflow.compiler.passes import merge_convolutions
 
 SEEDS = [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 120))]
 
@@ -147,3 +148,47 @@ def test_weights_of_narrow_numbers_are_not_added(tmp_path: Path) -> None:
     loaded = load(added([dict(SQUARE), dict(POINT)], shape, 16), tmp_path)
     names = kernels_of(loaded.mod, host_level(), LoweringOptions(precision="mixed"))
     assert sum("conv" in name for name in names) == 2
+
+
+@pytest.mark.parametrize("second", ["conv", "data"])
+def test_quantized_weights_stay_bytes(second: str, tmp_path: Path) -> None:
+    """Their sum would be float32, which no instruction for bytes multiplies."""
+    random = np.random.default_rng(0)
+    weights = {
+        "a": random.integers(-128, 128, (16, 16, 3, 3), "int8"),
+        "b": random.integers(-128, 128, (16, 16, 1, 1), "int8"),
+        "scale": np.abs(draw(16)) / 100,
+        "zero": np.zeros(16, np.int8),
+        "qs": np.asarray(0.02, np.float32),
+        "qz": np.asarray(128, np.uint8),
+    }
+    nodes = [
+        node("QuantizeLinear", ["x", "qs", "qz"], ["q"]),
+        node("DequantizeLinear", ["q", "qs", "qz"], ["data"]),
+        node("DequantizeLinear", ["a", "scale", "zero"], ["wa"], axis=0),
+        node("DequantizeLinear", ["b", "scale", "zero"], ["wb"], axis=0),
+        node("Conv", ["data", "wa"], ["first"], pads=[1] * 4),
+        node("Conv", ["data", "wb"], ["conv"]),
+        node("Add", ["first", second], ["y"]),
+    ]
+    shape = (1, 16, 12, 12)
+    made = model(nodes, [value("x", shape)], [value("y", None)], weights)
+    names = kernels_of(load(made, tmp_path).mod, dot_target("avx512_vnni"))
+    convolutions = [name for name in names if "conv2d" in name]
+    assert len(convolutions) == (2 if second == "conv" else 1), names
+    assert all("quantized_" in name for name in convolutions), names
+
+
+def test_a_long_sum_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parts have no terms that it has not."""
+    looked = []
+    merge = merge_convolutions._ConvolutionMerger._merge
+
+    def counted(self: Any, total: Any) -> Any:
+        looked.append(total)
+        return merge(self, total)
+
+    monkeypatch.setattr(merge_convolutions._ConvolutionMerger, "_merge", counted)
+    shape = (1, 8, 6, 6)
+    assert count(added([dict(SQUARE) for _ in range(9)], shape, 8), tmp_path, draw(*shape)) == 1
+    assert len(looked) == 2, "once in each of the two compilations"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx.helper import make_node as node
 
-from tests.support.kernels import host_level, kernels_of
+from tests.support.kernels import host_level, kernels_of, outputs
 from tests.support.onnx_models import agree, draw, load, model, value
 
 SHAPES = [
@@ -40,13 +41,51 @@ def test_results_agree_with_onnxruntime(
 
 
 @pytest.mark.parametrize(
-    ("shape", "kernels"), [((64, 56, 56), 2), ((1, 1, 50000), 2), ((20, 7), 1)]
+    ("shape", "kernels"),
+    [((64, 56, 56), 2), ((1, 1, 100_000), 2), ((20, 7), 1), ((1, 1, 4096), 2)],
 )
 def test_only_large_tensors_are_split(shape: tuple[int, ...], kernels: int, tmp_path: Path) -> None:
     made = model([node("ReduceSum", ["x"], ["y"])], [value("x", shape)], [value("y", None)])
     loaded = agree(made, tmp_path, {"x": np.abs(draw(*shape))})
     names = kernels_of(loaded.mod, host_level())
     assert sum("sum" in name for name in names) == kernels, names
+
+
+@pytest.mark.parametrize("axes", [[-1], [2]])
+def test_one_row_is_not_split(axes: list[int], tmp_path: Path) -> None:
+    """The rule for rows reduces it, in one kernel with what follows."""
+    made = model(
+        [node("ReduceSum", ["x", "a"], ["y"])],
+        [value("x", (1, 1, 4096))],
+        [value("y", None)],
+        {"a": np.asarray(axes)},
+    )
+    loaded = agree(made, tmp_path, {"x": np.abs(draw(1, 1, 4096))})
+    names = kernels_of(loaded.mod, host_level())
+    assert sum("sum" in name for name in names) == 1, names
+
+
+@pytest.mark.parametrize("operator", ["ReduceMean", "ReduceSum", "ReduceProd", "ReduceMax"])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_integers_are_exact(operator: str, dtype: type, tmp_path: Path) -> None:
+    """The mean of rows would be rounded."""
+    data: np.ndarray[Any, Any] = np.random.default_rng(0).integers(-3, 7, (3, 1000)).astype(dtype)
+    made = model(
+        [node(operator, ["x"], ["y"], keepdims=0)],
+        [value("x", data.shape, data.dtype.name)],
+        [value("y", None, data.dtype.name)],
+    )
+    agree(made, tmp_path, {"x": data})
+
+
+def test_products_of_rows_may_be_too_large(tmp_path: Path) -> None:
+    data = np.full((2, 1024), 10 ** (-30 / 1024), np.float32)
+    data[1] = 10 ** (50 / 1024)
+    made = model(
+        [node("ReduceProd", ["x"], ["y"], keepdims=0)], [value("x", data.shape)], [value("y", None)]
+    )
+    [actual] = outputs(load(made, tmp_path), {"x": data}, host_level())
+    np.testing.assert_allclose(actual, 1e20, rtol=0.01)
 
 
 def test_what_is_not_a_number_stays_so(tmp_path: Path) -> None:

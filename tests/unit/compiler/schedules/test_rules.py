@@ -11,12 +11,13 @@ import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx, topi
+from tvm.s_tir import Schedule
 
 from tests.support.kernels import LEVELS_HERE, host_level, level
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.cpu_model import CpuModel, cpu_model_for
 from tvmflow.compiler.operators import blocked, winograd
-from tvmflow.compiler.schedules import rules
+from tvmflow.compiler.schedules import blocks, rules
 
 Array = np.ndarray[Any, Any]
 
@@ -84,6 +85,22 @@ def test_scalars_that_a_kernel_computes_do_not_change_its_rule() -> None:
         return result
 
     check(kernel(x, w, highest, product), "register_tiles", host_level(), reference)
+
+
+@pytest.mark.parametrize(
+    ("functions", "stays"), [([topi.exp], 0), ([topi.asinh], 1), ([topi.exp, topi.sin], 1)]
+)
+def test_scalar_functions_that_stay_in_loops_are_computed_once(
+    functions: list[Any], stays: int
+) -> None:
+    """LLVM moves a single function out of a loop, but no series of branches."""
+    x, scale = te.placeholder((24, 64), name="x"), te.placeholder((), name="scale")
+    factor = scale
+    for function in functions:
+        factor = function(factor)
+    schedule = Schedule(kernel(x, scale, topi.multiply(x, factor)))
+    blocks.analyze_blocks(schedule)
+    assert len(blocks.list_intermediate_buffers(schedule)) == stays
 
 
 def test_a_scalar_that_is_the_result_stays() -> None:

@@ -11,7 +11,8 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from tests.support.onnx_models import Array, agree, draw, model, value
+from tests.support.kernels import outputs
+from tests.support.onnx_models import Array, agree, draw, load, model, value
 from tvmflow.core.errors import ImportFailed
 from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS
 
@@ -45,6 +46,10 @@ CASES = {
     "product": fused("FusedMatMul", ["x", "w"], {"w": draw(16, 24)}, alpha=0.3),
     "transposed": fused("FusedMatMul", ["x", "w"], {"w": draw(24, 16)}, transB=1),
     "both": fused("FusedMatMul", ["x", "w"], {"w": draw(2, 7, 5)}, transA=1, transB=1),
+    "batch": fused("FusedMatMul", ["x", "w"], {"w": draw(5, 16, 3)}, transBatchA=1),
+    "batch_and_both": fused(
+        "FusedMatMul", ["x", "w"], {"w": draw(3, 2, 5)}, transA=1, transBatchB=1, transB=1
+    ),
     "gemm": fused(
         "FusedGemm",
         ["x", "w", "b"],
@@ -54,6 +59,24 @@ CASES = {
         alpha=0.5,
         activation="LeakyRelu",
         activation_alpha=0.2,
+    ),
+    "scaled_tanh": fused(
+        "FusedGemm",
+        ["x", "w"],
+        {"w": draw(16, 24)},
+        (5, 16),
+        activation="ScaledTanh",
+        activation_alpha=0.7,
+        activation_beta=0.4,
+    ),
+    "softplus": fused(
+        "FusedGemm",
+        ["x", "w", "b"],
+        {"w": draw(16, 24), "b": COLUMNS},
+        (5, 16),
+        activation="ParametricSoftplus",
+        activation_alpha=0.7,
+        activation_beta=0.4,
     ),
     "relu": fused(
         "FusedConv", ["x", "w"], {"w": draw(8, 4, 3, 3)}, IMAGE, pads=[1] * 4, activation="Relu"
@@ -80,6 +103,14 @@ CASES = {
     "sharp_gelu": fused("QuickGelu", ["x"], {}, alpha=3.0),
     "norm": fused(
         "SimplifiedLayerNormalization", ["x", "g"], {"g": draw(16)}, domain="", epsilon=1e-3
+    ),
+    "norm_of_axes": fused(
+        "SimplifiedLayerNormalization",
+        ["x", "g"],
+        {"g": draw(5, 16)},
+        domain="",
+        axis=1,
+        results=("y", "inverse"),
     ),
     "skip_norm": fused(
         "SkipSimplifiedLayerNormalization",
@@ -110,6 +141,45 @@ def test_operators_agree_with_onnxruntime(case: str, tmp_path: Path) -> None:
     made = CASES[case]
     shape = [axis.dim_value for axis in made.graph.input[0].type.tensor_type.shape.dim]
     agree(made, tmp_path, {"x": draw(*shape, seed=7)})
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+@pytest.mark.parametrize(
+    ("operator", "domain", "attributes"),
+    [
+        ("FusedMatMul", "com.microsoft", {"alpha": 0.3}),
+        ("QuickGelu", "com.microsoft", {}),
+        ("SimplifiedLayerNormalization", "", {}),
+    ],
+)
+def test_other_floats_agree_with_onnxruntime(
+    operator: str, domain: str, attributes: dict[str, Any], dtype: type, tmp_path: Path
+) -> None:
+    """A second node reads what the first computes, whose type no inference knows. Squares of 400 are no float16."""
+    name = np.dtype(dtype).name
+    more = [] if operator == "QuickGelu" else ["w"]
+    shape = (16, 16) if operator == "FusedMatMul" else (16,)
+    weights: dict[str, Array] = {"w": (draw(*shape) / 4).astype(dtype)} if more else {}
+    nodes = [
+        helper.make_node(operator, ["x", *more], ["h"], domain=domain, **attributes),
+        helper.make_node(operator, ["h", *more], ["y"], domain=domain, **attributes),
+    ]
+    made = model(
+        nodes,
+        [value("x", (3, 16), name)],
+        [value("y", None, name)],
+        weights,
+        opset_imports=OPSETS,
+    )
+    data: Array = (400 * draw(3, 16)).astype(dtype)
+    [actual] = outputs(load(made, tmp_path), {"x": data})
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(made.SerializeToString(), options)
+    [expected] = session.run(None, {"x": data})
+    assert actual.dtype == dtype
+    bound = 2e-3 if dtype is np.float16 else 1e-10
+    np.testing.assert_allclose(actual, expected, rtol=bound, atol=bound * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("bias", [False, True])

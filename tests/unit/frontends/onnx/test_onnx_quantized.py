@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -209,3 +210,31 @@ def test_padding_with_a_quantized_number(tmp_path: Path) -> None:
     ]
     made = model(nodes, [value("data", [1, 3, 8, 8])], [value("prob", None)], weights)
     agree(made, tmp_path, FEED)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_a_number_of_eight_bits_that_is_no_integer(dtype: str, tmp_path: Path) -> None:
+    number = np.asarray(0.4375, getattr(ml_dtypes, dtype))
+    nodes = [
+        node("DequantizeLinear", ["n", "s"], ["number"]),
+        node("Add", ["data", "number"], ["prob"]),
+    ]
+    weights = {"n": number, "s": np.asarray(2, np.float32)}
+    shape = [1, 3, 8, 8]
+    made = model(nodes, [value("data", shape)], [value("prob", None)], weights, opset=21)
+    [actual] = compute(load(made, tmp_path), FEED)
+    np.testing.assert_array_equal(actual, FEED["data"] + np.float32(0.875))
+
+
+def test_a_number_in_another_type_than_its_scale(tmp_path: Path) -> None:
+    nodes = [
+        node("DequantizeLinear", ["n", "s"], ["number"], output_dtype=TensorProto.FLOAT16),
+        node("Cast", ["data"], ["half"], to=TensorProto.FLOAT16),
+        node("Mul", ["half", "number"], ["product"]),
+        node("Cast", ["product"], ["prob"], to=TensorProto.FLOAT),
+    ]
+    weights: dict[str, Array] = {"n": np.asarray(5, np.int8), "s": np.asarray(0.5, np.float32)}
+    shape = [1, 3, 8, 8]
+    made = model(nodes, [value("data", shape)], [value("prob", None)], weights, opset=23)
+    [actual] = compute(load(made, tmp_path), FEED)
+    np.testing.assert_allclose(actual, FEED["data"] * 2.5, rtol=2e-3)
