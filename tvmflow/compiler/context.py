@@ -73,7 +73,7 @@ class LoweringContext:
         return self.has_cpu_model() and self.options.weights == "packed"
 
     def has_vector_math(self) -> bool:
-        """Return whether a CPU computes exp, log, sigmoid, tanh and erf in vectors."""
+        """Return whether a CPU computes exp, log, sigmoid, tanh, erf, sin and cos in vectors."""
         return self.has_cpu_model() and self.options.math == "vector"
 
     def has_full_precision(self) -> bool:

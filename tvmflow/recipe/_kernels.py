@@ -50,8 +50,8 @@ class Kernels(ClosedModel):
     )
     math: Literal["vector", "libm"] = Field(
         default="vector",
-        description="`vector`: exp, log, sigmoid, tanh and erf are computed with vector instructions, accurate to 8 units in "
-        "the last place. `libm`: the C library is called.",
+        description="`vector`: exp, log, sigmoid, tanh, erf, sin and cos are computed with vector instructions, accurate to "
+        "8 units in the last place; sin and cos of numbers below 2³¹. `libm`: the C library is called.",
     )
     vector_bits: Literal[128, 256, 512] | None = Field(
         default=None,

@@ -1,6 +1,6 @@
-"""Vectorized exp, sigmoid, tanh, erf, logarithms and powers of float32: LLVM would call libm for each lane.
+"""Vectorized exp, sigmoid, tanh, erf, sine, cosine, logarithms and powers of float32: LLVM would call libm for each lane.
 
-The error is at most 8 units in the last place over the whole range (2 for `exp` and `log`). Infinities,
+The error is at most 8 units in the last place over the whole range (2 for `exp`, `log`, and `sin` and `cos` below 2³¹). Infinities,
 denormals and NaN are those of IEEE 754: this is no fast-math.
 """
 
@@ -16,6 +16,7 @@ from tvm import tirx
 from tvmflow.compiler import ir
 
 _FLOAT: Final = "float32"
+_INFINITY_BITS: Final = 0x7F800000
 
 
 def vectorize_math(mod: tvm.IRModule) -> tvm.IRModule:
@@ -46,12 +47,12 @@ def _polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
 
 def _is_nan(x: Any) -> Any:
     """Return whether a value is NaN by its bits: TVM does not vectorize `isnan`, and takes x ≠ x for false."""
-    return (tirx.reinterpret("int32", x) & 0x7FFFFFFF) > 0x7F800000
+    return (tirx.reinterpret("int32", x) & 0x7FFFFFFF) > _INFINITY_BITS
 
 
-def _let(value: Any, body: Callable[[Any], Any]) -> Any:
+def _let(value: Any, body: Callable[[Any], Any], dtype: str = _FLOAT) -> Any:
     """Return `body` of a value that it uses more than once."""
-    var = tirx.Var("m", _FLOAT)
+    var = tirx.Var("m", dtype)
     return tirx.Let(var, value, body(var))
 
 
@@ -106,7 +107,8 @@ def _log(x: Any) -> Any:
         is_denormal = x < _const(_MIN_NORMAL)
         scaled = tirx.Select(is_denormal, x * _const(2.0**25), x)
         shift = tirx.Select(is_denormal, _const(-151.0), _const(-126.0))
-        return _let_int(tirx.reinterpret("int32", scaled), lambda bits: _split(bits, shift))
+        bits = tirx.reinterpret("int32", scaled)
+        return _let(bits, lambda bits: _split(bits, shift), "int32")
 
     def _split(bits: Any, shift: Any) -> Any:
         exponent = tirx.Cast(_FLOAT, bits >> 23) + shift
@@ -148,11 +150,6 @@ def _log1p(x: Any) -> Any:
         return tirx.Select(u == _const(1.0), x, _log(u) * ratio)
 
     return _let(x, lambda x: _let(x + _const(1.0), lambda u: corrected(x, u)))
-
-
-def _let_int(value: Any, body: Callable[[Any], Any]) -> Any:
-    var = tirx.Var("b", "int32")
-    return tirx.Let(var, value, body(var))
 
 
 _MAX_PRODUCTS: Final = 8
@@ -215,11 +212,59 @@ def _rational(
     return lambda x: _let(x, function)
 
 
+# π/2 in three parts, of which the first two have 22 bits, so that their products with integers up to 2³¹ are exact.
+_HALF_PI: Final = (1.570796012878418, 3.139164164167596e-07, 6.223372171896613e-14)
+_SINE: Final = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
+_COSINE: Final = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
+_WIDE: Final = "float64"
+_LARGE_BITS: Final = 0x4F000000
+
+
+def _sine(quarters: int) -> Callable[[Any], Any]:
+    """Return the function sin(x + quarters·π/2).
+
+    x is reduced to r = x − n·π/2 with |r| ≤ π/4 in float64, after Cody and Waite, "Software Manual
+    for the Elementary Functions"; sin r or cos r are the series of Cephes' sinf. From 2³¹ on, where
+    numbers of float32 are 256 apart, r is 0.
+    """
+
+    def function(x: Any) -> Any:
+        wide = tirx.Cast(_WIDE, x)
+        turns = tirx.floor(wide * tirx.const(2 / math.pi, _WIDE) + tirx.const(0.5, _WIDE))
+        return _let(turns, lambda n: reduce(x, wide, n), _WIDE)
+
+    def reduce(x: Any, wide: Any, n: Any) -> Any:
+        rest = wide
+        for part in _HALF_PI:
+            rest = rest - n * tirx.const(part, _WIDE)
+        turned = n + tirx.const(quarters, _WIDE)
+        four = tirx.const(4, _WIDE)
+        quarter = turned - four * tirx.floor(turned * tirx.const(0.25, _WIDE))
+        size = tirx.reinterpret("int32", x) & 0x7FFFFFFF
+        large = tirx.Select(size < _INFINITY_BITS, _const(0.0), _const(math.nan))
+        reduced = tirx.Select(size < _LARGE_BITS, tirx.Cast(_FLOAT, rest), large)
+        return _let(reduced, lambda r: _let(tirx.Cast(_FLOAT, quarter), lambda q: evaluate(r, q)))
+
+    def evaluate(r: Any, quarter: Any) -> Any:
+        def series(z: Any) -> Any:
+            sine = r + r * (z * _polynomial(z, _SINE))
+            cosine = _const(1.0) - (z * _const(0.5) - z * z * _polynomial(z, _COSINE))
+            is_odd = tirx.any(quarter == _const(1.0), quarter == _const(3.0))
+            return tirx.Select(is_odd, cosine, sine)
+
+        sign = tirx.Select(quarter >= _const(2.0), _const(-1.0), _const(1.0))
+        return _let(r * r, series) * sign
+
+    return lambda x: _let(x, function)
+
+
 _FUNCTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "tirx.exp": _exp,
     "tirx.log": _log,
     "tirx.log1p": _log1p,
     "tirx.sigmoid": _sigmoid,
     "tirx.tanh": _rational(7.90531110763549805, _TANH_NUMERATOR, _TANH_DENOMINATOR),
+    "tirx.sin": _sine(0),
+    "tirx.cos": _sine(1),
     "tirx.erf": _rational(3.925, _ERF_NUMERATOR, _ERF_DENOMINATOR),
 }

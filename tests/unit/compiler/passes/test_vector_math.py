@@ -23,15 +23,23 @@ FUNCTIONS: dict[str, Any] = {
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tanh": np.tanh,
     "erf": np.vectorize(math.erf),
+    "sin": np.sin,
+    "cos": np.cos,
 }
+PERIODIC = ("sin", "cos")
 
 
-def points() -> np.ndarray[Any, Any]:
-    """Return values of the whole range where the functions are not constant, its ends, and tiny numbers of both signs."""
+def points(function: str) -> np.ndarray[Any, Any]:
+    """Return values of the whole range where a function is not constant, its ends, and tiny numbers of both signs."""
     tiny = np.logspace(-44, 2, 4000)
     parts = [np.linspace(-110, 95, 60_000), np.linspace(-6, 6, 60_000), tiny, -tiny]
+    if function in PERIODIC:
+        roots = np.arange(-50_000, 50_000, dtype=np.float64) * (np.pi / 2)
+        parts += [roots, np.linspace(-(2.0**31) + 256, 2.0**31 - 256, 60_000)]
     ends = [0.0, -0.0, 88.72, 88.73, -87.34, -103.0, -103.97, -104.1, 1e30, -1e30]
     values = np.concatenate([*parts, ends]).astype(np.float32)
+    if function in PERIODIC:
+        values = values[np.abs(values) < 2.0**31]
     return np.concatenate([values, np.zeros(-len(values) % 16, np.float32)])
 
 
@@ -55,8 +63,8 @@ def compute(function: str, values: np.ndarray[Any, Any], target: dict[str, Any])
 @pytest.mark.parametrize("mcpu", LEVELS)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_every_value_is_within_a_few_units_in_the_last_place(function: str, mcpu: str) -> None:
-    """At most eight units, two for exp and log; denormals count as the smallest normal number."""
-    values = points()
+    """At most eight units, two for exp, log, sin and cos; denormals count as the smallest normal number."""
+    values = points(function)
     actual = compute(function, values, level(mcpu)).astype(np.float64)
     with np.errstate(all="ignore"):
         exact = FUNCTIONS[function](values.astype(np.float64))
@@ -64,7 +72,7 @@ def test_every_value_is_within_a_few_units_in_the_last_place(function: str, mcpu
     finite = np.isfinite(rounded)
     unit = np.spacing(np.maximum(np.abs(rounded), SMALLEST)).astype(np.float64)
     # 1 / (1 + inf) is 0, as with a C library.
-    most = 2 if function in ("exp", "log") else 8
+    most = 2 if function in ("exp", "log", *PERIODIC) else 8
     allowed = np.where(np.abs(exact) < SMALLEST, float(SMALLEST), most * unit)
     assert (np.abs(actual[finite] - exact[finite]) <= allowed[finite]).all()
     np.testing.assert_array_equal(actual[~finite], rounded[~finite])
@@ -78,6 +86,13 @@ def test_infinities_and_nan_have_their_limits(function: str) -> None:
     with np.errstate(all="ignore"):
         exact = FUNCTIONS[function](values[:4].astype(np.float64))
     np.testing.assert_allclose(actual, exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", PERIODIC)
+def test_sines_of_huge_numbers_are_sines(function: str) -> None:
+    """Their neighbours are periods apart."""
+    values = np.array([*np.logspace(9.4, 38, 126), 2.0**31, -(2.0**31)], np.float32)
+    assert (np.abs(compute(function, values, host_level())) <= 1).all()
 
 
 @pytest.mark.parametrize("exponent", [1, 2, 3, 7, 8, -1, -2, -3, 0.5, -0.5, 2.5, 9, 0])
@@ -112,5 +127,5 @@ def test_other_dtypes_and_functions_are_not_replaced() -> None:
         {"main": te.create_prim_func([x, te.compute((16,), lambda i: tirx.exp(x[i]))])}
     )
     tvm.ir.assert_structural_equal(vectorize_math(mod), mod)
-    mod = kernel("cos", 16)
+    mod = kernel("tan", 16)
     tvm.ir.assert_structural_equal(vectorize_math(mod), mod)
