@@ -1,7 +1,7 @@
 """Vectorized exp, sigmoid, tanh, erf, sine, cosine, logarithms and powers of float32: LLVM would call libm for each lane.
 
-The error is at most 8 units in the last place over the whole range (2 for `exp`, `log`, and `sin` and `cos` below 2³¹). Infinities,
-denormals and NaN are those of IEEE 754: this is no fast-math.
+The error is at most 8 units in the last place over the whole range (2 for `exp`, `log`, and `sin` and `cos` below 2³¹). Infinities
+and NaN are those of IEEE 754, and denormals too, except for `exp`: this is no fast-math.
 """
 
 from __future__ import annotations
@@ -56,21 +56,27 @@ def _let(value: Any, body: Callable[[Any], Any], dtype: str = _FLOAT) -> Any:
     return tirx.Let(var, value, body(var))
 
 
+# The logarithm of the smallest normal number, rounded up.
+_LEAST_EXPONENT: Final = -87.33654
+
+
 def _exp(x: Any) -> Any:
     """Return eˣ = 2ⁿ·eʳ with |r| ≤ ln 2 / 2, as Cephes' expf does.
 
-    2ⁿ is computed in two factors, so that results may be denormals and infinity.
+    2ⁿ is computed in two factors, so that results may be infinity. Those below 2⁻¹²⁶ are 0.
     """
 
-    def clamped(x: Any) -> Any:
-        # The result is 0 at -104 and infinity at 89.
-        return _let(
-            tirx.max(tirx.min(x, _const(89.0)), _const(-104.0)),
+    def finite(x: Any) -> Any:
+        # Infinity at 89. Processors compute denormals slowly, which the exponentials of masked scores would be.
+        is_zero = x < _const(_LEAST_EXPONENT)
+        value = _let(
+            tirx.Select(is_zero, _const(0.0), tirx.min(x, _const(89.0))),
             lambda v: _let(
                 tirx.floor(v * _const(math.log2(math.e)) + _const(0.5)),
                 lambda n: _scaled(v - n * _const(0.693359375) - n * _const(-2.12194440e-4), n),
             ),
         )
+        return tirx.Select(is_zero, _const(0.0), value)
 
     def _scaled(r: Any, n: Any) -> Any:
         series = (
@@ -82,7 +88,7 @@ def _exp(x: Any) -> Any:
             tirx.floor(n * _const(0.5)), lambda half: value * _power(half) * _power(n - half)
         )
 
-    return _let(x, lambda x: tirx.Select(_is_nan(x), x, clamped(x)))
+    return _let(x, lambda x: tirx.Select(_is_nan(x), x, finite(x)))
 
 
 def _power(n: Any) -> Any:

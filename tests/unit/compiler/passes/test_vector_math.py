@@ -36,7 +36,7 @@ def points(function: str) -> np.ndarray[Any, Any]:
     if function in PERIODIC:
         roots = np.arange(-50_000, 50_000, dtype=np.float64) * (np.pi / 2)
         parts += [roots, np.linspace(-(2.0**31) + 256, 2.0**31 - 256, 60_000)]
-    ends = [0.0, -0.0, 88.72, 88.73, -87.34, -103.0, -103.97, -104.1, 1e30, -1e30]
+    ends = [0.0, -0.0, 88.72, 88.73, -87.34, -87.33654, -103.0, -103.97, -104.1, 1e30, -1e30]
     values = np.concatenate([*parts, ends]).astype(np.float32)
     if function in PERIODIC:
         values = values[np.abs(values) < 2.0**31]
