@@ -22,16 +22,57 @@ ALIGNMENT: Final = 64
 _HOST_DEVICES: Final = (1, 3, 11, 13)
 
 
+# The memory of one result that the caller keeps, and that of the next.
+_MAX_SPARE: Final = 2
+
+
 def allocate_aligned(spec: TensorSpec) -> Array:
     """Return an array of zeros with the alignment that kernels rely on."""
     import numpy as np
 
-    dtype = dtype_of(spec.dtype)
-    size = int(np.prod(spec.shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.zeros(size + ALIGNMENT, np.uint8)
+    return _place(np.zeros(spec.bytes + ALIGNMENT, np.uint8), spec)
+
+
+def _place(raw: Array, spec: TensorSpec) -> Array:
+    """Return the aligned array in some bytes, of which there are `ALIGNMENT` more than it has."""
     start = -address_of(raw) % ALIGNMENT
-    array: Array = raw[start : start + size].view(dtype).reshape(spec.shape)
+    array: Array = raw[start : start + spec.bytes].view(dtype_of(spec.dtype)).reshape(spec.shape)
     return array
+
+
+class AlignedArrays:
+    """Aligned arrays for one output, whose memory is used again when nothing refers to an array anymore.
+
+    The system would take the memory of a large array back, and give zeroed pages for the next one,
+    one fault for each of them, which costs more than to fill them.
+    """
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self._spec = spec
+        self._spare: list[Array] = []
+
+    def new(self) -> Array:
+        """Return an array with any content."""
+        import numpy as np
+
+        try:
+            memory = self._spare.pop()
+        except IndexError:
+            memory = _place(np.empty(self._spec.bytes + ALIGNMENT, np.uint8), self._spec)
+        return np.asarray(_Lease(memory, self._spare))
+
+
+class _Lease:
+    """Memory that an array and all of its views refer to: the object behind NumPy's array interface."""
+
+    def __init__(self, memory: Array, spare: list[Array]) -> None:
+        self.__array_interface__ = memory.__array_interface__
+        self._memory = memory
+        self._spare = spare
+
+    def __del__(self) -> None:
+        if len(self._spare) < _MAX_SPARE:
+            self._spare.append(self._memory)
 
 
 def align(array: Array, spec: TensorSpec) -> Array:

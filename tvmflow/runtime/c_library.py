@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import BundleError, EnvironmentProblem
 from tvmflow.core.types import TensorSpec
-from tvmflow.runtime.arrays import address_of, align, allocate_aligned, dtype_of
+from tvmflow.runtime.arrays import AlignedArrays, address_of, align, allocate_aligned, dtype_of
 from tvmflow.runtime.programs import Call, Record
 
 if sys.platform == "win32":
@@ -157,7 +157,10 @@ class NativeProgram:
         # what a machine lacks is told when the library is loaded, not at the first call; and
         # descriptions can be read only of a library of this version
         self._free = [_Context(self)]
-        self._is_large = [spec.bytes >= _MIN_ALIGNED_BYTES for spec in self.outputs]
+        self._aligned = [
+            AlignedArrays(spec) if spec.bytes >= _MIN_ALIGNED_BYTES else None
+            for spec in self.outputs
+        ]
         _libraries.add(self)
 
     @cached_property
@@ -203,14 +206,15 @@ class NativeProgram:
     def _allocate(self, outputs: Sequence[Array | None]) -> list[Array]:
         import numpy as np
 
-        return [
-            array
-            if array is not None
-            else allocate_aligned(spec)
-            if is_large
-            else np.empty(spec.shape, dtype_of(spec.dtype))
-            for array, spec, is_large in zip(outputs, self.outputs, self._is_large, strict=True)
-        ]
+        results = []
+        for array, aligned, spec in zip(outputs, self._aligned, self.outputs, strict=True):
+            if array is not None:
+                results.append(array)
+            elif aligned is not None:
+                results.append(aligned.new())
+            else:
+                results.append(np.empty(spec.shape, dtype_of(spec.dtype)))
+        return results
 
     @contextlib.contextmanager
     def bound(self, inputs: Sequence[Array]) -> Iterator[Call]:
