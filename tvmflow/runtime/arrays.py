@@ -59,7 +59,9 @@ class AlignedArrays:
             memory = self._spare.pop()
         except IndexError:
             memory = _place(np.empty(self._spec.bytes + ALIGNMENT, np.uint8), self._spec)
-        return np.asarray(_Lease(memory, self._spare))
+        array = np.asarray(_Lease(memory, self._spare))
+        # NumPy's interface knows no bfloat16
+        return array if array.dtype == memory.dtype else array.view(memory.dtype)
 
 
 class _Lease:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 with it
 import numpy as np
 import pytest
 
@@ -46,7 +47,9 @@ def test_memory_behind_a_view_stays(kept: str) -> None:
     np.testing.assert_array_equal(np.asarray(view), copy)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int64", "uint8", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "float64", "int64", "uint8", "bool", "bfloat16"]
+)
 def test_arrays_are_like_any_others(dtype: str) -> None:
     arrays = AlignedArrays(TensorSpec("y", (5, 7), dtype))
     for array in (arrays.new(), arrays.new()):

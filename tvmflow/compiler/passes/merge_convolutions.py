@@ -184,9 +184,8 @@ class _ConvolutionMerger(MainRewriter):
     def _is_quantized(self, weights: Any) -> bool:
         """Return whether weights are bytes in the library, of which a sum would be float32."""
         value: Any = self.flow.values.get(weights)
-        while ir.operator_name(value) in _MOVES:
-            value = self.flow.values.get(value.args[0])
-        return ir.operator_name(value) in _CONVERSIONS
+        name = ir.operator_name(value)
+        return name in _CONVERSIONS or (name in _MOVES and any(map(self._is_quantized, value.args)))
 
     def _place(self, base: _Term, term: _Term) -> list[int] | None:
         """Return where the weights of a term begin within those of a convolution; None if they cannot be part of them."""

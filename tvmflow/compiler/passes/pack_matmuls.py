@@ -84,7 +84,9 @@ class _MatmulPacker(MainRewriter):
             sums = self._subtract_zeros(sums, data, zeros, depth)
         return scale_sums(self, sums, weights, [-1], data)
 
-    def _subtract_zeros(self, sums: Any, data: QuantizedData, zeros: Any, depth: int) -> Any:
+    def _subtract_zeros(
+        self, sums: Any, data: QuantizedData, zeros: np.ndarray[Any, Any], depth: int
+    ) -> Any:
         """Emit the sums of products with weights from which a zero point, of all or of each column, is subtracted."""
         totals = self.emit(relax.op.sum(self.cast(data.integers, "int32"), -1, keepdims=True))
         if isinstance(data.zero_point, int):
@@ -93,8 +95,8 @@ class _MatmulPacker(MainRewriter):
             zero_point = self.cast(data.zero_point, "int32")
             offset = self.emit(relax.op.multiply(zero_point, relax.const(depth, "int32")))
         totals = self.emit(relax.op.subtract(totals, offset))
-        zeros = relax.const(zeros.value.numpy().astype(np.int32))
-        return self.emit(relax.op.subtract(sums, self.emit(relax.op.multiply(totals, zeros))))
+        offset = self.emit(relax.op.multiply(totals, relax.const(zeros)))
+        return self.emit(relax.op.subtract(sums, offset))
 
     def _multiply_bfloat16(self, data: Any, weights: Any) -> Any:
         """Emit the product of data and weights that are rounded to bfloat16."""

@@ -20,6 +20,8 @@ BYTES: Final = ("int8", "uint8")
 """What dot product instructions multiply."""
 # float32 represents each difference to a zero point of these dtypes exactly.
 _DATA_DTYPES: Final = ("int8", "uint8", "int16", "uint16")
+# The difference of two bytes.
+_MAX_ZERO_POINT: Final = 255
 # Operators that become part of the kernel before them if they read nothing else but weights.
 _EPILOGUE: Final = frozenset(
     f"relax.{name}"
@@ -102,12 +104,17 @@ def find_integer_weights(flow: ir.DataFlow, weights: Any) -> _WeightSource | Non
     return source if is_integer else None
 
 
-def split_zero_point(flow: ir.DataFlow, weights: Any) -> tuple[Any, Any]:
-    """Return what a constant zero point was subtracted from to make weights, and the zero point; the weights and None for others."""
+def split_zero_point(flow: ir.DataFlow, weights: Any) -> tuple[Any, np.ndarray[Any, Any] | None]:
+    """Return what a zero point of a matrix, or of each of its columns, was subtracted from, and the zero point as int32; the weights and None for others."""
     difference: Any = ir.as_call(flow.values.get(weights), "relax.subtract")
     if difference is None or not isinstance(difference.args[1], tvm.ir.Constant):
         return weights, None
-    return difference.args[0], difference.args[1]
+    zeros = difference.args[1].value.numpy()
+    integers = np.clip(np.rint(zeros), -_MAX_ZERO_POINT, _MAX_ZERO_POINT).astype(np.int32)
+    is_of_columns = all(extent == 1 for extent in zeros.shape[:-1])
+    if not is_of_columns or not np.array_equal(integers, zeros):
+        return weights, None
+    return difference.args[0], integers.reshape(-1)
 
 
 def to_dot_data(rewriter: MainRewriter, data: QuantizedData, dtype: str | None) -> QuantizedData:

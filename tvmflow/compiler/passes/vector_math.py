@@ -253,7 +253,8 @@ def _sine(quarters: int) -> Callable[[Any], Any]:
 
     def evaluate(r: Any, quarter: Any) -> Any:
         def series(z: Any) -> Any:
-            sine = r + r * (z * _polynomial(z, _SINE))
+            # a product, which has the sign of a zero
+            sine = r * (_const(1.0) + z * _polynomial(z, _SINE))
             cosine = _const(1.0) - (z * _const(0.5) - z * z * _polynomial(z, _COSINE))
             is_odd = tirx.any(quarter == _const(1.0), quarter == _const(3.0))
             return tirx.Select(is_odd, cosine, sine)

@@ -231,6 +231,15 @@ def _extreme(node: NodeToConvert) -> Any:
     return relax.op.multiply(result, _constant(2.0, data))
 
 
+def _reduce_mean(node: NodeToConvert) -> Any:
+    """Return means, of integers by way of int64: TVM computes those of int32 as int64, which it does not say."""
+    data, *rest = node.inputs
+    if _is_float(data) or _dtype(data) == "int64":
+        return node.convert_by_tvm(node.inputs)
+    wide = node.emit(relax.op.astype(data, "int64"))
+    return relax.op.astype(node.emit(node.convert_by_tvm([wide, *rest])), _dtype(data))
+
+
 def _arg_extreme(node: NodeToConvert) -> Any:
     """Return indices of maxima or minima, also in rows of nothing but the lowest or highest value.
 
@@ -380,6 +389,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "PRelu": _prelu,
     "Pow": _pow,
     "ReduceMax": _extreme,
+    "ReduceMean": _reduce_mean,
     "ReduceMin": _extreme,
     "Resize": _resize_data,
     "STFT": _stft,

@@ -11,6 +11,7 @@ from onnx import NodeProto, TensorProto, helper
 from tvmflow.frontends.onnx._graph import KnownValues, attributes_of
 from tvmflow.frontends.onnx._replacement import Replacement
 
+# Before, constants of the type of an operand wait until that is known.
 _CAST_LIKE_OPSET: Final = 15
 # α·f(β·x), which ONNX's first versions had as operators.
 _SCALED_ACTIVATIONS: Final = {"ParametricSoftplus": "Softplus", "ScaledTanh": "Tanh"}
@@ -39,6 +40,7 @@ class _Fused:
         self.element_type = next((types[name] for name in node.input if name in types), 0)
         self._node = node
         self._known = known
+        self._types = types
 
     def name(self, position: int) -> str:
         """Return the name of an operand; empty for one that is left out."""
@@ -48,6 +50,10 @@ class _Fused:
         """Return the number of axes of an operand; None if it is unknown."""
         shape = self._known.shapes.get(self.name(position))
         return None if shape is None else len(shape)
+
+    def type_of(self, position: int) -> int:
+        """Return the element type of an operand; 0 if it is unknown."""
+        return self._types.get(self.name(position), 0)
 
     def result(self, position: int = 0) -> str:
         """Return the name of a result; empty for one that is left out."""
@@ -62,10 +68,7 @@ class _Fused:
         if self.element_type:
             dtype = helper.tensor_dtype_to_np_dtype(self.element_type)
             return self.new.constant(np.asarray(value, dtype))
-        constant = self.new.constant(np.float32(value))
-        if self.opset < _CAST_LIKE_OPSET:
-            return constant
-        return self.new.add("CastLike", constant, self.name(0))
+        return self.new.add("CastLike", self.new.constant(np.float32(value)), self.name(0))
 
     def activated(self, value: str, parameters: Mapping[str, Any]) -> None:
         """Apply the activation of a fused operator, which gives the result."""
@@ -119,13 +122,17 @@ def _matmul(node: _Fused) -> list[NodeProto] | None:
         name, rank = node.name(position), node.rank(position)
         moves_batch = bool(node.attributes.get(f"transBatch{side}", 0))
         if moves_batch or node.attributes.get(f"trans{side}", 0):
-            if rank is None:
+            if rank is None and moves_batch:
                 return None
-            order = [*range(1, rank - 1), 0, rank - 1] if moves_batch else [*range(rank)]
-            # a vector stays as it is
-            if node.attributes.get(f"trans{side}", 0) and rank > 1:
-                order[-2:] = reversed(order[-2:])
-            name = node.new.add("Transpose", name, perm=order)
+            if rank is None:
+                # of any rank, so that what depends on the result need not wait for this one's
+                name = node.new.add("Einsum", name, equation="...ij->...ji")
+            else:
+                order = [*range(1, rank - 1), 0, rank - 1] if moves_batch else [*range(rank)]
+                # a vector stays as it is
+                if node.attributes.get(f"trans{side}", 0) and rank > 1:
+                    order[-2:] = reversed(order[-2:])
+                name = node.new.add("Transpose", name, perm=order)
         operands.append(name)
     factor = node.attributes.get("alpha", 1.0)
     if factor == 1:
@@ -182,51 +189,51 @@ def _rms_norm(node: _Fused) -> list[NodeProto] | None:
         if rank is None:
             return None
         axis -= rank
-    return _add_rms_norm(node, node.name(0), node.name(1), axis, node.result(1))
+    return _add_rms_norm(node, node.name(0), 1, axis, node.result(1))
 
 
 def _skip_rms_norm(node: _Fused) -> list[NodeProto] | None:
     """Rewrite a sum and its norm without mean."""
-    if node.result(1) or node.result(2):
+    if node.result(1) or node.result(2) or not node.element_type:
         return None
     total = node.new.add(
         "Add", node.name(0), node.name(1), output="" if node.name(3) else node.result(3)
     )
     if node.name(3):
         total = node.new.add("Add", total, node.name(3), output=node.result(3))
-    return _add_rms_norm(node, total, node.name(2))
+    return _add_rms_norm(node, total, 2)
 
 
 def _add_rms_norm(
-    node: _Fused, x: str, scale: str, axis: int = -1, inverse: str = ""
-) -> list[NodeProto]:
-    """Add x / √(mean(x²) + ε) · scale, of float16 in float32.
+    node: _Fused, x: str, scale: int, axis: int = -1, inverse: str = ""
+) -> list[NodeProto] | None:
+    """Add x / √(mean(x²) + ε) · scale, of float16 in float32; None where no type is known yet.
 
     Args:
         node: The node.
-        x: What is normalized.
-        scale: The factors.
+        x: What is normalized, of the type of the first operand.
+        scale: The place of the factors among the operands; the result has their type.
         axis: The first axis of the mean, negative.
-        inverse: The name of 1 / √(mean(x²) + ε), where the node results in it.
+        inverse: The name of 1 / √(mean(x²) + ε), which is float32, where the node results in it.
     """
-    is_half = node.element_type == TensorProto.FLOAT16
-    epsilon = node.attributes.get("epsilon", 1e-5)
-    if is_half:
-        x, scale = (node.new.add("Cast", name, to=TensorProto.FLOAT) for name in (x, scale))
-        added = node.new.constant(np.float32(epsilon))
-    else:
-        added = node.number(epsilon)
-    squares = node.new.add("Mul", x, x)
-    mean = node.new.reduce("ReduceMean", squares, range(axis, 0), node.opset)
-    deviation = node.new.add("Sqrt", node.new.add("Add", mean, added))
+    types = node.type_of(0), node.type_of(scale)
+    known = next(filter(None, types), 0)
+    if not known:
+        return None
+    element_type = TensorProto.DOUBLE if known == TensorProto.DOUBLE else TensorProto.FLOAT
+    x, factors = (
+        name if found == element_type else node.new.add("Cast", name, to=element_type)
+        for name, found in zip((x, node.name(scale)), types, strict=True)
+    )
+    dtype = helper.tensor_dtype_to_np_dtype(element_type)
+    epsilon = node.new.constant(np.asarray(node.attributes.get("epsilon", 1e-5), dtype))
+    mean = node.new.reduce("ReduceMean", node.new.add("Mul", x, x), range(axis, 0), node.opset)
+    deviation = node.new.add("Sqrt", node.new.add("Add", mean, epsilon))
     if inverse:
-        node.new.add("Reciprocal", deviation, output=inverse)
-    normal = node.new.add("Div", x, deviation)
-    if is_half:
-        product = node.new.add("Mul", normal, scale)
-        node.new.add("Cast", product, output=node.result(), to=TensorProto.FLOAT16)
-    else:
-        node.new.add("Mul", normal, scale, output=node.result())
+        reciprocal = node.new.add("Reciprocal", deviation)
+        node.new.add("Cast", reciprocal, output=inverse, to=TensorProto.FLOAT)
+    normal = node.new.add("Mul", node.new.add("Div", x, deviation), factors)
+    node.new.add("Cast", normal, output=node.result(), to=types[1] or known)
     return node.new.nodes
 
 
@@ -254,4 +261,7 @@ def rewrite_fused(
         types: Known element types by the names of values.
         opset: The version of the model's operator set.
     """
-    return FUSED_OPERATORS[node.op_type](_Fused(node, known, types, opset))
+    fused = _Fused(node, known, types, opset)
+    if not fused.element_type and opset < _CAST_LIKE_OPSET:
+        return None
+    return FUSED_OPERATORS[node.op_type](fused)

@@ -31,6 +31,7 @@ from tvmflow.frontends.onnx._conversion import (
 )
 from tvmflow.frontends.onnx._einsum import convert_einsums
 from tvmflow.frontends.onnx._element_types import model_input
+from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS
 from tvmflow.frontends.onnx._graph import all_graphs
 from tvmflow.frontends.onnx._loops import unroll_loops
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
@@ -70,6 +71,7 @@ _SIMPLIFICATIONS: Final[tuple[_Pass, ...]] = (
     bypass_copies,
     drop_dead_nodes,
 )
+# And one for each fused operator, which may have to wait for the shape or type that another one gives.
 _MAX_ROUNDS: Final = 16
 
 
@@ -102,7 +104,8 @@ def prepare(
 
 
 def _simplify(model: ModelProto, own: OwnNodes) -> ModelProto:
-    for round_number in range(_MAX_ROUNDS):
+    fused = sum(node.op_type in FUSED_OPERATORS for node in model.graph.node)
+    for round_number in range(_MAX_ROUNDS + fused):
         before = model.SerializeToString(deterministic=True)
         model = own.infer_shapes(model)
         for simplification in _SIMPLIFICATIONS:

@@ -264,10 +264,11 @@ def _dequantize_scalar(
     number, scale, *zero = (
         numpy_helper.to_array(with_data(constants[name])) for name in node.input if name
     )
-    difference = number.astype(np.int32) - (zero[0].astype(np.int32) if zero else 0)
-    real = np.asarray(difference.astype(scale.dtype) * scale).reshape(())
+    wide = np.promote_types(scale.dtype, np.float32)
+    difference = number.astype(np.int64) - (zero[0].astype(np.int64) if zero else 0)
     output = attributes_of(node).get("output_dtype", 0)
-    return real.astype(helper.tensor_dtype_to_np_dtype(output)) if output else real
+    dtype = helper.tensor_dtype_to_np_dtype(output) if output else scale.dtype
+    return np.asarray(difference.astype(wide) * scale.astype(wide)).reshape(()).astype(dtype)
 
 
 def _run(model: ModelProto) -> list[Any]:

@@ -10,7 +10,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import tvm
 from onnx.helper import make_node as node
+from tvm import relax
 
 from tests.support.kernels import DOT_TARGETS, FAST, dot_target, kernels_of, level, outputs
 from tests.support.onnx_models import draw, load, model, value
@@ -168,6 +170,33 @@ def test_weights_near_their_zero_point_keep_their_digits(
     [actual] = outputs(load(made, tmp_path, feed), feed, TARGETS[target]())
     [expected] = onnxruntime.InferenceSession(made.SerializeToString()).run(None, feed)
     np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize(
+    "shift", [0.5, 7.0, 300.0, np.arange(48.0), np.arange(64.0)[:, None]], ids=str
+)
+def test_only_integers_of_columns_are_subtracted_from_sums(shift: Any) -> None:
+    """Of a module that no frontend makes: whatever is subtracted from weights, results are right."""
+    random = np.random.default_rng(0)
+    weights = random.integers(-20, 20, (64, 48), "int8")
+    data = random.integers(0, 255, (5, 64), "uint8")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((5, 64), "uint8"))
+    w = relax.Var("w", relax.TensorType((64, 48), "int8"))
+    with builder.function("main", [x, w], attrs={"num_input": 1}):
+        with builder.dataflow():
+            scale, zero = relax.const(0.05, "float32"), relax.const(128, "uint8")
+            real = builder.emit(relax.op.dequantize(x, scale, zero))
+            wide = builder.emit(relax.op.astype(w, "float32"))
+            shifted = builder.emit(relax.op.subtract(wide, relax.const(np.float32(shift))))
+            result = builder.emit_output(relax.op.matmul(real, shifted))
+        builder.emit_func_output(result)
+    library = lowering.compile_untuned(
+        builder.get(), {"w": weights}, dot_target("avx512_vnni"), FAST, 1
+    )
+    actual = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
+    expected = (data.astype(np.float64) - 128) * 0.05 @ (weights - shift)
+    np.testing.assert_allclose(actual, expected, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("columns", [8, 16, 17, 24, 31, 40, 97])

@@ -71,9 +71,10 @@ def test_integers_are_exact(operator: str, dtype: type, tmp_path: Path) -> None:
     """The mean of rows would be rounded."""
     data: np.ndarray[Any, Any] = np.random.default_rng(0).integers(-3, 7, (3, 1000)).astype(dtype)
     made = model(
-        [node(operator, ["x"], ["y"], keepdims=0)],
+        [node(operator, ["x"], ["r"], keepdims=0), node("Add", ["r", "one"], ["y"])],
         [value("x", data.shape, data.dtype.name)],
         [value("y", None, data.dtype.name)],
+        {"one": np.ones((), dtype)},
     )
     agree(made, tmp_path, {"x": data})
 

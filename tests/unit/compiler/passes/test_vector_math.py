@@ -88,6 +88,11 @@ def test_infinities_and_nan_have_their_limits(function: str) -> None:
     np.testing.assert_allclose(actual, exact, rtol=1e-6)
 
 
+def test_the_sine_of_zero_has_its_sign() -> None:
+    actual = compute("sin", np.array([0.0, -0.0] * 8, np.float32), host_level())
+    np.testing.assert_array_equal(np.signbit(actual), [False, True] * 8)
+
+
 @pytest.mark.parametrize("function", PERIODIC)
 def test_sines_of_huge_numbers_are_sines(function: str) -> None:
     """Their neighbours are periods apart."""

@@ -152,6 +152,9 @@ CASES: dict[str, Any] = {
         "ArgMin", {"x": np.full((2, 4), np.inf, F)}, keepdims=0
     ),
     "largest of infinities": lambda: single("ReduceMax", {"x": ROWS}, {"a": np.array([1], INT)}),
+    "mean of integers": lambda: single(
+        "ReduceMean", {"x": np.arange(-20, 15, dtype=np.int32).reshape(5, 7)}, {"a": np.array([1], INT)}
+    ),
     "smallest of infinities": lambda: single("ReduceMin", {"x": -ROWS}, {"a": np.array([1], INT)}),
     "largest boolean": lambda: single(
         "ReduceMax", {"x": ROWS > 0}, {"a": np.array([1], INT)}, opset=20

@@ -173,13 +173,81 @@ def test_other_floats_agree_with_onnxruntime(
     )
     data: Array = (400 * draw(3, 16)).astype(dtype)
     [actual] = outputs(load(made, tmp_path), {"x": data})
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(made.SerializeToString(), options)
-    [expected] = session.run(None, {"x": data})
+    [expected] = without_optimizer(made, {"x": data})
     assert actual.dtype == dtype
     bound = 2e-3 if dtype is np.float16 else 1e-10
     np.testing.assert_allclose(actual, expected, rtol=bound, atol=bound * np.abs(expected).max())
+
+
+def without_optimizer(made: onnx.ModelProto, feed: dict[str, Array]) -> list[Array]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(made.SerializeToString(), options)
+    return list(session.run(None, feed))
+
+
+@pytest.mark.parametrize(("data", "scale"), [("float16", "float32"), ("float64", "float64")])
+def test_norms_result_in_the_type_of_their_scale(data: str, scale: str, tmp_path: Path) -> None:
+    """And in one of float32."""
+    nodes = [
+        helper.make_node("SimplifiedLayerNormalization", ["x", "g"], ["n", "inverse"]),
+        helper.make_node("Add", ["n", "g"], ["y"]),
+    ]
+    made = model(
+        nodes,
+        [value("x", (3, 16), data)],
+        [value("y", None, scale), value("inverse", None)],
+        {"g": draw(16).astype(scale)},
+        opset_imports=OPSETS,
+    )
+    feed: dict[str, Array] = {"x": (400 * draw(3, 16)).astype(data)}
+    for actual, expected in zip(
+        outputs(load(made, tmp_path), feed), without_optimizer(made, feed), strict=True
+    ):
+        assert actual.dtype == expected.dtype
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [14, 17])
+def test_a_norm_whose_types_only_fused_operators_give(opset: int, tmp_path: Path) -> None:
+    """Squares of float16 would be infinite."""
+    nodes = [
+        helper.make_node("FusedMatMul", ["x", "w"], ["m"], domain="com.microsoft"),
+        helper.make_node("ReduceMax", ["m"], ["g"], axes=[0], keepdims=0),
+        helper.make_node("SimplifiedLayerNormalization", ["m", "g"], ["y"]),
+    ]
+    versions = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    made = model(
+        nodes,
+        [value("x", (3, 16), "float16"), value("w", (16, 16), "float16")],
+        [value("y", None, "float16")],
+        opset_imports=versions,
+    )
+    feed: dict[str, Array] = {
+        "x": (40 * draw(3, 16)).astype(np.float16),
+        "w": (40 * draw(16, 16, seed=1)).astype(np.float16),
+    }
+    [actual] = outputs(load(made, tmp_path), feed)
+    [expected] = without_optimizer(made, feed)
+    np.testing.assert_allclose(actual, expected, rtol=5e-3, atol=5e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("opset", [14, 17])
+def test_many_fused_operators_in_a_row(opset: int, tmp_path: Path) -> None:
+    """Each gives the next its shape and type."""
+    nodes, name = [], "x"
+    for layer in range(24):
+        nodes += [
+            helper.make_node(
+                "FusedMatMul", [name, name], [f"m{layer}"], domain="com.microsoft", transB=1
+            ),
+            helper.make_node("QuickGelu", [f"m{layer}"], [f"g{layer}"], domain="com.microsoft"),
+            helper.make_node("Softmax", [f"g{layer}"], [f"s{layer}"]),
+        ]
+        name = f"s{layer}"
+    versions = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    made = model(nodes, [value("x", (5, 5))], [value(name, None)], opset_imports=versions)
+    agree(made, tmp_path, {"x": draw(5, 5)})
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -238,3 +238,20 @@ def test_a_number_in_another_type_than_its_scale(tmp_path: Path) -> None:
     made = model(nodes, [value("data", shape)], [value("prob", None)], weights, opset=23)
     [actual] = compute(load(made, tmp_path), FEED)
     np.testing.assert_allclose(actual, FEED["data"] * 2.5, rtol=2e-3)
+
+
+def test_a_number_that_is_large_before_its_scale(tmp_path: Path) -> None:
+    """A difference of 100,000 is no float16."""
+    nodes = [
+        node("DequantizeLinear", ["n", "s"], ["number"]),
+        node("Cast", ["number"], ["real"], to=TensorProto.FLOAT),
+        node("Add", ["data", "real"], ["prob"]),
+    ]
+    weights: dict[str, Array] = {
+        "n": np.asarray(100_000, np.int32),
+        "s": np.asarray(1e-3, np.float16),
+    }
+    shape = [1, 3, 8, 8]
+    made = model(nodes, [value("data", shape)], [value("prob", None)], weights, opset=19)
+    [actual] = compute(load(made, tmp_path), FEED)
+    np.testing.assert_allclose(actual, FEED["data"] + 100.06, rtol=1e-3)
