@@ -222,8 +222,8 @@ def _add_rms_norm(
         return None
     element_type = TensorProto.DOUBLE if known == TensorProto.DOUBLE else TensorProto.FLOAT
     x, factors = (
-        name if found == element_type else node.new.add("Cast", name, to=element_type)
-        for name, found in zip((x, node.name(scale)), types, strict=True)
+        name if own_type == element_type else node.new.add("Cast", name, to=element_type)
+        for name, own_type in zip((x, node.name(scale)), types, strict=True)
     )
     dtype = helper.tensor_dtype_to_np_dtype(element_type)
     epsilon = node.new.constant(np.asarray(node.attributes.get("epsilon", 1e-5), dtype))
