@@ -63,6 +63,10 @@ class _Fused:
         """Return a value times a number."""
         return value if factor == 1 else self.new.add("Mul", value, self.number(factor))
 
+    def cast(self, value: str, element_type: int, to: int) -> str:
+        """Return a value of one element type, or of an unknown one, as another one."""
+        return value if element_type == to else self.new.add("Cast", value, to=to)
+
     def number(self, value: float) -> str:
         """Return the name of a constant of the type of the operands."""
         if self.element_type:
@@ -221,19 +225,22 @@ def _add_rms_norm(
     if not known:
         return None
     element_type = TensorProto.DOUBLE if known == TensorProto.DOUBLE else TensorProto.FLOAT
-    x, factors = (
-        name if own_type == element_type else node.new.add("Cast", name, to=element_type)
-        for name, own_type in zip((x, node.name(scale)), types, strict=True)
-    )
+    operands = zip((x, node.name(scale)), types, strict=True)
+    x, factors = (node.cast(name, own_type, element_type) for name, own_type in operands)
     dtype = helper.tensor_dtype_to_np_dtype(element_type)
     epsilon = node.new.constant(np.asarray(node.attributes.get("epsilon", 1e-5), dtype))
     mean = node.new.reduce("ReduceMean", node.new.add("Mul", x, x), range(axis, 0), node.opset)
     deviation = node.new.add("Sqrt", node.new.add("Add", mean, epsilon))
+    results = [
+        ("Mul", (node.new.add("Div", x, deviation), factors), node.result(), types[1] or known)
+    ]
     if inverse:
-        reciprocal = node.new.add("Reciprocal", deviation)
-        node.new.add("Cast", reciprocal, output=inverse, to=TensorProto.FLOAT)
-    normal = node.new.add("Mul", node.new.add("Div", x, deviation), factors)
-    node.new.add("Cast", normal, output=node.result(), to=types[1] or known)
+        results.append(("Reciprocal", (deviation,), inverse, TensorProto.FLOAT))
+    for operator, values, result, result_type in results:
+        if result_type == element_type:
+            node.new.add(operator, *values, output=result)
+        else:
+            node.new.add("Cast", node.new.add(operator, *values), output=result, to=result_type)
     return node.new.nodes
 
 
