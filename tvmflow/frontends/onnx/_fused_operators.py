@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -66,6 +66,16 @@ class _Fused:
     def cast(self, value: str, element_type: int, to: int) -> str:
         """Return a value of one element type, or of an unknown one, as another one."""
         return value if element_type == to else self.new.add("Cast", value, to=to)
+
+    def finish(
+        self, operator: str, values: Sequence[str], own: int, to: int, output: str = ""
+    ) -> None:
+        """Add a node that computes a result, in its own element type, and the cast to another one."""
+        output = output or self.result()
+        if own == to:
+            self.new.add(operator, *values, output=output)
+        else:
+            self.new.add("Cast", self.new.add(operator, *values), output=output, to=to)
 
     def number(self, value: float) -> str:
         """Return the name of a constant of the type of the operands."""
@@ -231,16 +241,11 @@ def _add_rms_norm(
     epsilon = node.new.constant(np.asarray(node.attributes.get("epsilon", 1e-5), dtype))
     mean = node.new.reduce("ReduceMean", node.new.add("Mul", x, x), range(axis, 0), node.opset)
     deviation = node.new.add("Sqrt", node.new.add("Add", mean, epsilon))
-    results = [
-        ("Mul", (node.new.add("Div", x, deviation), factors), node.result(), types[1] or known)
-    ]
+    node.finish(
+        "Mul", (node.new.add("Div", x, deviation), factors), element_type, types[1] or known
+    )
     if inverse:
-        results.append(("Reciprocal", (deviation,), inverse, TensorProto.FLOAT))
-    for operator, values, result, result_type in results:
-        if result_type == element_type:
-            node.new.add(operator, *values, output=result)
-        else:
-            node.new.add("Cast", node.new.add(operator, *values), output=result, to=result_type)
+        node.finish("Reciprocal", (deviation,), element_type, TensorProto.FLOAT, inverse)
     return node.new.nodes
 
 
