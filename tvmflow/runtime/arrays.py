@@ -20,8 +20,6 @@ ALIGNMENT: Final = 64
 
 # The devices in DLPack whose memory the CPU reaches: kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged.
 _HOST_DEVICES: Final = (1, 3, 11, 13)
-
-
 # The memory of one result that the caller keeps, and that of the next.
 _MAX_SPARE: Final = 2
 
@@ -38,6 +36,13 @@ def _place(raw: Array, spec: TensorSpec) -> Array:
     start = -address_of(raw) % ALIGNMENT
     array: Array = raw[start : start + spec.bytes].view(dtype_of(spec.dtype)).reshape(spec.shape)
     return array
+
+
+def allocate_array(spec: TensorSpec) -> Array:
+    """Return an array with any content, aligned for its elements alone."""
+    import numpy as np
+
+    return np.empty(spec.shape, dtype_of(spec.dtype))
 
 
 class AlignedArrays:

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import BundleError, EnvironmentProblem
 from tvmflow.core.types import TensorSpec
-from tvmflow.runtime.arrays import AlignedArrays, address_of, align, allocate_aligned, dtype_of
+from tvmflow.runtime.arrays import (
+    AlignedArrays,
+    address_of,
+    align,
+    allocate_aligned,
+    allocate_array,
+)
 from tvmflow.runtime.programs import Call, Record
 
 if sys.platform == "win32":
@@ -157,8 +163,10 @@ class NativeProgram:
         # what a machine lacks is told when the library is loaded, not at the first call; and
         # descriptions can be read only of a library of this version
         self._free = [_Context(self)]
-        self._aligned = [
-            AlignedArrays(spec) if spec.bytes >= _MIN_ALIGNED_BYTES else None
+        self._new_outputs: list[Callable[[], Array]] = [
+            AlignedArrays(spec).new
+            if spec.bytes >= _MIN_ALIGNED_BYTES
+            else partial(allocate_array, spec)
             for spec in self.outputs
         ]
         _libraries.add(self)
@@ -204,17 +212,10 @@ class NativeProgram:
         return results
 
     def _allocate(self, outputs: Sequence[Array | None]) -> list[Array]:
-        import numpy as np
-
-        results = []
-        for array, aligned, spec in zip(outputs, self._aligned, self.outputs, strict=True):
-            if array is not None:
-                results.append(array)
-            elif aligned is not None:
-                results.append(aligned.new())
-            else:
-                results.append(np.empty(spec.shape, dtype_of(spec.dtype)))
-        return results
+        return [
+            new() if array is None else array
+            for array, new in zip(outputs, self._new_outputs, strict=True)
+        ]
 
     @contextlib.contextmanager
     def bound(self, inputs: Sequence[Array]) -> Iterator[Call]:

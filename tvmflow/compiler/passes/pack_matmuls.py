@@ -89,11 +89,8 @@ class _MatmulPacker(MainRewriter):
     ) -> Any:
         """Emit the sums of products with weights from which a zero point, of all or of each column, is subtracted."""
         totals = self.emit(relax.op.sum(self.cast(data.integers, "int32"), -1, keepdims=True))
-        if isinstance(data.zero_point, int):
-            offset = relax.const(depth * data.zero_point, "int32")
-        else:
-            zero_point = self.cast(data.zero_point, "int32")
-            offset = self.emit(relax.op.multiply(zero_point, relax.const(depth, "int32")))
+        zero_point = data.emit_zero_point(self)
+        offset = self.emit(relax.op.multiply(zero_point, relax.const(depth, "int32")))
         totals = self.emit(relax.op.subtract(totals, offset))
         offset = self.emit(relax.op.multiply(totals, relax.const(zeros)))
         return self.emit(relax.op.subtract(sums, offset))

@@ -74,6 +74,12 @@ class QuantizedData(NamedTuple):
             zero_point = rewriter.visit_expr(zero_point)
         return QuantizedData(rewriter.visit_expr(self.integers), self.scale, zero_point)
 
+    def emit_zero_point(self, rewriter: MainRewriter) -> Any:
+        """Emit the zero point as int32."""
+        if isinstance(self.zero_point, int):
+            return relax.const(self.zero_point, "int32")
+        return rewriter.cast(self.zero_point, "int32")
+
 
 def find_quantized_data(flow: ir.DataFlow, data: Any) -> QuantizedData | None:
     """Return the integers of 8 bits that were converted to data with one scale; None for other data."""
@@ -163,9 +169,7 @@ def scale_sums(
         axes = list(range(1, len(ir.known_shape(weights))))
         totals = rewriter.emit(relax.op.sum(rewriter.cast(weights, "int32"), axes))
         totals = rewriter.reshape(totals, shape)
-        if isinstance(zero_point, int):
-            zero_point = relax.const(zero_point, "int32")
-        offset = relax.op.multiply(totals, rewriter.cast(zero_point, "int32"))
+        offset = relax.op.multiply(totals, data.emit_zero_point(rewriter))
         sums = rewriter.emit(relax.op.subtract(sums, rewriter.emit(offset)))
     real = rewriter.cast(sums, "float32")
     if data.scale == 1:

@@ -47,7 +47,12 @@ def _polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
 
 def _is_nan(x: Any) -> Any:
     """Return whether a value is NaN by its bits: TVM does not vectorize `isnan`, and takes x ≠ x for false."""
-    return (tirx.reinterpret("int32", x) & 0x7FFFFFFF) > _INFINITY_BITS
+    return _magnitude(x) > _INFINITY_BITS
+
+
+def _magnitude(x: Any) -> Any:
+    """Return the bits of a value without its sign: integers in the order of the values, NaN behind infinity."""
+    return tirx.reinterpret("int32", x) & 0x7FFFFFFF
 
 
 def _let(value: Any, body: Callable[[Any], Any], dtype: str = _FLOAT) -> Any:
@@ -246,7 +251,7 @@ def _sine(quarters: int) -> Callable[[Any], Any]:
         turned = n + tirx.const(quarters, _WIDE)
         four = tirx.const(4, _WIDE)
         quarter = turned - four * tirx.floor(turned * tirx.const(0.25, _WIDE))
-        size = tirx.reinterpret("int32", x) & 0x7FFFFFFF
+        size = _magnitude(x)
         large = tirx.Select(size < _INFINITY_BITS, _const(0.0), _const(math.nan))
         reduced = tirx.Select(size < _LARGE_BITS, tirx.Cast(_FLOAT, rest), large)
         return _let(reduced, lambda r: _let(tirx.Cast(_FLOAT, quarter), lambda q: evaluate(r, q)))

@@ -131,30 +131,35 @@ def _matmul_to_float(node: _Fused) -> list[NodeProto]:
 
 def _matmul(node: _Fused) -> list[NodeProto] | None:
     """Rewrite a product of matrices that are transposed and scaled."""
-    operands = []
-    for position, side in enumerate("AB"):
-        name, rank = node.name(position), node.rank(position)
-        moves_batch = bool(node.attributes.get(f"transBatch{side}", 0))
-        if moves_batch or node.attributes.get(f"trans{side}", 0):
-            if rank is None and moves_batch:
-                return None
-            if rank is None:
-                # of any rank, so that what depends on the result need not wait for this one's
-                name = node.new.add("Einsum", name, equation="...ij->...ji")
-            else:
-                order = [*range(1, rank - 1), 0, rank - 1] if moves_batch else [*range(rank)]
-                # a vector stays as it is
-                if node.attributes.get(f"trans{side}", 0) and rank > 1:
-                    order[-2:] = reversed(order[-2:])
-                name = node.new.add("Transpose", name, perm=order)
-        operands.append(name)
+    operands = [_transposed(node, position, side) for position, side in enumerate("AB")]
+    known = [name for name in operands if name is not None]
+    if len(known) < len(operands):
+        return None
     factor = node.attributes.get("alpha", 1.0)
     if factor == 1:
-        node.new.add("MatMul", *operands, output=node.result())
+        node.new.add("MatMul", *known, output=node.result())
     else:
-        product = node.new.add("MatMul", *operands)
+        product = node.new.add("MatMul", *known)
         node.new.add("Mul", product, node.number(factor), output=node.result())
     return node.new.nodes
+
+
+def _transposed(node: _Fused, position: int, side: str) -> str | None:
+    """Return an operand as the attributes of its side transpose it; None where that needs a rank that is not known yet."""
+    name, rank = node.name(position), node.rank(position)
+    moves_batch, swaps = (
+        bool(node.attributes.get(f"{attribute}{side}", 0)) for attribute in ("transBatch", "trans")
+    )
+    if not moves_batch and not swaps:
+        return name
+    if rank is None:
+        # an equation for any rank, so that what depends on the result need not wait for this one's
+        return None if moves_batch else node.new.add("Einsum", name, equation="...ij->...ji")
+    order = [*range(1, rank - 1), 0, rank - 1] if moves_batch else [*range(rank)]
+    # a vector stays as it is
+    if swaps and rank > 1:
+        order[-2:] = reversed(order[-2:])
+    return node.new.add("Transpose", name, perm=order)
 
 
 def _gemm(node: _Fused) -> list[NodeProto]:
@@ -208,7 +213,7 @@ def _rms_norm(node: _Fused) -> list[NodeProto] | None:
 
 def _skip_rms_norm(node: _Fused) -> list[NodeProto] | None:
     """Rewrite a sum and its norm without mean."""
-    if node.result(1) or node.result(2) or not node.element_type:
+    if node.result(1) or node.result(2):
         return None
     total = node.new.add(
         "Add", node.name(0), node.name(1), output="" if node.name(3) else node.result(3)
@@ -230,8 +235,7 @@ def _add_rms_norm(
         axis: The first axis of the mean, negative.
         inverse: The name of 1 / √(mean(x²) + ε), which is float32, where the node results in it.
     """
-    types = node.type_of(0), node.type_of(scale)
-    known = next(filter(None, types), 0)
+    types, known = (node.type_of(0), node.type_of(scale)), node.element_type
     if not known:
         return None
     element_type = TensorProto.DOUBLE if known == TensorProto.DOUBLE else TensorProto.FLOAT

@@ -13,6 +13,7 @@ from onnx import helper
 
 from tests.support.kernels import outputs
 from tests.support.onnx_models import Array, agree, draw, load, model, value
+from tests.support.random_networks.judging import run_reference
 from tvmflow.core.errors import ImportFailed
 from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS
 
@@ -173,17 +174,10 @@ def test_other_floats_agree_with_onnxruntime(
     )
     data: Array = (400 * draw(3, 16)).astype(dtype)
     [actual] = outputs(load(made, tmp_path), {"x": data})
-    [expected] = without_optimizer(made, {"x": data})
+    [expected] = run_reference(made, {"x": data})
     assert actual.dtype == dtype
     bound = 2e-3 if dtype is np.float16 else 1e-10
     np.testing.assert_allclose(actual, expected, rtol=bound, atol=bound * np.abs(expected).max())
-
-
-def without_optimizer(made: onnx.ModelProto, feed: dict[str, Array]) -> list[Array]:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(made.SerializeToString(), options)
-    return list(session.run(None, feed))
 
 
 @pytest.mark.parametrize(("data", "scale"), [("float16", "float32"), ("float64", "float64")])
@@ -202,7 +196,7 @@ def test_norms_result_in_the_type_of_their_scale(data: str, scale: str, tmp_path
     )
     feed: dict[str, Array] = {"x": (400 * draw(3, 16)).astype(data)}
     for actual, expected in zip(
-        outputs(load(made, tmp_path), feed), without_optimizer(made, feed), strict=True
+        outputs(load(made, tmp_path), feed), run_reference(made, feed), strict=True
     ):
         assert actual.dtype == expected.dtype
         np.testing.assert_allclose(actual, expected, rtol=1e-5)
@@ -228,7 +222,7 @@ def test_a_norm_whose_types_only_fused_operators_give(opset: int, tmp_path: Path
         "w": (40 * draw(16, 16, seed=1)).astype(np.float16),
     }
     [actual] = outputs(load(made, tmp_path), feed)
-    [expected] = without_optimizer(made, feed)
+    [expected] = run_reference(made, feed)
     np.testing.assert_allclose(actual, expected, rtol=5e-3, atol=5e-3 * np.abs(expected).max())
 
 
