@@ -12,6 +12,7 @@ from typing import Any, Final
 import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
+from tvm.s_tir import SBlockRealize
 from tvm.s_tir import pipeline as s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
@@ -99,6 +100,42 @@ def _renew_partition_hints() -> tvm.transform.Pass:
     return tirx.transform.prim_func_pass(transform, opt_level=0, name="RenewPartitionHints")
 
 
+def _simplify_predicates() -> tvm.transform.Pass:
+    """Return a pass that simplifies the conditions of blocks.
+
+    `loop % 32 // 16 < 1`, 32 being the extent of the loop, makes CompactBufferAllocation divide by zero (apache-tvm 0.27).
+    """
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        analyzer = tvm.sym.Analyzer()
+        for loop in find_nodes(function.body, tirx.For):
+            analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+
+        def simplify(realize: SBlockRealize) -> SBlockRealize:
+            predicate = analyzer.simplify(realize.predicate)
+            if predicate.same_as(realize.predicate):
+                return realize
+            return SBlockRealize(realize.iter_values, predicate, realize.block)
+
+        return function.with_body(tvm_ffi.structural_map(function.body, (SBlockRealize, simplify)))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="SimplifyPredicates")
+
+
+def _compare_in_place_of_not() -> tvm.transform.Pass:
+    """Return a pass that compares with false: LLVM's code generator inverts all bits of bytes where it reads a vector of bool (apache-tvm 0.27)."""
+
+    def compare(negation: tirx.Not) -> Any:
+        if not find_nodes(negation.a, tvm.ir.TensorLoad):
+            return negation
+        return tirx.EQ(negation.a.astype("int8"), tirx.const(0, "int8"))
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Not, compare)))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="CompareInPlaceOfNot")
+
+
 def _vectorize_loops() -> tvm.transform.Pass:
     """Return TVM's pass that makes vectors of loops; where it fails, loops with lets stay for LLVM to vectorize.
 
@@ -134,6 +171,7 @@ CPU_PASSES: Final = (
     s_tir.transform.LowerInitBlock,
     s_tir.transform.PlanAndUpdateBufferAllocationLocation,
     s_tir.transform.ConvertBlocksToOpaque,
+    _simplify_predicates,
     overlap_last_vectors,
     s_tir.transform.CompactBufferAllocation,
     s_tir.transform.LowerMatchBuffer,
@@ -146,6 +184,7 @@ CPU_PASSES: Final = (
     lambda: tirx.transform.NarrowDataType(32),
     _renew_partition_hints,
     s_tir.transform.LoopPartition,
+    _compare_in_place_of_not,
     _vectorize_loops,
     s_tir.transform.InjectDoubleBuffer,
     tirx.transform.StorageRewrite,

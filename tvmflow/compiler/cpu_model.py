@@ -92,6 +92,7 @@ class CpuModel(NamedTuple):
         full_vector_cost: The time of an operation on whole vectors, relative to one on half of their lanes.
         dot_dtype: The dtype of data that dot product instructions multiply with int8 weights; None without them.
         bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without them.
+        has_fma: Whether an instruction multiplies and adds with one rounding.
     """
 
     lanes: int
@@ -102,6 +103,7 @@ class CpuModel(NamedTuple):
     full_vector_cost: float = 1.0
     dot_dtype: str | None = None
     bfloat16_arch: str | None = None
+    has_fma: bool = False
 
     @classmethod
     def from_target(cls, target: Mapping[str, Json]) -> CpuModel | None:
@@ -116,18 +118,20 @@ class CpuModel(NamedTuple):
         if "avx512f" in features:
             cost = _full_vector_cost(str(target.get("mcpu", "")), features)
             wide = cls(16, 32, 1 << 20, _CORES, has_broadcast_loads=True, full_vector_cost=cost)
-            return wide._replace(dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
+            return wide._replace(dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch, has_fma=True)
         if "avx2" in features or "avx" in features:
-            return cls(8, 16, 1 << 19, _CORES, dot_dtype=dot_dtype)
+            has_fma = "fma" in features
+            return cls(8, 16, 1 << 19, _CORES, dot_dtype=dot_dtype, has_fma=has_fma)
         if arch in ("x86_64", "i686"):
             return cls(4, 16, 1 << 18, _CORES)
         if arch in ("aarch64", "arm64"):
-            return cls(4, 32, 1 << 19, _CORES, dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
+            neon = cls(4, 32, 1 << 19, _CORES, dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
+            return neon._replace(has_fma=True)
         if arch.startswith("arm") and "neon" in features:
-            return cls(4, 16, 1 << 18, _CORES)
+            return cls(4, 16, 1 << 18, _CORES, has_fma="vfp4" in features)
         # Every RISC-V CPU with the vector extension has vectors of at least 128 bits (Zvl128b).
         if arch == "riscv64" and "v" in features:
-            return cls(4, 32, 1 << 18, _CORES)
+            return cls(4, 32, 1 << 18, _CORES, has_fma=True)
         # Engines compile WebAssembly for x86-64 or ARM64.
         if arch.startswith("wasm") and "simd128" in features:
             return cls(4, 16, 1 << 18, _CORES)

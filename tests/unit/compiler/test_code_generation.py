@@ -78,3 +78,56 @@ def test_activations_of_joined_rows_are_computed(rows: int) -> None:
         return relax.op.sigmoid(joined) * joined * relax.const(2.0)
 
     check_alike(model(gate, shape=(2, rows, 7)), host_level())
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        lambda left, _: relax.op.logical_not(left),
+        relax.op.logical_and,
+        relax.op.logical_or,
+        relax.op.logical_xor,
+        lambda left, right: relax.op.logical_not(relax.op.logical_or(left, right)),
+        lambda left, right: relax.op.where(left, right, relax.op.logical_not(right)),
+    ],
+    ids=["not", "and", "or", "xor", "nor", "where"],
+)
+def test_vectors_of_bool_hold_0_or_1(operator: Any) -> None:
+    """Conditions that a row keeps in a buffer are counted, as in a mask of padding; TVM made -2 and -1 of false and true."""
+
+    def count(x: Any, _: Any) -> Any:
+        left = relax.op.greater(x, relax.const(0.5, "float32"))
+        right = relax.op.less(x, relax.const(0.25, "float32"))
+        return relax.op.sum(relax.op.astype(operator(left, right), "int64"), -1)
+
+    check_alike(model(count, shape=(5, 64)), host_level())
+
+
+RAGGED = """
+@T.prim_func(s_tir=True)
+def main(source: T.Buffer((4, 24), "float32"), target: T.Buffer((4, 24), "float32")):
+    T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})
+    squares = T.sblock_alloc_buffer((4, 24))
+    for row, column in T.grid(4, 24):
+        with T.sblock("squares"):
+            i, j = T.axis.remap("SS", [row, column])
+            squares[i, j] = source[i, j] * source[i, j]
+    for fused in range(8):
+        for lane in T.vectorized(16):
+            with T.sblock("target"):
+                i = T.axis.spatial(4, fused % 4)
+                j = T.axis.spatial(24, fused // 4 * 16 + lane)
+                T.where(fused % 8 // 4 * 16 + lane < 24)
+                target[i, j] = squares[i, j] + T.float32(1)
+"""
+
+
+def test_conditions_of_fused_loops() -> None:
+    """A condition may have a remainder by the length of a loop, as in a kernel of SEW that could not be built."""
+    kernel = tvm.IRModule({"main": tvm.script.from_source(RAGGED)})
+    source = np.random.default_rng(0).normal(size=(4, 24)).astype("float32")
+    result = tvm.runtime.tensor(np.zeros_like(source))
+    build_kernels(kernel, tvm.target.Target({"kind": "llvm"}))["main"](
+        tvm.runtime.tensor(source), result
+    )
+    np.testing.assert_allclose(result.numpy(), source**2 + 1, rtol=1e-6)

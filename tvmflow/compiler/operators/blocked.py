@@ -315,17 +315,6 @@ def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
     return te.compute((*outer, rows, columns), lambda *index: product(*index), name="unpadded")
 
 
-def fake_quantize(x: Any, scale: float, low: int, high: int) -> Any:
-    """Return `x` rounded to multiples of `scale` and clamped to [low·scale, high·scale]."""
-
-    def element(*index: Any) -> Any:
-        rounded = tirx.round(x(*index) / tirx.const(scale, x.dtype))
-        lower, upper = tirx.const(low, x.dtype), tirx.const(high, x.dtype)
-        return tirx.max(tirx.min(rounded, upper), lower) * tirx.const(scale, x.dtype)
-
-    return te.compute(x.shape, element, name="rounded", tag="elemwise")
-
-
 def pad(x: Any, padding: Sizes, value: Any = 0) -> Any:
     """Return blocked or plain data with a number, or an expression, around each image; negative padding leaves the data as they are."""
     padding = [max(width, 0) for width in padding]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -10,7 +12,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.operators import blocked
+from tvmflow.compiler.operators import rounding
 from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 
 _CONV2D: Final = "relax.nn.conv2d"
@@ -40,12 +42,12 @@ def fold_weight_dequantize(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def fuse_requantize(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
-    """Rewrite quantization that is at once followed by dequantization to rounding of float32.
+    """Rewrite quantization that is at once followed by dequantization to rounding of float32, and divide without divisions.
 
     The results are the same, except that a zero may be −0. Where the CPU has dot products, what
     goes from kernel to kernel stays bytes.
     """
-    return rewrite_main(mod, _RequantizeFuser, context.has_dot_products())
+    return rewrite_main(mod, _RequantizeFuser, context)
 
 
 def integer_weight_dtype(flow: ir.DataFlow, weights: Any) -> str:
@@ -233,50 +235,97 @@ class _WeightDequantizeFolder(MainRewriter):
         return int(dequantize.attrs.axis) % len(shape) == axis and scales == shape[axis]
 
 
-class _RequantizeFuser(MainRewriter):
-    """Rewrites pairs of quantize and dequantize."""
+def _find_parameters(call: Any) -> tuple[float, int] | None:
+    """Return the scale and the zero point of a quantize or dequantize with one of each for a tensor of 8 or 16 bits; None for others."""
+    _, *parameters = call.args
+    if not all(isinstance(parameter, tvm.ir.Constant) for parameter in parameters):
+        return None
+    scale, zero_point = (parameter.value.numpy() for parameter in parameters)
+    if str(zero_point.dtype) not in _DATA_DTYPES or scale.size > 1 or zero_point.size > 1:
+        return None
+    return float(scale.item()), int(zero_point.item())
 
-    def __init__(self, mod: tvm.IRModule, keeps_bytes: bool) -> None:
+
+class _RequantizeFuser(MainRewriter):
+    """Rewrites pairs of quantize and dequantize, quantize alone, and sums of quantized data."""
+
+    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
         super().__init__(mod)
-        self._keeps_bytes = keeps_bytes
+        self._keeps_bytes = context.has_dot_products()
+        self._has_fma = context.cpu is not None and context.cpu.has_fma
+        self._positions = {value: n for n, value in enumerate(self.flow.values.values())}
 
     def visit_call_(self, call: relax.Call) -> Any:
-        match = self._match(call)
-        if match is None:
-            return super().visit_call_(call)
-        data, *parameters = match
-        arguments = (self.visit_expr(data), *parameters)
-        return self.kernel(blocked.fake_quantize, "rounded", *arguments, pattern=None)
+        name = ir.operator_name(call)
+        rewritten = None
+        if name == "relax.quantize":
+            rewritten = self._rewrite_quantize(call)
+        elif name == "relax.dequantize" and self._is_rounded(call):
+            # The quantize is the rounding.
+            rewritten = self.visit_expr(call.args[0])
+        elif name == "relax.add" and self._keeps_bytes:
+            rewritten = self._rewrite_sum(call)
+        return super().visit_call_(call) if rewritten is None else rewritten
 
-    def _match(self, call: Any) -> tuple[Any, float, int, int] | None:
-        """Return the data that a pair rounds to multiples of a scale, the scale, and the least and the largest multiple."""
+    def _rewrite_quantize(self, call: relax.Call) -> Any:
+        """Return the rounding of float32, or bytes without a division; None for what is neither."""
+        data, parameters = call.args[0], _find_parameters(call)
+        if parameters is None or not ir.is_float32(data) or self.flow.is_weight(data):
+            return None
+        scale, zero_point = parameters
+        dtype = ir.dtype_of(call)
+        readers = self.flow.list_readers(call)
+        if not (readers and self._is_rounded(readers[0])):
+            return self._emit(rounding.quantize, "quantize", data, scale, zero_point, dtype)
+        limits = np.iinfo(dtype)
+        low, high = int(limits.min) - zero_point, int(limits.max) - zero_point
+        return self._emit(rounding.fake_quantize, "rounded", data, scale, low, high)
+
+    def _emit(self, function: Callable[..., Any], name: str, data: Any, *parameters: Any) -> Any:
+        function = functools.partial(function, has_fma=self._has_fma)
+        return self.kernel(function, name, self.visit_expr(data), *parameters, pattern=None)
+
+    def _rewrite_sum(self, call: relax.Call) -> Any:
+        """Return a kernel that reads bytes: their conversion would become part of the kernel that computes them."""
+        shape = ir.shape_of(call)
+        operands, parameters = [], []
+        for argument in call.args:
+            value = ir.as_call(self.flow.values.get(argument), "relax.dequantize")
+            known = None
+            if value is not None and not self._is_rounded(value) and ir.is_float32(value):
+                known = _find_parameters(value)
+            source = argument if known is None or value is None else value.args[0]
+            if shape is None or ir.shape_of(source) != shape or not ir.is_float32(argument):
+                return None
+            operands.append(self.visit_expr(source))
+            parameters.append(known)
+        if parameters == [None, None]:
+            return None
+        return self.kernel(rounding.add, "add", *operands, parameters, pattern=None)
+
+    def _is_rounded(self, call: Any) -> bool:
+        """Return whether a dequantize and the quantize that it reads, which nothing else does, are computed as rounding."""
+        pair = self._find_pair(call)
+        if pair is None or not self._keeps_bytes:
+            return pair is not None
+        readers = self.flow.list_readers(call)
+        if len(readers) != 1 or ir.operator_name(readers[0]) not in _EPILOGUE:
+            return False
+        # Fusion appends an operator to the kernel of its data, a sum to that of the operand that comes first.
+        data = [value for value in readers[0].args if not self.flow.is_weight(value)]
+        if len(data) == 1:
+            return True
+        pairs = [self._find_pair(self.flow.value_if_used_once(value)) for value in data]
+        first = min(filter(None, pairs), key=self._positions.__getitem__, default=None)
+        return ir.operator_name(readers[0]) == "relax.add" and pair.same_as(first)
+
+    def _find_pair(self, call: Any) -> Any:
+        """Return the quantize that a dequantize reverts, and that nothing else reads; None for others."""
         if (dequantize := ir.as_call(call, "relax.dequantize")) is None:
             return None
         quantize = ir.as_call(self.flow.value_if_used_once(dequantize.args[0]), "relax.quantize")
         if quantize is None or not (ir.is_float32(quantize.args[0]) and ir.is_float32(dequantize)):
             return None
-        if self._keeps_bytes and not self._is_read_within_kernel(call):
-            return None
-        dtype = ir.dtype_of(quantize)
-        parameters = [*quantize.args[1:], *dequantize.args[1:]]
-        if dtype not in _DATA_DTYPES or not all(
-            isinstance(parameter, tvm.ir.Constant) for parameter in parameters
-        ):
-            return None
-        scale, zero_point, *others = (parameter.value.numpy() for parameter in parameters)
-        if scale.size > 1 or zero_point.size > 1:
-            return None
-        if not all(map(np.array_equal, (scale, zero_point), others)):
-            return None
-        limits, zero = np.iinfo(dtype), int(zero_point.item())
-        low, high = int(limits.min) - zero, int(limits.max) - zero
-        return quantize.args[0], float(scale.item()), low, high
-
-    def _is_read_within_kernel(self, call: Any) -> bool:
-        """Return whether one operator reads a result, and fusion appends it to the kernel of the result."""
-        readers = self.flow.list_readers(call)
-        return (
-            len(readers) == 1
-            and ir.operator_name(readers[0]) in _EPILOGUE
-            and sum(not self.flow.is_weight(argument) for argument in readers[0].args) == 1
-        )
+        parameters = _find_parameters(quantize)
+        is_pair = parameters is not None and parameters == _find_parameters(dequantize)
+        return quantize if is_pair and not self.flow.is_weight(quantize.args[0]) else None

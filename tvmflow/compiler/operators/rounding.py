@@ -1,0 +1,92 @@
+"""Rounding of float32 to the integers of quantized models, and sums of these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from tvm import te, tirx
+
+_INTEGER_BITS: Final = 0x4B400000
+"""The bits of 1.5 · 2²³: a small number that is added to it is rounded to an integer, in the last bits of the sum."""
+_EXPONENTS: Final = range(-100, 100)
+"""The binary exponents of scales whose reciprocals, and errors of products with them, are normal numbers."""
+
+
+def fake_quantize(x: Any, scale: float, low: int, high: int, *, has_fma: bool) -> Any:
+    """Return `x` rounded to multiples of `scale` and clamped to [low·scale, high·scale].
+
+    Args:
+        x: A tensor of float32.
+        scale: The scale.
+        low: The least multiple.
+        high: The greatest multiple.
+        has_fma: Whether the CPU multiplies and adds with one rounding.
+    """
+
+    def element(*index: Any) -> Any:
+        rounded = tirx.round(_divide_clamped(x(*index), scale, low, high, has_fma=has_fma))
+        return rounded * tirx.const(scale, x.dtype)
+
+    return te.compute(x.shape, element, name="rounded", tag="elemwise")
+
+
+def quantize(x: Any, scale: float, zero_point: int, dtype: str, *, has_fma: bool) -> Any:
+    """Return the integers round(x / scale) + zero_point, clamped to a dtype of at most 16 bits.
+
+    Args:
+        x: A tensor of float32.
+        scale: The scale of the whole tensor.
+        zero_point: The integer that stands for 0.
+        dtype: The dtype of the integers.
+        has_fma: Whether the CPU multiplies and adds with one rounding.
+    """
+    limits = np.iinfo(dtype)
+    low, high = int(limits.min) - zero_point, int(limits.max) - zero_point
+
+    def element(*index: Any) -> Any:
+        quotient = _divide_clamped(x(*index), scale, low, high, has_fma=has_fma)
+        bits = tirx.reinterpret("int32", quotient + tirx.const(1.5 * 2**23, x.dtype))
+        return (bits - (_INTEGER_BITS - zero_point)).astype(dtype)
+
+    return te.compute(x.shape, element, name="quantized", tag="elemwise")
+
+
+def add(left: Any, right: Any, parameters: Sequence[tuple[float, int] | None]) -> Any:
+    """Return the sum of two tensors of one shape: floats, or integers with a scale and a zero point each."""
+
+    def read(operand: Any, known: tuple[float, int] | None, index: Any) -> Any:
+        if known is None:
+            return operand(*index)
+        scale, zero_point = known
+        shifted = operand(*index).astype("int32") - zero_point
+        return shifted.astype("float32") * tirx.const(scale, "float32")
+
+    operands = tuple(zip((left, right), parameters, strict=True))
+    return te.compute(
+        left.shape,
+        lambda *index: read(*operands[0], index) + read(*operands[1], index),
+        name="sum",
+        tag="elemwise",
+    )
+
+
+def _divide_clamped(x: Any, scale: float, low: int, high: int, *, has_fma: bool) -> Any:
+    """Return x / scale, x being clamped to [low·scale, high·scale], with the rounding of a division.
+
+    A division takes ten times as long as a multiplication. The quotient is a product with the
+    reciprocal of the scale and then corrected by its remainder, which one instruction computes without
+    an error (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
+    1990). Rounded to an integer, a clamped quotient lies within the limits.
+    """
+    divisor = np.float32(scale)
+    lower, upper = (tirx.const(float(np.float32(n) * divisor), x.dtype) for n in (low, high))
+    clamped = tirx.max(tirx.min(x, upper), lower)
+    if not has_fma or int(np.frexp(divisor)[1]) not in _EXPONENTS:
+        return clamped / tirx.const(float(divisor), x.dtype)
+    reciprocal = tirx.const(float(np.float32(1) / divisor), x.dtype)
+    value, quotient = tirx.Var("value", x.dtype), tirx.Var("quotient", x.dtype)
+    remainder = value - quotient * tirx.const(float(divisor), x.dtype)
+    corrected = tirx.Let(quotient, value * reciprocal, quotient + remainder * reciprocal)
+    return tirx.Let(value, clamped, corrected)
