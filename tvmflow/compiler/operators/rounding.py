@@ -8,10 +8,9 @@ from typing import Any, Final
 import numpy as np
 from tvm import te, tirx
 
+_FLOAT: Final = "float32"
 _INTEGER_BITS: Final = 0x4B400000
 """The bits of 1.5 · 2²³: a small number that is added to it is rounded to an integer, in the last bits of the sum."""
-_EXPONENTS: Final = range(-100, 100)
-"""The binary exponents of scales whose reciprocals, and errors of products with them, are normal numbers."""
 
 
 def fake_quantize(x: Any, scale: float, low: int, high: int, *, has_fma: bool) -> Any:
@@ -27,7 +26,7 @@ def fake_quantize(x: Any, scale: float, low: int, high: int, *, has_fma: bool) -
 
     def element(*index: Any) -> Any:
         rounded = tirx.round(_divide_clamped(x(*index), scale, low, high, has_fma=has_fma))
-        return rounded * tirx.const(scale, x.dtype)
+        return rounded * tirx.const(scale, _FLOAT)
 
     return te.compute(x.shape, element, name="rounded", tag="elemwise")
 
@@ -47,7 +46,7 @@ def quantize(x: Any, scale: float, zero_point: int, dtype: str, *, has_fma: bool
 
     def element(*index: Any) -> Any:
         quotient = _divide_clamped(x(*index), scale, low, high, has_fma=has_fma)
-        bits = tirx.reinterpret("int32", quotient + tirx.const(1.5 * 2**23, x.dtype))
+        bits = tirx.reinterpret("int32", quotient + tirx.const(1.5 * 2**23, _FLOAT))
         return (bits - (_INTEGER_BITS - zero_point)).astype(dtype)
 
     return te.compute(x.shape, element, name="quantized", tag="elemwise")
@@ -61,7 +60,7 @@ def add(left: Any, right: Any, parameters: Sequence[tuple[float, int] | None]) -
             return operand(*index)
         scale, zero_point = known
         shifted = operand(*index).astype("int32") - zero_point
-        return shifted.astype("float32") * tirx.const(scale, "float32")
+        return shifted.astype(_FLOAT) * tirx.const(scale, _FLOAT)
 
     operands = tuple(zip((left, right), parameters, strict=True))
     return te.compute(
@@ -81,12 +80,12 @@ def _divide_clamped(x: Any, scale: float, low: int, high: int, *, has_fma: bool)
     1990). Rounded to an integer, a clamped quotient lies within the limits.
     """
     divisor = np.float32(scale)
-    lower, upper = (tirx.const(float(np.float32(n) * divisor), x.dtype) for n in (low, high))
+    lower, upper = (tirx.const(float(np.float32(n) * divisor), _FLOAT) for n in (low, high))
     clamped = tirx.max(tirx.min(x, upper), lower)
-    if not has_fma or int(np.frexp(divisor)[1]) not in _EXPONENTS:
-        return clamped / tirx.const(float(divisor), x.dtype)
-    reciprocal = tirx.const(float(np.float32(1) / divisor), x.dtype)
-    value, quotient = tirx.Var("value", x.dtype), tirx.Var("quotient", x.dtype)
-    remainder = value - quotient * tirx.const(float(divisor), x.dtype)
+    if not has_fma:
+        return clamped / tirx.const(float(divisor), _FLOAT)
+    reciprocal = tirx.const(float(np.float32(1) / divisor), _FLOAT)
+    value, quotient = tirx.Var("value", _FLOAT), tirx.Var("quotient", _FLOAT)
+    remainder = value - quotient * tirx.const(float(divisor), _FLOAT)
     corrected = tirx.Let(quotient, value * reciprocal, quotient + remainder * reciprocal)
     return tirx.Let(value, clamped, corrected)

@@ -22,6 +22,9 @@ BYTES: Final = ("int8", "uint8")
 """What dot product instructions multiply."""
 # float32 represents each difference to a zero point of these dtypes exactly.
 _DATA_DTYPES: Final = ("int8", "uint8", "int16", "uint16")
+# The reciprocals of such scales, and the errors of products with them, are normal numbers.
+_MIN_SCALE: Final = 2.0**-100
+_MAX_SCALE: Final = 2.0**100
 # The difference of two bytes.
 _MAX_ZERO_POINT: Final = 255
 # Operators that become part of the kernel before them if they read nothing else but weights.
@@ -237,13 +240,13 @@ class _WeightDequantizeFolder(MainRewriter):
 
 def _find_parameters(call: Any) -> tuple[float, int] | None:
     """Return the scale and the zero point of a quantize or dequantize with one of each for a tensor of 8 or 16 bits; None for others."""
-    _, *parameters = call.args
-    if not all(isinstance(parameter, tvm.ir.Constant) for parameter in parameters):
+    data, *parameters = call.args
+    dtype = ir.dtype_of(call if ir.is_float32(data) else data)
+    constants = [each.value.numpy() for each in parameters if isinstance(each, tvm.ir.Constant)]
+    if dtype not in _DATA_DTYPES or [constant.size for constant in constants] != [1, 1]:
         return None
-    scale, zero_point = (parameter.value.numpy() for parameter in parameters)
-    if str(zero_point.dtype) not in _DATA_DTYPES or scale.size > 1 or zero_point.size > 1:
-        return None
-    return float(scale.item()), int(zero_point.item())
+    scale, zero_point = (constant.item() for constant in constants)
+    return (float(scale), int(zero_point)) if _MIN_SCALE < scale < _MAX_SCALE else None
 
 
 class _RequantizeFuser(MainRewriter):
@@ -316,7 +319,8 @@ class _RequantizeFuser(MainRewriter):
         if len(data) == 1:
             return True
         pairs = [self._find_pair(self.flow.value_if_used_once(value)) for value in data]
-        first = min(filter(None, pairs), key=self._positions.__getitem__, default=None)
+        computed = [other for other in pairs if other is not None]
+        first = min(computed, key=self._positions.__getitem__, default=None)
         return ir.operator_name(readers[0]) == "relax.add" and pair.same_as(first)
 
     def _find_pair(self, call: Any) -> Any:

@@ -1,0 +1,103 @@
+"""Quantization divides without divisions: to the bit as a division rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import tvm
+from onnx import helper
+from tvm import te
+
+from tests.support import onnx_models
+from tests.support.kernels import DOT_TARGETS, FAST, LEVELS_HERE, dot_target, level
+from tvmflow.compiler import lowering
+from tvmflow.compiler.code_generation import build_kernels
+from tvmflow.compiler.cpu_model import CpuModel, cpu_model_for
+from tvmflow.compiler.ir import DataFlow, as_call
+from tvmflow.compiler.operators import rounding
+from tvmflow.compiler.schedules.rules import schedule_for_cpu
+
+COUNT: Final = 4096
+
+
+def draw(scale: np.float32, random: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Return numbers half of which are halfway between two multiples of the scale, or next to that."""
+    halves = (random.integers(-70000, 70000, COUNT) + 0.5) * np.float64(scale)
+    halves = np.where(random.integers(0, 2, COUNT), halves, np.fmod(halves, 256 * scale))
+    numbers = np.float32(halves)
+    towards = np.float32(random.choice([-np.inf, np.inf], COUNT))
+    numbers = np.where(random.integers(0, 2, COUNT), numbers, np.nextafter(numbers, towards))
+    edges = [0.0, -0.0, np.inf, -np.inf, 1e-45, 3e38, -3e38]
+    return np.concatenate([numbers[len(edges) :], edges]).astype(np.float32)
+
+
+def compute(kernel: Any, data: np.ndarray[Any, Any], dtype: str, target: dict[str, Any]) -> Any:
+    """Return what a tensor expression computes of data, with the default schedule."""
+    x = te.placeholder(data.shape, "float32", "x")
+    mod = tvm.IRModule({"main": te.create_prim_func([x, kernel(x)])})
+    scheduled = schedule_for_cpu(mod, cpu_model_for(target, 1)).mod
+    result = tvm.runtime.tensor(np.zeros(data.shape, dtype))
+    library = build_kernels(scheduled, tvm.target.Target(target))
+    library["main"](tvm.runtime.tensor(data), result)
+    return result.numpy()
+
+
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
+def test_quantization_rounds_as_a_division(dtype: str, mcpu: str) -> None:
+    """Halves go to even numbers, infinities to the limits; without fused instructions it does divide."""
+    target, random = level(mcpu), np.random.default_rng(len(mcpu) + len(dtype))
+    cpu = CpuModel.from_target(target)
+    assert cpu is not None and cpu.has_fma == (mcpu != "x86-64-v2")
+    limits = np.iinfo(dtype)
+    for scale in np.float32(np.exp(random.uniform(-20, 5, 6))):
+        data = draw(scale, random)
+        zero = int(random.integers(limits.min, limits.max + 1))
+        with np.errstate(over="ignore"):
+            multiples = np.rint(data / scale)
+        expected = np.clip(multiples.astype(np.float64) + zero, limits.min, limits.max)
+        words = {"scale": float(scale), "has_fma": cpu.has_fma}
+
+        def quantize(x: Any, zero: int = zero, words: Any = words) -> Any:
+            return rounding.quantize(x, zero_point=zero, dtype=dtype, **words)
+
+        def fake_quantize(x: Any, zero: int = zero, words: Any = words) -> Any:
+            return rounding.fake_quantize(x, low=limits.min - zero, high=limits.max - zero, **words)
+
+        assert np.array_equal(compute(quantize, data, dtype, target), expected.astype(dtype))
+        rounded = np.float32(expected - zero) * scale
+        assert np.array_equal(compute(fake_quantize, data, "float32", target), rounded)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("flag", DOT_TARGETS)
+def test_sums_read_bytes_of_another_convolution(flag: str, is_first: bool, tmp_path: Path) -> None:
+    """Where a block of a residual network has a convolution in both branches, neither writes float32 between kernels."""
+    node = helper.make_node
+    branches = ["main", "skip"] if is_first else ["skip", "main"]
+    nodes = [
+        node("Conv", ["x", "w"], ["skip"]),
+        node("Conv", ["x", "v"], ["inner"]),
+        node("Conv", ["inner", "w"], ["main"]),
+        node("Add", branches, ["sum"]),
+        node("Relu", ["sum"], ["last"]),
+        node("Conv", ["last", "v"], ["y"]),
+    ]
+    weights = {
+        "w": onnx_models.draw(32, 32, 1, 1, seed=1),
+        "v": onnx_models.draw(32, 32, 1, 1, seed=2),
+    }
+    data = onnx_models.value("x", (1, 32, 12, 12))
+    made = onnx_models.model(nodes, [data], [onnx_models.value("y", None)], weights)
+    quantized = onnx_models.quantized(made, tmp_path, signed=False, per_channel=True)
+    loaded = onnx_models.load(quantized, tmp_path, {"x": onnx_models.draw(1, 32, 12, 12)})
+    lowered = lowering.lower(loaded.mod, lowering.make_target(dot_target(flag)), FAST).mod
+    calls = [
+        as_call(value, "relax.call_tir") for value in DataFlow(lowered["main"]).values.values()
+    ]
+    dtypes = [str(call.ty_args[0].dtype) for call in calls if call is not None]
+    # the data, two kernels before the sum, and that of the sum
+    assert dtypes[:4] == ["uint8"] * 4
