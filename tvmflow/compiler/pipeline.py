@@ -35,6 +35,7 @@ from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
 from tvmflow.compiler.passes.resize import convert_resize
 from tvmflow.compiler.passes.scans import vectorize_scans
+from tvmflow.compiler.passes.scatters import vectorize_scatters
 from tvmflow.compiler.passes.sorts import replace_sorts
 from tvmflow.compiler.passes.split_reductions import split_reductions
 from tvmflow.compiler.passes.vector_math import vectorize_math
@@ -82,6 +83,7 @@ GRAPH_PHASES: Final[Phases] = {
         _pass("resize", convert_resize, LoweringContext.has_cpu_model),
         _pass("split_reductions", split_reductions, LoweringContext.has_cpu_model),
         LoweringPass("scans", vectorize_scans, LoweringContext.has_cpu_model),
+        LoweringPass("scatters", vectorize_scatters, LoweringContext.has_cpu_model),
         LoweringPass(
             "pack_batched_matmuls", pack_batched_matmuls, LoweringContext.has_packed_weights
         ),

@@ -85,6 +85,10 @@ def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
     last, extent = block.spatial_axes[-1], block.spatial_extents[-1]
     if not block.is_reduction and reads_vectors(block, last, extent):
         outer = _vectorize(schedule, block, loops, cpu)
+    elif not block.is_reduction and (lanes := _find_part(block, cpu)):
+        vectors, vector = schedule.split(loops[-1], [None, lanes])
+        schedule.vectorize(vector)
+        outer = [*loops[:-1], vectors]
     elif (position := find_axis_without_slow_indices(block)) is not None:
         outer = _move_inside(schedule, block, loops, position)
     elif not block.is_reduction:
@@ -92,6 +96,15 @@ def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
     else:
         outer = loops
     parallelize(schedule, outer, is_worthwhile, cpu)
+
+
+def _find_part(block: Block, cpu: CpuModel) -> int:
+    """Return the lanes of vectors that each lie in one block of channels, as where blocked data become rows; 0 for other data."""
+    last, extent = block.spatial_axes[-1], block.spatial_extents[-1]
+    lanes = math.gcd(extent, cpu.lanes)
+    while lanes >= _MIN_LANES and not reads_vectors(block, last, lanes):
+        lanes //= 2
+    return lanes if lanes >= _MIN_LANES else 0
 
 
 def parallelize(schedule: Schedule, loops: list[Any], is_worthwhile: bool, cpu: CpuModel) -> None:
