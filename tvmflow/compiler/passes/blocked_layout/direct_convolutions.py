@@ -30,9 +30,7 @@ def block_data(rewriter: LayoutRewriter, data: Any, weight_dtype: str) -> tuple[
         return data, 1
     channels = ir.known_shape(data)[1]
     lanes = channels + -channels % BFLOAT16.terms
-    return rewriter.kernel(
-        blocked.pack, "pack", rewriter.round_data(data), lanes, pattern=None
-    ), lanes
+    return rewriter.pack(rewriter.round_data(data), lanes), lanes
 
 
 def emit(

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.operators import blocked, dot_products, integer
+from tvmflow.compiler.operators import dot_products, integer
 from tvmflow.compiler.operators.blocked import Groups, Sizes
 from tvmflow.compiler.operators.dot_products import INTEGERS
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
@@ -38,7 +38,7 @@ def block_data(rewriter: LayoutRewriter, integers: Any) -> tuple[Any, int]:
     if channels > rewriter.block // 2 or rewriter.blocked_form(integers) is not None:
         return rewriter.to_blocked(integers), rewriter.block
     lanes = channels + -channels % INTEGERS.terms
-    return rewriter.kernel(blocked.pack, "pack", integers, lanes, pattern=None), lanes
+    return rewriter.pack(integers, lanes), lanes
 
 
 def emit(

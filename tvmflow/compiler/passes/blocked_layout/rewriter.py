@@ -25,7 +25,10 @@ _READERS = frozenset(
 # Functions that a kernel computes in vectors, and arithmetic through which they are fused.
 _FUNCTIONS: Final = frozenset(
     f"relax.{name}"
-    for name in ("erf", "exp", "log", "sigmoid", "tanh", "nn.gelu", "nn.gelu_tanh", "nn.silu")
+    for name in (
+        *("erf", "exp", "log", "sigmoid", "tanh", "nn.gelu", "nn.gelu_tanh", "nn.silu"),
+        "quantize",
+    )
 )
 _ARITHMETIC: Final = frozenset(
     f"relax.{name}"
@@ -109,12 +112,14 @@ class LayoutRewriter(MainRewriter):
         if data in self._blocked:
             return self._blocked[data]
         if data not in self._packed:
-            # fused with a function, a transposition would compute it one number at a time
-            pattern = OPAQUE if self._calls_function(data) else None
-            self._packed[data] = self.kernel(
-                blocked.pack, "pack", data, self.block, pattern=pattern
-            )
+            self._packed[data] = self.pack(data, self.block)
         return self._packed[data]
+
+    def pack(self, data: Any, lanes: int) -> Any:
+        """Emit data packed in blocks of so many channels."""
+        # fused with a function, a transposition would compute it one number at a time
+        pattern = OPAQUE if self._calls_function(data) else None
+        return self.kernel(blocked.pack, "pack", data, lanes, pattern=pattern)
 
     def _calls_function(self, data: Any) -> bool:
         """Return whether the kernel that computes a tensor calls a function, as far as arithmetic tells."""
