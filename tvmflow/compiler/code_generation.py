@@ -122,18 +122,29 @@ def _simplify_predicates() -> tvm.transform.Pass:
     return tirx.transform.prim_func_pass(transform, opt_level=0, name="SimplifyPredicates")
 
 
-def _compare_in_place_of_not() -> tvm.transform.Pass:
-    """Return a pass that compares with false: LLVM's code generator inverts all bits of bytes where it reads a vector of bool (apache-tvm 0.27)."""
+def _compare_loaded_conditions() -> tvm.transform.Pass:
+    """Return a pass that compares loads of bool with false.
 
-    def compare(negation: tirx.Not) -> Any:
-        if not find_nodes(negation.a, tvm.ir.TensorLoad):
-            return negation
-        return tirx.EQ(negation.a.astype("int8"), tirx.const(0, "int8"))
+    LLVM's code generator takes vectors of them for bytes: it inverts all bits of each, and cannot combine
+    them with the results of comparisons (apache-tvm 0.27).
+    """
+
+    def compare(load: Any) -> Any:
+        if str(load.source.dtype) != "bool":
+            return load
+        return tirx.NE(load.astype("int8"), tirx.const(0, "int8"))
+
+    def compare_in(store: tirx.BufferStore) -> tirx.BufferStore:
+        if isinstance(store.value, tvm.ir.TensorLoad):
+            return store
+        value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, compare))
+        return tirx.BufferStore(store.buffer, value, store.indices)
 
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Not, compare)))
+        rules = (tirx.BufferStore, compare_in)
+        return function.with_body(tvm_ffi.structural_map(function.body, rules))
 
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="CompareInPlaceOfNot")
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="CompareLoadedConditions")
 
 
 def _vectorize_loops() -> tvm.transform.Pass:
@@ -184,7 +195,7 @@ CPU_PASSES: Final = (
     lambda: tirx.transform.NarrowDataType(32),
     _renew_partition_hints,
     s_tir.transform.LoopPartition,
-    _compare_in_place_of_not,
+    _compare_loaded_conditions,
     _vectorize_loops,
     s_tir.transform.InjectDoubleBuffer,
     tirx.transform.StorageRewrite,

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from tests.support.random_networks import elementwise, images, sequences
+from tests.support.random_networks import conditions, elementwise, images, sequences
 from tests.support.random_networks.network import Network, Operator
 
 Feed = dict[str, np.ndarray[Any, Any]]
@@ -22,7 +22,18 @@ _MAX_ELEMENTS: Final = 60_000
 
 def draw_network(seed: int) -> tuple[onnx.ModelProto, Feed]:
     """Return a network of 5 to 15 operators, many of them blocks of several nodes, and its inputs."""
-    net = Network(seed)
+    return _draw(Network(seed), OPERATORS)
+
+
+def draw_network_of_conditions(seed: int) -> tuple[onnx.ModelProto, Feed]:
+    """Return a network, half of whose operators are about conditions and integers, and its inputs."""
+    others = elementwise.OPERATORS
+    repeats = -(-len(others) // len(conditions.OPERATORS))
+    return _draw(Network(seed), (*others, *conditions.OPERATORS * repeats))
+
+
+def _draw(net: Network, operators: tuple[Operator, ...]) -> tuple[onnx.ModelProto, Feed]:
+    """Return a network of some of these operators, and its inputs."""
     values = [_draw_input(net)]
     if net.chance(0.2):
         values.append(_draw_input(net))
@@ -30,7 +41,7 @@ def draw_network(seed: int) -> tuple[onnx.ModelProto, Feed]:
     for _ in range(20 * count):
         # Mostly the newest value, so that networks are deep; others then have several readers.
         value = values[-1] if net.chance(0.7) else net.choice(values)
-        made = net.choice(OPERATORS)(net, value)
+        made = net.choice(operators)(net, value)
         if made and net.size(made) <= _MAX_ELEMENTS:
             values.append(made)
             count -= 1

@@ -54,6 +54,11 @@ class Network:
 
     # ------------------------------------------------------------ values
 
+    @property
+    def inputs(self) -> Sequence[str]:
+        """The names of the inputs."""
+        return self._inputs
+
     def shape(self, name: str) -> list[int]:
         """Return the shape of a value."""
         return [dim.dim_value for dim in self._types[name].tensor_type.shape.dim]
