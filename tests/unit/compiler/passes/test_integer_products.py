@@ -15,7 +15,7 @@ from onnx import helper
 from tvm import relax
 
 from tests.support import onnx_models
-from tests.support.kernels import DOT_TARGETS, FAST, dot_target, kernels_of, level
+from tests.support.kernels import DOT_TARGETS, FAST, dot_target, kernels_of, level, outputs
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.ir import DataFlow
 from tvmflow.compiler.schedules import dot_products
@@ -31,13 +31,18 @@ def run(loaded: LoadedModel, target: dict[str, Any], data: Array) -> Array:
 
 
 def expected(made: onnx.ModelProto, data: Array) -> Array:
+    """Return the output that the nodes define."""
+    (result,) = expected_outputs(made, {made.graph.input[0].name: data})
+    return result
+
+
+def expected_outputs(made: onnx.ModelProto, feed: dict[str, Array]) -> list[Array]:
     """Return what the nodes define: ONNX Runtime without integer kernels."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     session = onnxruntime.InferenceSession(made.SerializeToString(), options)
-    (result,) = session.run(None, {made.graph.input[0].name: data})
-    return np.asarray(result)
+    return list(session.run(None, feed))
 
 
 def check(made: onnx.ModelProto, folder: Path, target: dict[str, Any]) -> list[str]:
@@ -91,6 +96,56 @@ def product(random: np.random.Generator) -> onnx.ModelProto:
     ]
     data = onnx_models.value("x", (*rows, depth))
     return onnx_models.model(nodes, [data], [onnx_models.value("y", None)], weights)
+
+
+def residual(random: np.random.Generator) -> onnx.ModelProto:
+    """Return convolutions whose results are added to each other and to what they read, in any order."""
+    channels = int(random.choice([12, 16, 24]))
+    nodes, weights, values = [], {}, ["x"]
+    for index in range(int(random.integers(4, 9))):
+        name, source = f"v{index}", str(random.choice(values[-3:]))
+        kind = str(random.choice(["Conv", "Conv", "Add", "Add", "Relu", "MaxPool", "Norm"]))
+        if kind == "Conv":
+            weights[f"w{index}"] = onnx_models.draw(channels, channels, 1, 1, seed=index) / 4
+            nodes.append(helper.make_node("Conv", [source, f"w{index}"], [name]))
+        elif kind == "Add":
+            operands = [str(random.choice(values)), source]
+            nodes.append(helper.make_node("Add", operands, [name]))
+        elif kind == "MaxPool":
+            window = {"kernel_shape": [3, 3], "pads": [1] * 4}
+            nodes.append(helper.make_node("MaxPool", [source], [name], **window))
+        elif kind == "Norm":
+            weights[f"w{index}"] = onnx_models.draw(1, channels, 1, 1, seed=index)
+            nodes.append(helper.make_node("Mul", [source, f"w{index}"], [name]))
+        else:
+            nodes.append(helper.make_node("Relu", [source], [name]))
+        values.append(name)
+    read = {name for node in nodes for name in node.input}
+    ends = [name for name in values if name not in read] + [v for v in values[1:3] if v in read]
+    results = [onnx_models.value(name, None) for name in ends]
+    size = [int(n) for n in random.choice([5, 7, 12], 2)]
+    data = onnx_models.value("x", (1, channels, *size))
+    return onnx_models.model(nodes, [data], results, weights)
+
+
+@pytest.mark.parametrize("flag", DOT_TARGETS)
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 40))]
+)
+def test_random_sums_agree_with_onnxruntime(seed: int, flag: str, tmp_path: Path) -> None:
+    """Sums of convolutions, of bytes, of a tensor and itself, which others and outputs read too."""
+    random = np.random.default_rng(seed)
+    made, signed = residual(random), bool(random.integers(0, 2))
+    quantized = onnx_models.quantized(made, tmp_path, signed=signed)
+    shape = [axis.dim_value for axis in quantized.graph.input[0].type.tensor_type.shape.dim]
+    feed = {"x": onnx_models.draw(*shape, seed=9)}
+    loaded = onnx_models.load(quantized, tmp_path, feed)
+    results = outputs(loaded, feed, dot_target(flag))
+    for result, reference in zip(results, expected_outputs(quantized, feed), strict=True):
+        step = float(np.diff(np.unique(reference)).min(initial=1.0))
+        # a step that another rounding makes is multiplied by the weights behind it
+        off = np.abs(result - reference) > 0.01 * step
+        assert np.count_nonzero(off) <= max(2, reference.size // 50)
 
 
 @pytest.mark.parametrize("flag", DOT_TARGETS)
