@@ -295,7 +295,8 @@ class _RequantizeFuser(MainRewriter):
         for argument in call.args:
             value = ir.as_call(self.flow.values.get(argument), "relax.dequantize")
             known = None
-            if value is not None and not self._is_rounded(value) and ir.is_float32(value):
+            is_data = value is not None and not self.flow.is_weight(argument)
+            if is_data and ir.is_float32(value) and not self._is_rounded(value):
                 known = _find_parameters(value)
             source = argument if known is None or value is None else value.args[0]
             if shape is None or ir.shape_of(source) != shape or not ir.is_float32(argument):
