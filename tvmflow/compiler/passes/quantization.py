@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -228,7 +228,7 @@ class _WeightDequantizeFolder(MainRewriter):
         if (
             ir.dtype_of(integers) != _WEIGHT_DTYPE
             or not self.flow.is_weight(integers)
-            or not _are_constants((scale, zero_point))
+            or not all(isinstance(expr, tvm.ir.Constant) for expr in (scale, zero_point))
             or zero_point.value.numpy().any()
         ):
             return False
@@ -236,10 +236,6 @@ class _WeightDequantizeFolder(MainRewriter):
         if scales == 1:
             return True
         return int(dequantize.attrs.axis) % len(shape) == axis and scales == shape[axis]
-
-
-def _are_constants(exprs: Sequence[Any]) -> bool:
-    return all(isinstance(expr, tvm.ir.Constant) for expr in exprs)
 
 
 def _find_parameters(call: Any) -> tuple[float, int] | None:
@@ -296,18 +292,21 @@ class _RequantizeFuser(MainRewriter):
 
     def _merge_scales(self, call: relax.Call) -> Any:
         """Return the product of integral sums and one constant, in place of the scale of the data and those of the weights."""
-        inner = ir.as_call(self.flow.value_if_used_once(call.args[0]), "relax.multiply")
-        if inner is None or not ir.is_float32(call):
+        inner = ir.as_call(self._used_once(call.args[0]), "relax.multiply")
+        if inner is None or not ir.is_float32(call) or not self.flow.is_weight(call.args[1]):
             return None
-        sums = ir.as_call(self.flow.values.get(inner.args[0]), "relax.astype")
-        factors = [inner.args[1], call.args[1]]
-        if sums is None or ir.dtype_of(sums.args[0]) != "int32" or not _are_constants(factors):
+        data, scale = inner.args
+        source = ir.as_call(self._used_once(data), "relax.astype")
+        if source is None or ir.dtype_of(source.args[0]) != "int32":
             return None
-        scale, scales = (factor.value.numpy() for factor in factors)
-        if scale.size > 1:
+        if not isinstance(scale, tvm.ir.Constant) or ir.shape_of(scale) != ():
             return None
-        merged = relax.const(scale.reshape(()) * scales, "float32")
-        return relax.op.multiply(self.visit_expr(inner.args[0]), merged)
+        factors = self.emit(relax.op.multiply(self.visit_expr(call.args[1]), scale))
+        return relax.op.multiply(self.visit_expr(data), factors)
+
+    def _used_once(self, var: Any) -> Any:
+        """Return the value of a variable, or of what it is another name of, that is used once; None for others."""
+        return self.flow.value_if_used_once(ir.resolve_alias(var, self.flow.values.get))
 
     def _rewrite_sum(self, call: relax.Call) -> Any:
         """Return a kernel that reads bytes: their conversion would become part of the kernel that computes them."""
