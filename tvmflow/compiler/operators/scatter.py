@@ -46,7 +46,7 @@ class Scatter(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """How many axes of the data the indices of an update are about."""
+        """The number of axes of the data that an update has indices of."""
         return self.index_shape[-1]
 
     @property

@@ -242,7 +242,7 @@ def _find_parameters(call: Any) -> tuple[float, int] | None:
     """Return the scale and the zero point of a quantize or dequantize with one of each for a tensor of 8 or 16 bits; None for others."""
     data, *parameters = call.args
     dtype = ir.dtype_of(call if ir.is_float32(data) else data)
-    constants = [each.value.numpy() for each in parameters if isinstance(each, tvm.ir.Constant)]
+    constants = [value.value.numpy() for value in parameters if isinstance(value, tvm.ir.Constant)]
     if dtype not in _DATA_DTYPES or [constant.size for constant in constants] != [1, 1]:
         return None
     scale, zero_point = (constant.item() for constant in constants)
