@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.operators import tiles
 from tvmflow.compiler.schedules import dot_products
-from tvmflow.compiler.schedules.blocks import Block, depends_on, element_stride, list_loads
+from tvmflow.compiler.schedules.blocks import (
+    Block,
+    depends_on,
+    element_stride,
+    linear_stride,
+    list_loads,
+)
 from tvmflow.compiler.strided_loads import MAX_STRIDE
 
 SHORT_REDUCTION: Final = 5
@@ -17,6 +23,8 @@ SHORT_REDUCTION: Final = 5
 
 _MAX_VECTORS: Final = 8
 _MAX_POINTS: Final = 28
+# Narrower vectors are not worth their instructions.
+_MIN_LANES: Final = 4
 # So many sums stay in registers where each point is tested.
 _TESTED_SUMS: Final = 14
 # Registers that are left for operands.
@@ -93,6 +101,7 @@ def analyze_axes(block: Block, cpu: CpuModel) -> ReductionAxes | None:
     long_weights = [position for position in weights if extents[position] > 1]
     has_data = bool(long_data) and products is None
     lanes = _choose_lanes(extents[last], cpu, has_scalars=bool(scalars), has_data=has_data)
+    lanes = _limit_to_blocks(lanes, vectors, axes, spatial[last], strides)
     is_long, is_whole = extents[last] > lanes, extents[last] % lanes == 0
     if lanes < 2 or (last == 0 and not is_long):
         # The result is one vector: there is no loop around a tile.
@@ -128,6 +137,26 @@ def _choose_lanes(extent: int, cpu: CpuModel, *, has_scalars: bool, has_data: bo
     if extent < cpu.lanes:
         return lanes if has_scalars else extent
     return cpu.lanes if -(-extent // cpu.lanes) < extent // lanes else lanes
+
+
+def _limit_to_blocks(
+    lanes: int, vectors: Sequence[Any], axes: Sequence[Any], axis: Any, strides: Sequence[int]
+) -> int:
+    """Return the lanes of vectors that stay within blocks of packed weights, whose vectors may be narrower than the CPU's.
+
+    Args:
+        lanes: The lanes of the vectors along an axis.
+        vectors: What loads vectors.
+        axes: All axes of the reduction.
+        axis: The axis.
+        strides: The strides that vectors may have.
+    """
+    narrow = lanes
+    while narrow >= _MIN_LANES:
+        if all(linear_stride(load, axes, axis, narrow) in strides for load in vectors):
+            return narrow
+        narrow //= 2
+    return lanes
 
 
 def generate_tiles(

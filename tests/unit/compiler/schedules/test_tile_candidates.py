@@ -120,3 +120,13 @@ def test_a_reduction_that_reads_across_vectors_has_no_tiles(rows: int, cpu: CpuM
     (block,) = list_blocks(x, te.compute((rows,), lambda i: te.sum(x[i, k], axis=[k])))
     assert block.is_reduction and block.reduction_extents == (33,)
     assert analyze_axes(block, cpu) is None
+
+
+def test_vectors_stay_within_blocks_of_packed_weights() -> None:
+    """A model with vectors of 256 bits on a CPU with 512: a vector of two blocks would be gathered number by number."""
+    wide = CpuModel(16, 32, 1 << 20, 4, has_broadcast_loads=True)
+    for block, lanes in ((16, 16), (8, 8), (4, 4)):
+        x, w = te.placeholder((1, 128), name="x"), te.placeholder((512 // block, 128, block))
+        product = list_blocks(x, w, blocked.dense(x, w, 512))[0]
+        axes = analyze_axes(product, wide)
+        assert axes is not None and axes.lanes == lanes
