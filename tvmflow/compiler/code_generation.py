@@ -6,6 +6,7 @@ tile, once a tile. Small buffers stay on the stack here, where LLVM keeps them i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any, Final
 
@@ -86,6 +87,15 @@ def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
     return tvm.transform.Sequential(passes), finalize, finalize_device
 
 
+def _map_nodes(kind: type, rewrite: Callable[[Any], Any], name: str) -> tvm.transform.Pass:
+    """Return a pass that rewrites the nodes of a kind in each kernel."""
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        return function.with_body(tvm_ffi.structural_map(function.body, (kind, rewrite)))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name=name)
+
+
 def _renew_partition_hints() -> tvm.transform.Pass:
     """Return a pass that lets hints name the variables of their loops: NarrowDataType replaces these alone (apache-tvm 0.27)."""
 
@@ -94,10 +104,7 @@ def _renew_partition_hints() -> tvm.transform.Pass:
             return hint
         return tirx.AttrStmt(hint.body.loop_var, hint.attr_key, hint.value, hint.body)
 
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.AttrStmt, renew)))
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="RenewPartitionHints")
+    return _map_nodes(tirx.AttrStmt, renew, "RenewPartitionHints")
 
 
 def _simplify_predicates() -> tvm.transform.Pass:
@@ -140,11 +147,7 @@ def _compare_loaded_conditions() -> tvm.transform.Pass:
         value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, compare))
         return tirx.BufferStore(store.buffer, value, store.indices)
 
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        rules = (tirx.BufferStore, compare_in)
-        return function.with_body(tvm_ffi.structural_map(function.body, rules))
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="CompareLoadedConditions")
+    return _map_nodes(tirx.BufferStore, compare_in, "CompareLoadedConditions")
 
 
 def _vectorize_loops() -> tvm.transform.Pass:
@@ -216,12 +219,7 @@ CPU_PASSES: Final = (
 
 def keep_small_buffers_on_stack() -> tvm.transform.Pass:
     """Return a pass that leaves small buffers of kernels to the code generator, which makes them on the stack."""
-
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        body = tvm_ffi.structural_map(function.body, (tirx.AllocBuffer, _mark_small_buffer))
-        return function.with_body(body)
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="KeepSmallBuffersOnStack")
+    return _map_nodes(tirx.AllocBuffer, _mark_small_buffer, "KeepSmallBuffersOnStack")
 
 
 def _mark_small_buffer(allocation: tirx.AllocBuffer) -> tirx.AllocBuffer:

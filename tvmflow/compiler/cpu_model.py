@@ -17,6 +17,9 @@ Parts for 4 cores are enough for 16, and with one thread they cost less than a t
 """
 
 
+MIN_PARALLEL_ELEMENTS: Final = 1 << 15
+"""Fewer elements are not worth handing to another core."""
+
 # CPUs with registers of 512 bits and arithmetic units of 256.
 _HALF_WIDE_UNITS: Final = frozenset({"znver4"})
 _HALF_WIDE_COST: Final = 1.7
@@ -125,8 +128,8 @@ class CpuModel(NamedTuple):
         if arch in ("x86_64", "i686"):
             return cls(4, 16, 1 << 18, _CORES)
         if arch in ("aarch64", "arm64"):
-            neon = cls(4, 32, 1 << 19, _CORES, dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
-            return neon._replace(has_fma=True)
+            neon = cls(4, 32, 1 << 19, _CORES, has_fma=True)
+            return neon._replace(dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
         if arch.startswith("arm") and "neon" in features:
             return cls(4, 16, 1 << 18, _CORES, has_fma="vfp4" in features)
         # Every RISC-V CPU with the vector extension has vectors of at least 128 bits (Zvl128b).

@@ -10,27 +10,28 @@ import pytest
 
 from tests.support.kernels import LEVELS_HERE, level, outputs
 from tests.support.onnx_models import draw, load, model, value
-from tests.support.random_networks import draw_network, draw_network_of_conditions
+from tests.support.random_networks import Feed, draw_network, draw_network_of_conditions
 from tests.support.random_networks.judging import find_differences, run_reference
 from tests.support.seeds import seeds
+
+
+def check(made: onnx.ModelProto, feed: Feed, seed: int, folder: Path) -> None:
+    """Compare a network with ONNX Runtime; the levels of this machine take turns."""
+    target = level(LEVELS_HERE[seed % len(LEVELS_HERE)])
+    actual = outputs(load(made, folder, feed), feed, target)
+    assert find_differences(made, feed, actual) == []
 
 
 @pytest.mark.parametrize("seed", seeds(2, 60, 120))
 def test_random_networks_agree_with_onnx_runtime(seed: int, tmp_path: Path) -> None:
     """The levels of this machine take turns."""
-    made, feed = draw_network(seed)
-    target = level(LEVELS_HERE[seed % len(LEVELS_HERE)])
-    actual = outputs(load(made, tmp_path, feed), feed, target)
-    assert find_differences(made, feed, actual) == []
+    check(*draw_network(seed), seed, tmp_path)
 
 
 @pytest.mark.parametrize("seed", seeds(2, 40, 120))
 def test_random_conditions_agree_with_onnx_runtime(seed: int, tmp_path: Path) -> None:
     """Masks that are inverted, combined, counted and multiplied, and arithmetic on integers."""
-    made, feed = draw_network_of_conditions(seed)
-    target = level(LEVELS_HERE[seed % len(LEVELS_HERE)])
-    actual = outputs(load(made, tmp_path, feed), feed, target)
-    assert find_differences(made, feed, actual) == []
+    check(*draw_network_of_conditions(seed), seed, tmp_path)
 
 
 def test_tiny_outputs_do_not_agree_with_zeros() -> None:

@@ -13,19 +13,19 @@ _INTEGER_BITS: Final = 0x4B400000
 """The bits of 1.5 · 2²³: a small number that is added to it is rounded to an integer, in the last bits of the sum."""
 
 
-def fake_quantize(x: Any, scale: float, low: int, high: int, *, has_fma: bool) -> Any:
-    """Return `x` rounded to multiples of `scale` and clamped to [low·scale, high·scale].
+def fake_quantize(x: Any, scale: float, zero_point: int, dtype: str, *, has_fma: bool) -> Any:
+    """Return `x` as quantization to integers and the conversion back make it: rounded to multiples of the scale.
 
     Args:
         x: A tensor of float32.
-        scale: The scale.
-        low: The least multiple.
-        high: The greatest multiple.
+        scale: The scale of the whole tensor.
+        zero_point: The integer that stands for 0.
+        dtype: The dtype of the integers, of at most 16 bits.
         has_fma: Whether the CPU multiplies and adds with one rounding.
     """
 
     def element(*index: Any) -> Any:
-        rounded = tirx.round(_divide_clamped(x(*index), scale, low, high, has_fma=has_fma))
+        rounded = tirx.round(_divide_clamped(x(*index), scale, zero_point, dtype, has_fma=has_fma))
         return rounded * tirx.const(scale, _FLOAT)
 
     return te.compute(x.shape, element, name="rounded", tag="elemwise")
@@ -41,11 +41,9 @@ def quantize(x: Any, scale: float, zero_point: int, dtype: str, *, has_fma: bool
         dtype: The dtype of the integers.
         has_fma: Whether the CPU multiplies and adds with one rounding.
     """
-    limits = np.iinfo(dtype)
-    low, high = int(limits.min) - zero_point, int(limits.max) - zero_point
 
     def element(*index: Any) -> Any:
-        quotient = _divide_clamped(x(*index), scale, low, high, has_fma=has_fma)
+        quotient = _divide_clamped(x(*index), scale, zero_point, dtype, has_fma=has_fma)
         bits = tirx.reinterpret("int32", quotient + tirx.const(1.5 * 2**23, _FLOAT))
         return (bits - (_INTEGER_BITS - zero_point)).astype(dtype)
 
@@ -71,16 +69,17 @@ def add(left: Any, right: Any, parameters: Sequence[tuple[float, int] | None]) -
     )
 
 
-def _divide_clamped(x: Any, scale: float, low: int, high: int, *, has_fma: bool) -> Any:
-    """Return x / scale, x being clamped to [low·scale, high·scale], with the rounding of a division.
+def _divide_clamped(x: Any, scale: float, zero_point: int, dtype: str, *, has_fma: bool) -> Any:
+    """Return x / scale, x being clamped to what the integers of a dtype stand for, with the rounding of a division.
 
     A division takes ten times as long as a multiplication. The quotient is a product with the
     reciprocal of the scale and then corrected by its remainder, which one instruction computes without
     an error (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
     1990). Rounded to an integer, a clamped quotient lies within the limits.
     """
-    divisor = np.float32(scale)
-    lower, upper = (tirx.const(float(np.float32(n) * divisor), _FLOAT) for n in (low, high))
+    divisor, limits = np.float32(scale), np.iinfo(dtype)
+    multiples = (np.float32(int(limit) - zero_point) for limit in (limits.min, limits.max))
+    lower, upper = (tirx.const(float(multiple * divisor), _FLOAT) for multiple in multiples)
     clamped = tirx.max(tirx.min(x, upper), lower)
     if not has_fma:
         return clamped / tirx.const(float(divisor), _FLOAT)

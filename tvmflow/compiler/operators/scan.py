@@ -10,12 +10,10 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.operators.definitions import declare_buffer, define_kernel, flatten
 from tvmflow.compiler.operators.tiles import iterate_vectors
 
-# Fewer elements are not worth handing to another core.
-_MIN_PARALLEL_ELEMENTS: Final = 1 << 15
 # The totals of a part stay in so many vector registers.
 _VECTORS: Final = 4
 
@@ -57,7 +55,7 @@ def _emit(scan: Scan, data: Any, out: Any, cpu: CpuModel) -> None:
     length, inner = scan.shape[scan.axis], math.prod(scan.shape[scan.axis + 1 :])
     outer = math.prod(scan.shape[: scan.axis])
     width = _VECTORS * cpu.lanes
-    is_parallel = cpu.cores > 1 and outer * length * inner >= _MIN_PARALLEL_ELEMENTS
+    is_parallel = cpu.cores > 1 and outer * length * inner >= MIN_PARALLEL_ELEMENTS
     loop = T.parallel if is_parallel else T.serial
     whole = inner // width
     if whole:

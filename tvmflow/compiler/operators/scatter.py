@@ -10,12 +10,9 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.operators.definitions import declare_buffer, define_kernel, flatten
 from tvmflow.compiler.operators.tiles import iterate_vectors
-
-# Fewer elements are not worth handing to another core.
-_MIN_PARALLEL_ELEMENTS: Final = 1 << 15
 
 FUNCTIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "update": lambda _, update: update,
@@ -86,7 +83,7 @@ def make_kernel(scatter: Scatter, cpu: CpuModel) -> tvm.tirx.PrimFunc:
 def _count_parts(scatter: Scatter, cpu: CpuModel) -> int:
     """Return into how many parts of whole vectors the columns are divided."""
     updates = math.prod(scatter.index_shape[:-1])
-    if scatter.width * updates < _MIN_PARALLEL_ELEMENTS:
+    if scatter.width * updates < MIN_PARALLEL_ELEMENTS:
         return 1
     return next(n for n in range(cpu.cores, 0, -1) if n == 1 or not scatter.width % (n * cpu.lanes))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -277,18 +276,17 @@ class _RequantizeFuser(MainRewriter):
         data, parameters = call.args[0], _find_parameters(call)
         if parameters is None or not ir.is_float32(data) or self.flow.is_weight(data):
             return None
-        scale, zero_point = parameters
-        dtype = ir.dtype_of(call)
         readers = self.flow.list_readers(call)
-        if not (readers and self._is_rounded(readers[0])):
-            return self._emit(rounding.quantize, "quantize", data, scale, zero_point, dtype)
-        limits = np.iinfo(dtype)
-        low, high = int(limits.min) - zero_point, int(limits.max) - zero_point
-        return self._emit(rounding.fake_quantize, "rounded", data, scale, low, high)
-
-    def _emit(self, function: Callable[..., Any], name: str, data: Any, *parameters: Any) -> Any:
-        function = functools.partial(function, has_fma=self._has_fma)
-        return self.kernel(function, name, self.visit_expr(data), *parameters, pattern=None)
+        is_rounded = bool(readers) and self._is_rounded(readers[0])
+        function = rounding.fake_quantize if is_rounded else rounding.quantize
+        return self.kernel(
+            functools.partial(function, has_fma=self._has_fma),
+            "rounded" if is_rounded else "quantize",
+            self.visit_expr(data),
+            *parameters,
+            ir.dtype_of(call),
+            pattern=None,
+        )
 
     def _merge_scales(self, call: relax.Call) -> Any:
         """Return the product of integral sums and one constant, in place of the scale of the data and those of the weights."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
@@ -27,6 +27,8 @@ _MOVABLE_FUNCTIONS: Final = frozenset(
 # Fewer numbers are not worth it to compute the indices of no vectors.
 _MIN_READERS: Final = 8
 _MAX_REPEATS: Final = 8
+MIN_LANES: Final = 4
+"""Vectors of fewer lanes are not worth their instructions."""
 ROOT: Final = "root"
 """The name of the block around all others of a kernel."""
 REDUCTION: Final = 2
@@ -245,6 +247,13 @@ def _repeats_numbers(load: Any, axes: Sequence[Any], axis: Any, extent: int) -> 
         for count in (2, 4, _MAX_REPEATS)
         if extent % count == 0
     )
+
+
+def narrow_vectors(lanes: int, fits: Callable[[int], bool]) -> int:
+    """Return the lanes of the widest vectors that fit, of so many lanes, half of them, and so on; 0 if none do."""
+    while lanes >= MIN_LANES and not fits(lanes):
+        lanes //= 2
+    return lanes if lanes >= MIN_LANES else 0
 
 
 def element_stride(load: Any, axes: Sequence[Any], axis: Any) -> int | None:

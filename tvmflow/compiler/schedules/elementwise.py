@@ -9,9 +9,10 @@ from typing import Any, Final
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.schedules import pieces
 from tvmflow.compiler.schedules.blocks import (
+    MIN_LANES,
     Block,
     analyze_blocks,
     depends_on,
@@ -22,14 +23,10 @@ from tvmflow.compiler.schedules.blocks import (
     linear_stride,
     list_intermediate_buffers,
     list_loads,
+    narrow_vectors,
     reads_vectors,
 )
 
-MIN_PARALLEL_ELEMENTS: Final = 1 << 15
-"""Fewer elements are not worth handing to another core."""
-
-# A vector of fewer lanes is not worth its instructions.
-_MIN_LANES: Final = 4
 # With so many parts of the work a core, an uneven rest costs little.
 _PARTS_PER_CORE: Final = 16
 # The first-level cache holds the lines of so many rows of a transposed tile; a line holds so many numbers.
@@ -102,9 +99,7 @@ def _find_part(block: Block, cpu: CpuModel) -> int:
     """Return the lanes of vectors that each lie in one block of channels, as where blocked data become rows; 0 for other data."""
     last, extent = block.spatial_axes[-1], block.spatial_extents[-1]
     lanes = math.gcd(extent, cpu.lanes)
-    while lanes >= _MIN_LANES and not reads_vectors(block, last, lanes):
-        lanes //= 2
-    return lanes if lanes >= _MIN_LANES else 0
+    return narrow_vectors(lanes, lambda count: reads_vectors(block, last, count))
 
 
 def parallelize(schedule: Schedule, loops: list[Any], is_worthwhile: bool, cpu: CpuModel) -> None:
@@ -156,7 +151,7 @@ def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> None:
     extent = int(schedule.get(loop).extent)
     if extent % cpu.lanes and has_computed_indices(schedule):
         lanes = _divisor(extent, cpu.lanes)
-        cpu = cpu._replace(lanes=lanes) if lanes >= _MIN_LANES else cpu
+        cpu = cpu._replace(lanes=lanes) if lanes >= MIN_LANES else cpu
     for vectors in _split_vectors(schedule, loop, cpu):
         if extent % cpu.lanes:
             peel_last_iteration(schedule, vectors)
@@ -237,7 +232,7 @@ def _tile_transposition(
     count = count_fused_axes(block, cpu.lanes)
     is_vector = (
         None not in strides.values()
-        and math.prod(extents[-count:]) >= _MIN_LANES
+        and math.prod(extents[-count:]) >= MIN_LANES
         and position < len(extents) - count
         and not has_computed_indices(schedule)
     )

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.schedules.blocks import Block, analyze_blocks, is_contiguous, list_loads
 from tvmflow.compiler.schedules.elementwise import (
-    MIN_PARALLEL_ELEMENTS,
     fuse,
     fuse_and_parallelize,
     peel_last_iteration,

@@ -15,6 +15,7 @@ from tvmflow.compiler.schedules.blocks import (
     element_stride,
     linear_stride,
     list_loads,
+    narrow_vectors,
 )
 from tvmflow.compiler.strided_loads import MAX_STRIDE
 
@@ -23,8 +24,6 @@ SHORT_REDUCTION: Final = 5
 
 _MAX_VECTORS: Final = 8
 _MAX_POINTS: Final = 28
-# Narrower vectors are not worth their instructions.
-_MIN_LANES: Final = 4
 # So many sums stay in registers where each point is tested.
 _TESTED_SUMS: Final = 14
 # Registers that are left for operands.
@@ -151,12 +150,11 @@ def _limit_to_blocks(
         axis: The axis.
         strides: The strides that vectors may have.
     """
-    narrow = lanes
-    while narrow >= _MIN_LANES:
-        if all(linear_stride(load, axes, axis, narrow) in strides for load in vectors):
-            return narrow
-        narrow //= 2
-    return lanes
+
+    def fits(count: int) -> bool:
+        return all(linear_stride(load, axes, axis, count) in strides for load in vectors)
+
+    return narrow_vectors(lanes, fits) or lanes
 
 
 def generate_tiles(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,14 +61,14 @@ def test_quantization_rounds_as_a_division(dtype: str, mcpu: str) -> None:
         with np.errstate(over="ignore"):
             multiples = np.rint(data / scale)
         expected = np.clip(multiples.astype(np.float64) + zero, limits.min, limits.max)
-        words = {"scale": float(scale), "has_fma": cpu.has_fma}
-
-        def quantize(x: Any, zero: int = zero, words: Any = words) -> Any:
-            return rounding.quantize(x, zero_point=zero, dtype=dtype, **words)
-
-        def fake_quantize(x: Any, zero: int = zero, words: Any = words) -> Any:
-            return rounding.fake_quantize(x, low=limits.min - zero, high=limits.max - zero, **words)
-
+        words: dict[str, Any] = {
+            "scale": float(scale),
+            "zero_point": zero,
+            "dtype": dtype,
+            "has_fma": cpu.has_fma,
+        }
+        quantize = functools.partial(rounding.quantize, **words)
+        fake_quantize = functools.partial(rounding.fake_quantize, **words)
         assert np.array_equal(compute(quantize, data, dtype, target), expected.astype(dtype))
         rounded = np.float32(expected - zero) * scale
         assert np.array_equal(compute(fake_quantize, data, "float32", target), rounded)
