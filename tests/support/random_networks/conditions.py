@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
+from onnx import TensorProto
+
 from tests.support.random_networks.network import Network, Operator
 
-_BOOL: Final = 9
-_FLOAT: Final = 1
-# int32 and int64
-_INTEGERS: Final = (6, 7)
+_INTEGERS: Final = (TensorProto.INT32, TensorProto.INT64)
 
 
 def _compare(net: Network, x: str) -> str:
     """Add a condition on an input."""
     kind = net.choice(("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Cast", "axis"))
     if kind == "Cast":
-        return net.add("Cast", _round(net, x), to=_BOOL)
+        return net.add("Cast", _round(net, x), to=TensorProto.BOOL)
     if kind == "Equal":
-        return net.add("Equal", _round(net, x, dtype=7), net.constant(net.integer(-2, 2)))
+        return net.add(
+            "Equal", _round(net, x, dtype=TensorProto.INT64), net.constant(net.integer(-2, 2))
+        )
     if kind == "axis":
         extent = net.shape(x)[-1]
         less = net.constant([n < net.integer(0, extent) for n in range(extent)], "bool")
@@ -54,7 +55,7 @@ def select(net: Network, _: str) -> str | None:
 def mask(net: Network, _: str) -> str | None:
     """Add the product of an input and a condition."""
     x = net.choice(net.inputs)
-    return net.add("Mul", x, net.add("Cast", _combine(net, x), to=_FLOAT))
+    return net.add("Mul", x, net.add("Cast", _combine(net, x), to=TensorProto.FLOAT))
 
 
 def count(net: Network, _: str) -> str | None:
@@ -69,14 +70,14 @@ def count(net: Network, _: str) -> str | None:
     else:
         total = net.add("ReduceSum", numbers, net.constant([axis]), keepdims=1)
     scale = net.constant(1 / net.shape(x)[axis], "float32")
-    return net.add("Mul", net.add("Cast", total, to=_FLOAT), scale)
+    return net.add("Mul", net.add("Cast", total, to=TensorProto.FLOAT), scale)
 
 
 def integers(net: Network, _: str) -> str | None:
     """Add arithmetic on integers."""
     x = net.choice(net.inputs)
     dtype = net.choice(_INTEGERS)
-    name = "int32" if dtype == _INTEGERS[0] else "int64"
+    name = TensorProto.DataType.Name(dtype).lower()
     value = _round(net, x, dtype)
     for _step in range(net.integer(1, 4)):
         kind = net.choice(("Add", "Sub", "Mul", "Max", "Min", "Mod", "Div", "Abs", "Neg", "Where"))
@@ -90,7 +91,7 @@ def integers(net: Network, _: str) -> str | None:
         else:
             value = net.add(kind, value, net.choice((operand, _round(net, x, dtype))))
     scale = net.constant(0.1, "float32")
-    return net.add("Mul", net.add("Cast", value, to=_FLOAT), scale)
+    return net.add("Mul", net.add("Cast", value, to=TensorProto.FLOAT), scale)
 
 
 OPERATORS: Final[tuple[Operator, ...]] = (select, mask, count, integers)
