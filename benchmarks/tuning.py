@@ -262,7 +262,12 @@ def tune_tvmflow(model: str, folder: Path, seconds: float, per_task: int) -> dic
     device = {"kind": "cpu", "class": host.model}
     ledger = Ledger.open(folder / "ledger", target, packages.identity("apache-tvm"), device)
     options = tuning_job.SearchOptions(
-        BudgetRules(10**9), SEED, "evolutionary", "xgb", measure.Timing(0, 3, 40), 30.0, seconds
+        BudgetRules(10**9, minutes=seconds / 60),
+        SEED,
+        "evolutionary",
+        "xgb",
+        measure.Timing(0, 3, 40),
+        30.0,
     )
     context = measurer.MeasureContext(
         target=target,

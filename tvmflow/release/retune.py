@@ -43,7 +43,7 @@ class TuneFacts(NamedTuple):
         measured: Trials that it has measured.
         known: Trials that the ledger had before.
         stopped: Why it stopped; `budget` when it spent all trials, `exhausted` when nothing is left to try, `converged`
-            when nothing is left to gain.
+            when nothing is left to gain, `finished` when a longer search had spent them.
         kernels: The kernels of the model.
     """
 
@@ -149,7 +149,7 @@ def _run_round(progress: TuningProgress, trials: int, tune: TuneStage) -> Tuning
     for _ in range(_MAX_EXTENSIONS):
         total += trials
         facts = tune(with_trials(progress.spec, total))
-        if facts is None or facts.measured or facts.stopped != "budget":
+        if facts is None or facts.measured or facts.stopped not in ("budget", "finished"):
             break
         # The ledger had all of these trials: a round begins where the ledger ends.
         total = max(total, facts.known)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tvm
 
 from tvmflow.core import packages
 from tvmflow.core.errors import StageError
-from tvmflow.core.files import write_atomically
-from tvmflow.core.fork_server import Emit, ForkServer
-from tvmflow.stages._base import Event, StageContext
+from tvmflow.core.fork_server import ForkServer
+from tvmflow.stages._base import StageContext
 from tvmflow.targets import devices
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.host import read_host
@@ -40,13 +38,11 @@ def search(
     tvm_build = packages.identity("apache-tvm")
     ledger = Ledger.open(context.ledger, settings.measured_target, tvm_build, settings.device)
     _describe_workloads(ledger, tasks)
-    work_clock = WorkClock()
-    measure_context = _make_measure_context(settings, context, tvm_build, work_clock)
+    measure_context = _make_measure_context(settings, context, tvm_build)
     # both before the search starts its threads: what the children need, and the server they fork from
     measure.load_compiler(settings.target, runs=settings.remote is None)
-    clock = TuningClock(context.work / "seconds", settings.tune.minutes, work_clock)
-    with ForkServer.fork() as fork_server, clock:
-        options = _make_options(settings.tune, clock.seconds_left)
+    with ForkServer.fork() as fork_server:
+        options = _make_options(settings.tune)
         remote: measurer.Measurer | None = None
         if settings.remote:
             remote = remote_measurer.RemoteMeasurer(
@@ -57,15 +53,14 @@ def search(
                 device_pool.RpcEndpoint.from_settings(settings.remote),
                 context.work,
             )
-        emit = clock.recording(context.emit)
         tuning = Tuning(
-            *(tasks, options, measure_context, ledger, fork_server, emit, remote),
+            *(tasks, options, measure_context, ledger, fork_server, context.emit, remote),
             measure_roofline=lambda: _measure_roofline(settings, measure_context, fork_server),
         )
         return ledger, tuning.run()
 
 
-def _make_options(tune: SearchSettings, seconds: float | None) -> SearchOptions:
+def _make_options(tune: SearchSettings) -> SearchOptions:
     return SearchOptions(
         rules=tune.budget_rules,
         seed=tune.seed,
@@ -73,12 +68,11 @@ def _make_options(tune: SearchSettings, seconds: float | None) -> SearchOptions:
         cost_model=tune.cost_model,
         timing=measure.Timing(tune.number, tune.repeat, tune.min_repeat_ms, tune.flush_cache),
         trial_timeout_s=tune.trial_timeout_s,
-        seconds=seconds,
     )
 
 
 def _make_measure_context(
-    settings: TuneSettings, context: StageContext, tvm_build: str, clock: WorkClock
+    settings: TuneSettings, context: StageContext, tvm_build: str
 ) -> measurer.MeasureContext:
     host = read_host()
     return measurer.MeasureContext(
@@ -94,7 +88,7 @@ def _make_measure_context(
             **({"threads": settings.threads} if settings.threads else {}),
         },
         log=context.work / "trials.log",
-        clock=clock,
+        clock=WorkClock(),
     )
 
 
@@ -130,37 +124,3 @@ def _describe_workloads(ledger: Ledger, tasks: Sequence[Task]) -> None:
             )
             description = WorkloadDescription(task.name, task.flops, buffers, family_key(mod))
             ledger.describe(task.key, description, task.mod)
-
-
-class TuningClock:
-    """The time that a tuning has taken, counting what it took before it was killed."""
-
-    def __init__(self, path: Path, minutes: float | None, clock: WorkClock) -> None:
-        self._path = path
-        self._limit_s = None if minutes is None else minutes * 60
-        self._earlier_s = float(path.read_text()) if path.exists() else 0.0
-        self._clock = clock
-        self._started = clock.now()
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds until the limit, as the tuning starts; None without a limit."""
-        return None if self._limit_s is None else max(self._limit_s - self._earlier_s, 0.0)
-
-    def recording(self, emit: Emit) -> Emit:
-        """Return an `emit` that also records the time."""
-
-        def record_and_emit(event: Event) -> None:
-            self._record()
-            emit(event)
-
-        return record_and_emit
-
-    def _record(self) -> None:
-        write_atomically(self._path, str(self._earlier_s + self._clock.now() - self._started))
-
-    def __enter__(self) -> TuningClock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._record()

@@ -60,7 +60,9 @@ class SearchSettings(Settings):
     @property
     def budget_rules(self) -> BudgetRules:
         """The limits of the budget."""
-        return BudgetRules(self.trials, self.trials_per_task, self.patience, self.min_gain)
+        return BudgetRules(
+            self.trials, self.trials_per_task, self.patience, self.min_gain, self.minutes
+        )
 
 
 class TuneSettings(TrialSettings):

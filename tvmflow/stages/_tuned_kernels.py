@@ -96,6 +96,4 @@ def forecast(
     folder = ledger / target_key(settings.measured_target, tvm_build, settings.device)
     records = {task.key: read_records(folder / f"{task.key}.jsonl").records for task in tasks}
     search = search_name(settings.tune.strategy, settings.tune.seed)
-    return forecast_trials(
-        tasks, records, settings.tune.budget_rules, settings.schedules, search
-    )._replace(minutes=settings.tune.minutes)
+    return forecast_trials(tasks, records, settings.tune.budget_rules, settings.schedules, search)

@@ -42,10 +42,13 @@ RECORDS: Final = "records.json"
 
 # Above this change of one kernel's time, the machine was not the same during the search.
 _MAX_DRIFT: Final = 0.1
+_FINISHED: Final = "; it had its share of this budget before"
 _STOPPED_TEXTS: Final[Mapping[str, str]] = {
     "time": "stopped at tune.minutes; raise it and run again to continue",
     "exhausted": "stopped before the budget was spent: every search space was exhausted",
     "converged": "stopped before the budget was spent: nothing worth a trial is left to gain",
+    "finished": "stopped before the budget was spent: the other kernels had their share in an earlier search; "
+    "raise it and run again to continue",
 }
 
 
@@ -136,7 +139,7 @@ def _make_facts(trials: int, threads: int | None, result: TuningResult) -> Facts
     `trials` is the budget, `threads` those that kernels ran with; `usable_cpus` are those of this
     machine's `cpus` that the run might use; `starting_points` counts schedules that were measured
     first because they are good on `near_targets`; `measured` and `reused` are the trials of this run and of the ledger;
-    `stopped` is `budget`, `time`, `exhausted` or `converged`. `gain` compares the speedup that was
+    `stopped` is `budget`, `time`, `exhausted`, `converged` or `finished`. `gain` compares the speedup that was
     found, by the best trials alone, with the one at the roofline.
     """
     workloads = result.workloads
@@ -189,6 +192,7 @@ def _make_workload_facts(workload: WorkloadResult) -> Facts:
         "best_us": _microseconds(workload.best_s),
         "roofline_us": _microseconds(workload.least_s or None),
         "at_roofline": workload.at_roofline,
+        "finished": workload.finished,
         "spread": round(workload.spread, 4),
         "seconds": round(workload.seconds, 3),
         "first_failure": workload.first_failure,
@@ -261,5 +265,6 @@ def explain(facts: Facts) -> list[str]:
             lines.append(
                 f"  {workload['name']}: {count_text(workload['trials'], 'trial')}, "
                 f"{latency_text(min(times) / 1e6)} a call, {share:.0%} of its roofline"
+                f"{_FINISHED if workload.get('finished') else ''}"
             )
     return ["workloads against the roofline of this machine", *lines] if lines else []

@@ -41,6 +41,9 @@ class WorkloadShare(NamedTuple):
         flops: Arithmetic operations of one call.
         untuned_s: Seconds of one untuned call; infinity when not known.
         least_s: Seconds of one call at the roofline of the machine; 0 when not known.
+        seconds_per_trial: The time of the budget that a trial takes which the ledger has.
+        finished_after: Its trials when it had had its share of this budget in an earlier search: it
+            gets no more. None when it had not.
     """
 
     key: str
@@ -48,6 +51,8 @@ class WorkloadShare(NamedTuple):
     flops: float
     untuned_s: float = math.inf
     least_s: float = 0.0
+    seconds_per_trial: float = 0.0
+    finished_after: int | None = None
 
 
 class BudgetRules(NamedTuple):
@@ -58,12 +63,20 @@ class BudgetRules(NamedTuple):
         trials_per_task: Trials of one workload at most.
         patience: Trials without a gain that end the tuning of a workload.
         min_gain: The relative improvement that counts as a gain.
+        minutes: Minutes of all workloads together, those that earlier searches spent included; None
+            without a limit.
     """
 
     trials: int
     trials_per_task: int | None = None
     patience: int | None = None
     min_gain: float = 0.01
+    minutes: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The limit of the time in seconds; infinity without one."""
+        return math.inf if self.minutes is None else self.minutes * 60
 
 
 class _WorkloadHistory:
@@ -114,7 +127,11 @@ class _WorkloadHistory:
 
 
 class Budget:
-    """Gives out trials in rounds: call `next_round`, `record` its results, until there is no next."""
+    """Gives out trials in rounds: call `next_round`, `record` its results, until there is no next.
+
+    Attributes:
+        reused_s: Seconds that earlier searches took for the trials which the ledger had.
+    """
 
     def __init__(self, shares: Sequence[WorkloadShare], rules: BudgetRules) -> None:
         self._rules = rules
@@ -126,6 +143,7 @@ class Budget:
         if self._least_gain:
             histories.sort(key=lambda history: -history.possible_gain)
         self._histories = {history.share.key: history for history in histories}
+        self.reused_s = 0.0
 
     @property
     def spent(self) -> int:
@@ -145,6 +163,18 @@ class Budget:
             if self._room(history) > 0 and not self._is_worthwhile(history)
         ]
 
+    @property
+    def finished(self) -> list[str]:
+        """The workloads that promise a gain and get no more, because they had their share in an earlier search."""
+        return [
+            key
+            for key, history in self._histories.items()
+            if history.share.finished_after is not None
+            and history.spent >= history.share.finished_after
+            and not history.exhausted
+            and self._is_worthwhile(history)
+        ]
+
     def is_at_roofline(self, key: str) -> bool:
         """Return whether a workload, tuned or not, is about as fast as the machine allows."""
         return self._histories[key].is_at_roofline
@@ -154,15 +184,19 @@ class Budget:
         left = self._rules.trials - self.spent
         return self._warmup_round(left) or self._batch_round(left)
 
-    def record(self, key: str, seconds: Sequence[float], *, exhausted: bool = False) -> None:
+    def record(
+        self, key: str, seconds: Sequence[float], *, reused: int = 0, exhausted: bool = False
+    ) -> None:
         """Record the results of a workload's trials.
 
         Args:
             key: The workload.
             seconds: Their times in the order of the ledger; infinity for failures.
+            reused: How many of them the ledger had.
             exhausted: No schedule of the workload is left to try.
         """
         history = self._histories[key]
+        self.reused_s += reused * history.share.seconds_per_trial
         for value in seconds:
             history.add(value, self._rules.min_gain)
         history.exhausted = history.exhausted or exhausted
@@ -175,7 +209,9 @@ class Budget:
         )
         if history.exhausted or out_of_patience:
             return 0
-        return (rules.trials_per_task or rules.trials) - history.spent
+        limits = [rules.trials_per_task or rules.trials]
+        limits += [] if history.share.finished_after is None else [history.share.finished_after]
+        return max(min(limits) - history.spent, 0)
 
     def _is_worthwhile(self, history: _WorkloadHistory) -> bool:
         """Return whether a batch for a workload is expected to shorten an inference."""

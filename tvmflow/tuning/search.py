@@ -9,20 +9,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.keys import UNLIMITED_TRIALS
 from tvmflow.tuning.budget import Budget
-from tvmflow.tuning.forecast import workload_share
+from tvmflow.tuning.forecast import end_name, find_time_shares, workload_shares
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measurer import DriftMonitor, MeasureContext, MeasureJob, Measurer
 from tvmflow.tuning.proposals import Candidate, Proposals, make_cost_model
 from tvmflow.tuning.related_workloads import RelatedTrials
 from tvmflow.tuning.roofline import Roofline
 from tvmflow.tuning.starting_points import StartingPoints
-from tvmflow.tuning.trials import Failure, Trial
+from tvmflow.tuning.trials import Failure, SearchEnd, SearchTime, Trial, timestamp
 from tvmflow.tuning.tuning_job import SearchOptions, StopReason, Task, TuningResult, WorkloadResult
 
 _log = logging.getLogger(__name__)
@@ -77,6 +77,8 @@ class Tuning:
         self._starting_points = StartingPoints(ledger, self._related.quarantine_inapplicable)
         self._measured = dict.fromkeys(self._tasks, 0)
         self._seconds = dict.fromkeys(self._tasks, 0.0)
+        self._noted_s = dict.fromkeys(self._tasks, 0.0)
+        self._reused_s = 0.0
         self._proposals: dict[str, Proposals] = {}
         self._cost_model: Any = None
         self._spent_in_round = 0
@@ -91,10 +93,13 @@ class Tuning:
         """Search until the budget or the time is spent, or all search spaces are exhausted."""
         self._untuned = self._measure_untuned()
         self._budget = Budget(
-            [
-                workload_share(task, self._trials[task.key], self._context.rules_version)
-                for task in self._tasks.values()
-            ],
+            workload_shares(
+                list(self._tasks.values()),
+                self._trials,
+                self._options.rules,
+                self._context.rules_version,
+                self._options.name,
+            ),
             self._options.rules,
         )
         stopped: StopReason = "budget"
@@ -106,7 +111,10 @@ class Tuning:
             self._run_round(planned)
             self._drift.check(sum(self._measured.values()))
         if stopped == "budget" and self._budget.spent < self._options.rules.trials:
-            stopped = "converged" if self._budget.left_out else "exhausted"
+            is_finished = bool(self._budget.finished)
+            is_converged = bool(self._budget.left_out)
+            stopped = "finished" if is_finished else "converged" if is_converged else "exhausted"
+        self._note_end()
         ordered = sorted(
             self._tasks.values(), key=lambda task: (-task.calls * task.flops, task.key)
         )
@@ -126,9 +134,13 @@ class Tuning:
         missing = [task for key, task in self._tasks.items() if key not in known]
         version = self._context.rules_version
         roofline = self._measure_roofline() if missing else None
+        start = self._clock.now()
 
         def record(index: int, trial: Trial) -> None:
+            nonlocal start
             task = missing[index]
+            self._seconds[task.key] += self._clock.now() - start
+            start = self._clock.now()
             least_s = roofline.least_seconds(task.mod, task.flops) if roofline else 0.0
             if trial.run_secs:
                 self._trials[task.key].record_untuned(version, trial.seconds, least_s)
@@ -144,14 +156,37 @@ class Tuning:
         return {key: seconds for key, seconds in times.items() if seconds is not None}
 
     def _has_time(self) -> bool:
-        limit = self._options.seconds
-        return limit is None or self._clock.now() - self._started < limit
+        return self._spent_s() < self._options.rules.seconds
+
+    def _spent_s(self) -> float:
+        """Return the seconds of the budget that are spent, by earlier searches on what is reused of them too."""
+        return self._reused_s + self._clock.now() - self._started
+
+    def _note_time(self, keys: Iterable[str]) -> None:
+        """Have the ledger know the time that was spent on workloads since it was last noted."""
+        for key in keys:
+            trials, new_s = self._trials[key], self._seconds[key] - self._noted_s[key]
+            if new_s > 0 and len(trials):
+                earlier_s = trials.search_time.seconds if trials.search_time else 0.0
+                self._noted_s[key] = self._seconds[key]
+                trials.add([SearchTime(round(earlier_s + new_s, 3), len(trials), timestamp())])
+
+    def _note_end(self) -> None:
+        """Have the ledger know that each workload has had its share of this budget."""
+        rules, tasks = self._options.rules, list(self._tasks.values())
+        name = end_name(self._options.name, rules)
+        shares = find_time_shares(tasks, self._trials, self._context.rules_version)
+        for key, trials in self._trials.items():
+            share = round(shares[key], 6)
+            end = SearchEnd(name, rules.trials, rules.minutes, share, len(trials), timestamp())
+            trials.add([end])
 
     # ---------------------------------------------------------------- one round of the budget
 
     def _run_round(self, planned: Mapping[str, int]) -> None:
         """Give each workload its trials: those of the ledger first, measured ones beyond that."""
         goals = {key: self._budget.spent_on(key) + count for key, count in planned.items()}
+        measured_before = dict(self._measured)
         self._spent_in_round = sum(
             min(len(self._trials[key]), goal) - self._budget.spent_on(key)
             for key, goal in goals.items()
@@ -164,12 +199,16 @@ class Tuning:
             while missing := self._missing_trials(goals):
                 if not self._has_time() or not self._measure_candidates(missing):
                     break
+        is_time_left = self._has_time()
         for key, count in planned.items():
             first = self._budget.spent_on(key)
             trials = self._trials[key].in_order()[first : first + count]
             # Without time left, the next round ends the run.
-            is_exhausted = len(trials) < count and self._has_time()
-            self._budget.record(key, [trial.seconds for trial in trials], exhausted=is_exhausted)
+            is_exhausted = len(trials) < count and is_time_left
+            reused = max(len(trials) - (self._measured[key] - measured_before[key]), 0)
+            times = [trial.seconds for trial in trials]
+            self._budget.record(key, times, reused=reused, exhausted=is_exhausted)
+        self._reused_s = self._budget.reused_s
         self._spent_in_round = 0
 
     def _missing_trials(self, goals: Mapping[str, int]) -> dict[str, int]:
@@ -207,7 +246,10 @@ class Tuning:
         self._measurer.measure(jobs, record, self._has_time)
         for key, pairs in learned.items():
             candidates, trials = zip(*pairs, strict=True)
+            start = self._clock.now()
             self._proposals[key].learn(candidates, trials)
+            self._seconds[key] += self._clock.now() - start
+        self._note_time(learned)
         return bool(chosen)
 
     def _propose(self, missing: Mapping[str, int]) -> list[tuple[str, Candidate]]:
@@ -255,13 +297,13 @@ class Tuning:
         best = trials.valid()
         untuned = self._untuned.get(task.key)
         done = self._budget.spent + self._spent_in_round
-        total = self._options.rules.trials
+        rules = self._options.rules
         return {
             "event": "progress",
             "unit": "trial",
             "done": done,
-            "total": None if total >= UNLIMITED_TRIALS else total,
-            "limit_s": self._options.seconds,
+            "total": None if rules.trials >= UNLIMITED_TRIALS else rules.trials,
+            "limit_s": None if math.isinf(rules.seconds) else rules.seconds,
             "workload": task.name,
             "calls": task.calls,
             "trials": len(trials),
@@ -289,9 +331,9 @@ class Tuning:
 
     def _seconds_left(self, done: int) -> float | None:
         """Return how long the rest of the budget takes; None as long as too few trials say it."""
-        now, limit = self._clock.now(), self._options.seconds
+        now, limit = self._clock.now(), self._options.rules.seconds
         measured = sum(self._measured.values())
-        limits = [] if limit is None else [max(limit - (now - self._started), 0.0)]
+        limits = [] if math.isinf(limit) else [max(limit - self._spent_s(), 0.0)]
         is_unlimited = self._options.rules.trials >= UNLIMITED_TRIALS
         if self._first_trial_s is not None and not is_unlimited:
             if measured >= _FEWEST_TRIALS:
@@ -338,4 +380,5 @@ class Tuning:
             known=len(trials.trials),
             least_s=baseline.least_s if baseline else 0.0,
             at_roofline=self._budget.is_at_roofline(task.key),
+            finished=task.key in self._budget.finished,
         )

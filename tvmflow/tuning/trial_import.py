@@ -29,6 +29,8 @@ from tvmflow.tuning.trials import (
     LibraryRecord,
     Note,
     Record,
+    SearchEnd,
+    SearchTime,
     Trial,
     is_ahead_of_clock,
 )
@@ -44,6 +46,8 @@ _KIND_NAMES: Final[Mapping[type[Record], str]] = {
     FinalistsRecord: "times of finalists",
     LibraryRecord: "comparison of libraries",
     Ban: "ban",
+    SearchTime: "time of searches",
+    SearchEnd: "end of a search",
     ExhaustedMark: "mark of an exhausted search",
     FileHeader: "header",
 }

@@ -28,13 +28,17 @@ MAX_RECORD_VERSION: Final = 3
 """The version of comparisons of libraries and of rooflines, which a tvmflow that reads version 2 leaves alone."""
 
 BAN_VERSION: Final = 4
-"""The version of bans, the newest of all records."""
+"""The version of bans, which a tvmflow that reads version 3 leaves alone."""
+
+SEARCH_VERSION: Final = 5
+"""The version of what searches note about themselves, the newest of all records."""
 
 TRIAL_START: Final = b'{"failure":'
 FAILED_TRIAL_START: Final = TRIAL_START + b"{"
 RECORD_STARTS: Final = (
     TRIAL_START,
     *(b'{"baseline":', b'{"finalists":', b'{"exhausted":', b'{"library":', b'{"ban":'),
+    *(b'{"spent":', b'{"ended":'),
 )
 """The first bytes of each kind of record in its canonical form."""
 
@@ -211,6 +215,53 @@ class Ban(NamedTuple):
         return {"v": BAN_VERSION, "ban": self.trial, **_fields_after_first(self)}
 
 
+class SearchTime(NamedTuple):
+    """The time that all searches together have spent on the workload.
+
+    Attributes:
+        seconds: Seconds of proposing, building and measuring.
+        trials: The trials that the ledger had then.
+        when: The time of the record (ISO 8601, UTC).
+    """
+
+    seconds: _Seconds
+    trials: _Count
+    when: _When
+
+    def to_json(self) -> Json:
+        """Return the record as it is written."""
+        return {"v": SEARCH_VERSION, "spent": self.seconds, **_fields_after_first(self)}
+
+
+class SearchEnd(NamedTuple):
+    """A note that a search ended by itself: the workload has had its share of that budget.
+
+    Attributes:
+        search: The search, with everything that shapes it except its budget.
+        limit: Trials of all workloads together that it was allowed.
+        minutes: Minutes that it was allowed; None without a limit.
+        share: The share of the workload in the untuned time of an inference; 1 where it was not known.
+        trials: The trials that the ledger had of the workload then.
+        when: The time of the record (ISO 8601, UTC).
+    """
+
+    search: StrictStr
+    limit: _Count
+    minutes: _Seconds | None
+    share: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+    trials: _Count
+    when: _When
+
+    @property
+    def budget(self) -> tuple[float, int]:
+        """What sorts a larger budget behind a smaller one."""
+        return (float("inf") if self.minutes is None else self.minutes), self.limit
+
+    def to_json(self) -> Json:
+        """Return the note as it is written."""
+        return {"v": SEARCH_VERSION, "ended": self.search, **_fields_after_first(self)}
+
+
 class FileHeader(NamedTuple):
     """The workload and the target that a file is about: a copy of it under another name is none of that one."""
 
@@ -222,7 +273,7 @@ class FileHeader(NamedTuple):
         return {"v": NOTE_VERSION, "header": self.workload, **_fields_after_first(self)}
 
 
-Note = Baseline | FinalistsRecord | LibraryRecord | Ban
+Note = Baseline | FinalistsRecord | LibraryRecord | Ban | SearchTime | SearchEnd
 """What a ledger keeps beside trials, because it decides which schedule is tried or chosen."""
 
 Record = Trial | ExhaustedMark | Note | FileHeader
@@ -236,6 +287,8 @@ _KINDS: Final = {
     "finalists": ("request", TypeAdapter[Record](FinalistsRecord)),
     "library": ("request", TypeAdapter[Record](LibraryRecord)),
     "ban": ("trial", TypeAdapter[Record](Ban)),
+    "spent": ("seconds", TypeAdapter[Record](SearchTime)),
+    "ended": ("search", TypeAdapter[Record](SearchEnd)),
     "header": ("workload", TypeAdapter[Record](FileHeader)),
 }
 
@@ -256,7 +309,7 @@ def parse_line(line: bytes) -> Record | None:
     version = record.pop("v", None)
     if type(version) is not int or version < 1:
         raise ValueError("the field 'v' is no version")
-    if version > BAN_VERSION:
+    if version > SEARCH_VERSION:
         return None
     try:
         for name, (first_field, kind) in _KINDS.items():

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from tvmflow.tuning.budget import BudgetRules
 from tvmflow.tuning.measure import Timing
 
-StopReason = Literal["budget", "time", "exhausted", "converged"]
+StopReason = Literal["budget", "time", "exhausted", "converged", "finished"]
 
 
 class Task(NamedTuple):
@@ -43,7 +43,6 @@ class SearchOptions(NamedTuple):
         cost_model: `xgb`, `mlp` or `random`.
         timing: How to time a candidate.
         trial_timeout_s: Seconds after which a trial is given up.
-        seconds: Seconds that tuning may still take; None without a limit.
     """
 
     rules: BudgetRules
@@ -52,7 +51,6 @@ class SearchOptions(NamedTuple):
     cost_model: str
     timing: Timing
     trial_timeout_s: float
-    seconds: float | None = None
 
     @property
     def name(self) -> str:
@@ -76,6 +74,7 @@ class WorkloadResult(NamedTuple):
         known: All its trials in the ledger.
         least_s: Seconds of one call at the roofline of the machine; 0 when not known.
         at_roofline: It is about as fast as the machine allows, tuned or not.
+        finished: It got no trial, because it had its share of the budget in an earlier search.
     """
 
     key: str
@@ -94,6 +93,7 @@ class WorkloadResult(NamedTuple):
     known: int = 0
     least_s: float = 0.0
     at_roofline: bool = False
+    finished: bool = False
 
 
 class TuningResult(NamedTuple):
@@ -101,8 +101,9 @@ class TuningResult(NamedTuple):
 
     Attributes:
         workloads: The outcome for each workload, those with most work per inference first.
-        stopped: What ended it: the budget, the time, that all search spaces are exhausted, or that
-            nothing worth a trial is left to gain.
+        stopped: What ended it: the budget, the time, that all search spaces are exhausted, that
+            nothing worth a trial is left to gain, or that the workloads which are left had their share of
+            the budget in an earlier search.
         drift: See `DriftMonitor`.
         repairs: A sentence for each repair of the ledger and each search that failed.
         starting_points: How many schedules were measured first because they are good on near targets.

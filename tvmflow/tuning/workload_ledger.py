@@ -28,6 +28,8 @@ from tvmflow.tuning.trials import (
     FileHeader,
     Note,
     Record,
+    SearchEnd,
+    SearchTime,
     Trial,
     parse_line,
     timestamp,
@@ -35,6 +37,8 @@ from tvmflow.tuning.trials import (
 from tvmflow.tuning.workload_records import WorkloadRecords, describe_copy, header_of
 
 _RECORD_START: Final = b"{"
+# What searches note about all trials together.
+_SEARCH_NOTES: Final = (ExhaustedMark, SearchTime, SearchEnd)
 _log = logging.getLogger(__name__)
 
 
@@ -234,8 +238,8 @@ class WorkloadLedger(WorkloadRecords):
         content = _read_at(descriptor, 0, os.fstat(descriptor).st_size)
         kept, start = [], 0
         for line in content.split(b"\n"):
-            # A search is no longer exhausted then. What is neither that nor blank is a newer version's.
-            is_mark = start not in starts and isinstance(parse_line(line), ExhaustedMark)
+            # No search is at its end then. What is no such note and not blank is kept, as a newer version's is.
+            is_mark = start not in starts and isinstance(parse_line(line), _SEARCH_NOTES)
             if start not in starts and line.strip() and not is_mark:
                 kept.append(line + b"\n")
             start += len(line) + 1

@@ -20,6 +20,8 @@ from tvmflow.tuning.trials import (
     LibraryRecord,
     Note,
     Record,
+    SearchEnd,
+    SearchTime,
     Trial,
     parse_line,
     sort_by_record,
@@ -36,6 +38,8 @@ class WorkloadRecords:
         finalists: The times of finalists, by the digest of what was measured and how.
         libraries: The same of comparisons of libraries.
         bans: The bans of trials, by their ids.
+        search_time: The time that searches have spent; None where none has noted it.
+        search_ends: The searches that ended, each under the largest budget, by their names.
     """
 
     def __init__(self) -> None:
@@ -44,6 +48,8 @@ class WorkloadRecords:
         self.finalists: dict[str, FinalistsRecord] = {}
         self.libraries: dict[str, LibraryRecord] = {}
         self.bans: dict[str, Ban] = {}
+        self.search_time: SearchTime | None = None
+        self.search_ends: dict[str, SearchEnd] = {}
         self._exhausted: dict[str, int] = {}
         self._last_when = ""
 
@@ -51,7 +57,7 @@ class WorkloadRecords:
         return len(self.trials)
 
     def keep(self, record: Record | None) -> None:
-        """Add a record; of two about the same thing the earliest counts.
+        """Add a record; of two about the same thing the one counts that `is_news` says.
 
         Args:
             record: The record; None stands for one of a newer version.
@@ -69,11 +75,18 @@ class WorkloadRecords:
                 self.finalists[record.request] = record
             elif isinstance(record, Ban):
                 self.bans[record.trial] = record
+            elif isinstance(record, SearchTime):
+                self.search_time = record
+            elif isinstance(record, SearchEnd):
+                self.search_ends[record.search] = record
             else:
                 self.libraries[record.request] = record
 
     def is_news(self, record: Trial | Note) -> bool:
-        """Return whether a record is about something unknown, or earlier than the known one."""
+        """Return whether a record is about something unknown, or counts more than the known one.
+
+        Of two the earlier one counts, but of two notes of searches that of the longer one.
+        """
         known: Trial | Note | None
         if isinstance(record, Trial):
             known = self.trials.get(record.id)
@@ -83,9 +96,13 @@ class WorkloadRecords:
             known = self.finalists.get(record.request)
         elif isinstance(record, Ban):
             known = self.bans.get(record.trial)
+        elif isinstance(record, SearchTime):
+            known = self.search_time
+        elif isinstance(record, SearchEnd):
+            known = self.search_ends.get(record.search)
         else:
             known = self.libraries.get(record.request)
-        return known is None or _age(record) < _age(known)
+        return known is None or _precedence(record) < _precedence(known)
 
     def keep_earlier_baseline(self, path: Path) -> None:
         """Add the baseline from the file in which version 0.1 kept it.
@@ -119,6 +136,8 @@ class WorkloadRecords:
             *(self.finalists[request] for request in sorted(self.finalists)),
             *(self.libraries[request] for request in sorted(self.libraries)),
             *(self.bans[trial] for trial in sorted(self.bans)),
+            *([self.search_time] if self.search_time else []),
+            *(self.search_ends[search] for search in sorted(self.search_ends)),
         ]
 
     def is_exhausted(self, search: str) -> bool:
@@ -161,9 +180,15 @@ def describe_copy(path: Path, header: FileHeader) -> str:
     )
 
 
-def _age(record: Trial | Note) -> tuple[str, bytes]:
-    """Return what sorts an earlier record first, and equally old ones always alike."""
-    return record.when, canonical(record.to_json())
+def _precedence(record: Trial | Note) -> tuple[tuple[float, ...], str, bytes]:
+    """Return what sorts the longer search first, then the earlier record, and equal ones always alike."""
+    length: tuple[float, ...] = ()
+    if isinstance(record, SearchTime):
+        length = (-record.trials, -record.seconds)
+    elif isinstance(record, SearchEnd):
+        minutes, limit = record.budget
+        length = (-minutes, -limit, -record.share)
+    return length, record.when, canonical(record.to_json())
 
 
 def same_trials(records: WorkloadRecords, trials: Iterable[Trial]) -> bool:

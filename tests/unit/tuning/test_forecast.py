@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.support.trials import trial
 from tvmflow.core.keys import UNLIMITED_TRIALS
 from tvmflow.tuning.budget import Budget, BudgetRules
-from tvmflow.tuning.forecast import forecast_trials, measure_pace, workload_share
-from tvmflow.tuning.trials import Baseline, ExhaustedMark
+from tvmflow.tuning.forecast import end_name, forecast_trials, measure_pace, workload_shares
+from tvmflow.tuning.trials import Baseline, ExhaustedMark, SearchEnd, SearchTime
 from tvmflow.tuning.tuning_job import Task
 from tvmflow.tuning.workload_records import WorkloadRecords
 
@@ -43,7 +43,7 @@ def test_a_budget_that_the_ledger_has_leaves_nothing() -> None:
     """The same trials that the search would give out, and no other."""
     records, rules = ledger(a=40, b=40), BudgetRules(30)
     assert forecast_trials(TASKS, records, rules, SCHEDULES, "any").at_most == 0
-    budget = Budget([workload_share(task, records[task.key], SCHEDULES) for task in TASKS], rules)
+    budget = Budget(workload_shares(TASKS, records, rules, SCHEDULES, "any"), rules)
     while planned := budget.next_round():
         for key, count in planned.items():
             budget.record(key, [1e-3] * count)
@@ -74,3 +74,25 @@ def test_pauses_between_searches_are_no_trials() -> None:
     morning = [trial(index, when=f"2024-01-02T08:00:{2 * index:02d}+00:00") for index in range(8)]
     assert measure_pace([*evening, *morning]) == 2.0
     assert measure_pace(evening) is None
+
+
+def test_what_earlier_searches_spent_is_no_longer_left() -> None:
+    """Half of 40 seconds, as they noted it themselves, and what had its share is named."""
+    records = ledger(a=10, b=10)
+    for key in records:
+        records[key].keep(SearchTime(10.0, 10, "2024-01-01T00:01:00.000+00:00"))
+    rules = BudgetRules(UNLIMITED_TRIALS, minutes=40 / 60)
+    forecast = forecast_trials(TASKS, records, rules, SCHEDULES, "any")
+    assert (forecast.reused, forecast.spent_s, forecast.seconds_left) == (20, 20.0, 20.0)
+    assert forecast.at_most and forecast.finished_kernels == ()
+
+    end = SearchEnd(
+        end_name("any", rules), rules.trials, rules.minutes, 0.5, 10, "2024-01-02T00:00Z"
+    )
+    records["a" * 64].keep(end)
+    forecast = forecast_trials(TASKS, records, rules, SCHEDULES, "any")
+    assert forecast.finished_kernels == ("kernel_a",) and forecast.at_most
+    longer = rules._replace(minutes=1.0)
+    assert forecast_trials(TASKS, records, longer, SCHEDULES, "any").finished_kernels == ()
+    other = end_name("any", rules._replace(patience=8))
+    assert other != end.search
