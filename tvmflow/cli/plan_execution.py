@@ -13,7 +13,7 @@ from tvmflow.cli.executors import open_executor
 from tvmflow.core import file_locks
 from tvmflow.core.termination import Cancelling
 from tvmflow.core.types import Plan
-from tvmflow.engine.progress import Printer
+from tvmflow.engine.progress import Printer, interim_text
 from tvmflow.engine.report import RunReport
 from tvmflow.engine.session import SessionOptions, run_plan
 from tvmflow.engine.summary import render
@@ -35,7 +35,21 @@ class PlanExecution:
         output: OutputOptions,
         store: LocalStore,
         forced: Collection[str] = (),
+        *,
+        delivers_interim: bool = True,
+        best_so_far: str = "",
     ) -> None:
+        """Prepare the execution.
+
+        Args:
+            prepared: What to run.
+            execution: How stages are run.
+            output: How the progress is shown.
+            store: The store with the results.
+            forced: The ids of stages that run once also if they are up to date.
+            delivers_interim: Whether long searches are interrupted to deliver what they have found so far.
+            best_so_far: The command that delivers the best of the trials so far; empty if there is none.
+        """
         self._forced = frozenset(forced)
         self._remote = execution.remote
         self._store = store
@@ -57,7 +71,11 @@ class PlanExecution:
             execution.dist.locate(),
             execution.stage_timeout_s,
             execution.stage_memory,
+            delivers_interim=delivers_interim,
         )
+        self._best_so_far = best_so_far
+        self._delivered = ""
+        self._has_trials = False
 
     def __enter__(self) -> PlanExecution:
         return self
@@ -79,7 +97,7 @@ class PlanExecution:
             self._remote, self._store, self._printer.remote, lambda: self._executor.cancelled
         )
         options = self._options._replace(forced=self._forced)
-        with Cancelling(self._cancel, _KEPT):
+        with Cancelling(self._cancel, self._describe_kept):
             report = run_plan(plan, self._store, self._executor, self._show, options, client)
         self._forced -= {stage.stage_id for stage in report.stages if stage.outcome == "ran"}
         return report
@@ -87,7 +105,17 @@ class PlanExecution:
     def _show(self, event: Event) -> None:
         if self._logs:
             self._logs.event(event)
+        if event["event"] == "delivered":
+            self._delivered, self._has_trials = interim_text(event), False
+        self._has_trials |= event.get("unit") == "trial"
         self._printer.event(event)
+
+    def _describe_kept(self) -> str:
+        """Return what a signal leaves, and the commands that go on from there. Called by a signal handler."""
+        delivered = f"; delivered: {self._delivered}" if self._delivered else ""
+        if not self._has_trials or not self._best_so_far:
+            return f"{delivered}{_KEPT}"
+        return f"{delivered}{_KEPT}; `{self._best_so_far}` delivers the best of the trials so far"
 
     def _cancel(self) -> None:
         """Stop what runs. Called by a signal handler."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,8 +26,9 @@ from tvmflow.cli.reproduce import check_reproducible
 from tvmflow.cli.retune import retune
 from tvmflow.core import signing
 from tvmflow.core.disk_errors import disk_errors, make_folder
-from tvmflow.core.errors import EXIT_OK
+from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.types import Plan
+from tvmflow.engine.interim import is_search, with_best_so_far
 from tvmflow.engine.ir_dump import dump_ir
 from tvmflow.engine.junit import junit_xml
 from tvmflow.engine.markdown import markdown_summary
@@ -94,7 +96,12 @@ def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
         )
         return EXIT_OK
     # These do their work again although everything is up to date.
-    runs_again = options.check_reproducible or options.dump_ir is not None or options.force
+    runs_again = (
+        options.check_reproducible
+        or options.dump_ir is not None
+        or options.force
+        or options.best_so_far
+    )
     # A cached answer writes no file.
     writes = options.summary is not None or options.junit is not None
     argv = () if runs_again or writes else options.argv
@@ -106,7 +113,9 @@ def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
             store,
             leases,
             argv=argv,
+            command=options.argv,
             force=options.force,
+            best_so_far=options.best_so_far,
             check=None if options.check_reproducible else check_release,
         )
         recording.report, recording.lock = report, request.lock
@@ -147,7 +156,9 @@ def execute(
     leases: contextlib.ExitStack,
     *,
     argv: Sequence[str] = (),
+    command: Sequence[str] = (),
     force: Sequence[str] = (),
+    best_so_far: bool = False,
     check: Callable[[PreparedRun, RunRequest], None] | None = None,
     revise: Callable[[PreparedRun, RunPlan], PreparedRun | RunReport] | None = None,
 ) -> FinishedRun:
@@ -162,7 +173,9 @@ def execute(
             run, so that the caller can pin them.
         argv: The command line, whose answer is saved if everything is up to date; empty if stages
             are to be run and shown in any case.
+        command: The command line of `tvmflow run`; empty for another command.
         force: The names of stages that run also if they are up to date.
+        best_so_far: Measure no trial, and take the best that the ledger has.
         check: Raises an error if the run must not begin.
         revise: Returns what to run in place of the plan, after it ran what it needs to know that;
             or the report of that, when it did not succeed.
@@ -175,6 +188,19 @@ def execute(
     if check is not None:
         check(prepared, request)
     forced = {spec.id for name in force for spec in find_stages(prepared.plan, name)}
+    if (
+        best_so_far
+        and prepared.pipeline
+        and (prepared.pipeline.release or prepared.pipeline.retune)
+    ):
+        raise UsageError(
+            "--best-so-far is for recipes, and this pipeline releases or retunes several",
+            fix="run its recipes with --best-so-far",
+        )
+    if best_so_far:
+        prepared = prepared._replace(plan=with_best_so_far(prepared.plan))
+        # no key knows what the ledger has
+        forced |= {spec.id for spec in prepared.plan.stages if is_search(spec)}
     pipeline = prepared.pipeline
     is_plain = pipeline is None or not (pipeline.release or pipeline.retune)
     # Who asks for a log gets the decisions of a full evaluation.
@@ -186,7 +212,11 @@ def execute(
         if report is not None:
             return FinishedRun(prepared, report)
     leases.enter_context(store.running())
-    with PlanExecution(prepared, execution, output, store, forced) as plans:
+    with PlanExecution(
+        *(prepared, execution, output, store, forced),
+        delivers_interim=is_plain and not best_so_far,
+        best_so_far=_best_so_far_command(command) if is_plain else "",
+    ) as plans:
         if pipeline and pipeline.retune and not request.lock:
             plan = retune(
                 prepared.plan,
@@ -201,6 +231,11 @@ def execute(
                 return FinishedRun(prepared, revised)
             prepared = revised
         return FinishedRun(prepared, plans.run(prepared.plan))
+
+
+def _best_so_far_command(argv: Sequence[str]) -> str:
+    """Return the command that delivers what a run had found when it was interrupted."""
+    return shlex.join(["tvmflow", *argv, "--best-so-far"]) if argv else ""
 
 
 COMMANDS: Final = {"run": run}

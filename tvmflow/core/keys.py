@@ -30,7 +30,7 @@ _DIGEST_LENGTH = 64
 UNLIMITED_TRIALS = 10_000_000
 """The most trials that a recipe can set, and the limit where it sets only minutes."""
 
-_BUDGET = (("tune", "trials"), ("tune", "minutes"))
+_BUDGET = (("tune", "trials"), ("tune", "minutes"), ("tune", "interim"))
 
 # More settings than this that appear or disappear together share one phrase.
 _FEW = 2
@@ -170,6 +170,8 @@ def _describe_budget(tune: Mapping[str, Json]) -> str:
     trials, minutes = tune.get("trials", 0), tune.get("minutes")
     if not trials:
         return "no search"
+    if minutes == 0:
+        return "the best so far"
     limits = [] if trials >= UNLIMITED_TRIALS else [count_text(trials, "trial")]
     limits += [] if minutes is None else [f"{minutes:g} {'minute' if minutes == 1 else 'minutes'}"]
     return " in at most ".join(limits) or "no limit"

@@ -144,14 +144,14 @@ class Cancelling(_Reacting):
 
     Args:
         cancel: Called at a signal.
-        note: Continues the announcement: what is kept, and what to do next.
+        describe: Returns how the announcement goes on: what is kept, and what to do next.
     """
 
-    def __init__(self, cancel: "Callable[[], None]", note: str = "") -> None:
+    def __init__(self, cancel: "Callable[[], None]", describe: "Callable[[], str]" = str) -> None:
         self._cancel = cancel
-        self._note = note
+        self._describe = describe
 
     def _react(self) -> None:
         self._cancel()
-        _termination.note = self._note
+        _termination.note = self._describe()
         _termination.announce()

@@ -133,6 +133,8 @@ class StageSpec(NamedTuple):
         traits: What it declares about itself; no part of the key.
         devices: The kinds of this machine's devices that it measures on; no part of the key.
         memory_bytes: How much memory it may take (see `StageCall`); no part of the key.
+        deliver_every_s: How long it searches until what it found so far is delivered; None for to
+            its end. No part of the key.
     """
 
     id: str
@@ -149,6 +151,7 @@ class StageSpec(NamedTuple):
     traits: RunTraits = RunTraits()
     devices: tuple[str, ...] = ()
     memory_bytes: int | None = None
+    deliver_every_s: float | None = None
 
     @property
     def label(self) -> str:

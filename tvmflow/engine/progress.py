@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, TextIO
 
 from tvmflow.core import live_region
-from tvmflow.core.formatting import duration_text, printable_lines
+from tvmflow.core.formatting import count_text, duration_text, names_text, printable_lines
 from tvmflow.core.live_region import Line, Span
 from tvmflow.engine.report import MAX_SHOWN
 from tvmflow.engine.run_display import (
@@ -95,6 +95,7 @@ class Printer:
                 "progress": self._show_progress,
                 "download": self._show_download,
                 "waiting": self._show_waiting,
+                "delivered": self._show_delivered,
             }
 
     def event(self, event: Event) -> None:
@@ -171,6 +172,9 @@ class Printer:
         # A stage may wait many times for the same lock.
         if not self._region and self._is_due(event, at_once=True):
             self._print_line(f"{self._stage_name(event)}: {event['message']}")
+
+    def _show_delivered(self, event: Event) -> None:
+        self._print_line(f"delivered: {interim_text(event)}")
 
     def _show_progress(self, event: Event) -> None:
         if not self._region and self._is_due(event):
@@ -259,6 +263,13 @@ class Printer:
             raise error
         self._ended.set()
         self._on_lost_reader()
+
+
+def interim_text(event: Event) -> str:
+    """Return what was delivered while a search goes on, and where."""
+    trials = event["trials"]
+    kind = f"the best of {count_text(trials, 'trial')} so far" if trials else "untuned so far"
+    return f"{names_text(event['folders'])} ({kind})"
 
 
 def download_text(done: int, total: int, url: str) -> str:

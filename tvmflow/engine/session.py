@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core import termination
@@ -15,6 +16,7 @@ from tvmflow.engine import delivery, faults
 from tvmflow.engine.completeness import check_complete
 from tvmflow.engine.doit_adapter import EngineTask, run_tasks
 from tvmflow.engine.estimates import estimate_stages
+from tvmflow.engine.interim import run_parts
 from tvmflow.engine.library_comparison import compare_libraries
 from tvmflow.engine.prefetch import estimate_work, prefetch
 from tvmflow.engine.report import SKIPPED, SUCCEEDED, RunReport, StageReport
@@ -45,6 +47,7 @@ class SessionOptions(NamedTuple):
 
     `jobs` is the number of stages that run at a time: None for as many as the executor has slots.
     `forced` are the ids of stages that run once also if their results are in the store.
+    `delivers_interim` lets long searches be interrupted to deliver what they have found so far.
     """
 
     jobs: int | None = 1
@@ -53,6 +56,7 @@ class SessionOptions(NamedTuple):
     stage_timeout_s: float | None = None
     stage_memory: int | None = None
     forced: frozenset[str] = frozenset()
+    delivers_interim: bool = True
 
 
 def run_plan(
@@ -96,13 +100,9 @@ def run_plan(
     )
     session = Session(plan, context, options)
     with store.running(), _uploading(remote_client, executor):
-        delivered: list[str] = []
-        for _ in range(_ROUNDS):
-            session.update()
-            with contextlib.suppress(DamagedBlob):
-                delivered = session.deliver()
-                if not session.damaged and not session.retries:
-                    break
+        has_succeeded = not options.delivers_interim or run_parts(plan, session.run_part)
+        session.begin(plan, options.forced)
+        delivered = session.run() if has_succeeded else []
         update_recipe_pins(store, plan.origins)
         delivered += delivery.deliver_verdicts(plan, session.verdicts, store, options.dist)
         artifacts = session.state.artifacts
@@ -147,6 +147,38 @@ class Session:
         self.damaged: set[str] = set()
         self.retries: set[str] = set()
         self.verdicts: dict[str, str] = {}
+
+    def begin(self, plan: Plan, forced: frozenset[str]) -> None:
+        """Turn to a plan; what was reported of its stages so far stays the truth."""
+        self._plan = plan
+        self.state = PlanState(self._context.store, forced)
+
+    def run_part(self, plan: Plan, forced: frozenset[str]) -> PlanState | None:
+        """Run a plan that comes before the requested one; return its state, or None when it did not succeed."""
+        self.begin(plan, forced)
+        paths = self.run()
+        if any(report.outcome not in SUCCEEDED for report in self.list_reports()):
+            return None
+        if paths:
+            trials = sum(
+                report.facts.get("measured", 0) + report.facts.get("reused", 0)
+                for report in self.list_reports()
+                if STAGES[report.stage].TRAITS.forecast
+            )
+            folders = sorted({str(Path(path).parent) for path in paths})
+            self._context.on_event({"event": "delivered", "folders": folders, "trials": trials})
+        return self.state
+
+    def run(self) -> list[str]:
+        """Bring the plan up to date, deliver what is finished and verified, and return all its paths."""
+        delivered: list[str] = []
+        for _ in range(_ROUNDS):
+            self.update()
+            with contextlib.suppress(DamagedBlob):
+                delivered = self.deliver()
+                if not self.damaged and not self.retries:
+                    break
+        return delivered
 
     def update(self) -> None:
         """Decide about every stage, fetch what a remote cache has, and run what is not up to date."""
@@ -245,7 +277,8 @@ class Session:
             return False
         artifact = self.state.artifacts[spec.id]
         report = self._reports.get(spec.id)
-        if report is None or report.outcome not in ("ran", "fetched"):
+        # a part of a search may have given another result
+        if report is None or report.outcome not in SUCCEEDED or report.key != artifact.key:
             reason, key = decision.reason, artifact.key
             self._report(StageReport(spec.id, "hit", reason, 0.0, artifact.facts, key=key))
         self._context.store.remember(spec.recipe, spec.label, artifact.key)

@@ -13,6 +13,7 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._peers import PEERS
 from tvmflow.planning.checks import check_plan
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
+from tvmflow.recipe import Recipe
 from tvmflow.runtime.image_files import is_pillow_installed
 from tvmflow.stages import STAGES
 from tvmflow.stages._base import StageSettings, StageTraits
@@ -114,7 +115,18 @@ def _spec(
         traits=stage.TRAITS.run,
         devices=settings.measured_devices,
         memory_bytes=parse_size(recipe.stage_memory) if recipe.stage_memory else None,
+        deliver_every_s=_deliver_every_s(recipe, stage.TRAITS),
     )
+
+
+def _deliver_every_s(recipe: Recipe, traits: StageTraits) -> float | None:
+    """Return how long a search goes on until what it found so far is delivered; None for to its end."""
+    tune = recipe.tune
+    # what does not reach them yet is not delivered
+    has_gates = tune.min_speedup is not None or tune.min_coverage is not None
+    if not traits.forecast or not tune.trials or tune.deliver_every is None or has_gates:
+        return None
+    return tune.deliver_every * 60
 
 
 # ---------------------------------------------------------------- what a stage reads

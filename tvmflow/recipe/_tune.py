@@ -37,6 +37,12 @@ class Tune(ClosedModel):
         le=1e6,
         description="Maximum time to tune one target; the best schedules up to then are used.",
     )
+    deliver_every: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="Deliver the best library so far as the search begins, and each time that it has taken so many minutes more.",
+    )
     trials_per_task: int | None = Field(
         default=None,
         ge=1,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tvmflow.core.types import Json, Plan, StageSpec
+from tvmflow.engine.interim import select_stages
 from tvmflow.recipe import Retune
 
 _log = logging.getLogger(__name__)
@@ -197,10 +198,5 @@ def with_spent_trials(plan: Plan, progress: Sequence[TuningProgress]) -> Plan:
 
 def select_stage(plan: Plan, stage: StageSpec) -> Plan:
     """Return a plan of `stage`, in place of the stage with its id, and of those that it needs, without deliveries."""
-    specs = {spec.id: spec for spec in plan.stages}
-    selected, pending = {stage.id}, [stage]
-    for spec in pending:
-        pending += [specs[need.stage_id] for need in spec.needs if need.stage_id not in selected]
-        selected |= {need.stage_id for need in spec.needs}
-    stages = (stage if spec.id == stage.id else spec for spec in plan.stages)
-    return Plan(tuple(spec for spec in stages if spec.id in selected), ())
+    stages = tuple(stage if spec.id == stage.id else spec for spec in plan.stages)
+    return select_stages(Plan(stages, ()), [stage.id])

@@ -38,7 +38,11 @@ class TrialSettings(StageSettings):
 
 
 class SearchSettings(Settings):
-    """The budget, how to search and how to measure; see `recipe.Tune`."""
+    """The budget, how to search and how to measure; see `recipe.Tune`.
+
+    `interim` is a part of a longer search, after which what it found so far is delivered; the first
+    part has 0 minutes.
+    """
 
     trials: int
     minutes: float | None
@@ -56,6 +60,12 @@ class SearchSettings(Settings):
     trial_timeout_s: float
     flush_cache: bool
     finalists: int
+    interim: bool = False
+
+    @property
+    def measures(self) -> bool:
+        """False if it takes the best of the trials that the ledger has."""
+        return self.minutes != 0
 
     @property
     def budget_rules(self) -> BudgetRules:

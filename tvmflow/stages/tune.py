@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tvmflow.compiler.options import schedules_version
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text, duration_text, latency_text
+from tvmflow.core.keys import UNLIMITED_TRIALS
 from tvmflow.core.types import RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.stages._base import Facts, StageContext, StageTraits, name_some, no_files
@@ -47,6 +48,7 @@ _STOPPED_TEXTS: Final[Mapping[str, str]] = {
     "time": "stopped at tune.minutes; raise it and run again to continue",
     "exhausted": "stopped before the budget was spent: every search space was exhausted",
     "converged": "stopped before the budget was spent: nothing worth a trial is left to gain",
+    "no search": "nothing was searched: these are the best schedules so far",
     "finished": "stopped before the budget was spent: the other kernels had their share in an earlier search; "
     "raise it and run again to continue",
 }
@@ -79,7 +81,8 @@ def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Fac
 
     tasks = load_tasks(context.inputs, settings.tune)
     ledger, result = _search.search(settings, context, tasks)
-    _check_any_trial_worked(result.workloads)
+    if settings.tune.measures:
+        _check_any_trial_worked(result.workloads)
     ledgers = {task.key: ledger.workload(task.key) for task in tasks}
     best = {
         task.key: [
@@ -94,6 +97,9 @@ def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Fac
         ]
         for task in tasks
     }
+    if not settings.tune.measures and not any(best.values()):
+        # nothing has to be measured for a library without schedules from the ledger
+        best = {}
     (context.out / RECORDS).write_text(json.dumps(best, indent=1, sort_keys=True))
     banned = [
         {"name": task.name, "trial": ban.trial, "reason": ban.reason, "when": ban.when}
@@ -139,7 +145,8 @@ def _make_facts(trials: int, threads: int | None, result: TuningResult) -> Facts
     `trials` is the budget, `threads` those that kernels ran with; `usable_cpus` are those of this
     machine's `cpus` that the run might use; `starting_points` counts schedules that were measured
     first because they are good on `near_targets`; `measured` and `reused` are the trials of this run and of the ledger;
-    `stopped` is `budget`, `time`, `exhausted`, `converged` or `finished`. `gain` compares the speedup that was
+    `stopped` is `budget`, `time`, `exhausted`, `converged`, `finished` or `no search`; `spent_s` are the seconds
+    of the budget that it and earlier searches took. `gain` compares the speedup that was
     found, by the best trials alone, with the one at the roofline.
     """
     workloads = result.workloads
@@ -157,6 +164,7 @@ def _make_facts(trials: int, threads: int | None, result: TuningResult) -> Facts
         "exhausted": [w.name for w in workloads if w.exhausted],
         "untunable": [w.name for w in workloads if w.trials and w.best_s is None],
         "stopped": result.stopped,
+        "spent_s": result.spent_s,
         "gain": _make_gain(workloads),
         "seconds": round(sum(w.seconds for w in workloads), 3),
         "drift": round(result.drift, 4),
@@ -208,7 +216,8 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     if not facts["trials"]:
         return ["not tuned (tune.trials is 0)"]
     done = facts["measured"] + facts["reused"]
-    budget = "" if facts["stopped"] == "time" else f"of {facts['trials']} "
+    has_limit = facts["stopped"] not in ("time", "no search") and facts["trials"] < UNLIMITED_TRIALS
+    budget = f"of {facts['trials']} " if has_limit else ""
     took = f" in {duration_text(facts['seconds'])}" if facts["measured"] else ""
     failed = f", {facts['failed']} failed" if facts["failed"] else ""
     counts = f"{facts['measured']} measured{took}, {facts['reused']} from the ledger{failed}"

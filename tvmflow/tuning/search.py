@@ -79,6 +79,8 @@ class Tuning:
         self._seconds = dict.fromkeys(self._tasks, 0.0)
         self._noted_s = dict.fromkeys(self._tasks, 0.0)
         self._reused_s = 0.0
+        # With no time at all, the trials that the ledger has are counted.
+        self._measures = options.rules.minutes != 0
         self._proposals: dict[str, Proposals] = {}
         self._cost_model: Any = None
         self._spent_in_round = 0
@@ -104,17 +106,20 @@ class Tuning:
         )
         stopped: StopReason = "budget"
         while planned := self._budget.next_round():
-            if not self._has_time():
+            if self._measures and not self._has_time():
                 stopped = "time"
                 break
             _log.debug("next round: %s", {key[:12]: count for key, count in planned.items()})
             self._run_round(planned)
             self._drift.check(sum(self._measured.values()))
-        if stopped == "budget" and self._budget.spent < self._options.rules.trials:
+        if not self._measures:
+            stopped = "no search"
+        elif stopped == "budget" and self._budget.spent < self._options.rules.trials:
             is_finished = bool(self._budget.finished)
             is_converged = bool(self._budget.left_out)
             stopped = "finished" if is_finished else "converged" if is_converged else "exhausted"
-        self._note_end()
+        if self._measures:
+            self._note_end()
         ordered = sorted(
             self._tasks.values(), key=lambda task: (-task.calls * task.flops, task.key)
         )
@@ -126,6 +131,7 @@ class Tuning:
             self._repairs(),
             self._starting_points.measured,
             tuple(self._starting_points.targets),
+            round(self._spent_s(), 3),
         )
 
     def _measure_untuned(self) -> dict[str, float]:
@@ -133,7 +139,7 @@ class Tuning:
         known = self._read_untuned()
         missing = [task for key, task in self._tasks.items() if key not in known]
         version = self._context.rules_version
-        roofline = self._measure_roofline() if missing else None
+        roofline = self._measure_roofline() if missing and self._has_time() else None
         start = self._clock.now()
 
         def record(index: int, trial: Trial) -> None:
@@ -194,6 +200,8 @@ class Tuning:
         with contextlib.ExitStack() as locks:
             # Always in one order, so that two runs never wait for each other.
             for key in sorted(key for key in goals if len(self._trials[key]) < goals[key]):
+                if not self._measures:
+                    break
                 with self._clock.waiting():
                     locks.enter_context(self._trials[key].exclusive_search())
             while missing := self._missing_trials(goals):
@@ -204,7 +212,7 @@ class Tuning:
             first = self._budget.spent_on(key)
             trials = self._trials[key].in_order()[first : first + count]
             # Without time left, the next round ends the run.
-            is_exhausted = len(trials) < count and is_time_left
+            is_exhausted = len(trials) < count and (is_time_left or not self._measures)
             reused = max(len(trials) - (self._measured[key] - measured_before[key]), 0)
             times = [trial.seconds for trial in trials]
             self._budget.record(key, times, reused=reused, exhausted=is_exhausted)

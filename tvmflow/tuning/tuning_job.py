@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from tvmflow.tuning.budget import BudgetRules
 from tvmflow.tuning.measure import Timing
 
-StopReason = Literal["budget", "time", "exhausted", "converged", "finished"]
+StopReason = Literal["budget", "time", "exhausted", "converged", "finished", "no search"]
 
 
 class Task(NamedTuple):
@@ -102,12 +102,13 @@ class TuningResult(NamedTuple):
     Attributes:
         workloads: The outcome for each workload, those with most work per inference first.
         stopped: What ended it: the budget, the time, that all search spaces are exhausted, that
-            nothing worth a trial is left to gain, or that the workloads which are left had their share of
-            the budget in an earlier search.
+            nothing worth a trial is left to gain, that the workloads which are left had their share of
+            the budget in an earlier search, or that nothing was to be measured.
         drift: See `DriftMonitor`.
         repairs: A sentence for each repair of the ledger and each search that failed.
         starting_points: How many schedules were measured first because they are good on near targets.
         near_targets: These targets, for people.
+        spent_s: Seconds of the budget that are spent, by earlier searches on what is reused of them too.
     """
 
     workloads: list[WorkloadResult]
@@ -116,3 +117,4 @@ class TuningResult(NamedTuple):
     repairs: list[str]
     starting_points: int = 0
     near_targets: tuple[str, ...] = ()
+    spent_s: float = 0.0

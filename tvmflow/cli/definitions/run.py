@@ -48,6 +48,9 @@ class RunOptions(Options):
     dry_run: bool = flag(
         "show what would run and what it would cost, as `plan` does, and run nothing"
     )
+    best_so_far: bool = flag(
+        "search no further: deliver the library of the best trials that earlier runs measured"
+    )
     force: tuple[str, ...] = force_option()
     summary: Path | None = option(
         "FILE", "append a summary in Markdown to FILE, such as $GITHUB_STEP_SUMMARY"

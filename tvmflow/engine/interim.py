@@ -1,0 +1,117 @@
+"""Interim libraries: what a long search has found so far is delivered while it goes on.
+
+A search resumes from the ledger at no cost, so it runs in parts, each with a longer time than the
+one before. After each part the rest of the plan runs, as after any search: it is built, verified and
+delivered, and nothing is measured meanwhile. The last part is the plan as it was requested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from tvmflow.core.types import Artifact, Delivery, Plan, StageSpec
+from tvmflow.planning.decisions import PlanState
+from tvmflow.stages import STAGES
+
+_NO_TIME: Final = 0.0
+
+
+def is_search(spec: StageSpec) -> bool:
+    """Return whether a stage searches for schedules, and has something to search on."""
+    stage = STAGES.get(spec.stage)
+    is_planned = stage is not None and bool(stage.TRAITS.forecast)
+    return is_planned and bool(spec.settings["tune"]["trials"]) and not _is_unmeasurable(spec)
+
+
+def _is_unmeasurable(spec: StageSpec) -> bool:
+    return bool(spec.settings.get("unmeasurable_reason"))
+
+
+def with_best_so_far(plan: Plan) -> Plan:
+    """Return the plan with searches that measure nothing, and take the best trials of the ledger."""
+    return _with_minutes(plan, {spec.id: _NO_TIME for spec in plan.stages if is_search(spec)})
+
+
+def select_stages(plan: Plan, ids: Iterable[str], deliveries: Iterable[Delivery] = ()) -> Plan:
+    """Return the plan of these stages and of those that they need, with these deliveries alone."""
+    specs = {spec.id: spec for spec in plan.stages}
+    pending = [specs[stage_id] for stage_id in dict.fromkeys(ids)]
+    selected = {spec.id for spec in pending}
+    for spec in pending:
+        pending += [specs[need.stage_id] for need in spec.needs if need.stage_id not in selected]
+        selected |= {need.stage_id for need in spec.needs}
+    stages = tuple(spec for spec in plan.stages if spec.id in selected)
+    return Plan(stages, tuple(deliveries), plan.origins)
+
+
+def run_parts(plan: Plan, run: Callable[[Plan, frozenset[str]], PlanState | None]) -> bool:
+    """Run all parts of the long searches of a plan except the last, and return whether all succeeded.
+
+    Args:
+        plan: The plan.
+        run: Brings a plan up to date and delivers it; takes the stages that run also if they are up to
+            date. Returns the state of the plan; None when it did not succeed.
+    """
+    searches = {spec.id: spec for spec in plan.stages if spec.deliver_every_s and is_search(spec)}
+    # what decides whether there is anything to search
+    makers = [need.stage_id for spec in searches.values() for need in spec.needs]
+    state = run(select_stages(plan, makers), frozenset()) if searches else None
+    if state is None:
+        return not searches
+    # the first part takes what the ledger has, which no key knows
+    minutes = {
+        stage_id: _NO_TIME
+        for stage_id, spec in searches.items()
+        if state.decide(spec).kind != "hit"
+    }
+    while part := _make_part(plan, minutes):
+        forced = [spec.id for spec in part.stages if minutes.get(spec.id) == _NO_TIME]
+        state = run(part, frozenset(forced))
+        if state is None:
+            return False
+        minutes = dict(_list_next(searches, minutes, state.artifacts))
+    return True
+
+
+def _make_part(plan: Plan, minutes: Mapping[str, float]) -> Plan | None:
+    """Return the plan of the targets all of whose searches run in parts; None when none goes on."""
+    deliveries: list[Delivery] = []
+    ids: list[str] = []
+    for delivery in plan.deliveries:
+        makers = [delivery.stage_id, *filter(None, [delivery.verified_by])]
+        searches = list(filter(is_search, select_stages(plan, makers).stages))
+        if minutes.keys() & {spec.id for spec in searches} and all(
+            spec.deliver_every_s for spec in searches
+        ):
+            deliveries.append(delivery)
+            ids += makers
+    return _with_minutes(select_stages(plan, ids, deliveries), minutes) if ids else None
+
+
+def _list_next(
+    searches: Mapping[str, StageSpec],
+    minutes: Mapping[str, float],
+    artifacts: Mapping[str, Artifact],
+) -> Iterator[tuple[str, float]]:
+    """Yield the searches that go on after the present part, with the minutes of the next one."""
+    for stage_id, limit in minutes.items():
+        every_s = searches[stage_id].deliver_every_s
+        facts = artifacts[stage_id].facts if stage_id in artifacts else {}
+        if every_s and (facts.get("stopped") == "time" or (facts and limit == _NO_TIME)):
+            following = round((facts["spent_s"] + every_s) / 60, 3)
+            requested = searches[stage_id].settings["tune"]["minutes"]
+            if requested is None or following < requested:
+                yield stage_id, following
+
+
+def _with_minutes(plan: Plan, minutes: Mapping[str, float]) -> Plan:
+    """Return the plan with these parts of its searches."""
+
+    def change(spec: StageSpec) -> StageSpec:
+        if spec.id not in minutes:
+            return spec
+        tune = {**spec.settings["tune"], "minutes": minutes[spec.id], "interim": True}
+        return spec._replace(settings={**spec.settings, "tune": tune})
+
+    return plan._replace(stages=tuple(map(change, plan.stages)))
