@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shutil
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
 from tvmflow.core.disk_errors import check_writable, disk_errors, make_folder
@@ -62,18 +64,21 @@ def deliver(
 ) -> list[str]:
     """Copy the files that are missing or changed in `dist`, and return the paths of all of them.
 
-    Nothing of a target is delivered while the stage that verifies it has no result.
+    Nothing of a target is delivered while the stage that verifies it has no result. All files are
+    written beside those that they replace before the first one takes its place.
 
     Raises:
         StoreError: when `dist` cannot be written.
         Damaged: when a stored file does not have its digest.
     """
-    paths = []
-    for file in _list_files(plan, artifacts, store, dist):
-        if not file.is_delivered:
-            _copy(store, file.digest, file.path)
-        paths.append(file.path)
-    return paths
+    files = _list_files(plan, artifacts, store, dist)
+    changed = [file for file in files if not file.is_delivered]
+    with contextlib.ExitStack() as replacements:
+        for file in changed:
+            replacements.enter_context(_copying(store, file.digest, file.path))
+    for file in changed:
+        _write_note(store, file.path, file.digest)
+    return [file.path for file in files]
 
 
 def deliver_verdicts(
@@ -145,9 +150,20 @@ def _write_note(store: LocalStore, path: str, digest: str) -> None:
 
 
 def _copy(store: LocalStore, digest: str, path: str) -> None:
+    with _copying(store, digest, path):
+        pass
+    _write_note(store, path, digest)
+
+
+@contextlib.contextmanager
+def _copying(store: LocalStore, digest: str, path: str) -> Iterator[None]:
+    """Copy a stored file beside `path`, whose place it takes when the block ends."""
     blob = store.blobs.verified_path(digest)
     make_folder(os.path.dirname(path))
     with disk_errors(path, needed=os.path.getsize(blob)), replacing(path) as temporary:
+        if os.path.isdir(path):
+            # before any other file of the delivery is replaced
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         # not the permissions of a stored file, which is read-only: the umask decides
         shutil.copyfile(blob, temporary)
-    _write_note(store, path, digest)
+        yield

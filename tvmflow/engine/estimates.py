@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 import pkgutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.errors import TvmflowError
-from tvmflow.core.types import Json, Plan, StageSpec
+from tvmflow.core.types import Artifact, Json, Plan, StageSpec
 from tvmflow.planning.decisions import PlanState, input_digests
 from tvmflow.stages import STAGES
 from tvmflow.stages._base import parse_settings
@@ -61,8 +61,10 @@ def _trials_to_json(trials: TrialForecast) -> Json:
     return {
         "budget": None if trials.is_unlimited else trials.budget,
         "minutes": trials.minutes,
+        "spent_s": round(trials.spent_s, 1) if is_known else None,
         "kernels": list(trials.kernels or ()) if is_known else None,
         "new_kernels": list(trials.new_kernels) if is_known else None,
+        "finished_kernels": list(trials.finished_kernels) if is_known else None,
         "in_ledger": trials.reused if is_known else None,
         "at_most": trials.at_most if is_known and not trials.is_unlimited else None,
     }
@@ -99,6 +101,54 @@ def estimate_stages(plan: Plan, state: PlanState) -> dict[str, Estimate]:
         for spec in plan.stages
         if state.decisions[spec.id].kind != "hit"
     }
+
+
+def find_kept_stages(plan: Plan, state: PlanState) -> frozenset[str]:
+    """Return the stages that a run keeps if only the weights of the models changed, though it is not decided yet.
+
+    The import of such a model makes the same files as last time, except those of weights. What needs
+    only the others is then in the store already (early cutoff).
+    """
+    artifacts = dict(state.artifacts)
+    kept: set[str] = set()
+    for spec in plan.stages:
+        if spec.id in artifacts:
+            continue
+        last = _find_weights_only_import(spec, state)
+        if last is not None:
+            artifacts[spec.id] = last
+        elif _knows_inputs(spec, artifacts):
+            artifact = state.find_result(spec, artifacts)
+            if artifact is not None:
+                artifacts[spec.id] = artifact
+                kept.add(spec.id)
+    return frozenset(kept)
+
+
+def _knows_inputs(spec: StageSpec, artifacts: Mapping[str, Artifact]) -> bool:
+    return all(
+        need.stage_id in artifacts
+        and bool(need.files)
+        and set(need.files) <= artifacts[need.stage_id].digests(need.files).keys()
+        for need in spec.needs
+    )
+
+
+def _find_weights_only_import(spec: StageSpec, state: PlanState) -> Artifact | None:
+    """Return the last result of an import without its weights, if nothing but the content of a model changed."""
+    key, last = state.keys.get(spec.id), state.store.last_key(spec.recipe, spec.label)
+    stage = STAGES.get(spec.stage)
+    weights = stage.TRAITS.weights if stage is not None else ()
+    before = state.store.preimage(last) if last and weights else None
+    artifact = state.store.find(last) if last and before is not None else None
+    if key is None or before is None or artifact is None:
+        return None
+    names = before["inputs"].keys()
+    if {**before, "inputs": {}} != {**key.preimage, "inputs": {}} or names != key.preimage[
+        "inputs"
+    ].keys():
+        return None
+    return artifact._replace(files=tuple(f for f in artifact.files if f.name not in weights))
 
 
 def add_up(estimates: Iterable[Estimate]) -> Total:
@@ -145,7 +195,7 @@ def _estimate_stage(spec: StageSpec, state: PlanState) -> Estimate:
         max(sizes, default=None),
     )
     trials = _forecast(spec, state)
-    return estimate if trials is None else _estimate_search(estimate, trials, records)
+    return estimate if trials is None else estimate_search(estimate, trials, records)
 
 
 def _forecast(spec: StageSpec, state: PlanState) -> TrialForecast | None:
@@ -170,14 +220,15 @@ def _forecast(spec: StageSpec, state: PlanState) -> TrialForecast | None:
     return trials
 
 
-def _estimate_search(
+def estimate_search(
     estimate: Estimate, trials: TrialForecast, records: Sequence[ActionRecord]
 ) -> Estimate:
     """Return the estimate of a search: what it takes beside its trials, and these at the pace of earlier ones."""
     estimate = estimate._replace(trials=trials)
     if not trials.budget:
         return estimate
-    limit_s = None if trials.minutes is None else trials.minutes * 60
+    # what earlier searches spent, such as one that was interrupted, is not spent again
+    limit_s = trials.seconds_left
     searches = [record for record in records if record.facts.get("seconds") is not None]
     overhead = _range_of(max(record.seconds - record.facts["seconds"], 0.0) for record in searches)
     measured = [record for record in searches if record.facts.get("measured")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Final
 
 from tvmflow.core.file_systems import find_file_system
@@ -17,12 +17,17 @@ KINDS: Final = {"hit": "up to date", "run": "run", "wait": "may run"}
 """The words for the kinds of decisions."""
 
 _SHOWN_NAMES: Final = 3
+_KEPT: Final = "; kept if only the weights changed"
+_IF_WEIGHTS: Final = " if only the weights of the model changed"
 # Two durations that differ by less than this are one.
 _SAME_DURATION: Final = 1.05
 
 
 def format_plan(
-    decisions: Sequence[Decision], estimates: Mapping[str, Estimate], store_root: str
+    decisions: Sequence[Decision],
+    estimates: Mapping[str, Estimate],
+    store_root: str,
+    kept: Container[str] = (),
 ) -> list[str]:
     """Return a line for each stage, and what those will cost that must run.
 
@@ -30,6 +35,7 @@ def format_plan(
         decisions: The decisions about all stages.
         estimates: The estimates of those that are not up to date, by their ids.
         store_root: The folder of the store.
+        kept: The stages that are kept if only the weights of the models changed.
     """
     lines = []
     if len(decisions) > MAX_SHOWN:
@@ -42,13 +48,15 @@ def format_plan(
     cost_width = max(map(len, costs.values()), default=0)
     for decision in decisions:
         cost = f"{costs.get(decision.stage_id, ''):<{cost_width}}  " if cost_width else ""
-        lines.append(
-            f"{decision.stage_id:<{width}}  {KINDS[decision.kind]:<10}  {cost}{decision.reason}"
-        )
+        reason = decision.reason
+        reason += _KEPT if decision.stage_id in kept else ""
+        lines.append(f"{decision.stage_id:<{width}}  {KINDS[decision.kind]:<10}  {cost}{reason}")
     for estimate in estimates.values():
         lines += _describe_trials(estimate)
     if estimates:
-        lines += _describe_total(add_up(estimates.values()), store_root)
+        fewer = [estimate for stage_id, estimate in estimates.items() if stage_id not in kept]
+        few = add_up(fewer) if len(fewer) < len(estimates) else None
+        lines += _describe_total(add_up(estimates.values()), few, store_root)
     return lines
 
 
@@ -96,23 +104,32 @@ def _describe_trials(estimate: Estimate) -> Iterator[str]:
     if not trials.at_most:
         yield f"{label}: nothing to measure, {trials.reused} trials are in the ledger; {ledger}"
         return
-    reused = f" ({trials.reused} more are in the ledger)" if trials.reused else ""
-    yield f"{label}: measures {_budget_text(trials, trials.at_most)}{reused}; {ledger}"
+    spent = f", {rounded_text(trials.spent_s)} of the budget" if trials.spent_s >= 1 else ""
+    reused = f" ({trials.reused} more are in the ledger{spent})" if trials.reused else ""
+    finished = len(trials.finished_kernels)
+    share = (
+        f"; {count_text(finished, 'kernel')} had a share of this budget before" if finished else ""
+    )
+    yield f"{label}: measures {_budget_text(trials, trials.at_most)}{reused}; {ledger}{share}"
 
 
 def _budget_text(trials: TrialForecast, number: int | None = None) -> str:
     if trials.is_unlimited:
-        return f"as many trials as fit in {rounded_text((trials.minutes or 0) * 60)}"
+        return f"as many trials as fit in {rounded_text(trials.seconds_left or 0.0)}"
     return f"up to {count_text(trials.budget if number is None else number, 'trial')}"
 
 
-def _describe_total(total: Total, store_root: str) -> Iterator[str]:
+def _describe_total(total: Total, few: Total | None, store_root: str) -> Iterator[str]:
+    if few is not None and few.seconds:
+        text = f"{range_text(few.seconds)} for {count_text(few.stages, 'stage')}{_IF_WEIGHTS}"
+        yield f"{text}; no history yet for {len(few.unknown)} more" if few.unknown else text
+    elif few is not None:
+        yield f"{count_text(len(few.unknown), 'stage')} to run{_IF_WEIGHTS}"
     unknown = len(total.unknown)
     if total.seconds:
         stages = count_text(total.stages, "stage")
-        text = (
-            f"{range_text(total.seconds)} for {stages}, one after the other, as they last took here"
-        )
+        otherwise = "otherwise " if few is not None else ""
+        text = f"{otherwise}{range_text(total.seconds)} for {stages}, one after the other, as they last took here"
         yield f"{text}; no history yet for {unknown} more" if unknown else text
     else:
         yield f"{count_text(unknown, 'stage')} to run; how long they take is known after their first run"

@@ -56,7 +56,7 @@ class PlanState:
         if makers:
             decision = Decision(spec.id, "wait", f"after {' and '.join(dict.fromkeys(makers))}")
         else:
-            key = self.keys[spec.id] = self._compute_key(spec)
+            key = self.keys[spec.id] = self._compute_key(spec, self.artifacts)
             artifact = self.store.find(key.digest)
             if artifact is not None and spec.id in self.forced:
                 reason = self.forced[spec.id]
@@ -70,6 +70,10 @@ class PlanState:
                 decision = Decision(spec.id, "run", _shorten(causes), causes)
         self.decisions[spec.id] = decision
         return decision
+
+    def find_result(self, spec: StageSpec, artifacts: Mapping[str, Artifact]) -> Artifact | None:
+        """Return the result that a stage would have with these results of the stages that it needs, if it is in the store."""
+        return self.store.find(self._compute_key(spec, artifacts).digest)
 
     def digest_files(self, spec: StageSpec) -> dict[str, str]:
         """Return the sha256 of the files from outside the store that are part of the key, by their names in it.
@@ -94,8 +98,8 @@ class PlanState:
                 self._tools[name] = identify_tool(name, spec)
         return self._tools
 
-    def _compute_key(self, spec: StageSpec) -> StageKey:
-        inputs = {**self.digest_files(spec), **input_digests(spec, self.artifacts)}
+    def _compute_key(self, spec: StageSpec, artifacts: Mapping[str, Artifact]) -> StageKey:
+        inputs = {**self.digest_files(spec), **input_digests(spec, artifacts)}
         return stage_key(spec, inputs, self.tool_identities(spec), self.machine)
 
     def _digest(self, file: InputFile) -> str:

@@ -36,6 +36,9 @@ _FIELDS: Final = {".onnx": "onnx", ".pt2": "pytorch", ".tflite": "tflite", _SYMB
 # Minutes of tuning for models whose files have up to this many bytes.
 _BUDGETS: Final = ((1 << 20, 5.0), (100 << 20, 15.0))
 _LARGEST_BUDGET: Final = 30.0
+# A longer search delivers what it found so far, about so many times.
+_LEAST_IN_PARTS: Final = 2.0
+_PARTS: Final = 3
 
 
 class Model(NamedTuple):
@@ -285,4 +288,10 @@ def _describe_budget(model: Model, minutes: float | None) -> list[str]:
         minutes = next(
             (budget for limit, budget in _BUDGETS if model.size <= limit), _LARGEST_BUDGET
         )
-    return ["tune:", f"  minutes: {minutes:<14g} # {reason}"]
+    lines = ["tune:", f"  minutes: {minutes:<14g} # {reason}"]
+    if minutes >= _LEAST_IN_PARTS:
+        every = round(minutes / _PARTS) or 1
+        lines.append(
+            f"  deliver_every: {every:<8g} # minutes of search after which the best library so far is delivered"
+        )
+    return lines

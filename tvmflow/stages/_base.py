@@ -64,6 +64,8 @@ class StageTraits:
             the stage rejected; empty for a stage that rejects none.
         forecast: The function, as `module:name`, that returns the `TrialForecast` of a search from its
             settings, its input files, the ledger and the TVM build; empty for a stage that searches nothing.
+        weights: The files of its result that hold weights, and nothing else of a model: the others stay
+            the same when only the weights of the model that it reads have changed.
         added_with: The stage of a pipeline that it is planned with; empty for one that pipelines name.
         is_needed: Whether a recipe, as it is for one target, needs a stage that is `added_with` another.
         replaces: The stage whose files it provides, for a part or for a partitioned target.
@@ -82,6 +84,7 @@ class StageTraits:
     dump_ir: str = ""
     find_faults: str = ""
     forecast: str = ""
+    weights: tuple[str, ...] = ()
     added_with: str = ""
     is_needed: Callable[[Recipe], bool] = _always
     replaces: str = ""

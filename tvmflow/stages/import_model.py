@@ -42,6 +42,7 @@ TRAITS: Final = StageTraits(
     reads=("model", "operators"),
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
+    weights=("params.safetensors",),
 )
 deliveries = no_files
 describe = explain = no_lines

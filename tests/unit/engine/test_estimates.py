@@ -8,12 +8,21 @@ from typing import Any
 import pytest
 
 from tests.support.engine import plan_of, planned, recipe, target
+from tests.support.fake_executor import FakeExecutor
 from tvmflow.core import packages
 from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.keys import UNLIMITED_TRIALS
 from tvmflow.core.types import Decision, Plan
-from tvmflow.engine.estimates import Estimate, add_up, estimate_stages
+from tvmflow.engine.estimates import (
+    Estimate,
+    add_up,
+    estimate_search,
+    estimate_stages,
+    find_kept_stages,
+)
 from tvmflow.engine.plan_text import format_plan, range_text
-from tvmflow.planning.decisions import PlanState
+from tvmflow.engine.session import SessionOptions, run_plan
+from tvmflow.planning.decisions import PlanState, evaluate_plan
 from tvmflow.store.action_records import ActionRecord, Origin
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning.forecast import TrialForecast
@@ -145,3 +154,60 @@ def test_estimates_have_no_digits_that_they_do_not_know() -> None:
     assert range_text((71.0, 183.0)) == "1 min 10 s to 3 min 05 s"
     assert range_text((119.0, 121.0)) == "about 2 min"
     assert range_text((7300.0, 7300.0)) == "about 2 h 01 min"
+
+
+def undelivered(folder: Path, **fields: Any) -> Plan:
+    """Return the plan of a recipe in a folder, whose results stay in the store."""
+    plan = plan_of(planned(recipe(**fields), target("host"), folder=str(folder)))
+    return plan._replace(deliveries=())
+
+
+def test_what_new_weights_keep_is_known_before_anything_runs(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    """Import makes the same architecture again, so that the search is a hit; what needs the weights runs."""
+    model = tmp_path / "net.onnx"
+    plan = undelivered(tmp_path)
+    executor = FakeExecutor()
+
+    def run() -> list[str]:
+        executor.ran.clear()
+        run_plan(plan, store, executor, lambda _: None, SessionOptions())
+        return [name.partition("/")[2].replace("+", "/") for name in executor.ran]
+
+    model.write_text("weights 1")
+    assert len(run()) == 7
+    model.write_text("weights 2")
+    kept = find_kept_stages(plan, evaluate_plan(plan, store))
+    labels = {stage_id.partition(":")[2] for stage_id in kept}
+    assert labels == {"extract_tasks/host", "tune/host", "pick_best/host"}
+
+    state = evaluate_plan(plan, store)
+    decisions = [state.decisions[spec.id] for spec in plan.stages]
+    lines = format_plan(decisions, estimate_stages(plan, state), store.root, kept)
+    assert [line for line in lines if line.endswith("; kept if only the weights changed")] == lines[
+        1:4
+    ]
+    assert any(" 4 stages if only the weights of the model changed" in line for line in lines)
+    assert any(line.startswith("otherwise about ") and " 7 stages" in line for line in lines)
+
+
+def test_another_shape_is_no_change_of_weights(store: LocalStore, tmp_path: Path) -> None:
+    """Nothing is promised where more than the content of the model changed."""
+    (tmp_path / "net.onnx").write_text("weights")
+    run_plan(undelivered(tmp_path), store, FakeExecutor(), lambda _: None, SessionOptions())
+    second = undelivered(tmp_path, inputs={"x": {"shape": [1, 2]}})
+    assert find_kept_stages(second, evaluate_plan(second, store)) == frozenset()
+
+
+def test_a_search_that_was_interrupted_takes_what_is_left_of_its_minutes() -> None:
+    """And the line about it says what was spent."""
+    trials = TrialForecast(
+        UNLIMITED_TRIALS, 5.0, ("a", "b"), (), 40, UNLIMITED_TRIALS, 3.0, ("a",), 120.0
+    )
+    estimate = estimate_search(Estimate("net:tune/host"), trials, [])
+    assert (estimate.seconds, estimate.basis) == ((180.0, 180.0), "time limit")
+    assert format_plan([], {"tune": estimate._replace(trials=trials)}, "/")[0] == (
+        "net:tune/host: measures as many trials as fit in 3 min (40 more are in the ledger, 2 min of the "
+        "budget); 2 kernels, all with trials in the ledger; 1 kernel had a share of this budget before"
+    )
