@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import signal
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.interruption import RunningCommand
 from tests.support.project import Project
 from tvmflow.core.canonical_json import canonical
 from tvmflow.stages import build
@@ -248,3 +251,104 @@ def test_a_library_whose_tuned_schedule_is_slow_is_delivered_untuned(project: Pr
     assert project.tvmflow("clean", "--yes").code == 0
     again = project.run().stages["pick_best/host"]["facts"]["library"]
     assert again == library
+
+
+def trials_of(project: Project) -> dict[str, int]:
+    """Return how many trials the ledger has of each kernel, by its key."""
+    names = [trial.partition("/")[0] for trial in project.trials()]
+    return {name: names.count(name) for name in names}
+
+
+@pytest.mark.slow
+def test_the_minutes_of_a_changed_layer_go_to_that_layer(project: Project) -> None:
+    """A kernel that stays has no further trial, and the same recipe again measures nothing."""
+    project.spend_whole_budget()
+    project.write_recipe(trials=1)
+    project.edit_recipe("trials: 1", "minutes: 0.7")
+    assert project.run("--until", "tune").code == 0
+    before = trials_of(project)
+    # another number of outputs: the convolution stays as it was
+    write_outputs(project, 7)
+    changed = project.run("--until", "tune").stages["tune/host"]["facts"]
+    after = trials_of(project)
+    assert {key: after[key] for key in before} == before
+    new = {entry["name"] for entry in changed["workloads"] if entry["measured"]}
+    assert len(new) == 1 and len(after) == len(before) + 1
+    assert project.tvmflow("clean", "--yes").code == 0
+    assert project.run("--until", "tune").stages["tune/host"]["facts"]["measured"] == 0
+
+
+def write_outputs(project: Project, outputs: int) -> None:
+    """Give the model's last layer another number of outputs."""
+    path = project.folder / "tiny.onnx"
+    model = onnx.load(str(path))
+    for weight in model.graph.initializer:
+        if weight.name == "dense":
+            array = np.resize(numpy_helper.to_array(weight), (outputs, weight.dims[1]))
+            weight.CopyFrom(numpy_helper.from_array(array, "dense"))
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = outputs
+    onnx.save(model, str(path))
+
+
+def delivered_events(out: str) -> list[dict[str, Any]]:
+    events = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    return [event for event in events if event["event"] == "delivered"]
+
+
+@pytest.mark.slow
+def test_a_long_search_delivers_before_it_ends(project: Project) -> None:
+    """First untuned, then the best so far; the end is the same as without, to the byte."""
+    project.spend_whole_budget()
+    project.write_recipe(trials=24)
+    project.edit_recipe("trials: 24", "trials: 24, deliver_every: 0.1")
+    ran = project.run()
+    assert ran.code == 0
+    delivered = delivered_events(ran.out)
+    assert delivered[0]["trials"] == 0 and delivered[0]["folders"] == ["dist/tiny/host"]
+    assert [event["trials"] for event in delivered] == sorted(
+        event["trials"] for event in delivered
+    )
+    facts = ran.stages["tune/host"]["facts"]
+    assert facts["measured"] + facts["reused"] == 24
+    files = {path.name: path.read_bytes() for path in (project.folder / "dist/tiny/host").iterdir()}
+    project.edit_recipe(", deliver_every: 0.1", "")
+    again = project.run()
+    assert again.code == 0 and again.ran == []
+    assert files == {
+        path.name: path.read_bytes() for path in (project.folder / "dist/tiny/host").iterdir()
+    }
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_leaves_a_library_and_names_the_next_command(
+    project: Project,
+) -> None:
+    """What is in dist was verified; the command in the message delivers what was found since, and measures nothing."""
+    project.spend_whole_budget()
+    project.write_recipe(trials=500)
+    project.edit_recipe("trials: 500", "trials: 500, deliver_every: 60")
+    running = RunningCommand(
+        project.command("run", "tiny.yaml", "--json"), project.folder, project.environment
+    )
+    try:
+        running.wait_for('"event": "delivered"', 300)
+        running.wait_for('"unit": "trial"', 300)
+        ended = running.end(signal.SIGINT)
+    finally:
+        running.kill()
+    assert ended.code == 130
+    assert "; delivered: dist/tiny/host (untuned so far);" in ended.err
+    [command] = re.findall(r"`tvmflow ([^`]*)` delivers the best of the trials so far", ended.err)
+    assert command == "run tiny.yaml --json --best-so-far"
+    assert (project.folder / "dist/tiny/host/tiny.tvmflow").exists()
+    known = project.trials()
+    best = project.tvmflow(*command.split())
+    assert best.code == 0 and project.trials() == known
+    facts = best.stages["tune/host"]["facts"]
+    assert (facts["stopped"], facts["reused"]) == ("no search", len(known))
+    [statement] = (project.folder / "dist/tiny/host").glob("*.measurements.intoto.jsonl")
+    assert (
+        '"interim":true' in base64.b64decode(json.loads(statement.read_text())["payload"]).decode()
+    )
+    planned = project.tvmflow("plan", "tiny.yaml").out
+    assert f"({len(known)} more are in the ledger" in planned

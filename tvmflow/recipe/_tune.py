@@ -35,13 +35,14 @@ class Tune(ClosedModel):
         default=None,
         gt=0,
         le=1e6,
-        description="Maximum time to tune one target; the best schedules up to then are used.",
+        description="Maximum time to search for one target, with the time that earlier runs spent on its kernels; "
+        "the best schedules up to then are used.",
     )
     deliver_every: float | None = Field(
         default=None,
         gt=0,
         le=1e6,
-        description="Deliver the best library so far as the search begins, and each time that it has taken so many minutes more.",
+        description="Deliver the best library so far when the search begins, and after each of so many minutes of it.",
     )
     trials_per_task: int | None = Field(
         default=None,
