@@ -14,7 +14,7 @@ from tvmflow.cli.output import check_output_file, write_file
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text, names_text, printable
 from tvmflow.core.types import Json, Plan
-from tvmflow.engine.estimates import add_up, estimate_stages, find_kept_stages
+from tvmflow.engine.estimates import add_up, estimate_stages, find_hits_with_new_weights
 from tvmflow.engine.plan_graph import PlanGraph, make_graph, to_dot, to_mermaid
 from tvmflow.engine.plan_graph_svg import to_svg
 from tvmflow.engine.plan_text import format_plan
@@ -93,7 +93,7 @@ def show_plan(
         text = json.dumps({**_to_json(prepared.plan, state), "deliver": unwritten}) + "\n"
     else:
         decisions = [state.decisions[spec.id] for spec in prepared.plan.stages]
-        kept = find_kept_stages(prepared.plan, state)
+        kept = find_hits_with_new_weights(prepared.plan, state)
         lines = format_plan(decisions, estimate_stages(prepared.plan, state), store.root, kept)
         lines += _describe_delivery(unwritten)
         text = "".join(f"{printable(line)}\n" for line in lines)
@@ -115,7 +115,7 @@ def _describe_delivery(paths: Sequence[str]) -> list[str]:
 
 
 def _to_json(plan: Plan, state: PlanState) -> Json:
-    estimates, kept = estimate_stages(plan, state), find_kept_stages(plan, state)
+    estimates, kept = estimate_stages(plan, state), find_hits_with_new_weights(plan, state)
     stages = [
         {
             **state.decisions[spec.id]._asdict(),

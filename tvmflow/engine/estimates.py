@@ -103,7 +103,7 @@ def estimate_stages(plan: Plan, state: PlanState) -> dict[str, Estimate]:
     }
 
 
-def find_kept_stages(plan: Plan, state: PlanState) -> frozenset[str]:
+def find_hits_with_new_weights(plan: Plan, state: PlanState) -> frozenset[str]:
     """Return the stages that a run keeps if only the weights of the models changed, though it is not decided yet.
 
     The import of such a model makes the same files as last time, except those of weights. What needs

@@ -254,7 +254,7 @@ class SearchEnd(NamedTuple):
 
     @property
     def budget(self) -> tuple[float, int]:
-        """What sorts a larger budget behind a smaller one."""
+        """The limits as a key that sorts a larger budget behind a smaller one."""
         return (float("inf") if self.minutes is None else self.minutes), self.limit
 
     def to_json(self) -> Json:

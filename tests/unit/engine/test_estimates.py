@@ -18,7 +18,7 @@ from tvmflow.engine.estimates import (
     add_up,
     estimate_search,
     estimate_stages,
-    find_kept_stages,
+    find_hits_with_new_weights,
 )
 from tvmflow.engine.plan_text import format_plan, range_text
 from tvmflow.engine.session import SessionOptions, run_plan
@@ -178,7 +178,7 @@ def test_what_new_weights_keep_is_known_before_anything_runs(
     model.write_text("weights 1")
     assert len(run()) == 7
     model.write_text("weights 2")
-    kept = find_kept_stages(plan, evaluate_plan(plan, store))
+    kept = find_hits_with_new_weights(plan, evaluate_plan(plan, store))
     labels = {stage_id.partition(":")[2] for stage_id in kept}
     assert labels == {"extract_tasks/host", "tune/host", "pick_best/host"}
 
@@ -197,7 +197,7 @@ def test_another_shape_is_no_change_of_weights(store: LocalStore, tmp_path: Path
     (tmp_path / "net.onnx").write_text("weights")
     run_plan(undelivered(tmp_path), store, FakeExecutor(), lambda _: None, SessionOptions())
     second = undelivered(tmp_path, inputs={"x": {"shape": [1, 2]}})
-    assert find_kept_stages(second, evaluate_plan(second, store)) == frozenset()
+    assert find_hits_with_new_weights(second, evaluate_plan(second, store)) == frozenset()
 
 
 def test_a_search_that_was_interrupted_takes_what_is_left_of_its_minutes() -> None:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 
@@ -45,7 +45,7 @@ class Runs:
         spent_s = min((tune.get("minutes") or 0.0) * 60, self._enough_s)
         stopped = "time" if spent_s < self._enough_s else "converged"
         facts = {"stopped": stopped, "spent_s": spent_s}
-        kind = "hit" if self._is_tuned else "run"
+        kind: Literal["hit", "run"] = "hit" if self._is_tuned else "run"
         state = SimpleNamespace(
             artifacts={TUNE: Artifact("", (), facts)},
             decide=lambda spec: Decision(spec.id, kind, ""),
