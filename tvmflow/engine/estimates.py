@@ -143,12 +143,14 @@ def _find_weights_only_import(spec: StageSpec, state: PlanState) -> Artifact | N
     artifact = state.store.find(last) if last and before is not None else None
     if key is None or before is None or artifact is None:
         return None
-    names = before["inputs"].keys()
-    if {**before, "inputs": {}} != {**key.preimage, "inputs": {}} or names != key.preimage[
-        "inputs"
-    ].keys():
+    if _without_content(before) != _without_content(key.preimage):
         return None
     return artifact._replace(files=tuple(f for f in artifact.files if f.name not in weights))
+
+
+def _without_content(preimage: Mapping[str, Json]) -> Json:
+    """Return the pre-image of a key with the names of files alone."""
+    return {**preimage, "inputs": sorted(preimage["inputs"])}
 
 
 def add_up(estimates: Iterable[Estimate]) -> Total:

@@ -199,9 +199,8 @@ class Tuning:
         )
         with contextlib.ExitStack() as locks:
             # Always in one order, so that two runs never wait for each other.
-            for key in sorted(key for key in goals if len(self._trials[key]) < goals[key]):
-                if not self._measures:
-                    break
+            is_missing = (key for key in goals if len(self._trials[key]) < goals[key])
+            for key in sorted(is_missing) if self._measures else ():
                 with self._clock.waiting():
                     locks.enter_context(self._trials[key].exclusive_search())
             while missing := self._missing_trials(goals):
