@@ -73,7 +73,7 @@ def _format_progress(progress: TuningProgress) -> str:
     if progress.estimated_us is None:
         return f"  {progress.spec.id}: {progress.stop_reason or 'no round'}"
     speedup = progress.speedup
-    total = f"{speedup:.3g}× speedup over untuned" if speedup > 1 else "no speedup"
+    total = f"estimated speedup over untuned {speedup:.3g}" if speedup > 1 else "no speedup"
     end = f"; {progress.stop_reason}" if progress.stop_reason else ""
     return (
         f"  {progress.spec.id}: {count_text(progress.measured, 'trial')} in "

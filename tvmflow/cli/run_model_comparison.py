@@ -122,13 +122,14 @@ def _describe(
     from statistics import median
 
     low, high = times.limits
+    library_s = median(times.first)
     return ComparedRun(
         runtime=name,
         model=model,
         note=note,
         outputs=outputs,
-        library_s=median(times.first),
-        runtime_s=median(times.second),
+        library_s=library_s,
+        runtime_s=library_s / times.ratio,
         speedup=1 / times.ratio,
         low=1 / high,
         high=1 / low,

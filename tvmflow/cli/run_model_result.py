@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.core.formatting import count_text, latency_text
+from tvmflow.core.statistics import judge_ratio
 from tvmflow.core.tables import columns
 from tvmflow.core.types import Json
 from tvmflow.runtime.labels import format_predictions
@@ -80,8 +81,8 @@ class ComparedRun(NamedTuple):
         model: The file that it ran.
         note: What is to be said of the runtime or the file, or nothing.
         outputs: The comparison of each output.
-        library_s: Median latency of the library, in seconds; of a pair of measurements in turns.
-        runtime_s: That of the other runtime.
+        library_s: Median latency of the library, in seconds, measured in turns with the other runtime.
+        runtime_s: That of the other runtime: as many times the library's as it took in turns.
         speedup: How many times as fast the library is; `low` to `high` are its limits.
         low: See `speedup`.
         high: See `speedup`.
@@ -233,11 +234,16 @@ def _format_compared(runtime: ComparedRun) -> Iterator[str]:
             f"{output.of_largest:.2g} of its largest value"
         )
     times = f"{latency_text(runtime.library_s)} here, {latency_text(runtime.runtime_s)} there"
-    if runtime.low <= 1 <= runtime.high:
+    judgement = judge_ratio(runtime.speedup, runtime.low, runtime.high)
+    if judgement == "equal":
         yield f"  as fast, within the noise: {times} ({runtime.low:.2f} to {runtime.high:.2f} times)"
         return
+    if judgement == "unclear":
+        limits = f"{runtime.low:.2f} to {runtime.high:.2f} times as fast"
+        yield f"  the machine was too noisy to compare the speed: {times} ({limits})"
+        return
     factors = sorted((runtime.low, runtime.speedup, runtime.high))
-    word = "fast" if runtime.speedup > 1 else "slow"
+    word = "fast" if judgement == "more" else "slow"
     if word == "slow":
         factors = sorted(1 / factor for factor in factors)
     low, ratio, high = factors

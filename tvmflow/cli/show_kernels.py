@@ -41,7 +41,7 @@ from tvmflow.store.local import LocalStore
 
 _SHOWN_KEY: Final = 12
 _MAX_KERNEL: Final = 40
-_NUMBERS: Final = ("time", "per inference", "calls")
+_NUMBERS: Final = ("time", "per inference", "alone", "calls")
 _RECIPE_SUFFIXES: Final = (".yaml", ".yml")
 _WITHOUT_RULE: Final = {
     OWN_SCHEDULE: "its own: it was written with its loops",
@@ -125,22 +125,38 @@ def _format_kernels(tables: Mapping[str, Sequence[KernelRow]]) -> Iterator[str]:
     width = find_width()
     for name, rows in tables.items():
         yield f"{name}: {count_text(len(rows), 'kernel')}"
-        cells = [
-            {
-                "time": "" if row.share is None else f"{row.share:.1%}",
-                "per inference": "" if row.seconds is None else latency_text(row.seconds),
-                "calls": "" if row.calls is None else str(row.calls),
-                "kernel": excerpt(row.name, _MAX_KERNEL),
-                "schedule": row.schedule,
-                "workload": row.workload[:_SHOWN_KEY],
-                "nodes": row.nodes,
-            }
-            for row in rows
-        ]
-        expendable = ("workload", "per inference", "calls", "schedule")
+        cells = list(map(_format_row, rows))
+        if any(row.share is not None for row in rows):
+            # what was measured in the library is not mixed with what was measured outside of it
+            cells = [{**cell, "alone": ""} for cell in cells]
+            cells.append(_format_rest(rows, tuple(cells[0])))
+        expendable = ("workload", "per inference", "alone", "calls", "schedule")
         # the nodes get what the other columns leave
         for line in table(cells, right=_NUMBERS, expendable=expendable, width=width):
             yield line if width is None else excerpt(line, width - 1)
+
+
+def _format_row(row: KernelRow) -> dict[str, str]:
+    return {
+        "time": "" if row.share is None else f"{row.share:.1%}",
+        "per inference": "" if row.seconds is None else latency_text(row.seconds),
+        "alone": "" if row.alone_s is None else latency_text(row.alone_s),
+        "calls": "" if row.calls is None else str(row.calls),
+        "kernel": excerpt(row.name, _MAX_KERNEL),
+        "schedule": row.schedule,
+        "workload": row.workload[:_SHOWN_KEY],
+        "nodes": row.nodes,
+    }
+
+
+def _format_rest(rows: Sequence[KernelRow], headings: Sequence[str]) -> dict[str, str]:
+    """Return the row of what remains of a call, so that all rows add up to it."""
+    share = sum(row.share or 0.0 for row in rows)
+    seconds = sum(row.seconds or 0.0 for row in rows)
+    rest = {"time": f"{max(1 - share, 0.0):.1%}", "kernel": "(between kernels)"}
+    if seconds:
+        rest["per inference"] = latency_text(max(1 - share, 0.0) * seconds / share)
+    return {heading: rest.get(heading, "") for heading in headings}
 
 
 # ---------------------------------------------------------------- one kernel
@@ -209,10 +225,7 @@ def _list_fields(kernel: _ShownKernel) -> Iterator[tuple[str, str]]:
     yield "time", _time_text(kernel)
     if details.tuned_s is not None and details.untuned_s is not None:
         ratio = details.untuned_s / details.tuned_s
-        yield (
-            "untuned",
-            f"{latency_text(details.untuned_s)} a call: tuned {ratio:.2f} times as fast",
-        )
+        yield "tuning", f"{ratio:.2f} times as fast as untuned, each measured by itself in turns"
     yield "roofline", _roofline_text(kernel)
     yield "workload", row.workload[:_SHOWN_KEY]
 
@@ -242,7 +255,9 @@ def _time_text(kernel: _ShownKernel) -> str:
     row = kernel.details.row
     calls = "" if row.calls is None else f" in {count_text(row.calls, 'call')}"
     texts = [] if row.seconds is None else [f"{latency_text(row.seconds)} an inference{calls}"]
-    texts += [] if row.share is None else [f"{row.share:.1%} of the time of all kernels"]
+    texts += [] if row.share is None else [f"{row.share:.1%} of the time of a call of the library"]
+    if not texts and row.alone_s is not None:
+        texts = [f"{latency_text(row.alone_s)} an inference{calls}, measured by itself"]
     if texts:
         return ", ".join(texts)
     if "verify" in kernel.library.facts:

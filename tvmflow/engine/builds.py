@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from tvmflow.core.paired_times import MIN_PAIRS
+from tvmflow.core.statistics import Judgement, judge_ratio
 from tvmflow.core.types import Json
 from tvmflow.engine.report import (
     BAD_FACTS,
@@ -20,6 +21,7 @@ from tvmflow.engine.report import (
 )
 from tvmflow.stages import STAGES
 from tvmflow.stages._base import Facts
+from tvmflow.stages._verdict import shown_latency
 from tvmflow.stages.build import TUNED
 from tvmflow.stages.kernel_nodes import find_kernel_nodes
 
@@ -51,14 +53,10 @@ class Speedup(NamedTuple):
     pairs: int
 
     @property
-    def is_faster(self) -> bool:
-        """True if the library is faster beyond the noise."""
-        return self.low > 1 + self._margin
-
-    @property
-    def is_slower(self) -> bool:
-        """True if the library is slower beyond the noise."""
-        return self.high < 1 / (1 + self._margin)
+    def judgement(self) -> Judgement:
+        """What the measurements say: `more` is a library that is faster beyond the noise."""
+        margin = 1 + self._margin
+        return judge_ratio(self.median, self.low / margin, self.high * margin)
 
     @property
     def _margin(self) -> float:
@@ -70,7 +68,7 @@ class Peer(NamedTuple):
 
     Attributes:
         name: Its name and version.
-        latency_s: Its median latency in seconds.
+        latency_s: Its latency in seconds: where both were measured in turns, the library's times the speedup.
         speedup: The speed of the library relative to it.
         differs: Its outputs are not those of the reference.
     """
@@ -82,7 +80,7 @@ class Peer(NamedTuple):
 
 
 class KernelShare(NamedTuple):
-    """A kernel: its name, its share of the time of all kernels (0 to 1), and the nodes of the model it came from."""
+    """A kernel: its name, its share of the time of a call (0 to 1), and the nodes of the model it came from."""
 
     name: str
     share: float
@@ -111,7 +109,7 @@ class Build(NamedTuple):
         reference_accuracy: That of the reference.
         latency_s: Median latency of one call of the library, in seconds.
         latency_std_s: Standard deviation of the repeats of that, in seconds.
-        untuned_latency_s: Median latency of the same model untuned, in seconds.
+        untuned_latency_s: Latency of the same model untuned, in seconds: the library's times the speedup.
         tuning_speedup: The speed of the library relative to the same model untuned.
         peers: The other runtimes, in the order of the recipe.
         size_bytes: Size of the library; of all its parts, for a partitioned target.
@@ -306,7 +304,7 @@ def _read_verdict(stages: Mapping[str, StageReport]) -> dict[str, Json]:
         "reference_accuracy": facts.get("reference_accuracy"),
         "latency_s": library.get("median"),
         "latency_std_s": library.get("std"),
-        "untuned_latency_s": latency.get("untuned", {}).get("median"),
+        "untuned_latency_s": _read_untuned(facts),
         "tuning_speedup": _read_speedup(facts.get("speedup")),
         "peers": tuple(_list_peers(facts)),
     }
@@ -333,13 +331,21 @@ def _list_peers(facts: Facts) -> Iterator[Peer]:
             speedup = _read_speedup(runtime.get("speedup"))
             outputs = runtime.get("outputs", {}).values()
             differs = not all(output["passed"] for output in outputs)
-            yield Peer(str(runtime["name"]), runtime["latency"]["median"], speedup, differs)
+            latency_s = shown_latency(facts["latency"]["library"]["median"], runtime["speedup"])
+            yield Peer(str(runtime["name"]), latency_s, speedup, differs)
     latency = facts.get("latency", {})
     library, reference = latency.get("library"), latency.get("reference")
     if library and reference and facts["reference"] not in names:
         median = reference["median"] / library["median"]
         low, high = reference["min"] / library["max"], reference["max"] / library["min"]
         yield Peer(str(facts["reference"]), reference["median"], Speedup(median, low, high, 0))
+
+
+def _read_untuned(facts: Facts) -> float | None:
+    """Return the latency of the same model untuned; None where the library is not tuned."""
+    if "speedup" not in facts:
+        return None
+    return shown_latency(facts["latency"]["library"]["median"], facts["speedup"])
 
 
 def _read_speedup(speedup: Json) -> Speedup | None:

@@ -77,13 +77,17 @@ def choose_peer(build: Build) -> Peer | None:
 
 def speedup_text(speedup: Speedup, name: str) -> str:
     """Return a speedup over something as people say it, without a claim that the noise does not allow."""
-    if speedup.is_faster:
+    judgement = speedup.judgement
+    if judgement == "more":
         return _factor_text(speedup.median, "{} times as fast as", "{} faster than", name)
-    if speedup.is_slower:
+    if judgement == "less":
         return _factor_text(
             1 / speedup.median, "SLOWER: {} times the time of", "{} slower than", name
         )
-    return f"as fast as {name}, within the noise"
+    if judgement == "equal":
+        return f"as fast as {name}, within the noise"
+    limits = f"{speedup.low:.2g} to {speedup.high:.2g} times as fast"
+    return f"the machine was too noisy to compare it with {name} ({limits})"
 
 
 def _factor_text(factor: float, times: str, percent: str, name: str) -> str:

@@ -152,7 +152,7 @@ class KernelDetails(NamedTuple):
     Attributes:
         row: Its row in the table of kernels.
         nodes: The nodes of the model behind each of its calls.
-        untuned_s: The time of a call with the schedule of a rule, in seconds.
+        untuned_s: The time of a call with the schedule of a rule, by itself, in seconds.
         tuned_s: The same with the chosen schedule of the search; None also where none was better.
         flops: The arithmetic operations of a call.
         peak_gflops: The peak of the machine.
@@ -175,7 +175,9 @@ class KernelDetails(NamedTuple):
 
     @property
     def call_s(self) -> float | None:
-        """The time of a call as it is in the library."""
+        """The time of a call in the library; where that is not known, by itself."""
+        if self.row.seconds is not None and self.row.calls:
+            return self.row.seconds / self.row.calls
         return self.untuned_s if self.tuned_s is None else self.tuned_s
 
     @property
@@ -186,7 +188,7 @@ class KernelDetails(NamedTuple):
     @property
     def roofline_share(self) -> float | None:
         """The part of the possible speed that it reaches."""
-        return self.least_s / self.call_s if self.least_s and self.call_s else None
+        return min(self.least_s / self.call_s, 1.0) if self.least_s and self.call_s else None
 
     def to_json(self) -> dict[str, Json]:
         """Return the details as plain JSON."""

@@ -9,15 +9,15 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.formatting import count_text
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Json, RecipeOrigin
-from tvmflow.engine.builds import list_kernel_shares
-from tvmflow.engine.report import BAD_FACTS, StageReport, unreadable_facts_text
+from tvmflow.engine.builds import Speedup, list_builds, list_kernel_shares, read_kernel_times
+from tvmflow.engine.report import BAD_FACTS, RunReport, StageReport, unreadable_facts_text
 from tvmflow.pages.content import Kernel, LibraryKernels, Progress, RecipeText, StageEntry
 from tvmflow.stages import STAGES
 from tvmflow.stages._base import Facts
@@ -123,10 +123,33 @@ def _read_kernels(
     if "tune" in stages and stages["tune"].facts.get("workloads"):
         own = [report for report in reports if report.recipe == stages["tune"].recipe]
         return _read_tuned(label, stages, store, _list_origins(own, store).get(label, {}))
+    times = _read_times(stages)
     kernels = (
-        Kernel(name, nodes, share=share) for name, share, nodes in list_kernel_shares(stages)
+        _time_in_library(Kernel(name, nodes), times, (name,))
+        for name, _, nodes in list_kernel_shares(stages)
     )
     return LibraryKernels(label, tuple(kernels))
+
+
+def _read_times(stages: Mapping[str, StageReport]) -> dict[str, tuple[float, float | None]]:
+    """Return the share of each kernel in a call of the library, and its seconds of it."""
+    times = read_kernel_times(stages["verify"].facts if "verify" in stages else {})
+    return {
+        kernel.name: (kernel.share, times.get(kernel.name)) for kernel in list_kernel_shares(stages)
+    }
+
+
+def _time_in_library(
+    kernel: Kernel, times: Mapping[str, tuple[float, float | None]], names: Collection[str]
+) -> Kernel:
+    """Return a kernel, or all kernels of one workload, with the time that `verify` measured in the library."""
+    if not names or not times.keys() >= set(names):
+        return kernel
+    seconds = [times[name][1] for name in names]
+    return kernel._replace(
+        share=sum(times[name][0] for name in names),
+        library_s=None if None in seconds else sum(filter(None, seconds)) / kernel.calls,
+    )
 
 
 class _Origin(NamedTuple):
@@ -158,12 +181,25 @@ def _read_tuned(
 ) -> LibraryKernels:
     tuned = stages["tune"]
     chosen = stages["pick_best"].facts if "pick_best" in stages else {}
-    shares = {kernel.name: kernel.share for kernel in list_kernel_shares(stages)}
     searched = _read_searched(tuned, store)
-    kernels = _list_workloads(tuned.facts, chosen, searched, origins, shares)
-    progress = make_progress(tuned.facts["workloads"], searched.trials)
-    peak = chosen.get("peak_gflops")
-    return LibraryKernels(label, tuple(kernels), peak, progress, searched.notes)
+    kernels = _list_workloads(tuned.facts, chosen, searched, origins, _read_times(stages))
+    kept = {kernel.name for kernel in kernels if kernel.tuned_s is not None}
+    progress = make_progress(tuned.facts["workloads"], searched.trials, kept)
+    return LibraryKernels(
+        label,
+        tuple(kernels),
+        chosen.get("peak_gflops"),
+        progress,
+        searched.notes,
+        kept=len(kept),
+        speedup=_read_speedup(stages),
+    )
+
+
+def _read_speedup(stages: Mapping[str, StageReport]) -> Speedup | None:
+    """Return the speedup by tuning, as `verify` measured the library."""
+    builds = list_builds(RunReport(tuple(stages.values()), (), (), 0.0))
+    return builds[0].tuning_speedup if builds else None
 
 
 class _Searched(NamedTuple):
@@ -251,7 +287,7 @@ def _list_workloads(
     chosen: Facts,
     searched: _Searched,
     origins: Mapping[str, _Origin],
-    shares: Mapping[str, float],
+    times: Mapping[str, tuple[float, float | None]],
 ) -> list[Kernel]:
     """Return the workloads of a search, the one that takes longest first; times of `pick_best` count."""
     measured_again = {kernel["name"]: kernel for kernel in chosen.get("kernels", ())}
@@ -263,22 +299,19 @@ def _list_workloads(
         tuned_us = again.get("tuned_us") if again else workload["best_us"]
         trials = searched.trials.get(key, ())
         origin = origins.get(key, _Origin())
-        is_timed = bool(origin.names) and shares.keys() >= set(origin.names)
-        kernels.append(
-            Kernel(
-                name=name,
-                nodes=origin.nodes,
-                calls=int(workload["calls"]),
-                flops=again.get("flops"),
-                bytes=count_bytes(searched.buffers.get(key, ())),
-                untuned_s=_seconds(untuned_us),
-                tuned_s=_seconds(tuned_us),
-                least_s=_seconds(workload.get("roofline_us")),
-                curve=_best_so_far(trials),
-                trials=int(workload["trials"]),
-                share=sum(shares[name] for name in origin.names) if is_timed else None,
-            )
+        kernel = Kernel(
+            name=name,
+            nodes=origin.nodes,
+            calls=int(workload["calls"]),
+            flops=again.get("flops"),
+            bytes=count_bytes(searched.buffers.get(key, ())),
+            untuned_s=_seconds(untuned_us),
+            tuned_s=_seconds(tuned_us),
+            least_s=_seconds(workload.get("roofline_us")),
+            curve=_best_so_far(trials),
+            trials=int(workload["trials"]),
         )
+        kernels.append(_time_in_library(kernel, times, origin.names))
     return sorted(
         kernels,
         key=lambda kernel: (-(kernel.share or 0.0), -kernel.calls * (kernel.seconds or 0.0)),
@@ -312,17 +345,19 @@ def count_bytes(buffers: Sequence[str]) -> float | None:
 
 
 def make_progress(
-    workloads: Sequence[Facts], trials: Mapping[str, Sequence[Trial]]
+    workloads: Sequence[Facts], trials: Mapping[str, Sequence[Trial]], kept: Collection[str]
 ) -> tuple[Progress, ...]:
     """Return the course of a search: the time of all kernels after each trial, in the order of measuring.
 
-    A kernel counts with its untuned time until a trial is better. Kernels whose untuned time is not
-    known do not count.
+    A kernel counts with its untuned time until a trial is better, and in the end where no trial was
+    kept. Kernels whose untuned time is not known do not count.
 
     Args:
         workloads: In the facts of `tune`.
         trials: Those of each, in the order of measuring.
+        kept: The names of the workloads that have a schedule of the search in the end.
     """
+    kept_keys = {str(w["key"]) for w in workloads if w["name"] in kept}
     best = {str(w["key"]): w["untuned_us"] / 1e6 for w in workloads if w["untuned_us"]}
     calls = {str(w["key"]): int(w["calls"]) for w in workloads}
     ordered = sorted(
@@ -336,7 +371,7 @@ def make_progress(
     measuring_s, progress = 0.0, [Progress(0, 0.0, total)]
     for number, (key, trial) in enumerate(ordered, 1):
         measuring_s += trial.ran[1] - trial.ran[0] if is_timed else 0.0
-        if trial.seconds < best[key]:
+        if key in kept_keys and trial.seconds < best[key]:
             total -= calls[key] * (best[key] - trial.seconds)
             best[key] = trial.seconds
         elif number < len(ordered):

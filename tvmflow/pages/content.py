@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from tvmflow.engine.builds import Build
+from tvmflow.core.statistics import NOISE_TEXTS, Judgement
+from tvmflow.engine.builds import Build, Speedup
 
 
 class Library(NamedTuple):
@@ -16,7 +17,7 @@ class Library(NamedTuple):
         build: What was measured of it.
         recipe: The name of the recipe itself, without the variant.
         previous: The same build in what it is compared with.
-        is_noise: The difference of both latencies lies within the noise of their measurements.
+        judgement: What both measurements say of the change of the latency; None where it is not judged.
         is_same: Both are one measurement: the library is the same, and was not measured again.
         note: How the latency was measured, or why it was not.
         machine: What it is for.
@@ -27,12 +28,17 @@ class Library(NamedTuple):
     build: Build
     recipe: str
     previous: Build | None = None
-    is_noise: bool = False
+    judgement: Judgement | None = None
     is_same: bool = False
     note: str = ""
     machine: str = ""
     files: Mapping[str, int] = MappingProxyType({})
     previous_files: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def is_noise(self) -> bool:
+        """True if the difference of both latencies lies within the noise of their measurements."""
+        return self.judgement in NOISE_TEXTS
 
     @property
     def label(self) -> str:
@@ -68,12 +74,13 @@ class Kernel(NamedTuple):
         calls: Calls in one inference.
         flops: Arithmetic operations of a call.
         bytes: Bytes of its parameters, which a call reads or writes.
-        untuned_s: Time with the schedule of a rule.
-        tuned_s: Time with the schedule that was found; None if it keeps that of the rule.
+        untuned_s: Time with the schedule of a rule, measured by itself.
+        tuned_s: Time with the schedule that was found, measured by itself; None if it keeps that of the rule.
         least_s: Time at the roofline of the machine.
         curve: Best time after each of its trials.
         trials: How many trials it has.
-        share: Its share of the time of all kernels, from 0 to 1, as `verify` measured it in the library.
+        share: Its share of the time of a call of the library, from 0 to 1, as `verify` measured it.
+        library_s: Time in the library: that share of its latency.
     """
 
     name: str
@@ -87,10 +94,13 @@ class Kernel(NamedTuple):
     curve: tuple[float, ...] = ()
     trials: int = 0
     share: float | None = None
+    library_s: float | None = None
 
     @property
     def seconds(self) -> float | None:
-        """The time of a call in the library."""
+        """The time of a call: in the library, or by itself where that is not known."""
+        if self.library_s is not None:
+            return self.library_s
         return self.untuned_s if self.tuned_s is None else self.tuned_s
 
     @property
@@ -137,6 +147,8 @@ class LibraryKernels(NamedTuple):
         peak_gflops: The peak of the machine.
         progress: The course of the search.
         notes: What the page cannot show, and why.
+        kept: How many of the kernels that were searched for have a schedule of the search; None without one.
+        speedup: The speed of the library relative to the same model untuned, as `verify` measured both.
     """
 
     label: str
@@ -144,6 +156,8 @@ class LibraryKernels(NamedTuple):
     peak_gflops: float | None = None
     progress: tuple[Progress, ...] = ()
     notes: tuple[str, ...] = ()
+    kept: int | None = None
+    speedup: Speedup | None = None
 
 
 class StageEntry(NamedTuple):

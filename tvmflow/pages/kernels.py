@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from tvmflow.core.formatting import count_text, latency_text
@@ -18,10 +18,9 @@ _TUNED, _BY_RULE = 0, 1
 _COLUMNS: Final = (
     Column("kernel"),
     Column("calls", is_number=True),
-    Column("untuned", is_number=True),
-    Column("tuned", is_number=True),
-    Column("speedup", is_number=True),
-    Column("share of time", is_number=True),
+    Column("time of a call", is_number=True),
+    Column("share of the library's time", is_number=True),
+    Column("speedup by tuning", is_number=True),
     Column("GFLOPS", is_number=True),
     Column("of its roofline", is_number=True),
     Column("trials", is_number=True),
@@ -35,8 +34,12 @@ def draw_kernels(library: LibraryKernels) -> Iterator[Markup]:
         yield element(
             "figure", element("figcaption", element("p", _EXPLANATION)), _draw(library, computing)
         )
-    total = sum(map(_total_s, library.kernels))
-    rows = [_row(kernel, total) for kernel in library.kernels]
+    rows = list(map(_row, library.kernels))
+    if any(kernel.library_s is not None for kernel in library.kernels):
+        rows.append(_rest_row(library.kernels))
+        yield element("p", _IN_LIBRARY)
+    elif rows:
+        yield element("p", _ALONE)
     yield table(f"Kernels of {library.label}", _COLUMNS, rows)
     yield from (element("p", note, class_="note") for note in library.notes)
 
@@ -45,6 +48,13 @@ _EXPLANATION: Final = (
     "Arithmetic speed over operations for each byte of parameters. Filled: tuned; hollow: the "
     "schedule of a rule. The line above a kernel ends at the roofline of the machine for its size; "
     "the dashed line is the peak of arithmetic."
+)
+_IN_LIBRARY: Final = (
+    "Times and shares are of a call of the library as it was verified; all rows add up to its latency. The "
+    "speedup by tuning is that of a kernel by itself, measured in turns with the untuned one."
+)
+_ALONE: Final = (
+    "Each kernel was measured by itself: the times do not add up to the latency of the library."
 )
 
 
@@ -56,23 +66,30 @@ def _gflops(kernel: Kernel) -> float | None:
     return kernel.flops / kernel.seconds / 1e9 if kernel.flops and kernel.seconds else None
 
 
-def _row(kernel: Kernel, total: float) -> list[Cell]:
-    computed = _total_s(kernel) / total if total else None
-    part = computed if kernel.share is None else kernel.share
+def _row(kernel: Kernel) -> list[Cell]:
     is_tuned = kernel.tuned_s is not None and kernel.untuned_s is not None
     speedup = kernel.untuned_s / kernel.tuned_s if is_tuned else None  # type: ignore[operator]
     gflops = _gflops(kernel)
     return [
         Cell(element("code", kernel.name), kernel.name, _nodes(kernel)),
         Cell(kernel.calls, kernel.calls),
-        Cell(latency(kernel.untuned_s), kernel.untuned_s),
-        Cell(latency(kernel.tuned_s), kernel.tuned_s),
+        Cell(latency(kernel.seconds), kernel.seconds),
+        Cell(share(kernel.share), kernel.share),
         Cell(ratio(speedup), speedup),
-        Cell(share(part), part),
         Cell(format_known(gflops, plain), gflops),
         Cell(share(kernel.roofline_share), kernel.roofline_share),
         Cell(kernel.trials or "", kernel.trials),
     ]
+
+
+def _rest_row(kernels: Sequence[Kernel]) -> list[Cell]:
+    """Return the row of what is no kernel, so that all rows add up to a call of the library."""
+    timed = [kernel for kernel in kernels if kernel.library_s is not None]
+    shares = sum(kernel.share or 0.0 for kernel in timed)
+    rest = max(1 - shares, 0.0)
+    seconds = sum(map(_total_s, timed)) / shares * rest if shares else None
+    cells = [Cell("between kernels", "~"), Cell(""), Cell(latency(seconds), seconds)]
+    return [*cells, Cell(share(rest), rest), *(Cell("") for _ in range(len(_COLUMNS) - 4))]
 
 
 def _nodes(kernel: Kernel) -> Child:

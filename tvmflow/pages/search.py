@@ -7,7 +7,7 @@ from typing import Final
 
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.pages.content import Kernel, LibraryKernels, Progress
-from tvmflow.pages.format import latency, plain, ratio
+from tvmflow.pages.format import plain, ratio
 from tvmflow.pages.markup import Markup, element, join
 from tvmflow.pages.plot import Axis, Mark, draw_line, draw_marks, make_frame, plot, swatch
 from tvmflow.pages.tables import Cell, Column, table
@@ -22,30 +22,38 @@ _COLUMNS: Final = (
     Column("library"),
     Column("trials", is_number=True),
     Column("measuring", is_number=True),
-    Column("untuned", is_number=True),
-    Column("best", is_number=True),
-    Column("speedup", is_number=True),
+    Column("tuned kernels", is_number=True),
+    Column("speedup by tuning", is_number=True),
 )
 
 
 def draw_search(tuned: Sequence[LibraryKernels]) -> Iterator[Markup]:
     """Yield the curves of all libraries in one chart, their table, and the curves of the kernels of each."""
+    yield from (element("p", _describe_vain(lib), class_="note") for lib in tuned if lib.kept == 0)
     searched = [library for library in tuned if len(library.progress) > 1]
-    if searched:
+    gained = [library for library in searched if library.kept]
+    if gained:
         yield element(
             "figure",
             element("figcaption", element("p", _EXPLANATION)),
-            element("div", list(_draw_progress(searched)), class_="plots"),
-            table("Tuning of each library", _COLUMNS, map(_row, searched, range(len(searched)))),
+            element("div", list(_draw_progress(gained)), class_="plots"),
+            table("Tuning of each library", _COLUMNS, map(_row, gained, range(len(gained)))),
         )
-        for library in searched:
-            yield _draw_kernels(library)
+    for library in searched:
+        yield _draw_kernels(library)
 
 
 _EXPLANATION: Final = (
-    "The time of all kernels of an inference, each at its best so far, relative to the untuned ones. "
-    "What is delivered is chosen afterwards, by measuring the best of them again in turns."
+    "The time of all kernels that were tuned, each measured by itself and at its best so far, relative to the "
+    "untuned ones; kernels that stayed untuned do not change. The speedup is that of the whole library, "
+    "measured in turns with the same model untuned."
 )
+
+
+def _describe_vain(library: LibraryKernels) -> str:
+    """Return what is said of a search that gained nothing; it has no speedup."""
+    kernels = count_text(len(library.kernels), "kernel")
+    return f"{library.label}: tuning kept 0 of {kernels}; the rules were already fastest."
 
 
 def _draw_progress(searched: Sequence[LibraryKernels]) -> Iterator[Markup]:
@@ -89,15 +97,15 @@ def _describe(progress: Progress) -> str:
 
 
 def _row(library: LibraryKernels, index: int) -> list[Cell]:
-    first, last = library.progress[0], library.progress[-1]
+    last, speedup = library.progress[-1], library.speedup
     measuring = duration_text(last.measuring_s) if last.measuring_s else ""
+    gain = speedup.median if speedup and speedup.judgement != "unclear" else None
     return [
         Cell(join(swatch(index), library.label), library.label),
         Cell(last.trials, last.trials),
         Cell(measuring, last.measuring_s),
-        Cell(latency(first.best_s), first.best_s),
-        Cell(latency(last.best_s), last.best_s),
-        Cell(ratio(first.best_s / last.best_s), first.best_s / last.best_s),
+        Cell(f"{library.kept} of {len(library.kernels)}", library.kept),
+        Cell(ratio(gain), gain),
     ]
 
 
@@ -120,6 +128,8 @@ def _draw_kernel(kernel: Kernel) -> Markup:
     best = min(kernel.curve)
     untuned = "" if kernel.untuned_s is None else f"{latency_text(kernel.untuned_s)} untuned, "
     text = f"{untuned}{latency_text(best)} best of {count_text(kernel.trials, 'trial')}"
+    if kernel.tuned_s is None:
+        text += ", which was no faster when measured again in turns"
     return element("li", element("b", kernel.name), _draw_curve(kernel), element("small", text))
 
 

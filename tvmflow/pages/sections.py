@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tvmflow.core.formatting import count_text, size_text
+from tvmflow.core.statistics import NOISE_TEXTS
 from tvmflow.engine.builds import Peer, Speedup
 from tvmflow.pages.changes import list_changes
 from tvmflow.pages.content import Gate, Library, Page
@@ -125,7 +126,7 @@ def _latency_note(library: Library) -> Child:
     changed = None
     if previous and not library.is_same:
         latencies = previous.latency_s, library.build.latency_s
-        changed = format_change(*latencies, is_noise=library.is_noise)
+        changed = format_change(*latencies, library.judgement)
     note = element("span", library.note, class_="how") if library.note else None
     return join(changed, note) if changed or note else None
 
@@ -145,7 +146,11 @@ def _times_as_fast(speedup: Speedup | None) -> Child:
         return None
     if not speedup.pairs:
         return element("span", f"{ratio(speedup.median)} as fast, not in turns", class_="faint")
-    style = "good" if speedup.low > 1 else "bad" if speedup.high < 1 else "faint"
+    judgement = speedup.judgement
+    if judgement == "unclear":
+        limits = f"{ratio(speedup.low)} to {ratio(speedup.high)}"
+        return element("span", f"{NOISE_TEXTS[judgement]}: {limits}", class_="faint")
+    style = {"more": "good", "less": "bad", "equal": "faint"}[judgement]
     return element("span", f"{ratio(speedup.median)} as fast", class_=style)
 
 

@@ -8,6 +8,7 @@ from statistics import geometric_mean
 from typing import Final, NamedTuple
 
 from tvmflow.core.formatting import count_text, duration_text, latency_text
+from tvmflow.core.statistics import NOISE_TEXTS, Judgement
 from tvmflow.engine.builds import Build
 from tvmflow.pages.content import Library, Page
 from tvmflow.pages.format import accuracy, change, error, latency, ratio, size
@@ -19,6 +20,7 @@ _PROBLEMS: Final = ("failed", "crashed", "timeout", "blocked", "cancelled")
 # The states of libraries that nobody may use yet, the worst first.
 _BAD: Final = ("rejected", "failed", "skipped", "stopped")
 _MIN_CHANGE: Final = 0.005
+_UNCHANGED: Final = "Latency unchanged within the noise"
 _DIGITS: Final = "0123456789."
 _UNITS: Final = "×% kMGBnµms"
 _MAX_COLUMNS: Final = 5
@@ -72,21 +74,22 @@ def _compare(page: Page) -> Iterator[str]:
     mean = geometric_mean([1 + part for part, _ in changes]) - 1
     if abs(mean) < _MIN_CHANGE:
         text = "Latency unchanged"
-    elif all(is_noise for _, is_noise in changes):
-        text = "Latency unchanged within the noise"
+    elif all(judgement in NOISE_TEXTS for _, judgement in changes):
+        is_unclear = any(judgement == "unclear" for _, judgement in changes)
+        text = "The machine was too noisy to compare the latency" if is_unclear else _UNCHANGED
     else:
         text = f"Latency {mean:+.1%}{' in the mean' if len(changes) > 1 else ''}"
     yield f"{text} since {page.previous}."
 
 
-def _list_changes(libraries: Sequence[Library]) -> list[tuple[float, bool]]:
-    """Return the change of each latency, and whether it is noise."""
+def _list_changes(libraries: Sequence[Library]) -> list[tuple[float, Judgement | None]]:
+    """Return the change of each latency, and what the measurements say of it."""
     changes = (
-        (change(library.previous.latency_s, library.build.latency_s), library.is_noise)
+        (change(library.previous.latency_s, library.build.latency_s), library.judgement)
         for library in libraries
         if library.previous
     )
-    return [(part, is_noise) for part, is_noise in changes if part is not None]
+    return [(part, judgement) for part, judgement in changes if part is not None]
 
 
 def draw_tiles(page: Page) -> Markup | None:
@@ -126,7 +129,11 @@ def _list_tiles(page: Page) -> Iterator[_Tile]:
         note = fastest.name if len(timed) > 1 else fastest.target
         title = "fastest library" if len(timed) > 1 else "latency"
         yield _Tile(title, latency(fastest.latency_s), note)
-    tuned = [build.tuning_speedup.median for build in sound if build.tuning_speedup]
+    tuned = [
+        build.tuning_speedup.median
+        for build in sound
+        if build.tuning_speedup and build.tuning_speedup.judgement != "unclear"
+    ]
     if tuned:
         yield _Tile("speedup by tuning", _spread(tuned, ratio), "the same model untuned")
     yield from _list_runtimes(sound)
@@ -154,7 +161,9 @@ def _list_runtimes(builds: Sequence[Build]) -> Iterator[_Tile]:
     speedups: dict[str, list[float]] = {}
     for build in builds:
         for peer in build.peers:
-            if peer.speedup and peer.speedup.pairs and not peer.differs:
+            if not peer.speedup or peer.speedup.judgement == "unclear":
+                continue
+            if peer.speedup.pairs and not peer.differs:
                 speedups.setdefault(peer.name, []).append(peer.speedup.median)
     for name, values in list(speedups.items())[:_FEW_RUNTIMES]:
         yield _Tile("speedup", _spread(values, ratio), f"over {name}")
@@ -170,22 +179,22 @@ def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
 
 
 def format_change(
-    previous: float | None, current: float | None, *, is_noise: bool = False
+    previous: float | None, current: float | None, judgement: Judgement | None = None
 ) -> Markup | None:
     """Return the change of a value for which less is better, with its direction in words; None if not known.
 
     Args:
         previous: The value before.
         current: The value now.
-        is_noise: The difference lies within the noise of the measurements.
+        judgement: What the measurements say of the change, where they are latencies.
     """
     part = change(previous, current)
     if part is None:
         return None
     if abs(part) < _MIN_CHANGE:
         return element("span", "unchanged", class_="faint")
-    if is_noise:
-        return element("span", f"{part:+.1%}, within the noise", class_="faint")
+    if judgement in NOISE_TEXTS:
+        return element("span", f"{part:+.1%}, {NOISE_TEXTS[judgement]}", class_="faint")
     sign = "▲" if part > 0 else "▼"
     return element("span", f"{sign} {part:+.1%}", class_="bad" if part > 0 else "good")
 

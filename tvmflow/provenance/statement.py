@@ -31,8 +31,8 @@ from tvmflow.stages import verify
 RECORD_DIGEST: Final = "tvmflowRecord"
 """The algorithm of a tool's digest: the beginning of the sha256 over the names and digests of its files."""
 
-# Facts of pick_best: the share of time in kernels with a schedule, and what tuning gained.
-_COVERAGE_FACTS: Final = ("tuned", "tunable", "coverage", "speedup")
+# Facts of pick_best: the share of time in kernels with a schedule. The speedup is in the verdict.
+_COVERAGE_FACTS: Final = ("tuned", "tunable", "coverage")
 # The address of a device has no effect on the result, and is not for the public.
 _PRIVATE_SETTING: Final = "tracker"
 

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from tvmflow.core.formatting import latency_text, size_text
 from tvmflow.core.keys import list_changes
 from tvmflow.core.project import shortest_path
+from tvmflow.core.statistics import NOISE_TEXTS, Judgement, judge_ratio
 from tvmflow.core.types import Json
 from tvmflow.engine.builds import Build
 from tvmflow.engine.headline import verdict_text
@@ -26,6 +27,7 @@ _DRIFT: Final = 0.02
 _MEASURED: Final = frozenset({"latency", "accuracy", "coverage", "error"})
 # Figures whose relative change is shown.
 _RELATIVE: Final = ("latency", "untuned", "library", "files")
+_LATENCIES: Final = ("latency", "untuned")
 _COSTS: Final = ("latency", "library", "files")
 _EVERYWHERE: Final = "everywhere"
 
@@ -40,7 +42,7 @@ class Figure(NamedTuple):
         before: The value on the first side; None when it is not known.
         after: The same on the second side.
         text: Both for people.
-        is_noise: The difference lies within the noise of both measurements.
+        judgement: What both measurements say of the change of a latency; None where it is not judged.
     """
 
     build: str
@@ -48,7 +50,12 @@ class Figure(NamedTuple):
     before: float | str | None
     after: float | str | None
     text: str
-    is_noise: bool = False
+    judgement: Judgement | None = None
+
+    @property
+    def is_noise(self) -> bool:
+        """True if the difference lies within the noise of both measurements, whatever its size."""
+        return self.judgement in NOISE_TEXTS
 
     @property
     def change(self) -> float | None:
@@ -135,8 +142,10 @@ def _list_figures(before: Build, after: Build) -> Iterator[Figure]:
         old, new = read(before), read(after)
         if old is None and new is None:
             continue
-        is_noise = what == "latency" and _is_noise(before, after)
-        figure = Figure(after.name, what, old, new, "", is_noise)
+        judgement = None
+        if what in _LATENCIES and not isinstance(old, str) and not isinstance(new, str):
+            judgement = judge_change(old, new, _find_deviation(before, after))
+        figure = Figure(after.name, what, old, new, "", judgement)
         yield figure._replace(text=_figure_text(figure, show))
 
 
@@ -148,7 +157,8 @@ def _figure_text(figure: Figure, show: Callable[..., str]) -> str:
     text = " -> ".join(texts)
     if figure.what not in _RELATIVE or figure.change is None:
         return text
-    return f"{text} ({figure.change:+.1%}{', within the noise' if figure.is_noise else ''})"
+    noise = NOISE_TEXTS.get(figure.judgement, "") if figure.judgement else ""
+    return f"{text} ({figure.change:+.1%}{noise and f', {noise}'})"
 
 
 def _measured_in_turns(figure: Figure, before: Side, after: Side) -> Figure:
@@ -159,13 +169,14 @@ def _measured_in_turns(figure: Figure, before: Side, after: Side) -> Figure:
     if figure.what != "latency" or not before.release:
         return figure
     if after.same_as.get(figure.build) == before.release and figure.before != figure.after:
-        figure = figure._replace(is_noise=True)
+        ratio = 1 + (figure.change or 0.0)
+        figure = figure._replace(judgement=judge_ratio(ratio, min(ratio, 1), max(ratio, 1)))
         return figure._replace(text=f"{_figure_text(figure, latency_text)}: the same library")
     pair = after.in_turns.get(figure.build)
     if pair is None or pair.release != before.release:
         return figure
-    is_noise = is_drift(pair.before_s, pair.after_s)
-    figure = figure._replace(before=pair.before_s, after=pair.after_s, is_noise=is_noise)
+    judgement = judge_change(pair.before_s, pair.after_s)
+    figure = figure._replace(before=pair.before_s, after=pair.after_s, judgement=judgement)
     return figure._replace(text=f"{_figure_text(figure, latency_text)}, measured in turns")
 
 
@@ -178,20 +189,31 @@ def _list_file_sizes(before: Side, after: Side) -> Iterator[Figure]:
             yield figure._replace(text=_figure_text(figure, size_text))
 
 
-def _is_noise(before: Build, after: Build) -> bool:
-    """Return whether two latencies differ by no more than their measurements vary, or machines from day to day."""
-    if before.latency_s is None or after.latency_s is None:
-        return False
-    deviation = math.hypot(before.latency_std_s or 0.0, after.latency_std_s or 0.0)
-    limit = max(_DEVIATIONS * deviation, _DRIFT * before.latency_s)
-    return abs(after.latency_s - before.latency_s) <= limit
+def _find_deviation(before: Build, after: Build) -> float:
+    """Return how far the ratio of two latencies may lie from the true one, by how their repeats vary."""
+    parts = [
+        (build.latency_std_s or 0.0) / build.latency_s
+        for build in (before, after)
+        if build.latency_s
+    ]
+    return _DEVIATIONS * math.hypot(*parts)
 
 
-def is_drift(before_s: float | None, after_s: float | None) -> bool:
-    """Return whether two latencies differ by no more than the speed of a machine from day to day."""
+def judge_change(
+    before_s: float | None, after_s: float | None, deviation: float = 0.0
+) -> Judgement | None:
+    """Return what two latencies say; None where one of them is not known.
+
+    Args:
+        before_s: The earlier latency.
+        after_s: The later latency.
+        deviation: How far their ratio may lie from the true one, relative to it. The speed of a machine changes
+            from day to day, so that it is never less than that.
+    """
     if not before_s or after_s is None:
-        return False
-    return abs(after_s / before_s - 1) <= _DRIFT
+        return None
+    ratio, limit = after_s / before_s, 1 + max(deviation, _DRIFT)
+    return judge_ratio(ratio, ratio / limit, ratio * limit)
 
 
 def _compare_runs(before: RunRecord, after: RunRecord, store: LocalStore) -> Iterator[Change]:
@@ -224,7 +246,10 @@ def _compare_keys(old: StageReport, new: StageReport, store: LocalStore) -> Iter
 
 def to_json(comparison: Comparison, regressions: list[Figure]) -> dict[str, Json]:
     """Return a comparison as plain JSON."""
-    figures = [{**figure._asdict(), "change": figure.change} for figure in comparison.figures]
+    figures = [
+        {**figure._asdict(), "is_noise": figure.is_noise, "change": figure.change}
+        for figure in comparison.figures
+    ]
     return {
         "before": comparison.before,
         "after": comparison.after,

@@ -19,7 +19,7 @@ from tvmflow.pages.content import (
     StageEntry,
 )
 from tvmflow.recipe.lock_file import LockedTarget, LockFile, Measurements
-from tvmflow.release.comparison import is_drift
+from tvmflow.release.comparison import judge_change
 from tvmflow.release.gates import CheckedGate, Comparison, list_checked_gates
 from tvmflow.release.measurements import (
     LOCK,
@@ -209,7 +209,7 @@ def _measure(
     return library._replace(
         build=build,
         previous=previous,
-        is_noise=is_drift(comparison.previous_seconds, comparison.seconds),
+        judgement=judge_change(comparison.previous_seconds, comparison.seconds),
         is_same=comparison.is_same_library,
         note=_describe_timing(comparison),
         files=current.bytes,

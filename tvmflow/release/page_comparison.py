@@ -97,7 +97,7 @@ def _compare_library(
     return library._replace(
         build=build,
         previous=previous,
-        is_noise=latency is not None and latency.is_noise,
+        judgement=latency.judgement if latency else None,
         is_same=is_same,
         note="not measured again" if is_same else "",
         previous_files=read_sizes(before, build),

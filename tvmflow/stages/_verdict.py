@@ -24,16 +24,26 @@ class Speedup(TypedDict):
     is_slower: bool
 
 
+def shown_latency(library_s: float, speedup: Speedup) -> float:
+    """Return the seconds of what a library was measured in turns with, beside the one latency that is shown of it.
+
+    The ratio in turns holds whatever else the machine did; two medians from different turns need not
+    have that ratio, so the shown latency is the library's times the speedup.
+    """
+    return library_s * speedup["median"]
+
+
 class Profile(TypedDict):
-    """The shares of kernels in the time of all kernels.
+    """The shares of kernels in the time of a call of the library, which is its latency.
 
     `kernels` has the share of each kernel, the largest first; `rules` that of each schedule rule,
-    `without_rule` that of each kernel that no rule fits.
+    `without_rule` that of each kernel that no rule fits; `between_kernels` is what remains of the call.
     """
 
     kernels: dict[str, float]
     rules: dict[str, float]
     without_rule: dict[str, float]
+    between_kernels: float
 
 
 class OutputComparison(TypedDict, total=False):

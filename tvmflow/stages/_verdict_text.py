@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tvmflow.core.formatting import count_text, latency_text
+from tvmflow.core.statistics import judge_ratio
 from tvmflow.stages import _tolerances
 from tvmflow.stages._base import Facts, name_some
-from tvmflow.stages._verdict import Profile, Speedup
+from tvmflow.stages._verdict import Latency, Profile, Speedup, shown_latency
 
 _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
     _tolerances.FLOAT32: "float32",
@@ -17,6 +18,7 @@ _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
     _tolerances.QUANTIZED: "quantized integers",
 }
 
+_UNTUNED: Final = "untuned"
 _SHARE_TEXTS: Final[Mapping[str, str]] = {
     "of_largest": "an output's largest value",
     "of_slice": "the largest value of its rows, columns or channels",
@@ -90,18 +92,24 @@ def _describe_agreement(comparison: Facts) -> Iterator[str]:
 def _describe_latency(facts: Facts) -> list[str]:
     names = {
         "library": "this library",
-        "untuned": "untuned",
+        _UNTUNED: _UNTUNED,
         "reference": facts.get("reference", ""),
     }
     compared = facts.get("compared", {}).values()
     in_turns = {runtime["name"] for runtime in compared if "latency" in runtime}
+    latency = facts.get("latency", {})
     measured = [
-        (names[subject], row)
-        for subject, row in facts.get("latency", {}).items()
+        (
+            names[subject],
+            _beside(row, latency, facts.get("speedup")) if subject == _UNTUNED else row,
+        )
+        for subject, row in latency.items()
         if names[subject] not in in_turns
     ]
     measured += [
-        (runtime["name"], runtime["latency"]) for runtime in compared if "latency" in runtime
+        (runtime["name"], _beside(runtime["latency"], latency, runtime["speedup"]))
+        for runtime in compared
+        if "latency" in runtime
     ]
     for name, part in facts.get("parts", {}).items():
         measured += [(f"its part {name}", part["latency"])] if "latency" in part else []
@@ -118,6 +126,14 @@ def _describe_latency(facts: Facts) -> list[str]:
         *_describe_speedup(facts.get("speedup")),
         *_describe_profile(facts.get("profile")),
     ]
+
+
+def _beside(row: Latency, latency: Mapping[str, Latency], speedup: Speedup | None) -> Latency:
+    """Return the latency of what the library was measured in turns with, beside the one that is shown of it."""
+    if speedup is None or "library" not in latency:
+        return row
+    scale = shown_latency(latency["library"]["median"], speedup) / row["median"]
+    return {name: value * scale for name, value in row.items()}
 
 
 def _describe_compared(runtime: Facts, facts: Facts) -> Iterator[str]:
@@ -145,11 +161,11 @@ def _describe_speedup(speedup: Speedup | None) -> list[str]:
 
 
 def _speedup_text(speedup: Speedup, subject: str) -> str:
-    pairs = count_text(speedup["pairs"], "pair")
-    return (
-        f"speedup over {subject} {speedup['median']:.3g} "
-        f"({speedup['low']:.3g} to {speedup['high']:.3g}, measured in turns, {pairs})"
-    )
+    median, low, high = speedup["median"], speedup["low"], speedup["high"]
+    limits = f"{low:.3g} to {high:.3g}, measured in turns, {count_text(speedup['pairs'], 'pair')}"
+    if judge_ratio(median, low, high) == "unclear":
+        return f"the machine was too noisy for the speedup over {subject} ({limits})"
+    return f"speedup over {subject} {median:.3g} ({limits})"
 
 
 def _describe_profile(profile: Profile | None) -> list[str]:
@@ -172,6 +188,10 @@ def explain(facts: Facts) -> list[str]:
     if not profile:
         return lines
     rules = sorted(profile["rules"].items(), key=lambda entry: -entry[1])
+    # a result of an earlier version has shares of all kernels, with nothing between them
+    rules += (
+        [("between kernels", profile["between_kernels"])] if "between_kernels" in profile else []
+    )
     lines.append(
         f"time by schedule rule: {', '.join(f'{name} {share:.1%}' for name, share in rules)}"
     )

@@ -237,15 +237,14 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     """Return what tuning achieved, with the kernels that take longest."""
     if not facts["untuned_us"]:
         return []
-    lines = [
-        f"{facts['tuned']} of {count_text(facts['tunable'], 'workload')} tuned, "
-        f"{facts['coverage']:.0%} of the time is in kernels with a schedule; "
-        f"one inference: {latency_text(facts['untuned_us'] / 1e6)} untuned, "
-        f"{latency_text(facts['tuned_us'] / 1e6)} tuned (speedup {facts['speedup']:.3g}{_threads_text(facts)})"
-    ]
     # A result of an earlier version does not say it.
-    lines += _library_choice.describe(facts.get("library", {}))
-    lines += _library_choice.describe_speedup(facts, inputs.get("tune", {}))
+    library = facts.get("library", {})
+    lines = [
+        f"{_kept_text(facts, library)}; {facts['coverage']:.0%} of the time is in kernels with a schedule"
+        f"{_threads_text(facts)}",
+        *_library_choice.describe(library),
+        *_library_choice.describe_roofline(facts, inputs.get("tune", {})),
+    ]
     if facts["kernels"]:
         peak = facts["peak_gflops"]
         machine = f" (peak of this machine: {peak:.0f} GFLOPS)" if peak else ""
@@ -254,11 +253,21 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
             for workload in inputs.get("tune", {}).get("workloads", ())
         }
         table = _kernel_table(facts["kernels"][:_SHOWN_KERNELS], peak, seconds)
-        lines.append(f"time of each kernel in one inference, the longest first{machine}\n{table}")
+        lines.append(
+            "each kernel measured by itself in turns with the untuned one, times of all its calls, "
+            f"the longest first{machine}\n{table}"
+        )
     lines += _describe_untried(facts["untried"], inputs.get("tune", {}))
     return lines + [
         f"not measured again: {name}: {error}" for name, error in facts["errors"].items()
     ]
+
+
+def _kept_text(facts: Facts, library: Facts) -> str:
+    kept = f"tuning kept {facts['tuned']} of {count_text(facts['tunable'], 'workload')}"
+    is_vain = not facts["tuned"] and not library.get("overruled")
+    # where trials failed, or none was made, the lines below say so
+    return f"{kept}: the rules were already fastest" if is_vain and not facts["untried"] else kept
 
 
 def _describe_untried(untried: int, tune: Facts) -> list[str]:
@@ -275,7 +284,7 @@ def _describe_untried(untried: int, tune: Facts) -> list[str]:
 def _threads_text(facts: Facts) -> str:
     # A result of an earlier version does not say it.
     threads = facts.get("threads")
-    return f", with {count_text(threads, 'thread')}" if threads else ""
+    return f" (with {count_text(threads, 'thread')})" if threads else ""
 
 
 def _kernel_table(

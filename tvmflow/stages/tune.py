@@ -226,7 +226,7 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     lines += _describe_threads(facts)
     if facts["stopped"] in _STOPPED_TEXTS:
         lines.append(_STOPPED_TEXTS[facts["stopped"]])
-    lines += _describe_gain(facts)
+    lines += _describe_roofline(facts)
     if facts["drift"] > _MAX_DRIFT:
         lines.append(
             f"the machine's speed changed during the search: one kernel's time by {facts['drift']:.0%}"
@@ -244,15 +244,9 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     return lines
 
 
-def _describe_gain(facts: Facts) -> list[str]:
-    """Return the gain of the kernels alone against the possible one, and what is at the roofline."""
-    # A result of an earlier version does not say it.
-    gain, lines = facts.get("gain"), []
-    if gain:
-        lines.append(
-            f"the best trials alone have a speedup of {gain['found']:.3g}; "
-            f"the roofline of this machine allows {gain['possible']:.3g}"
-        )
+def _describe_roofline(facts: Facts) -> list[str]:
+    """Return how many workloads are at the roofline; what the trials gained is measured again in turns later."""
+    lines = []
     workloads = facts.get("workloads", ())
     done = [workload for workload in workloads if workload.get("at_roofline")]
     if done:

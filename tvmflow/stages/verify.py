@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     Feed = dict[str, Array]
 
 TRAITS: Final = StageTraits(
-    version=9,
+    version=10,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),

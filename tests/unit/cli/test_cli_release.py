@@ -114,7 +114,7 @@ def test_retuning_shows_each_round_and_the_totals(capsys: pytest.CaptureFixture[
     plan = run_retune(tuned())
     progress = (
         "  net:tune/host: 1 trial in 1 round, 80 µs in kernels "
-        "(1.25× speedup over untuned, last round 20.0%); its search spaces are exhausted"
+        "(estimated speedup over untuned 1.25, last round 20.0%); its search spaces are exhausted"
     )
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [progress, "trials spent:", f"{progress}; 6 in total"]

@@ -67,7 +67,7 @@ def test_all_stages_tell_of_a_kernel(tmp_path: Path) -> None:
     details = read_details(first, "conv", store)
     assert (first.name, details.nodes) == ("net/host.0", (("/a/Conv",), ("/b/Conv",)))
     assert (details.trials, details.failed, details.best_trial_s) == (9, 2, 5e-6)
-    assert (details.call_s, details.row.seconds, details.row.calls) == (4e-6, 8e-6, 2)
+    assert (details.call_s, details.row.alone_s, details.row.calls) == (4e-6, 8e-6, 2)
     assert (details.gflops, details.roofline_share) == (2000.0, 0.5)
     (row,) = list_rows(second, store)
     assert (row.name, row.share, row.seconds) == ("pool", 0.5, None)

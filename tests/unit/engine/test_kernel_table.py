@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tvmflow.engine.kernel_table import KernelRow, list_kernel_rows
 
 BUILT = {
@@ -23,14 +25,20 @@ def test_the_slowest_kernel_comes_first() -> None:
                 ]
             },
             "build": BUILT,
-            "verify": {"profile": {"kernels": {"conv": 0.7, "relu": 0.3}}},
+            "verify": {
+                "latency": {"library": {"median": 10e-6}},
+                "profile": {"kernels": {"conv": 0.7, "relu": 0.2}},
+            },
         }
     )
+    conv = KernelRow("conv", 0.7, 2, 0.7 * 10e-6, 6e-6, "tuned", "ab", "/a/Conv and 1 other call")
     assert rows == [
-        KernelRow("conv", 0.7, 2, 6e-6, "tuned", "ab", "/a/Conv and 1 other call"),
-        KernelRow("relu", 0.3, 1, 2e-6, "elementwise", "", "/c/Relu"),
-        KernelRow("add", None, None, None, "elementwise", "", ""),
+        conv,
+        KernelRow("relu", 0.2, 1, 0.2 * 10e-6, 2e-6, "elementwise", "", "/c/Relu"),
+        KernelRow("add", None, None, None, None, "elementwise", "", ""),
     ]
+    # times have the ratio of the shares: both are of one call of the library
+    assert rows[0].seconds / rows[1].seconds == pytest.approx(rows[0].share / rows[1].share)
 
 
 def test_a_build_without_measurements_has_its_schedules() -> None:

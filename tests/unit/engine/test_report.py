@@ -177,11 +177,7 @@ def test_the_gain_of_tuning_is_described() -> None:
     text = summary(
         report(stage("tune/host", facts=tuning), stage("pick_best/host", facts=facts)), verbose=True
     )
-    assert (
-        "1 of 3 workloads tuned, 90% of the time is in kernels with a schedule; one inference: "
-        in text
-    )
-    assert "200 µs untuned, 50 µs tuned (speedup 4)" in text
+    assert "tuning kept 1 of 3 workloads; 90% of the time is in kernels with a schedule\n" in text
     rows = [line.split() for line in text.splitlines() if line.startswith("    ")]
     assert rows[1] == ["conv", "2", "180", "µs", "30", "µs", "6×", "200", "(80%)", "300", "µs"]
     assert rows[2] == ["pool", "1", "20", "µs", "20", "µs", "–", "–", "–"]

@@ -165,11 +165,15 @@ def test_kernels_of_a_library_without_tuning_have_their_shares_of_the_time() -> 
 def test_progress_counts_kernels_as_untuned_until_a_trial_is_better() -> None:
     slower, faster = trial(1, seconds=1.0), trial(2, seconds=20e-6)
     workloads = [workload(CONV, "conv"), workload(POOL, "pool", untuned_us=None)]
-    progress = make_progress(workloads, {CONV: [slower, faster], POOL: [trial(3)]})
+    kept = {"conv"}
+    progress = make_progress(workloads, {CONV: [slower, faster], POOL: [trial(3)]}, kept)
     assert [(entry.trials, entry.measuring_s) for entry in progress] == [(0, 0.0), (2, 0.0)]
     assert [entry.best_s for entry in progress] == pytest.approx([100e-6, 40e-6])
-    assert make_progress(workloads, {CONV: [slower]})[-1].trials == 1
-    assert make_progress(workloads, {}) == ()
+    assert make_progress(workloads, {CONV: [slower]}, kept)[-1].trials == 1
+    assert make_progress(workloads, {}, kept) == ()
+    # the best trial was no faster when it was measured again
+    vain = make_progress(workloads, {CONV: [slower, faster]}, ())
+    assert [entry.best_s for entry in vain] == pytest.approx([100e-6, 100e-6])
 
 
 def test_a_result_that_is_used_again_saved_what_it_took(store: LocalStore) -> None:

@@ -149,7 +149,8 @@ def test_measurements_and_the_search_have_a_statement_of_their_own(world: World)
         {"name": "conv1", "schedule": "tuned", "workload": WORKLOAD, "record": record},
         {"name": "softmax", "schedule": "rows"},
     ]
-    assert read.byproduct("kernels")["coverage"]["host"]["speedup"] == 1.5
+    # the speedup has one place, the verdict
+    assert "speedup" not in read.byproduct("kernels")["coverage"]["host"]
     assert read.verdict["accuracy"] == 0.97
 
 

@@ -45,6 +45,7 @@ VERDICT = {
     "reference": "ONNX Runtime 1.0",
     "outputs": {},
     "latency": {"library": latency(1e-4), "untuned": latency(2e-4)},
+    "speedup": {"median": 2.0, "low": 1.9, "high": 2.1, "pairs": 8, "is_slower": False},
     "compared": {
         "openvino": {
             "name": "OpenVINO 2026",

@@ -302,28 +302,66 @@ def test_a_tuned_library_that_is_slower_than_the_untuned_one_stands_out() -> Non
 
 
 def test_kernels_that_no_rule_fits_are_listed_with_their_share_of_the_time() -> None:
-    """Steps of the runtime do not count; `explain` has all of them, and the share of each rule."""
+    """Steps of the runtime are between kernels; `explain` has all of them, and the share of each rule."""
     rules = {"conv": "register_tiles", "nms": "none", "gather": "generic_loops", "pad": "none"}
     seconds = {"conv": 5e-3, "nms": 1e-3, "gather": 4e-3, "pad": 0.0, "vm.builtin.copy": 9e-3}
-    profile = make_profile(seconds, rules)
+    profile = make_profile(seconds, rules, call_s=20e-3)
     assert profile == {
-        "kernels": {"conv": 0.5, "gather": 0.4, "nms": 0.1, "pad": 0.0},
-        "rules": {"register_tiles": 0.5, "none": 0.1, "generic_loops": 0.4},
-        "without_rule": {"gather": 0.4, "nms": 0.1, "pad": 0.0},
+        "kernels": {"conv": 0.25, "gather": 0.2, "nms": 0.05, "pad": 0.0},
+        "rules": {"register_tiles": 0.25, "none": 0.05, "generic_loops": 0.2},
+        "without_rule": {"gather": 0.2, "nms": 0.05, "pad": 0.0},
+        "between_kernels": 0.5,
     }
     facts: Verdict = {"passed": True, "against": "reference", "profile": profile}
     assert verify.describe(facts, {}) == [
-        "3 kernels that no schedule rule fits take 50.0% of the time: "
-        "gather 40.0%, nms 10.0%, pad 0.0%"
+        "3 kernels that no schedule rule fits take 25.0% of the time: "
+        "gather 20.0%, nms 5.0%, pad 0.0%"
     ]
     assert verify.explain(facts) == [
-        "time by schedule rule: register_tiles 50.0%, generic_loops 40.0%, none 10.0%",
+        "time by schedule rule: register_tiles 25.0%, generic_loops 20.0%, none 5.0%, "
+        "between kernels 50.0%",
         "kernels that no schedule rule fits",
-        "  gather 40.0%",
-        "  nms 10.0%",
+        "  gather 20.0%",
+        "  nms 5.0%",
         "  pad 0.0%",
     ]
-    assert make_profile({}, rules) is None
+    assert make_profile({}, rules, call_s=1.0) is None
+
+
+def test_kernels_never_take_longer_than_the_call_that_they_are_part_of() -> None:
+    """Reports of kernels take time: 19 µs in all are no part of a call of 7 µs."""
+    profile = make_profile(
+        {"conv": 15e-6, "dense": 4e-6}, {"conv": "tuned", "dense": "tuned"}, 7e-6
+    )
+    assert profile is not None
+    assert sum(profile["kernels"].values()) == pytest.approx(1, abs=1e-3)
+    assert profile["kernels"]["conv"] == pytest.approx(15 / 19, abs=1e-3)
+    assert profile["between_kernels"] == 0
+
+
+def test_latencies_in_a_table_have_the_ratio_that_was_measured_in_turns() -> None:
+    """Though the machine was slower when the other runtime was measured than when the library was alone."""
+
+    def row(median: float) -> dict[str, float]:
+        return {"median": median, "mean": median, "min": median, "max": median, "std": 0.0}
+
+    equal = make_speedup(PairedTimes((31e-3,) * 8, (32e-3,) * 8))
+    other = {"name": "ORT", "latency": row(32e-3), "library": row(31e-3), "speedup": equal}
+    facts = {"against": "none", "latency": {"library": row(12e-3)}, "compared": {"ort": other}}
+    text = "\n".join(verify.describe(facts, {}))
+    assert "32 ms" not in text
+    assert "speedup over ORT 1.03" in text and "12.4 ms" in text
+
+
+def test_a_speedup_that_is_not_known_is_not_shown() -> None:
+    """A ratio of 2.7 is not within the noise: the machine was too noisy."""
+    noisy = make_speedup(PairedTimes((1.0,) * 8, (0.5, 0.6, 2.0, 2.5, 2.7, 2.8, 3.0, 4.0)))
+    facts = {"against": "reference", "speedup": noisy}
+    [line] = verify.describe(facts, {})
+    assert line == (
+        "the machine was too noisy for the speedup over untuned "
+        "(0.5 to 4, measured in turns, 8 pairs)"
+    )
 
 
 def test_the_verdict_on_a_library_that_passed_has_no_figure_of_this_machine() -> None:
