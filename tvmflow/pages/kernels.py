@@ -18,7 +18,7 @@ _TUNED, _BY_RULE = 0, 1
 _COLUMNS: Final = (
     Column("kernel"),
     Column("calls", is_number=True),
-    Column("time of a call", is_number=True),
+    Column("time", is_number=True),
     Column("share of the library's time", is_number=True),
     Column("speedup by tuning", is_number=True),
     Column("GFLOPS", is_number=True),
@@ -50,8 +50,8 @@ _EXPLANATION: Final = (
     "the dashed line is the peak of arithmetic."
 )
 _IN_LIBRARY: Final = (
-    "Times and shares are of a call of the library as it was verified; all rows add up to its latency. The "
-    "speedup by tuning is that of a kernel by itself, measured in turns with the untuned one."
+    "The time of all calls of a kernel in one call of the library as it was verified: all rows add up to its "
+    "latency. The speedup by tuning is that of a kernel by itself, measured in turns with the untuned one."
 )
 _ALONE: Final = (
     "Each kernel was measured by itself: the times do not add up to the latency of the library."
@@ -73,13 +73,17 @@ def _row(kernel: Kernel) -> list[Cell]:
     return [
         Cell(element("code", kernel.name), kernel.name, _nodes(kernel)),
         Cell(kernel.calls, kernel.calls),
-        Cell(latency(kernel.seconds), kernel.seconds),
-        Cell(share(kernel.share), kernel.share),
+        Cell(latency(_total_s(kernel) or None), _total_s(kernel)),
+        Cell(_share(kernel.share), kernel.share),
         Cell(ratio(speedup), speedup),
         Cell(format_known(gflops, plain), gflops),
         Cell(share(kernel.roofline_share), kernel.roofline_share),
         Cell(kernel.trials or "", kernel.trials),
     ]
+
+
+def _share(value: float | None) -> str:
+    return format_known(value, "{:.1%}".format)
 
 
 def _rest_row(kernels: Sequence[Kernel]) -> list[Cell]:
@@ -89,7 +93,7 @@ def _rest_row(kernels: Sequence[Kernel]) -> list[Cell]:
     rest = max(1 - shares, 0.0)
     seconds = sum(map(_total_s, timed)) / shares * rest if shares else None
     cells = [Cell("between kernels", "~"), Cell(""), Cell(latency(seconds), seconds)]
-    return [*cells, Cell(share(rest), rest), *(Cell("") for _ in range(len(_COLUMNS) - 4))]
+    return [*cells, Cell(_share(rest), rest), *(Cell("") for _ in range(len(_COLUMNS) - 4))]
 
 
 def _nodes(kernel: Kernel) -> Child:

@@ -93,7 +93,9 @@ def _compare_library(
         build = build._replace(latency_s=_number(latency.after))
         previous = previous._replace(latency_s=_number(latency.before))
     keys = [_find_measurement(side, library) for side in (before, after)]
-    is_same = bool(keys[0]) and keys[0] == keys[1]
+    # `--force verify` measures again, and its result has the same key
+    has_same_key = bool(keys[0]) and keys[0] == keys[1]
+    is_same = has_same_key and previous is not None and build.latency_s == previous.latency_s
     return library._replace(
         build=build,
         previous=previous,

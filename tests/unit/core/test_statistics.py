@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tvmflow.core.statistics import Summary, summarize
+from tvmflow.core.statistics import Summary, judge_ratio, summarize
 
 
 def test_a_summary_has_the_deviation_of_a_sample() -> None:
@@ -21,3 +21,22 @@ def test_one_measurement_has_no_deviation() -> None:
 def test_no_measurement_is_an_error() -> None:
     with pytest.raises(ValueError, match="no measurements"):
         summarize([])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "judgement"),
+    [
+        (2.7, 2.5, 3.0, "more"),
+        (1.01, 1.001, 1.02, "more"),
+        (0.5, 0.4, 0.6, "less"),
+        (1.05, 0.9, 1.3, "equal"),
+        (0.95, 0.7, 1.2, "equal"),
+        (2.7, 0.9, 3.0, "unclear"),
+        (0.4, 0.2, 1.1, "unclear"),
+    ],
+)
+def test_a_ratio_is_within_the_noise_only_near_1(
+    ratio: float, low: float, high: float, judgement: str
+) -> None:
+    """What is said of it cannot contradict the number beside it."""
+    assert judge_ratio(ratio, low, high) == judgement

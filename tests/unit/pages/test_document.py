@@ -98,6 +98,40 @@ def test_a_page_has_all_sections_and_is_well_formed() -> None:
     assert {link[1:] for link in document.values("href") if link.startswith("#")} <= set(ids)
 
 
+def test_a_search_that_kept_nothing_has_no_speedup() -> None:
+    """Its best trials were lucky: measured again in turns, the rules were fastest."""
+    page = full_page()
+    (kernels,) = page.kernels
+    vain = tuple(kernel._replace(tuned_s=None) for kernel in kernels.kernels)
+    html = render_page(
+        page._replace(libraries=(), kernels=(kernels._replace(kernels=vain, kept=0),))
+    )
+    assert "net: tuning kept 0 of 2 kernels; the rules were already fastest." in html
+    assert "speedup by tuning</th>" not in html and "Time of all kernels over trials" not in html
+    assert "which was no faster when measured again in turns" in html
+    gain = Speedup(1.04, 1.02, 1.05, 20)
+    html = render_page(
+        page._replace(libraries=(), kernels=(kernels._replace(kept=1, speedup=gain),))
+    )
+    # the best trials alone halve the time; the library is 4 % faster, and that is what is shown
+    table = html.partition("Tuning of each library</caption>")[2].partition("</table>")[0]
+    assert "1 of 2" in table and "1.04×" in table and "2.00×" not in table
+
+
+def test_the_times_of_kernels_add_up_to_the_latency() -> None:
+    """With what is between them; each was slower by itself, which is not shown beside."""
+    kernels = (
+        Kernel("conv", calls=2, untuned_s=9e-6, share=0.6, library_s=2.1e-6),
+        Kernel("pool", untuned_s=10e-6, share=0.2, library_s=1.4e-6),
+    )
+    html = render_page(Page("Run", "net", kernels=(LibraryKernels("net/host", kernels),)))
+    rows = re.findall(r'data-value="([0-9.e-]+)"', html.partition("between kernels")[0])
+    assert "9 µs" not in html and "19 µs" not in html
+    assert "4.2 µs" in html and "1.4 µs" in html and rows
+    rest = html.partition("between kernels")[2]
+    assert "1.4 µs" in rest and "20.0%" in rest
+
+
 def test_a_page_without_content_is_a_page() -> None:
     html = render_page(Page("Run", "net"))
     assert Document(html).tags.count("section") == 0

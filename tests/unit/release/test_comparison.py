@@ -76,6 +76,17 @@ def test_a_latency_within_the_noise_is_no_regression(
     assert not comparison.list_regressions(50.0)
 
 
+def test_a_large_difference_is_never_called_noise(store: LocalStore) -> None:
+    """With a wide spread nothing is known of it: the machine was too noisy to compare."""
+    before = side(NET._replace(latency_std_s=4e-4, untuned_latency_s=2e-3))
+    slower = NET._replace(latency_s=1.548e-3, latency_std_s=6e-4, untuned_latency_s=2.1e-3)
+    comparison = compare_sides(before, side(slower), store)
+    texts = {figure.what: figure.text for figure in comparison.figures}
+    assert texts["latency"] == "1 ms -> 1.55 ms (+54.8%, too noisy to compare)"
+    assert texts["untuned"] == "2 ms -> 2.1 ms (+5.0%, within the noise)"
+    assert comparison.list_regressions(0.0) == []
+
+
 def test_a_larger_or_no_longer_verified_library_is_a_regression(store: LocalStore) -> None:
     """However little the percentage allows."""
     after = NET._replace(verdict="not verified", size_bytes=1200)

@@ -92,6 +92,16 @@ def test_a_latency_that_was_not_measured_again_is_said_to_be_so(store: LocalStor
     assert (other.is_same, other.note) == (False, "")
 
 
+def test_a_forced_verify_measures_again(store: LocalStore) -> None:
+    """Its result has the same key, and another latency: the page says what `compare` says."""
+    key = "ab" * 32
+    before, after = record(store, key), record(store, key)
+    slower = after.builds["net/host"]._replace(latency_s=7e-3)
+    after = after._replace(builds={"net/host": slower})
+    (library,) = compare_page(page(slower), before, after, store).libraries
+    assert (library.is_same, library.note) == (False, "")
+
+
 def test_what_a_release_says_of_the_one_before_stays_where_it_is_compared_with_that(
     store: LocalStore,
 ) -> None:
