@@ -40,3 +40,7 @@ def __getattr__(name: str) -> object:
 
         return errors.TvmflowError
     raise AttributeError(f"module 'tvmflow' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__} - {"TYPE_CHECKING"})

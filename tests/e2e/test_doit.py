@@ -223,6 +223,38 @@ def test_an_ignored_task_is_left_out(doit: Doit) -> None:
     assert doit.ran() == {"net:import", *(name for name in ALL if "t1" in name)}
 
 
+def test_the_list_describes_a_recipe_by_itself(doit: Doit) -> None:
+    """Not by the docstring of the code that yields its tasks."""
+    assert doit("list").split() == "net all stages of net for t0, t1".split()
+
+
+def test_a_dodo_file_of_ones_own_needs_the_installed_package_alone(tmp_path: Path) -> None:
+    """Plain `doit` in the folder of the project; a wrong recipe is an error there, too."""
+    (tmp_path / "dodo.py").write_text(
+        "from tvmflow.api.dodo_file import plan_tasks\n"
+        "tasks = plan_tasks('net.yaml')\n"
+        "DOIT_CONFIG = tasks.config\n"
+        "task_tvmflow = tasks.list_tasks\n"
+    )
+    model = ROOT / "recipes" / "models" / "digits.onnx"
+    recipe = (
+        f"recipe: 1\nname: net\nmodel: {{onnx: {model}}}\ntargets: [host]\ntune: {{trials: 0}}\n"
+    )
+    for text, code, output in ((recipe, 0, "net   all stages of net.yaml for host"), ("", 3, "")):
+        (tmp_path / "net.yaml").write_text(text)
+        done = subprocess.run(
+            [sys.executable, "-m", "doit", "list"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout.strip()) == (code, output), done.stderr
+        assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir())[-1] == "cache"
+
+
 @pytest.mark.parametrize("recipe", ["gone.yaml", "broken.yaml"])
 def test_a_wrong_recipe_is_an_error_without_a_traceback(tmp_path: Path, recipe: str) -> None:
     (tmp_path / "broken.yaml").write_text("recipe: 1\nnam: x\n")

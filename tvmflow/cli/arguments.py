@@ -15,6 +15,7 @@ from tvmflow.cli.options import (
     Options,
     argument,
     flag,
+    minutes,
     option,
     positive_int,
     seconds,
@@ -137,6 +138,10 @@ def pipeline_option() -> str | None:
     return option("NAME", text)
 
 
+RECIPE_SUFFIXES: Final = (".yaml", ".yml")
+"""How the name of a file ends that is a recipe or a pipeline where an argument may be something else."""
+
+
 class RecipeOptions(Options):
     """The recipes, or the pipeline, that a command is about, and how much of them."""
 
@@ -150,6 +155,11 @@ class RecipeOptions(Options):
         "V", "only this variant (may be repeated)", default=(), name="--variant"
     )
     until: str | None = option("STAGE", "stop after this stage")
+    minutes: float | None = option(
+        "M",
+        "search for faster kernels for so long, whatever the recipe says; 0: no search",
+        type=minutes,
+    )
     pipeline: str | None = pipeline_option()
 
     def request(self, lock: str | None = None) -> RunRequest:
@@ -157,7 +167,13 @@ class RecipeOptions(Options):
         from tvmflow.planning.request import RunRequest
 
         return RunRequest(
-            self.recipes, self.pipeline, self.targets, self.until, self.variants, lock=lock
+            self.recipes,
+            self.pipeline,
+            self.targets,
+            self.until,
+            self.variants,
+            lock=lock,
+            minutes=self.minutes,
         )
 
 

@@ -26,7 +26,7 @@ GROUPS: Final = {
     "Run": {
         "run": "Bring recipes up to date and deliver their libraries.",
         "plan": "Show which stages `run` would run, and why, without running them.",
-        "explain": "Show why one stage must run or not, and what its result depends on.",
+        "explain": "Show why a stage must run or not, and what its result depends on.",
         "lock": "Run recipes, and record inputs and outputs in a lock file.",
         "diff": "Show what changed from one lock file to another.",
     },

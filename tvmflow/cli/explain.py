@@ -52,15 +52,14 @@ class _Explanation(NamedTuple):
 
 
 def explain(options: ExplainOptions) -> int:
-    """Show why one stage must run or not, and what its result depends on."""
+    """Show why a stage must run or not, and what its result depends on."""
     store = options.store.open_to_read()
     request = RunRequest((options.recipe,), options.pipeline)
     plan = prepare_run(request, store, DownloadLine()).plan
     plan_state = evaluate_plan(plan, store)
     several = len({spec.recipe for spec in plan.stages}) > 1
-    explanations = [
-        _explain_stage(spec, plan_state, store) for spec in find_stages(plan, options.stage)
-    ]
+    specs = find_stages(plan, options.stage) if options.stage else plan.stages
+    explanations = [_explain_stage(spec, plan_state, store) for spec in specs]
     value = {"stages": [stage.to_json() for stage in explanations]}
     texts = [stage.to_text(with_recipe=several) for stage in explanations]
     print_result(value, "\n".join(texts).split("\n"), as_json=options.json)

@@ -118,7 +118,7 @@ def option(
         metavar: The name of the value in the help; None to show the choices.
         text: The help.
         default: The value without the option.
-        name: The option, where it is not named as the field.
+        name: The option, where it is not named as the field; several with spaces between.
         details: Further arguments of `add_argument`; without `type`, the annotation of the field is used.
     """
     return Field(default, details | {"metavar": metavar, "help": text, "name": name})

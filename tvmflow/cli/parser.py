@@ -203,7 +203,9 @@ def _add_argument(
         details |= {"action": "append", "default": []}
     elif kind is not bool:
         details["default"] = field.default
-    group.add_argument(name or f"--{dest.replace('_', '-')}", dest=dest, **details)
+    # a short name and a long one
+    names = name.split() or [f"--{dest.replace('_', '-')}"]
+    group.add_argument(*names, dest=dest, **details)
 
 
 def _read_options(kind: type[_Options], namespace: argparse.Namespace) -> _Options:

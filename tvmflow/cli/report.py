@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.cli.arguments import RECIPE_SUFFIXES
 from tvmflow.cli.definitions.report import ReportOptions
 from tvmflow.cli.output import print_lines, print_outcome, write_file
 from tvmflow.core.errors import EXIT_OK, UsageError
@@ -26,7 +27,6 @@ from tvmflow.store.local import LocalStore
 
 _STDOUT: Final = "-"
 _LAST: Final = "last"
-_RECIPE_SUFFIXES: Final = (".yaml", ".yml")
 
 
 class _Subject(NamedTuple):
@@ -70,7 +70,7 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
     path = Path(what)
     if path.is_dir():
         return _Subject(path.resolve().name, _read_release(path), load_side(what, store), path)
-    if path.suffix in _RECIPE_SUFFIXES:
+    if path.suffix in RECIPE_SUFFIXES:
         record = _find_run_of(path, store)
     else:
         record = read_run(store, what)

@@ -6,8 +6,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
+from tvmflow.cli.arguments import RECIPE_SUFFIXES
 from tvmflow.cli.definitions.runs import LogsOptions, RunsOptions
 from tvmflow.cli.output import print_lines, print_result
 from tvmflow.core.errors import EXIT_OK
@@ -111,8 +113,13 @@ def logs(options: LogsOptions) -> int:
     """Show the log of a stage."""
     store = options.store.locate()
     run = read_run(store, options.run_id) if options.run_id else None
-    selected = find_logs(store, options.stage or "", run)
-    if options.stage is None:
+    path, stage = options.recipe, options.stage
+    if path and stage is None and Path(path).suffix not in RECIPE_SUFFIXES:
+        # one word is the stage
+        path, stage = None, path
+    recipes = _list_recipe_names(path) if path else frozenset[str]()
+    selected = find_logs(store, stage or "", run, recipes)
+    if stage is None:
         print_lines(*_format_logs(selected))
         return EXIT_OK
     for log in selected:
@@ -130,6 +137,18 @@ def logs(options: LogsOptions) -> int:
         place = shortest_path(store.root)
         sys.stderr.write(f"nothing runs in {place}: no more will be written to this log\n")
     return EXIT_OK
+
+
+def _list_recipe_names(path: str) -> frozenset[str]:
+    """Return the names under which a recipe, or those of a pipeline, are planned."""
+    from tvmflow.planning.request import RunRequest, load_request
+
+    recipes, _ = load_request(RunRequest((path,)))
+    return frozenset(
+        f"{entry.recipe.name}-{variant}" if variant else entry.recipe.name
+        for entry in recipes
+        for variant in ("", *entry.recipe.variants)
+    )
 
 
 def _printable_line(line: str) -> str:

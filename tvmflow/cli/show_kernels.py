@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.cli import records_output
+from tvmflow.cli.arguments import RECIPE_SUFFIXES
 from tvmflow.cli.definitions.show import ShowKernelOptions, ShowKernelsOptions
 from tvmflow.cli.download_progress import DownloadLine
 from tvmflow.cli.output import print_result
@@ -42,7 +43,6 @@ from tvmflow.store.local import LocalStore
 _SHOWN_KEY: Final = 12
 _MAX_KERNEL: Final = 40
 _NUMBERS: Final = ("time", "per inference", "alone", "calls")
-_RECIPE_SUFFIXES: Final = (".yaml", ".yml")
 _WITHOUT_RULE: Final = {
     OWN_SCHEDULE: "its own: it was written with its loops",
     UNSCHEDULED: "none: it runs as one loop after the other",
@@ -84,7 +84,7 @@ def _find_libraries(
         UsageError: None was built.
     """
     what = options.what
-    if Path(what).suffix in _RECIPE_SUFFIXES or Path(what).is_file():
+    if Path(what).suffix in RECIPE_SUFFIXES or Path(what).is_file():
         command = f"tvmflow run {shlex.quote(what)}"
         libraries = list_libraries(_list_finished(options, store), command)
         problem = f"{what} has no kernels yet: it was not built as it is now"

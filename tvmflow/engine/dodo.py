@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tvmflow.core.errors import TvmflowError
+from tvmflow.core.formatting import names_text
+from tvmflow.core.project import shortest_path
 from tvmflow.core.types import STATEMENT_SUFFIX, Delivery, Plan, StageSpec
 from tvmflow.engine import delivery
 from tvmflow.engine.doit_adapter import EngineTask, find_missing_tasks, note_failure
@@ -56,6 +58,8 @@ class DodoTasks:
         self._context = context
         self._dist = dist
         self._begin = begin
+        self.config: Final = {"dep_file": database}
+        """What a dodo file has as `DOIT_CONFIG`."""
         names = [spec.id for spec in plan.stages]
         names += dict.fromkeys(_delivery_name(entry) for entry in plan.deliveries)
         self._forgotten = find_missing_tasks(database, names, context.store.notes)
@@ -64,7 +68,10 @@ class DodoTasks:
         self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def list_tasks(self) -> Iterator[dict[str, Any]]:
-        """Yield every task as doit's dodo files describe tasks."""
+        """Yield every task as doit's dodo files describe tasks, and for each recipe the group of its tasks."""
+        for recipe, doc in self._describe_recipes().items():
+            # without a name, doit takes it as the group
+            yield {"basename": recipe, "name": None, "doc": doc}
         for spec in self._plan.stages:
             yield self._stage_task(spec)
         targets: dict[tuple[str, str], list[Delivery]] = {}
@@ -72,6 +79,18 @@ class DodoTasks:
             targets.setdefault((entry.recipe, entry.target), []).append(entry)
         for (recipe, target), deliveries in targets.items():
             yield self._delivery_task(recipe, target, tuple(deliveries))
+
+    def _describe_recipes(self) -> dict[str, str]:
+        """Return what `doit list` says of each recipe: its file, and what it is built for."""
+        paths = {origin.recipe: shortest_path(origin.path) for origin in self._plan.origins}
+        targets: dict[str, dict[str, None]] = {}
+        for spec in self._plan.stages:
+            targets.setdefault(spec.recipe, {}).update({spec.target: None} if spec.target else {})
+        return {
+            recipe: f"all stages of {paths.get(recipe, recipe)}"
+            + (f" for {names_text(list(own))}" if own else "")
+            for recipe, own in targets.items()
+        }
 
     # ------------------------------------------------------------ stages
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -29,26 +29,35 @@ class StageLog(NamedTuple):
     written_s: float
 
 
-def find_logs(store: LocalStore, stage: str = "", run: RunRecord | None = None) -> list[StageLog]:
+def find_logs(
+    store: LocalStore,
+    stage: str = "",
+    run: RunRecord | None = None,
+    recipes: Collection[str] = (),
+) -> list[StageLog]:
     """Return the logs of a stage, the one that was written last at the end.
 
     Args:
         store: The store; it may not exist.
         stage: `STAGE`, `STAGE/TARGET`, each also with `RECIPE:`; empty for all stages.
         run: Only what was executed in this run.
+        recipes: Only stages of these recipes; empty for all.
 
     Raises:
         UsageError: There is none, or a later run has replaced it.
     """
     logs = sorted(_list_logs(store), key=lambda log: log.written_s)
+    if recipes:
+        logs = [log for log in logs if log.stage_id.partition(":")[0] in recipes]
     if run is not None:
         logs = _select_run(logs, run, stage)
     selected = [log for log in logs if not stage or _matches(log.stage_id, stage)]
     if selected:
         return selected
     if not logs:
+        of = f" of {names_text(sorted(recipes))}" if recipes else ""
         raise UsageError(
-            f"{shortest_path(store.root)} has no log of a stage",
+            f"{shortest_path(store.root)} has no log of a stage{of}",
             fix="a stage that is executed leaves one; `--store DIR` names another store",
         )
     names = [log.stage_id for log in logs]

@@ -6,16 +6,17 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from tvmflow.core.errors import RecipeError, UsageError, merge_recipe_errors
-from tvmflow.core.schema import first_field_error
+from tvmflow.core.schema import ClosedModel, first_field_error
 from tvmflow.core.suggestions import nearest
 from tvmflow.planning.pipelines import Pipeline, is_pipeline, load_pipeline
 from tvmflow.planning.recipes import LoadedRecipe, load_recipe
-from tvmflow.recipe import Recipe
+from tvmflow.recipe import BuildTarget, Recipe, TargetSpec
+from tvmflow.recipe._tune import TuneOverrides
 from tvmflow.stages import pipeline_stages
 
 _log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class RunRequest(NamedTuple):
         variants: Only these variants; empty for all.
         lock: The lock file of a locked run.
         updates_lock: The lock file names targets and schedules, and is not enforced: it is written again.
+        minutes: How long each target is searched, in place of the budgets in the recipes; 0 for no search.
     """
 
     recipes: tuple[str, ...]
@@ -41,6 +43,7 @@ class RunRequest(NamedTuple):
     variants: tuple[str, ...] = ()
     lock: str | None = None
     updates_lock: bool = False
+    minutes: float | None = None
 
 
 def load_request(request: RunRequest) -> tuple[list[LoadedRecipe], Pipeline | None]:
@@ -50,10 +53,17 @@ def load_request(request: RunRequest) -> tuple[list[LoadedRecipe], Pipeline | No
         RecipeError: with all mistakes in all recipes and pipelines.
         UsageError: when the request names something that does not exist.
     """
+    if request.minutes is not None and request.lock and not request.updates_lock:
+        raise UsageError(
+            "--minutes cannot be combined with --locked: a locked run searches nothing",
+            fix="leave out one of them",
+        )
     pipeline = _find_pipeline(request)
     recipes = _load_recipes(map(str, pipeline.recipes) if pipeline else request.recipes)
     if pipeline:
         recipes = [_with_pipeline(entry, pipeline) for entry in recipes]
+    if request.minutes is not None:
+        recipes = [_with_minutes(entry, request.minutes) for entry in recipes]
     _check_names(request, recipes)
     _log.debug("loaded %s", ", ".join(str(entry.path) for entry in recipes))
     return recipes, pipeline
@@ -114,6 +124,37 @@ def _with_targets(entry: LoadedRecipe, pipeline: Pipeline) -> LoadedRecipe:
             f"{where('targets')}: targets: with these targets, {entry.path} is not valid: {text}"
         ) from None
     return entry._replace(recipe=recipe, where=where)
+
+
+def _with_minutes(entry: LoadedRecipe, minutes: float) -> LoadedRecipe:
+    """Return a recipe whose search has another budget, for all of its targets and their parts."""
+    budget = {"minutes": minutes} if minutes else {"trials": 0}
+    fields = {name: getattr(entry.recipe, name) for name in entry.recipe.model_fields_set}
+    fields["tune"] = {**_list_other_fields(entry.recipe.tune), **budget}
+    fields["targets"] = tuple(map(_without_budget, entry.recipe.targets))
+    try:
+        return entry._replace(recipe=Recipe.model_validate(fields))
+    except ValidationError as error:
+        text = first_field_error(error)[0]
+        raise UsageError(
+            f"--minutes {minutes:g}: with this budget, {entry.path} is not valid: {text}"
+        ) from None
+
+
+def _list_other_fields(tune: ClosedModel) -> dict[str, Any]:
+    """Return the fields of `tune`, or of overrides of it, that are set and no budget."""
+    return {name: getattr(tune, name) for name in tune.model_fields_set - {"trials", "minutes"}}
+
+
+def _without_budget(target: BuildTarget) -> BuildTarget:
+    """Return a target, or a part, that has the budget of its recipe."""
+    changes: dict[str, Any] = {}
+    if target.tune is not None:
+        overrides = _list_other_fields(target.tune)
+        changes["tune"] = TuneOverrides.model_validate(overrides) if overrides else None
+    if isinstance(target, TargetSpec) and target.parts:
+        changes["parts"] = tuple(map(_without_budget, target.parts))
+    return target.model_copy(update=changes)
 
 
 def _check_names(request: RunRequest, recipes: Sequence[LoadedRecipe]) -> None:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.files import hash_file, read_regular
 from tvmflow.store.disk import is_damage
-from tvmflow.store.local import FOLDERS, LocalStore
+from tvmflow.store.local import FILES, FOLDERS, LocalStore
 from tvmflow.store.notes import DamagedNote, unseal
 
 # Gets the path of a regular file; returns whether its content is what was written.
@@ -23,7 +23,6 @@ ContentCheck = Callable[[Path], bool]
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PREFIX: Final = re.compile(r"[0-9a-f]{2}")
-_FILES: Final = frozenset({"README.md", "CACHEDIR.TAG", "format", "run.lock", "use.lock"})
 # Folders whose files come and go, or are nobody's business.
 _UNCHECKED: Final = frozenset({"tmp", "damaged"})
 _TRIALS_SUFFIX: Final = ".jsonl"
@@ -72,7 +71,7 @@ def find_damaged_files(
                 yield DamagedFile("folder", path.name, "it is no folder")
             elif path.name not in _UNCHECKED:
                 yield from _check_folder(store, path, {**_CONTENT_CHECKS, **checks})
-        elif path.name not in _FILES:
+        elif path.name not in FILES:
             yield DamagedFile("file", path.name, "it is no part of a store")
         elif path.name != "format" and not path.is_file():
             yield DamagedFile("lock", path.name, "it is no file")

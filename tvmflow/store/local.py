@@ -40,6 +40,8 @@ _CACHE_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# This folder holds results that tvmflow can make again.\n"
 )
+# git leaves out the store, as it does the caches of pytest and mypy.
+_GIT_IGNORE = "# Made by tvmflow.\n*\n"
 _DAY_NS = 86_400 * 10**9
 FOLDERS = (
     *("cas", "actions", "last", "pins", "work", "spool", "runs", "logs", "ledger", "locks"),
@@ -50,10 +52,12 @@ FOLDERS = (
 # What only a store contains, and everything that one may.
 _RECOGNIZED = frozenset({"cas", "actions", "ledger", "CACHEDIR.TAG"})
 _CERTAIN = frozenset({"cas", "actions", "CACHEDIR.TAG"})
-_OWN_NAMES = frozenset({*FOLDERS, "README.md", "CACHEDIR.TAG", "run.lock", "use.lock", "format"})
+FILES = frozenset({"README.md", ".gitignore", "CACHEDIR.TAG", "run.lock", "use.lock", "format"})
+"""The files of a store itself."""
+_OWN_NAMES = frozenset({*FOLDERS, *FILES})
 _ANY_FORMAT = r"tvmflow store [0-9]+\n?"
 # What a folder may contain before it becomes a store.
-_ALLOWED_BEFORE = frozenset({"README.md", "CACHEDIR.TAG", "tmp", "run.lock", "use.lock"})
+_ALLOWED_BEFORE = frozenset({*FILES - {"format"}, "tmp"})
 
 
 class LocalStore:
@@ -136,6 +140,8 @@ class LocalStore:
             self._repair_layout(condition)
             return
         make_folder(self.root, fix="choose another folder with --store DIR")
+        if not os.path.lexists(f"{self.root}/.gitignore"):
+            self.notes.write(_GIT_IGNORE, ".gitignore")
         self.notes.write(_CACHE_TAG, "CACHEDIR.TAG")
         self.notes.write(FORMAT, "format")
 

@@ -149,3 +149,9 @@ def test_the_package_has_no_other_names() -> None:
     assert all(getattr(tvmflow, name) is not None for name in tvmflow.__all__)
     with pytest.raises(AttributeError, match="no attribute 'recepi'"):
         tvmflow.recepi  # noqa: B018
+
+
+def test_the_package_lists_its_public_names() -> None:
+    """Those that are imported at first use, too."""
+    assert set(tvmflow.__all__) <= set(dir(tvmflow))
+    assert "TYPE_CHECKING" not in dir(tvmflow)

@@ -154,3 +154,11 @@ def test_the_page_is_opened(
     assert main.main(["report", "--open", "-o", "a b.html"]) == 0
     assert opened == [(tmp_path / "a b.html").as_uri()]
     assert ("no browser was found: open a b.html" in capsys.readouterr().out) is not has_browser
+
+
+def test_the_file_of_a_page_has_two_spellings(store: LocalStore) -> None:
+    """Those of other commands that write a file, and the short one."""
+    record(store, "net")
+    for number, option in enumerate(("-o", "--output")):
+        assert main.main(["report", option, f"{number}.html"]) == 0
+        assert Path(f"{number}.html").is_file()

@@ -96,3 +96,28 @@ def test_following_a_log_ends_where_nothing_runs(
     assert shown.err == "nothing runs in cache: no more will be written to this log\n"
     assert main.main(["logs", "tune", "--follow", "-q"]) == EXIT_OK
     assert not capsys.readouterr().err
+
+
+def test_logs_and_explain_take_the_same_arguments(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`RECIPE STAGE[/TARGET]`, each of them alone too; of a recipe with variants, the logs of all of these."""
+    for recipe in ("net", "net-small", "other"):
+        path = Path(store.root, "logs", recipe, "tune+host.log")
+        path.parent.mkdir(parents=True)
+        path.write_text(f"of {recipe}\n")
+    Path("net.onnx").write_bytes(b"")
+    Path("net.yaml").write_text(
+        "recipe: 1\nname: net\nmodel: {onnx: net.onnx}\ntargets: [host]\n"
+        "variants: {small: {kernels: {precision: mixed}}}\n"
+    )
+    assert main.main(["logs", "net.yaml", "tune/host"]) == EXIT_OK
+    shown = capsys.readouterr().out
+    assert "of net\n" in shown and "of net-small\n" in shown and "of other" not in shown
+    assert main.main(["logs", "net.yaml"]) == EXIT_OK
+    assert "2 logs" in capsys.readouterr().out
+    assert main.main(["logs", "other:tune"]) == EXIT_OK
+    assert capsys.readouterr().out == "of other\n"
+    for command, usage in (("logs", "[RECIPE]"), ("explain", "RECIPE")):
+        assert main.main([command, "--help"]) == EXIT_OK
+        assert f"tvmflow {command} [OPTIONS] {usage} [STAGE[/TARGET]]" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from tests.support.stored_results import stage_key
 from tvmflow.core.errors import StoreError
 from tvmflow.core.types import Artifact, StageKey
 from tvmflow.store.cleaning import clean_store
-from tvmflow.store.local import LocalStore
+from tvmflow.store.local import FILES, LocalStore
 from tvmflow.store.pins import add_pin
 
 FREE, PINNED = stage_key("a"), stage_key("b")
@@ -33,7 +33,7 @@ def stored_files(store: LocalStore) -> set[str]:
     """Return the paths of all files in the store but those of the store itself."""
     root = Path(store.root)
     paths = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-    return paths - {"CACHEDIR.TAG", "format", "run.lock", "use.lock"}
+    return paths - FILES
 
 
 def test_cleaning_keeps_measured_trials_by_default(store: LocalStore) -> None:

@@ -22,7 +22,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.types import Artifact, StageKey
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.claims import Claim
-from tvmflow.store.local import LocalStore
+from tvmflow.store.local import FILES, LocalStore
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def stored_files(store: LocalStore) -> set[str]:
     """Return the paths of all files in the store but those of the store itself."""
     root = Path(store.root)
     paths = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-    return paths - {"CACHEDIR.TAG", "format", "run.lock", "use.lock"}
+    return paths - FILES
 
 
 def test_a_published_result_is_found_with_its_files_and_facts(store: LocalStore) -> None:
@@ -326,3 +326,18 @@ COMMANDS: dict[str, Any] = {"publish": _publish_twenty, "take_turns": _take_turn
 
 if __name__ == "__main__":
     COMMANDS[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+
+
+def test_git_leaves_out_a_store_that_is_made(tmp_path: Path) -> None:
+    """`git add -A` adds nothing of it; a file that somebody has written stays as it is."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    store = LocalStore(str(tmp_path / "cache"))
+    store.create()
+    publish(store, KEY, {"model.json": b"{}"})
+    status = ["git", "-C", tmp_path, "status", "--porcelain", "--untracked-files=all"]
+    assert subprocess.run(status, check=True, capture_output=True, text=True).stdout == ""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / ".gitignore").write_text("logs\n")
+    LocalStore(str(own)).create()
+    assert (own / ".gitignore").read_text() == "logs\n"

@@ -38,7 +38,7 @@ class ReportOptions(Options):
         "compared with (the default, where there is one)",
     )
     output: str | None = option(
-        "FILE", "where the page is written (./report-NAME.html); - for stdout", name="-o"
+        "FILE", "where the page is written (./report-NAME.html); - for stdout", name="-o --output"
     )
     open: bool = flag("then open the page in the browser")
     json: bool = flag(JSON_HELP)

@@ -39,10 +39,13 @@ class LogsOptions(Options):
     Examples:
         tvmflow logs
         tvmflow logs tune/host
+        # of one recipe, as for `explain`
+        tvmflow logs net.yaml tune/host
         # while it runs, in another terminal
         tvmflow logs tune --follow
     """
 
+    recipe: str | None = argument("RECIPE", "only stages of this recipe or pipeline", "?")
     stage: str | None = argument("STAGE[/TARGET]", "the stage, also as RECIPE:STAGE/TARGET", "?")
     run_id: str | None = option("RUN", "of this run: its id, or `latest`", name="--run")
     follow: bool = flag("go on with what is written, until no run uses the store any more")
