@@ -165,10 +165,14 @@ def _find_statements(path: Path) -> list[Path]:
 
 def _format_findings(findings: Sequence[Finding]) -> Iterator[str]:
     width = max(len(str(finding.path)) for finding in findings)
+    signatures = {finding.source.signature for finding in findings if finding.source}
+    # what is the same for all files is said once
+    common = f", {signatures.pop()}" if len(signatures) == 1 and len(findings) > 1 else ""
     for finding in findings:
         mark = "ok " if finding.good else "BAD"
-        yield f"{mark}  {finding.path!s:<{width}}  {finding.message}"
-    yield f"{sum(finding.good for finding in findings)} of {len(findings)} are good"
+        message = finding.message.removesuffix(common) if finding.source else finding.message
+        yield f"{mark}  {finding.path!s:<{width}}  {message}"
+    yield f"{sum(finding.good for finding in findings)} of {len(findings)} are good{common}"
 
 
 def _finding_to_json(finding: Finding) -> Json:

@@ -13,7 +13,12 @@ from tvmflow.core.tables import columns
 from tvmflow.core.types import Json
 from tvmflow.store.local import LocalStore
 from tvmflow.targets._presets import PRESETS
-from tvmflow.targets.capabilities import Capabilities, emulator_name, find_capabilities
+from tvmflow.targets.capabilities import (
+    Capabilities,
+    emulator_name,
+    find_capabilities,
+    has_schedule_rules,
+)
 from tvmflow.targets.emulation import INSTALL, find_emulators
 from tvmflow.targets.facts import load_cpus, load_target_facts
 from tvmflow.targets.host import read_host
@@ -115,6 +120,10 @@ def _format_reasons(rows: Sequence[_Row]) -> Iterator[str]:
     for reason, concerned in names.items():
         yield reason
         yield f"    {', '.join(concerned)}"
+    unscheduled = [row.name for row in rows if not has_schedule_rules(row.triple)]
+    if unscheduled:
+        yield "kernels have no schedule and run as plain loops: no schedule rule is for microcontrollers"
+        yield f"    {', '.join(unscheduled)}"
     programs = find_emulators()
     missing = {row.emulated_by for row in rows if row.emulated_by and not programs[row.emulated_by]}
     if missing:
@@ -125,13 +134,13 @@ def _format_reasons(rows: Sequence[_Row]) -> Iterator[str]:
 def _list_reasons(capabilities: Capabilities) -> list[str]:
     """Return what cannot be done, each reason once; what cannot be built has no other reasons."""
     if capabilities.built:
-        return [f"not built: {capabilities.built}"]
+        return [f"cannot be built: {capabilities.built}"]
     actions: dict[str, list[str]] = {}
-    names = ("linked", "run here", "measured here")
+    names = ("linked", "run", "measured")
     for name, reason in zip(names, capabilities[1:], strict=True):
         if reason:
             actions.setdefault(reason, []).append(name)
-    return [f"not {' or '.join(names)}: {reason}" for reason, names in actions.items()]
+    return [f"cannot be {' or '.join(names)} here: {reason}" for reason, names in actions.items()]
 
 
 COMMANDS: Final = {"targets": targets}

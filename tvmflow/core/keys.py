@@ -102,7 +102,9 @@ def list_changes(before: Mapping[str, Json], after: Mapping[str, Json]) -> list[
     if before["machine"] != after["machine"]:
         causes.append(f"build host {before['machine']} -> {after['machine']}")
     one_sided = [change for change in settings if change.is_one_sided]
-    return causes + _describe_one_sided_settings(after, one_sided)
+    # a search has many settings that its absence lacks: they say no more than its budget
+    is_said = bool(causes) and len(one_sided) > _FEW
+    return causes if is_said else causes + _describe_one_sided_settings(after, one_sided)
 
 
 class _Absent:
@@ -161,7 +163,7 @@ def _describe_one_sided_settings(after: Mapping[str, Json], changes: list[_Chang
         return [_describe_setting(after, change) for change in changes]
     added = [_setting_name(after, change.path) for change in changes if change.old is _ABSENT]
     removed = [_setting_name(after, change.path) for change in changes if change.new is _ABSENT]
-    phrases = [("now matter", added), ("no longer matter", removed)]
+    phrases = [("were added", added), ("were removed", removed)]
     return [f"{len(names)} settings {verb}: {', '.join(names)}" for verb, names in phrases if names]
 
 

@@ -27,10 +27,8 @@ from tvmflow.targets.capabilities import unlinkable_reason
 from tvmflow.targets.emulation import EMULATED_ARCHS, find_emulated_arch
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
-_VERIFY_ADVICE: Final = (
-    "verify.against: none turns that off; verify.run_on: qemu runs it under emulation, "
-    "and rpc on a device of its kind"
-)
+_VERIFY_ADVICE: Final = "set verify.run_on: qemu (emulation) or rpc (a device of its kind), or verify.against: none (no check)"
+_TUNE_ADVICE: Final = "set tune.trials: 0 (no search)"
 
 
 def check_plan(recipes: Sequence[PlannedRecipe]) -> list[str]:
@@ -115,17 +113,17 @@ def _find_useless_precision(planned: PlannedRecipe, target: ResolvedTarget) -> s
 def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:
     """Check that a target can be tuned and verified, if it has to be."""
     for part in resolved_targets(target):
-        recipe, impossible = planned.recipe_for(part), []
+        recipe, impossible = planned.recipe_for(part), dict[str, str]()
         if "tune" in planned.stages and recipe.tune.trials and part.unmeasurable_reason:
-            impossible.append("tuned (tune.trials: 0 turns that off)")
+            impossible["tuned"] = _TUNE_ADVICE
         if "verify" in planned.stages:
             if part.unrunnable_reason and _must_run_locally(recipe):
-                impossible.append(f"verified ({_VERIFY_ADVICE})")
+                impossible["verified"] = _VERIFY_ADVICE
             yield from _check_run_location(planned, target, part)
         if impossible:
             yield (
-                f"{planned.where(part)}: targets: '{part.name}' cannot be "
-                f"{' or '.join(impossible)} here: {part.unrunnable_reason}"
+                f"{planned.where(part)}: targets: '{part.name}' cannot be {' or '.join(impossible)} "
+                f"on this machine: {part.unrunnable_reason}; {'; '.join(impossible.values())}"
             )
 
 

@@ -150,7 +150,7 @@ def _find_kind(model: str) -> str:
     recognized = recognize(path)
     if recognized is None:
         raise UsageError(
-            f"{model} is no model that tvmflow knows",
+            f"tvmflow does not recognize {model} as a model",
             fix="give an ONNX or TFLite file, an archive of torch.export (.pt2), or PREFIX-symbol.json",
         )
     return recognized.field

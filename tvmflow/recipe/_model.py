@@ -20,7 +20,7 @@ DTYPES: Final = (
     "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
 )
 
-# A larger constant belongs into the model.
+# A larger constant belongs in the model.
 _MAX_CONSTANT_ELEMENTS: Final = 1 << 24
 _VALUE_SCHEMA: Final = {
     "anyOf": [{"type": kind} for kind in ("number", "boolean", "array", "null")]

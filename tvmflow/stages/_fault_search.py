@@ -105,7 +105,7 @@ class _Search:
         signature = json.loads(context.inputs["import/signature.json"].read_text())
         self._model = read_imported_model(signature, context.inputs)
         self._signature = signature
-        self._tolerance = self._read_tolerance()
+        self._tolerance, self._strict_fields = self._read_tolerance()
         self._feed, self._expected = self._run_reference()
 
     def run(self) -> list[Fault]:
@@ -121,6 +121,7 @@ class _Search:
         if not is_here or self._build is None:
             return [
                 self._find_import_fault()
+                or self._blame_tolerance()
                 or Fault(
                     "the imported model agrees with the reference on this machine, so that the lowering or the kernels "
                     "for this target are wrong; these can be looked into only where this machine runs them",
@@ -135,7 +136,8 @@ class _Search:
             return [self._describe_kernel(check, wrong) for wrong in check.wrong.values()]
         if self._agrees(outputs):
             return [
-                Fault(
+                self._blame_tolerance()
+                or Fault(
                     "each kernel computes what it should, and so does the model on TVM's virtual machine: "
                     "the C library or its packaging is to blame",
                     f"set `runtime: vm` in the recipe, and {_REPORT}",
@@ -145,12 +147,38 @@ class _Search:
 
     # ---------------------------------------------------------------- the reference
 
-    def _read_tolerance(self) -> Tolerance:
+    def _read_tolerance(self) -> tuple[Tolerance, tuple[str, ...]]:
+        """Return how closely outputs must agree, and the fields of the recipe that ask for more than the default.
+
+        What is within the default is no fault of tvmflow: such fields count for nothing here.
+        """
         checks = self._settings.verify
         arithmetic = _tolerances.find_arithmetic(
             self._context.inputs["import/model.json"], self._settings.precision
         )
-        return _tolerances.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
+        default = _tolerances.tolerance_for(arithmetic, rtol=None, atol=None)
+        own = {"rtol": checks.rtol, "atol": checks.atol}
+        strict = tuple(
+            name
+            for name, value in own.items()
+            if value is not None and value < getattr(default, name)
+        )
+        own |= dict.fromkeys(strict)
+        tolerance = _tolerances.tolerance_for(arithmetic, rtol=own["rtol"], atol=own["atol"])
+        return tolerance, tuple(f"verify.{name}" for name in strict)
+
+    def _blame_tolerance(self) -> Fault | None:
+        """Return the fault of a recipe that asks for more than the arithmetic of its model gives."""
+        if not self._strict_fields:
+            return None
+        fields = " and ".join(self._strict_fields)
+        verb = "is" if len(self._strict_fields) == 1 else "are"
+        default = f"atol {self._tolerance.atol:g}, rtol {self._tolerance.rtol:g}"
+        return Fault(
+            f"the model agrees with the reference within the default tolerance ({default}), and {fields} of the recipe "
+            f"{verb} stricter",
+            f"raise {fields} or leave {'it' if verb == 'is' else 'them'} out",
+        )
 
     def _run_reference(self) -> tuple[Feed, list[Array]]:
         """Return the first batch that `verify` compares, and the reference's outputs of it."""

@@ -8,6 +8,7 @@ from tvmflow.core.types import Json
 from tvmflow.targets import c_library, linking
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.emulation import find_emulated_arch
+from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
@@ -29,6 +30,11 @@ def unlinkable_reason(tvm: TvmTarget, toolchain: Json) -> str:
     if toolchain or not c_library.unsupported_reason(triple):
         return ""
     return linking.unlinkable_reason(triple)
+
+
+def has_schedule_rules(triple: str) -> bool:
+    """Return whether kernels for a CPU can have a schedule: rules are for CPUs with vectors, microcontrollers have none."""
+    return not parse_triple(triple).arch.startswith("thumb")
 
 
 def emulator_name(target: ResolvedTarget) -> str:

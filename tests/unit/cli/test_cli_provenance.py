@@ -15,7 +15,9 @@ import pytest
 
 from tests.support.provenance import MODEL, TRIAL, World
 from tvmflow.cli import main
+from tvmflow.cli.provenance import _format_findings
 from tvmflow.core import signing
+from tvmflow.runtime.statements import Finding, SignedStatement
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def test_a_folder_is_signed_with_a_new_key_and_verified(
     assert "it is not signed" in tvmflow.out
     assert tvmflow("sign", folder, "--key", key) == 0
     assert tvmflow("verify", folder, "--trusted", key.parent) == 0
-    assert "9 of 9 are good" in tvmflow.out and "as delivered, signed by" in tvmflow.out
+    assert "9 of 9 are good, signed by" in tvmflow.out
     monkeypatch.setenv(signing.TRUSTED_VARIABLE, str(key.with_name("release.pub")))
     monkeypatch.setenv(signing.KEY_VARIABLE, str(key))
     before = (folder / "net.intoto.jsonl").read_bytes()
@@ -257,3 +259,25 @@ def test_inspect_and_verify_import_no_framework(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_what_is_the_same_of_all_files_is_said_once(tmp_path: Path) -> None:
+    """That nobody has checked the signature, and whose it is."""
+    assert main.main(["keygen", str(tmp_path / "key"), "-q"]) == 0
+    (key,) = signing.load_public_keys(tmp_path / "key.pub")
+    unchecked = SignedStatement(tmp_path, None, ("b" * 64,), ())
+    trusted = unchecked._replace(trusted=(key,))
+    for signed in (unchecked, trusted):
+        findings = [
+            Finding(Path(f"{n}.so"), True, f"as delivered, {signed.signature}", signed)
+            for n in range(26)
+        ]
+        lines = list(_format_findings(findings))
+        assert lines[0] == "ok   0.so   as delivered"
+        assert lines[-1] == f"26 of 26 are good, {signed.signature}"
+        assert "\n".join(lines).count(signed.signature) == 1
+    mixed = [
+        Finding(Path("a.so"), True, f"as delivered, {signed.signature}", signed)
+        for signed in (unchecked, trusted)
+    ]
+    assert "not checked" in next(iter(_format_findings(mixed)))

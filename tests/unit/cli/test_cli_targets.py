@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 
 from tvmflow.cli import main
+from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.store.local import LocalStore
 from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.backends.cuda import nvrtc
-from tvmflow.targets.capabilities import Capabilities, emulator_name, find_capabilities
+from tvmflow.targets.capabilities import (
+    Capabilities,
+    emulator_name,
+    find_capabilities,
+    has_schedule_rules,
+)
 from tvmflow.targets.facts import load_cpus, load_target_facts
 from tvmflow.targets.host import Host, read_host
 from tvmflow.targets.llvm_query import TargetFacts
@@ -74,10 +80,14 @@ def test_the_table_has_a_line_for_each_preset_and_the_reasons_below(
     lines_below = reasons.splitlines()
     assert len(lines_below) == len(set(lines_below))
     tx2 = next(index for index, line in enumerate(lines_below) if "sm_62" in line)
-    assert lines_below[tx2].startswith("not built: CUDA 13")
+    assert lines_below[tx2].startswith("cannot be built: CUDA 13")
     assert lines_below[tx2 + 1] == "    jetson-tx2"
     assert "jetson-tx2" not in " ".join(lines_below[:tx2] + lines_below[tx2 + 2 :])
-    assert any(line.startswith("not run here or measured here: it is for ") for line in lines_below)
+    assert any(
+        line.startswith("cannot be run or measured here: it is for ") for line in lines_below
+    )
+    plain = next(i for i, line in enumerate(lines_below) if "run as plain loops" in line)
+    assert lines_below[plain + 1] == "    cortex-m7, cortex-m55"
 
 
 def test_capabilities_of_a_board(store: Path) -> None:
@@ -153,3 +163,11 @@ def test_facts_are_cached_for_one_machine(store: Path) -> None:
     for host in (here, here._replace(libc="other"), here._replace(libc="other")):
         load_target_facts(LocalStore(str(store)), [{"kind": "odd"}], host, ask)
     assert queries == [{"kind": "odd"}] * 2
+
+
+def test_what_has_no_schedule_is_known_without_a_compiler() -> None:
+    """The table says of each preset what the rules do."""
+    cpus = {name: dict(p.tvm) for name, p in PRESETS.items() if p.tvm and p.tvm["kind"] == "llvm"}
+    assert {name: has_schedule_rules(str(tvm["mtriple"])) for name, tvm in cpus.items()} == {
+        name: CpuModel.from_target(tvm) is not None for name, tvm in cpus.items()
+    }

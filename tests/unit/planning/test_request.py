@@ -41,7 +41,7 @@ def test_minutes_of_a_command_line_are_the_budget_of_all_targets() -> None:
 
 def test_no_minutes_are_no_search() -> None:
     assert load(0).for_target("edge").tune.trials == 0
-    with pytest.raises(UsageError, match="--minutes 0: with this budget, net.yaml is not valid"):
+    with pytest.raises(UsageError, match=r"--minutes 0: with this budget, net\.yaml is not valid"):
         load(0, RECIPE.replace("patience: 32", "min_coverage: 0.5"))
 
 
