@@ -251,6 +251,53 @@ def test_tensors_without_elements_need_no_memory(tmp_path: Path) -> None:
     assert library.run_buffers([full, two], [Buffer(None, 0), full]) == WRONG_SIZE
 
 
+CONSTANT: Final = """
+#include "empty.h"
+
+static const float data[2] = {1, 2};
+
+/* as programs were written before there was a way for constant memory */
+static int run_buffers(empty_context *context, float *copy, float *result) {
+  const empty_buffer inputs[2] = {{0, 0}, {copy, sizeof data}}, outputs[2] = {{0, 0}, {result, sizeof data}};
+  return empty_run(context, inputs, EMPTY_INPUTS, outputs, EMPTY_OUTPUTS);
+}
+
+int main(void) {
+  float copy[2] = {1, 2}, first[2] = {0, 0}, second[2] = {0, 0};
+  const empty_input inputs[2] = {{0, 0}, {data, sizeof data}};
+  const empty_buffer outputs[2] = {{0, 0}, {first, sizeof data}};
+  empty_context *context;
+  if (empty_create(0, &context) != EMPTY_OK) return 1;
+  if (empty_run_const(context, inputs, 1, outputs, EMPTY_OUTPUTS) != EMPTY_WRONG_COUNT) return 2;
+  if (empty_run_const(context, 0, EMPTY_INPUTS, outputs, EMPTY_OUTPUTS) != EMPTY_NULL_ARGUMENT) return 3;
+  if (empty_run_const(context, inputs, EMPTY_INPUTS, outputs, EMPTY_OUTPUTS) != EMPTY_OK) return 4;
+  if (run_buffers(context, copy, second) != EMPTY_OK) return 5;
+  if (first[0] != data[0] || first[1] != data[1] || second[0] != first[0] || second[1] != first[1]) return 6;
+  return empty_destroy(context);
+}
+"""
+
+
+@pytest.mark.parametrize("language", [("cc", "c", "-std=c99"), ("c++", "cpp", "-std=c++17")])
+def test_inputs_may_be_constant(tmp_path: Path, language: tuple[str, str, str]) -> None:
+    """Without a cast and a warning, in C and C++; programs for buffers alone still compile."""
+    compiler, suffix, standard = language
+    tensors = [
+        {"name": "none", "dtype": "float32", "shape": [0, 4]},
+        {"name": "two", "dtype": "float32", "shape": [2]},
+    ]
+    (tmp_path / "empty.c").write_text(EMPTY)
+    triple = exports.target().tvm["mtriple"]
+    model = c_library.DescribedModel("empty", {"inputs": tensors, "outputs": tensors}, (), triple)
+    library, header = tmp_path / "libempty.so", tmp_path / "empty.h"
+    c_library.link(model, {c_library.PROGRAM: tmp_path / "empty.c"}, library, header=header)
+    (tmp_path / f"main.{suffix}").write_text(CONSTANT)
+    flags = ["-Wall", "-Wextra", "-Wcast-qual", "-Wconversion", "-Werror", "-pedantic"]
+    command = [sys.executable, "-m", "ziglang", compiler, standard, *flags, f"main.{suffix}"]
+    subprocess.run([*command, str(library), "-o", "program"], cwd=tmp_path, check=True)
+    subprocess.run([tmp_path / "program"], check=True, env={"LD_LIBRARY_PATH": str(tmp_path)})
+
+
 PROGRAM: Final = """
 #include <stdio.h>
 #include "digits.h"

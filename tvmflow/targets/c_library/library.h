@@ -56,6 +56,12 @@ typedef struct {
   size_t bytes;
 } %(name)s_buffer;
 
+/* The same for an input in constant memory: inputs are only read. For %(name)s_run_const. */
+typedef struct {
+  const void *data;
+  size_t bytes;
+} %(name)s_input;
+
 /* An input or output of the model; `dtype` is NumPy's name: float32, int64, bool, ... */
 typedef struct {
   const char *name;
@@ -87,6 +93,20 @@ typedef struct {
  * without its threads: it computes on the caller's alone. */
 %(NAME)s_API int %(name)s_run(%(name)s_context *context, const %(name)s_buffer *inputs, size_t input_count,
     const %(name)s_buffer *outputs, size_t output_count);
+
+/* The same with inputs in constant memory. */
+static inline int %(name)s_run_const(%(name)s_context *context, const %(name)s_input *inputs, size_t input_count,
+    const %(name)s_buffer *outputs, size_t output_count) {
+  %(name)s_buffer read[%(NAME)s_INPUTS + 1];
+  size_t i;
+  if (input_count != %(NAME)s_INPUTS) return %(NAME)s_WRONG_COUNT;
+  if (!inputs && input_count) return %(NAME)s_NULL_ARGUMENT;
+  for (i = 0; i < input_count; ++i) {
+    read[i].data = (void *)(uintptr_t)inputs[i].data;
+    read[i].bytes = inputs[i].bytes;
+  }
+  return %(name)s_run(context, read, input_count, outputs, output_count);
+}
 
 /* Stop the threads of a context and free its memory: before the library is unloaded. NULL is allowed. */
 %(NAME)s_API int %(name)s_destroy(%(name)s_context *context);
