@@ -55,6 +55,8 @@ def _write_recipe(options: BuildOptions, store: LocalStore) -> Path:
     )
     if recipe.open_lines:
         raise _open_sizes_error(options.model, recipe)
+    if not options.output.json:
+        print_notes(options.output, *recipe.describe_batch())
     path = folder / f"{model.name}{SUFFIX}"
     if _names_another_model(path, recipe.text):
         print_notes(

@@ -64,6 +64,7 @@ def init(options: InitOptions) -> int:
         return EXIT_OK
     write_file(path, recipe.text)
     print_notes(options, f"{path}: the recipe of {chosen.model}", *_mark_root(folder))
+    print_notes(options, *recipe.describe_batch())
     print_notes(options, "", *_describe_next(path, recipe))
     return EXIT_OK
 

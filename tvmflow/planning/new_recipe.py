@@ -6,17 +6,25 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tvmflow.core.documentation import page_url, schema_url
 from tvmflow.core.errors import UsageError
 from tvmflow.core.file_kinds import MODEL, check_kind, recognize
+from tvmflow.core.formatting import names_text
 from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import InputFile, Json
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import InputRequest, ModelInput
-from tvmflow.frontends._inputs import SIZE, find_input_problems, suggest_inputs, suggest_shape
+from tvmflow.frontends._inputs import (
+    SIZE,
+    find_input_problems,
+    shape_text,
+    suggest_inputs,
+    suggest_shape,
+)
 from tvmflow.frontends.mxnet._source import list_epochs, list_inputs
 from tvmflow.frontends.pytorch._factory import is_factory
 from tvmflow.recipe import ModelSource
@@ -39,6 +47,9 @@ _LARGEST_BUDGET: Final = 30.0
 # A longer search delivers what it found so far, about so many times.
 _LEAST_IN_PARTS: Final = 2.0
 _PARTS: Final = 3
+_SHOWN_INPUTS: Final = 3
+# The batch size of the example of another one.
+_OTHER_BATCH: Final = "8"
 
 
 class Model(NamedTuple):
@@ -74,11 +85,33 @@ class Choices(NamedTuple):
 
 
 class NewRecipe(NamedTuple):
-    """The text of a recipe, and what is to be filled in: lines, and the shapes of inputs with SIZE in them."""
+    """The text of a recipe, and what is to be filled in or known of it.
+
+    Attributes:
+        text: The text.
+        open_lines: The lines with SIZE in them, in place of sizes that nobody says.
+        open_shapes: The shapes of the inputs of these lines.
+        batches_of_one: The inputs whose open batch size became 1, with their shapes in the model and in the recipe.
+    """
 
     text: str
     open_lines: tuple[int, ...]
     open_shapes: Mapping[str, tuple[str, ...]]
+    batches_of_one: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType({})
+
+    def describe_batch(self) -> list[str]:
+        """Return a sentence about open sizes that became 1, and how to choose another one; none where there are none."""
+        if not self.batches_of_one:
+            return []
+        names = names_text(
+            [f"{name} {dims}" for name, (dims, _) in self.batches_of_one.items()], _SHOWN_INPUTS
+        )
+        name, (_, shape) = next(iter(self.batches_of_one.items()))
+        other = ",".join(_OTHER_BATCH if size == "1" else size for size in shape)
+        return [
+            f"the model leaves its batch size open, and it is 1 here: {names}; "
+            f"for another one: --shape {name}={other}"
+        ]
 
 
 # ---------------------------------------------------------------- the model
@@ -221,7 +254,18 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
     open_shapes = {
         name: shapes[name] for name in shapes if name in unknown and SIZE in shapes[name]
     }
-    return NewRecipe("\n".join(lines) + "\n", tuple(open_lines), open_shapes)
+    batches = {
+        value.name: (shape_text(value.dims), shapes[value.name])
+        for value in model.inputs
+        if value.name in unknown and value.dims and "1" in _list_free(value)
+    }
+    return NewRecipe("\n".join(lines) + "\n", tuple(open_lines), open_shapes, batches)
+
+
+def _list_free(value: ModelInput) -> list[str]:
+    """Return what a recipe has for the sizes that a model leaves open."""
+    pairs = zip(value.dims or (), suggest_shape(value), strict=True)
+    return [suggested for size, suggested in pairs if str(size) != suggested]
 
 
 def _check_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[InputRequest]:

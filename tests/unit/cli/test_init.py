@@ -107,14 +107,18 @@ def test_open_sizes_are_to_be_filled_in(folder: Path, capsys: pytest.CaptureFixt
     text = Path("ids-model.tvmflow.yaml").read_text()
     assert "  ids: {shape: [1, SIZE, 4]}  # int64, [batch, length, 4]\n" in text
     number = text[: text.index("ids: {")].count("\n") + 1
-    assert (
-        f"a number in place of each SIZE (ids-model.tvmflow.yaml:{number})"
-        in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"a number in place of each SIZE (ids-model.tvmflow.yaml:{number})" in out
+    sentence = (
+        "the model leaves its batch size open, and it is 1 here: ids ['batch', 'length', 4]; "
+        "for another one: --shape ids=8,SIZE,4"
     )
+    assert out.count(sentence) == 1
     assert main(["plan", "ids-model.tvmflow.yaml"]) == 2
     assert f"ids-model.tvmflow.yaml:{number}:" in capsys.readouterr().err
     assert main(["init", "Ids Model.onnx", "--force", "--shape", "ids=2,16,4"]) == 0
     assert loaded("ids-model.tvmflow.yaml").recipe.inputs["ids"].shape == (2, 16, 4)
+    assert "batch size" not in capsys.readouterr().out
 
 
 def test_build_names_the_options_that_set_open_sizes(
