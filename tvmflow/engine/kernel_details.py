@@ -12,6 +12,7 @@ from tvmflow.core.errors import StageError, UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.formatting import names_text, quoted
+from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.suggestions import nearest
 from tvmflow.core.types import Json
 from tvmflow.engine.kernel_table import KernelRow, list_kernel_rows
@@ -289,7 +290,8 @@ def make_kernel_code(
         "with_assembly": with_assembly,
     }
     timeout_s = STAGES["build"].TRAITS.timeout_s
-    with ForkServer.start(_PRELOAD) as fork_server:
+    text = "lowering the model once more: some seconds, or a minute for a large one"
+    with explain_wait(text), ForkServer.start(_PRELOAD) as fork_server:
         outcome = fork_server.call(MAKE_CODE, payload, timeout_s=timeout_s)
     if outcome.kind != "ok":
         error = getattr(errors, outcome.error, StageError)

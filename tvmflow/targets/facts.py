@@ -9,11 +9,16 @@ from typing import Final
 
 from tvmflow.core import packages
 from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.types import Json
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.host import Host
 from tvmflow.targets.llvm_query import TargetFacts, query_cpus_in_process, query_targets_in_process
 from tvmflow.targets.tvm_target import TvmTarget
+
+_WAIT: Final = (
+    "asking LLVM about the targets: a few seconds, once for each target and version of TVM"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +57,9 @@ def _load_answers(
     missing = {name: value for name, value in queries_by_name.items() if notes[name] is None}
     if missing:
         _log.debug("LLVM is queried about %s: the store has no answer", list(missing.values()))
-        for name, answer in zip(missing, query(list(missing.values())), strict=True):
+        with explain_wait(_WAIT):
+            answers = query(list(missing.values()))
+        for name, answer in zip(missing, answers, strict=True):
             notes[name] = json.dumps(answer)
             store.notes.keep(str(notes[name]), "facts", name)
     return [json.loads(notes[name] or "null") for name in names]

@@ -1,0 +1,52 @@
+"""Lines on a terminal about steps that take long the first time, so that nobody waits without knowing for what."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+_log = logging.getLogger(__name__)
+
+# A shorter wait needs no explanation.
+_PATIENCE_S: Final = 1.0
+
+
+@contextlib.contextmanager
+def explain_wait(text: str) -> Iterator[None]:
+    """Say on a terminal what the block does once it has taken a second; the line is removed at its end.
+
+    With `-q`, which logs errors alone, nothing is said.
+
+    Args:
+        text: What is done, and about how long it takes.
+    """
+    if not (_log.isEnabledFor(logging.WARNING) and sys.stderr.isatty()):
+        yield
+        return
+    is_said = threading.Event()
+
+    def say() -> None:
+        is_said.set()
+        _write(f"\r\x1b[K{text} …")
+
+    timer = threading.Timer(_PATIENCE_S, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        if is_said.is_set():
+            _write("\r\x1b[K")
+
+
+def _write(text: str) -> None:
+    # a terminal that is gone is nobody's problem here
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
