@@ -131,7 +131,11 @@ def _explain_memory(outcome: Outcome, excess: MemoryExcess | None, log: Path) ->
         message = f"{excess.text}; the stage failed: {outcome.message}"
     line = _last_line(log)
     message += f"; the last line of its log: {line}" if line else ""
-    fix = "set a larger --stage-memory, run fewer stages at a time (--jobs), or use a machine with more memory"
+    if excess is not None and not excess.is_shared:
+        fix = "set a larger --stage-memory or stage_memory, or use a machine with more memory"
+    else:
+        # nobody has set a limit
+        fix = "run fewer stages at a time (--jobs 1), or use a machine with more memory"
     if excess is not None:
         outcome = outcome._replace(kind="error", error="StageError")
     return outcome._replace(message=message, fix=fix)
