@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tvmflow.api.arguments import check_names, check_recipes, check_texts
 from tvmflow.core.errors import RecipeError, UsageError
 from tvmflow.core.formatting import names_text
+from tvmflow.core.generated_text import shell_word
 from tvmflow.core.project import find_project, shortest_path
 from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.prepare import PreparedRun, prepare_run
@@ -150,7 +151,7 @@ def plan(
     if prepared.pipeline and (prepared.pipeline.release or prepared.pipeline.retune):
         raise RecipeError(
             f"{prepared.pipeline.path}: releases are made, and recipes tuned again, on the command line",
-            fix=f"tvmflow run {shortest_path(str(prepared.pipeline.path))}",
+            fix=f"tvmflow run {shell_word(shortest_path(str(prepared.pipeline.path)))}",
         )
     forced = frozenset(spec.id for name in force for spec in find_stages(prepared.plan, name))
     return Plan(prepared, opened, forced)

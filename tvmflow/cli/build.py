@@ -16,6 +16,7 @@ from tvmflow.cli.run import run
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.files import write_atomically
+from tvmflow.core.generated_text import shell_word
 from tvmflow.core.project import shortest_path
 from tvmflow.frontends._inputs import SIZE
 from tvmflow.planning.new_recipe import SUFFIX, NewRecipe, write_recipe
@@ -81,7 +82,10 @@ def _names_another_model(path: Path, text: str) -> bool:
 
 def _open_sizes_error(options: ModelOptions, recipe: NewRecipe) -> UsageError:
     """Return the error for a model that leaves sizes open, with the options that set them."""
-    shapes = [f"--shape {name}={','.join(shape)}" for name, shape in recipe.open_shapes.items()]
+    shapes = [
+        f"--shape {shell_word(name)}={','.join(shape)}"
+        for name, shape in recipe.open_shapes.items()
+    ]
     return UsageError(
         f"{options.model} leaves sizes of its inputs open",
         fix=f"give them, with a number for each {SIZE}: {' '.join(shapes)}",

@@ -12,6 +12,7 @@ from typing import Final
 
 from tvmflow.core.errors import RecipeError, TvmflowError
 from tvmflow.core.formatting import printable, printable_lines
+from tvmflow.core.generated_text import github_text
 from tvmflow.engine.report import RunReport, StageReport
 
 _POSITION: Final = re.compile(
@@ -64,15 +65,8 @@ def _from_workspace(name: str) -> str:
 
 
 def _annotate(properties: dict[str, str], text: str) -> None:
-    fields = ",".join(f"{name}={_escape(value, ':,')}" for name, value in properties.items())
-    sys.stderr.write(f"::error {fields}::{_escape(printable_lines(text))}\n")
-
-
-def _escape(text: str, special: str = "") -> str:
-    """Return text as workflow commands hold it: on one line."""
-    for char in f"%\r\n{special}":
-        text = text.replace(char, f"%{ord(char):02X}")
-    return text
+    fields = ",".join(f"{name}={github_text(value, ':,')}" for name, value in properties.items())
+    sys.stderr.write(f"::error {fields}::{github_text(printable_lines(text))}\n")
 
 
 def _show_log(stage: StageReport) -> None:
@@ -81,11 +75,11 @@ def _show_log(stage: StageReport) -> None:
         lines = Path(stage.log).read_text(errors="replace").splitlines()[-_LOG_LINES:]
     except OSError:
         return
-    title = f"the end of {stage.log}"
+    title = printable(f"the end of {stage.log}")
     if _is_github():
         # No line of the log may be taken for a command.
         token = secrets.token_hex(16)
-        begin = [f"::group::{_escape(title)}", f"::stop-commands::{token}"]
+        begin = [f"::group::{github_text(title)}", f"::stop-commands::{token}"]
         end = [f"::{token}::", "::endgroup::"]
     else:
         name = "tvmflow_" + re.sub(r"\W", "_", stage.stage_id)

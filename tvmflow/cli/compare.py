@@ -10,6 +10,7 @@ from tvmflow.cli.definitions.compare import CompareOptions
 from tvmflow.cli.output import print_lines, print_result
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
 from tvmflow.core.formatting import count_text
+from tvmflow.core.generated_text import markdown_text
 from tvmflow.core.tables import columns
 from tvmflow.release.comparison import Comparison, Figure, compare_sides, to_json
 from tvmflow.release.sides import load_side
@@ -49,25 +50,18 @@ def _format(comparison: Comparison, regressions: list[Figure]) -> Iterator[str]:
 
 
 def _format_markdown(comparison: Comparison, regressions: list[Figure]) -> Iterator[str]:
-    yield f"### {_escape(comparison.before)} → {_escape(comparison.after)}"
+    yield f"### {markdown_text(comparison.before)} → {markdown_text(comparison.after)}"
     yield ""
     if comparison.figures:
         yield "| build | figure | change |"
         yield "|---|---|---|"
         for row in comparison.figures:
-            yield f"| {_escape(row.build)} | {row.what} | {_escape(row.text.replace('->', '→'))} |"
+            yield f"| {markdown_text(row.build)} | {row.what} | {markdown_text(row.text.replace('->', '→'))} |"
         yield ""
     for change in comparison.changes:
-        yield f"- **{_escape(change.place)}** {change.what}: {_escape(change.text.replace('->', '→'))}"
+        yield f"- **{markdown_text(change.place)}** {change.what}: {markdown_text(change.text.replace('->', '→'))}"
     # of its own, not a part of the list
-    yield from ("", *map(_escape, _format_regressions(regressions))) if regressions else ()
-
-
-def _escape(text: str) -> str:
-    """Return text in which Markdown finds no table, link or tag."""
-    for char in "\\|<>[]*_`":
-        text = text.replace(char, f"\\{char}")
-    return text
+    yield from ("", *map(markdown_text, _format_regressions(regressions))) if regressions else ()
 
 
 def _format_regressions(regressions: list[Figure]) -> Iterator[str]:

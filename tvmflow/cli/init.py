@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from tvmflow.core.disk_errors import disk_errors, make_folder
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.files import write_atomically
 from tvmflow.core.formatting import printable, size_text
+from tvmflow.core.generated_text import shell_word
 from tvmflow.core.project import TABLE_FILE, find_project, shortest_path
 from tvmflow.frontends.pytorch._factory import export_factory, is_factory
 from tvmflow.planning.new_recipe import (
@@ -116,8 +116,8 @@ def _mark_root(folder: Path) -> list[str]:
 
 def _describe_next(path: Path, recipe: NewRecipe) -> list[str]:
     commands: Mapping[str, str] = {
-        f"tvmflow plan {shlex.quote(str(path))}": "what will be done",
-        f"tvmflow run {shlex.quote(str(path))}": "build, verify, deliver to "
+        f"tvmflow plan {shell_word(str(path))}": "what will be done",
+        f"tvmflow run {shell_word(str(path))}": "build, verify, deliver to "
         + shortest_path(find_project().dist),
     }
     width = max(map(len, commands))

@@ -9,6 +9,7 @@ from typing import Final
 from tvmflow.cli.commands import COMMANDS, load_all_commands
 from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import names_text
+from tvmflow.core.generated_text import shell_word
 from tvmflow.core.suggestions import nearest
 
 _RECIPE_SUFFIXES: Final = (".yaml", ".yml")
@@ -54,7 +55,7 @@ def explain_command(word: str) -> UsageError:
     if word.startswith("-"):
         return UsageError(
             f"the option {word} has no command before it",
-            fix=f"options come after the command: `tvmflow run {word} …`; {_OVERVIEW_FIX}",
+            fix=f"options come after the command: `tvmflow run {shell_word(word)} …`; {_OVERVIEW_FIX}",
         )
     if Path(word).suffix in _RECIPE_SUFFIXES:
         return UsageError(f"no command `{word}`; did you mean `run {word}`?", fix=_OVERVIEW_FIX)

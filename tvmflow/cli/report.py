@@ -13,6 +13,7 @@ from tvmflow.cli.definitions.report import ReportOptions
 from tvmflow.cli.output import print_lines, print_outcome, write_file
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.formatting import excerpt
+from tvmflow.core.generated_text import shell_word
 from tvmflow.core.project import shortest_path
 from tvmflow.engine.run_records import LATEST, RunRecord, list_runs, read_run, recorded_path
 from tvmflow.pages.content import Page
@@ -131,7 +132,7 @@ def _find_run_of(path: Path, store: LocalStore) -> RunRecord:
             return record
     raise UsageError(
         f"there is no record of a run of {excerpt(str(path))} in {shortest_path(store.root)}",
-        fix=f"`tvmflow run {path}` leaves one when it does something; `--store DIR` names another store",
+        fix=f"`tvmflow run {shell_word(str(path))}` leaves one when it does something; `--store DIR` names another store",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterator
 from typing import Final
@@ -12,6 +11,7 @@ from tvmflow.cli.output import print_result
 from tvmflow.cli.show_kernels import show_kernel, show_kernels
 from tvmflow.core.errors import EXIT_OK
 from tvmflow.core.formatting import duration_text
+from tvmflow.core.generated_text import shell_word
 from tvmflow.core.project import shortest_path
 from tvmflow.core.terminal import find_width
 from tvmflow.engine.report import STOPPED
@@ -35,7 +35,7 @@ def _format_run(run: RunRecord) -> Iterator[str]:
     )
     yield f"run {run.id}"
     fields = {
-        "command": shlex.join(["tvmflow", *run.argv]),
+        "command": " ".join(map(shell_word, ["tvmflow", *run.argv])),
         "folder": run.folder,
         "began": f"{began}, took {duration_text(run.seconds)}",
         "ended": run.message if run.end == "stopped" else _end_text(run),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from tvmflow.cli.download_progress import DownloadLine
 from tvmflow.cli.output import print_result
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text, excerpt, latency_text, names_text
+from tvmflow.core.generated_text import shell_word
 from tvmflow.core.project import shortest_path
 from tvmflow.core.tables import table
 from tvmflow.core.terminal import find_width
@@ -85,13 +85,13 @@ def _find_libraries(
     """
     what = options.what
     if Path(what).suffix in RECIPE_SUFFIXES or Path(what).is_file():
-        command = f"tvmflow run {shlex.quote(what)}"
+        command = f"tvmflow run {shell_word(what)}"
         libraries = list_libraries(_list_finished(options, store), command)
         problem = f"{what} has no kernels yet: it was not built as it is now"
     else:
         run = read_run(store, what)
         paths = dict.fromkeys(shortest_path(recipe.path) for recipe in run.recipes)
-        command = shlex.join(["tvmflow", "run", *paths])
+        command = " ".join(map(shell_word, ["tvmflow", "run", *paths]))
         libraries = list_libraries(run.stages, command)
         problem = f"run {run.id} has built no library"
     targets = [library.name.rpartition("/")[2] for library in libraries]

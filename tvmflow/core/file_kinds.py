@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import UsageError
+from tvmflow.core.generated_text import shell_word
 
 PT2_FOLDER: Final = "/models/"
 PT2_DOCUMENT: Final = "serialized_exported_program.json"
@@ -57,7 +58,7 @@ class FileKind(NamedTuple):
 
     def fix_for(self, path: object) -> str:
         """Return what to do with the file at a path."""
-        return self.fix.replace("{path}", str(path))
+        return self.fix.replace("{path}", shell_word(str(path)))
 
 
 _EXPORT: Final = "\n    ".join(

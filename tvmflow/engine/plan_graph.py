@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from tvmflow.core.generated_text import dot_string, mermaid_text
 from tvmflow.core.types import Decision, Plan
 from tvmflow.engine.plan_text import KINDS
 
@@ -74,9 +74,9 @@ def to_mermaid(graph: PlanGraph) -> str:
     names = {node.stage_id: f"n{index}" for index, node in enumerate(graph.nodes)}
     lines = ["flowchart LR"]
     for index, (recipe, nodes) in enumerate(_by_recipe(graph).items()):
-        lines.append(f'  subgraph r{index}["{_mermaid_text(recipe)}"]')
+        lines.append(f'  subgraph r{index}["{mermaid_text(recipe)}"]')
         for node in nodes:
-            text = "<br/>".join(map(_mermaid_text, node.lines))
+            text = "<br/>".join(map(mermaid_text, node.lines))
             lines.append(f'    {names[node.stage_id]}["{text}"]:::{node.kind}')
         lines.append("  end")
     lines += [f"  {names[before]} --> {names[after]}" for before, after in graph.edges]
@@ -87,10 +87,6 @@ def to_mermaid(graph: PlanGraph) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _mermaid_text(text: str) -> str:
-    return html.escape(text).replace("&", "#").replace("#x27;", "#39;")
-
-
 def to_dot(graph: PlanGraph) -> str:
     """Return the graph in the language of Graphviz."""
     lines = [
@@ -99,21 +95,16 @@ def to_dot(graph: PlanGraph) -> str:
         '  node [shape=box, style="rounded,filled", fontname="sans-serif"];',
     ]
     for index, (recipe, nodes) in enumerate(_by_recipe(graph).items()):
-        lines += [f"  subgraph cluster_{index} {{", f"    label={_dot_text(recipe)};"]
+        lines += [f"  subgraph cluster_{index} {{", f"    label={dot_string(recipe)};"]
         for node in nodes:
             fill, line = _COLORS[node.kind]
             lines.append(
-                f"    {_dot_text(node.stage_id)} [label={_dot_text(chr(10).join(node.lines))}, "
-                f'fillcolor="{fill}", color="{line}", tooltip={_dot_text(node.reason)}];'
+                f"    {dot_string(node.stage_id)} [label={dot_string(*node.lines)}, "
+                f'fillcolor="{fill}", color="{line}", tooltip={dot_string(node.reason)}];'
             )
         lines.append("  }")
-    lines += [f"  {_dot_text(before)} -> {_dot_text(after)};" for before, after in graph.edges]
+    lines += [f"  {dot_string(before)} -> {dot_string(after)};" for before, after in graph.edges]
     return "\n".join([*lines, "}"]) + "\n"
-
-
-def _dot_text(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
 
 
 def _by_recipe(graph: PlanGraph) -> dict[str, list[GraphNode]]:

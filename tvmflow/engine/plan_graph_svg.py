@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from tvmflow.core.generated_text import html_text
 from tvmflow.engine.plan_graph import GraphNode, PlanGraph
 
 # Sizes in pixels; the width of a character is that of the widest common fonts.
@@ -56,7 +56,7 @@ def to_svg(graph: PlanGraph) -> str:
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
         'orient="auto"><path class="tip" d="M0 0L8 4L0 8z"/></marker></defs>',
         *(
-            f'<text class="recipe" x="{_MARGIN:.0f}" y="{y:.0f}">{html.escape(recipe)}</text>'
+            f'<text class="recipe" x="{_MARGIN:.0f}" y="{y:.0f}">{html_text(recipe)}</text>'
             for recipe, y in heads.items()
         ),
         *(_draw_edge(boxes[before], boxes[after]) for before, after in graph.edges),
@@ -144,7 +144,7 @@ def _draw_edge(before: _Box, after: _Box) -> str:
 
 
 def _draw_node(node: GraphNode, box: _Box) -> Iterator[str]:
-    yield f'<g class="{node.kind}"><title>{html.escape(f"{node.stage_id}: {node.reason}")}</title>'
+    yield f'<g class="{node.kind}"><title>{html_text(f"{node.stage_id}: {node.reason}")}</title>'
     yield (
         f'<rect x="{box.x - box.width / 2:.1f}" y="{box.y - _HEIGHT / 2:.1f}" '
         f'width="{box.width:.1f}" height="{_HEIGHT:.0f}"/>'
@@ -153,5 +153,5 @@ def _draw_node(node: GraphNode, box: _Box) -> Iterator[str]:
     for index, text in enumerate(node.lines):
         kind = "name" if index == 0 else "small"
         y = first + index * _LINE
-        yield f'<text class="{kind}" x="{box.x:.1f}" y="{y:.1f}">{html.escape(text)}</text>'
+        yield f'<text class="{kind}" x="{box.x:.1f}" y="{y:.1f}">{html_text(text)}</text>'
     yield "</g>"

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.generated_text import shell_word
 from tvmflow.core.types import StageCall
 from tvmflow.executors import worker_matching
 from tvmflow.executors._base import ExecutorContext
@@ -78,7 +79,7 @@ class DaskCluster:
             reasons = "\n  ".join(["", *_first_lines(refused)]) if refused else "it has none"
             raise EnvironmentProblem(
                 f"no worker of {scheduler} can run stages: {reasons}",
-                fix=f"start some with `tvmflow worker --scheduler {scheduler}`, where the same "
+                fix=f"start some with `tvmflow worker --scheduler {shell_word(scheduler)}`, where the same "
                 "tvmflow and TVM are installed; --wait-for-workers SECONDS waits for them",
             )
         for reason in refused:
@@ -138,7 +139,7 @@ class DaskCluster:
         return EnvironmentProblem(
             "no worker of the cluster can run this stage: "
             + ("; ".join(_first_lines(refusals)) or "it has none"),
-            fix=f"start one that can with `tvmflow worker --scheduler {self._context.scheduler}`; "
+            fix=f"start one that can with `tvmflow worker --scheduler {shell_word(self._context.scheduler)}`; "
             "--wait-for-workers SECONDS waits for it",
         )
 

@@ -43,7 +43,7 @@ def write_library(
     compiled: Mapping[str, Path],
     names: LibraryFiles,
     folder: Path,
-    headers: Path,
+    headers: Path | None,
 ) -> None:
     """Write those files of a C library that have a name.
 
@@ -52,7 +52,7 @@ def write_library(
         compiled: What `build` compiled for it, by file name.
         names: The names.
         folder: The folder of the libraries.
-        headers: The folder of the header.
+        headers: The folder of the header; None where it is written already.
 
     Raises:
         StageError: when compiler or linker fails; the message holds its error.
@@ -62,8 +62,8 @@ def write_library(
         compiled,
         folder / names.shared if names.shared else None,
         folder / names.static,
-        headers / names.header,
+        headers / names.header if headers else None,
         folder / names.import_library if names.import_library else None,
     )
     if names.loader:
-        (folder / names.loader).write_text(c_library.write_loader(model))
+        (folder / names.loader).write_text(c_library.write_loader(model), encoding="utf-8")

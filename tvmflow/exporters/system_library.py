@@ -32,7 +32,7 @@ def export(built: BuiltModel, folder: Path) -> None:
     library, header = files(built.request)
     objects = tuple(built.forms[FORM].values())
     archive_static(objects, folder / library, built.request.triple)
-    (folder / header).write_text(_write_header(built))
+    (folder / header).write_text(_write_header(built), encoding="utf-8")
 
 
 def _write_header(built: BuiltModel) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from tvmflow.core.formatting import printable
 from tvmflow.core.identifiers import identifier
 from tvmflow.exporters import _base
 from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
@@ -151,7 +152,7 @@ def _metadata(built: BuiltModel | PartitionedModel, needs_tvm: bool) -> str:
         *(IMAGES_EXTRA if "images" in built.manifest else ()),
         "Description-Content-Type: text/markdown",
     ]
-    tensors = [f"    {line}" for line in describe_tensors(built.signature)]
+    tensors = [f"    {printable(line)}" for line in describe_tensors(built.signature)]
     usage = [f"    import {package}", f"    outputs = {package}.run({{…}})  # arrays by name"]
     if "images" in built.manifest and "labels" in built.manifest:
         usage.append(f"    classes = {package}.load().classify(['image.jpg'])  # needs Pillow")

@@ -257,6 +257,13 @@ class Frontend(Protocol):
         """
         ...
 
+    def read_outputs(self, files: Mapping[str, Path]) -> Sequence[str]:
+        """Return the names of the model's outputs, or their beginnings that the user chose, as far as its files tell.
+
+        Args and errors are those of `read_inputs`.
+        """
+        ...
+
     def load(
         self,
         files: Mapping[str, Path],

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, names_text, quoted
+from tvmflow.core.generated_text import comment, find_name_problem, yaml_key
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends._base import MAX_ELEMENTS, InputProblem, InputRequest, ModelInput
@@ -24,13 +24,10 @@ DEFAULT_DTYPE: Final = "float32"
 """The dtype of an input of which neither the model nor the recipe tells it."""
 
 _MAX_PROBLEMS: Final = 20
-_MAX_NAME: Final = 400
 SIZE: Final = "SIZE"
 """The word that stands in YAML where a size must be filled in."""
 
 _BATCH_NAMES: Final = ("b", "n", "bs", "batch", "batch_size", "batchsize")
-# YAML 1.1 reads some words as other values than text.
-_PLAIN_NAME: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z_][\w.-]*", re.I)
 _LARGEST_FLOATS: Final = {"float16": 65504.0, "float32": 3.4028234663852886e38}
 
 
@@ -66,8 +63,9 @@ def find_input_problems(
     if pairs and all(request.value is not None for _, request in pairs):
         yield InputProblem("", "", "all inputs have a value, which leaves nothing to compute")
     if any(_is_open(value, request) for value, request in pairs):
-        text = _yaml_of(pairs)
-        advice = f", with a number for each {SIZE}" if SIZE in text else ""
+        lines = suggest_inputs(inputs, requests)
+        advice = f", with a number for each {SIZE}" if any(line.is_open for line in lines) else ""
+        text = "\n".join(["inputs:", *(line.text for line in lines)])
         text = f"the model leaves sizes open; write this in the recipe{advice}:\n\n{text}"
         yield InputProblem("", "", text)
 
@@ -78,10 +76,27 @@ def _pair(
     """Return the inputs that the library has, or that have a value, with what the recipe says of each."""
     by_name = {request.name: request for request in requests}
     return [
-        (value, by_name.get(value.name) or InputRequest(value.name))
+        (_with_name_problem(value), by_name.get(value.name) or InputRequest(value.name))
         for value in inputs
         if value.is_required or value.name in by_name
     ]
+
+
+def _with_name_problem(value: ModelInput) -> ModelInput:
+    problem = value.problem or _name_problem(value.name)
+    return value._replace(problem=problem) if problem else value
+
+
+def _name_problem(name: str) -> str:
+    problem = find_name_problem(name)
+    return f"{problem}: rename it where the model is exported" if problem else ""
+
+
+def find_output_problems(names: Sequence[str]) -> Iterator[str]:
+    """Give the outputs of a model whose names no generated code holds."""
+    for name in names:
+        if problem := _name_problem(name):
+            yield f"the model's output {quoted(name)} {problem}"
 
 
 def input_error(problems: Sequence[InputProblem]) -> ImportFailed:
@@ -252,21 +267,31 @@ def shape_text(dims: Sequence[int | str]) -> str:
     return f"[{names_text(sizes, 32)}]"
 
 
-def suggest_inputs(inputs: Sequence[ModelInput], requests: Sequence[InputRequest]) -> list[str]:
-    """Return the lines of `inputs:` of a recipe: what requests say, and SIZE for sizes that nobody says."""
-    pairs = _pair(inputs, requests)
-    return _yaml_of(pairs).splitlines() if pairs else []
+class InputLine(NamedTuple):
+    """A line below `inputs:` in a recipe, and whether SIZE stands in it for a size."""
+
+    text: str
+    is_open: bool
+
+
+def suggest_inputs(
+    inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
+) -> list[InputLine]:
+    """Return the lines below `inputs:` of a recipe: what requests say, and SIZE for sizes that nobody says."""
+    return [
+        InputLine(
+            f"  {_yaml_line(value, request)}",
+            _is_open(value, request) and SIZE in suggest_shape(value),
+        )
+        for value, request in _pair(inputs, requests)
+        if not value.problem
+    ]
 
 
 def suggest_shape(value: ModelInput) -> list[str]:
     """Return the sizes of an input as a recipe may have them: SIZE for those that nobody says."""
     dims = value.dims if value.dims is not None else (SIZE,)
     return [_suggest(at, size) for at, size in enumerate(dims)]
-
-
-def _yaml_of(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> str:
-    """Return `inputs:` of a recipe, with what it says already and what it has to say."""
-    return "\n".join(["inputs:", *(f"  {_yaml_line(*pair)}" for pair in pairs)])
 
 
 def _yaml_line(value: ModelInput, request: InputRequest) -> str:
@@ -281,23 +306,14 @@ def _yaml_line(value: ModelInput, request: InputRequest) -> str:
         if setting is not None:
             is_text = isinstance(setting, str)
             fields[key] = setting if is_text else excerpt(json.dumps(setting), 1000)
-    name = value.name if _PLAIN_NAME.fullmatch(value.name) else _quote(value.name[:_MAX_NAME])
     facts = [value.dtype or request.dtype or DEFAULT_DTYPE]
     if value.dims is None:
         facts.append("the model does not tell the number of dimensions")
     elif any(map(_is_free, value.dims)):
-        names = [excerpt(str(size)) or "?" for size in value.dims]
-        facts.append(f"[{names_text(names, 32)}]")
+        names = [str(size) or "?" for size in value.dims]
+        facts.append(f"[{comment(names_text(names, 32))}]")
     text = ", ".join(f"{key}: {field}" for key, field in fields.items())
-    return f"{name}: {{{text}}}  # {', '.join(facts)}"
-
-
-def _quote(name: str) -> str:
-    """Return a name as a string of YAML, on one line. Escapes of JSON are halves of characters to YAML."""
-    escaped = (
-        char if char.isprintable() and char not in '"\\' else f"\\U{ord(char):08x}" for char in name
-    )
-    return f'"{"".join(escaped)}"'
+    return f"{yaml_key(value.name)}: {{{text}}}  # {', '.join(facts)}"
 
 
 def _suggest(index: int, size: int | str) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
 from typing import Final, TypeAlias
 
-from tvmflow.core.formatting import printable
+from tvmflow.core.generated_text import html_text
 
 _VOID: Final = frozenset({"br", "input", "link", "meta"})
 
@@ -45,7 +44,7 @@ def join(*children: Child) -> Markup:
 
 def lines(text: str) -> Markup:
     """Return escaped text that keeps its lines."""
-    return Markup("\n".join(_escape(line.expandtabs(4)) for line in text.splitlines()))
+    return Markup("\n".join(html_text(line.expandtabs(4)) for line in text.splitlines()))
 
 
 def _format_child(child: Child) -> str:
@@ -54,7 +53,7 @@ def _format_child(child: Child) -> str:
     if isinstance(child, Markup):
         return child
     if isinstance(child, str | int):
-        return _escape(str(child))
+        return html_text(str(child))
     return "".join(map(_format_child, child))
 
 
@@ -65,8 +64,4 @@ def _format_attribute(name: str, value: Attribute) -> str:
     if value is True:
         return f" {name}"
     text = f"{value:.7g}" if isinstance(value, float) else str(value)
-    return f' {name}="{_escape(text)}"'
-
-
-def _escape(text: str) -> str:
-    return escape(printable(text))
+    return f' {name}="{html_text(text)}"'

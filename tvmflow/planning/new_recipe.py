@@ -10,9 +10,10 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tvmflow.core.documentation import page_url, schema_url
-from tvmflow.core.errors import UsageError
+from tvmflow.core.errors import RecipeError, UsageError
 from tvmflow.core.file_kinds import MODEL, check_kind, recognize
 from tvmflow.core.formatting import names_text
+from tvmflow.core.generated_text import shell_word
 from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import InputFile, Json
@@ -20,14 +21,19 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import InputRequest, ModelInput
 from tvmflow.frontends._inputs import (
     SIZE,
+    InputLine,
     find_input_problems,
+    find_output_problems,
     shape_text,
     suggest_inputs,
     suggest_shape,
 )
 from tvmflow.frontends.mxnet._source import list_epochs, list_inputs
 from tvmflow.frontends.pytorch._factory import is_factory
-from tvmflow.recipe import ModelSource
+from tvmflow.recipe import ModelSource, Recipe
+from tvmflow.recipe.validation import validate
+from tvmflow.recipe.yaml_document import Problem
+from tvmflow.recipe.yaml_reader import parse_yaml
 from tvmflow.recipe.yaml_writer import write_yaml
 from tvmflow.store.addresses import InvalidAddress, check_address, file_name, is_address
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles, pins_of
@@ -50,6 +56,7 @@ _PARTS: Final = 3
 _SHOWN_INPUTS: Final = 3
 # The batch size of the example of another one.
 _OTHER_BATCH: Final = "8"
+_EXPORT_AGAIN: Final = "change inputs and outputs where the model is exported"
 
 
 class Model(NamedTuple):
@@ -142,6 +149,8 @@ def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
         pins = pins_of(error.files)
         files = _list_files(model, kind, {**fields, **pins}, sources)
     paths = {file.role: Path(file.path) for file in files}
+    if problems := list(find_output_problems(FRONTENDS[kind].read_outputs(paths))):
+        raise UsageError("\n".join(problems), fix=_EXPORT_AGAIN)
     inputs = list_inputs(paths) if kind == "mxnet" else FRONTENDS[kind].read_inputs(paths)
     size = sum(path.stat().st_size for path in paths.values())
     fields = {**_describe_source(kind, model, folder), **pins}
@@ -175,7 +184,7 @@ def _find_kind(model: str) -> str:
     if not is_file(path) and is_factory(model):
         raise UsageError(
             f"{model} is code that makes a model, and runs only on request",
-            fix=f"write its archive: `tvmflow init {model} --archive FILE.pt2`",
+            fix=f"write its archive: `tvmflow init {shell_word(model)} --archive FILE.pt2`",
         )
     if not is_file(path):
         raise UsageError(missing_file_text(path))
@@ -234,13 +243,18 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
         UsageError: when a choice does not fit the model, or names nothing.
     """
     requests = _check_shapes(model, choices.shapes)
-    lines = [
+    inputs = suggest_inputs(model.inputs, requests)
+    head = [
         f"# yaml-language-server: $schema={schema_url('recipe')}",
         f"# All fields: {page_url('recipe')}",
         "recipe: 1",
         write_yaml({"name": model.name}).strip(),
         *write_yaml({"model": dict(model.source)}).splitlines(),
-        *_describe_inputs(model, requests),
+        *_head_inputs(inputs),
+    ]
+    lines = [
+        *head,
+        *_describe_inputs(model, inputs),
         *_describe_targets(choices.targets),
         *_describe_budget(model, choices.minutes),
         "outputs: [bundle]         # also c-library, wheel, cpp, shared-library, …",
@@ -248,7 +262,7 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
         f"  against: reference      # {FRONTENDS[model.kind].REFERENCE.name}, on random inputs",
         "  # data: samples.npz     # real inputs, with labels for the accuracy; or a folder of images",
     ]
-    open_lines = (at for at, line in enumerate(lines, 1) if SIZE in line.partition("#")[0])
+    open_lines = tuple(at for at, line in enumerate(inputs, len(head) + 1) if line.is_open)
     unknown = {request.name for request in requests if request.shape is None}
     shapes = {value.name: tuple(suggest_shape(value)) for value in model.inputs}
     open_shapes = {
@@ -259,7 +273,29 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
         for value in model.inputs
         if value.name in unknown and value.dims and "1" in _list_free(value)
     }
-    return NewRecipe("\n".join(lines) + "\n", tuple(open_lines), open_shapes, batches)
+    text = "\n".join(lines) + "\n"
+    _check_readable(text, open_lines)
+    return NewRecipe(text, open_lines, open_shapes, batches)
+
+
+def _check_readable(text: str, open_lines: Sequence[int]) -> None:
+    """Check that a recipe can be read, but for the lines in which sizes are to be filled in.
+
+    Raises:
+        UsageError: when it cannot, because of what its model names.
+    """
+    try:
+        document = parse_yaml(Path("recipe"), text)
+    except RecipeError as error:
+        problems = [Problem(0, 0, problem) for problem in error.problems]
+    else:
+        _, problems = validate(document, Recipe)
+    texts = [problem.text for problem in problems if problem.line not in open_lines]
+    if texts:
+        raise UsageError(
+            f"its recipe would not be valid: {texts[0]}",
+            fix="rename the file of the model, or its inputs where it is exported",
+        )
 
 
 def _list_free(value: ModelInput) -> list[str]:
@@ -282,15 +318,19 @@ def _check_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[I
         is_chosen = any(problem.input in shapes for problem in problems)
         raise UsageError(
             "\n".join(problem.text for problem in problems),
-            fix="correct --shape" if is_chosen else "change the inputs where the model is exported",
+            fix="correct --shape" if is_chosen else _EXPORT_AGAIN,
         )
     return requests
 
 
-def _describe_inputs(model: Model, requests: Sequence[InputRequest]) -> list[str]:
-    lines = suggest_inputs(model.inputs, requests)
-    if any(SIZE in line.partition("#")[0] for line in lines):
-        lines.insert(0, f"# The model leaves sizes open: write a number in place of each {SIZE}.")
+def _head_inputs(inputs: Sequence[InputLine]) -> list[str]:
+    is_open = any(line.is_open for line in inputs)
+    note = f"# The model leaves sizes open: write a number in place of each {SIZE}."
+    return [*([note] if is_open else []), *(["inputs:"] if inputs else [])]
+
+
+def _describe_inputs(model: Model, inputs: Sequence[InputLine]) -> list[str]:
+    lines = [line.text for line in inputs]
     if any(str(value.dtype).startswith(("int", "uint")) for value in model.inputs):
         lines.append(
             "  # random integers are 0 or 1: add `range: [0, 1000]` where the model takes others"

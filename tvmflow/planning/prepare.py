@@ -13,7 +13,11 @@ from tvmflow.core.errors import RecipeError, UsageError, merge_recipe_errors
 from tvmflow.core.formatting import excerpt, names_text
 from tvmflow.core.types import Plan
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._inputs import find_input_problems, resolve_inputs
+from tvmflow.frontends._inputs import (
+    find_input_problems,
+    find_output_problems,
+    resolve_inputs,
+)
 from tvmflow.operators._files import list_operator_files
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.enforce_lock import enforce_lock
@@ -126,7 +130,7 @@ def _plan_recipe(
         PlannedRecipe(recipe, stages, targets, files, variant, str(pipeline.path), operators.files)
         for variant in variants or [""]
     ]
-    problems = [problem for entry in planned for problem in _list_input_problems(entry)]
+    problems = [problem for entry in planned for problem in _list_signature_problems(entry)]
     if problems:
         # A problem of one variant is a problem of all.
         raise RecipeError(list(dict.fromkeys(problems)))
@@ -135,15 +139,18 @@ def _plan_recipe(
     return planned, [*reads, *target_reads, *images.read]
 
 
-def _list_input_problems(planned: PlannedRecipe) -> Iterator[str]:
-    """Give the inputs that do not fit the model, as far as its files tell without a framework."""
+def _list_signature_problems(planned: PlannedRecipe) -> Iterator[str]:
+    """Give what is wrong with inputs and outputs, as far as the model's files tell without a framework."""
     recipe = planned.recipe
     if not planned.model_files[0].path:
         # the import says it of a model that has yet to be downloaded
         return
     files = {file.role: Path(file.path) for file in planned.model_files}
     requests = [spec.request(name) for name, spec in recipe.inputs.items()]
-    inputs = FRONTENDS[recipe.model.kind].read_inputs(files)
+    frontend = FRONTENDS[recipe.model.kind]
+    inputs = frontend.read_inputs(files)
+    for text in find_output_problems(frontend.read_outputs(files)):
+        yield f"{planned.loaded.where('model')}: model: {text}"
     problems = list(find_input_problems(inputs, requests))
     for problem in problems:
         loc = planned.input_loc(problem)

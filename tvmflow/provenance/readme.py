@@ -9,7 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
-from tvmflow.core.formatting import printable
+from tvmflow.core.generated_text import (
+    markdown_block,
+    markdown_code,
+    markdown_text,
+    python_string,
+    shell_word,
+)
 from tvmflow.core.types import STATEMENT_SUFFIX, Json
 from tvmflow.provenance.delivered import BOM_SUFFIX, MEASUREMENTS_SUFFIX
 from tvmflow.provenance.lineage import Lineage
@@ -79,16 +85,18 @@ def _describe(lineage: Lineage) -> str:
     version = f" {number}" if number else ""
     verdict, _ = lineage.verdict()
     reference = (verdict or {}).get("reference", "")
-    text = f"The model {_code(lineage.recipe)}{version}, compiled by tvmflow"
-    checked = f", and verified against {_plain(reference)}" if reference else ", and not verified"
+    text = f"The model {markdown_code(lineage.recipe)}{version}, compiled by tvmflow"
+    checked = (
+        f", and verified against {markdown_text(reference)}" if reference else ", and not verified"
+    )
     license_name = lineage.license()
-    terms = f" Its license: {_plain(license_name)}." if license_name else ""
+    terms = f" Its license: {markdown_text(license_name)}." if license_name else ""
     return f"{text}{checked}.{terms}"
 
 
 def _describe_tensors(signature: Mapping[str, Json]) -> str:
     rows = [
-        f"| {kind} | {_code(tensor['name'])} | {_shape(tensor['shape'])} | {tensor['dtype']} |"
+        f"| {kind} | {markdown_code(tensor['name'])} | {_shape(tensor['shape'])} | {tensor['dtype']} |"
         for kind, field in (("input", "inputs"), ("output", "outputs"))
         for tensor in signature[field]
     ]
@@ -96,7 +104,7 @@ def _describe_tensors(signature: Mapping[str, Json]) -> str:
 
 
 def _describe_files(names: Sequence[str], recipe: str) -> str:
-    rows = [f"| {_code(name)} | {describe_purpose(name)} |" for name in names]
+    rows = [f"| {markdown_code(name)} | {describe_purpose(name)} |" for name in names]
     measured = f"`measurements.json` and `{recipe}{MEASUREMENTS_SUFFIX}`"
     return "\n".join(
         [
@@ -139,10 +147,10 @@ def _list_examples(
     for name in names:
         if name.endswith(".whl"):
             module = name.partition("-")[0]
-            yield _example("As a Python package", "sh", [f"pip install {name}"])
+            yield _example("As a Python package", "sh", [f"pip install {shell_word(name)}"])
             code = ["import numpy as np", f"import {module}", ""]
             code += [f"model = {module}.load()", f"outputs = model.run({_feed(signature)})"]
-            yield "\n".join(["```python", *code, "```"])
+            yield markdown_block("python", code)
     if f"{recipe}-cpp" in names:
         code = [
             f"add_subdirectory({recipe}-cpp)",
@@ -160,7 +168,7 @@ def _list_examples(
 
 
 def _example(title: str, language: str, code: Sequence[str], text: str = "") -> str:
-    lines = [f"## {title}", "", *([text] if text else []), f"```{language}", *code, "```"]
+    lines = [f"## {title}", "", *([text] if text else []), markdown_block(language, code)]
     return "\n".join(lines)
 
 
@@ -170,7 +178,7 @@ def _feed(signature: Mapping[str, Json]) -> str:
     if len(inputs) > _FEW_INPUTS:
         return "{tensor.name: np.zeros(tensor.shape, tensor.dtype) for tensor in model.inputs}"
     entries = (
-        f"{tensor['name']!r}: np.zeros({tuple(_extents(tensor['shape']))}, {tensor['dtype']!r})"
+        f"{python_string(tensor['name'])}: np.zeros({tuple(_extents(tensor['shape']))}, {tensor['dtype']!r})"
         for tensor in inputs
     )
     return f"{{{', '.join(entries)}}}"
@@ -182,14 +190,4 @@ def _extents(shape: Sequence[Json]) -> list[int]:
 
 
 def _shape(shape: Sequence[Json]) -> str:
-    return " × ".join(_plain(str(extent)) for extent in shape) or "a single value"
-
-
-def _code(text: str) -> str:
-    """Return a name as code, in a table as well."""
-    return "`" + printable(text).replace("`", "'").replace("|", "\\|") + "`"
-
-
-def _plain(text: str) -> str:
-    """Return text of others without what Markdown or HTML would read in it."""
-    return "".join(f"\\{char}" if char in "\\`*_[]<>|#&" else char for char in printable(text))
+    return " × ".join(markdown_text(str(extent)) for extent in shape) or "a single value"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from typing_extensions import Self
 
 from tvmflow.core.formatting import quoted
+from tvmflow.core.generated_text import find_name_problem
 from tvmflow.core.schema import (
     MAX_PATH_LENGTH,
     NAME_PATTERN,
@@ -33,6 +35,7 @@ OUTPUT_NAMES: Final = tuple(sorted(EXPORTERS))
 
 MAX_THREADS: Final = 4096
 
+_TRIPLE: Final = re.compile(r"[A-Za-z0-9._+-]*")
 _LISTED_BY: Final = "`tvmflow targets` lists them"
 
 _PresetName = Annotated[
@@ -217,6 +220,8 @@ class BuildTarget(ClosedModel):
     def _check_backend(self) -> Self:
         mapping = self.tvm_target() if self.is_single() else None
         problem = backend_for(mapping).target_problem(mapping) if mapping else ""
+        if mapping and not _TRIPLE.fullmatch(cpu_triple(mapping)):
+            problem = f"{quoted(cpu_triple(mapping))} is no mtriple, such as aarch64-linux-gnu"
         if problem:
             raise field_error(problem, "tvm")
         return self
@@ -273,6 +278,8 @@ class ModelPart(BuildTarget):
         for index, name in enumerate(value):
             if not name:
                 raise field_error("must be the name of a tensor", index)
+            if problem := find_name_problem(name):
+                raise field_error(f"the tensor {quoted(name)} {problem}", index)
             if name in value[:index]:
                 raise field_error(f"{quoted(name)} is listed twice", index)
         return value

@@ -42,7 +42,20 @@ def read_yaml(path: Path, *, size_factor: int = 1) -> Document:
     Raises:
         RecipeError: when the file cannot be read or is not YAML.
     """
-    text = _read_text(path, _MAX_BYTES * size_factor)
+    return parse_yaml(path, _read_text(path, _MAX_BYTES * size_factor), size_factor=size_factor)
+
+
+def parse_yaml(path: Path, text: str, *, size_factor: int = 1) -> Document:
+    """Return the document in a text, as `read_yaml` returns that in a file.
+
+    Args:
+        path: The file that messages name.
+        text: Its content.
+        size_factor: How many times more names and values it may have than a recipe.
+
+    Raises:
+        RecipeError: when the text is not YAML.
+    """
     max_nodes = _MAX_NODES * size_factor
     try:
         loader = _Loader(text, max_nodes)

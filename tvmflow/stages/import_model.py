@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import excerpt
+from tvmflow.core.formatting import excerpt, quoted
+from tvmflow.core.generated_text import find_name_problem
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Frontend, InputRequest
@@ -168,10 +169,15 @@ def write_model(
             that `main` also returns, at which the model can be cut.
         nodes: The name of the node that each binding of `main` came from; may be empty.
         constants: The inputs of the framework's model that are bound to a value, with that value.
+
+    Raises:
+        ImportFailed: when generated code does not hold the name of one of the tensors.
     """
     import tvm
     from safetensors.numpy import save_file
 
+    for kind, specs in signature.items():
+        _check_names(kind.removesuffix("s"), specs)
     document = {kind: [spec.to_json() for spec in specs] for kind, specs in signature.items()}
     if constants:
         document["bound"] = list(constants)
@@ -186,6 +192,20 @@ def write_model(
         "nodes": list(nodes),
         **document,
     }
+
+
+def _check_names(kind: str, specs: Sequence[TensorSpec]) -> None:
+    """Check that generated code holds the names of inputs, outputs or inner tensors.
+
+    Raises:
+        ImportFailed: when it does not hold one of them.
+    """
+    for spec in specs:
+        if problem := find_name_problem(spec.name):
+            raise ImportFailed(
+                f"the model's {kind} {quoted(spec.name)} {problem}",
+                fix="rename it where the model is exported",
+            )
 
 
 def _count_operators(mod: tvm.IRModule) -> dict[str, int]:

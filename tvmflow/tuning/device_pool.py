@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.formatting import count_text
+from tvmflow.core.generated_text import shell_word
 from tvmflow.core.types import Json
 from tvmflow.targets.tracker import (
     TRACKER_VARIABLE,
@@ -211,7 +212,7 @@ class DevicePool:
         return StageError(
             f"the RPC tracker at {tracker} has no device with the key '{key}'; "
             f"it has {others or 'no devices'}",
-            fix=f"run `tvmflow device serve --tracker {tracker} --key {key}` on the device, "
+            fix=f"run `tvmflow device serve --tracker {shell_word(tracker)} --key {shell_word(key)}` on the device, "
             "or correct remote.key of the target in the recipe",
         )
 

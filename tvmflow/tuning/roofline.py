@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.fork_server import Emit
+from tvmflow.core.generated_text import html_text
 from tvmflow.core.types import Json
 
 # A matrix product that stays in the registers and the first cache of each core.
@@ -213,16 +214,13 @@ def _bar(
         top: The GFLOPS at the right edge.
         peak: The peak of the machine in GFLOPS; None when not known.
     """
-    # The import loads all of urllib, and an up-to-date run needs only `gflops` of this module.
-    from xml.sax.saxutils import escape
-
     name = str(kernel["name"])
     label = name if len(name) <= _MAX_LABEL else f"{name[: _MAX_LABEL - 3]}..."
     width = max(1.0, _BAR_WIDTH * value / top)
     color = _UNTUNED_COLOR if kernel["tuned_us"] is None else _TUNED_COLOR
     return [
-        f'<text x="{_LABEL_WIDTH - 8}" y="{y + 15}" text-anchor="end">{escape(label)}</text>',
+        f'<text x="{_LABEL_WIDTH - 8}" y="{y + 15}" text-anchor="end">{html_text(label)}</text>',
         f'<rect x="{_LABEL_WIDTH}" y="{y + 3}" width="{width:.1f}" height="{_ROW_HEIGHT - 6}" fill="{color}">'
-        f"<title>{escape(name)}: {value:.1f} GFLOPS, {kernel['calls']} calls</title></rect>",
+        f"<title>{html_text(name)}: {value:.1f} GFLOPS, {kernel['calls']} calls</title></rect>",
         f'<text x="{_LABEL_WIDTH + width + 6:.1f}" y="{y + 15}">{gflops_text(value, peak)}</text>',
     ]

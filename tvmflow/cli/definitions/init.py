@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Final
 
 from tvmflow.cli.arguments import StoreOption, store_option
 from tvmflow.cli.options import Options, argument, flag, minutes, option, shape
+from tvmflow.core.generated_text import shell_word
 
 
 class ModelOptions(Options):
@@ -38,7 +38,7 @@ class ModelOptions(Options):
         for input_name, sizes in self.shapes:
             words += ["--shape", f"{input_name}={','.join(map(str, sizes))}"]
         words += [] if self.minutes is None else ["--minutes", f"{self.minutes:g}"]
-        return f"tvmflow {shlex.join(words)}"
+        return f"tvmflow {' '.join(map(shell_word, words))}"
 
 
 class InitOptions(Options):

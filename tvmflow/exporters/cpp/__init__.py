@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from tvmflow.core.errors import StageError
+from tvmflow.core.generated_text import c_string, comment, markdown_code
 from tvmflow.exporters import c_library as c_library_exporter
 from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.exporters.cpp import _header, _images
 from tvmflow.exporters.cpp._header import Library, render_template
 from tvmflow.runtime.bundles import C_RUNTIME, Bundle, read_bundle, runtime_of
 from tvmflow.targets import c_library
+from tvmflow.targets.c_compiler import find_program_errors
 from tvmflow.targets.c_library import DescribedModel, LibraryFiles, describe_tensors
 
 FORM: Final = c_library_exporter.FORM
@@ -84,11 +87,10 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     project = folder / f"{request.name}-cpp"
     for name in files(request):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    names = LibraryFiles.of(built.name, request.triple)
     if isinstance(built, BuiltModel):
-        model, names = built.c_model, LibraryFiles.of(built.name, request.triple)
-        folders = (project / "lib", project / "include")
-        c_library_exporter.write_library(model, built.forms[FORM], names, *folders)
-        libraries = [Library(model)]
+        model, libraries = built.c_model, [Library(built.c_model)]
+        _write(project / "include" / names.header, c_library.write_header(model))
     else:
         model = DescribedModel(built.name, built.signature, (), request.triple)
         libraries = list(_write_parts(built, project))
@@ -104,6 +106,32 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     for kind, name in _CMAKE.items():
         path = project / f"lib/cmake/{model.name}/{model.name}-{kind}.cmake"
         _write(path, render_template(name, values))
+    # The check takes about as long as linking.
+    with ThreadPoolExecutor(1) as pool:
+        errors = pool.submit(_find_errors, project, request)
+        if isinstance(built, BuiltModel):
+            compiled = built.forms[FORM]
+            c_library_exporter.write_library(model, compiled, names, project / "lib", None)
+    if errors.result():
+        raise StageError(
+            f"the C++ project does not compile: {errors.result()[0]}",
+            fix="report it as a bug of tvmflow, with the names of the model's inputs and outputs; "
+            "without `cpp` in `outputs`, all else is delivered",
+        )
+
+
+def _find_errors(project: Path, request: ExportRequest) -> list[str]:
+    """Compile the programs of a project with all its headers, and a program in C with those in C."""
+    headers = sorted(path.name for path in (project / "include").iterdir())
+    includes = "".join(f"#include <{name}>\n" for name in headers)
+    in_c = "".join(f"#include <{name}>\n" for name in headers if name.endswith(".h"))
+    programs = {
+        f"check_{name}": f'{includes}#include "{name}"\n'
+        for name in _templates(request)
+        if name.endswith(".cpp")
+    }
+    programs["check.c"] = f"{in_c}int main(void) {{ return 0; }}\n"
+    return find_program_errors(programs, [project, project / "include"], request.triple)
 
 
 def _write_parts(built: PartitionedModel, project: Path) -> Iterator[Library]:
@@ -145,11 +173,14 @@ def _describe(
         "PREFIX": model.prefix,
         "NAME": model.prefix.upper(),
         "NAMESPACE": _header.namespace(model.prefix),
-        "TRIPLE": model.triple,
+        "TRIPLE": comment(model.triple),
+        "TRIPLE_CODE": markdown_code(model.triple),
         "VERSION": _release_numbers(request.version),
-        "TENSORS": "\n".join(f"- {line}" for line in describe_tensors(model.signature)),
+        "TENSORS": "\n".join(
+            f"- {line}" for line in describe_tensors(model.signature, markdown_code)
+        ),
         "EXAMPLE": "\n".join(f"  {line}" for line in example),
-        "FIRST_INPUT": next((t["name"] for t in model.signature["inputs"]), "NAME"),
+        "FIRST_INPUT": c_string(next((t["name"] for t in model.signature["inputs"]), "NAME")),
         **_describe_libraries(model, libraries),
     }
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.generated_text import c_string, comment
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.targets import c_library
-from tvmflow.targets.c_library import DescribedModel, c_string, describe_tensors
+from tvmflow.targets.c_library import DescribedModel, describe_tensors
 
 FOLDER: Final = Path(__file__).with_name("project")
 TEMPLATES: Final = ("model.hpp", "library.hpp")
@@ -83,7 +84,7 @@ def write_header(model: DescribedModel, libraries: Sequence[Library]) -> str:
         "NAMESPACE": namespace(model.prefix),
         "HEADERS": ", ".join(names),
         "INCLUDES": "\n".join(f'#include "{name}"' for name in names),
-        "TENSORS": "\n".join(f"//   {line}" for line in describe_tensors(model.signature)),
+        "TENSORS": "\n".join(f"//   {comment(line)}" for line in describe_tensors(model.signature)),
         "EXAMPLE": "\n".join(f"//   {line}" for line in write_example(model)),
         "STATUSES": "\n".join(_list_statuses()),
         "LIBRARIES": "\n".join(_write_libraries(libraries, tensors)).rstrip(),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tvmflow.core.generated_text import c_string
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.exporters.cpp import _header
 from tvmflow.runtime.images import LEVELS, Preprocessing, read_preprocessing
 from tvmflow.runtime.labels import read_labels
-from tvmflow.targets.c_library import DescribedModel, c_string
+from tvmflow.targets.c_library import DescribedModel
 
 TEMPLATES: Final = ("image.cpp",)
 COPIED: Final = ("image_file.hpp",)
@@ -24,7 +25,7 @@ _README: Final = """
 #include <{title}-images.hpp>
 
 {namespace}::Model model;
-{namespace}::preprocess({{pixels, height, width, 3}}, "{name}", model.input<{kind}>("{name}"));
+{namespace}::preprocess({{pixels, height, width, 3}}, {name}, model.input<{kind}>({name}));
 model.run();
 ```
 
@@ -64,7 +65,7 @@ def describe(model: DescribedModel, manifest: Mapping[str, Json]) -> dict[str, s
         "title": model.name,
         "prefix": model.prefix,
         "namespace": _header.namespace(model.prefix),
-        "name": spec.name,
+        "name": c_string(spec.name),
         "kind": _header.type_of(spec.dtype),
     }
     return {"IMAGES_README": _README.format(**fields), "IMAGES_CMAKE": _CMAKE.format(**fields)}

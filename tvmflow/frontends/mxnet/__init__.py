@@ -24,6 +24,7 @@ from tvmflow.frontends.mxnet._source import (
 )
 from tvmflow.frontends.mxnet._source import find_missing_files as find_missing_files
 from tvmflow.frontends.mxnet._source import read_inputs as read_inputs
+from tvmflow.frontends.mxnet._source import read_outputs as read_outputs
 from tvmflow.frontends.mxnet._symbol import read_symbol
 from tvmflow.store.source_files import SourceFiles
 

@@ -99,6 +99,12 @@ def read_inputs(files: Mapping[str, Path]) -> Sequence[ModelInput]:
     return [ModelInput(name, is_required=False) for name in variables]
 
 
+def read_outputs(files: Mapping[str, Path]) -> Sequence[str]:
+    """Return the nodes that the names of outputs begin with; errors are those of `read_inputs`."""
+    symbol = read_symbol(files[SYMBOL])
+    return list(dict.fromkeys(symbol.nodes[node].name for node, _ in symbol.heads))
+
+
 def list_epochs(symbol: Path) -> list[int]:
     """Return the epochs whose parameters lie beside a symbol, in order."""
     stem = symbol.name.removesuffix("symbol.json")

@@ -17,6 +17,7 @@ from tvmflow.frontends.onnx._source import files as files
 from tvmflow.frontends.onnx._source import find_missing_files as find_missing_files
 from tvmflow.frontends.onnx._source import find_unnamed_files as find_unnamed_files
 from tvmflow.frontends.onnx._source import read_inputs as read_inputs
+from tvmflow.frontends.onnx._source import read_outputs as read_outputs
 
 if TYPE_CHECKING:
     import numpy as np

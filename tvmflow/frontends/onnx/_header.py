@@ -43,10 +43,12 @@ class Header(NamedTuple):
     Attributes:
         data_files: The sorted `location`s of tensors whose data is in other files.
         inputs: The inputs of the graph; those that have a default, or are weights, are not required.
+        outputs: The names of the outputs of the graph.
     """
 
     data_files: tuple[str, ...]
     inputs: tuple[ModelInput, ...]
+    outputs: tuple[str, ...]
 
 
 def read_header(path: Path) -> Header:
@@ -60,7 +62,7 @@ def read_header(path: Path) -> Header:
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         reader = _Reader(data)
         data_files = set(reader.data_files(Field(0, 0, len(data)), "model"))
-        return Header(tuple(sorted(data_files)), tuple(reader.inputs()))
+        return Header(tuple(sorted(data_files)), tuple(reader.inputs()), tuple(reader.outputs()))
 
 
 class _Reader:
@@ -70,6 +72,7 @@ class _Reader:
         self._data = data
         self._weights: set[str] = set()
         self._inputs: list[Field] = []
+        self._outputs: list[Field] = []
         self._nodes = 0
 
     def data_files(self, message: Field, kind: str, depth: int = 0) -> Iterator[str]:
@@ -93,18 +96,21 @@ class _Reader:
             raise NotAModel("it has no graph")
 
     def _record(self, field: Field) -> None:
-        """Record a field of the main graph: `node`, `initializer` or `input`."""
+        """Record a field of the main graph: `node`, `initializer`, `input` or `output`."""
         if field.number == 1:
             self._nodes += 1
         elif field.number == 5:
             self._weights.add(self._name(field, 8))
         elif field.number == 11:
             self._inputs.append(field)
+        elif field.number == 12:
+            self._outputs.append(field)
         # Old models list their weights as inputs, too.
         for count, limit, noun in (
             (self._nodes, MAX_NODES, "nodes"),
             (len(self._weights), MAX_WEIGHTS, "weights"),
             (len(self._inputs), MAX_SIGNATURE + MAX_WEIGHTS, "inputs"),
+            (len(self._outputs), MAX_SIGNATURE, "outputs"),
         ):
             if count > limit:
                 raise NotAModel(f"it has more than {limit:,} {noun}, which tvmflow does not import")
@@ -116,6 +122,10 @@ class _Reader:
             # ValueInfoProto.type, TypeProto.tensor_type
             tensor = self._last(self._last(field, 2), 1)
             yield self._input(name, tensor)
+
+    def outputs(self) -> Iterator[str]:
+        """Give the names of the outputs of the main graph."""
+        return (self._name(field, 1) for field in self._outputs)
 
     def _input(self, name: str, tensor: Field | None) -> ModelInput:
         is_required = name not in self._weights
@@ -141,11 +151,12 @@ class _Reader:
         return matching[-1] if matching else None
 
     def _name(self, message: Field, number: int) -> str:
+        """Return a name; bytes that are no text become halves of characters, so that the name is known as none."""
         field = self._last(message, number)
-        return self._text(field) if field else ""
+        return self._text(field, "surrogateescape") if field else ""
 
-    def _text(self, field: Field) -> str:
-        return self._data[field.start : field.end].decode("utf-8", "replace")
+    def _text(self, field: Field, errors: str = "replace") -> str:
+        return self._data[field.start : field.end].decode("utf-8", errors)
 
     def _fields(self, message: Field) -> Iterator[Field]:
         return fields(self._data, message.start, message.end)

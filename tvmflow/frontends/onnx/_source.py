@@ -25,7 +25,7 @@ from tvmflow.frontends._file_source import (
     read_once,
     shown,
 )
-from tvmflow.frontends.onnx._header import read_header
+from tvmflow.frontends.onnx._header import Header, read_header
 from tvmflow.frontends.onnx._protobuf import NotAModel
 from tvmflow.store.addresses import HUB, scheme_of
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles
@@ -148,8 +148,17 @@ def read_inputs(files: Mapping[str, Path]) -> Sequence[ModelInput]:
     Raises:
         ImportFailed: when the file is not an ONNX model.
     """
+    return _read_signature(files).inputs
+
+
+def read_outputs(files: Mapping[str, Path]) -> Sequence[str]:
+    """Return the names of the outputs of the model; errors are those of `read_inputs`."""
+    return _read_signature(files).outputs
+
+
+def _read_signature(files: Mapping[str, Path]) -> Header:
     try:
-        return _read_header(files[MODEL]).inputs
+        return _read_header(files[MODEL])
     except NotAModel as error:
         raise ImportFailed(
             f"the file is not an ONNX model: {error}", fix="export or download it again"

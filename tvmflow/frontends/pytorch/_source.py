@@ -77,6 +77,11 @@ def read_inputs(files: Mapping[str, Path]) -> Sequence[ModelInput]:
     return read_facts(files[MODEL]).inputs
 
 
+def read_outputs(files: Mapping[str, Path]) -> Sequence[str]:
+    """Return the names of the outputs of the archive; errors are those of `read_inputs`."""
+    return read_facts(files[MODEL]).outputs
+
+
 def read_facts(path: Path) -> Archive:
     """Return the facts of an archive.
 

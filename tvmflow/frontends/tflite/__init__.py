@@ -25,6 +25,7 @@ from tvmflow.frontends.tflite._source import (
 from tvmflow.frontends.tflite._source import files as files
 from tvmflow.frontends.tflite._source import find_missing_files as find_missing_files
 from tvmflow.frontends.tflite._source import read_inputs as read_inputs
+from tvmflow.frontends.tflite._source import read_outputs as read_outputs
 
 if TYPE_CHECKING:
     import numpy as np

@@ -96,6 +96,11 @@ def read_inputs(files: Mapping[str, Path]) -> list[ModelInput]:
     return [_read_input(name, model.tensors[n]) for n, name in model.inputs.items()]
 
 
+def read_outputs(files: Mapping[str, Path]) -> list[str]:
+    """Return the names of the outputs of the model; errors are those of `read_inputs`."""
+    return [name for name, _ in read_importable(files[MODEL]).outputs]
+
+
 def resolve(files: Mapping[str, Path], inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return all inputs of the model; those that `inputs` does not have are as in the file.
 

@@ -11,10 +11,11 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.generated_text import c_string, comment
 from tvmflow.core.identifiers import identifier
 from tvmflow.core.types import Json
 from tvmflow.targets.c_library import weights
@@ -224,8 +225,8 @@ def write_sources(model: DescribedModel, program: Path, folder: Path) -> None:
     for file in _COPIED:
         shutil.copyfile(_FOLDER / file, folder / file)
     shutil.copyfile(program, folder / PROGRAM)
-    (folder / _HEADER).write_text(write_header(model, program.read_text()))
-    (folder / SOURCE).write_text(_write_model(model))
+    (folder / _HEADER).write_text(write_header(model, program.read_text()), encoding="utf-8")
+    (folder / SOURCE).write_text(_write_model(model), encoding="utf-8")
 
 
 def read_header_template() -> str:
@@ -342,30 +343,20 @@ def _write_tensors(direction: str, tensors: Sequence[Mapping[str, Json]]) -> lis
 
 def write_tensor_comment(signature: Mapping[str, Json]) -> str:
     """Return the lines of a comment in C that describe the inputs and outputs."""
-    # a tensor's name may hold any characters, also those that end a comment
-    lines = [line.replace("*/", "* /") for line in describe_tensors(signature)]
-    return "\n".join(f" * {line}" for line in lines)
+    return "\n".join(f" * {comment(line)}" for line in describe_tensors(signature))
 
 
-def describe_tensors(signature: Mapping[str, Json]) -> list[str]:
-    """Return a line for each input and output: `takes data: float32 [1, 3]`."""
+def describe_tensors(
+    signature: Mapping[str, Json], write_name: Callable[[str], str] = str
+) -> list[str]:
+    """Return a line for each input and output: `takes data: float32 [1, 3]`.
+
+    Args:
+        signature: The inputs and outputs.
+        write_name: Returns a name as the language of the lines has it.
+    """
     return [
-        f"{verb} {tensor['name']}: {tensor['dtype']} {json.dumps(tensor['shape'])}"
+        f"{verb} {write_name(tensor['name'])}: {tensor['dtype']} {json.dumps(tensor['shape'])}"
         for verb, direction in (("takes", "inputs"), ("gives", "outputs"))
         for tensor in signature[direction]
     ]
-
-
-def c_string(text: str) -> str:
-    r"""Return a text as a string of C, in UTF-8.
-
-    >>> print(c_string('a"b\\c'), c_string("ä??/"))
-    "a\042b\134c" "\303\244\077\077\057"
-    """
-    plain = "".join(
-        chr(byte)
-        if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in " _-.:,()")
-        else f"\\{byte:03o}"
-        for byte in text.encode()
-    )
-    return f'"{plain}"'

@@ -1,0 +1,195 @@
+r"""Text of others in generated text: names and paths in C, C++, JavaScript, Python, YAML, CMake, Markdown, HTML, graphs.
+
+Each language has one function, or one for each place where it takes text: what a user, a model, a
+path or a server names gets into a file through these alone. JSON is written by `json`. Names of
+recipes, variants, targets and parts consist of letters, digits, `.`, `_` and `-`, which are safe in
+strings and comments of each language; elsewhere `core.identifiers` makes identifiers of them.
+
+What is shown to people (comments, Markdown, HTML) is `printable`: a newline is `\n`. What programs
+read back (strings) is the text itself.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Final
+
+from tvmflow.core.formatting import printable
+
+# The second character of what begins or ends a comment, the last of a trigraph, and what continues a line at its end.
+_COMMENT_MARKS: Final = re.compile(r"(?<=\*)/|(?<=/)\*|(?<=\?\?)/|\\\Z")
+# YAML 1.1 reads some words as other values than text.
+_PLAIN_IN_YAML: Final = re.compile(
+    r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z_][\w.-]*", re.I | re.ASCII
+)
+_HTML: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
+_MARKDOWN: Final = str.maketrans(
+    {
+        **{char: f"\\{char}" for char in "\\`*_{}[]|#~$"},
+        **{char: f"&{name};" for char, name in (("&", "amp"), ("<", "lt"), (">", "gt"))},
+    }
+)
+# A list, a heading or a rule at the beginning of a line, and spaces that Markdown would drop or read as code.
+_MARKDOWN_BEGIN: Final = re.compile(r"(?:\d*)([-+=.)])")
+_MERMAID: Final = str.maketrans({char: f"#{ord(char)};" for char in "#&<>\"'`\\"})
+_DOT: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "&": "&amp;"})
+
+MAX_NAME: Final = 500
+"""The most characters of a name that generated code holds: C has strings of 4,095 bytes, YAML names of 1,024 characters."""
+
+# Control characters, separators of lines and halves of characters: languages differ in which of them end a line or a string.
+_UNSUPPORTED: Final = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def find_name_problem(name: str) -> str:
+    r"""Return why generated code does not hold a name of a model, as the end of a sentence; or an empty string.
+
+    >>> find_name_problem("a\0"), find_name_problem("/model/Conv_output_0")
+    ('has the control character U+0000 in its name', '')
+    """
+    if not name:
+        return "has an empty name"
+    if len(name) > MAX_NAME:
+        return f"has a name of {len(name):,} characters, more than {MAX_NAME}"
+    if match := _UNSUPPORTED.search(name):
+        if "\ud800" <= match[0] <= "\udfff":
+            return "has a name that is not Unicode"
+        return f"has the control character U+{ord(match[0]):04X} in its name"
+    return ""
+
+
+# ---------------------------------------------------------------- programs
+
+
+def c_string(text: str) -> str:
+    r"""Return a text as a string of C and C++, in UTF-8.
+
+    All but letters, digits and a few other characters are octal, so that it is also safe in code in Markdown.
+
+    >>> print(c_string('a"b\\c'), c_string("ä??/"))
+    "a\042b\134c" "\303\244\077\077\057"
+    """
+    plain = "".join(
+        chr(byte)
+        if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in " _-.:,()")
+        else f"\\{byte:03o}"
+        for byte in text.encode()
+    )
+    return f'"{plain}"'
+
+
+def comment(text: str) -> str:
+    r"""Return a text for a comment of C, C++, JavaScript, CMake, YAML or Python, with a space before it: one line.
+
+    >>> print(comment("a*/b"), comment("/*"), comment("a\nb"), comment("??/"), comment("a\\"))
+    a*\x2fb /\x2a a\nb ??\x2f a\x5c
+    """
+    return _COMMENT_MARKS.sub(lambda match: f"\\x{ord(match[0]):02x}", printable(text))
+
+
+def python_string(text: str) -> str:
+    """Return a text as a string of Python, on one line."""
+    return repr(text)
+
+
+def yaml_key(text: str) -> str:
+    r"""Return a text as the name of a field in YAML, on one line.
+
+    >>> print(yaml_key("data"), yaml_key("no"), yaml_key("a: b"), yaml_key("ä\n"))
+    data "no" "a: b" "ä\U0000000a"
+    """
+    if _PLAIN_IN_YAML.fullmatch(text):
+        return text
+    escaped = (
+        # escapes of JSON are halves of characters to YAML
+        char if char.isprintable() and char not in '"\\' else f"\\U{ord(char):08x}"
+        for char in text
+    )
+    return f'"{"".join(escaped)}"'
+
+
+def shell_word(text: str) -> str:
+    r"""Return a text as one word of a shell's command, on one line.
+
+    >>> print(shell_word("a.yaml"), shell_word("it's $1"), shell_word("a\nb"))
+    a.yaml 'it'"'"'s $1' $'a\x0ab'
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = (
+        char
+        if char.isprintable() and char not in "'\\"
+        else "".join(f"\\x{byte:02x}" for byte in _encode(char))
+        for char in text
+    )
+    return f"$'{''.join(escaped)}'"
+
+
+def _encode(char: str) -> bytes:
+    """Return a character, or a byte of a path that is no text, as bytes."""
+    return char.encode(errors="surrogateescape" if "\udc80" <= char <= "\udcff" else "replace")
+
+
+# ---------------------------------------------------------------- documents
+
+
+def html_text(text: str) -> str:
+    """Return a text for the content or an attribute of an element of HTML, SVG or XML."""
+    return printable(text).translate(_HTML)
+
+
+def markdown_text(text: str) -> str:
+    r"""Return a text that Markdown shows as it is: in a line, a list, a heading or a cell of a table.
+
+    >>> print(markdown_text("a_b|c"), markdown_text("1. <b>"))
+    a\_b\|c 1\. &lt;b&gt;
+    """
+    escaped = printable(text).translate(_MARKDOWN)
+    stripped = escaped.strip(" ")
+    begin = len(escaped) - len(escaped.lstrip(" "))
+    end = len(escaped) - len(stripped) - begin
+    if match := _MARKDOWN_BEGIN.match(stripped):
+        at = match.start(1)
+        stripped = f"{stripped[:at]}\\{stripped[at:]}"
+    return f"{'&#32;' * begin}{stripped}{'&#32;' * end}"
+
+
+def markdown_code(text: str) -> str:
+    """Return a text as code in a line of Markdown, also in a cell of a table.
+
+    >>> print(markdown_code("a/b"), markdown_code("a`|b"))
+    `a/b` <code>a&#96;&#124;b</code>
+    """
+    shown = printable(text)
+    if shown and not re.search(r"[`|]|^ | $", shown):
+        return f"`{shown}`"
+    escaped = (
+        char if char.isalnum() or not char.isascii() else f"&#{ord(char)};" for char in shown
+    )
+    return f"<code>{''.join(escaped)}</code>"
+
+
+def markdown_block(language: str, lines: Sequence[str]) -> str:
+    """Return lines of code as a block of Markdown, which none of them ends."""
+    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([f"{fence}{language}", *lines, fence])
+
+
+def mermaid_text(text: str) -> str:
+    """Return a text for a label in Mermaid, between double quotes."""
+    return printable(text).translate(_MERMAID)
+
+
+def dot_string(*lines: str) -> str:
+    """Return lines as a string of Graphviz's DOT."""
+    return '"' + "\n".join(map(printable, lines)).translate(_DOT) + '"'
+
+
+def github_text(text: str, special: str = "") -> str:
+    """Return a text for a workflow command of GitHub Actions, on one line; `special` ends a value."""
+    for char in f"%\r\n{special}":
+        text = text.replace(char, f"%{ord(char):02X}")
+    return text
