@@ -9,7 +9,7 @@ from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import RecipeError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.planned_recipe import PlannedRecipe
-from tvmflow.planning.prepare import _list_input_problems
+from tvmflow.planning.prepare import _list_signature_problems
 from tvmflow.planning.recipes import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def input_problems(recipe: str, variant: str = "") -> list[str]:
     files = FRONTENDS[source.kind].files(
         source, Path(), partial(loaded.where, "model"), empty_source_files()
     )
-    return list(_list_input_problems(PlannedRecipe(loaded, (), (), files, variant)))
+    return list(_list_signature_problems(PlannedRecipe(loaded, (), (), files, variant)))
 
 
 def model_problems(fields: str) -> list[str]:

@@ -37,7 +37,10 @@ _MERMAID: Final = str.maketrans({char: f"#{ord(char)};" for char in "#&<>\"'`\\"
 _DOT: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "&": "&amp;"})
 
 MAX_NAME: Final = 500
-"""The most characters of a name that generated code holds: C has strings of 4,095 bytes, YAML names of 1,024 characters."""
+"""The most characters of a name that generated code holds: C need not have strings of more than 4,095 bytes."""
+
+_MAX_YAML_KEY: Final = 1024
+"""The most characters of the name of a field in YAML, with its quotes and escapes."""
 
 # Control characters, separators of lines and halves of characters: languages differ in which of them end a line or a string.
 _UNSUPPORTED: Final = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -53,6 +56,8 @@ def find_name_problem(name: str) -> str:
         return "has an empty name"
     if len(name) > MAX_NAME:
         return f"has a name of {len(name):,} characters, more than {MAX_NAME}"
+    if (length := len(yaml_key(name))) > _MAX_YAML_KEY:
+        return f"has a name that takes {length:,} characters in YAML, more than {_MAX_YAML_KEY:,}"
     if match := _UNSUPPORTED.search(name):
         if "\ud800" <= match[0] <= "\udfff":
             return "has a name that is not Unicode"
@@ -97,17 +102,20 @@ def python_string(text: str) -> str:
 def yaml_key(text: str) -> str:
     r"""Return a text as the name of a field in YAML, on one line.
 
-    >>> print(yaml_key("data"), yaml_key("no"), yaml_key("a: b"), yaml_key("ä\n"))
-    data "no" "a: b" "ä\U0000000a"
+    >>> print(yaml_key("data"), yaml_key("no"), yaml_key('a: "b"'), yaml_key("ä\n"))
+    data "no" "a: \"b\"" "ä\u000a"
     """
     if _PLAIN_IN_YAML.fullmatch(text):
         return text
-    escaped = (
-        # escapes of JSON are halves of characters to YAML
-        char if char.isprintable() and char not in '"\\' else f"\\U{ord(char):08x}"
-        for char in text
-    )
-    return f'"{"".join(escaped)}"'
+    return f'"{"".join(map(_escape_in_yaml, text))}"'
+
+
+def _escape_in_yaml(char: str) -> str:
+    if char in '"\\':
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    return f"\\u{ord(char):04x}" if char <= "\uffff" else f"\\U{ord(char):08x}"
 
 
 def shell_word(text: str) -> str:

@@ -60,7 +60,7 @@ def test_dot_escapes_what_graphviz_would_read() -> None:
     """Quotes and lines."""
     text = to_dot(graph_of(CHAIN))
     assert '"net:build/host" [label="build\\nhost\\nup to date"' in text
-    assert 'tooltip="a \\"reason\\" <&>"' in text
+    assert 'tooltip="a \\"reason\\" <&amp;>"' in text
     assert text.count(" -> ") == 6 and text.count("{") == text.count("}") == 2
 
 
