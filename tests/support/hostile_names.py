@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from typing import Final
 
 from hypothesis import strategies as st
@@ -128,3 +130,22 @@ CARRIED: Final = (
 
 TEXTS: Final = st.lists(st.one_of(_PIECES, st.sampled_from(_CONTROL)), max_size=12).map("".join)
 """Texts of paths, messages and servers: control characters are among them."""
+
+
+def draw_names(seed: int, count: int) -> list[str]:
+    """Return names that generated code holds, no two alike."""
+    return _draw(seed, count, _FRAGMENTS)
+
+
+def draw_texts(seed: int, count: int) -> list[str]:
+    """Return texts with control characters, no two alike."""
+    return _draw(seed, count, (*_FRAGMENTS, *_CONTROL))
+
+
+def _draw(seed: int, count: int, fragments: Sequence[str]) -> list[str]:
+    rng = random.Random(seed)
+    texts: dict[str, None] = {}
+    while len(texts) < count:
+        pieces = rng.choices(fragments, k=rng.randint(1, 8))
+        texts["".join(pieces)] = None
+    return list(texts)

@@ -65,7 +65,9 @@ def _from_workspace(name: str) -> str:
 
 
 def _annotate(properties: dict[str, str], text: str) -> None:
-    fields = ",".join(f"{name}={github_text(value, ':,')}" for name, value in properties.items())
+    fields = ",".join(
+        f"{name}={github_text(printable(value), ':,')}" for name, value in properties.items()
+    )
     sys.stderr.write(f"::error {fields}::{github_text(printable_lines(text))}\n")
 
 

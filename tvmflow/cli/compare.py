@@ -56,10 +56,10 @@ def _format_markdown(comparison: Comparison, regressions: list[Figure]) -> Itera
         yield "| build | figure | change |"
         yield "|---|---|---|"
         for row in comparison.figures:
-            yield f"| {markdown_text(row.build)} | {row.what} | {markdown_text(row.text.replace('->', '→'))} |"
+            yield f"| {markdown_text(row.build)} | {markdown_text(row.what)} | {markdown_text(row.text.replace('->', '→'))} |"
         yield ""
     for change in comparison.changes:
-        yield f"- **{markdown_text(change.place)}** {change.what}: {markdown_text(change.text.replace('->', '→'))}"
+        yield f"- **{markdown_text(change.place)}** {markdown_text(change.what)}: {markdown_text(change.text.replace('->', '→'))}"
     # of its own, not a part of the list
     yield from ("", *map(markdown_text, _format_regressions(regressions))) if regressions else ()
 

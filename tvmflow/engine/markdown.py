@@ -23,7 +23,8 @@ def markdown_summary(report: RunReport) -> str:
     lines = [f"### {mark} tvmflow: {markdown_text(name)}", "", *_format_builds(builds)]
     if headline := make_headline(builds):
         lines += [markdown_text(headline), ""]
-    lines += [f"{count_stages(report.stages, report.remote)} ({duration_text(report.seconds)})", ""]
+    counts = f"{count_stages(report.stages, report.remote)} ({duration_text(report.seconds)})"
+    lines += [markdown_text(counts), ""]
     for stage in report.stages:
         if stage.message and stage.outcome != STOPPED:
             lines += _format_problem(stage)
