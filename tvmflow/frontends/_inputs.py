@@ -42,6 +42,20 @@ def find_input_problems(
         inputs: The model's inputs.
         requests: The recipe's inputs; only those of which the model does not tell everything are needed.
     """
+    yield from find_misfits(inputs, requests)
+    pairs = _pair(inputs, requests)
+    if len(pairs) <= MAX_SIGNATURE and any(_is_open(*pair) for pair in pairs):
+        lines = suggest_inputs(inputs, requests)
+        advice = f", with a number for each {SIZE}" if any(line.is_open for line in lines) else ""
+        text = "\n".join(["inputs:", *(line.text for line in lines)])
+        text = f"the model leaves sizes open; write this in the recipe{advice}:\n\n{text}"
+        yield InputProblem("", "", text)
+
+
+def find_misfits(
+    inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
+) -> Iterator[InputProblem]:
+    """Give the problems of `find_input_problems` but for sizes that are missing."""
     required = [value.name for value in inputs if value.is_required]
     if len(required) > MAX_SIGNATURE:
         text = (
@@ -62,12 +76,6 @@ def find_input_problems(
     yield from _size_problems(pairs)
     if pairs and all(request.value is not None for _, request in pairs):
         yield InputProblem("", "", "all inputs have a value, which leaves nothing to compute")
-    if any(_is_open(value, request) for value, request in pairs):
-        lines = suggest_inputs(inputs, requests)
-        advice = f", with a number for each {SIZE}" if any(line.is_open for line in lines) else ""
-        text = "\n".join(["inputs:", *(line.text for line in lines)])
-        text = f"the model leaves sizes open; write this in the recipe{advice}:\n\n{text}"
-        yield InputProblem("", "", text)
 
 
 def _pair(

@@ -22,7 +22,7 @@ from tvmflow.frontends._base import InputRequest, ModelInput
 from tvmflow.frontends._inputs import (
     SIZE,
     InputLine,
-    find_input_problems,
+    find_misfits,
     find_output_problems,
     shape_text,
     suggest_inputs,
@@ -219,10 +219,19 @@ def _describe_source(kind: str, model: str, folder: Path) -> dict[str, Json]:
 
 
 def _path_from(folder: Path, path: str) -> str:
-    """Return a path from a folder, or an absolute one where that is shorter."""
+    """Return a path from a folder, or an absolute one where that is shorter.
+
+    Raises:
+        UsageError: when it is no text, as paths in a recipe are.
+    """
     absolute = str(Path(path).absolute())
     relative = os.path.relpath(absolute, folder)
-    return relative if len(relative) < len(absolute) else absolute
+    name = relative if len(relative) < len(absolute) else absolute
+    if name.isprintable() or name.encode(errors="ignore").decode() == name:
+        return name
+    raise UsageError(
+        f"{path}: its name is not Unicode, as paths in a recipe are", fix="rename the file"
+    )
 
 
 def name_of(model: str) -> str:
@@ -312,9 +321,7 @@ def _check_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[I
     """
     names = dict.fromkeys([*(value.name for value in model.inputs if value.is_required), *shapes])
     requests = [InputRequest(name, shapes.get(name)) for name in names]
-    # a problem of all inputs is that of sizes that are open
-    problems = [p for p in find_input_problems(model.inputs, requests) if p.input or p.field]
-    if problems:
+    if problems := list(find_misfits(model.inputs, requests)):
         is_chosen = any(problem.input in shapes for problem in problems)
         raise UsageError(
             "\n".join(problem.text for problem in problems),

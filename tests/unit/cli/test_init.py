@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 from pathlib import Path
 
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from tests.support.hostile_names import CARRIED, TEXTS
 from tests.support.hub import serving_hub
 from tests.support.web import serving
 from tvmflow.cli.main import main
+from tvmflow.core.errors import UsageError
+from tvmflow.core.generated_text import find_name_problem
 from tvmflow.frontends._base import ModelInput
-from tvmflow.planning.new_recipe import Choices, Model, write_recipe
+from tvmflow.planning.new_recipe import Choices, Model, name_of, write_recipe
 from tvmflow.planning.recipes import LoadedRecipe, load_recipe
+from tvmflow.recipe import Recipe
+from tvmflow.recipe.validation import validate
+from tvmflow.recipe.yaml_reader import parse_yaml
 from tvmflow.targets.backends.cuda.gpu import Gpu, GpuDetection
 
 MODELS = Path(__file__).resolve().parents[3] / "recipes" / "models"
@@ -288,3 +297,80 @@ def test_the_model_is_never_replaced_by_its_recipe(
     assert main(["init", "digits.onnx", "--force", "--output", "digits.onnx"]) == 2
     assert "digits.onnx is read by this command and would be lost" in capsys.readouterr().err
     assert Path("digits.onnx").read_bytes() == content
+
+
+def test_sizes_are_open_where_they_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of inputs are neither sizes nor comments."""
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("SIZE", [2]), ("#", ["batch", "length"]), ("shape: [SIZE]", [3]))
+    ]
+    nodes = [helper.make_node("Identity", [spec.name], [f"{spec.name}2"]) for spec in inputs]
+    outputs = [helper.make_tensor_value_info(f"{i.name}2", TensorProto.FLOAT, None) for i in inputs]
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    onnx.save(helper.make_model(graph, ir_version=8), "odd.onnx")
+    assert main(["init", "odd.onnx"]) == 0
+    lines = Path("odd.tvmflow.yaml").read_text().splitlines()
+    (number,) = (
+        at for at, line in enumerate(lines, 1) if line.startswith('  "#": {shape: [1, SIZE]}')
+    )
+    assert f"in place of each SIZE (odd.tvmflow.yaml:{number})" in capsys.readouterr().err
+
+
+@settings(max_examples=25)
+@given(
+    names=st.lists(TEXTS | CARRIED.map(lambda name: name * 200), min_size=1, max_size=4),
+    stem=TEXTS | st.just("\udcff"),
+    dims=st.lists(st.integers(1, 9) | TEXTS, max_size=3),
+)
+def test_a_recipe_is_refused_or_can_be_read(
+    names: list[str], stem: str, dims: list[int | str]
+) -> None:
+    """Whatever inputs, their sizes and the file of the model are called."""
+    inputs = tuple(ModelInput(name, "float32", tuple(dims)) for name in dict.fromkeys(names))
+    source = {"onnx": f"{stem}.onnx"}
+    try:
+        recipe = write_recipe(Model(name_of(f"{stem}.onnx"), "onnx", source, inputs, 1), Choices())
+    except UsageError as error:
+        hostile = any(map(find_name_problem, names)) or not stem.isprintable()
+        assert hostile and str(error)
+        return
+    filled = (
+        re.sub(r"\bSIZE\b(?=[^\n]*\]})", "7", recipe.text) if recipe.open_lines else recipe.text
+    )
+    document = parse_yaml(Path("recipe"), filled)
+    read, problems = validate(document, Recipe)
+    if not recipe.open_lines:
+        assert read is not None and not problems
+        assert set(read.inputs) == set(names) and read.model.onnx == f"{stem}.onnx"
+    assert set(document.value["inputs"]) == set(names)
+
+
+@pytest.mark.slow
+def test_more_inputs_than_a_recipe_has_values_are_refused() -> None:
+    """`plan` could not read the recipe."""
+    inputs = tuple(ModelInput(f"input{index}", "float32", (1, 2, 3)) for index in range(9_000))
+    with pytest.raises(UsageError, match=r"its recipe would not be valid: .*more than 40000 names"):
+        write_recipe(Model("net", "onnx", {"onnx": "net.onnx"}, inputs, 1), Choices())
+
+
+@pytest.mark.parametrize("name", ["a\nb.onnx", "\u202ea.onnx", "#.onnx", "- a: b.onnx", "名.onnx"])
+def test_files_of_models_have_any_name(name: str, folder: Path) -> None:
+    """The recipe names the file as it is."""
+    shutil.copy("digits.onnx", name)
+    assert main(["init", name, "--output", "odd.yaml"]) == 0
+    assert loaded("odd.yaml").recipe.model.onnx == name
+
+
+def test_a_file_whose_name_is_no_text_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """YAML is text."""
+    name = os.fsdecode(b"\xff.onnx")
+    shutil.copy("digits.onnx", name)
+    assert main(["init", name, "--output", "odd.yaml"]) == 2
+    assert not Path("odd.yaml").exists()
+    assert (
+        "its name is not Unicode, as paths in a recipe are\n  fix: rename the file"
+        in capsys.readouterr().err
+    )

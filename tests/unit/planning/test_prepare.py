@@ -240,6 +240,62 @@ def test_an_input_name_cannot_write_to_the_terminal() -> None:
     assert len(problem) < 600
 
 
+UNSUPPORTED_NAMES = {
+    "x\n#include <cstdlib>": "has the control character U+000A in its name",
+    "x\0": "has the control character U+0000 in its name",
+    "x\u2028": "has the control character U+2028 in its name",
+    "x" * 65_000: "has a name of 65,000 characters, more than 500",
+    "": "has an empty name",
+}
+
+
+@pytest.mark.parametrize(("name", "problem"), UNSUPPORTED_NAMES.items())
+def test_names_that_no_generated_code_holds_are_refused(name: str, problem: str) -> None:
+    """Of inputs and of outputs, which become code and comments in C."""
+    end = f"{problem}: rename it where the model is exported"
+    of_input = model([add(name, name)], [value(name, [2])], [value("y", None)])
+    [text] = problems(RECIPE, of_input)
+    assert text.startswith("r.yaml:1:1: inputs") and text.endswith(end) and text.isprintable()
+    of_output = model(
+        [helper.make_node("Relu", ["x"], [name])], [value("x", [2])], [value(name, None)]
+    )
+    [text] = problems(RECIPE, of_output)
+    assert text.startswith("r.yaml:3:8: model: the model's output '") and text.endswith(end)
+    assert text.isprintable() and len(text) < 400
+
+
+@pytest.mark.parametrize("place", ["input", "output"])
+def test_names_that_are_not_unicode_are_refused(place: str) -> None:
+    """Protobuf does not check that strings are text."""
+    content = two_inputs(2, 3).SerializeToString()
+    content = content.replace(*((b"left", b"l\xff\xfet") if place == "input" else (b"y", b"\xff")))
+    Path("m.onnx").write_bytes(content)
+    [text] = problems(RECIPE)
+    assert f"the model's {place} '" in text and "\\udcff" in text
+    assert "has a name that is not Unicode: rename it where the model is exported" in text
+
+
+@pytest.mark.parametrize(
+    "name", ["/model/Conv_output_0:0", "a b", "名前", 'é"*/ /* ??/ `|\\', "\u200f"]
+)
+def test_unusual_names_are_no_problem(name: str) -> None:
+    made = model([add(name, name)], [value(name, [2])], [value(f"{name}2", None)])
+    assert problems(RECIPE, made) == []
+
+
+def test_names_of_mxnet_models_are_checked() -> None:
+    """Half a character is a string of JSON, and a variable that is no weight is an input."""
+    recipe = "recipe: 1\nname: net\nmodel: {mxnet: {prefix: m, epoch: 0}}\n"
+    nodes = [dict(node) for node in SYMBOL["nodes"]]
+    nodes[-1]["name"] = "fc\n"
+    Path("m-symbol.json").write_text(json.dumps({**SYMBOL, "nodes": nodes}))
+    Path("m-0000.params").touch()
+    assert problems(f"{recipe}inputs: {{data: {{shape: [1, 4]}}}}\n") == [
+        "r.yaml:3:8: model: the model's output 'fc\\n' has the control character U+000A in its name: "
+        "rename it where the model is exported"
+    ]
+
+
 def test_the_inputs_of_an_mxnet_model() -> None:
     """Only its variables can be inputs; shapes are known to the import."""
     recipe = "recipe: 1\nname: net\nmodel: {mxnet: {prefix: m, epoch: 0}}\n"

@@ -64,8 +64,9 @@ def test_names_of_others_cannot_break_its_tables(world: World) -> None:
         contents(signature=json.dumps(signature).encode(), verdict=json.dumps(verdict).encode())
     )
     text = readme(world)
-    assert "| input | `a\\|'b'\\n\\x1b[31m<i>` | n × 3 | int8 |" in text
-    assert "against \\<b\\>\\|\\*x\\*." in text
+    name = "<code>a&#124;&#96;b&#96;&#92;n&#92;x1b&#91;31m&#60;i&#62;</code>"
+    assert f"| input | {name} | n × 3 | int8 |" in text
+    assert "against &lt;b&gt;\\|\\*x\\*." in text
     assert "for tensor in model.inputs}" in text
 
 
