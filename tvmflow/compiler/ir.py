@@ -196,6 +196,24 @@ def convolution_kind(call: Any) -> str:
     return f"{'depthwise' if is_depthwise(call) else 'grouped'}_{name}"
 
 
+def rename_parameters(mod: tvm.IRModule, rename: Callable[[str], str]) -> tvm.IRModule:
+    """Return a module whose `main` has other names of parameters; the same module where none differs."""
+    main = mod["main"]
+    values = {
+        var: relax.Var(rename(str(var.name)), var.ty)
+        for var in main.params
+        if rename(str(var.name)) != str(var.name)
+    }
+    if not values:
+        return mod
+    params = [values.get(var, var) for var in main.params]
+    body = replace_variables(main.body, values)
+    renamed = relax.Function(params, body, main.ret_ty, main.is_pure).with_attrs(dict(main.attrs))
+    made = copy_module(mod)
+    made.update_func(made.get_global_var("main"), renamed)
+    return made
+
+
 def find_nodes(tree: Any, *kinds: type) -> list[Any]:
     """Return the nodes of some kinds in a statement or an expression of TIR."""
     nodes: list[Any] = []

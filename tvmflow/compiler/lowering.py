@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,9 @@ from tvmflow.runtime.weights import read_safetensors
 _log = logging.getLogger(__name__)
 
 Weights = Mapping[str, np.ndarray[Any, Any]]
+
+# In other names than these, TVM's code generators do not replace what is no identifier.
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z_][\w.:-]*", re.ASCII)
 
 # Weights are computed for a CPU level that every x86-64 machine has, and without fused
 # multiply-add, so that any two machines that build give the same bytes.
@@ -102,6 +106,8 @@ def lower(
         options: The options of the recipe.
         dump: Where to write the module after each pass; None to write nothing.
     """
+    names = tuple(str(var.name) for var in ir.list_weights(mod["main"]))
+    mod = ir.rename_parameters(mod, _name_in_code)
     cpu = CpuModel.from_target(target.export())
     width = vector_width.choose_width(mod, cpu, options.vector_bits) if cpu else None
     narrowed = cpu._replace(lanes=width.lanes) if cpu and width else None
@@ -110,8 +116,14 @@ def lower(
     graph = pipeline.run_phases(pipeline.GRAPH_PHASES, mod, context, tracker, dump)
     with target, tvm.transform.PassContext(opt_level=3):
         kernels = pipeline.run_phases(pipeline.KERNEL_PHASES, graph, context, tracker, dump)
-    names = tuple(str(var.name) for var in ir.list_weights(mod["main"]))
     return LoweredModel(kernels, names, split_weights(graph), width, tracker.list_kernels())
+
+
+def _name_in_code(name: str) -> str:
+    """Return a name as TVM's code generators take it: for C and CUDA they write others as they are (apache-tvm 0.27)."""
+    if _PLAIN_NAME.fullmatch(name):
+        return name
+    return "v_" + re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
 def compile_with_weights(

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tvmflow.compiler.lowering import LoweredModel
 
 TRAITS: Final = StageTraits(
-    version=12,
+    version=13,
     scope="machine",
     needs={
         "import": ("model.json", "params.safetensors"),

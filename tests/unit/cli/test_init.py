@@ -314,7 +314,7 @@ def test_sizes_are_open_where_they_are(folder: Path, capsys: pytest.CaptureFixtu
     (number,) = (
         at for at, line in enumerate(lines, 1) if line.startswith('  "#": {shape: [1, SIZE]}')
     )
-    assert f"in place of each SIZE (odd.tvmflow.yaml:{number})" in capsys.readouterr().err
+    assert f"in place of each SIZE (odd.tvmflow.yaml:{number})" in capsys.readouterr().out
 
 
 @settings(max_examples=25)

@@ -290,6 +290,26 @@ def test_a_part_for_the_virtual_machine_is_refused(exported: Exported, tmp_path:
     assert "leave `cpp` out of `outputs`" in caught.value.fix
 
 
+@pytest.mark.parametrize("file", ["main.cpp", "model.hpp"])
+def test_a_project_that_does_not_compile_is_not_delivered(
+    file: str, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning is enough; the message is the compiler's."""
+    project = tmp_path / "project"
+    shutil.copytree(_header.FOLDER, project)
+    with (project / file).open("a") as stream:
+        stream.write(
+            "\nint twice;\nint twice;\n" if file == "model.hpp" else "\nstatic int twice;\n"
+        )
+    monkeypatch.setattr(_header, "FOLDER", project)
+    built = exports.built_of(exported, exports.recipe(), exports.target())
+    with pytest.raises(
+        StageError,
+        match=rf"(?s)the C\+\+ project does not compile: .*{file.replace('model', 'digits')}:.*twice",
+    ):
+        cpp.export(built, tmp_path)
+
+
 def test_some_systems_have_no_project() -> None:
     """Microcontrollers, and parts on Windows, whose DLLs have no import libraries."""
     windows = ExportRequest("net", "1", "pc", "llvm", "x86_64-pc-windows-msvc")

@@ -194,6 +194,15 @@ def test_without_labels_classes_are_indices(folder: Path) -> None:
     assert listed(folder, labels=None).files["images"] == ("0/b.jpg", "1/a.png")
 
 
+def test_names_of_classes_are_names_that_code_holds(folder: Path) -> None:
+    """The C++ project and the wheel have them."""
+    (folder / "labels.txt").write_text("dog\ncat\0tle\n")
+    text = (
+        "labels: line 2 of labels.txt ('cat\\x00tle') has the control character U+0000 in its name"
+    )
+    assert text in problem(folder, verify={})
+
+
 def test_images_need_an_input_that_takes_them(folder: Path) -> None:
     """The message names the field."""
     message = problem(folder, inputs={"data": {"shape": [1, 3, 8, 8]}})

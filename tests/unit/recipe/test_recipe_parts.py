@@ -84,6 +84,10 @@ def spec(actual: Plan, name: str) -> StageSpec:
         ),
         ("[{name: a, until: t, preset: host}, {name: b, preset: host}]", "must be a list"),
         (
+            '[{name: a, until: ["t\\n"], preset: host}, {name: b, preset: host}]',
+            "the tensor 't\\n' has the control character U+000A in its name",
+        ),
+        (
             '[{name: a, until: [""], preset: host}, {name: b, preset: host}]',
             "must be the name of a tensor",
         ),

@@ -126,7 +126,7 @@ def _find_errors(project: Path, request: ExportRequest) -> list[str]:
     includes = "".join(f"#include <{name}>\n" for name in headers)
     in_c = "".join(f"#include <{name}>\n" for name in headers if name.endswith(".h"))
     programs = {
-        f"check_{name}": f'{includes}#include "{name}"\n'
+        name: f'{includes}#line 1 "{name}"\n{(project / name).read_text(encoding="utf-8")}'
         for name in _templates(request)
         if name.endswith(".cpp")
     }
