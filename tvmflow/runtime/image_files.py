@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import BundleError, EnvironmentProblem
@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 SUFFIXES: Final = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
 """The endings of files that are taken for images."""
+
+# What has elements, and is no series of images.
+_NO_SERIES: Final = (str, bytes, bytearray, memoryview, Mapping)
+# Images of several: [images, height, width, channels].
+_BATCH_DIMENSIONS: Final = 4
+_ARRAYS: Final = (
+    "uint8 of the shape [height, width] or [height, width, channels] for an image, with 1, 3 or 4 channels; "
+    "[images, height, width, channels], or a list of images, for several"
+)
 
 # Modes of Pillow with one channel of 8 bits, beside alpha.
 _GRAY_MODES: Final = frozenset({"1", "L", "LA", "La"})
@@ -47,12 +56,31 @@ def read_pixels(image: Any) -> Array:
         return _check_array(image)
     if isinstance(image, str | os.PathLike):
         return _decode(os.fspath(image))
-    if type(image).__module__.partition(".")[0] == "PIL":
+    if _is_of_pillow(image):
         return _convert(image, "the image")
     raise BundleError(
         f"a {type(image).__name__} is no image",
-        fix="give the path of a file, an image of Pillow, or an array of uint8",
+        fix=f"give the path of a file, an image of Pillow, or an array of {_ARRAYS}",
     )
+
+
+def _is_of_pillow(image: Any) -> bool:
+    return type(image).__module__.partition(".")[0] == "PIL"
+
+
+def list_images(images: Any) -> list[Any]:
+    """Return one image, or several, as a list of images for `read_pixels`.
+
+    Args:
+        images: An image as `read_pixels` takes it, an array of several (`[images, height, width, channels]`), or
+            a list, tuple or other series of images.
+    """
+    import numpy as np
+
+    if isinstance(images, np.ndarray):
+        return list(images) if images.ndim == _BATCH_DIMENSIONS else [images]
+    is_series = isinstance(images, Iterable) and not isinstance(images, (*_NO_SERIES, os.PathLike))
+    return list(images) if is_series and not _is_of_pillow(images) else [images]
 
 
 def read_files(
@@ -82,7 +110,7 @@ def _check_array(image: Array) -> Array:
     if image.dtype != "uint8" or pixels.ndim != 3 or pixels.shape[-1] not in (1, 3, 4):
         raise BundleError(
             f"an array {image.dtype}{list(image.shape)} is no image",
-            fix="give uint8 of the shape [height, width], or [height, width, channels] with 1, 3 or 4 channels",
+            fix=f"give {_ARRAYS}",
         )
     if not image.size:
         raise BundleError(f"an array of the shape {list(image.shape)} has no pixels")

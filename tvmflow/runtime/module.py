@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.runtime.arrays import match_inputs, match_outputs
-from tvmflow.runtime.image_files import read_pixels
+from tvmflow.runtime.image_files import list_images, read_pixels
 from tvmflow.runtime.images import Preprocessing, read_preprocessing
 from tvmflow.runtime.labels import BEST, Prediction, read_labels
 from tvmflow.runtime.programs import Program
@@ -103,8 +103,8 @@ class Module:
 
         Args:
             images: The path of a file, an image of Pillow, or an array of uint8 (`[height, width]`, or `[height,
-                width, channels]`: gray, RGB or RGBA). Or a list of those, up to a batch, whose last image
-                fills it up.
+                width, channels]`: gray, RGB or RGBA). Or several, up to a batch, whose last image fills it up:
+                a list of those, or an array `[images, height, width, channels]`.
             name: The input, where several take images.
 
         Raises:
@@ -112,16 +112,16 @@ class Module:
             EnvironmentProblem: when Pillow is needed and not installed.
         """
         preprocessing = self.find_preprocessing(name)
-        listed = images if isinstance(images, list | tuple) else [images]
-        return preprocessing.tensor([preprocessing.fit(read_pixels(image)) for image in listed])
+        fitted = [preprocessing.fit(read_pixels(image)) for image in list_images(images)]
+        return preprocessing.tensor(fitted)
 
-    def classify(self, images: Sequence[Any], top: int = BEST) -> list[list[Prediction]]:
+    def classify(self, images: Any, top: int = BEST) -> list[list[Prediction]]:
         """Return the best classes for each image, the best first, with their probabilities.
 
         Scores that are no probabilities yet become such by softmax.
 
         Args:
-            images: A list of images as for `preprocess`, of any length.
+            images: One image or several as for `preprocess`, of any number.
             top: How many classes.
 
         Raises:
@@ -132,7 +132,9 @@ class Module:
             raise BundleError(
                 "the model has no names of classes", fix="name them in the recipe: `labels: FILE`"
             )
-        fitted = [preprocessing.fit(read_pixels(image)) for image in images]
+        fitted = [preprocessing.fit(read_pixels(image)) for image in list_images(images)]
+        if not fitted:
+            return []
         outputs = run_samples(self.run, image_samples(preprocessing, fitted))
         return self.classes.rank(outputs[self.outputs[0].name], top)
 

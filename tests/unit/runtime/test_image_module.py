@@ -35,6 +35,59 @@ def test_an_image_becomes_the_input(tmp_path: Path) -> None:
     assert scores.argmax(axis=1).tolist() == [2, 0]
 
 
+@pytest.mark.parametrize("shape", [(5, 6), (5, 6, 1), (5, 6, 3), (2, 3, 3), (5, 6, 4)])
+def test_an_array_of_one_image_is_one_image(shape: tuple[int, ...]) -> None:
+    """Not an image for each of its rows; classes come in a list of one."""
+    module = brightness_module()
+    pixels = np.full(shape, 250, np.uint8)
+    assert [row[0].label for row in module.classify(pixels)] == ["light"]
+    np.testing.assert_array_equal(module.preprocess(pixels), module.preprocess([pixels]))
+
+
+def test_one_image_of_any_kind_needs_no_list(tmp_path: Path) -> None:
+    """A path, also as text, and an image of Pillow."""
+    (light, *_) = write_images(tmp_path)
+    for image in (light, str(light), Image.open(light)):
+        assert [row[0].label for row in brightness_module().classify(image)] == ["light"]
+
+
+def test_an_array_of_four_dimensions_is_a_batch(tmp_path: Path) -> None:
+    """As a list of its images, and as any other series of them."""
+    module = brightness_module()
+    batch = np.stack([np.full((5, 6, 3), level, np.uint8) for level in (250, 9, 120)])
+    for images in (batch, list(batch), tuple(batch), iter(batch)):
+        labels = [row[0].label for row in module.classify(images)]
+        assert labels == ["light", "dark", "gray"]
+    np.testing.assert_array_equal(module.preprocess(batch[:2]), module.preprocess(list(batch[:2])))
+    assert module.classify([]) == module.classify(batch[:0]) == []
+    files = write_images(tmp_path)
+    assert len(module.classify(path for path in files)) == len(files)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        np.zeros((5, 6, 3), np.float32),
+        np.zeros((5, 6, 2), np.uint8),
+        np.zeros((3, 5, 6), np.uint8),
+        np.zeros((2, 3, 5, 6), np.uint8),
+        np.zeros((1, 2, 5, 6, 3), np.uint8),
+        np.zeros(6, np.uint8),
+        np.uint8(3),
+        b"bytes",
+        {"data": np.zeros((5, 6), np.uint8)},
+        [[np.zeros((5, 6), np.uint8)]],
+        7,
+        None,
+    ],
+)
+def test_anything_else_says_what_an_image_is(images: object) -> None:
+    for call in (brightness_module().classify, brightness_module().preprocess):
+        with pytest.raises(BundleError, match="is no image") as caught:
+            call(images)
+        assert "[images, height, width, channels]" in caught.value.fix
+
+
 def test_what_the_bundle_does_not_describe_is_an_error(tmp_path: Path) -> None:
     """With what to write in the recipe."""
     (light, *_) = write_images(tmp_path)
