@@ -23,7 +23,7 @@ from tvmflow.targets import c_library
 
 # The numbers in the header.
 NULL_ARGUMENT, WRONG_VERSION, WRONG_OPTION, WRONG_COUNT, WRONG_SIZE, OVERLAP, BUSY = range(1, 8)
-NO_MEMORY: Final = 8
+NO_MEMORY, KERNEL_FAILED, MISALIGNED_MEMORY = 8, 11, 17
 
 
 def folder_of(exported: Exported) -> Path:
@@ -86,8 +86,8 @@ def test_it_describes_the_model(exported: Exported) -> None:
         256,
     )
     assert (scores.dtype, scores.shape[: scores.rank], scores.bytes) == (b"float32", [1, 10], 40)
-    messages = [library.function("message")(status) for status in range(-1, 13)]
-    assert len(set(messages)) == 13 and messages[0] == messages[-1] == b"unknown error"
+    messages = [library.function("message")(status) for status in (*range(-1, 12), 17, 18)]
+    assert len(set(messages)) == 14 and messages[0] == messages[-1] == b"unknown error"
 
 
 def test_short_loops_stay_on_the_callers_thread(exported: Exported, parallel: Path) -> None:
@@ -103,6 +103,12 @@ ALLOCATE: Final = ctypes.CFUNCTYPE(
 RELEASE: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda _user, _memory: 1)
 NO_ALLOCATION: Final = ctypes.cast(ALLOCATE, ctypes.c_void_p)
 NO_RELEASE: Final = ctypes.cast(RELEASE, ctypes.c_void_p)
+
+
+BODY: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)
+PARALLEL_FOR: Final = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_uint32, BODY, ctypes.c_void_p
+)
 
 
 def test_every_misuse_has_its_status(exported: Exported) -> None:
@@ -141,6 +147,27 @@ def test_every_misuse_has_its_status(exported: Exported) -> None:
         assert library.context.value is None
 
 
+@pytest.mark.parametrize("offset", [1, 8, 64])
+def test_misaligned_memory_has_its_status(exported: Exported, offset: int) -> None:
+    """A program's `allocate` may forget the alignment; the memory goes back to it."""
+    library = load(exported)
+    memory: list[Array] = []
+    released: list[int] = []
+
+    def allocate(_user: int, size: int, alignment: int) -> int:
+        memory.append(np.empty(size + 2 * alignment, np.uint8))
+        address: int = memory[-1].ctypes.data
+        return address + -address % alignment + offset
+
+    callbacks = (type(ALLOCATE)(allocate), type(RELEASE)(lambda _, place: released.append(place)))
+    allocate_memory, release = (ctypes.cast(callback, ctypes.c_void_p) for callback in callbacks)
+    options = Options(abi=1, allocate=allocate_memory, release=release)
+    assert library.create(options) == MISALIGNED_MEMORY
+    assert library.context.value is None
+    assert len(released) == len(memory) == 1
+    assert b"allocate" in library.function("message")(MISALIGNED_MEMORY)
+
+
 def test_each_thread_has_a_context_of_its_own(exported: Exported, parallel: Path) -> None:
     """Eight at once share the weights and disturb nobody."""
     expected = exports.reference(exported)
@@ -152,7 +179,6 @@ def test_each_thread_has_a_context_of_its_own(exported: Exported, parallel: Path
 def test_the_program_brings_its_own_threads(exported: Exported, parallel: Path) -> None:
     """With `parallel_for`, every task of every kernel runs where the program says."""
     tasks: list[int] = []
-    body_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)
 
     def parallel_for(_user: int, count: int, body: object, argument: int) -> None:
         for task in reversed(range(count)):
@@ -160,12 +186,33 @@ def test_the_program_brings_its_own_threads(exported: Exported, parallel: Path) 
             body(argument, task)  # type: ignore[operator]
 
     library = load_parallel(parallel, 1)
-    loop_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, body_type, ctypes.c_void_p)
-    loop = loop_type(parallel_for)
+    loop = PARALLEL_FOR(parallel_for)
     pointer = ctypes.cast(loop, ctypes.c_void_p)
     assert library.create(Options(abi=1, threads=3, parallel_for=pointer)) == 0
     np.testing.assert_array_equal(scores_of(library), exports.reference(exported))
     assert set(tasks) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("tasks", [[0, 1], [0, 1, 1], [0, 1, 2, 2], [0, 1, 2, 3], [2**32 - 1], []])
+def test_a_loop_that_does_not_do_each_task_once_is_an_error(
+    parallel: Path, tasks: list[int]
+) -> None:
+    """Whatever a program's `parallel_for` calls, no memory is touched but that of the tasks that there are."""
+    is_right = False
+
+    def parallel_for(_user: int, count: int, body: object, argument: int) -> None:
+        for task in range(count) if is_right else tasks:
+            body(argument, task)  # type: ignore[operator]
+
+    library = load_parallel(parallel, 1)
+    loop = PARALLEL_FOR(parallel_for)
+    pointer = ctypes.cast(loop, ctypes.c_void_p)
+    assert library.create(Options(abi=1, threads=3, parallel_for=pointer)) == 0
+    data, scores = np.zeros(64, "float32"), np.zeros(10, "float32")
+    assert library.run_buffers([buffer_of(data)], [buffer_of(scores)]) == KERNEL_FAILED
+    is_right = True
+    assert library.run_buffers([buffer_of(data)], [buffer_of(scores)]) == 0
+    assert scores.sum() == pytest.approx(1, rel=1e-4)
 
 
 def test_a_profile_names_the_kernels(exported: Exported) -> None:
@@ -296,6 +343,17 @@ def test_inputs_may_be_constant(tmp_path: Path, language: tuple[str, str, str]) 
     command = [sys.executable, "-m", "ziglang", compiler, standard, *flags, f"main.{suffix}"]
     subprocess.run([*command, str(library), "-o", "program"], cwd=tmp_path, check=True)
     subprocess.run([tmp_path / "program"], check=True, env={"LD_LIBRARY_PATH": str(tmp_path)})
+
+
+def test_more_memory_than_there_are_addresses_is_not_asked_for(tmp_path: Path) -> None:
+    """The scratch memory of many threads may be more than a size counts, and then all but nothing."""
+    program = EMPTY.replace("TF_SCRATCH 0u", f"TF_SCRATCH {1 << 61}u")
+    (tmp_path / "empty.c").write_text(program.replace("TF_MOST_TASKS 1u", "TF_MOST_TASKS 8u"))
+    tensors = [{"name": name, "dtype": "float32", "shape": [0]} for name in "ab"]
+    triple = exports.target().tvm["mtriple"]
+    model = c_library.DescribedModel("empty", {"inputs": tensors, "outputs": tensors}, (), triple)
+    c_library.link(model, {c_library.PROGRAM: tmp_path / "empty.c"}, tmp_path / "libempty.so")
+    assert CLibrary(tmp_path / "libempty.so", "empty", threads=7).status == NO_MEMORY
 
 
 PROGRAM: Final = """

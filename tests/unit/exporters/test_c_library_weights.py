@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -182,8 +183,30 @@ def test_wrong_weights_have_their_status(folder: Path, library: CLibrary, tmp_pa
         assert library.create(options) == status
         assert library.context.value is None
     assert library.create(in_memory(right)) == 0
-    messages = [library.function("message")(status) for status in range(-1, 18)]
-    assert len(set(messages)) == 18 and messages[0] == messages[-1] == b"unknown error"
+    messages = [library.function("message")(status) for status in range(-1, 19)]
+    assert len(set(messages)) == 19 and messages[0] == messages[-1] == b"unknown error"
+
+
+def test_a_weights_file_that_is_no_regular_file_is_refused(
+    library: CLibrary, tmp_path: Path
+) -> None:
+    """At once: opening a named pipe does not wait for somebody who writes to it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    statuses: list[int] = []
+    thread = threading.Thread(
+        target=lambda: statuses.append(library.create(mapped(pipe))), daemon=True
+    )
+    thread.start()
+    thread.join(10)
+    if thread.is_alive():
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        pytest.fail("create waits for the named pipe")
+    assert statuses == [UNREADABLE_WEIGHTS]
+    for special in ("/dev/null", "/dev/zero", tmp_path):
+        assert library.create(mapped(Path(special))) == UNREADABLE_WEIGHTS
+        assert library.context.value is None
+    assert b"a pipe" in library.function("message")(UNREADABLE_WEIGHTS)
 
 
 def write_constants(exported: Exported, path: Path, change: int) -> None:

@@ -44,7 +44,8 @@ enum {
   %(NAME)s_NO_MEMORY = 8,       /* there is not enough memory */
   %(NAME)s_NO_THREADS = 9,      /* the system does not start another thread */
   %(NAME)s_MISSING_FEATURE = 10, /* the CPU lacks an instruction set that the library was built for */
-  %(NAME)s_KERNEL_FAILED = 11   /* a kernel reported an error */
+  %(NAME)s_KERNEL_FAILED = 11,  /* a kernel reported an error, or parallel_for did not do every task once */
+  %(NAME)s_MISALIGNED_MEMORY = 17 /* allocate returned memory that is not aligned as it was asked to be */
 };
 %(weights_statuses)s
 /* A model that is ready to run, with memory and threads of its own. The weights are shared by all. */
@@ -80,7 +81,7 @@ typedef struct {
   /* Memory aligned to `alignment` bytes, and its return; by default the C library's, if there is a system. */
   void *(*allocate)(void *user, size_t bytes, size_t alignment);
   void (*release)(void *user, void *memory);
-  /* Calls body(argument, task) for each task below `tasks`, on any threads, and returns when all have returned. In
+  /* Calls body(argument, task) once for each task below `tasks`, on any threads, and returns when all have returned. In
    * place of threads of the library's own. */
   void (*parallel_for)(void *user, uint32_t tasks, void (*body)(void *argument, uint32_t task), void *argument);
   void *user; /* the first argument of these functions */

@@ -140,11 +140,27 @@ typedef struct {
   uint32_t tasks;
   tf_lambda lambda;
   void *data;
+  unsigned job;
 } tf_body;
 
+/* A task for a program's own loop. Scratch memory is for tasks that exist, and for each once. */
 static void tf_do_body(void *argument, uint32_t task) {
   const tf_body *body = argument;
-  tf_do_task(body->context, task, body->tasks, body->lambda, body->data);
+  tf_context *context = body->context;
+  if (task >= body->tasks || atomic_exchange(&context->tasks[task].claimed, body->job) == body->job) {
+    atomic_store_explicit(&context->failure, 1, memory_order_relaxed);
+    return;
+  }
+  tf_do_task(context, task, body->tasks, body->lambda, body->data);
+  atomic_fetch_sub(&context->pending, 1);
+}
+
+/* Give the tasks of a parallel loop to the program's own loop. */
+static void tf_delegate(tf_context *context, tf_lambda lambda, void *data, uint32_t tasks) {
+  tf_body body = {context, tasks, lambda, data, atomic_fetch_add(&context->job, 1) + 1};
+  atomic_store(&context->pending, tasks);
+  context->options.parallel_for(context->options.user, tasks, tf_do_body, &body);
+  if (atomic_load(&context->pending) != 0) atomic_store(&context->failure, 1);
 }
 
 /* Give the tasks of a parallel loop to all threads, and do what is left. */
@@ -172,12 +188,7 @@ static int tf_launch(tf_lambda lambda, void *data, int wanted) {
     tf_group group = {NULL, 1};
     return lambda(0, &group, data);
   }
-  if (context->options.parallel_for) {
-    tf_body body = {context, tasks, lambda, data};
-    context->options.parallel_for(context->options.user, tasks, tf_do_body, &body);
-  } else {
-    tf_share(context, lambda, data, tasks);
-  }
+  (context->options.parallel_for ? tf_delegate : tf_share)(context, lambda, data, tasks);
   return atomic_exchange_explicit(&context->failure, 0, memory_order_relaxed) ? -1 : 0;
 }
 
@@ -344,6 +355,15 @@ static void tf_default_release(void *user, void *memory) {
 }
 #endif
 
+/* Allocate memory as the options say. A program's own function may return memory with another alignment. */
+static int tf_allocate(const tf_options *options, size_t bytes, size_t alignment, void **memory) {
+  *memory = options->allocate(options->user, bytes, alignment);
+  if (!*memory) return TF_STATUS(NO_MEMORY);
+  if ((uintptr_t)*memory % alignment == 0) return TF_STATUS(OK);
+  options->release(options->user, *memory);
+  return TF_STATUS(MISALIGNED_MEMORY);
+}
+
 static int tf_choose_options(const tf_options *given, tf_options *options) {
   *options = (tf_options){.abi = TF_STATUS(ABI)};
   if (given) {
@@ -392,9 +412,15 @@ int TF(create)(const tf_options *given, tf_context **result) {
   const size_t workers = tf_padded(options.threads * sizeof(tf_worker));
   bytes += workers;
 #endif
-  const size_t scratch = (options.threads == 1 ? 1 : options.threads + 1) * (size_t)TF_SCRATCH;
-  unsigned char *block = options.allocate(options.user, bytes + scratch + TF_ARENA + TF_STAGING, TF_CACHE_LINE);
-  if (!block) return TF_STATUS(NO_MEMORY);
+  /* 32 bits may be too few for the scratch memory of many threads. */
+  const size_t parts = options.threads == 1 ? 1 : options.threads + 1;
+  const uint64_t tensors = (uint64_t)TF_ARENA + TF_STAGING;
+  if (parts > SIZE_MAX / 4 / (TF_SCRATCH + (size_t)1) || tensors > SIZE_MAX / 4) return TF_STATUS(NO_MEMORY);
+  const size_t scratch = parts * TF_SCRATCH;
+  void *memory;
+  status = tf_allocate(&options, bytes + scratch + (size_t)tensors, TF_CACHE_LINE, &memory);
+  if (status != TF_STATUS(OK)) return status;
+  unsigned char *block = memory;
   memset(block, 0, bytes);
   tf_context *context = (tf_context *)block;
   context->options = options;
@@ -540,7 +566,8 @@ int TF(profile)(tf_context *context, tf_hook hook, void *user) {
 
 const char *TF(message)(int status) {
   static const char *const messages[] = {
-      "no error",
+      [TF_STATUS(MISALIGNED_MEMORY)] = "allocate returned memory that is not aligned as it was asked to be",
+      [TF_STATUS(OK)] = "no error",
       "a pointer that must be given is NULL",
       "the options have another version than the library: compile the program with the library's own header",
       "an option has a value that it cannot have: more threads than the library allows, or allocate without release",
@@ -551,14 +578,15 @@ const char *TF(message)(int status) {
       "there is not enough memory",
       "the system does not start another thread",
       "this CPU lacks an instruction set that the library was built for",
-      "a kernel reported an error",
+      "a kernel reported an error, or parallel_for did not do every task once",
 #ifdef TF_WEIGHTS_HEAD
       "the options have no weights",
       "the weights are not those that were built with this library: use the file beside it",
       "the file of the weights is not complete",
-      "the file of the weights cannot be opened, or not be mapped into memory",
+      "the file of the weights cannot be opened or mapped into memory, or is a pipe, a device or a folder",
       "the options have weights in two places, or memory that does not begin at a multiple of 64 bytes",
 #endif
   };
-  return status >= 0 && (size_t)status < sizeof messages / sizeof *messages ? messages[status] : "unknown error";
+  const bool is_known = status >= 0 && (size_t)status < sizeof messages / sizeof *messages && messages[status];
+  return is_known ? messages[status] : "unknown error";
 }

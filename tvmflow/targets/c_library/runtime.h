@@ -27,6 +27,7 @@ int strcmp(const char *left, const char *right);
 #if defined(TF_MAPS_FILES) && !defined(_WIN32)
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #endif
 #ifdef __linux__
@@ -117,6 +118,7 @@ struct TF(context) {
 #ifndef _WIN32
 static inline uint64_t tf_nanoseconds(void);
 #endif
+static int tf_allocate(const tf_options *options, size_t bytes, size_t alignment, void **memory);
 
 #define TF_BEGIN(tf, arena, weights, in, out)                               \
   const bool tf_hooked = (tf)->hook != NULL;                                \

@@ -21,8 +21,9 @@ static const unsigned char tf_weights_head[] = {TF_WEIGHTS_HEAD};
 static int tf_open_file(const tf_options *options, HANDLE *file) {
   const int length = MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, options->weights_file, -1, NULL, 0);
   if (length <= 0) return TF_STATUS(UNREADABLE_WEIGHTS);
-  wchar_t *name = options->allocate(options->user, (size_t)length * sizeof *name, TF_ALIGNMENT);
-  if (!name) return TF_STATUS(NO_MEMORY);
+  void *name;
+  const int status = tf_allocate(options, (size_t)length * sizeof(wchar_t), TF_ALIGNMENT, &name);
+  if (status != TF_STATUS(OK)) return status;
   MultiByteToWideChar(CP_UTF8, 0, options->weights_file, -1, name, length);
   *file = CreateFileW(name, GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_DELETE, NULL, OPEN_EXISTING, 0, NULL);
   options->release(options->user, name);
@@ -34,7 +35,7 @@ static int tf_map_file(const tf_options *options, tf_buffer *mapped) {
   LARGE_INTEGER size;
   int status = tf_open_file(options, &file);
   if (status != TF_STATUS(OK)) return status;
-  if (!GetFileSizeEx(file, &size)) {
+  if (GetFileType(file) != FILE_TYPE_DISK || !GetFileSizeEx(file, &size)) {
     status = TF_STATUS(UNREADABLE_WEIGHTS);
   } else if ((uint64_t)size.QuadPart < sizeof tf_weights_head) {
     status = TF_STATUS(SHORT_WEIGHTS);
@@ -55,18 +56,19 @@ static void tf_unmap_file(const tf_buffer *mapped) { UnmapViewOfFile(mapped->dat
 #elif defined(TF_MAPS_FILES)
 
 static int tf_map_file(const tf_options *options, tf_buffer *mapped) {
-  const int file = open(options->weights_file, O_RDONLY | O_CLOEXEC);
+  /* Opening a named pipe would wait for somebody who writes to it. */
+  const int file = open(options->weights_file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return TF_STATUS(UNREADABLE_WEIGHTS);
   int status = TF_STATUS(OK);
-  const off_t size = lseek(file, 0, SEEK_END);
-  if (size < 0 || (uint64_t)size > SIZE_MAX) {
+  struct stat found;
+  if (fstat(file, &found) != 0 || !S_ISREG(found.st_mode) || (uint64_t)found.st_size > SIZE_MAX) {
     status = TF_STATUS(UNREADABLE_WEIGHTS);
-  } else if ((size_t)size < sizeof tf_weights_head) {
+  } else if ((size_t)found.st_size < sizeof tf_weights_head) {
     status = TF_STATUS(SHORT_WEIGHTS);
   } else {
-    void *data = mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, file, 0);
+    void *data = mmap(NULL, (size_t)found.st_size, PROT_READ, MAP_SHARED, file, 0);
     if (data == MAP_FAILED) status = TF_STATUS(UNREADABLE_WEIGHTS);
-    else *mapped = (tf_buffer){data, (size_t)size};
+    else *mapped = (tf_buffer){data, (size_t)found.st_size};
   }
   /* The mapped memory stays. */
   close(file);

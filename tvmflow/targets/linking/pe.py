@@ -45,7 +45,14 @@ _SYSTEM_FUNCTIONS: Final = (
     *("CreateThread", "WaitForSingleObject", "CloseHandle", "SwitchToThread"),
     *("GetCurrentProcess", "GetProcessAffinityMask"),
     *("QueryPerformanceCounter", "QueryPerformanceFrequency"),
-    *("CreateFileW", "GetFileSizeEx", "CreateFileMappingW", "MapViewOfFile", "UnmapViewOfFile"),
+    *(
+        "CreateFileW",
+        "GetFileSizeEx",
+        "GetFileType",
+        "CreateFileMappingW",
+        "MapViewOfFile",
+        "UnmapViewOfFile",
+    ),
     "MultiByteToWideChar",
 )
 # Function -> the DLL that has it.
